@@ -1,0 +1,69 @@
+"""What a user of another domain writes: problems out as chat messages, answers in, scores back."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+Message = Mapping[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """One sampled answer as a task sees it.
+
+    Attributes:
+      text: the answer without special tokens.
+      num_tokens: generated tokens, the stop token included.
+      truncated: True if the token budget ended the answer, not a stop token.
+    """
+
+    text: str
+    num_tokens: int
+    truncated: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    """What a task says about a list of N answers.
+
+    Attributes:
+      rewards: f32[N], one reward for each answer, finite.
+      metrics: figures about the whole list, for the log.
+      records: one mapping for each answer with whatever the caller wants to keep of it, or empty.
+    """
+
+    rewards: np.ndarray
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    records: Sequence[Mapping[str, Any]] = ()
+
+
+@runtime_checkable
+class Task(Protocol):
+    """A finite list of problems with a judge.
+
+    A task may carry state that changes while it scores (a moving average, say). `state` returns it
+    as a value that JSON can hold, `restore` puts it back; a task without state returns `{}`. Two
+    tasks with the same problems and the same state must score alike, else a resumed run differs.
+    """
+
+    def __len__(self) -> int:
+        """Number of problems."""
+        ...
+
+    def messages(self, index: int) -> Sequence[Message]:
+        """The chat that poses problem `index`: mappings with `role` and `content`."""
+        ...
+
+    def score(self, indices: np.ndarray, answers: Sequence[Answer]) -> Scores:
+        """Scores of `answers[i]` to problem `indices[i]`; indices is i64[N], with repetitions."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """What has to be kept beside the weights to resume, as JSON values."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Takes back what `state` returned."""
+        ...
