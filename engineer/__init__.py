@@ -1,0 +1,1 @@
+"""The environment engineer: evidence -> context -> proposal -> projected configuration."""
