@@ -1,0 +1,1 @@
+"""Reinforcement learning of language models on any text task, in JAX."""

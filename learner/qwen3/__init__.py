@@ -1,0 +1,1 @@
+"""The dense Qwen3 architecture (arXiv 2505.09388): configuration, model, weights."""

@@ -1,0 +1,190 @@
+"""What a dense Qwen3 checkpoint is: its published numbers, and how we choose to compute it."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+DTYPES = ("float32", "bfloat16")
+
+# The fields that config.json must state; the others have the published default.
+_REQUIRED = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+)
+_POSITIVE = (*_REQUIRED, "head_dim", "max_position_embeddings", "scan_unroll")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Qwen3Config:
+    """The architecture, field by field as in a Hugging Face `config.json`, and compute options.
+
+    Hashable, so it can be a static argument of `jax.jit`. Invalid values raise `ValueError`.
+
+    Attributes of the architecture:
+        vocab_size: rows of the embedding; may exceed the number of ids the tokenizer knows.
+        hidden_size: width D of the residual stream.
+        intermediate_size: width of the SwiGLU hidden layer.
+        num_hidden_layers: number of blocks.
+        num_attention_heads: query heads; a multiple of `num_key_value_heads`.
+        num_key_value_heads: key and value heads, each shared by a group of query heads.
+        head_dim: width of one head; independent of `hidden_size`.
+        rms_norm_eps: added to the mean square in every RMSNorm.
+        rope_theta: base of the rotary frequencies.
+        tie_word_embeddings: the output projection is the transposed embedding.
+        max_position_embeddings: the longest supported sequence, in tokens.
+        initializer_range: standard deviation of fresh weights.
+        bos_token_id, eos_token_id, pad_token_id: as the file states them.
+
+    Attributes of the computation (never read from or written to `config.json`):
+        dtype: "float32" or "bfloat16", of activations and matrix products. Norms, softmax and
+            log-probabilities are float32 always.
+        param_dtype: "float32" or "bfloat16", of the stored parameters.
+        remat: recompute each block in the backward pass instead of keeping its activations.
+        scan_unroll: blocks per iteration of the scan over layers. `num_hidden_layers` unrolls
+            it wholly, which is faster on CPUs and slower to compile.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int = 128
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 1_000_000.0
+    tie_word_embeddings: bool = False
+    max_position_embeddings: int = 32_768
+    initializer_range: float = 0.02
+    bos_token_id: int | None = None
+    eos_token_id: int | tuple[int, ...] | None = None
+    pad_token_id: int | None = None
+
+    dtype: str = "float32"
+    param_dtype: str = "float32"
+    remat: bool = False
+    scan_unroll: int = 1
+
+    def __post_init__(self) -> None:
+        for name in _POSITIVE:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} is {value!r}; it must be a positive integer")
+        for name in ("rms_norm_eps", "rope_theta"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+                raise ValueError(f"{name} is {value!r}; it must be a positive number")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim is {self.head_dim}; rotary embedding needs an even number")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads is {self.num_attention_heads}; it must be a multiple of "
+                f"num_key_value_heads, {self.num_key_value_heads}"
+            )
+        for name in ("dtype", "param_dtype"):
+            if getattr(self, name) not in DTYPES:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; allowed are {DTYPES}")
+
+    @classmethod
+    def from_hf(cls, mapping: Mapping[str, Any], **compute: Any) -> Self:
+        """Read the contents of a Hugging Face `config.json`.
+
+        Args:
+            mapping: the parsed file. `rope_theta` is read at the top level (files on the hub)
+                and inside `rope_parameters` (files written by transformers 5).
+            compute: compute options (`dtype`, `param_dtype`, `remat`, `scan_unroll`).
+
+        Raises:
+            ValueError: a field is missing, invalid, or asks for what is not implemented.
+        """
+        _refuse_unsupported(mapping)
+        missing = [name for name in _REQUIRED if mapping.get(name) is None]
+        if missing:
+            raise ValueError(f"config.json lacks {', '.join(missing)}")
+        compute_fields = {"dtype", "param_dtype", "remat", "scan_unroll"}
+        if unknown := set(compute) - compute_fields:
+            raise ValueError(f"compute option {sorted(unknown)}; allowed: {sorted(compute_fields)}")
+        values = {
+            field.name: mapping[field.name]
+            for field in dataclasses.fields(cls)
+            if field.name not in compute_fields and mapping.get(field.name) is not None
+        }
+        theta = _rope(mapping).get("rope_theta", mapping.get("rope_theta"))
+        if theta is not None:
+            values["rope_theta"] = float(theta)
+        if isinstance(values.get("eos_token_id"), list):
+            values["eos_token_id"] = tuple(values["eos_token_id"])
+        return cls(**values, **compute)
+
+    @classmethod
+    def from_folder(cls, folder: str | Path, **compute: Any) -> Self:
+        """Read `folder/config.json`; see `from_hf`."""
+        with open(Path(folder) / "config.json", encoding="utf-8") as file:
+            return cls.from_hf(json.load(file), **compute)
+
+    def to_hf(self) -> dict[str, Any]:
+        """The contents of a `config.json` that transformers 4 and 5 both read."""
+        eos = list(self.eos_token_id) if isinstance(self.eos_token_id, tuple) else self.eos_token_id
+        return {
+            "architectures": ["Qwen3ForCausalLM"],
+            "model_type": "qwen3",
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.num_hidden_layers,
+            "num_attention_heads": self.num_attention_heads,
+            "num_key_value_heads": self.num_key_value_heads,
+            "head_dim": self.head_dim,
+            "rms_norm_eps": self.rms_norm_eps,
+            "rope_theta": self.rope_theta,
+            "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},
+            "tie_word_embeddings": self.tie_word_embeddings,
+            "max_position_embeddings": self.max_position_embeddings,
+            "initializer_range": self.initializer_range,
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "use_sliding_window": False,
+            "use_cache": True,
+            "torch_dtype": self.param_dtype,
+            "bos_token_id": self.bos_token_id,
+            "eos_token_id": eos,
+            "pad_token_id": self.pad_token_id,
+        }
+
+
+def _rope(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
+    return mapping.get("rope_parameters") or mapping.get("rope_scaling") or {}
+
+
+def _refuse_unsupported(mapping: Mapping[str, Any]) -> None:
+    """Raise `ValueError` for a field that would change the arithmetic in a way we do not have."""
+    rope_type = _rope(mapping).get("rope_type", _rope(mapping).get("type", "default"))
+    layer_types = set(mapping.get("layer_types") or ())
+    found: list[tuple[str, Any, str]] = []
+    if mapping.get("model_type") != "qwen3":
+        found.append(("model_type", mapping.get("model_type"), "'qwen3' (dense)"))
+    if mapping.get("attention_bias"):
+        found.append(("attention_bias", mapping["attention_bias"], "false"))
+    if mapping.get("use_sliding_window"):
+        found.append(("use_sliding_window", mapping["use_sliding_window"], "false"))
+    if layer_types - {"full_attention"}:
+        found.append(("layer_types", sorted(layer_types), "'full_attention' only"))
+    if rope_type != "default":
+        found.append(("rope_scaling.rope_type", rope_type, "'default'"))
+    if mapping.get("hidden_act", "silu") != "silu":
+        found.append(("hidden_act", mapping["hidden_act"], "'silu'"))
+    if mapping.get("num_experts"):
+        found.append(("num_experts", mapping["num_experts"], "none (dense)"))
+    if found:
+        raise ValueError(
+            "; ".join(
+                f"{name} is {value!r}, supported is {allowed}" for name, value, allowed in found
+            )
+        )

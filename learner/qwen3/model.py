@@ -1,0 +1,472 @@
+"""The dense Qwen3 transformer: one `Block`, used by training (scanned) and by decoding.
+
+Letters in shapes: B rows, T tokens, D residual width, H query heads, K key/value heads,
+R = H / K query heads per key/value head, h head width, V vocabulary, L layers; in decoding
+P prompts, G samples of each prompt, S slots for generated tokens.
+
+Parameters are a plain nested dict of arrays. Those of the blocks are stacked over layers in
+`params["layers"]`, so that training compiles one block; `unstack` makes the copy for decoding.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from learner.qwen3.config import Qwen3Config
+
+Params = dict[str, Any]
+Attend = Callable[[Array, Array, Array], Array]
+
+# Finite, so that a query without any valid key (padding) gives finite, unused numbers.
+_MASKED = float(jnp.finfo(jnp.float32).min)
+
+
+# Attention -------------------------------------------------------------------
+
+
+def attention(q: Array, k: Array, v: Array, mask: Array) -> Array:
+    """Grouped-query attention; the one place where its implementation is chosen.
+
+    Args:
+        q: [B, T, H, h]; k, v: [B, S, K, h] with H a multiple of K.
+        mask: bool[B, T, S], which keys each query may see. Outputs of a query that sees none
+            are finite and meaningless.
+
+    Returns:
+        [B, T, H, h], in the dtype of `q`. Scores and softmax are float32.
+    """
+    if jax.default_backend() == "cpu":
+        return einsum_attention(q, k, v, mask)
+    return jax.nn.dot_product_attention(q, k, v, mask=mask[:, None])
+
+
+def einsum_attention(q: Array, k: Array, v: Array, mask: Array) -> Array:
+    """The reference implementation of `attention`."""
+    B, T, H, h = q.shape
+    K = k.shape[2]
+    q_BxTxKxRxh = (q * h**-0.5).reshape(B, T, K, H // K, h)
+    scores = jnp.einsum("btkrh,bskh->bkrts", q_BxTxKxRxh, k, preferred_element_type=jnp.float32)
+    probs = jax.nn.softmax(jnp.where(mask[:, None, None], scores, _MASKED))
+    return jnp.einsum("bkrts,bskh->btkrh", probs.astype(v.dtype), v).reshape(B, T, H, h)
+
+
+def rope_angles(positions: Array, config: Qwen3Config) -> tuple[Array, Array]:
+    """Cosines and sines of the rotary embedding (arXiv 2104.09864).
+
+    Args:
+        positions: i32[...].
+
+    Returns:
+        Two f32[..., 1, h / 2]; the axis of size 1 is for the heads.
+    """
+    exponents = jnp.arange(0, config.head_dim, 2, dtype=jnp.float32) / config.head_dim
+    angles = positions[..., None, None].astype(jnp.float32) * config.rope_theta**-exponents
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotate(x: Array, rope: tuple[Array, Array]) -> Array:
+    """Rotate the pairs (x[i], x[i + h / 2]) of the last axis: x [..., heads, h]."""
+    cos, sin = rope
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return rotated.astype(x.dtype)
+
+
+# Modules ---------------------------------------------------------------------
+
+
+class RMSNorm(nn.Module):
+    """Root mean square normalisation over the last axis (arXiv 1910.07467), in float32."""
+
+    config: Qwen3Config
+    axis: str
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        scale = self.param(
+            "scale",
+            nn.with_logical_partitioning(nn.initializers.ones, (self.axis,)),
+            (x.shape[-1],),
+            jnp.dtype(self.config.param_dtype),
+        )
+        x32 = x.astype(jnp.float32)
+        inverse = jax.lax.rsqrt(
+            jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.config.rms_norm_eps
+        )
+        return (x32 * inverse * scale.astype(jnp.float32)).astype(x.dtype)
+
+
+class Projection(nn.Module):
+    """A matrix without bias, applied to [tokens, in]; `axes` are its logical axes."""
+
+    config: Qwen3Config
+    features: int
+    axes: tuple[str, str]
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        kernel = self.param(
+            "kernel",
+            nn.with_logical_partitioning(
+                nn.initializers.normal(self.config.initializer_range), self.axes
+            ),
+            (x.shape[-1], self.features),
+            jnp.dtype(self.config.param_dtype),
+        )
+        return x @ kernel.astype(x.dtype)
+
+
+class Attention(nn.Module):
+    """Projections, per-head norms of queries and keys, rotation; `attend` does the rest."""
+
+    config: Qwen3Config
+
+    @nn.compact
+    def __call__(self, x: Array, rope: tuple[Array, Array], attend: Attend) -> Array:
+        c = self.config
+        H, K, h = c.num_attention_heads, c.num_key_value_heads, c.head_dim
+        lead = x.shape[:-1]
+        flat = x.reshape(-1, c.hidden_size)
+        q = Projection(c, H * h, ("embed", "heads"), name="q_proj")(flat).reshape(*lead, H, h)
+        k = Projection(c, K * h, ("embed", "kv_heads"), name="k_proj")(flat).reshape(*lead, K, h)
+        v = Projection(c, K * h, ("embed", "kv_heads"), name="v_proj")(flat).reshape(*lead, K, h)
+        q = rotate(RMSNorm(c, "head_dim", name="q_norm")(q), rope)
+        k = rotate(RMSNorm(c, "head_dim", name="k_norm")(k), rope)
+        out = attend(q, k, v).reshape(-1, H * h)
+        return Projection(c, c.hidden_size, ("heads", "embed"), name="o_proj")(out).reshape(x.shape)
+
+
+class MLP(nn.Module):
+    """The SwiGLU feed-forward layer (arXiv 2002.05202)."""
+
+    config: Qwen3Config
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        c = self.config
+        flat = x.reshape(-1, c.hidden_size)
+        gate = Projection(c, c.intermediate_size, ("embed", "mlp"), name="gate_proj")(flat)
+        up = Projection(c, c.intermediate_size, ("embed", "mlp"), name="up_proj")(flat)
+        down = Projection(c, c.hidden_size, ("mlp", "embed"), name="down_proj")
+        return down(nn.silu(gate) * up).reshape(x.shape)
+
+
+class Block(nn.Module):
+    """One pre-norm transformer block: x [..., D] -> [..., D].
+
+    `attend(q, k, v)` says how the queries meet keys and values: the whole masked sequence in
+    training, a cache in decoding. Tokens are flattened to two dimensions for every matrix
+    product: XLA's CPU backward pass of the three-dimensional form is 2.7 times slower.
+    """
+
+    config: Qwen3Config
+
+    @nn.compact
+    def __call__(self, x: Array, rope: tuple[Array, Array], attend: Attend) -> Array:
+        c = self.config
+        normed = RMSNorm(c, "norm", name="input_norm")(x)
+        x = x + Attention(c, name="attention")(normed, rope, attend)
+        normed = RMSNorm(c, "norm", name="post_attention_norm")(x)
+        return x + MLP(c, name="mlp")(normed)
+
+
+class Qwen3(nn.Module):
+    """Tokens to final hidden states. `__call__` also makes the output matrix, if it is untied."""
+
+    config: Qwen3Config
+
+    @nn.compact
+    def __call__(self, tokens: Array, positions: Array, valid: Array) -> Array:
+        """See `hidden_states`."""
+        c = self.config
+        embedding = self.param(
+            "embedding",
+            nn.with_logical_partitioning(
+                nn.initializers.normal(c.initializer_range), ("vocab", "embed")
+            ),
+            (c.vocab_size, c.hidden_size),
+            jnp.dtype(c.param_dtype),
+        )
+        if not c.tie_word_embeddings:
+            self.param(
+                "unembedding",
+                nn.with_logical_partitioning(
+                    nn.initializers.normal(c.initializer_range), ("embed", "vocab")
+                ),
+                (c.hidden_size, c.vocab_size),
+                jnp.dtype(c.param_dtype),
+            )
+        rope = rope_angles(positions, c)
+        attend = functools.partial(attention, mask=causal_mask(valid))
+
+        def body(block: Block, x: Array, _: None) -> tuple[Array, None]:
+            x = nn.with_logical_constraint(x, ("batch", "length", "activation"))
+            return block(x, rope, attend), None
+
+        layers = nn.scan(
+            nn.remat(body, prevent_cse=False) if c.remat else body,
+            variable_axes={"params": 0},
+            split_rngs={"params": True},
+            length=c.num_hidden_layers,
+            unroll=min(c.scan_unroll, c.num_hidden_layers),
+            metadata_params={nn.PARTITION_NAME: "layers"},
+        )
+        x, _ = layers(Block(c, name="layers"), _embed(embedding, tokens, c), None)
+        return RMSNorm(c, "norm", name="final_norm")(x)
+
+
+def causal_mask(valid: Array) -> Array:
+    """Which key slots each query slot sees: no later ones, and valid ones only.
+
+    Args:
+        valid: bool[B, T].
+
+    Returns:
+        bool[B, T, T], query before key.
+    """
+    T = valid.shape[-1]
+    return jnp.tril(jnp.ones((T, T), bool)) & valid[:, None, :]
+
+
+def _embed(embedding: Array, tokens: Array, config: Qwen3Config) -> Array:
+    # Whole rows on every device: a lookup in split rows would have to move the activations.
+    rows = nn.with_logical_constraint(embedding, ("vocab", "activation"))
+    return jnp.take(rows, tokens, axis=0).astype(config.dtype)
+
+
+# Whole sequences -------------------------------------------------------------
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def init_params(key: Array, config: Qwen3Config) -> Params:
+    """Fresh parameters: normal with `initializer_range`, norms one. No partitioning boxes."""
+    return nn.meta.unbox(_boxed_init(key, config))
+
+
+def _boxed_init(key: Array, config: Qwen3Config) -> Params:
+    one = jnp.zeros((1, 1), jnp.int32)
+    return Qwen3(config).init(key, one, one, jnp.ones((1, 1), bool))["params"]
+
+
+@functools.cache
+def abstract_params(config: Qwen3Config) -> Params:
+    """The parameters as a tree of `jax.ShapeDtypeStruct`; takes no memory."""
+    return jax.eval_shape(functools.partial(init_params, config=config), jax.random.key(0))
+
+
+def logical_axes(config: Qwen3Config) -> Params:
+    """The tree of the parameters, with a tuple of logical axis names for every array."""
+    boxed = jax.eval_shape(functools.partial(_boxed_init, config=config), jax.random.key(0))
+    return jax.tree.map(
+        lambda box: box.names, boxed, is_leaf=lambda x: isinstance(x, nn.Partitioned)
+    )
+
+
+def hidden_states(
+    params: Params, config: Qwen3Config, tokens: Array, positions: Array, valid: Array
+) -> Array:
+    """Final hidden states of whole sequences, after the last norm (the training path).
+
+    A slot sees the valid slots up to itself, so rows may be padded on either side as long as
+    `positions` count the valid tokens.
+
+    Args:
+        tokens: i32[B, T], each in [0, V); positions: i32[B, T]; valid: bool[B, T].
+
+    Returns:
+        [B, T, D] in `config.dtype`; meaningless where not valid.
+    """
+    return Qwen3(config).apply({"params": params}, tokens, positions, valid)
+
+
+def unembedding(params: Params, config: Qwen3Config) -> Array:
+    """The output projection [D, V] in the dtype of the parameters, tied or not."""
+    return params["embedding"].T if config.tie_word_embeddings else params["unembedding"]
+
+
+def output_logits(params: Params, config: Qwen3Config, hidden: Array) -> Array:
+    """Final hidden states [..., D] -> logits f32[..., V]."""
+    return jnp.matmul(
+        hidden,
+        unembedding(params, config).astype(hidden.dtype),
+        preferred_element_type=jnp.float32,
+    )
+
+
+def logits(
+    params: Params, config: Qwen3Config, tokens: Array, positions: Array, valid: Array
+) -> Array:
+    """Logits f32[B, T, V] of whole sequences; arguments as in `hidden_states`.
+
+    Holds all of [B, T, V]: for large vocabularies use `learner.logprobs` instead.
+    """
+    return output_logits(params, config, hidden_states(params, config, tokens, positions, valid))
+
+
+# Decoding --------------------------------------------------------------------
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class KVCache:
+    """Keys and values of P prompts and of G samples of each, one array per layer.
+
+    A prompt is stored once and read by all of its samples (shared-prefix attention, arXiv
+    2402.05099). Keys have their slots last: scores are then a product of plain matrices.
+
+    Attributes:
+        prompt_keys: L arrays [P, K, h, T]; prompt_values: L arrays [P, K, T, h].
+        prompt_lengths: i32[P]; slots from there on are padding.
+        keys: L arrays [P, G, K, h, S]; values: L arrays [P, G, K, S, h].
+    """
+
+    prompt_keys: tuple[Array, ...]
+    prompt_values: tuple[Array, ...]
+    prompt_lengths: Array
+    keys: tuple[Array, ...]
+    values: tuple[Array, ...]
+
+    @property
+    def capacity(self) -> int:
+        """S, the number of generated tokens there is room for."""
+        return self.keys[0].shape[-1]
+
+
+def unstack(params: Params, config: Qwen3Config) -> Params:
+    """The parameters for decoding: a tuple of layers, everything in `config.dtype`.
+
+    Slicing stacked weights anew at every step would copy them at every step.
+    """
+    cast = jax.tree.map(lambda x: x.astype(config.dtype), params)
+    layers = tuple(
+        jax.tree.map(lambda x, i=i: x[i], cast["layers"]) for i in range(config.num_hidden_layers)
+    )
+    return {**cast, "layers": layers}
+
+
+def prefill(
+    params: Params, config: Qwen3Config, tokens: Array, lengths: Array, num_samples: int
+) -> tuple[KVCache, Array]:
+    """Run the prompts.
+
+    Args:
+        params: as `unstack` makes them.
+        tokens: i32[P, T], padded on the right; lengths: i32[P], at least 1.
+        num_samples: G.
+
+    Returns:
+        A cache with no room for samples yet (see `grow`), and the final hidden state of every
+        prompt's last token, [P, D].
+    """
+    P, T = tokens.shape
+    slots = jnp.arange(T)
+    rope = rope_angles(jnp.broadcast_to(slots, (P, T)), config)
+    mask = causal_mask(slots < lengths[:, None])
+    prompt_keys, prompt_values = [], []
+
+    def attend(q: Array, k: Array, v: Array) -> Array:
+        prompt_keys.append(k.transpose(0, 2, 3, 1))
+        prompt_values.append(v.transpose(0, 2, 1, 3))
+        return attention(q, k, v, mask)
+
+    x = _embed(params["embedding"], tokens, config)
+    for layer in params["layers"]:
+        x = nn.with_logical_constraint(x, ("batch", "length", "activation"))
+        x = Block(config).apply({"params": layer}, x, rope, attend)
+    last = jnp.take_along_axis(x, (lengths - 1)[:, None, None], axis=1)[:, 0]
+
+    K, h = config.num_key_value_heads, config.head_dim
+    empty = tuple(jnp.zeros((P, num_samples, K, h, 0), config.dtype) for _ in prompt_keys)
+    cache = KVCache(
+        prompt_keys=tuple(prompt_keys),
+        prompt_values=tuple(prompt_values),
+        prompt_lengths=lengths,
+        keys=empty,
+        values=tuple(x.swapaxes(-1, -2) for x in empty),
+    )
+    return cache, _final_norm(params, config, last)
+
+
+def grow(cache: KVCache, capacity: int) -> KVCache:
+    """The same cache with room for `capacity` generated tokens per sample."""
+    more = capacity - cache.capacity
+    return dataclasses.replace(
+        cache,
+        keys=tuple(jnp.pad(x, ((0, 0),) * 4 + ((0, more),)) for x in cache.keys),
+        values=tuple(jnp.pad(x, ((0, 0),) * 3 + ((0, more), (0, 0))) for x in cache.values),
+    )
+
+
+def decode_step(
+    params: Params, config: Qwen3Config, cache: KVCache, tokens: Array, step: Array
+) -> tuple[KVCache, Array]:
+    """Run one generated token of every sample.
+
+    Args:
+        params: as `unstack` makes them.
+        tokens: i32[P, G], the token number `step` (from 0) of every sample.
+        step: i32[], less than the capacity; also the slot that is written.
+
+    Returns:
+        The cache with that token in it, and the final hidden states [P, G, D].
+    """
+    P, G = tokens.shape
+    rope = rope_angles(jnp.broadcast_to(cache.prompt_lengths[:, None] + step, (P, G)), config)
+    T, S = cache.prompt_keys[0].shape[-1], cache.capacity
+    prompt_mask = (jnp.arange(T) < cache.prompt_lengths[:, None])[:, None, None]
+    own_mask = jnp.arange(S) <= step
+    keys, values = list(cache.keys), list(cache.values)
+
+    x = _embed(params["embedding"], tokens, config)
+    for i, layer in enumerate(params["layers"]):
+
+        def attend(q: Array, k: Array, v: Array, i: int = i) -> Array:
+            at = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=step)
+            keys[i] = at(keys[i], k[..., None], axis=4)
+            values[i] = at(values[i], v[:, :, :, None], axis=3)
+            return _cached_attention(
+                q, cache.prompt_keys[i], cache.prompt_values[i], keys[i], values[i],
+                prompt_mask, own_mask,
+            )  # fmt: skip
+
+        x = nn.with_logical_constraint(x, ("batch", "length", "activation"))
+        x = Block(config).apply({"params": layer}, x, rope, attend)
+    cache = dataclasses.replace(cache, keys=tuple(keys), values=tuple(values))
+    return cache, _final_norm(params, config, x)
+
+
+def _cached_attention(
+    q: Array,
+    prompt_keys: Array,
+    prompt_values: Array,
+    keys: Array,
+    values: Array,
+    prompt_mask: Array,
+    own_mask: Array,
+) -> Array:
+    """Attention of one query per sample, q [P, G, H, h], over its prompt and its own tokens."""
+    P, G, H, h = q.shape
+    K, T = keys.shape[2], prompt_keys.shape[-1]
+    R = H // K
+    q = (q * h**-0.5).reshape(P, G, K, R, h)
+    product = functools.partial(jnp.matmul, preferred_element_type=jnp.float32)
+    # All samples of a prompt meet its keys in one matrix product.
+    by_prompt = q.transpose(0, 2, 1, 3, 4).reshape(P, K, G * R, h)
+    prompt_scores = jnp.where(prompt_mask, product(by_prompt, prompt_keys), _MASKED)
+    own_scores = jnp.where(own_mask, product(q, keys), _MASKED)
+    prompt_scores = prompt_scores.reshape(P, K, G, R, T).transpose(0, 2, 1, 3, 4)
+    probs = jax.nn.softmax(jnp.concatenate([prompt_scores, own_scores], axis=-1))
+    probs = probs.astype(values.dtype)
+    by_prompt = probs[..., :T].transpose(0, 2, 1, 3, 4).reshape(P, K, G * R, T)
+    from_prompt = (by_prompt @ prompt_values).reshape(P, K, G, R, h).transpose(0, 2, 1, 3, 4)
+    return (from_prompt + probs[..., T:] @ values).reshape(P, G, H, h)
+
+
+def _final_norm(params: Params, config: Qwen3Config, x: Array) -> Array:
+    return RMSNorm(config, "norm").apply({"params": params["final_norm"]}, x)

@@ -1,0 +1,157 @@
+"""One mesh and one table: where every array of the learner lives.
+
+The mesh has three axes. `data` splits rows and copies parameters; `fsdp` splits rows and
+parameters (ZeRO-3, arXiv 1910.02054); `tensor` splits heads, feed-forward width and vocabulary
+(arXiv 1909.08053).
+"""
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from learner.qwen3.config import Qwen3Config
+from learner.qwen3.model import abstract_params, logical_axes
+
+MESH_AXES = ("data", "fsdp", "tensor")
+BATCH_AXES = ("data", "fsdp")
+
+# Logical axis -> mesh axes. The axes after the gap are those of activations.
+RULES: tuple[tuple[str, str | tuple[str, ...] | None], ...] = (
+    ("layers", None),
+    ("embed", "fsdp"),
+    ("vocab", "tensor"),
+    ("heads", "tensor"),
+    ("kv_heads", "tensor"),
+    ("mlp", "tensor"),
+    ("head_dim", None),
+    ("norm", None),
+
+    ("batch", BATCH_AXES),
+    ("length", None),
+    ("activation", None),
+)  # fmt: skip
+
+
+def make_mesh(
+    data: int = 1, fsdp: int = 1, tensor: int = 1, devices: Sequence[jax.Device] | None = None
+) -> Mesh:
+    """A mesh of `data` x `fsdp` x `tensor` devices.
+
+    Args:
+        devices: those to use, as many as the product; the first ones of `jax.devices()` if None.
+
+    Raises:
+        ValueError: a size is not positive or the number of devices does not fit.
+    """
+    sizes = (data, fsdp, tensor)
+    for name, size in zip(MESH_AXES, sizes, strict=True):
+        if size < 1:
+            raise ValueError(f"mesh axis {name} is {size}; it must be at least 1")
+    count = math.prod(sizes)
+    available = list(jax.devices()[:count] if devices is None else devices)
+    if len(available) != count:
+        raise ValueError(
+            f"a mesh of data={data}, fsdp={fsdp}, tensor={tensor} takes {count} devices; "
+            f"there are {len(available)}"
+        )
+    return jax.make_mesh(sizes, MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=available)
+
+
+@contextlib.contextmanager
+def use(mesh: Mesh) -> Iterator[None]:
+    """Trace and run inside: the model's constraints on activations then follow `RULES`.
+
+    Without it the model runs all the same, and XLA alone decides where activations live.
+    """
+    with jax.set_mesh(mesh), nn.logical_axis_rules(RULES):
+        yield
+
+
+def check(config: Qwen3Config, mesh: Mesh) -> None:
+    """Raise `ValueError` if a dimension of the model does not divide over its mesh axis."""
+    tensor, fsdp = mesh.shape["tensor"], mesh.shape["fsdp"]
+    for field, axis, size in (
+        ("num_attention_heads", "tensor", tensor),
+        ("num_key_value_heads", "tensor", tensor),
+        ("intermediate_size", "tensor", tensor),
+        ("vocab_size", "tensor", tensor),
+        ("hidden_size", "fsdp", fsdp),
+    ):
+        value = getattr(config, field)
+        if value % size:
+            allowed = [n for n in range(1, min(value, 64) + 1) if value % n == 0]
+            raise ValueError(
+                f"{field} is {value}, which mesh axis {axis}={size} does not divide; "
+                f"allowed sizes of {axis}: {allowed}"
+            )
+
+
+def param_shardings(config: Qwen3Config, mesh: Mesh) -> dict[str, Any]:
+    """The tree of the parameters, with a `NamedSharding` for every array.
+
+    Raises:
+        ValueError: a dimension does not divide over its mesh axis.
+    """
+    check(config, mesh)
+    return jax.tree.map(
+        lambda names: NamedSharding(mesh, nn.logical_to_mesh_axes(names, RULES)),
+        logical_axes(config),
+        is_leaf=lambda x: isinstance(x, tuple),
+    )
+
+
+def tree_shardings(tree: Any, config: Qwen3Config, mesh: Mesh) -> Any:
+    """Shardings of any tree that holds copies of the parameters, such as an optimizer's state.
+
+    An array whose path ends with the path of a parameter and that has its shape lives where the
+    parameter lives (so Adam's moments do); every other array is replicated.
+
+    Args:
+        tree: arrays or `jax.ShapeDtypeStruct`s.
+
+    Returns:
+        The same tree of `NamedSharding`s.
+    """
+    by_path = {
+        _names(path): (abstract.shape, sharding)
+        for (path, abstract), sharding in zip(
+            jax.tree_util.tree_leaves_with_path(abstract_params(config)),
+            jax.tree.leaves(param_shardings(config, mesh)),
+            strict=True,
+        )
+    }
+
+    def place(path: Any, leaf: Any) -> NamedSharding:
+        names = _names(path)
+        for start in range(len(names)):
+            shape, sharding = by_path.get(names[start:], (None, None))
+            if sharding is not None and shape == leaf.shape:
+                return sharding
+        return replicated(mesh)
+
+    return jax.tree_util.tree_map_with_path(place, tree)
+
+
+def _names(path: Any) -> tuple[str, ...]:
+    return tuple(jax.tree_util.keystr((entry,), simple=True) for entry in path)
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Rows over `data` and `fsdp`; their number must be a multiple of `num_row_shards`."""
+    return NamedSharding(mesh, P(BATCH_AXES))
+
+
+def num_row_shards(mesh: Mesh) -> int:
+    """Over how many parts rows are split."""
+    return mesh.shape["data"] * mesh.shape["fsdp"]
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """A whole copy on every device."""
+    return NamedSharding(mesh, P())
