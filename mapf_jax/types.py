@@ -1,0 +1,207 @@
+"""The values that the simulator, the solver and the generator hand to each other.
+
+All are frozen pytrees. A leading `...` stands for any batch shape; S is the static width of the
+map (lakes smaller than S x S sit in the upper left corner, the rest counts as holes), A the
+static number of agents (absent ones are masked by `active`) and T a static number of time steps.
+Cells are (row, column), counted from 0 at the upper left.
+"""
+
+import dataclasses
+import enum
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Array = jax.Array | np.ndarray
+
+#: Marks "no such cost": unsolvable, undecided or not valid. Sums of a few of them fit in int32.
+INFINITE_COST = 1 << 20
+
+
+class Status(enum.IntEnum):
+    """What a solver found out about an instance."""
+
+    OPTIMAL = 0
+    UNSOLVABLE = 1
+    UNDECIDED = 2
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Solution:
+    """What is known of an instance's optimum.
+
+    Attributes:
+      status: int8[...], a `Status`.
+      cost: int32[...], the optimal sum of costs; `INFINITE_COST` unless the status is OPTIMAL.
+      makespan: int32[...], the smallest possible makespan (of any plan); likewise.
+      needs_wait: bool[...], True if no plan of optimal cost is free of waits before arrival.
+      paths: int8[..., T, A, 2], one plan of optimal cost; free of waits before arrival unless
+        `needs_wait`. After `num_steps` every agent rests on its goal.
+      num_steps: int32[...], number of moves of `paths`, so entries 0..num_steps are the plan.
+    """
+
+    status: Array
+    cost: Array
+    makespan: Array
+    needs_wait: Array
+    paths: Array
+    num_steps: Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Instance:
+    """One multi-agent path finding problem on a frozen lake, or a batch of them.
+
+    Attributes:
+      size: int32[...], the lake has `size` x `size` cells, size <= S.
+      blocked: bool[..., S, S], True where there is a hole and everywhere outside the lake.
+      starts: int8[..., A, 2], start cell of each agent.
+      goals: int8[..., A, 2], goal cell of each agent.
+      active: bool[..., A], False for an agent that does not exist.
+      solution: the optimum where it is known, else None.
+    """
+
+    size: Array
+    blocked: Array
+    starts: Array
+    goals: Array
+    active: Array
+    solution: Solution | None = None
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """The leading `...` of all fields."""
+        return tuple(self.blocked.shape[:-2])
+
+    def __len__(self) -> int:
+        if not self.batch_shape:
+            raise TypeError("a single Instance has no length")
+        return self.batch_shape[0]
+
+    def __getitem__(self, index: Any) -> "Instance":
+        """Indexes the leading batch axis of every field."""
+        return jax.tree.map(lambda leaf: leaf[index], self)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Somebody's answer to an instance: the cells of all agents at every time step.
+
+    Attributes:
+      positions: int16[..., T, A, 2], from time `num_steps` on the last cells are repeated.
+      num_steps: int32[...], number of moves, so entries 0..num_steps are the answer.
+      parsable: bool[...], False if no plan could be read; the other fields are then filler.
+      num_agents: int32[...], the number of agents that the answer speaks of (it may differ
+        from the instance's; `positions` is then padded or cut to A).
+    """
+
+    positions: Array
+    num_steps: Array
+    parsable: Array
+    num_agents: Array
+
+
+#: The eight checks, in the order in which they are reported.
+CHECKS = (
+    "parsable",
+    "legal_moves",
+    "conflict_free",
+    "goals_reached",
+    "starts_correct",
+    "agent_count",
+    "no_holes",
+    "in_bounds",
+)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What the verifier says of a plan. The eight checks are bool[...], True where they hold.
+
+    A check that cannot be judged because the answer is not parsable or speaks of another number
+    of agents is False.
+
+    Attributes:
+      parsable: a plan could be read.
+      legal_moves: no agent moves farther than to a neighbouring cell in one step.
+      conflict_free: no vertex conflict and no swap conflict.
+      goals_reached: every agent ends on its goal.
+      starts_correct: every agent begins on its start.
+      agent_count: the answer has a path for each agent and no other.
+      no_holes: no agent is ever in a hole.
+      in_bounds: no agent is ever outside the lake.
+      valid: all eight checks hold.
+      cost: int32[...], sum of costs; `INFINITE_COST` unless valid.
+      makespan: int32[...], largest single cost; likewise.
+      gap: int32[...], cost minus the optimum; `INFINITE_COST` unless valid and the optimum known.
+      optimal: bool[...], valid and gap 0.
+      violation_time: int32[...], time of the first broken rule of movement, -1 if there is none.
+    """
+
+    parsable: Array
+    legal_moves: Array
+    conflict_free: Array
+    goals_reached: Array
+    starts_correct: Array
+    agent_count: Array
+    no_holes: Array
+    in_bounds: Array
+    valid: Array
+    cost: Array
+    makespan: Array
+    gap: Array
+    optimal: Array
+    violation_time: Array
+
+
+def make_instance(
+    rows: list[str], starts: list[tuple[int, int]], goals: list[tuple[int, int]]
+) -> Instance:
+    """Builds one instance from map rows of `F` and `H` (blanks are ignored) and cells.
+
+    Raises:
+      ValueError: the map is not square, has other characters, or starts and goals are not
+        pairwise distinct passable cells.
+    """
+    cells = [row.replace(" ", "") for row in rows]
+    size = len(cells)
+    if size == 0 or any(len(row) != size for row in cells):
+        raise ValueError(f"map={rows!r}: the map must be square")
+    strange = set("".join(cells)) - {"F", "H"}
+    if strange:
+        raise ValueError(f"map={rows!r}: characters {sorted(strange)} are not allowed, only F and H")
+    if len(starts) != len(goals) or not starts:
+        raise ValueError(f"{len(starts)} starts and {len(goals)} goals: one of each an agent")
+    blocked = np.array([[c == "H" for c in row] for row in cells])
+    for name, row, column in [("start", *s) for s in starts] + [("goal", *g) for g in goals]:
+        if not (0 <= row < size and 0 <= column < size):
+            raise ValueError(f"{name}=({row}, {column}) is outside the {size} x {size} lake")
+        if blocked[row, column]:
+            raise ValueError(f"{name}=({row}, {column}) is a hole")
+    if len({*starts, *goals}) != 2 * len(starts):
+        raise ValueError(f"starts={starts} and goals={goals} must be pairwise distinct cells")
+    return Instance(
+        size=np.int32(size),
+        blocked=blocked,
+        starts=np.array(starts, np.int8),
+        goals=np.array(goals, np.int8),
+        active=np.ones(len(starts), bool),
+    )
+
+
+def stack(instances: list[Instance]) -> Instance:
+    """Stacks single instances of equal static shape into a batch."""
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *instances)
+
+
+def pad_map(blocked: Array, width: int) -> Array:
+    """bool[..., N, N] -> bool[..., width, width]; the new cells are blocked."""
+    extra = width - blocked.shape[-1]
+    pads = [(0, 0)] * (blocked.ndim - 2) + [(0, extra), (0, extra)]
+    return jnp.pad(blocked, pads, constant_values=True)
