@@ -12,7 +12,6 @@ from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 
 AdvantageNormalization = Literal["group_std", "none"]
 RatioLevel = Literal["token", "sequence"]
@@ -74,7 +73,8 @@ class ObjectiveConfig:
             )
 
 
-@struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class ObjectiveSums:
     """What the objective reports, in a form that adds up over micro-batches.
 

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+import jax
 import numpy as np
 
 Message = Mapping[str, str]
@@ -67,3 +68,19 @@ class Task(Protocol):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes back what `state` returned."""
         ...
+
+
+def problem_indices(key: jax.Array, step: int, count: int, num_problems: int) -> np.ndarray:
+    """The problems of a step: i64[count] cut out of an endless stream of shuffled passes.
+
+    Pass e holds every problem once, in an order that depends on the key and on e alone. A step may
+    reach over the end of a pass, so all steps have the same shape and no problem is left out.
+    """
+    first = step * count
+    chosen: list[np.ndarray] = []
+    for epoch in range(first // num_problems, (first + count - 1) // num_problems + 1):
+        pass_key = jax.random.fold_in(jax.random.fold_in(key, 0), epoch)
+        order = np.asarray(jax.random.permutation(pass_key, num_problems))
+        begin = max(first - epoch * num_problems, 0)
+        chosen.append(order[begin : first + count - epoch * num_problems])
+    return np.concatenate(chosen).astype(np.int64)

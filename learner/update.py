@@ -1,0 +1,155 @@
+"""One optimizer update from any number of micro-batches of any widths.
+
+Gradients are summed over micro-batches by one compiled function (one compilation for each width)
+and applied by another. The host decides how many micro-batches there are, so rows that teach
+nothing cost nothing and nothing is traced anew.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from learner import sharding
+from learner.qwen3.config import Qwen3Config
+from learner.train_state import (
+    OptimizerConfig,
+    TrainState,
+    learning_rate_schedule,
+    make_optimizer,
+    train_state_shardings,
+)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class UpdateResult:
+    """What one update reports.
+
+    Attributes:
+      loss: f32[], summed over the micro-batches.
+      grad_norm: f32[], global norm before clipping.
+      learning_rate: f32[], the one used.
+      finite: bool[], False if loss or gradient was not finite; then the weights are unchanged.
+      sums: the sums of the loss function over all micro-batches.
+    """
+
+    loss: jax.Array
+    grad_norm: jax.Array
+    learning_rate: jax.Array
+    finite: jax.Array
+    sums: Any
+
+
+class Updater:
+    """Compiled functions of one loss, one optimizer and one mesh; holds no training state.
+
+    Args:
+      loss: (params, micro_batch, extra) -> (f32[] loss, sums). Losses and gradients of the
+        micro-batches of one update are added, so normalisation has to be in the loss.
+      zero_sums: () -> the neutral sums.
+      merge_sums: (sums, sums) -> sums.
+      config: the model.
+      optimizer: the optimizer.
+      mesh: the mesh; rows of micro-batches are split over ("data", "fsdp").
+    """
+
+    def __init__(
+        self,
+        loss: Callable[[Any, Any, Any], tuple[jax.Array, Any]],
+        zero_sums: Callable[[], Any],
+        merge_sums: Callable[[Any, Any], Any],
+        config: Qwen3Config,
+        optimizer: OptimizerConfig,
+        mesh: Mesh,
+    ) -> None:
+        self._mesh = mesh
+        transform = make_optimizer(optimizer)
+        schedule = learning_rate_schedule(optimizer)
+        state_shardings = train_state_shardings(config, optimizer, mesh)
+        replicated = sharding.replicated(mesh)
+
+        def zero(params: Any) -> Any:
+            return jax.tree.map(jnp.zeros_like, params), jnp.zeros((), jnp.float32), zero_sums()
+
+        def accumulate(total: Any, params: Any, batch: Any, extra: Any) -> Any:
+            gradients, losses, sums = total
+            (value, more), gradient = jax.value_and_grad(loss, has_aux=True)(params, batch, extra)
+            return (
+                jax.tree.map(jnp.add, gradients, gradient),
+                losses + value,
+                merge_sums(sums, more),
+            )
+
+        def apply(state: TrainState, total: Any, steps: jax.Array) -> Any:
+            gradients, value, sums = total
+            norm = optax.global_norm(gradients)
+            finite = jnp.isfinite(norm) & jnp.isfinite(value)
+            changes, opt_state = transform.update(gradients, state.opt_state, state.params)
+            params = optax.apply_updates(state.params, changes)
+
+            def keep(new: Any, old: Any) -> Any:
+                # Leaf by leaf, so that it fuses into the update and needs no second copy.
+                return jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
+
+            new_state = TrainState(
+                step=state.step + steps * finite,
+                updates=state.updates + finite,
+                params=keep(params, state.params),
+                opt_state=keep(opt_state, state.opt_state),
+            )
+            result = UpdateResult(value, norm, schedule(state.updates), finite, sums)
+            return new_state, result
+
+        total_shardings = (state_shardings.params, replicated, replicated)
+        self._zero = jax.jit(zero, out_shardings=total_shardings)
+        self._accumulate = jax.jit(accumulate, out_shardings=total_shardings, donate_argnums=0)
+        self._apply = jax.jit(apply, out_shardings=(state_shardings, replicated), donate_argnums=0)
+
+    def __call__(
+        self,
+        state: TrainState,
+        micro_batches: Iterable[Any],
+        extra: Any = None,
+        count_step: bool = True,
+    ) -> tuple[TrainState, UpdateResult]:
+        """One update.
+
+        Args:
+          state: donated: it cannot be used afterwards.
+          micro_batches: pytrees of host or device arrays with rows leading.
+          extra: handed to the loss with every micro-batch (a reference model, say), or None.
+          count_step: whether this update completes a training step.
+
+        Returns:
+          The new state and the result; if that is not finite, the new state is the old one.
+        """
+        rows = sharding.batch_sharding(self._mesh)
+        with sharding.use(self._mesh):
+            total = self._zero(state.params)
+            for batch in micro_batches:
+                total = self._accumulate(total, state.params, jax.device_put(batch, rows), extra)
+            return self._apply(state, total, jnp.int32(count_step))
+
+
+class NonFiniteUpdateError(RuntimeError):
+    """Loss or gradient norm was NaN or infinite; the weights are those before the update.
+
+    Attributes:
+      step: the training step.
+      metrics: all metrics of the step.
+      state: the state before the update, usable.
+    """
+
+    def __init__(self, step: int, metrics: dict[str, float], state: TrainState) -> None:
+        super().__init__(
+            f"step {step}: loss {metrics.get('loss')} or gradient norm "
+            f"{metrics.get('grad_norm')} is not finite; the weights were left as they were"
+        )
+        self.step = step
+        self.metrics = metrics
+        self.state = state
