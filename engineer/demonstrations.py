@@ -1,0 +1,155 @@
+"""Worked examples of the engineer's task, for the supervised warm start of a small model.
+
+A small model cannot find the form of a configuration, or a sensible content, by itself. The rule
+here reads nothing but what the context shows, so that a model can learn it from (context, answer)
+pairs; reinforcement learning then takes it from there.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from engineer.context import DEFAULT_VARIANT, ContextSpec, Message, compose, variant
+from engineer.designers import random_config
+from engineer.evidence import CHECKS, FailureBreakdown, RoundRecord, RunRecord
+from engineer.modules import TRAINING_DETAILS, shown_history
+from engineer.proposal import render_config
+from engineer.space import ConfigurationSpace, share_cents, two_decimals
+from mapf_jax.environment_config import EnvironmentConfig
+
+STEP = 0.05
+EASY, HARD = 0.7, 0.3
+START = 0.2
+BASE_WEIGHT = 0.05
+EXPLANATION = (
+    "More data for the sizes that are solved about half of the time, "
+    "harder lakes where most answers are valid, easier lakes where few are."
+)
+"""The explanation in a demonstration whose context carries one forward."""
+
+
+def rule_design(
+    record: RunRecord, space: ConfigurationSpace, spec: ContextSpec | str = DEFAULT_VARIANT
+) -> EnvironmentConfig:
+    """The configuration of a simple rule, with two decimals.
+
+    With p the latest valid rate of a size as the context shows it (two decimals; 0.5 for a size
+    that was not validated): the data share is proportional to p (1 - p) + 0.05, the variance of
+    success, which is the learning signal of a group of answers, plus a rest so that no size
+    vanishes. Hole and wait ratio start from the last configuration that the context shows (0.2
+    where it shows none) and go up by 0.05 for p > 0.7 and down by 0.05 for p < 0.3, within the
+    bounds of the space.
+
+    Args:
+      record: the run so far.
+      space: the sizes and bounds.
+      spec: the modules, or name of the variant; it decides which configurations are shown.
+    """
+    shown = _last_shown(record, spec)
+    weights, holes, waits = [], [], []
+    for i, size in enumerate(space.sizes):
+        outcome = record.breakdown.outcome(size)
+        rate = 0.5 if outcome is None else round(outcome.valid_rate, 2)
+        weights.append(rate * (1.0 - rate) + BASE_WEIGHT)
+        step = STEP if rate > EASY else -STEP if rate < HARD else 0.0
+        start_hole, start_wait = START, START
+        if shown is not None and size in shown.sizes:
+            at = shown.sizes.index(size)
+            start_hole, start_wait = shown.hole_ratio[at], shown.wait_ratio[at]
+        holes.append(two_decimals(round(start_hole, 2) + step, space.hole_bounds[i]))
+        waits.append(two_decimals(round(start_wait, 2) + step, space.wait_bounds[i]))
+    return EnvironmentConfig(
+        sizes=space.sizes,
+        data_ratio=share_cents(weights),
+        hole_ratio=tuple(holes),
+        wait_ratio=tuple(waits),
+    )
+
+
+def demonstration(
+    seed: int | np.random.SeedSequence, spec: ContextSpec | str, space: ConfigurationSpace
+) -> tuple[list[Message], str]:
+    """A context from a random plausible run, and the answer of `rule_design` to it.
+
+    Args:
+      seed: decides everything that is random.
+      spec: the modules of the context, or the name of a variant.
+      space: the sizes and bounds.
+
+    Returns:
+      The chat (one user message) and the answer: the configuration as `render_config` writes it,
+      after `EXPLANATION` where the context asks for one.
+    """
+    if isinstance(spec, str):
+        spec = variant(spec)
+    record = random_record(seed, space)
+    answer = render_config(rule_design(record, space, spec))
+    if spec.summary:
+        answer = f"{EXPLANATION}\n{answer}"
+    return compose(spec, record), answer
+
+
+def random_record(seed: int | np.random.SeedSequence, space: ConfigurationSpace) -> RunRecord:
+    """A run of one to three finished rounds with consistent, plausible outcomes.
+
+    Valid rates spread over the whole range, tend to fall with the size of the lake and move from
+    round to round; round 0 is a random draw, later configurations come from `rule_design` or are
+    random as well. Every answer that is not valid fails at least one check.
+    """
+    rng = np.random.default_rng(seed)
+    finished = int(rng.integers(1, 4))
+    answers = rng.integers(10, 101, size=len(space.sizes))
+    skill = rng.normal(0.0, 1.5) - rng.uniform(0.0, 0.5) * np.arange(len(space.sizes))
+    skill = skill + rng.normal(0.0, 1.2, size=len(space.sizes))
+    epochs, total_rounds = int(rng.integers(1, 5)), finished + int(rng.integers(1, 4))
+    explained = bool(rng.random() < 0.5)
+    past: tuple[RoundRecord, ...] = ()
+    for index in range(finished):
+        if past and rng.random() < 0.5:
+            config = rule_design(_record(past, total_rounds, epochs, False), space)
+        else:
+            config = random_config(rng, space)
+        rates = 1.0 / (1.0 + np.exp(-skill))
+        breakdown = _random_breakdown(rng, space.sizes, answers.tolist(), rates.tolist())
+        past = (*past, RoundRecord(index, config, breakdown, cold_start=index == 0))
+        skill = skill + rng.normal(0.3, 0.4, size=len(space.sizes))
+    return _record(past, total_rounds, epochs, explained)
+
+
+def _record(
+    past: tuple[RoundRecord, ...], total_rounds: int, epochs: int, explained: bool
+) -> RunRecord:
+    return RunRecord(
+        history=past,
+        round=len(past),
+        total_rounds=total_rounds,
+        epochs_per_round=epochs,
+        summary=EXPLANATION if explained else None,
+        training=dict.fromkeys(TRAINING_DETAILS, "as in every round"),
+    )
+
+
+def _random_breakdown(
+    rng: np.random.Generator, sizes: Sequence[int], answers: Sequence[int], rates: Sequence[float]
+) -> FailureBreakdown:
+    size_of = np.repeat(np.asarray(sizes), answers)
+    rate_of = np.repeat(np.asarray(rates), answers)
+    count = size_of.size
+    valid = rng.random(count) < rate_of
+    optimal = valid & (rng.random(count) < rng.uniform(0.5, 1.0))
+    # One check that certainly fails, and now and then others along with it.
+    main = rng.choice(len(CHECKS), size=count, p=rng.dirichlet(np.ones(len(CHECKS))))
+    fails = (rng.random((len(CHECKS), count)) < 0.1) | (np.arange(len(CHECKS))[:, None] == main)
+    fails &= ~valid
+    return FailureBreakdown.from_outcomes(
+        size_of, valid, optimal, dict(zip(CHECKS, fails, strict=True))
+    )
+
+
+def _last_shown(record: RunRecord, spec: ContextSpec | str) -> EnvironmentConfig | None:
+    if isinstance(spec, str):
+        spec = variant(spec)
+    if spec.history == "none":
+        return None
+    past = shown_history(record, cold_start=spec.history == "all")
+    return past[-1].config if past else None

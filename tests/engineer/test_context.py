@@ -1,0 +1,125 @@
+"""What an engineer is shown: the variants differ by their modules and nothing else."""
+
+import dataclasses
+
+import pytest
+
+from engineer import modules
+from engineer.context import VARIANTS, ContextSpec, blocks, compose, variant
+from engineer.demonstrations import random_record
+from engineer.evidence import CHECKS, FailureBreakdown, RoundRecord, RunRecord, SizeOutcome
+from engineer.space import ConfigurationSpace
+from mapf_jax.environment_config import EnvironmentConfig
+
+
+def _failed(**counts):
+    return tuple(counts.get(check, 0) for check in CHECKS)
+
+
+CONFIG = EnvironmentConfig((3, 4), (0.4, 0.6), (0.1, 1 / 3), (0.25, 0.5))
+FIRST = FailureBreakdown(
+    (
+        SizeOutcome(3, 40, 10, 5, _failed(parsable=30)),
+        SizeOutcome(4, 40, 0, 0, _failed(parsable=40)),
+    )
+)
+LATEST = FailureBreakdown(
+    (
+        SizeOutcome(3, 40, 25, 22, _failed(conflict_free=12, no_holes=5, goals_reached=1)),
+        SizeOutcome(4, 40, 8, 8, _failed(parsable=2, legal_moves=3, in_bounds=4, conflict_free=30)),
+    )
+)
+RECORD = RunRecord(
+    history=(RoundRecord(0, CONFIG, FIRST, True), RoundRecord(1, CONFIG, LATEST, False)),
+    round=2,
+    total_rounds=3,
+    epochs_per_round=2,
+    summary="Fewer holes on size 4.",
+    training={"objective": "GRPO", "reward": "accuracy", "schedule": "constant"},
+)
+
+F = """Latest results
+all sizes: answers 80 valid 0.41 optimal 0.38
+size 3: answers 40 valid 0.62 optimal 0.55 parse 0 illegal 0 conflict 12 hole 5 bounds 0 goal 1
+size 4: answers 40 valid 0.20 optimal 0.20 parse 2 illegal 3 conflict 30 hole 0 bounds 4 goal 0"""
+ROUND_0 = """round 0
+size 3: data_ratio 0.40 hole_ratio 0.10 wait_ratio 0.25 valid 0.25 optimal 0.12 parse 30 \
+illegal 0 conflict 0 hole 0 bounds 0 goal 0
+size 4: data_ratio 0.60 hole_ratio 0.33 wait_ratio 0.50 valid 0.00 optimal 0.00 parse 40 \
+illegal 0 conflict 0 hole 0 bounds 0 goal 0"""
+ROUND_1 = """round 1
+size 3: data_ratio 0.40 hole_ratio 0.10 wait_ratio 0.25 valid 0.62 optimal 0.55 parse 0 \
+illegal 0 conflict 12 hole 5 bounds 0 goal 1
+size 4: data_ratio 0.60 hole_ratio 0.33 wait_ratio 0.50 valid 0.20 optimal 0.20 parse 2 \
+illegal 3 conflict 30 hole 0 bounds 4 goal 0"""
+T = "Training: round 2 of rounds 0 to 2, epochs per round 2, total epochs 6"
+S = "Your explanation of the current configuration\nFewer holes on size 4."
+
+
+def test_the_variants_are_the_published_combinations():
+    head, tail = [modules.INSTRUCTION], ["Sizes 3 4", modules.OUTPUT_FORMAT]
+    with_all, without = [f"History\n{ROUND_0}\n{ROUND_1}"], [f"History\n{ROUND_1}"]
+    g = [modules.GUIDELINE]
+    assert blocks("V1", RECORD) == [*head, F, *tail]
+    assert blocks("V2", RECORD) == [*head, *g, F, *tail]
+    assert blocks("V3", RECORD) == [*head, *g, *with_all, F, *tail]
+    assert blocks("V4", RECORD) == [*head, *g, *without, F, *tail]
+    assert blocks("V5", RECORD) == [*head, *g, *without, F, S, *tail, modules.SUMMARY_REQUEST]
+    assert blocks("V6", RECORD) == [*head, *g, *without, F, T, *tail]
+    full = ContextSpec(training="full")
+    details = f"{T}\nobjective: GRPO\nreward: accuracy\nschedule: constant"
+    assert blocks(full, RECORD) == [*head, F, details, *tail]
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_context_is_one_user_message_of_all_blocks(name):
+    (message,) = compose(name, RECORD)
+    assert message == {"role": "user", "content": "\n\n".join(blocks(name, RECORD))}
+    assert compose(variant(name), RECORD) == [message]
+
+
+def test_empty_modules_say_so():
+    start = dataclasses.replace(RECORD, history=RECORD.history[:1], summary=None)
+    assert f"History\n{modules.NO_HISTORY}" in blocks("V4", start)
+    assert f"History\n{ROUND_0}" in blocks("V3", start)
+    assert modules.summary(start).endswith(modules.NO_SUMMARY)
+
+
+def test_sizes_of_validation_and_training_may_differ():
+    config = EnvironmentConfig((4, 5), (0.5, 0.5), (0.1, 0.1), (0.2, 0.2))
+    record = RunRecord((RoundRecord(0, config, LATEST, False),), 1, 2, 1)
+    lines = modules.history(record, cold_start=True).splitlines()[2:]
+    assert [line.split(":")[0] for line in lines] == ["size 3", "size 4", "size 5"]
+    assert lines[0].startswith("size 3: valid 0.62")
+    assert lines[1].startswith("size 4: data_ratio 0.50 hole_ratio 0.10 wait_ratio 0.20 valid 0.20")
+    assert lines[2] == "size 5: data_ratio 0.50 hole_ratio 0.10 wait_ratio 0.20"
+    assert modules.sizes(record) == "Sizes 4 5"
+
+
+def test_a_context_is_short_for_a_small_vocabulary():
+    constants = (modules.INSTRUCTION, modules.GUIDELINE, modules.OUTPUT_FORMAT)
+    assert all("\n" not in text and text == text.strip() for text in constants)
+    longest = 0
+    for seed in range(60):
+        record = random_record(seed, ConfigurationSpace((3, 4, 5)))
+        if len(record.history) != 2:
+            continue
+        content = compose("V6", record)[0]["content"]
+        for constant in constants:
+            assert content.count(constant) == 1
+            content = content.replace(constant, "CONSTANT")
+        longest = max(longest, len(content.split()))
+    assert 0 < longest < 250
+
+
+def test_unknown_names_and_missing_details_are_refused():
+    with pytest.raises(ValueError, match=r"variant='V7' .*'V1', 'V2', 'V3', 'V4', 'V5', 'V6'"):
+        compose("V7", RECORD)
+    with pytest.raises(ValueError, match=r"history='some' .*'designed'"):
+        ContextSpec(history="some")
+    with pytest.raises(ValueError, match=r"training='all' .*'bookkeeping'"):
+        ContextSpec(training="all")
+    training = {"objective": "GRPO", "schedule": "constant"}
+    incomplete = dataclasses.replace(RECORD, training=training)
+    with pytest.raises(ValueError, match=r"\['reward'\] missing"):
+        compose(ContextSpec(training="full"), incomplete)
