@@ -1,0 +1,104 @@
+"""Text to token ids and back, and the padding of id lists to static shapes."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+def load_tokenizer(folder: str | Path) -> Any:
+    """The Hugging Face tokenizer saved in `folder`; the network is not used.
+
+    Raises:
+        ValueError: there is no such folder.
+    """
+    if not Path(folder).is_dir():
+        raise ValueError(f"tokenizer folder is {str(folder)!r}; it must be an existing folder")
+    # transformers advises on import that it found no torch. It is not needed here.
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        from transformers import AutoTokenizer
+    finally:
+        logger.setLevel(level)
+    return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+
+
+def encode_chat(
+    tokenizer: Any, messages: Sequence[Mapping[str, str]], enable_thinking: bool = False
+) -> list[int]:
+    """Token ids of a conversation, up to where the model's answer begins.
+
+    Args:
+        tokenizer: has a chat template.
+        messages: each with "role" and "content".
+        enable_thinking: passed to the template; Qwen3's then lets the model reason first.
+    """
+    ids = tokenizer.apply_chat_template(
+        [dict(message) for message in messages],
+        tokenize=True,
+        return_dict=False,  # transformers 5 returns a dict otherwise
+        add_generation_prompt=True,
+        enable_thinking=enable_thinking,
+    )
+    return [int(token) for token in ids]
+
+
+def decode(tokenizer: Any, ids: Sequence[int]) -> str:
+    """The text of token ids, without special tokens."""
+    return tokenizer.decode([int(token) for token in ids], skip_special_tokens=True)
+
+
+def stop_token_ids(tokenizer: Any) -> tuple[int, ...]:
+    """The ids that end an answer, ascending: end of sequence, and end of turn in chat format.
+
+    Raises:
+        ValueError: the tokenizer knows neither.
+    """
+    ids = {tokenizer.eos_token_id} - {None}
+    known = tokenizer.get_vocab()
+    ids |= {known[token] for token in ("<|im_end|>", "<|endoftext|>") if token in known}
+    if not ids:
+        raise ValueError("eos_token of the tokenizer is None; it must name a token")
+    return tuple(sorted(ids))
+
+
+def bucket(n: int, sizes: int | Sequence[int]) -> int:
+    """The smallest allowed length that holds n tokens.
+
+    Args:
+        n: at least 0.
+        sizes: the allowed lengths, or an integer whose positive multiples are allowed.
+
+    Raises:
+        ValueError: n exceeds every size.
+    """
+    if isinstance(sizes, int):
+        return max(1, -(-n // sizes)) * sizes
+    fitting = [size for size in sizes if size >= n]
+    if not fitting:
+        raise ValueError(f"length is {n}; the largest of the bucket sizes is {max(sizes)}")
+    return min(fitting)
+
+
+def pad_right(
+    rows: Sequence[Sequence[int]], length: int, pad_id: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of ids as one array.
+
+    Returns:
+        Tokens i32[B, length], with `pad_id` after each row's end, and lengths i32[B].
+
+    Raises:
+        ValueError: a row is longer than `length`.
+    """
+    tokens = np.full((len(rows), length), pad_id, np.int32)
+    lengths = np.array([len(row) for row in rows], np.int32)
+    for index, row in enumerate(rows):
+        if len(row) > length:
+            raise ValueError(f"row {index} has {len(row)} tokens; at most {length} fit")
+        tokens[index, : len(row)] = row
+    return tokens, lengths
