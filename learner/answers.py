@@ -35,8 +35,8 @@ class AnswerRows:
 
 
 def pack_rows(
-    prompts: Sequence[Sequence[int]],
-    answers: Sequence[Sequence[int]],
+    prompts: Sequence[Sequence[int] | np.ndarray],
+    answers: Sequence[Sequence[int] | np.ndarray],
     rows: int,
     length: int,
     pad_id: int,
@@ -74,7 +74,12 @@ def pack_rows(
 
 
 def answer_logprobs(
-    params: Any, config: Qwen3Config, rows: AnswerRows, window: int, temperature: float = 1.0
+    params: Any,
+    config: Qwen3Config,
+    rows: AnswerRows,
+    window: int,
+    temperature: float = 1.0,
+    vocab_size: int | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Log-probabilities of the answer tokens, and entropies where they were predicted.
 
@@ -84,6 +89,7 @@ def answer_logprobs(
       rows: R rows.
       window: M, at least the longest answer.
       temperature: the logits are divided by it, as in sampling.
+      vocab_size: ids from there on, the pad id not among them, are no part of the distribution.
 
     Returns:
       f32[R, M] log-probabilities and f32[R, M] entropies in nats. Beyond a row's answer they
@@ -99,5 +105,9 @@ def answer_logprobs(
     targets = jnp.take_along_axis(rows.tokens, answer, axis=1)
     hidden = jnp.take_along_axis(hidden, (answer - 1)[:, :, None], axis=1)
     return token_logprobs(
-        hidden, model.unembedding(params, config), targets, temperature=temperature
+        hidden,
+        model.unembedding(params, config),
+        targets,
+        temperature=temperature,
+        vocab_size=vocab_size,
     )

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from learner import grpo
 
 ROWS, WINDOW = 6, 7

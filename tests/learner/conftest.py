@@ -1,0 +1,105 @@
+"""A byte-level tokenizer, a Qwen3 of a few thousand parameters and a task for the learner."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from learner import sharding
+from learner.qwen3 import model
+from learner.qwen3.config import Qwen3Config
+from learner.task import Scores
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compilation_cache(tmp_path_factory):
+    """Many tests build the same programs anew; compile each of them once a session."""
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("jax")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    yield
+    jax.config.update("jax_compilation_cache_dir", None)
+
+
+@pytest.fixture(scope="session")
+def byte_tokenizer():
+    """One token a byte, and the chat tokens: 259 ids."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+@pytest.fixture(scope="session")
+def tiny_model():
+    """Divides over 2 x 2 x 2 devices; more output rows than the tokenizer has ids."""
+    return Qwen3Config(
+        vocab_size=264,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        tie_word_embeddings=True,
+        max_position_embeddings=128,
+    )
+
+
+@pytest.fixture(scope="session")
+def one_device():
+    return sharding.make_mesh(devices=jax.devices()[:1])
+
+
+@pytest.fixture
+def tiny_params(tiny_model):
+    """Fresh for every test, because training donates them."""
+    return model.init_params(jax.random.key(0), tiny_model)
+
+
+@dataclasses.dataclass
+class LetterTask:
+    """Reward: the share of lower-case letters in the answer, plus a slowly moving baseline."""
+
+    problems: int = 6
+    average: float = 0.0
+
+    def __len__(self):
+        return self.problems
+
+    def messages(self, index):
+        return [{"role": "user", "content": "letters" + "!" * index}]
+
+    def score(self, indices, answers):
+        assert len(indices) == len(answers)
+        share = np.array([sum("a" <= c <= "z" for c in a.text) / 4 for a in answers], np.float32)
+        self.average = 0.9 * self.average + 0.1 * float(share.mean())
+        # Depends on the state, so that a resumed run shows whether that was restored.
+        rewards = share * np.float32(1 + self.average)
+        return Scores(rewards, {"letters": float(share.mean())})
+
+    def state(self):
+        return {"average": self.average}
+
+    def restore(self, state):
+        self.average = state["average"]
+
+
+@pytest.fixture
+def letter_task():
+    return LetterTask()

@@ -1,0 +1,120 @@
+"""Saving and restoring: exact, on any mesh, and never half a checkpoint."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from learner import sharding
+from learner.checkpoints import Checkpoints
+from learner.qwen3 import model
+from learner.train_state import (
+    OptimizerConfig,
+    TrainState,
+    abstract_train_state,
+    create_train_state,
+)
+
+OPTIMIZER = OptimizerConfig(learning_rate=1e-3)
+
+
+def new_state(config, mesh, seed=0):
+    params = model.init_params(jax.random.key(seed), config)
+    return create_train_state(params, config, OPTIMIZER, mesh)
+
+
+def assert_same(a, b):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(np.asarray(x), np.asarray(y)), a, b)
+
+
+def test_restores_exactly_onto_another_mesh(tiny_model, tmp_path):
+    state = new_state(tiny_model, sharding.make_mesh(data=2, fsdp=2, tensor=2))
+    noise = jax.tree.map(lambda x: x + jnp.asarray(0.5, x.dtype), state.opt_state)
+    state = TrainState(state.step + 3, state.updates + 2, state.params, noise)
+    metadata = {"round": 1, "task": {"average": 0.1 + 0.2}, "names": ["a", "b"]}
+    with Checkpoints(tmp_path / "run") as checkpoints:
+        assert checkpoints.latest_step() is None
+        checkpoints.save(3, state, metadata)
+    for mesh in (sharding.make_mesh(fsdp=4, tensor=2), sharding.make_mesh()):
+        abstract = abstract_train_state(tiny_model, OPTIMIZER, mesh)
+        with Checkpoints(tmp_path / "run", read_only=True) as checkpoints:
+            restored, record = checkpoints.restore(abstract)
+            assert checkpoints.metadata() == metadata
+        assert record == metadata
+        assert_same(restored, state)
+        for leaf, want in zip(jax.tree.leaves(restored), jax.tree.leaves(abstract), strict=True):
+            assert leaf.sharding == want.sharding
+
+
+def test_keeps_the_newest(tiny_model, one_device, tmp_path):
+    abstract = abstract_train_state(tiny_model, OPTIMIZER, one_device)
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        with pytest.raises(FileNotFoundError, match="no checkpoint any"):
+            checkpoints.restore(abstract)
+        for step in (1, 2, 5):
+            checkpoints.save(step, new_state(tiny_model, one_device, seed=step), {"step": step})
+        assert checkpoints.steps() == [2, 5]
+        assert checkpoints.metadata(2) == {"step": 2}
+        state, _ = checkpoints.restore(abstract, 2)
+        assert_same(state, new_state(tiny_model, one_device, seed=2))
+        with pytest.raises(ValueError, match=r"step=5.*larger"):
+            checkpoints.save(5, state, {})
+        with pytest.raises(FileNotFoundError, match="no checkpoint 1"):
+            checkpoints.restore(abstract, 1)
+    with pytest.raises(ValueError, match="keep=0"):
+        Checkpoints(tmp_path, keep=0)
+
+
+SAVE_FOREVER = """
+import sys, jax, jax.numpy as jnp
+from learner.checkpoints import Checkpoints
+from learner.train_state import TrainState
+checkpoints = Checkpoints(sys.argv[1], keep=None)
+for step in range(10_000):
+    value = jnp.full((1_000_000,), step, jnp.float32)
+    checkpoints.save(step, TrainState(jnp.int32(step), jnp.int32(step), value, value), {"s": step})
+"""
+
+
+def test_killed_save_leaves_no_half_checkpoint(tmp_path):
+    folder = tmp_path / "run"
+    root = Path(__file__).resolve().parents[2]
+    environment = os.environ | {"PYTHONPATH": str(root), "XLA_FLAGS": ""}
+    process = subprocess.Popen([sys.executable, "-c", SAVE_FOREVER, str(folder)], env=environment)
+    try:
+        deadline = time.monotonic() + 120
+        # Kill in the middle of a later save: as soon as its temporary folder is there.
+        while not ((folder / "1").exists() and any("tmp" in p.name for p in folder.iterdir())):
+            assert process.poll() is None, "the saving process ended early"
+            assert time.monotonic() < deadline
+            time.sleep(0.0005)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    leftovers = [p.name for p in folder.iterdir() if "tmp" in p.name]
+    if not leftovers:  # The save got through before the signal: put such a folder there.
+        (folder / "777.orbax-checkpoint-tmp-0").mkdir()
+    scalar = jax.ShapeDtypeStruct((), jnp.int32, sharding=sharding.replicated(sharding.make_mesh()))
+    array = jax.ShapeDtypeStruct((1_000_000,), jnp.float32, sharding=scalar.sharding)
+    with Checkpoints(folder, keep=None, read_only=True) as checkpoints:
+        steps = checkpoints.steps()
+        assert steps == list(range(len(steps)))
+        assert len(steps) >= 2
+        state, metadata = checkpoints.restore(
+            TrainState(step=scalar, updates=scalar, params=array, opt_state=array)
+        )
+        assert metadata == {"s": steps[-1]}
+        np.testing.assert_array_equal(state.params, np.full(1_000_000, steps[-1], np.float32))
+        assert int(state.step) == steps[-1]
+    with Checkpoints(folder, keep=None) as checkpoints:  # And it goes on from there.
+        checkpoints.save(steps[-1] + 1, state, {})
+        assert checkpoints.latest_step() == steps[-1] + 1
+    assert not [p.name for p in folder.iterdir() if "tmp" in p.name]

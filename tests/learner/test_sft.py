@@ -1,0 +1,110 @@
+"""Supervised training: what is encoded, what the loss is, and that it falls."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from learner import sharding, tokens
+from learner.qwen3 import model
+from learner.sft import Example, SFTConfig, SFTTrainer, encode_example, make_batch
+from learner.train_state import OptimizerConfig, create_train_state
+
+CONFIG = SFTConfig(
+    batch_rows=6,
+    micro_batch_rows=4,
+    length_multiple=16,
+    max_answer_tokens=8,
+    optimizer=OptimizerConfig(learning_rate=1e-2, eps=1e-3),
+)
+
+
+@pytest.fixture(scope="module")
+def examples(byte_tokenizer):
+    pairs = [("say a", "aaa"), ("say bc", "bc"), ("z?", "zzzzz"), ("q", "q"), ("12", "3456")]
+    return [
+        encode_example(byte_tokenizer, [{"role": "user", "content": question}], answer)
+        for question, answer in pairs
+    ]
+
+
+def test_encoding(byte_tokenizer, examples):
+    stop = byte_tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert examples[1].answer[-1] == stop
+    assert tokens.decode(byte_tokenizer, examples[1].answer) == "bc"
+    text = byte_tokenizer.decode(examples[1].prompt)
+    assert text == "<|im_start|>user\nsay bc<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_loss_is_the_token_mean_over_the_whole_batch(
+    tiny_model, tiny_params, one_device, byte_tokenizer, examples
+):
+    losses = []
+    # Padding on the right does not reach the tokens before it in a causal model.
+    ids, _ = tokens.pad_right([e.prompt + e.answer for e in examples], 64, 256)
+    positions = jnp.broadcast_to(jnp.arange(64), ids.shape)
+    logits = model.logits(tiny_params, tiny_model, ids, positions, positions >= 0)
+    for i, example in enumerate(examples):
+        logp = np.asarray(logits[i], np.float64)
+        logp -= np.log(np.exp(logp).sum(axis=1, keepdims=True))
+        start = len(example.prompt)
+        losses += [-logp[start + t - 1, token] for t, token in enumerate(example.answer)]
+    before = jax.tree.map(np.asarray, tiny_params)
+
+    moved = []
+    for mesh, rows in ((one_device, 4), (one_device, 2), (sharding.make_mesh(2, 2, 2), 4)):
+        trainer = SFTTrainer(
+            dataclasses.replace(CONFIG, micro_batch_rows=rows), tiny_model, mesh, pad_id=256
+        )
+        params = jax.tree.map(jnp.array, before)
+        state = create_train_state(params, tiny_model, CONFIG.optimizer, mesh)
+        state, metrics = trainer.step(state, examples)
+        np.testing.assert_allclose(metrics["loss"], np.mean(losses), rtol=1e-5)
+        assert metrics["answer_tokens"] == len(losses)
+        moved.append(
+            np.concatenate(
+                [
+                    (np.asarray(a) - b).ravel()
+                    for a, b in zip(
+                        jax.tree.leaves(state.params), jax.tree.leaves(before), strict=True
+                    )
+                ]
+            )
+        )
+    assert np.abs(moved[0]).max() > 1e-3
+    for other in moved[1:]:
+        np.testing.assert_allclose(other, moved[0], rtol=1e-4, atol=2e-6)
+
+
+def test_loss_falls_and_resumes(tiny_model, one_device, examples):
+    key = jax.random.key(0)
+
+    def fresh():
+        params = model.init_params(jax.random.key(1), tiny_model)
+        return create_train_state(params, tiny_model, CONFIG.optimizer, one_device)
+
+    trainer = SFTTrainer(CONFIG, tiny_model, one_device, pad_id=256)
+    losses = []
+    for result in trainer.run(fresh(), examples, key, 0, 60):
+        losses.append(result.metrics["loss"])
+    assert losses[0] > 5  # log(264) is 5.58.
+    assert losses[-1] < 0.5 * losses[0]
+
+    *_, half = trainer.run(fresh(), examples, key, 0, 3)
+    *_, result = trainer.run(half.state, examples, key, 3, 6)
+    np.testing.assert_array_equal(result.metrics["loss"], losses[5])
+
+
+def test_bad_input_is_named(tiny_model, examples):
+    with pytest.raises(ValueError, match="batch_rows=0"):
+        SFTConfig(batch_rows=0)
+    with pytest.raises(ValueError, match=r"max_answer_tokens=8.*9 tokens"):
+        make_batch([Example((1,), (2,) * 9)], CONFIG, pad_id=0)
+    with pytest.raises(ValueError, match="examples"):
+        make_batch([], CONFIG, pad_id=0)
+    with pytest.raises(ValueError, match=r"micro_batch_rows=4.*multiples of 8"):
+        SFTTrainer(CONFIG, tiny_model, sharding.make_mesh(data=2, fsdp=4), pad_id=0)
+    with pytest.raises(ValueError, match=r"prompts\[0\]"):
+        make_batch([Example((), (2,))], CONFIG, pad_id=0)

@@ -1,0 +1,112 @@
+"""The optimizer against AdamW written out in NumPy, its schedule, and where the state lives."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from learner import sharding
+from learner.qwen3 import model
+from learner.train_state import (
+    OptimizerConfig,
+    abstract_train_state,
+    create_train_state,
+    learning_rate_schedule,
+    make_optimizer,
+)
+
+
+@pytest.mark.parametrize("max_grad_norm", [0.0, 0.5])
+def test_optimizer_is_adamw(max_grad_norm):
+    config = OptimizerConfig(
+        learning_rate=0.1,
+        warmup_steps=1,
+        weight_decay=0.3,
+        b1=0.8,
+        b2=0.9,
+        eps=1e-3,
+        max_grad_norm=max_grad_norm,
+    )
+    rng = np.random.default_rng(0)
+    params = {"mlp": {"kernel": rng.normal(size=(3, 4))}, "norm": {"scale": rng.normal(size=3)}}
+    optimizer = make_optimizer(config)
+    ours = jax.tree.map(jnp.asarray, params)
+    opt_state = optimizer.init(ours)
+    flat = [params["mlp"]["kernel"], params["norm"]["scale"]]
+    m, v = [0.0, 0.0], [0.0, 0.0]
+    for t in (1, 2, 3):
+        grads = [rng.normal(size=p.shape) for p in flat]
+        tree = {"mlp": {"kernel": jnp.asarray(grads[0])}, "norm": {"scale": jnp.asarray(grads[1])}}
+        changes, opt_state = optimizer.update(tree, opt_state, ours)
+        ours = jax.tree.map(jnp.add, ours, changes)
+
+        norm = math.sqrt(sum((g**2).sum() for g in grads))
+        if max_grad_norm:
+            assert norm > max_grad_norm
+            grads = [g * max_grad_norm / norm for g in grads]
+        rate = 0.1 * min(t / 2, 1.0)
+        for i, (g, decay) in enumerate(zip(grads, (0.3, 0.0), strict=True)):
+            m[i] = 0.8 * m[i] + 0.2 * g
+            v[i] = 0.9 * v[i] + 0.1 * g**2
+            step = m[i] / (1 - 0.8**t) / (np.sqrt(v[i] / (1 - 0.9**t)) + 1e-3)
+            flat[i] = flat[i] - rate * (step + decay * flat[i])
+    np.testing.assert_allclose(ours["mlp"]["kernel"], flat[0], rtol=1e-4)
+    np.testing.assert_allclose(ours["norm"]["scale"], flat[1], rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("decay", "want"),
+    [
+        ("constant", [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0]),
+        ("linear", [0.25, 0.5, 0.75, 1.0, 0.75, 0.5, 0.25, 0.0]),
+        (
+            "cosine",
+            [0.25, 0.5, 0.75] + [0.5 + 0.5 * math.cos(math.pi * i / 4) for i in range(5)],
+        ),
+    ],
+)
+def test_schedule(decay, want):
+    config = OptimizerConfig(learning_rate=2.0, warmup_steps=3, decay=decay, total_steps=7)
+    schedule = learning_rate_schedule(config)
+    np.testing.assert_allclose(
+        [schedule(jnp.int32(i)) for i in range(8)], 2 * np.array(want), atol=1e-6
+    )
+    np.testing.assert_allclose(schedule(jnp.int32(100)), 2 * want[-1], atol=1e-6)
+
+
+def test_every_leaf_lives_on_the_mesh(tiny_model):
+    mesh = sharding.make_mesh(data=2, fsdp=2, tensor=2)
+    params = model.init_params(jax.random.key(0), tiny_model)
+    state = create_train_state(params, tiny_model, OptimizerConfig(), mesh)
+    abstract = abstract_train_state(tiny_model, OptimizerConfig(), mesh)
+    for leaf, want in zip(jax.tree.leaves(state), jax.tree.leaves(abstract), strict=True):
+        assert leaf.sharding == want.sharding
+        assert (leaf.shape, leaf.dtype) == (want.shape, want.dtype)
+    moments = [
+        leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state.opt_state)
+        if jax.tree_util.keystr(path).endswith("['embedding']")
+    ]
+    assert len(moments) == 2
+    for moment in moments:
+        assert moment.sharding == state.params["embedding"].sharding
+        assert moment.addressable_shards[0].data.size == moment.size // 4
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("learning_rate", 0.0),
+        ("b2", 1.0),
+        ("max_grad_norm", -1.0),
+        ("warmup_steps", -1),
+        ("decay", "exponential"),
+    ],
+)
+def test_bad_optimizer_is_named(field, value):
+    with pytest.raises(ValueError, match=f"{field}={value!r}.*allowed"):
+        OptimizerConfig(**{field: value})
+    with pytest.raises(ValueError, match="total_steps=None"):
+        OptimizerConfig(decay="cosine")
