@@ -1,14 +1,15 @@
 """Instances on disk: JSON lines, one instance a line."""
 
+import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mapf_jax.text import FROZEN, HOLE
-from mapf_jax.types import Instance
+from mapf_jax.types import Instance, Solution, Status, make_instance, stack
 
 
 def to_record(instance: Instance, name: str) -> dict[str, Any]:
@@ -43,6 +44,46 @@ def write_jsonl(path: Path, instances: Instance, prefix: str) -> None:
     with path.open("w") as file:
         for i in range(len(instances)):
             file.write(json.dumps(to_record(instances[i], f"{prefix}-{i}")) + "\n")
+
+
+def from_records(records: Sequence[Mapping[str, Any]]) -> Instance:
+    """A batch from records of `to_record` that hold their solutions, equal to what was written.
+
+    Maps are padded to the widest lake and plans to the longest one.
+
+    Raises:
+      ValueError: a record lacks a field or is not a legal instance; the message names its id.
+    """
+    if not records:
+        raise ValueError("records=[]: at least one is needed")
+    width = max(len(record["map"]) for record in records)
+    steps = max(len(record["paths"][0]) for record in records)
+    instances = []
+    for number, record in enumerate(records):
+        name = record.get("id", f"record {number}")
+        try:
+            instance = make_instance(
+                record["map"],
+                [(int(r), int(c)) for r, c in record["starts"]],
+                [(int(r), int(c)) for r, c in record["goals"]],
+            )
+            paths = np.array(record["paths"], np.int8).transpose(1, 0, 2)
+            solution = Solution(
+                status=np.int8(Status.OPTIMAL),
+                cost=np.int32(record["cost"]),
+                makespan=np.int32(record["makespan"]),
+                needs_wait=np.bool_(record["needs_wait"]),
+                paths=np.pad(paths, ((0, steps - len(paths)), (0, 0), (0, 0)), mode="edge"),
+                num_steps=np.int32(len(paths) - 1),
+            )
+        except KeyError as error:
+            raise ValueError(f"{name}: field {error} is missing") from error
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+        extra = (0, width - int(instance.size))
+        blocked = np.pad(instance.blocked, (extra, extra), constant_values=True)
+        instances.append(dataclasses.replace(instance, blocked=blocked, solution=solution))
+    return stack(instances)
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:

@@ -1,0 +1,1 @@
+"""The closed loop of training, validation and design; files, flags and processes live here."""

@@ -1,0 +1,1 @@
+"""One file for each run: `get_config()` returns all options of `experiments.settings`."""

@@ -1,0 +1,362 @@
+"""The closed loop: generate, train, validate, record, design; each step recorded before the next.
+
+Every random choice is derived from the run's seed and the round, and every finished step leaves a
+file, so a run that was killed anywhere goes on as if it had not been.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import yaml
+
+import mapf_jax
+from engineer import designers
+from engineer.context import Message
+from engineer.evidence import FailureBreakdown, RoundRecord, RunRecord
+from engineer.proposal import render_config
+from experiments import run_directory as files
+from experiments.mapf_task import MapfTask
+from experiments.policy import Policy, Responder, load_policy
+from experiments.progress import Reporter
+from experiments.settings import Settings
+from experiments.validation import ValidationResult, Validator, validation_set
+from learner import train_state
+from learner.checkpoints import Checkpoints
+from learner.train_state import TrainState
+from learner.trainer import GRPOTrainer
+from mapf_jax import EnvironmentConfig, formats
+
+# What the run's key is folded with, so that no two uses share one.
+_GENERATION, _TRAINING, _DESIGN, _COLD_START = range(4)
+
+
+@dataclasses.dataclass(frozen=True)
+class Position:
+    """Where a checkpoint stands: `step` training steps of round `round` are done.
+
+    `total` counts those of earlier rounds too and names the checkpoint.
+    """
+
+    round: int
+    step: int
+    total: int
+
+
+class Loop:
+    """One run in one folder.
+
+    Args:
+      settings: the options.
+      directory: where the run lives; another run of the same options is continued.
+      reporter: where progress is shown.
+    """
+
+    def __init__(
+        self, settings: Settings, directory: files.RunDirectory, reporter: Reporter
+    ) -> None:
+        self._settings = settings
+        self._directory = directory
+        self._reporter = reporter
+        self._space = settings.environment.space()
+        self._key = jax.random.key(settings.seed)
+
+    def run(self) -> None:
+        """Runs or resumes to the end; returns at once if there is nothing left to do."""
+        settings, directory = self._settings, self._directory
+        policy, params = load_policy(settings)
+        count = sum(leaf.size for leaf in jax.tree.leaves(params))
+        self._reporter.line(
+            f"model {settings.model.path}: {count:,} parameters on "
+            f"{policy.mesh.devices.size} x {policy.mesh.devices.flat[0].device_kind}"
+        )
+        validation = self._validation_set()
+        validator = Validator(settings, policy, validation)
+        names = set(mapf_jax.fingerprints(validation))
+        trainer = GRPOTrainer(settings.training, policy.config, policy.mesh, policy.tokenizer)
+        optimizer = settings.training.optimizer
+        with Checkpoints(
+            directory.root / "checkpoints", keep=settings.checkpoint.keep
+        ) as checkpoints:
+            initial = directory.root / "initial" / "validation.json"
+            if not initial.exists():
+                self._validate(validator, params, initial)
+            self._line("before training", self._breakdown(initial))
+            task_state: dict[str, Any] = {}
+            position = Position(0, 0, 0)
+            if checkpoints.latest_step() is None:
+                state = train_state.create_train_state(
+                    params, policy.config, optimizer, policy.mesh
+                )
+            else:
+                state, metadata = checkpoints.restore(
+                    train_state.abstract_train_state(policy.config, optimizer, policy.mesh)
+                )
+                position = Position(**metadata["position"])
+                task_state = metadata["task"]
+                self._reporter.line(
+                    f"resuming after step {position.step} of round {position.round}"
+                )
+            del params
+            responder = self._design_responder(policy)
+            for index in range(settings.loop.rounds):
+                if index < position.round:
+                    self._report_round(index)
+                    continue
+                instances = self._training_set(index, names)
+                if index > position.round:
+                    position = Position(index, 0, position.total)
+                state, position, task_state = self._train(
+                    trainer, state, instances, task_state, position, checkpoints
+                )
+                path = directory.round(index) / "validation.json"
+                if not path.exists():
+                    self._validate(validator, state.params, path)
+                if index + 1 < settings.loop.rounds:
+                    self._design(index + 1, responder, state.params)
+                self._report_round(index)
+
+    # Training sets
+
+    def _validation_set(self) -> mapf_jax.Instance:
+        folder = self._directory.root / "validation"
+        path = folder / "instances.jsonl"
+        if not path.exists():
+            self._reporter.line("making the validation set")
+            instances, report = validation_set(self._settings)
+            files.write_json(folder / "generated.json", report.to_dict())
+            self._write_instances(path, instances, "validation")
+        return formats.from_records(list(formats.read_jsonl(path)))
+
+    def _training_set(self, index: int, exclude: set[bytes]) -> mapf_jax.Instance:
+        """The instances of a round; makes them if that has not been done."""
+        folder = self._directory.round(index)
+        path = folder / "instances.jsonl"
+        if not path.exists():
+            config, note = self._asked_config(index), ""
+            self._reporter.line(f"round {index}: making the training set")
+            try:
+                instances, report = self._generate(index, config, exclude)
+            except ValueError as error:
+                if index == 0:
+                    raise
+                # A design without a single solvable instance is no reason to stop the run.
+                config, note = self._config(index - 1), f"previous configuration kept: {error}"
+                instances, report = self._generate(index, config, exclude)
+            files.write_json(folder / "generated.json", {"note": note, **report.to_dict()})
+            files.write_text(folder / "environment.yaml", render_config(config) + "\n")
+            self._write_instances(path, instances, f"round-{index}")
+        return formats.from_records(list(formats.read_jsonl(path)))
+
+    def _generate(
+        self, index: int, config: EnvironmentConfig, exclude: set[bytes]
+    ) -> tuple[mapf_jax.Instance, mapf_jax.GenerationReport]:
+        environment = self._settings.environment
+        return mapf_jax.generate(
+            self._round_key(_GENERATION, index),
+            config,
+            environment.num_instances,
+            environment.num_agents,
+            exclude=exclude,
+            max_candidates=environment.max_candidates,
+        )
+
+    def _write_instances(self, path: Path, instances: mapf_jax.Instance, prefix: str) -> None:
+        records = (
+            formats.to_record(instances[i], f"{prefix}-{i}") for i in range(len(instances))
+        )
+        files.write_jsonl(path, records)
+
+    def _asked_config(self, index: int) -> EnvironmentConfig:
+        """What round 0 is drawn as, or what the engineer designed for a later round."""
+        if index == 0:
+            return designers.random_config(self._round_seed(_COLD_START, 0), self._space)
+        design = files.read_json(self._directory.round(index - 1) / "design" / "design.json")
+        return EnvironmentConfig.from_dict(design["config"])
+
+    def _config(self, index: int) -> EnvironmentConfig:
+        """What the training set of a round was made from."""
+        return EnvironmentConfig.from_dict(
+            yaml.safe_load((self._directory.round(index) / "environment.yaml").read_text())
+        )
+
+    # Training
+
+    def _train(
+        self,
+        trainer: GRPOTrainer,
+        state: TrainState,
+        instances: mapf_jax.Instance,
+        task_state: dict[str, Any],
+        position: Position,
+        checkpoints: Checkpoints,
+    ) -> tuple[TrainState, Position, dict[str, Any]]:
+        """Trains from `position` to the end of its round, with checkpoints on the way."""
+        settings, index = self._settings, position.round
+        log = self._directory.round(index) / "train.jsonl"
+        files.truncate_log(log, position.step)
+        task = MapfTask(instances, settings.reward, settings.environment.list_holes)
+        if task_state:
+            task.restore(task_state)
+        steps = settings.training.num_steps(len(task))
+        results = trainer.run(
+            state, task, self._round_key(_TRAINING, index), position.step, steps
+        )
+        with (
+            log.open("a") as file,
+            self._reporter.bar(f"round {index} training", steps, position.step) as advance,
+        ):
+            for result in results:
+                state = result.state
+                position = Position(index, result.step + 1, position.total + 1)
+                file.write(files.json_line({"step": result.step, **result.metrics}))
+                file.flush()
+                metrics = result.metrics
+                advance(
+                    position.step,
+                    f"reward {metrics['reward']:.2f} valid {metrics['task/valid']:.2f}",
+                )
+                if position.step == steps or position.step % settings.checkpoint.every_steps == 0:
+                    checkpoints.save(
+                        position.total,
+                        state,
+                        {"position": dataclasses.asdict(position), "task": task.state()},
+                    )
+        return state, position, task.state()
+
+    # Validation
+
+    def _validate(self, validator: Validator, params: Any, path: Path) -> None:
+        result = validator(params)
+        files.write_jsonl(path.with_name("answers.jsonl"), _answer_records(result))
+        tokens = [answer.num_tokens for answer in result.answers]
+        truncated = [answer.truncated for answer in result.answers]
+        files.write_json(
+            path,
+            {
+                **result.judgement.breakdown().to_dict(),
+                "answer_tokens_mean": round(float(np.mean(tokens)), 2),
+                "truncated_share": round(float(np.mean(truncated)), 4),
+            },
+        )
+
+    def _breakdown(self, path: Path) -> FailureBreakdown:
+        return FailureBreakdown.from_dict(files.read_json(path))
+
+    # Design
+
+    def _design_responder(self, policy: Policy) -> Responder:
+        engineer = self._settings.engineer
+        return Responder(
+            policy, engineer.max_new_tokens, engineer.temperature, engineer.top_p, engineer.top_k
+        )
+
+    def _design(self, index: int, responder: Responder, params: Any) -> None:
+        """Designs the configuration of round `index`, unless that has been done."""
+        settings = self._settings
+        folder = self._directory.round(index - 1) / "design"
+        if (folder / "design.json").exists():
+            return
+        engineer = settings.engineer
+        designer: designers.Designer
+        if engineer.designer == "current":
+
+            def generate(chats: Sequence[Sequence[Message]], seed: int) -> list[str]:
+                answers = responder(params, chats, jax.random.key(seed))
+                return [answer.text for answer in answers]
+
+            designer = designers.ModelDesigner(
+                generate, designers.variant(engineer.context), engineer.tries, source="current"
+            )
+        else:
+            designer = designers.make_designer(engineer.designer)
+        design = designer.design(self._record(index), self._space, self._round_seed(_DESIGN, index))
+        context = "\n\n".join(message["content"] for message in design.context_messages)
+        files.write_text(folder / "context.md", context + "\n")
+        files.write_text(folder / "answers.md", "\n\n---\n\n".join(design.raw_texts) + "\n")
+        files.write_json(folder / "design.json", design.to_dict())
+
+    def _record(self, index: int) -> RunRecord:
+        """What is known when round `index` is designed."""
+        history = tuple(
+            RoundRecord(
+                round=past,
+                config=self._config(past),
+                breakdown=self._breakdown(self._directory.round(past) / "validation.json"),
+                cold_start=past == 0,
+            )
+            for past in range(index)
+        )
+        summary = None
+        if index > 1:
+            design = files.read_json(self._directory.round(index - 2) / "design" / "design.json")
+            summary = design["summary"] or None
+        return RunRecord(
+            history=history,
+            round=index,
+            total_rounds=self._settings.loop.rounds,
+            epochs_per_round=math.ceil(self._settings.training.epochs),
+            summary=summary,
+        )
+
+    # Keys and lines
+
+    def _round_key(self, purpose: int, index: int) -> jax.Array:
+        return jax.random.fold_in(jax.random.fold_in(self._key, purpose), index)
+
+    def _round_seed(self, purpose: int, index: int) -> int:
+        entropy = [self._settings.seed, purpose, index]
+        return int(np.random.SeedSequence(entropy).generate_state(1)[0]) >> 1
+
+    def _report_round(self, index: int) -> None:
+        folder = self._directory.round(index)
+        line = ""
+        path = folder / "design" / "design.json"
+        if path.exists():
+            design = files.read_json(path)
+            line = describe(EnvironmentConfig.from_dict(design["config"]))
+            if design["kept_previous"]:
+                line += f" (kept: {design['reason']})"
+        self._line(f"round {index}", self._breakdown(folder / "validation.json"), line)
+
+    def _line(self, title: str, breakdown: FailureBreakdown, design: str = "") -> None:
+        sizes = " ".join(
+            f"{row.size}x{row.size} {row.valid_rate:.0%}/{row.optimal_rate:.0%}"
+            for row in breakdown.by_size
+        )
+        text = (
+            f"{title}: valid {breakdown.valid_rate:.1%} optimal {breakdown.optimal_rate:.1%}"
+            f" (valid/optimal {sizes})"
+        )
+        self._reporter.line(text + (f"; next: {design}" if design else ""))
+
+
+def describe(config: EnvironmentConfig) -> str:
+    """A configuration in one short line: share, holes and waits of each size."""
+    rows = zip(config.sizes, config.data_ratio, config.hole_ratio, config.wait_ratio, strict=True)
+    return ", ".join(
+        f"{size}x{size} share {share:.2f} holes {holes:.2f} waits {waits:.2f}"
+        for size, share, holes, waits in rows
+    )
+
+
+def _answer_records(result: ValidationResult) -> list[dict[str, Any]]:
+    verdict, judgement = result.judgement.verdict, result.judgement
+    return [
+        {
+            "id": f"validation-{i}",
+            "size": int(judgement.sizes[i]),
+            "valid": bool(verdict.valid[i]),
+            "optimal": bool(verdict.optimal[i]),
+            "failed": [name for name in mapf_jax.CHECKS if not getattr(verdict, name)[i]],
+            "cost": int(verdict.cost[i]) if verdict.valid[i] else None,
+            "optimum": int(judgement.optimum[i]),
+            "tokens": answer.num_tokens,
+            "text": answer.text,
+        }
+        for i, answer in enumerate(result.answers)
+    ]

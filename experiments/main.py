@@ -1,0 +1,50 @@
+"""Starts or resumes one run: `python -m experiments.main --config=experiments/configs/tiny.py`."""
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+# Messages of libraries about accelerators that are not there say nothing to a user.
+os.environ.setdefault("JAX_PLATFORMS", "")
+logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
+
+from absl import app, flags  # noqa: E402
+from ml_collections import config_flags  # noqa: E402
+
+from experiments import report  # noqa: E402
+from experiments import settings as settings_lib  # noqa: E402
+from experiments.loop import Loop  # noqa: E402
+from experiments.progress import Reporter  # noqa: E402
+from experiments.run_directory import RunDirectory  # noqa: E402
+
+_CONFIG = config_flags.DEFINE_config_file(
+    "config", "experiments/configs/tiny.py", "A Python file whose get_config() holds all options."
+)
+_WORKDIR = flags.DEFINE_string(
+    "workdir", "runs/tiny", "Folder of the run; started again with the same one, it resumes."
+)
+
+
+def main(argv: Sequence[str]) -> None:
+    """Runs the closed loop and writes the report."""
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected arguments {argv[1:]}; options look like --name=value")
+    begin = time.monotonic()
+    reporter = Reporter()
+    try:
+        settings = settings_lib.from_config(_CONFIG.value)
+        directory = RunDirectory(Path(_WORKDIR.value))
+        with directory.locked():
+            directory.claim(settings)
+            Loop(settings, directory, reporter).run()
+            path = report.write(directory.root)
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+    reporter.line(f"done in {time.monotonic() - begin:.0f} s; report: {path}")
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,116 @@
+"""MAPF-FrozenLake as a `Task` of the learner, and the judgement of answers for validation."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+import mapf_jax
+from engineer.evidence import FailureBreakdown
+from experiments.reward import RewardConfig, accuracy_reward, length_reward, reward_weights
+from learner.task import Answer, Message, Scores
+
+
+@dataclasses.dataclass(frozen=True)
+class Judgement:
+    """Verdicts on N answers; all fields are NumPy arrays of shape [N].
+
+    Attributes:
+      sizes: i32, lake size of the instance.
+      verdict: the eight checks, costs and gaps.
+      optimum: i32, optimal sum of costs.
+    """
+
+    sizes: np.ndarray
+    verdict: mapf_jax.Verdict
+    optimum: np.ndarray
+
+    def breakdown(self) -> FailureBreakdown:
+        """Counts by lake size."""
+        failed = {name: ~getattr(self.verdict, name) for name in mapf_jax.CHECKS}
+        return FailureBreakdown.from_outcomes(
+            self.sizes, self.verdict.valid, self.verdict.optimal, failed
+        )
+
+
+def judge(instances: mapf_jax.Instance, indices: np.ndarray, texts: Sequence[str]) -> Judgement:
+    """Verifies `texts[i]` as the answer to `instances[indices[i]]`.
+
+    Args:
+      instances: batch with solutions.
+      indices: i64[N].
+      texts: N answers.
+    """
+    chosen = instances[np.asarray(indices)]
+    plans = mapf_jax.plans_from_texts(texts, chosen.starts.shape[-2])
+    verdict = jax.tree.map(np.asarray, mapf_jax.verify(chosen, plans))
+    assert chosen.solution is not None
+    return Judgement(np.asarray(chosen.size), verdict, np.asarray(chosen.solution.cost))
+
+
+class MapfTask:
+    """Prompts about a set of solved instances, scored by the verifier.
+
+    Its state is the moving average of the share of short responses, from which the weights of the
+    two parts of the reward follow. It is updated after a list of answers has been scored.
+
+    Args:
+      instances: batch with solutions.
+      reward: the reward.
+      list_holes: also list the holes' cells in the prompt.
+      short_share: the average to start from.
+    """
+
+    def __init__(
+        self,
+        instances: mapf_jax.Instance,
+        reward: RewardConfig,
+        list_holes: bool,
+        short_share: float = 0.0,
+    ) -> None:
+        self._instances = instances
+        self._reward = reward
+        self._prompts = [mapf_jax.prompt(instances[i], list_holes) for i in range(len(instances))]
+        self._short_share = short_share
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    def messages(self, index: int) -> Sequence[Message]:
+        """One user message that poses instance `index`."""
+        return [{"role": "user", "content": self._prompts[index]}]
+
+    def score(self, indices: np.ndarray, answers: Sequence[Answer]) -> Scores:
+        """R = w_acc R_acc + w_len R_len of every answer."""
+        judgement = judge(self._instances, indices, [answer.text for answer in answers])
+        num_tokens = np.array([answer.num_tokens for answer in answers])
+        accuracy = accuracy_reward(judgement.verdict, judgement.optimum)
+        length = length_reward(num_tokens, self._reward)
+        w_accuracy, w_length = reward_weights(self._short_share)
+        decay = self._reward.average_decay
+        short = float(np.mean(num_tokens <= self._reward.short_length))
+        self._short_share = decay * self._short_share + (1 - decay) * short
+        valid, optimal = judgement.verdict.valid, judgement.verdict.optimal
+        metrics = {
+            "valid": float(np.mean(valid)),
+            "optimal": float(np.mean(optimal)),
+            "reward_accuracy": float(np.mean(accuracy)),
+            "reward_length": float(np.mean(length)),
+            "weight_accuracy": w_accuracy,
+            "short_share": self._short_share,
+        }
+        for size in np.unique(judgement.sizes):
+            here = judgement.sizes == size
+            metrics[f"valid_{size}"] = float(np.mean(valid[here]))
+            metrics[f"optimal_{size}"] = float(np.mean(optimal[here]))
+        return Scores(rewards=w_accuracy * accuracy + w_length * length, metrics=metrics)
+
+    def state(self) -> dict[str, Any]:
+        """The moving average."""
+        return {"short_share": self._short_share}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Takes back what `state` returned."""
+        self._short_share = float(state["short_share"])

@@ -1,0 +1,56 @@
+"""What a person sees of a run: bars with the time left on a terminal, plain lines elsewhere."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+_SECONDS_BETWEEN_LINES = 15.0
+
+Advance = Callable[[int, str], None]
+
+
+class Reporter:
+    """Prints progress and results.
+
+    Args:
+      console: where to; the standard output by default.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(highlight=False, soft_wrap=True)
+
+    def line(self, text: str) -> None:
+        """One line that stays."""
+        self._console.print(text, markup=False)
+
+    @contextlib.contextmanager
+    def bar(self, title: str, total: int, done: int = 0) -> Iterator[Advance]:
+        """A bar for a loop: call the value with (steps done, note) after each step."""
+        if self._console.is_terminal:
+            with Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=30),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[note]}"),
+                console=self._console,
+                transient=True,
+            ) as progress:
+                task = progress.add_task(title, total=total, completed=done, note="")
+                yield lambda now, note: progress.update(task, completed=now, note=note)
+            return
+        begin = last = time.monotonic()
+
+        def advance(now: int, note: str) -> None:
+            nonlocal last
+            moment = time.monotonic()
+            if moment - last < _SECONDS_BETWEEN_LINES and now < total:
+                return
+            last = moment
+            left = (moment - begin) / max(now - done, 1) * (total - now)
+            self.line(f"{title}: {now}/{total}, {left:.0f} s left, {note}")
+
+        yield advance

@@ -1,0 +1,61 @@
+"""The reward of an answer, from the verifier's verdict and the answer's length."""
+
+import dataclasses
+import math
+
+import numpy as np
+
+from mapf_jax import Verdict
+
+
+@dataclasses.dataclass(frozen=True)
+class RewardConfig:
+    """The reward of "From Trainee to Trainer" (arXiv 2606.17682), with its lengths as options.
+
+    Attributes:
+      short_length: L1, response tokens up to which length costs nothing.
+      long_length: L2 > L1, response tokens from which length costs most.
+      average_decay: decay in [0, 1) of the moving average of the share of short responses; the
+        publication gives none.
+    """
+
+    short_length: int = 1500
+    long_length: int = 4096
+    average_decay: float = 0.9
+
+    def __post_init__(self) -> None:
+        if self.short_length < 1:
+            raise ValueError(f"short_length={self.short_length}: allowed are integers from 1 up")
+        if self.long_length <= self.short_length:
+            raise ValueError(
+                f"long_length={self.long_length}: allowed are integers above "
+                f"short_length={self.short_length}"
+            )
+        if not (math.isfinite(self.average_decay) and 0 <= self.average_decay < 1):
+            raise ValueError(f"average_decay={self.average_decay}: allowed are numbers in [0, 1)")
+
+
+def accuracy_reward(verdict: Verdict, optimum: np.ndarray) -> np.ndarray:
+    """R_acc, f32[N]: 0 if a check fails, else 1 - 0.7 c / c_max for a gap c up to c_max, then 0.3.
+
+    c_max is twice the optimum.
+    """
+    gap = np.asarray(verdict.gap, np.float32)
+    largest = 2.0 * np.asarray(optimum, np.float32)
+    reward = np.where(gap <= largest, 1.0 - 0.7 * gap / np.maximum(largest, 1.0), 0.3)
+    return np.where(np.asarray(verdict.valid), reward, 0.0).astype(np.float32)
+
+
+def length_reward(num_tokens: np.ndarray, config: RewardConfig) -> np.ndarray:
+    """R_len, f32[N]: 0 up to L1, falling linearly to -1 at L2, then -1."""
+    over = np.asarray(num_tokens, np.float32) - config.short_length
+    return -np.clip(over / (config.long_length - config.short_length), 0.0, 1.0)
+
+
+def reward_weights(short_share: float) -> tuple[float, float]:
+    """(w_acc, w_len) for the moving average of the share of responses of at most L1 tokens.
+
+    (0.5, 0.5) below 0.5, then linearly to (0.8, 0.2) at 0.9, then held.
+    """
+    accuracy = 0.5 + 0.3 * min(max((short_share - 0.5) / 0.4, 0.0), 1.0)
+    return accuracy, 1.0 - accuracy

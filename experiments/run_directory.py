@@ -1,0 +1,144 @@
+"""The folder of a run: files a person can read, enough to resume.
+
+    config.json                     all options
+    versions.json                   what the run was made with
+    validation/                     the fixed set: instances.jsonl, generated.json
+    initial/validation.json         the model before any training, and its answers.jsonl
+    rounds/R/environment.yaml       the configuration of the training set
+    rounds/R/generated.json         asked and achieved ratios
+    rounds/R/instances.jsonl        the training set
+    rounds/R/train.jsonl            one line a training step
+    rounds/R/validation.json        outcomes by size, and all answers in answers.jsonl
+    rounds/R/design/                context.md, answers.md, design.json: how round R + 1 came about
+    checkpoints/                    weights, optimizer, position
+    report.html, figures/
+
+A file appears when it is complete, so what exists is finished and what is missing is done again.
+"""
+
+import contextlib
+import fcntl
+import importlib.metadata
+import json
+import os
+import platform
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from experiments.settings import Settings
+
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "numpy")
+
+
+class RunDirectory:
+    """Paths and files of one run.
+
+    Args:
+      root: the folder; created if needed.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        root.mkdir(parents=True, exist_ok=True)
+
+    def round(self, index: int) -> Path:
+        """The folder of a round."""
+        return self.root / "rounds" / str(index)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps other processes of this machine out; the lock ends with the process.
+
+        Raises:
+          ValueError: another process has it.
+        """
+        with (self.root / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise ValueError(
+                    f"workdir={self.root}: another process is running there"
+                ) from error
+            yield
+
+    def claim(self, settings: Settings) -> None:
+        """Notes the options of a new run, or checks that they are those of the run to resume.
+
+        Raises:
+          ValueError: the run was started with other options; the message names them.
+        """
+        path = self.root / "config.json"
+        # As JSON holds them, so that both sides compare alike.
+        now = json.loads(json.dumps(settings.to_dict()))
+        if not path.exists():
+            write_json(self.root / "versions.json", versions())
+            write_json(path, now)
+            return
+        before = json.loads(path.read_text())
+        changed = sorted(_differences(before, now))
+        if changed:
+            raise ValueError(
+                f"workdir={self.root}: the run there was started with other options "
+                f"({'; '.join(changed)}); use those, or another --workdir"
+            )
+
+
+def versions() -> dict[str, Any]:
+    """Versions of what computes, and the machine."""
+    devices = jax.devices()
+    return {
+        "python": platform.python_version(),
+        **{name: importlib.metadata.version(name) for name in _PACKAGES},
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "devices": f"{len(devices)} x {devices[0].device_kind}",
+    }
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file that is there wholly or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes a JSON file; see `write_text`."""
+    write_text(path, json.dumps(value, indent=1) + "\n")
+
+
+def write_jsonl(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Writes JSON lines; see `write_text`."""
+    write_text(path, "".join(json_line(record) for record in records))
+
+
+def json_line(record: Mapping[str, Any]) -> str:
+    """One record as a line of a JSON lines file."""
+    return json.dumps(record) + "\n"
+
+
+def read_json(path: Path) -> Any:
+    """Reads a JSON file."""
+    return json.loads(path.read_text())
+
+
+def truncate_log(path: Path, steps: int) -> None:
+    """Drops the lines of a training log that are not of its first `steps` steps."""
+    if path.exists():
+        lines = path.read_text().splitlines()[:steps]
+        write_text(path, "".join(line + "\n" for line in lines))
+
+
+def _differences(before: Any, now: Any, path: str = "") -> Iterator[str]:
+    if isinstance(before, dict) and isinstance(now, dict):
+        for name in before.keys() | now.keys():
+            yield from _differences(before.get(name), now.get(name), f"{path}{name}.")
+    elif before != now:
+        yield f"{path.rstrip('.')} was {before!r} and is {now!r}"

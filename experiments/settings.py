@@ -1,0 +1,326 @@
+"""All options of a run in one place: typed, documented, checked before anything is computed."""
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import ml_collections
+
+from engineer import context, space
+from experiments.reward import RewardConfig
+from learner.qwen3.config import DTYPES
+from learner.trainer import GRPOConfig
+from mapf_jax.environment_config import MAX_SIZE, MIN_SIZE, EnvironmentConfig, max_hole_ratio
+
+T = TypeVar("T")
+
+DESIGNERS = ("current", "fixed", "random")
+#: The model folder that is part of this package.
+TINY_MODEL = "tiny"
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelSettings:
+    """Which model, and how it is computed.
+
+    Attributes:
+      path: a Hugging Face checkpoint folder, or "tiny" for the embedded model.
+      dtype: "float32" or "bfloat16", of activations and matrix products.
+      param_dtype: likewise, of the parameters.
+      remat: recompute blocks in the backward pass instead of keeping their activations.
+      scan_unroll: blocks for each iteration of the scan over layers.
+    """
+
+    path: str = TINY_MODEL
+    dtype: str = "float32"
+    param_dtype: str = "float32"
+    remat: bool = False
+    scan_unroll: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("dtype", "param_dtype"):
+            if getattr(self, name) not in DTYPES:
+                raise ValueError(f"{name}={getattr(self, name)!r}: allowed are {DTYPES}")
+        _at_least(self, scan_unroll=1)
+        if not (self.folder / "config.json").is_file():
+            raise ValueError(
+                f"path={self.path!r}: allowed are {TINY_MODEL!r} and folders with a config.json"
+            )
+
+    @property
+    def folder(self) -> Path:
+        """Where the checkpoint lies."""
+        if self.path == TINY_MODEL:
+            return Path(__file__).parent / "tiny_model"
+        return Path(self.path)
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshSettings:
+    """Devices along each mesh axis; their product is the number of devices used."""
+
+    data: int = 1
+    fsdp: int = 1
+    tensor: int = 1
+
+    def __post_init__(self) -> None:
+        _at_least(self, data=1, fsdp=1, tensor=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopSettings:
+    """The closed loop.
+
+    Attributes:
+      rounds: rounds of training; each but the last is followed by a design.
+    """
+
+    rounds: int = 3
+
+    def __post_init__(self) -> None:
+        _at_least(self, rounds=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvironmentSettings:
+    """The training environments that can be designed.
+
+    Attributes:
+      sizes: lake sizes, ascending.
+      num_agents: agents in every instance; only 2 can be solved exactly.
+      num_instances: instances of a round's training set.
+      max_candidates: lakes drawn of one size before the generator gives up on it.
+      highest_hole_ratio: upper bound of every hole ratio; lakes with more holes have hardly any
+        solvable instances. A size too small for the starts and goals is bounded further.
+      list_holes: also list the holes' cells in the prompt.
+    """
+
+    sizes: tuple[int, ...] = tuple(range(3, 11))
+    num_agents: int = 2
+    num_instances: int = 4000
+    max_candidates: int = 1 << 17
+    highest_hole_ratio: float = 0.6
+    list_holes: bool = False
+
+    def __post_init__(self) -> None:
+        _at_least(self, num_instances=1, max_candidates=1)
+        sizes = list(self.sizes)
+        if not sizes or sizes != sorted(set(sizes)) or not MIN_SIZE <= sizes[0] <= sizes[-1] <= 10:
+            raise ValueError(
+                f"sizes={self.sizes}: allowed are ascending, distinct sizes from {MIN_SIZE} to 10"
+            )
+        if self.num_agents != 2:
+            raise ValueError(f"num_agents={self.num_agents}: allowed is only 2")
+        if not 0 <= self.highest_hole_ratio <= 1:
+            raise ValueError(
+                f"highest_hole_ratio={self.highest_hole_ratio}: allowed are numbers in [0, 1]"
+            )
+
+    def space(self) -> space.ConfigurationSpace:
+        """What an engineer may choose from."""
+        return space.ConfigurationSpace.from_mappings(
+            self.sizes,
+            hole_bounds={
+                size: (0.0, min(self.highest_hole_ratio, max_hole_ratio(size, self.num_agents)))
+                for size in self.sizes
+            },
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class ValidationSettings:
+    """The fixed validation set: equally many instances of every size.
+
+    Attributes:
+      num_instances: in all.
+      hole_ratio: of every size.
+      wait_ratio: of every size.
+      seed: of the set; independent of the run's seed, so that runs are comparable.
+      max_new_tokens: budget of an answer, stop token included.
+      temperature: of sampling; 0 is greedy.
+    """
+
+    num_instances: int = 400
+    hole_ratio: float = 0.2
+    wait_ratio: float = 0.25
+    seed: int = 20_260_617
+    max_new_tokens: int = 4096
+    temperature: float = 0.0
+
+    def __post_init__(self) -> None:
+        _at_least(self, num_instances=1, seed=0, max_new_tokens=1)
+        if self.temperature < 0:
+            raise ValueError(f"temperature={self.temperature}: allowed are numbers from 0 up")
+        EnvironmentConfig.uniform((MAX_SIZE,), self.hole_ratio, self.wait_ratio)
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineerSettings:
+    """Who designs the next environment, and from what.
+
+    Attributes:
+      designer: "current" (the checkpoint being trained), "fixed" (round 0's configuration is
+        kept) or "random" (a new draw each round).
+      context: which modules the engineer reads, "V1" to "V6".
+      tries: samples drawn until a design can be read; then the last configuration is kept.
+      max_new_tokens: budget of a design, reasoning included.
+      temperature: of sampling; 0 is greedy.
+      top_p: nucleus of sampling; 1 is off.
+      top_k: candidates of sampling; 0 is off.
+    """
+
+    designer: str = "current"
+    context: str = context.DEFAULT_VARIANT
+    tries: int = 3
+    max_new_tokens: int = 4096
+    temperature: float = 0.6
+    top_p: float = 0.95
+    top_k: int = 20
+
+    def __post_init__(self) -> None:
+        _at_least(self, tries=1, max_new_tokens=1, top_k=0)
+        if self.designer not in DESIGNERS:
+            raise ValueError(f"designer={self.designer!r}: allowed are {DESIGNERS}")
+        if self.context not in context.VARIANTS:
+            raise ValueError(f"context={self.context!r}: allowed are {tuple(context.VARIANTS)}")
+        if self.temperature < 0:
+            raise ValueError(f"temperature={self.temperature}: allowed are numbers from 0 up")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p={self.top_p}: allowed are numbers in (0, 1]")
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointSettings:
+    """How training can be resumed.
+
+    Attributes:
+      every_steps: training steps between two checkpoints; one is always made after a round.
+      keep: how many of the newest are kept.
+    """
+
+    every_steps: int = 10
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        _at_least(self, every_steps=1, keep=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """One run.
+
+    Attributes:
+      seed: everything random in a run follows from it, except the validation set.
+    """
+
+    seed: int = 0
+    model: ModelSettings = dataclasses.field(default_factory=ModelSettings)
+    mesh: MeshSettings = dataclasses.field(default_factory=MeshSettings)
+    loop: LoopSettings = dataclasses.field(default_factory=LoopSettings)
+    environment: EnvironmentSettings = dataclasses.field(default_factory=EnvironmentSettings)
+    validation: ValidationSettings = dataclasses.field(default_factory=ValidationSettings)
+    training: GRPOConfig = dataclasses.field(default_factory=GRPOConfig)
+    reward: RewardConfig = dataclasses.field(default_factory=RewardConfig)
+    engineer: EngineerSettings = dataclasses.field(default_factory=EngineerSettings)
+    checkpoint: CheckpointSettings = dataclasses.field(default_factory=CheckpointSettings)
+
+    def __post_init__(self) -> None:
+        _at_least(self, seed=0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested, JSON-able."""
+        return _plain(self)
+
+
+def default_config() -> ml_collections.ConfigDict:
+    """All options with their defaults, for configuration files to change."""
+    return ml_collections.ConfigDict(_defaults(Settings))
+
+
+def from_config(config: Mapping[str, Any] | ml_collections.ConfigDict) -> Settings:
+    """Checks a configuration; fields that it leaves out have their defaults.
+
+    Raises:
+      ValueError: a field is unknown, has a wrong type or an impossible value. The message names
+        the field with its path, the value and what is allowed.
+    """
+    if isinstance(config, ml_collections.ConfigDict):
+        config = config.to_dict()
+    return _build(Settings, config, "")
+
+
+def _at_least(settings: Any, **least: int) -> None:
+    for name, bound in least.items():
+        value = getattr(settings, name)
+        if value < bound:
+            raise ValueError(f"{name}={value}: allowed are integers from {bound} up")
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _defaults(kind: Any) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind)
+    result: dict[str, Any] = {}
+    for field in dataclasses.fields(kind):
+        if dataclasses.is_dataclass(hints[field.name]):
+            result[field.name] = _defaults(hints[field.name])
+        else:
+            result[field.name] = field.default
+    return result
+
+
+def _build(kind: type[T], mapping: Any, path: str) -> T:
+    if not isinstance(mapping, Mapping):
+        raise ValueError(f"{path.rstrip('.')}={mapping!r}: a group of fields is needed")
+    hints = typing.get_type_hints(kind)
+    names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    values: dict[str, Any] = {}
+    for name, value in mapping.items():
+        if name not in names:
+            close = difflib.get_close_matches(str(name), names, n=1)
+            hint = f" (did you mean {path}{close[0]}?)" if close else ""
+            raise ValueError(f"{path}{name}={value!r}: unknown field{hint}; allowed are {names}")
+        hint_type = hints[name]
+        if dataclasses.is_dataclass(hint_type):
+            values[name] = _build(typing.cast(type, hint_type), value, f"{path}{name}.")
+        else:
+            values[name] = _typed(hint_type, value, f"{path}{name}")
+    try:
+        return kind(**values)
+    except ValueError as error:
+        if not path:
+            raise
+        raise ValueError(f"{path}{error}") from error
+
+
+def _typed(hint: Any, value: Any, path: str) -> Any:
+    """The value if it has the annotated type; integers pass as floats, lists as tuples."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
+        (hint,) = (kind for kind in arguments if kind is not type(None))
+        return _typed(hint, value, path)
+    if origin is Literal:
+        if value not in arguments:
+            raise ValueError(f"{path}={value!r}: allowed are {arguments}")
+        return value
+    if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            raise ValueError(f"{path}={value!r}: a list of {arguments[0].__name__} is needed")
+        return tuple(_typed(arguments[0], item, f"{path}[{i}]") for i, item in enumerate(value))
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
+        raise ValueError(
+            f"{path}={value!r}: {hint.__name__} is needed, this is {type(value).__name__}"
+        )
+    return value

@@ -1,0 +1,219 @@
+"""Makes the embedded tiny model: a Qwen3 from scratch, taught to plan and to design.
+
+    python -m experiments.warm_start --out=NEW_FOLDER
+
+The plans are the exact solver's, on random lakes that are not in the validation set; the designs
+are demonstrations of `engineer.demonstrations.rule_design`. One supervised run teaches both to the
+same weights, and stops early enough that reinforcement learning has something left to do.
+"""
+
+import dataclasses
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from absl import app, flags
+from ml_collections import config_flags
+
+import mapf_jax
+from engineer import demonstrations, modules
+from experiments import settings as settings_lib
+from experiments import tiny_tokenizer
+from experiments.policy import Policy
+from experiments.validation import Validator, validation_set
+from learner import sharding, sft, train_state
+from learner.qwen3 import model, weights
+from learner.qwen3.config import Qwen3Config
+from learner.task import problem_indices
+
+_CONFIG = config_flags.DEFINE_config_file("config", "experiments/configs/tiny.py")
+_OUT = flags.DEFINE_string("out", None, "Folder of the new checkpoint.", required=True)
+_SEED = flags.DEFINE_integer("seed", 0, "Seed of data, initial weights and order.", lower_bound=0)
+_STEPS = flags.DEFINE_integer("steps", 1500, "Optimizer steps.", lower_bound=1)
+_ROWS = flags.DEFINE_integer("rows", 64, "Examples in a step.", lower_bound=1)
+_PLANS = flags.DEFINE_integer("plans", 60_000, "Solved instances to learn from.", lower_bound=1)
+_DESIGNS = flags.DEFINE_integer("designs", 12_000, "Designs to learn from.", lower_bound=1)
+_LEARNING_RATE = flags.DEFINE_float("learning_rate", 2e-3, "Highest learning rate.", lower_bound=0)
+_VALIDATE_EVERY = flags.DEFINE_integer("validate_every", 250, "Steps.", lower_bound=1)
+
+HOLE_RATIOS = (0.0, 0.1, 0.2, 0.3, 0.4)
+_TOKENIZER_SAMPLES = 2_000
+_VOCAB_LIMIT = 1024
+_MICRO_BATCH_ROWS = 32
+_DESIGN_PERIOD = 6  # One step in so many teaches designs.
+
+Pair = tuple[list[dict[str, str]], str]
+
+
+def plan_pairs(
+    settings: settings_lib.Settings, exclude: set[bytes], seed: int, count: int
+) -> list[Pair]:
+    """Prompts with an optimal answer, on lakes of all sizes and `HOLE_RATIOS`."""
+    pairs: list[Pair] = []
+    environment = settings.environment
+    for i, hole_ratio in enumerate(HOLE_RATIOS):
+        config = mapf_jax.EnvironmentConfig.uniform(environment.sizes, hole_ratio, 0.25)
+        instances, _ = mapf_jax.generate(
+            jax.random.fold_in(jax.random.key(seed), i),
+            config,
+            -(-count // len(HOLE_RATIOS)),
+            environment.num_agents,
+            exclude=exclude,
+            max_candidates=1 << 18,
+        )
+        for j in range(len(instances)):
+            instance = instances[j]
+            solution = instance.solution
+            assert solution is not None
+            message = {
+                "role": "user",
+                "content": mapf_jax.prompt(instance, environment.list_holes),
+            }
+            answer = mapf_jax.render_answer(solution.paths, int(solution.num_steps))
+            pairs.append(([message], answer))
+    return pairs
+
+
+def design_pairs(settings: settings_lib.Settings, seed: int, count: int) -> list[Pair]:
+    """Contexts of the configured variant with the answer of the simple rule."""
+    space = settings.environment.space()
+    return [
+        demonstrations.demonstration(
+            np.random.SeedSequence([seed, i]), settings.engineer.context, space
+        )
+        for i in range(count)
+    ]
+
+
+def tiny_architecture(vocab_size: int, tokenizer: Any) -> Qwen3Config:
+    """About a million parameters in the shape of Qwen3, embeddings tied as in the small ones."""
+    return Qwen3Config(
+        vocab_size=-(-vocab_size // 64) * 64,
+        hidden_size=128,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        tie_word_embeddings=True,
+        max_position_embeddings=1024,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+
+
+def build_tokenizer(pairs: Sequence[Pair]) -> Any:
+    """The tiny tokenizer, trained on what changes from text to text."""
+    texts = [text for messages, answer in pairs for text in (messages[0]["content"], answer)]
+    for constant in (
+        mapf_jax.text.RULES,
+        modules.INSTRUCTION,
+        modules.GUIDELINE,
+        modules.OUTPUT_FORMAT,
+    ):
+        texts = [text.replace(constant, "") for text in texts]
+    return tiny_tokenizer.train_tokenizer(texts, _VOCAB_LIMIT)
+
+
+def main(argv: Sequence[str]) -> None:
+    """Trains and writes the checkpoint."""
+    del argv
+    settings = settings_lib.from_config(_CONFIG.value)
+    out = Path(_OUT.value)
+    if out.exists() and any(out.iterdir()):
+        raise app.UsageError(f"--out={out}: the folder is not empty")
+    begin = time.perf_counter()
+    validation, _ = validation_set(settings)
+    exclude = set(mapf_jax.fingerprints(validation))
+    plans = plan_pairs(settings, exclude, _SEED.value, _PLANS.value)
+    designs = design_pairs(settings, _SEED.value, _DESIGNS.value)
+    print(f"{len(plans)} plans and {len(designs)} designs, {time.perf_counter() - begin:.0f} s")
+
+    half = _TOKENIZER_SAMPLES // 2
+    tokenizer = build_tokenizer(plans[:half] + designs[:half])
+    mesh = sharding.make_mesh()
+    architecture = dataclasses.replace(
+        tiny_architecture(len(tokenizer), tokenizer), scan_unroll=settings.model.scan_unroll
+    )
+    policy = Policy(architecture, tokenizer, mesh)
+    lessons = {}
+    for name, pairs in (("plans", plans), ("designs", designs)):
+        lessons[name] = [sft.encode_example(tokenizer, *pair) for pair in pairs]
+        lengths = np.array([[len(e.prompt), len(e.answer)] for e in lessons[name]])
+        print(
+            f"{name}: prompt {lengths[:, 0].mean():.0f} (up to {lengths[:, 0].max()}), "
+            f"answer {lengths[:, 1].mean():.0f} (up to {lengths[:, 1].max()}) tokens"
+        )
+
+    optimizer = train_state.OptimizerConfig(
+        learning_rate=_LEARNING_RATE.value,
+        warmup_steps=min(100, _STEPS.value // 10),
+        decay="cosine",
+        total_steps=_STEPS.value,
+        weight_decay=0.01,
+    )
+    trainer = sft.SFTTrainer(
+        sft.SFTConfig(
+            batch_rows=_ROWS.value,
+            micro_batch_rows=min(_MICRO_BATCH_ROWS, _ROWS.value),
+            length_multiple=16,
+            max_answer_tokens=64,
+            optimizer=optimizer,
+        ),
+        architecture,
+        mesh,
+        policy.pad_id,
+    )
+    init_key, order_key = jax.random.split(jax.random.key(_SEED.value))
+    params = model.init_params(init_key, architecture)
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    print(f"{count} parameters, vocabulary of {len(tokenizer)}")
+    state = train_state.create_train_state(params, architecture, optimizer, mesh)
+    validator = Validator(settings, policy, validation)
+    curve = []
+    begin = time.perf_counter()
+    for step in range(_STEPS.value):
+        # Designs are far longer than plans: in batches of their own neither pads the other.
+        name = "designs" if step % _DESIGN_PERIOD == _DESIGN_PERIOD - 1 else "plans"
+        rows = _MICRO_BATCH_ROWS if name == "designs" else _ROWS.value
+        examples = lessons[name]
+        chosen = problem_indices(order_key, step, rows, len(examples))
+        state, metrics = trainer.step(state, [examples[i] for i in chosen], step)
+        done = step + 1
+        if done % _VALIDATE_EVERY.value == 0 or done == _STEPS.value:
+            breakdown = validator(state.params).judgement.breakdown()
+            row = {
+                "step": done,
+                "seconds": round(time.perf_counter() - begin, 1),
+                "loss": round(metrics["loss"], 4),
+                "valid": round(breakdown.valid_rate, 4),
+                "optimal": round(breakdown.optimal_rate, 4),
+                "valid_by_size": {r.size: round(r.valid_rate, 4) for r in breakdown.by_size},
+            }
+            curve.append(row)
+            print(json.dumps(row), flush=True)
+    weights.save(out, state.params, architecture, tokenizer)
+    (out / "warm_start.json").write_text(
+        json.dumps(
+            {
+                "flags": {
+                    flag.name: flag.value
+                    for flag in (_SEED, _STEPS, _ROWS, _PLANS, _DESIGNS, _LEARNING_RATE)
+                },
+                "parameters": count,
+                "validation": curve,
+            },
+            indent=1,
+        )
+        + "\n"
+    )
+    print(f"written to {out}")
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,128 @@
+"""Sets of instances: proportions, distinctness, determinism and exact labels."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mapf_jax import EnvironmentConfig, fingerprints, formats, generate, solve
+from mapf_jax.environment_config import max_hole_ratio, num_holes
+from mapf_jax.generator import _shares
+
+CONFIG = EnvironmentConfig((3, 4, 6), (0.5, 0.3, 0.2), (0.2, 0.3, 0.1), (0.5, 0.25, 1.0))
+
+
+@pytest.fixture(scope="module")
+def made():
+    return generate(jax.random.key(3), CONFIG, 200)
+
+
+def test_asked_proportions_are_met(made):
+    instances, report = made
+    assert len(instances) == report.made == 200
+    for i, (size, row) in enumerate(zip(CONFIG.sizes, report.sizes, strict=True)):
+        here = instances.size == size
+        assert here.sum() == row.made == row.asked == 200 * CONFIG.data_ratio[i]
+        waits = instances.solution.needs_wait[here]
+        assert waits.sum() == row.made_wait == round(row.asked * CONFIG.wait_ratio[i])
+        holes = instances.blocked[here][:, :size, :size].sum((1, 2))
+        assert set(holes) == {num_holes(CONFIG.hole_ratio[i], size)}
+    outside = instances.blocked[instances.size == 3]
+    assert outside[:, 3:].all()
+    assert outside[:, :, 3:].all()
+
+
+def test_labels_are_those_of_the_solver(made):
+    instances, _ = made
+    again = solve(dataclasses.replace(instances, solution=None))
+    for name in ("status", "cost", "makespan", "needs_wait"):
+        np.testing.assert_array_equal(
+            getattr(again, name), getattr(instances.solution, name), err_msg=name
+        )
+
+
+def test_sets_are_distinct_disjoint_and_deterministic(made):
+    instances, _ = made
+    names = fingerprints(instances)
+    assert len(set(names)) == len(names)
+    again, _ = generate(jax.random.key(3), CONFIG, 200)
+    jax.tree.map(np.testing.assert_array_equal, instances, again)
+    other, _ = generate(jax.random.key(3), CONFIG, 200, exclude=names)
+    assert not set(names) & set(fingerprints(other))
+
+
+def test_what_cannot_be_made_is_reported_and_filled_up():
+    # A 3x3 lake with 5 holes leaves 4 cells for two starts and two goals: few can be solved.
+    config = EnvironmentConfig((3, 4), (0.5, 0.5), (5 / 9, 0.1), (1.0, 0.0))
+    instances, report = generate(jax.random.key(0), config, 1000, max_candidates=2048)
+    small, large = report.sizes
+    assert small.exhausted
+    assert 0 < small.made < small.asked
+    assert small.made_wait < small.asked_wait
+    assert large.made == 1000 - small.made
+    assert len(instances) == 1000
+    row = report.to_dict()["sizes"][0]
+    assert row["achieved_wait_ratio"] < row["asked_wait_ratio"] == 1.0
+
+
+def test_impossible_configurations_are_refused():
+    config = EnvironmentConfig.uniform((3,), max_hole_ratio(3, 2) + 0.2, 0.0)
+    with pytest.raises(ValueError, match="no solvable instance"):
+        generate(jax.random.key(0), config, 10)
+    with pytest.raises(ValueError, match="num_instances=0"):
+        generate(jax.random.key(0), CONFIG, 0)
+    with pytest.raises(ValueError, match="num_agents=3"):
+        generate(jax.random.key(0), CONFIG, 5, num_agents=3)
+
+
+def test_json_lines_round_trip(made, tmp_path):
+    instances, _ = made
+    formats.write_jsonl(tmp_path / "set.jsonl", instances, "x")
+    records = list(formats.read_jsonl(tmp_path / "set.jsonl"))
+    assert records[7]["id"] == "x-7"
+    jax.tree.map(np.testing.assert_array_equal, instances, formats.from_records(records))
+    del records[0]["cost"]
+    with pytest.raises(ValueError, match="x-0: field 'cost' is missing"):
+        formats.from_records(records)
+    (tmp_path / "bad.jsonl").write_text('{"id": 1}\n[')
+    with pytest.raises(ValueError, match=r"bad.jsonl:2: not JSON"):
+        list(formats.read_jsonl(tmp_path / "bad.jsonl"))
+
+
+@given(st.integers(1, 5000), st.lists(st.integers(0, 100), min_size=1, max_size=8))
+@settings(max_examples=200, deadline=None)
+def test_shares_sum_to_the_total(total, weights):
+    weights = [w + (sum(weights) == 0) for w in weights]
+    ratios = [w / sum(weights) for w in weights]
+    parts = _shares(total, ratios)
+    assert sum(parts) == total
+    assert all(abs(part - total * ratio) < 1 + 1e-6 for part, ratio in zip(parts, ratios, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sizes": (4, 3, 6)}, "ascending"),
+        ({"sizes": (2, 3, 6)}, "sizes: 2 is not allowed"),
+        ({"data_ratio": (0.5, 0.5, 0.5)}, "sum to 1.5"),
+        ({"hole_ratio": (0.5, 1.5, 0.5)}, "hole_ratio of size 4: 1.5"),
+        ({"wait_ratio": (0.5, float("nan"), 0.5)}, "wait_ratio of size 4: nan"),
+        ({"wait_ratio": (0.5, 0.5)}, "one number for each"),
+    ],
+)
+def test_bad_configurations_name_the_field(change, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(CONFIG, **change)
+
+
+def test_configuration_dicts():
+    assert EnvironmentConfig.from_dict(CONFIG.to_dict()) == CONFIG
+    with pytest.raises(ValueError, match="unknown field 'holes'"):
+        EnvironmentConfig.from_dict({"3": {"holes": 1}})
+    with pytest.raises(ValueError, match="hole_ratio is missing"):
+        EnvironmentConfig.from_dict({"3": {"data_ratio": 1.0, "wait_ratio": 0.0}})
+    assert num_holes(0.29, 10) == 29
+    assert num_holes(0.1, 3) == 0
