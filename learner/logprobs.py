@@ -6,6 +6,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+# Far below any logit; its exponential is 0, and dividing it by a temperature does not overflow.
+_IMPOSSIBLE = -1e30
+
 
 def token_logprobs(
     hidden: Array,
@@ -59,7 +62,7 @@ def token_logprobs(
         logits = limit_vocabulary(logits, vocab_size) / temperature
         logp = jax.nn.log_softmax(logits)
         chosen = jnp.take_along_axis(logp, target.reshape(-1, 1), axis=-1)
-        entropy = -jnp.sum(jnp.where(logp > -jnp.inf, jnp.exp(logp) * logp, 0.0), axis=-1)
+        entropy = -jnp.sum(jnp.exp(logp) * logp, axis=-1)
         return chosen.reshape(target.shape), entropy.reshape(target.shape)
 
     def unchunk(x: Array) -> Array:
@@ -70,7 +73,10 @@ def token_logprobs(
 
 
 def limit_vocabulary(logits: Array, vocab_size: int | None) -> Array:
-    """Logits [..., V] with minus infinity from id `vocab_size` on; all of them if it is None."""
+    """Logits [..., V] that make ids from `vocab_size` on impossible; unchanged if it is None.
+
+    Their logit is finite, since the gradient of an entropy with infinite ones is not a number.
+    """
     if vocab_size is None or vocab_size >= logits.shape[-1]:
         return logits
-    return jnp.where(jnp.arange(logits.shape[-1]) < vocab_size, logits, -jnp.inf)
+    return jnp.where(jnp.arange(logits.shape[-1]) < vocab_size, logits, _IMPOSSIBLE)

@@ -89,8 +89,7 @@ class Samples(NamedTuple):
 def token_distribution(logits: Array, sampling: SamplingParams) -> Array:
     """Log-probabilities f32[..., V] after temperature, top-k and top-p (in this order).
 
-    Ids with a logit of minus infinity stay impossible. Ties at the edge of top-k or top-p are
-    all kept. Temperature 0 is treated as 1.
+    Ties at the edge of top-k or top-p are all kept. Temperature 0 is treated as 1.
     """
     if sampling.temperature > 0:
         logits = logits / sampling.temperature
@@ -235,14 +234,14 @@ def _generate(
         cache, hidden = model.decode_step(params, config, cache, rows.last, step - 1)
         return step + 1, choose(rows, hidden, step), cache
 
+    def unfinished(carry: tuple[Array, _Rows, KVCache]) -> Array:
+        step, rows, cache = carry
+        return (step <= cache.capacity) & ~jnp.all(rows.done)
+
     carry = (jnp.int32(1), rows, cache)
     for capacity in _capacities(M - 1):
         step, rows, cache = carry
-        carry = jax.lax.while_loop(
-            lambda carry, capacity=capacity: (carry[0] <= capacity) & ~jnp.all(carry[1].done),
-            body,
-            (step, rows, model.grow(cache, capacity)),
-        )
+        carry = jax.lax.while_loop(unfinished, body, (step, rows, model.grow(cache, capacity)))
     rows = carry[1]
     return rows.tokens, rows.logprobs, rows.lengths, rows.stopped
 
@@ -415,18 +414,15 @@ class Sampler:
         """Run at most `size` prompts, padded to exactly that many; drop the padding again."""
         count = len(prompts)
         longest = bucket(max(len(prompt) for prompt in prompts), self.prompt_bucket_multiple)
-        rows = np.minimum(np.arange(size), count - 1)  # padding repeats the last prompt
         tokens, lengths = pad_right(prompts, longest, self.pad_id)
+        fill = np.minimum(np.arange(size), count - 1)  # padding repeats the last prompt
+        present = np.arange(size) < count
+        rows = jax.device_put(
+            (tokens[fill], lengths[fill], keys[fill], present), sharding.batch_sharding(self.mesh)
+        )
         with sharding.use(self.mesh):
-            out = self._generate(
-                params,
-                tokens[rows],
-                lengths[rows],
-                keys[rows],
-                np.arange(size) < count,
-                num_samples,
-            )
-        return [np.asarray(x[:count]).reshape(count * num_samples, *x.shape[2:]) for x in out]
+            out = self._generate(params, *rows, num_samples)
+        return [np.asarray(x)[:count].reshape(-1, *x.shape[2:]) for x in out]
 
 
 def _gather_fsdp(params: Params, *, config: Qwen3Config, mesh: Mesh) -> Params:

@@ -1,11 +1,13 @@
 """Text to token ids and back, and the padding of id lists to static shapes."""
 
-import logging
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+_NO_ADVICE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
 
 
 def load_tokenizer(folder: str | Path) -> Any:
@@ -16,14 +18,16 @@ def load_tokenizer(folder: str | Path) -> Any:
     """
     if not Path(folder).is_dir():
         raise ValueError(f"tokenizer folder is {str(folder)!r}; it must be an existing folder")
-    # transformers advises on import that it found no torch. It is not needed here.
-    logger = logging.getLogger("transformers")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    # On its import transformers advises to install torch, which a tokenizer does not need.
+    before = os.environ.get(_NO_ADVICE)
+    os.environ[_NO_ADVICE] = "1"
     try:
         from transformers import AutoTokenizer
     finally:
-        logger.setLevel(level)
+        if before is None:
+            del os.environ[_NO_ADVICE]
+        else:
+            os.environ[_NO_ADVICE] = before
     return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
 
 

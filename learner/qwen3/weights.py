@@ -1,5 +1,6 @@
 """Hugging Face safetensors in and out, by one table that is read in both directions."""
 
+import functools
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -101,7 +102,7 @@ def load(folder: str | Path, config: Qwen3Config, mesh: Mesh | None = None) -> P
             value = jax.make_array_from_callback(
                 leaf.shape,
                 _get(shardings, entry.path),
-                lambda index, entry=entry, leaf=leaf: _read(tensors, entry, leaf, index),
+                functools.partial(_read, tensors, entry, leaf),
             )
             node = params
             for key in entry.path[:-1]:
@@ -120,12 +121,12 @@ def _open(folder: Path, stack: ExitStack) -> dict[str, Any]:
         names = [SINGLE_FILE]
     else:
         raise ValueError(f"folder {str(folder)!r} has neither {SINGLE_FILE} nor {INDEX_FILE}")
-    tensors = {}
+    tensors: dict[str, Any] = {}
     for name in names:
         if not (folder / name).is_file():
             raise ValueError(f"{INDEX_FILE} names {name}, which is not in {str(folder)!r}")
-        file = stack.enter_context(safetensors.safe_open(folder / name, framework="numpy"))
-        tensors |= {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118
+        opened = stack.enter_context(safetensors.safe_open(folder / name, framework="numpy"))
+        tensors |= {key: opened.get_slice(key) for key in opened.keys()}  # noqa: SIM118
     return tensors
 
 
@@ -139,7 +140,7 @@ def _check(tensors: dict[str, Any], config: Qwen3Config, abstract: Params, folde
             wanted[name] = shape[::-1] if entry.transpose else shape
     found = {name: tuple(tensor.get_shape()) for name, tensor in tensors.items()}
     if config.tie_word_embeddings and _LM_HEAD in found:
-        # Some published tied checkpoints hold the matrix twice.
+        # Some writers store the matrix of a tied model twice.
         if not _same(tensors[_LM_HEAD], tensors.get(_EMBEDDING)):
             raise ValueError(
                 f"{_LM_HEAD} in {folder} differs from {_EMBEDDING}; with tie_word_embeddings true "
@@ -158,11 +159,13 @@ def _check(tensors: dict[str, Any], config: Qwen3Config, abstract: Params, folde
 
 
 def _same(a: Any, b: Any, rows: int = 8192) -> bool:
+    """Whether two tensors are equal, read some rows at a time."""
     if b is None or a.get_shape() != b.get_shape():
         return False
-    return all(
-        np.array_equal(a[i : i + rows], b[i : i + rows]) for i in range(0, a.get_shape()[0], rows)
-    )
+    total = a.get_shape()[0]
+    starts = range(0, total, rows)
+    parts = [slice(start, min(start + rows, total)) for start in starts]
+    return all(np.array_equal(a[part], b[part]) for part in parts)
 
 
 def _names(entry: Entry, config: Qwen3Config) -> list[str]:
@@ -176,7 +179,6 @@ def _read(
     """The part `index` of a parameter, in our layout and dtype."""
 
     def part(name: str, within: tuple[slice, ...]) -> np.ndarray:
-        # safetensors takes plain bounds, and slices without them not at all.
         value = tensors[name][within[::-1]] if entry.transpose else tensors[name][within]
         return np.asarray(value.T if entry.transpose else value).astype(leaf.dtype)
 

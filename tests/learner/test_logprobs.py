@@ -1,0 +1,70 @@
+"""Chunked log-probabilities against the whole array of logits."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from learner.logprobs import token_logprobs
+
+RNG = np.random.default_rng(0)
+HIDDEN = RNG.normal(size=(3, 7, 5)).astype(np.float32)
+OUTPUT = RNG.normal(size=(5, 11)).astype(np.float32)
+TARGETS = RNG.integers(0, 9, (3, 7)).astype(np.int32)
+
+
+def reference(hidden, output, targets, temperature=1.0, vocab_size=None):
+    logits = (hidden.astype(np.float64) @ output)[..., :vocab_size] / temperature
+    logp = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    chosen = np.take_along_axis(logp, targets[..., None], -1)[..., 0]
+    return chosen, -(np.exp(logp) * logp).sum(-1)
+
+
+@pytest.mark.parametrize("chunk", [1, 6, 9, 10_000])
+@pytest.mark.parametrize(("temperature", "vocab_size"), [(1.0, None), (0.7, 9)])
+def test_equals_the_whole_softmax(chunk, temperature, vocab_size):
+    options = {"temperature": temperature, "vocab_size": vocab_size}
+    logp, entropy = token_logprobs(HIDDEN, OUTPUT, TARGETS, chunk=chunk, **options)
+    want_logp, want_entropy = reference(HIDDEN, OUTPUT, TARGETS, **options)
+    np.testing.assert_allclose(logp, want_logp, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(entropy, want_entropy, rtol=1e-5, atol=1e-5)
+    flat, _ = token_logprobs(HIDDEN[0], OUTPUT, TARGETS[0], chunk=chunk, **options)
+    np.testing.assert_allclose(flat, want_logp[0], rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_equal_those_of_the_whole_softmax():
+    weight = RNG.normal(size=(2, 3, 7)).astype(np.float32)
+
+    def chunked(hidden, output):
+        logp, entropy = token_logprobs(hidden, output, TARGETS, chunk=6, vocab_size=9)
+        return jnp.sum(weight[0] * logp + weight[1] * entropy)
+
+    def whole(hidden, output):
+        logp = jax.nn.log_softmax((hidden @ output)[..., :9])
+        chosen = jnp.take_along_axis(logp, TARGETS[..., None], -1)[..., 0]
+        return jnp.sum(weight[0] * chosen - weight[1] * jnp.sum(jnp.exp(logp) * logp, -1))
+
+    got = jax.grad(chunked, argnums=(0, 1))(HIDDEN, OUTPUT)
+    want = jax.grad(whole, argnums=(0, 1))(HIDDEN, OUTPUT)
+    for a, b in zip(got, want, strict=True):
+        assert np.isfinite(a).all()
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_never_holds_all_logits():
+    """The largest array anywhere in the program, forward and backward, stays at a chunk's size."""
+
+    def loss(hidden, output):
+        return jnp.sum(token_logprobs(hidden, output, jnp.zeros((4, 64), jnp.int32), chunk=16)[0])
+
+    hidden, output = jnp.zeros((4, 64, 8)), jnp.zeros((8, 1000))
+    compiled = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(hidden, output).compile()
+    all_logits = 4 * 64 * 1000 * 4
+    assert compiled.memory_analysis().temp_size_in_bytes < all_logits / 2
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match="temperature is 0"):
+        token_logprobs(HIDDEN, OUTPUT, TARGETS, temperature=0)
+    with pytest.raises(ValueError, match="chunk is 0"):
+        token_logprobs(HIDDEN, OUTPUT, TARGETS, chunk=0)

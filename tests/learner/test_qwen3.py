@@ -1,0 +1,310 @@
+"""The Qwen3 model, its configuration and its weights, against transformers' torch model."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+from transformers import Qwen3Config as TorchConfig
+from transformers import Qwen3ForCausalLM
+
+from learner import sharding
+from learner.qwen3 import model, weights
+from learner.qwen3.config import Qwen3Config
+
+VARIANTS = {
+    "tied-gqa-theta5e6": {
+        "tie_word_embeddings": True,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "theta": 5e6,
+    },
+    "untied-mqa": {
+        "tie_word_embeddings": False,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 1,
+        "theta": 1e4,
+    },
+    "untied-mha": {
+        "tie_word_embeddings": False,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "theta": 1e6,
+    },
+}
+PUBLISHED_4B = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 2560,
+    "initializer_range": 0.02,
+    "intermediate_size": 9728,
+    "max_position_embeddings": 40960,
+    "max_window_layers": 36,
+    "model_type": "qwen3",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "sliding_window": None,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+
+
+def torch_model(tie_word_embeddings, num_attention_heads, num_key_value_heads, theta):
+    """A small random model whose logits spread over about one nat and whose norms are not one."""
+    config = TorchConfig(
+        vocab_size=96,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=num_attention_heads,
+        num_key_value_heads=num_key_value_heads,
+        head_dim=8,
+        rope_parameters={"rope_type": "default", "rope_theta": theta},
+        tie_word_embeddings=tie_word_embeddings,
+        max_position_embeddings=64,
+        initializer_range=0.2,
+        eos_token_id=[3, 4],
+    )
+    torch.manual_seed(0)
+    reference = Qwen3ForCausalLM(config).eval().float()
+    with torch.no_grad():
+        for name, parameter in reference.named_parameters():
+            if "norm" in name:
+                parameter.uniform_(0.5, 1.5)
+    return reference
+
+
+@pytest.fixture(scope="module", params=list(VARIANTS), ids=list(VARIANTS))
+def checkpoint(request, tmp_path_factory):
+    """A torch model and the folder it was saved to."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    reference = torch_model(**VARIANTS[request.param])
+    reference.save_pretrained(folder)
+    return reference, folder
+
+
+@pytest.fixture
+def batch():
+    """Rows without padding, with a little and much of it on the left, and some on the right."""
+    tokens = np.random.default_rng(0).integers(0, 96, (4, 11)).astype(np.int32)
+    valid = np.ones((4, 11), bool)
+    valid[1, :4] = False
+    valid[2, :9] = False
+    valid[3, 6:] = False
+    positions = np.maximum(np.cumsum(valid, axis=1) - 1, 0).astype(np.int32)
+    return tokens, positions, valid
+
+
+def torch_logits(reference, tokens, positions, valid):
+    with torch.no_grad():
+        return reference(
+            torch.tensor(tokens, dtype=torch.long),
+            attention_mask=torch.tensor(valid, dtype=torch.long),
+            position_ids=torch.tensor(positions, dtype=torch.long),
+        ).logits.numpy()
+
+
+def test_logits_equal_torch_after_load_and_after_save(checkpoint, batch, tmp_path):
+    reference, folder = checkpoint
+    config = Qwen3Config.from_folder(folder)
+    assert config.rope_theta == reference.config.rope_parameters["rope_theta"]
+    assert config.eos_token_id == (3, 4)
+    params = weights.load(folder, config)
+    valid = batch[2]
+    want = torch_logits(reference, *batch)
+    got = np.asarray(model.logits(params, config, *batch))
+    assert want[valid].std() > 0.3
+    np.testing.assert_allclose(got[valid], want[valid], atol=1e-4)
+
+    # Several files with an index, as large checkpoints have; then one file again.
+    for name, limit in (("many", 20_000), ("one", 10**9)):
+        out = tmp_path / name
+        weights.save(out, params, config, max_file_bytes=limit)
+        assert (out / weights.INDEX_FILE).exists() == (name == "many")
+        assert Qwen3Config.from_folder(out) == config
+        back, info = Qwen3ForCausalLM.from_pretrained(out, output_loading_info=True)
+        assert not info["missing_keys"]
+        assert not info["unexpected_keys"]
+        np.testing.assert_array_equal(torch_logits(back.eval(), *batch)[valid], want[valid])
+        jax.tree.map(np.testing.assert_array_equal, weights.load(out, config), params)
+
+
+def test_unrolled_rematerialised_forward_and_gradient_are_the_same(checkpoint, batch):
+    _, folder = checkpoint
+    config = Qwen3Config.from_folder(folder)
+    params = weights.load(folder, config)
+    other = dataclasses.replace(config, remat=True, scan_unroll=3)
+
+    def total(params, config):
+        out = model.logits(params, config, *batch)
+        return jnp.sum(jnp.where(batch[2][..., None], jnp.sin(out), 0.0))
+
+    value, grad = jax.jit(jax.value_and_grad(total), static_argnums=1)(params, config)
+    value2, grad2 = jax.jit(jax.value_and_grad(total), static_argnums=1)(params, other)
+    np.testing.assert_allclose(value, value2, rtol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), grad, grad2)
+
+
+def test_bfloat16_stays_close_and_returns_float32(checkpoint, batch):
+    reference, folder = checkpoint
+    config = Qwen3Config.from_folder(folder, dtype="bfloat16")
+    got = model.logits(weights.load(folder, config), config, *batch)
+    want = torch_logits(reference, *batch)
+    assert got.dtype == jnp.float32
+    error = np.abs(np.asarray(got) - want)[batch[2]]
+    assert 1e-4 < error.mean() < 0.05  # bfloat16 has 8 bits: not exact, not far
+
+
+def test_attention_of_jax_sees_the_same_masks():
+    """What accelerators use, against the reference used on CPUs."""
+    rng = np.random.default_rng(1)
+    q = rng.normal(size=(2, 7, 6, 8)).astype(np.float32)
+    k, v = rng.normal(size=(2, 2, 7, 2, 8)).astype(np.float32)
+    valid = np.ones((2, 7), bool)
+    valid[0, :2] = False
+    valid[1, 5:] = False
+    mask = model.causal_mask(jnp.asarray(valid))
+    want = model.einsum_attention(q, k, v, mask)
+    got = jax.nn.dot_product_attention(*map(jnp.asarray, (q, k, v)), mask=mask[:, None])
+    np.testing.assert_allclose(np.asarray(got)[valid], np.asarray(want)[valid], atol=1e-5)
+    assert np.isfinite(want).all()
+
+
+# Weights ---------------------------------------------------------------------
+
+
+def test_load_onto_a_mesh_reads_only_what_a_device_needs(checkpoint, batch, monkeypatch):
+    _, folder = checkpoint
+    config = Qwen3Config.from_folder(folder)
+    tensor = 2 if config.num_key_value_heads % 2 == 0 else 1
+    mesh = sharding.make_mesh(data=2, fsdp=4 // tensor, tensor=tensor)
+    read: list[tuple[str, int, int]] = []
+    original = weights._read
+
+    def spy(tensors, entry, leaf, index):
+        part = original(tensors, entry, leaf, index)
+        read.append((entry.name, part.size, leaf.size))
+        return part
+
+    monkeypatch.setattr(weights, "_read", spy)
+    params = weights.load(folder, config, mesh)
+    single = weights.load(folder, config)
+    jax.tree.map(np.testing.assert_array_equal, params, single)
+    assert jax.tree.map(lambda x: x.sharding, params) == sharding.param_shardings(config, mesh)
+    parts = [size / whole for name, size, whole in read if "mlp" in name][: 3 * 4]
+    assert max(parts) == 0.25
+    with sharding.use(mesh):
+        got = jax.jit(model.logits, static_argnums=1)(params, config, *batch)
+    want = model.logits(single, config, *batch)
+    np.testing.assert_allclose(np.asarray(got)[batch[2]], np.asarray(want)[batch[2]], atol=1e-5)
+
+
+def test_bad_tensors_are_refused_by_name(tmp_path):
+    config = Qwen3Config.from_hf(torch_model(**VARIANTS["tied-gqa-theta5e6"]).config.to_dict())
+    weights.save(tmp_path, model.init_params(jax.random.key(0), config), config)
+    path = tmp_path / weights.SINGLE_FILE
+    good = safetensors.numpy.load_file(path)
+
+    def load(**changes):
+        tensors = {k: v for k, v in (good | changes).items() if v is not None}
+        safetensors.numpy.save_file(tensors, path)
+        return weights.load(tmp_path, config)
+
+    query = "model.layers.1.self_attn.q_proj.weight"
+    with pytest.raises(ValueError, match=rf"{query} is missing"):
+        load(**{query: None})
+    with pytest.raises(ValueError, match=r"q_proj\.bias is unknown"):
+        load(**{"model.layers.0.self_attn.q_proj.bias": np.zeros(32, np.float32)})
+    with pytest.raises(ValueError, match=rf"{query} has shape \(32, 31\), expected \(32, 32\)"):
+        load(**{query: np.zeros((32, 31), np.float32)})
+    # A tied checkpoint may hold the matrix twice, but not two different matrices.
+    embedding = good["model.embed_tokens.weight"]
+    load(**{"lm_head.weight": embedding})
+    with pytest.raises(ValueError, match=r"lm_head\.weight .* differs"):
+        load(**{"lm_head.weight": embedding + 1})
+    path.unlink()
+    with pytest.raises(ValueError, match=r"neither model\.safetensors nor"):
+        weights.load(tmp_path, config)
+    with pytest.raises(ValueError, match="params have shapes"):
+        weights.save(tmp_path, {"embedding": jnp.zeros((2, 2))}, config)
+
+
+def test_bfloat16_parameters_survive_the_round_trip(tmp_path):
+    mapping = torch_model(**VARIANTS["untied-mha"]).config.to_dict()
+    config = Qwen3Config.from_hf(mapping, param_dtype="bfloat16")
+    params = model.init_params(jax.random.key(0), config)
+    weights.save(tmp_path, params, config)
+    assert json.loads((tmp_path / "config.json").read_text())["torch_dtype"] == "bfloat16"
+    back = weights.load(tmp_path, config)
+    assert {x.dtype for x in jax.tree.leaves(back)} == {jnp.dtype("bfloat16")}
+    jax.tree.map(np.testing.assert_array_equal, back, params)
+    kept = Qwen3ForCausalLM.from_pretrained(tmp_path, dtype="auto")
+    assert kept.dtype == torch.bfloat16
+
+
+# Configuration ---------------------------------------------------------------
+
+
+def test_published_4b_file_gives_the_published_number_of_parameters():
+    config = Qwen3Config.from_hf(PUBLISHED_4B)
+    assert config.rope_theta == 1e6
+    assert config.head_dim * config.num_attention_heads != config.hidden_size
+    sizes = [x.size for x in jax.tree.leaves(model.abstract_params(config))]
+    # 4.0 billion, 3.6 without the embedding, as the model card states.
+    assert sum(sizes) == 4_022_468_096
+    assert round((sum(sizes) - config.vocab_size * config.hidden_size) / 1e9, 1) == 3.6
+    assert Qwen3Config.from_hf(config.to_hf()) == config
+
+
+@pytest.mark.parametrize("theta", [5e6, 1e4])
+def test_rope_theta_is_read_in_both_forms(theta):
+    old = PUBLISHED_4B | {"rope_theta": theta}
+    new = {k: v for k, v in old.items() if k != "rope_theta"} | {
+        "rope_parameters": {"rope_type": "default", "rope_theta": theta}
+    }
+    assert Qwen3Config.from_hf(old).rope_theta == theta
+    assert Qwen3Config.from_hf(new) == Qwen3Config.from_hf(old)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"attention_bias": True}, "attention_bias is True"),
+        ({"use_sliding_window": True}, "use_sliding_window"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type is 'yarn'"),
+        ({"model_type": "qwen3_moe", "num_experts": 128}, "model_type is 'qwen3_moe'"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ({"vocab_size": None}, "lacks vocab_size"),
+        ({"num_key_value_heads": 5}, "num_attention_heads is 32.*multiple"),
+        ({"head_dim": 127}, "head_dim is 127"),
+        ({"hidden_size": 0}, "hidden_size is 0"),
+        ({"rms_norm_eps": -1.0}, "rms_norm_eps is -1.0"),
+    ],
+)
+def test_unsupported_configurations_are_refused_by_field(changes, message):
+    with pytest.raises(ValueError, match=message):
+        Qwen3Config.from_hf(PUBLISHED_4B | changes)
+
+
+def test_compute_options_are_checked():
+    with pytest.raises(ValueError, match=r"dtype is 'float16'.*bfloat16"):
+        Qwen3Config.from_hf(PUBLISHED_4B, dtype="float16")
+    with pytest.raises(ValueError, match="hidden_size"):
+        Qwen3Config.from_hf(PUBLISHED_4B, hidden_size=4)

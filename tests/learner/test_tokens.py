@@ -1,0 +1,90 @@
+"""Tokenizer helpers, on a byte-level tokenizer trained here."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from learner import tokens
+
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    raw = Tokenizer(models.BPE())
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    raw.train_from_iterator(["a b c hello world"], trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=raw, eos_token="<|im_end|>", pad_token="<|endoftext|>"
+    )
+    fast.chat_template = TEMPLATE
+    path = tmp_path_factory.mktemp("tokenizer")
+    fast.save_pretrained(path)
+    return path
+
+
+def test_chat_round_trip(folder):
+    tokenizer = tokens.load_tokenizer(folder)
+    messages = [{"role": "user", "content": "hé 你 world"}]
+    ids = tokens.encode_chat(tokenizer, messages)
+    assert isinstance(ids, list)
+    assert all(type(token) is int for token in ids)
+    text = tokenizer.decode(ids)
+    assert text.startswith(
+        "<|im_start|>user\nhé 你 world<|im_end|>\n<|im_start|>assistant\n<think>"
+    )
+    assert "<think>" not in tokenizer.decode(
+        tokens.encode_chat(tokenizer, messages, enable_thinking=True)
+    )
+    assert tokens.decode(tokenizer, np.array(ids[:-4])).startswith("user\nhé 你 world\n")
+    ends = tokens.stop_token_ids(tokenizer)
+    assert tokenizer.convert_ids_to_tokens(list(ends)) == ["<|endoftext|>", "<|im_end|>"]
+
+
+def test_loading_without_torch_is_silent(folder):
+    """transformers advises to install torch; nothing of that may reach the terminal."""
+    program = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from learner.tokens import load_tokenizer\n"
+        f"print(len(load_tokenizer({str(folder)!r})))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert int(done.stdout) > 256
+    assert done.stderr == ""
+
+
+def test_missing_folder():
+    with pytest.raises(ValueError, match="tokenizer folder is '/nowhere'"):
+        tokens.load_tokenizer("/nowhere")
+
+
+def test_bucket():
+    assert [tokens.bucket(n, 8) for n in (0, 1, 8, 9)] == [8, 8, 8, 16]
+    assert [tokens.bucket(n, [32, 4]) for n in (0, 4, 5)] == [4, 4, 32]
+    with pytest.raises(ValueError, match="length is 33; the largest"):
+        tokens.bucket(33, [4, 32])
+
+
+def test_pad_right():
+    padded, lengths = tokens.pad_right([[1, 2], [], [3]], 3, 9)
+    np.testing.assert_array_equal(padded, [[1, 2, 9], [9, 9, 9], [3, 9, 9]])
+    np.testing.assert_array_equal(lengths, [2, 0, 1])
+    assert padded.dtype == lengths.dtype == np.int32
+    with pytest.raises(ValueError, match="row 1 has 4 tokens; at most 3"):
+        tokens.pad_right([[], [1] * 4], 3, 0)
