@@ -1,28 +1,23 @@
 """Starts or resumes one run: `python -m experiments.main --config=experiments/configs/tiny.py`."""
 
 import logging
-import os
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 # Messages of libraries about accelerators that are not there say nothing to a user.
-os.environ.setdefault("JAX_PLATFORMS", "")
 logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
 
 from absl import app, flags  # noqa: E402
-from ml_collections import config_flags  # noqa: E402
 
-from experiments import report  # noqa: E402
+from experiments import command_line, report  # noqa: E402
 from experiments import settings as settings_lib  # noqa: E402
 from experiments.loop import Loop  # noqa: E402
 from experiments.progress import Reporter  # noqa: E402
 from experiments.run_directory import RunDirectory  # noqa: E402
 
-_CONFIG = config_flags.DEFINE_config_file(
-    "config", "experiments/configs/tiny.py", "A Python file whose get_config() holds all options."
-)
+_CONFIG = command_line.define_config()
 _WORKDIR = flags.DEFINE_string(
     "workdir", "runs/tiny", "Folder of the run; started again with the same one, it resumes."
 )
@@ -47,4 +42,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=command_line.parse_flags)

@@ -253,6 +253,27 @@ def from_config(config: Mapping[str, Any] | ml_collections.ConfigDict) -> Settin
     return _build(Settings, config, "")
 
 
+def check_field(path: str) -> None:
+    """Checks that `path`, such as "loop.rounds", names an option.
+
+    Raises:
+      ValueError: it does not; the message says which part is unknown and what is allowed.
+    """
+    kind: Any = Settings
+    done = ""
+    for name in path.split("."):
+        fields = typing.get_type_hints(kind) if dataclasses.is_dataclass(kind) else {}
+        if name not in fields:
+            raise ValueError(f"{done}{name}: {_unknown(name, list(fields), done)}")
+        kind, done = fields[name], f"{done}{name}."
+
+
+def _unknown(name: str, allowed: list[str], path: str) -> str:
+    close = difflib.get_close_matches(name, allowed, n=1)
+    hint = f" (did you mean {path}{close[0]}?)" if close else ""
+    return f"unknown field{hint}; allowed are {allowed}"
+
+
 def _at_least(settings: Any, **least: int) -> None:
     for name, bound in least.items():
         value = getattr(settings, name)
@@ -285,9 +306,7 @@ def _build(kind: type[T], mapping: Any, path: str) -> T:
     values: dict[str, Any] = {}
     for name, value in mapping.items():
         if name not in names:
-            close = difflib.get_close_matches(str(name), names, n=1)
-            hint = f" (did you mean {path}{close[0]}?)" if close else ""
-            raise ValueError(f"{path}{name}={value!r}: unknown field{hint}; allowed are {names}")
+            raise ValueError(f"{path}{name}={value!r}: {_unknown(str(name), names, path)}")
         hint_type = hints[name]
         if dataclasses.is_dataclass(hint_type):
             values[name] = _build(typing.cast(type, hint_type), value, f"{path}{name}.")

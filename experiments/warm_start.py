@@ -17,12 +17,11 @@ from typing import Any
 import jax
 import numpy as np
 from absl import app, flags
-from ml_collections import config_flags
 
 import mapf_jax
 from engineer import demonstrations, modules
 from experiments import settings as settings_lib
-from experiments import tiny_tokenizer
+from experiments import command_line, tiny_tokenizer
 from experiments.policy import Policy
 from experiments.validation import Validator, validation_set
 from learner import sharding, sft, train_state
@@ -30,7 +29,7 @@ from learner.qwen3 import model, weights
 from learner.qwen3.config import Qwen3Config
 from learner.task import problem_indices
 
-_CONFIG = config_flags.DEFINE_config_file("config", "experiments/configs/tiny.py")
+_CONFIG = command_line.define_config()
 _OUT = flags.DEFINE_string("out", None, "Folder of the new checkpoint.", required=True)
 _SEED = flags.DEFINE_integer("seed", 0, "Seed of data, initial weights and order.", lower_bound=0)
 _STEPS = flags.DEFINE_integer("steps", 1500, "Optimizer steps.", lower_bound=1)
@@ -216,4 +215,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=command_line.parse_flags)

@@ -1,0 +1,132 @@
+"""The whole ring in small, killed and resumed; the report; errors on the command line."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+SMALL = [
+    "--config=experiments/configs/tiny.py",
+    "--config.loop.rounds=3",
+    "--config.environment.num_instances=64",
+    "--config.environment.max_candidates=8192",
+    "--config.validation.num_instances=48",
+    "--config.training.epochs=1.0",
+    "--config.training.prompts_per_step=16",
+    "--config.training.group_size=4",
+    "--config.checkpoint.every_steps=2",
+]
+
+
+def start(workdir, cache, *options):
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": "",
+        "JAX_COMPILATION_CACHE_DIR": str(cache),  # The same programs, compiled once.
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
+    }
+    return subprocess.Popen(
+        [sys.executable, "-m", "experiments.main", f"--workdir={workdir}", *SMALL, *options],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process):
+    out, err = process.communicate(timeout=500)
+    return process.returncode, out, err
+
+
+def story(workdir):
+    """What a run is about: configurations, validations, designs and training figures."""
+    files = [workdir / "initial" / "validation.json"]
+    for index in range(3):
+        folder = workdir / "rounds" / str(index)
+        files += [folder / name for name in ("environment.yaml", "validation.json")]
+        files += [folder / "answers.jsonl", folder / "instances.jsonl"]
+        if index < 2:
+            files.append(folder / "design" / "design.json")
+    told = {str(path.relative_to(workdir)): path.read_text() for path in files}
+    for index in range(3):
+        lines = (workdir / "rounds" / str(index) / "train.jsonl").read_text().splitlines()
+        told[f"train {index}"] = [
+            {k: v for k, v in json.loads(line).items() if not k.endswith("seconds")}
+            for line in lines
+        ]
+    return told
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """(workdir, compilation cache, printed text) of a run that nobody stopped."""
+    folder = tmp_path_factory.mktemp("runs")
+    code, out, err = finish(start(folder / "whole", folder / "cache"))
+    assert code == 0, err[-3000:]
+    return folder / "whole", folder / "cache", out
+
+
+def test_three_rounds_two_designs_and_a_report(undisturbed):
+    workdir, _, out = undisturbed
+    told = story(workdir)
+    assert [len(told[f"train {index}"]) for index in range(3)] == [4, 4, 4]
+    for index in range(2):
+        design = json.loads(told[f"rounds/{index}/design/design.json"])
+        assert design["source"] == "current"
+        assert design["raw_texts"]
+        context = (workdir / "rounds" / str(index) / "design" / "context.md").read_text()
+        assert "Latest results" in context
+    assert "round 2: valid" in out
+    assert "next: 3x3 share" in out
+    page = (workdir / "report.html").read_text()
+    assert page.count("data:image/png;base64") == 3
+    assert (workdir / "figures" / "validation.png").stat().st_size > 5000
+
+
+def test_killed_runs_end_like_the_undisturbed_one(undisturbed, tmp_path):
+    whole, cache, _ = undisturbed
+    workdir = tmp_path / "killed"
+    # Kill soon after each of these files has appeared: while the first checkpoints are written,
+    # in the middle of a round, between training and validation, around a design.
+    marks = [
+        "rounds/0/train.jsonl",
+        "rounds/0/design/design.json",
+        "rounds/1/validation.json",
+        "rounds/2/train.jsonl",
+    ]
+    for number, mark in enumerate(marks):
+        process = start(workdir, cache)
+        while not (workdir / mark).exists() and process.poll() is None:
+            time.sleep(0.02)
+        time.sleep(0.4 * number)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    code, out, err = finish(start(workdir, cache))
+    assert code == 0, err[-3000:]
+    assert "resuming" in out
+    assert story(workdir) == story(whole)
+
+
+def test_other_options_and_bad_options_stop_at_once(undisturbed, tmp_path):
+    whole, cache, _ = undisturbed
+    code, _, err = finish(start(whole, cache, "--config.seed=1"))
+    assert code != 0
+    assert "seed was 0 and is 1" in err
+    for option, message in (
+        ("--config.loop.rounds=0", "loop.rounds=0: allowed are integers from 1 up"),
+        ("--config.engineer.designer=nobody", "engineer.designer='nobody': allowed are"),
+        ("--config.loop.rouns=3", "loop.rouns: unknown field (did you mean loop.rounds?)"),
+        ("--config.loop.rounds=three", "--config.loop.rounds=three: invalid literal for int()"),
+    ):
+        code, _, err = finish(start(tmp_path / "new", cache, option))
+        assert code != 0
+        assert message in err
+        assert not (tmp_path / "new" / "rounds").exists()

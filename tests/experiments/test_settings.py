@@ -1,0 +1,57 @@
+"""Options: defaults, files, and errors that name field, value and what is allowed."""
+
+import importlib
+import pkgutil
+
+import pytest
+
+import experiments.configs
+from experiments import settings
+
+CONFIGS = [module.name for module in pkgutil.iter_modules(experiments.configs.__path__)]
+
+
+def test_defaults_round_trip():
+    assert settings.from_config(settings.default_config()) == settings.Settings()
+    assert settings.from_config(settings.Settings().to_dict()) == settings.Settings()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_configuration_file_is_valid(name, tmp_path):
+    config = importlib.import_module(f"experiments.configs.{name}").get_config()
+    if config.model.path != settings.TINY_MODEL:  # Real weights lie where the user puts them.
+        (tmp_path / "config.json").write_text("{}")
+        config.model.path = str(tmp_path)
+    settings.from_config(config)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"loops": {}}, r"loops=\{\}: unknown field \(did you mean loop\?\); allowed are"),
+        ({"loop": {"rouns": 3}}, r"loop.rouns=3: unknown field \(did you mean loop.rounds\?\)"),
+        ({"loop": {"rounds": "3"}}, "loop.rounds='3': int is needed, this is str"),
+        ({"loop": {"rounds": True}}, "loop.rounds=True: int is needed"),
+        ({"loop": {"rounds": 0}}, "loop.rounds=0: allowed are integers from 1 up"),
+        ({"loop": 3}, "loop=3: a group of fields is needed"),
+        ({"environment": {"sizes": [3, "x"]}}, r"environment.sizes\[1\]='x': int is needed"),
+        ({"environment": {"sizes": [5, 3]}}, r"environment.sizes=\(5, 3\): allowed are ascending"),
+        ({"environment": {"num_agents": 3}}, "environment.num_agents=3: allowed is only 2"),
+        ({"engineer": {"designer": "me"}}, "engineer.designer='me': allowed are"),
+        ({"engineer": {"context": "V9"}}, "engineer.context='V9': allowed are"),
+        ({"validation": {"hole_ratio": 1.5}}, "validation.hole_ratio of size 32: 1.5"),
+        ({"training": {"group_size": 1}}, "training.group_size=1: allowed are integers from 2"),
+        ({"training": {"objective": {"clip_low": 2.0}}}, "training.objective.clip_low=2.0"),
+        ({"training": {"objective": {"ratio_level": "x"}}}, "training.objective.ratio_level='x'"),
+        ({"model": {"path": "/nowhere"}}, "model.path='/nowhere': allowed are 'tiny' and folders"),
+    ],
+)
+def test_errors_name_the_field(config, message):
+    with pytest.raises(ValueError, match=message):
+        settings.from_config(config)
+
+
+def test_the_space_leaves_cells_for_starts_and_goals():
+    space = settings.EnvironmentSettings(sizes=(3, 5), highest_hole_ratio=0.6).space()
+    assert space.bounds("hole_ratio", 3) == (0.0, 5 / 9)
+    assert space.bounds("hole_ratio", 5) == (0.0, 0.6)

@@ -1,0 +1,40 @@
+"""Imports between the four packages run only downwards."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ALLOWED = {
+    "mapf_jax": {"mapf_jax"},
+    "learner": {"learner"},
+    "engineer": {"engineer", "mapf_jax"},
+    "experiments": {"experiments", "engineer", "learner", "mapf_jax"},
+}
+
+
+def imported_packages(path):
+    """Top-level names of everything that a file imports, wherever in the file it does."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield (node.module or "").split(".")[0]
+
+
+@pytest.mark.parametrize("package", ALLOWED)
+def test_imports_run_downwards(package):
+    paths = sorted((ROOT / package).rglob("*.py"))
+    assert paths
+    for path in paths:
+        upwards = set(imported_packages(path)) & set(ALLOWED) - ALLOWED[package]
+        assert not upwards, f"{path.relative_to(ROOT)} imports {sorted(upwards)}"
+
+
+def test_the_engineer_knows_nothing_of_lakes_but_their_configuration():
+    for path in (ROOT / "engineer").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mapf_jax"):
+                assert node.module == "mapf_jax.environment_config", path
