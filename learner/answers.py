@@ -1,8 +1,9 @@
-"""Prompt and answer rows in fixed shapes, and the log-probabilities of their answer tokens.
+"""Prompts with their answers in rows of fixed shape, and the log-probabilities of answer tokens.
 
-The one forward pass that supervised training and GRPO share. A row is prompt, then answer, then
-padding on the right. Only the positions that predict an answer token go through the vocabulary
-projection.
+The one forward pass that supervised training and GRPO share. A row is a prompt, then one or more
+answers to it, then padding on the right. The answers do not see each other, so a prompt goes
+through the model once for all answers in its row. Only the positions that predict an answer token
+go through the vocabulary projection.
 """
 
 import dataclasses
@@ -21,12 +22,12 @@ from learner.qwen3.config import Qwen3Config
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class AnswerRows:
-    """R rows of prompt and answer.
+    """R rows of a prompt and up to A answers to it.
 
     Attributes:
-      tokens: i32[R, T], prompt, answer, padding.
+      tokens: i32[R, T], prompt, its answers one after another, padding.
       prompt_lengths: i32[R], at least 1.
-      answer_lengths: i32[R], stop token included; 0 in rows that only fill the shape.
+      answer_lengths: i32[R, A], stop tokens included; 0 for an answer that is not there.
     """
 
     tokens: jax.Array
@@ -35,9 +36,10 @@ class AnswerRows:
 
 
 def pack_rows(
-    prompts: Sequence[Sequence[int] | np.ndarray],
-    answers: Sequence[Sequence[int] | np.ndarray],
+    prompts: Sequence[Sequence[int]],
+    answers: Sequence[Sequence[Sequence[int]]],
     rows: int,
+    answers_per_row: int,
     length: int,
     pad_id: int,
 ) -> AnswerRows:
@@ -45,9 +47,11 @@ def pack_rows(
 
     Args:
       prompts: token ids, at least one each.
-      answers: as many, token ids with the stop token if there was one.
+      answers: for each prompt at most A answers, each token ids with the stop token if there was
+        one.
       rows: R, at least `len(prompts)`.
-      length: T, at least the longest prompt and answer together.
+      answers_per_row: A.
+      length: T, at least the longest prompt and its answers together.
       pad_id: what fills the rest.
 
     Raises:
@@ -55,21 +59,23 @@ def pack_rows(
     """
     if len(prompts) != len(answers) or len(prompts) > rows:
         raise ValueError(
-            f"rows={rows}: cannot hold {len(prompts)} prompts with {len(answers)} answers"
+            f"rows={rows}: cannot hold {len(prompts)} prompts with {len(answers)} lists of answers"
         )
     tokens = np.full((rows, length), pad_id, np.int32)
     # A filler row still needs a token to attend to, so that nothing in it is undefined.
     prompt_lengths = np.ones(rows, np.int32)
-    answer_lengths = np.zeros(rows, np.int32)
-    for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        total = len(prompt) + len(answer)
+    answer_lengths = np.zeros((rows, answers_per_row), np.int32)
+    for i, (prompt, given) in enumerate(zip(prompts, answers, strict=True)):
         if not len(prompt):
             raise ValueError(f"prompts[{i}]: is empty, at least one token is needed")
-        if total > length:
-            raise ValueError(f"length={length}: row {i} takes {total} tokens")
-        tokens[i, : len(prompt)] = prompt
-        tokens[i, len(prompt) : total] = answer
-        prompt_lengths[i], answer_lengths[i] = len(prompt), len(answer)
+        if len(given) > answers_per_row:
+            raise ValueError(f"answers_per_row={answers_per_row}: row {i} has {len(given)} answers")
+        row = np.concatenate([prompt, *given])
+        if len(row) > length:
+            raise ValueError(f"length={length}: row {i} takes {len(row)} tokens")
+        tokens[i, : len(row)] = row
+        prompt_lengths[i] = len(prompt)
+        answer_lengths[i, : len(given)] = [len(answer) for answer in given]
     return AnswerRows(tokens, prompt_lengths, answer_lengths)  # type: ignore[arg-type]
 
 
@@ -86,28 +92,40 @@ def answer_logprobs(
     Args:
       params: the model's parameters.
       config: the model.
-      rows: R rows.
+      rows: R rows of A answers.
       window: M, at least the longest answer.
       temperature: the logits are divided by it, as in sampling.
       vocab_size: ids from there on, the pad id not among them, are no part of the distribution.
 
     Returns:
-      f32[R, M] log-probabilities and f32[R, M] entropies in nats. Beyond a row's answer they
+      f32[R, A, M] log-probabilities and f32[R, A, M] entropies in nats. Beyond an answer they
       are finite and mean nothing.
     """
-    length = rows.tokens.shape[1]
-    positions = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), rows.tokens.shape)
-    valid = positions < (rows.prompt_lengths + rows.answer_lengths)[:, None]
-    hidden = model.hidden_states(params, config, rows.tokens, positions, valid)
-    # Token t of the answer stands at prompt_length + t and is predicted one position earlier.
-    answer = rows.prompt_lengths[:, None] + jnp.arange(window, dtype=jnp.int32)[None, :]
-    answer = jnp.minimum(answer, length - 1)
-    targets = jnp.take_along_axis(rows.tokens, answer, axis=1)
-    hidden = jnp.take_along_axis(hidden, (answer - 1)[:, :, None], axis=1)
-    return token_logprobs(
-        hidden,
+    num_rows, length = rows.tokens.shape
+    prompt = rows.prompt_lengths[:, None]
+    ends = prompt + jnp.cumsum(rows.answer_lengths, axis=1)
+    starts = ends - rows.answer_lengths
+
+    slots = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), rows.tokens.shape)
+    answer = jnp.sum(slots[:, :, None] >= ends[:, None, :], axis=2)  # A behind the last one.
+    segments = jnp.where(slots < prompt, 0, answer + 1)
+    start = jnp.take_along_axis(starts, jnp.minimum(answer, starts.shape[1] - 1), axis=1)
+    positions = jnp.where(slots < prompt, slots, prompt + slots - start)
+    valid = slots < ends[:, -1:]
+    hidden = model.hidden_states(params, config, rows.tokens, positions, valid, segments)
+
+    # Token t of an answer stands at start + t and is predicted by the token before it, the first
+    # one by the last token of the prompt.
+    times = jnp.arange(window, dtype=jnp.int32)
+    target = jnp.minimum(starts[:, :, None] + times, length - 1)
+    source = jnp.where(times == 0, prompt[:, :, None] - 1, target - 1)
+    target, source = (slot.reshape(num_rows, -1) for slot in (target, source))
+    logprobs, entropies = token_logprobs(
+        jnp.take_along_axis(hidden, source[:, :, None], axis=1),
         model.unembedding(params, config),
-        targets,
+        jnp.take_along_axis(rows.tokens, target, axis=1),
         temperature=temperature,
         vocab_size=vocab_size,
     )
+    shape = (num_rows, starts.shape[1], window)
+    return logprobs.reshape(shape), entropies.reshape(shape)

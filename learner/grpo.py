@@ -163,16 +163,16 @@ def answer_mask(lengths: jax.Array, window: int, truncated: jax.Array | None = N
     """Which tokens of the answer window take part in the loss.
 
     Args:
-      lengths: i32[N], answer tokens incl. the stop token.
+      lengths: i32[...], answer tokens incl. the stop token.
       window: M, the width of the answer window.
-      truncated: bool[N] answers to leave out as a whole (overlong filtering, DAPO,
+      truncated: bool[...] answers to leave out as a whole (overlong filtering, DAPO,
         arXiv 2503.14476, section 3.4), or None to leave out none.
 
     Returns:
-      bool[N, M].
+      bool[..., M].
     """
-    mask = jnp.arange(window)[None, :] < lengths[:, None]
-    return mask if truncated is None else mask & ~truncated[:, None]
+    mask = jnp.arange(window) < lengths[..., None]
+    return mask if truncated is None else mask & ~truncated[..., None]
 
 
 def token_weights(
@@ -222,7 +222,7 @@ def objective(
     weights: jax.Array,
     reference_logprobs: jax.Array | None = None,
 ) -> tuple[jax.Array, ObjectiveSums]:
-    """The clipped surrogate loss of some rows, and what to report of it.
+    """The clipped surrogate loss of some answers, and what to report of it.
 
     With x = logprobs - old_logprobs, the ratio is exp(x) for each token, or exp(mean of x over
     the answer) for all tokens of it (GSPO). A token's loss is
@@ -231,13 +231,13 @@ def objective(
 
     Args:
       config: the options.
-      logprobs: f32[R, M] of the answer tokens under the current policy; differentiated.
-      entropies: f32[R, M] of the current policy in nats; only reported.
-      old_logprobs: f32[R, M] under the policy that sampled.
-      advantages: f32[R].
-      mask: bool[R, M], tokens that take part; the other entries may hold anything finite.
-      weights: f32[R, M] from `token_weights` over the whole global batch.
-      reference_logprobs: f32[R, M] under the reference model; needed if `config.kl_coef` > 0.
+      logprobs: f32[..., M] of the answer tokens under the current policy; differentiated.
+      entropies: f32[..., M] of the current policy in nats; only reported.
+      old_logprobs: f32[..., M] under the policy that sampled.
+      advantages: f32[...], one an answer.
+      mask: bool[..., M], tokens that take part; the other entries may hold anything finite.
+      weights: f32[..., M] from `token_weights` over the whole global batch.
+      reference_logprobs: f32[..., M] under the reference model; needed if `config.kl_coef` > 0.
 
     Returns:
       The loss f32[] and the sums.
@@ -251,11 +251,11 @@ def objective(
     log_ratio = jnp.where(mask, logprobs - old_logprobs, 0.0)
     token_log_ratio = log_ratio
     if config.ratio_level == "sequence":
-        lengths = jnp.maximum(jnp.sum(mask, axis=1, keepdims=True), 1)
-        mean = jnp.sum(log_ratio, axis=1, keepdims=True) / lengths
+        lengths = jnp.maximum(jnp.sum(mask, axis=-1, keepdims=True), 1)
+        mean = jnp.sum(log_ratio, axis=-1, keepdims=True) / lengths
         log_ratio = jnp.broadcast_to(mean, log_ratio.shape)
     ratio = jnp.exp(log_ratio)
-    advantage = advantages[:, None]
+    advantage = advantages[..., None]
     low, high = 1.0 - config.clip_low, 1.0 + config.clip_high
     loss = -jnp.minimum(ratio * advantage, jnp.clip(ratio, low, high) * advantage)
     kl_reference = jnp.zeros_like(loss)

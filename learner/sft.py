@@ -74,7 +74,7 @@ class SFTMicroBatch:
 
     Attributes:
       rows: prompts and answers.
-      weights: f32[R, M], one over the number of answer tokens of the whole step, 0 elsewhere.
+      weights: f32[R, 1, M], one over the number of answer tokens of the whole step, 0 elsewhere.
     """
 
     rows: AnswerRows
@@ -128,13 +128,14 @@ def make_batch(examples: Sequence[Example], config: SFTConfig, pad_id: int) -> l
         )
         rows = pack_rows(
             [example.prompt for example in chosen],
-            [example.answer for example in chosen],
+            [[example.answer] for example in chosen],
             config.micro_batch_rows,
+            1,
             length,
             pad_id,
         )
         window = np.arange(min(config.max_answer_tokens, length))
-        mask = window[None, :] < np.asarray(rows.answer_lengths)[:, None]
+        mask = window < np.asarray(rows.answer_lengths)[:, :, None]
         weights: Any = mask.astype(np.float32) / np.float32(total)
         batches.append(SFTMicroBatch(rows, weights))
     return batches
@@ -166,7 +167,7 @@ class SFTTrainer:
         self._pad_id = pad_id
 
         def loss(params: Any, batch: SFTMicroBatch, _: None) -> Any:
-            window = batch.weights.shape[1]
+            window = batch.weights.shape[-1]
             logprobs, entropies = answer_logprobs(params, model_config, batch.rows, window)
             mask = grpo.answer_mask(batch.rows.answer_lengths, window)
             sums = (jnp.sum(mask, dtype=jnp.float32), jnp.sum(jnp.where(mask, entropies, 0.0)))

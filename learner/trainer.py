@@ -41,6 +41,9 @@ class GRPOConfig:
         groups (mu in DeepSeekMath, arXiv 2402.03300). 1 is strictly on-policy.
       micro_batch_rows: rows that go through the model at once; a multiple of data * fsdp of the
         mesh. It changes memory and speed, never the result.
+      answers_per_row: answers to one prompt that share a row, and so one pass over the prompt.
+        Pays where answers are not much longer than prompts: attention grows with the square of
+        the row. It changes memory and speed, never the result.
       length_multiple: rows are padded to a multiple of this many tokens; each multiple that
         occurs is compiled once. Rows are sorted by length first, so short ones stay short.
       max_new_tokens: budget of an answer, stop token included.
@@ -63,6 +66,7 @@ class GRPOConfig:
     epochs: float = 1.0
     updates_per_step: int = 1
     micro_batch_rows: int = 8
+    answers_per_row: int = 1
     length_multiple: int = 32
     max_new_tokens: int = 1024
     temperature: float = 1.0
@@ -77,6 +81,7 @@ class GRPOConfig:
             ("group_size", 2),
             ("updates_per_step", 1),
             ("micro_batch_rows", 1),
+            ("answers_per_row", 1),
             ("length_multiple", 1),
             ("max_new_tokens", 1),
         ):
@@ -126,7 +131,7 @@ class StepResult:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _MicroBatch:
-    """R rows of one update; `old_logprobs` and `weights` are f32[R, M], `advantages` f32[R]."""
+    """R rows of A answers; `old_logprobs` and `weights` f32[R, A, M], `advantages` f32[R, A]."""
 
     rows: AnswerRows
     old_logprobs: jax.Array
@@ -193,7 +198,7 @@ class GRPOTrainer:
         )
 
         def loss(params: Any, batch: _MicroBatch, reference: Any) -> Any:
-            window = batch.weights.shape[1]
+            window = batch.weights.shape[-1]
             logprobs, entropies = forward(params, model_config, batch.rows, window)
             reference_logprobs = None
             if reference is not None:
@@ -336,39 +341,74 @@ class GRPOTrainer:
         advantages: np.ndarray,
         share: np.ndarray,
     ) -> Iterator[_MicroBatch]:
-        """The rows `share` of one update, sorted by length and cut into micro-batches.
+        """The answers `share` of one update in rows, sorted by length, cut into micro-batches.
 
-        The weights are those of all rows of the update together, whatever the cuts.
+        The weights are those of all answers of the update together, whatever the cuts.
         """
-        config, rows = self.config, self.config.micro_batch_rows
+        config = self.config
         used = np.zeros_like(lengths)
         used[share] = lengths[share]
-        # Over all N rows, those left out being empty: one shape, so compiled once.
+        # Over all N answers, those left out being empty: one shape, so compiled once.
         weights = np.asarray(self._weights(used))
-        totals = lengths + np.repeat([len(prompt) for prompt in prompts], config.group_size)
-        order = share[np.argsort(totals[share], kind="stable")]
-        for first in range(0, len(order), rows):
-            chosen = order[first : first + rows]
-            length = tokens.bucket(int(totals[chosen].max()), config.length_multiple)
-            window = min(config.max_new_tokens, length)
-            yield _MicroBatch(
-                rows=pack_rows(
-                    [prompts[i // config.group_size] for i in chosen],
-                    [sampled[i, : lengths[i]] for i in chosen],
-                    rows,
-                    length,
-                    self._pad_id,
-                ),
-                old_logprobs=_fill(logprobs[chosen], (rows, window)),
-                advantages=_fill(advantages[chosen], (rows,)),
-                weights=_fill(weights[chosen], (rows, window)),
+        rows: list[np.ndarray] = []
+        for prompt in range(len(prompts)):
+            of_prompt = share[share // config.group_size == prompt]
+            cuts = range(0, len(of_prompt), config.answers_per_row)
+            rows += [of_prompt[first : first + config.answers_per_row] for first in cuts]
+        totals = [len(prompts[row[0] // config.group_size]) + lengths[row].sum() for row in rows]
+        rows = [rows[i] for i in np.argsort(totals, kind="stable")]
+        for first in range(0, len(rows), config.micro_batch_rows):
+            yield self._micro_batch(
+                rows[first : first + config.micro_batch_rows],
+                prompts,
+                sampled,
+                lengths,
+                logprobs,
+                advantages,
+                weights,
             )
 
+    def _micro_batch(
+        self,
+        rows: Sequence[np.ndarray],
+        prompts: Sequence[Sequence[int]],
+        sampled: np.ndarray,
+        lengths: np.ndarray,
+        logprobs: np.ndarray,
+        advantages: np.ndarray,
+        weights: np.ndarray,
+    ) -> _MicroBatch:
+        """One micro-batch; each of `rows` holds the indices of the answers of one row."""
+        config = self.config
+        chosen = [prompts[row[0] // config.group_size] for row in rows]
+        answers = [[sampled[i, : lengths[i]] for i in row] for row in rows]
+        totals = [
+            len(prompt) + sum(map(len, given)) for prompt, given in zip(chosen, answers, strict=True)
+        ]
+        longest = max(int(lengths[row].max()) for row in rows)
+        length = tokens.bucket(max(totals), config.length_multiple)
+        window = min(config.max_new_tokens, tokens.bucket(longest, config.length_multiple))
+        # Index N stands for an answer that is not there.
+        index = np.full((config.micro_batch_rows, config.answers_per_row), len(lengths))
+        for i, row in enumerate(rows):
+            index[i, : len(row)] = row
 
-def _fill(values: np.ndarray, shape: tuple[int, ...]) -> Any:
-    """The array cut down, or filled up with zeros, to a shape."""
-    values = values[tuple(slice(size) for size in shape)]
-    return np.pad(values, [(0, size - had) for size, had in zip(shape, values.shape, strict=True)])
+        def gather(values: np.ndarray) -> Any:
+            return np.concatenate([values, np.zeros_like(values[:1])])[index]
+
+        return _MicroBatch(
+            rows=pack_rows(
+                chosen,
+                answers,
+                config.micro_batch_rows,
+                config.answers_per_row,
+                length,
+                self._pad_id,
+            ),
+            old_logprobs=gather(logprobs[:, :window]),
+            advantages=gather(advantages),
+            weights=gather(weights[:, :window]),
+        )
 
 
 def _count_step(state: TrainState) -> TrainState:

@@ -182,7 +182,9 @@ class Qwen3(nn.Module):
     config: Qwen3Config
 
     @nn.compact
-    def __call__(self, tokens: Array, positions: Array, valid: Array) -> Array:
+    def __call__(
+        self, tokens: Array, positions: Array, valid: Array, segments: Array | None = None
+    ) -> Array:
         """See `hidden_states`."""
         c = self.config
         embedding = self.param(
@@ -203,7 +205,7 @@ class Qwen3(nn.Module):
                 jnp.dtype(c.param_dtype),
             )
         rope = rope_angles(positions, c)
-        attend = functools.partial(attention, mask=causal_mask(valid))
+        attend = functools.partial(attention, mask=causal_mask(valid, segments))
 
         def body(block: Block, x: Array, _: None) -> tuple[Array, None]:
             x = nn.with_logical_constraint(x, ("batch", "length", "activation"))
@@ -221,17 +223,22 @@ class Qwen3(nn.Module):
         return RMSNorm(c, "norm", name="final_norm")(x)
 
 
-def causal_mask(valid: Array) -> Array:
+def causal_mask(valid: Array, segments: Array | None = None) -> Array:
     """Which key slots each query slot sees: no later ones, and valid ones only.
 
     Args:
         valid: bool[B, T].
+        segments: i32[B, T] or None; a slot sees only those of segment 0 and of its own.
 
     Returns:
         bool[B, T, T], query before key.
     """
     T = valid.shape[-1]
-    return jnp.tril(jnp.ones((T, T), bool)) & valid[:, None, :]
+    mask = jnp.tril(jnp.ones((T, T), bool)) & valid[:, None, :]
+    if segments is None:
+        return mask
+    keys = segments[:, None, :]
+    return mask & ((keys == 0) | (keys == segments[:, :, None]))
 
 
 def _embed(embedding: Array, tokens: Array, config: Qwen3Config) -> Array:
@@ -269,20 +276,27 @@ def logical_axes(config: Qwen3Config) -> Params:
 
 
 def hidden_states(
-    params: Params, config: Qwen3Config, tokens: Array, positions: Array, valid: Array
+    params: Params,
+    config: Qwen3Config,
+    tokens: Array,
+    positions: Array,
+    valid: Array,
+    segments: Array | None = None,
 ) -> Array:
     """Final hidden states of whole sequences, after the last norm (the training path).
 
     A slot sees the valid slots up to itself, so rows may be padded on either side as long as
-    `positions` count the valid tokens.
+    `positions` count the valid tokens. With segments, several continuations (1, 2, ...) of one
+    beginning (0) share a row without seeing each other.
 
     Args:
         tokens: i32[B, T], each in [0, V); positions: i32[B, T]; valid: bool[B, T].
+        segments: i32[B, T] or None; see `causal_mask`.
 
     Returns:
         [B, T, D] in `config.dtype`; meaningless where not valid.
     """
-    return Qwen3(config).apply({"params": params}, tokens, positions, valid)
+    return Qwen3(config).apply({"params": params}, tokens, positions, valid, segments)
 
 
 def unembedding(params: Params, config: Qwen3Config) -> Array:

@@ -48,7 +48,7 @@ def change(params, before):
     )
 
 
-def test_neither_mesh_nor_micro_batches_change_a_step(
+def test_neither_mesh_nor_micro_batches_nor_packing_change_a_step(
     tiny_model, tiny_params, one_device, byte_tokenizer, letter_task
 ):
     before = host(tiny_params)
@@ -57,14 +57,16 @@ def test_neither_mesh_nor_micro_batches_change_a_step(
     )
     reference = model.init_params(jax.random.key(5), tiny_model)
     meshes = {
-        "one device, one micro-batch": (one_device, 16),
-        "2 x 2 x 2 devices, two micro-batches": (sharding.make_mesh(2, 2, 2), 8),
+        "one device, one micro-batch": (one_device, 16, 1),
+        "2 x 2 x 2 devices, two micro-batches, shared prompts": (sharding.make_mesh(2, 2, 2), 4, 3),
     }
     results = {}
-    for name, (mesh, rows) in meshes.items():
+    for name, (mesh, rows, answers_per_row) in meshes.items():
         where = sharding.param_shardings(tiny_model, mesh)
         (result,) = run(
-            dataclasses.replace(config, micro_batch_rows=rows),
+            dataclasses.replace(
+                config, micro_batch_rows=rows, answers_per_row=answers_per_row
+            ),
             tiny_model,
             mesh,
             byte_tokenizer,
@@ -102,24 +104,31 @@ def test_sampled_logprobs_are_those_of_the_update(
 
 def test_answer_logprobs_are_those_of_the_whole_softmax(tiny_model, tiny_params):
     rng = np.random.default_rng(0)
-    prompts = [rng.integers(0, 259, n).tolist() for n in (3, 9, 5)]
-    answers = [rng.integers(0, 259, n).tolist() for n in (4, 1, 6)]
-    rows = pack_rows(prompts, answers, rows=4, length=16, pad_id=256)
+
+    def tokens(count):
+        return rng.integers(0, 259, count).tolist()
+
+    prompts = [tokens(n) for n in (3, 9, 5)]
+    answers = [[tokens(n) for n in lengths] for lengths in ((4, 1), (6,), (2, 5, 3))]
+    rows = pack_rows(prompts, answers, rows=4, answers_per_row=3, length=16, pad_id=256)
     logprobs, entropies = answer_logprobs(
         tiny_params, tiny_model, rows, 6, temperature=0.5, vocab_size=259
     )
-    # Padding stands on the right, so a causal model without any mask gives the same.
-    positions = jnp.broadcast_to(jnp.arange(16), (4, 16))
-    logits = model.logits(tiny_params, tiny_model, rows.tokens, positions, positions >= 0)
-    for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        full = np.asarray(logits[i], np.float64)[:, :259] / 0.5
-        full -= np.log(np.exp(full).sum(axis=1, keepdims=True))
-        for t, token in enumerate(answer):
-            predicted = full[len(prompt) + t - 1]
-            np.testing.assert_allclose(logprobs[i, t], predicted[token], atol=2e-5)
-            np.testing.assert_allclose(
-                entropies[i, t], -(np.exp(predicted) * predicted).sum(), atol=2e-5
-            )
+    assert logprobs.shape == entropies.shape == (4, 3, 6)
+    for i, (prompt, given) in enumerate(zip(prompts, answers, strict=True)):
+        for a, answer in enumerate(given):
+            # Each answer alone with its prompt.
+            alone = jnp.array([[*prompt, *answer]])
+            positions = jnp.arange(alone.shape[1])[None]
+            logits = model.logits(tiny_params, tiny_model, alone, positions, positions >= 0)
+            full = np.asarray(logits[0], np.float64)[:, :259] / 0.5
+            full -= np.log(np.exp(full).sum(axis=1, keepdims=True))
+            for t, token in enumerate(answer):
+                predicted = full[len(prompt) + t - 1]
+                np.testing.assert_allclose(logprobs[i, a, t], predicted[token], atol=2e-5)
+                np.testing.assert_allclose(
+                    entropies[i, a, t], -(np.exp(predicted) * predicted).sum(), atol=2e-5
+                )
     assert np.isfinite(logprobs).all()
     assert np.isfinite(entropies).all()
 
