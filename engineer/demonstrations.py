@@ -98,7 +98,7 @@ def random_record(seed: int | np.random.SeedSequence, space: ConfigurationSpace)
     """
     rng = np.random.default_rng(seed)
     finished = int(rng.integers(1, 4))
-    answers = rng.integers(10, 101, size=len(space.sizes))
+    answers = rng.integers(10, 401, size=len(space.sizes))
     skill = rng.normal(0.0, 1.5) - rng.uniform(0.0, 0.5) * np.arange(len(space.sizes))
     skill = skill + rng.normal(0.0, 1.2, size=len(space.sizes))
     epochs, total_rounds = int(rng.integers(1, 5)), finished + int(rng.integers(1, 4))

@@ -166,9 +166,7 @@ class Loop:
         )
 
     def _write_instances(self, path: Path, instances: mapf_jax.Instance, prefix: str) -> None:
-        records = (
-            formats.to_record(instances[i], f"{prefix}-{i}") for i in range(len(instances))
-        )
+        records = (formats.to_record(instances[i], f"{prefix}-{i}") for i in range(len(instances)))
         files.write_jsonl(path, records)
 
     def _asked_config(self, index: int) -> EnvironmentConfig:
@@ -203,9 +201,7 @@ class Loop:
         if task_state:
             task.restore(task_state)
         steps = settings.training.num_steps(len(task))
-        results = trainer.run(
-            state, task, self._round_key(_TRAINING, index), position.step, steps
-        )
+        results = trainer.run(state, task, self._round_key(_TRAINING, index), position.step, steps)
         with (
             log.open("a") as file,
             self._reporter.bar(f"round {index} training", steps, position.step) as advance,

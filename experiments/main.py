@@ -11,7 +11,7 @@ logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
 
 from absl import app, flags  # noqa: E402
 
-from experiments import command_line, report  # noqa: E402
+from experiments import allocator, command_line, report  # noqa: E402
 from experiments import settings as settings_lib  # noqa: E402
 from experiments.loop import Loop  # noqa: E402
 from experiments.progress import Reporter  # noqa: E402
@@ -28,6 +28,7 @@ def main(argv: Sequence[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments {argv[1:]}; options look like --name=value")
     begin = time.monotonic()
+    allocator.keep_freed_memory()
     reporter = Reporter()
     try:
         settings = settings_lib.from_config(_CONFIG.value)

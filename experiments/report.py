@@ -1,6 +1,6 @@
 """One page about a run: validation by round and size, every configuration, failures drawn.
 
-    python -m experiments.report RUN_FOLDER
+python -m experiments.report RUN_FOLDER
 """
 
 import base64
@@ -33,7 +33,8 @@ th, td { padding: .25rem .7rem; text-align: right; border-bottom: 1px solid #888
 th:first-child, td:first-child { text-align: left; }
 img { max-width: 100%; background: white; }
 pre { line-height: 1.2; overflow-x: auto; }
-.failures { display: grid; grid-template-columns: repeat(auto-fill, minmax(17rem, 1fr)); gap: 1rem; }
+.failures { display: grid; gap: 1rem;
+            grid-template-columns: repeat(auto-fill, minmax(17rem, 1fr)); }
 .failures > div { border: 1px solid #8886; border-radius: 6px; padding: .5rem 1rem; }
 .note { color: GrayText; }
 """

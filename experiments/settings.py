@@ -46,7 +46,7 @@ class ModelSettings:
             if getattr(self, name) not in DTYPES:
                 raise ValueError(f"{name}={getattr(self, name)!r}: allowed are {DTYPES}")
         _at_least(self, scan_unroll=1)
-        if not (self.folder / "config.json").is_file():
+        if self.path != TINY_MODEL and not (self.folder / "config.json").is_file():
             raise ValueError(
                 f"path={self.path!r}: allowed are {TINY_MODEL!r} and folders with a config.json"
             )

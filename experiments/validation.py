@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import numpy as np
 
 import mapf_jax
 from experiments.mapf_task import Judgement, judge
@@ -68,7 +69,7 @@ class Validator:
     def __call__(self, params: Any) -> ValidationResult:
         """Answers every instance once; the same key for every checkpoint."""
         answers = self._respond(params, self._chats, self._key)
-        indices = range(len(self._instances))
+        indices = np.arange(len(self._instances))
         return ValidationResult(
-            answers, judge(self._instances, list(indices), [answer.text for answer in answers])
+            answers, judge(self._instances, indices, [answer.text for answer in answers])
         )

@@ -19,20 +19,22 @@ import numpy as np
 from absl import app, flags
 
 import mapf_jax
-from engineer import demonstrations, modules
+from engineer import demonstrations, modules, proposal
+from engineer.space import ConfigurationSpace
+from experiments import allocator, command_line, tiny_tokenizer
 from experiments import settings as settings_lib
-from experiments import command_line, tiny_tokenizer
-from experiments.policy import Policy
+from experiments.policy import Policy, Responder
 from experiments.validation import Validator, validation_set
-from learner import sharding, sft, train_state
+from learner import sft, sharding, train_state
 from learner.qwen3 import model, weights
 from learner.qwen3.config import Qwen3Config
 from learner.task import problem_indices
+from mapf_jax.environment_config import PARAMETERS
 
 _CONFIG = command_line.define_config()
 _OUT = flags.DEFINE_string("out", None, "Folder of the new checkpoint.", required=True)
 _SEED = flags.DEFINE_integer("seed", 0, "Seed of data, initial weights and order.", lower_bound=0)
-_STEPS = flags.DEFINE_integer("steps", 1500, "Optimizer steps.", lower_bound=1)
+_STEPS = flags.DEFINE_integer("steps", 1300, "Optimizer steps.", lower_bound=1)
 _ROWS = flags.DEFINE_integer("rows", 64, "Examples in a step.", lower_bound=1)
 _PLANS = flags.DEFINE_integer("plans", 60_000, "Solved instances to learn from.", lower_bound=1)
 _DESIGNS = flags.DEFINE_integer("designs", 12_000, "Designs to learn from.", lower_bound=1)
@@ -43,6 +45,8 @@ HOLE_RATIOS = (0.0, 0.1, 0.2, 0.3, 0.4)
 _TOKENIZER_SAMPLES = 2_000
 _VOCAB_LIMIT = 1024
 _MICRO_BATCH_ROWS = 32
+_MAX_ANSWER_TOKENS = 64
+_DESIGNS_EXAMINED = 128
 _DESIGN_PERIOD = 6  # One step in so many teaches designs.
 
 Pair = tuple[list[dict[str, str]], str]
@@ -119,9 +123,52 @@ def build_tokenizer(pairs: Sequence[Pair]) -> Any:
     return tiny_tokenizer.train_tokenizer(texts, _VOCAB_LIMIT)
 
 
+def examine_designs(
+    settings: settings_lib.Settings, policy: Policy, params: Any, seed: int
+) -> dict[str, float]:
+    """How well the model designs for contexts it has not seen.
+
+    Returns:
+      Shares of answers that are readable, and readable without any repair; and the mean absolute
+      difference of each parameter to the rule that was demonstrated, over the readable ones.
+    """
+    engineer = settings.engineer
+    responder = Responder(
+        policy, engineer.max_new_tokens, engineer.temperature, engineer.top_p, engineer.top_k
+    )
+    space = settings.environment.space()
+    pairs = design_pairs(settings, seed + 1, _DESIGNS_EXAMINED)
+    answers = responder(params, [messages for messages, _ in pairs], jax.random.key(seed))
+    clean, differences = 0, []
+    for (_, expected), answer in zip(pairs, answers, strict=True):
+        truth = _projected(expected, space)
+        reading = proposal.parse(answer.text, space.sizes)
+        if isinstance(reading, proposal.Unreadable):
+            continue
+        config, repairs = proposal.project(reading, truth, space)
+        clean += not repairs
+        differences.append(
+            [np.abs(np.subtract(getattr(config, p), getattr(truth, p))) for p in PARAMETERS]
+        )
+    mean = np.mean(differences, axis=(0, 2)) if differences else np.full(3, np.nan)
+    return {
+        "readable": len(differences) / len(pairs),
+        "readable_without_repair": clean / len(pairs),
+        **{f"{p}_error": round(float(e), 4) for p, e in zip(PARAMETERS, mean, strict=True)},
+    }
+
+
+def _projected(text: str, space: ConfigurationSpace) -> mapf_jax.EnvironmentConfig:
+    reading = proposal.parse(text, space.sizes)
+    assert isinstance(reading, proposal.Proposal)
+    uniform = mapf_jax.EnvironmentConfig.uniform(space.sizes, 0.0, 0.0)
+    return proposal.project(reading, uniform, space)[0]
+
+
 def main(argv: Sequence[str]) -> None:
     """Trains and writes the checkpoint."""
     del argv
+    allocator.keep_freed_memory()
     settings = settings_lib.from_config(_CONFIG.value)
     out = Path(_OUT.value)
     if out.exists() and any(out.iterdir()):
@@ -142,7 +189,9 @@ def main(argv: Sequence[str]) -> None:
     policy = Policy(architecture, tokenizer, mesh)
     lessons = {}
     for name, pairs in (("plans", plans), ("designs", designs)):
-        lessons[name] = [sft.encode_example(tokenizer, *pair) for pair in pairs]
+        examples = [sft.encode_example(tokenizer, *pair) for pair in pairs]
+        # A few plans are too long to be given in a run; they are no use here either.
+        lessons[name] = [e for e in examples if len(e.answer) <= _MAX_ANSWER_TOKENS]
         lengths = np.array([[len(e.prompt), len(e.answer)] for e in lessons[name]])
         print(
             f"{name}: prompt {lengths[:, 0].mean():.0f} (up to {lengths[:, 0].max()}), "
@@ -161,7 +210,7 @@ def main(argv: Sequence[str]) -> None:
             batch_rows=_ROWS.value,
             micro_batch_rows=min(_MICRO_BATCH_ROWS, _ROWS.value),
             length_multiple=16,
-            max_answer_tokens=64,
+            max_answer_tokens=_MAX_ANSWER_TOKENS,
             optimizer=optimizer,
         ),
         architecture,
@@ -196,6 +245,8 @@ def main(argv: Sequence[str]) -> None:
             }
             curve.append(row)
             print(json.dumps(row), flush=True)
+    designing = examine_designs(settings, policy, state.params, _SEED.value)
+    print(json.dumps(designing))
     weights.save(out, state.params, architecture, tokenizer)
     (out / "warm_start.json").write_text(
         json.dumps(
@@ -206,6 +257,7 @@ def main(argv: Sequence[str]) -> None:
                 },
                 "parameters": count,
                 "validation": curve,
+                "designs": designing,
             },
             indent=1,
         )

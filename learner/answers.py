@@ -37,7 +37,7 @@ class AnswerRows:
 
 def pack_rows(
     prompts: Sequence[Sequence[int]],
-    answers: Sequence[Sequence[Sequence[int]]],
+    answers: Sequence[Sequence[Sequence[int] | np.ndarray]],
     rows: int,
     answers_per_row: int,
     length: int,

@@ -383,7 +383,8 @@ class GRPOTrainer:
         chosen = [prompts[row[0] // config.group_size] for row in rows]
         answers = [[sampled[i, : lengths[i]] for i in row] for row in rows]
         totals = [
-            len(prompt) + sum(map(len, given)) for prompt, given in zip(chosen, answers, strict=True)
+            len(prompt) + sum(map(len, given))
+            for prompt, given in zip(chosen, answers, strict=True)
         ]
         longest = max(int(lengths[row].max()) for row in rows)
         length = tokens.bucket(max(totals), config.length_multiple)

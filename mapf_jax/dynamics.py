@@ -36,7 +36,7 @@ class Violations:
 
 def move(positions: Array, actions: Array) -> jax.Array:
     """Cells int[..., A, 2] after `actions` int[..., A] (0 up, 1 down, 2 left, 3 right, 4 wait)."""
-    return positions + jnp.asarray(MOVES, positions.dtype)[actions]
+    return jnp.asarray(positions) + jnp.asarray(MOVES, positions.dtype)[actions]
 
 
 def placement_violations(
@@ -48,14 +48,18 @@ def placement_violations(
       instance: a single instance.
       positions: int[A, 2], cells at one time.
     """
-    row, column = positions[:, 0], positions[:, 1]
+    row, column = jnp.asarray(positions[:, 0]), jnp.asarray(positions[:, 1])
     size = instance.size
     inside = (row >= 0) & (row < size) & (column >= 0) & (column < size)
-    hole = inside & jnp.asarray(instance.blocked)[jnp.where(inside, row, 0), jnp.where(inside, column, 0)]
+    hole = (
+        inside
+        & jnp.asarray(instance.blocked)[jnp.where(inside, row, 0), jnp.where(inside, column, 0)]
+    )
     vertex = _any_other(
         lambda shift: _same_cell(positions, jnp.roll(positions, shift, axis=0)), instance.active
     )
-    return ~inside & instance.active, hole & instance.active, vertex
+    active = jnp.asarray(instance.active)
+    return ~inside & active, hole & active, vertex
 
 
 def transition_violations(

@@ -48,7 +48,9 @@ class EnvironmentConfig:
                 raise ValueError(
                     f"{name}={values!r}: one number for each of the {len(sizes)} sizes is needed"
                 )
-            numbers = tuple(_unit_number(name, size, v) for size, v in zip(sizes, values))
+            numbers = tuple(
+                _unit_number(name, size, v) for size, v in zip(sizes, values, strict=True)
+            )
             object.__setattr__(self, name, numbers)
         total = math.fsum(self.data_ratio)
         if abs(total - 1.0) > _SUM_TOLERANCE:

@@ -69,12 +69,12 @@ def from_records(records: Sequence[Mapping[str, Any]]) -> Instance:
             )
             paths = np.array(record["paths"], np.int8).transpose(1, 0, 2)
             solution = Solution(
-                status=np.int8(Status.OPTIMAL),
-                cost=np.int32(record["cost"]),
-                makespan=np.int32(record["makespan"]),
-                needs_wait=np.bool_(record["needs_wait"]),
+                status=np.asarray(Status.OPTIMAL, np.int8),
+                cost=np.asarray(record["cost"], np.int32),
+                makespan=np.asarray(record["makespan"], np.int32),
+                needs_wait=np.asarray(record["needs_wait"], bool),
                 paths=np.pad(paths, ((0, steps - len(paths)), (0, 0), (0, 0)), mode="edge"),
-                num_steps=np.int32(len(paths) - 1),
+                num_steps=np.asarray(len(paths) - 1, np.int32),
             )
         except KeyError as error:
             raise ValueError(f"{name}: field {error} is missing") from error

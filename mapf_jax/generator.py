@@ -82,7 +82,8 @@ def fingerprints(instances: Instance) -> list[bytes]:
     blocked = np.asarray(instances.blocked)
     cells = np.concatenate([instances.starts, instances.goals], axis=-2).astype(np.int8)
     return [
-        size[i].tobytes() + np.packbits(blocked[i, : size[i], : size[i]]).tobytes()
+        size[i].tobytes()
+        + np.packbits(blocked[i, : size[i], : size[i]]).tobytes()
         + cells[i].tobytes()
         for i in range(len(blocked))
     ]
@@ -215,9 +216,7 @@ def _finish(pool: _SizePool, rows: list[tuple[Any, ...]], width: int) -> Instanc
         paths=paths,
         num_steps=num_steps,
     )
-    return dataclasses.replace(
-        _as_instances(pool.size, full, starts, goals), solution=solution
-    )
+    return dataclasses.replace(_as_instances(pool.size, full, starts, goals), solution=solution)
 
 
 def concatenate(batches: Iterable[Instance]) -> Instance:

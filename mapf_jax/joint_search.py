@@ -19,7 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from mapf_jax import dynamics, search
-from mapf_jax.types import INFINITE_COST, Array, Instance, Solution, Status
+from mapf_jax.types import INFINITE_COST, Array
+
+# Frontier, visited cells, time, best cost and best makespan so far.
+_SearchCarry = tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]
 
 _CHUNK = 128  # Lakes that share one search loop: wide enough for SIMD, few enough to end together.
 
@@ -105,14 +108,14 @@ def _shift(field: jax.Array, axis: int, step: int) -> jax.Array:
 def _expand(lakes: _Lakes, frontier: jax.Array) -> jax.Array:
     """All joint cells one legal step away. word[S, S, S, B] -> word[S, S, S, B]."""
     # Where agent 1 can be after its own move, by direction, for each old cell of agent 0.
-    moved = (
+    shifted = (
         _shift(frontier, 2, -1),
         _shift(frontier, 2, +1),
         frontier >> 1,
         frontier << 1,
         frontier & lakes.stay,
     )
-    moved = tuple(words & lakes.rows for words in moved)
+    moved = [words & lakes.rows for words in shifted]
     # Agent 0 moves in direction d from cell a. It may not exchange cells with agent 1, that is
     # agent 1 may not enter a in the opposite direction (but may follow into a from elsewhere).
     reached = moved[4] & ~lakes.cell  # Agent 1 may not enter the cell in which agent 0 waits.
@@ -175,13 +178,13 @@ def _costs_chunk(
         rest = _ends(lakes, frontier).min(axis=(0, 1, 2))
         return 2 * time + rest, time + rest
 
-    def unfinished(carry: tuple[jax.Array, ...]) -> jax.Array:
+    def unfinished(carry: _SearchCarry) -> jax.Array:
         frontier, _, time, cost, makespan = carry
         # A later first arrival costs at least 2 (time + 1), and takes at least time + 1.
         open_ = (2 * (time + 1) < cost) | (time + 1 < makespan)
         return jnp.any(open_ & jnp.any(frontier != 0, axis=(0, 1, 2)))
 
-    def level(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def level(carry: _SearchCarry) -> _SearchCarry:
         frontier, visited, time, cost, makespan = carry
         frontier = _expand(lakes, frontier) & ~visited
         time = time + 1

@@ -76,7 +76,7 @@ def label(blocked: Array, starts: Array, goals: Array) -> Labels:
             _moving_costs, np.asarray(blocked)[open_], starts[open_], goals[open_], block=128
         )
         needs_wait[open_] = moving.cost > costs.cost[open_]
-    return Labels(costs.cost, costs.makespan, needs_wait)
+    return Labels(np.asarray(costs.cost), np.asarray(costs.makespan), needs_wait)
 
 
 def optimal_paths(

@@ -175,7 +175,9 @@ def make_instance(
         raise ValueError(f"map={rows!r}: the map must be square")
     strange = set("".join(cells)) - {"F", "H"}
     if strange:
-        raise ValueError(f"map={rows!r}: characters {sorted(strange)} are not allowed, only F and H")
+        raise ValueError(
+            f"map={rows!r}: characters {sorted(strange)} are not allowed, only F and H"
+        )
     if len(starts) != len(goals) or not starts:
         raise ValueError(f"{len(starts)} starts and {len(goals)} goals: one of each an agent")
     blocked = np.array([[c == "H" for c in row] for row in cells])
@@ -188,7 +190,7 @@ def make_instance(
         if len(set(given)) != len(given):
             raise ValueError(f"{name}={given}: two agents may not have the same cell")
     return Instance(
-        size=np.int32(size),
+        size=np.asarray(size, np.int32),
         blocked=blocked,
         starts=np.array(starts, np.int8),
         goals=np.array(goals, np.int8),

@@ -28,7 +28,8 @@ def get_config() -> ml_collections.ConfigDict:
     training.prompts_per_step = 48
     training.group_size = 8
     training.max_new_tokens = 64
-    training.micro_batch_rows = 64
+    training.micro_batch_rows = 8
+    training.answers_per_row = 8  # All answers to a prompt: they are short.
     training.length_multiple = 32
     training.optimizer.learning_rate = 3e-4
     training.optimizer.warmup_steps = 5

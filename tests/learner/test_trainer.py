@@ -64,9 +64,7 @@ def test_neither_mesh_nor_micro_batches_nor_packing_change_a_step(
     for name, (mesh, rows, answers_per_row) in meshes.items():
         where = sharding.param_shardings(tiny_model, mesh)
         (result,) = run(
-            dataclasses.replace(
-                config, micro_batch_rows=rows, answers_per_row=answers_per_row
-            ),
+            dataclasses.replace(config, micro_batch_rows=rows, answers_per_row=answers_per_row),
             tiny_model,
             mesh,
             byte_tokenizer,

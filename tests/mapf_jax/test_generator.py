@@ -99,7 +99,9 @@ def test_shares_sum_to_the_total(total, weights):
     ratios = [w / sum(weights) for w in weights]
     parts = _shares(total, ratios)
     assert sum(parts) == total
-    assert all(abs(part - total * ratio) < 1 + 1e-6 for part, ratio in zip(parts, ratios, strict=True))
+    assert all(
+        abs(part - total * ratio) < 1 + 1e-6 for part, ratio in zip(parts, ratios, strict=True)
+    )
 
 
 @pytest.mark.parametrize(

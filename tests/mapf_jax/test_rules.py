@@ -102,7 +102,9 @@ def plans(draw):
             step.append((row + dr, column + dc))
         path.append(step)
     if draw(st.booleans()):
-        path[draw(st.integers(0, len(path) - 1))][draw(st.integers(0, num_agents - 1))] = draw(cells)
+        path[draw(st.integers(0, len(path) - 1))][draw(st.integers(0, num_agents - 1))] = draw(
+            cells
+        )
     if draw(st.booleans()):
         path.append(list(goals))
     return blocked, starts, goals, size, path

@@ -1,6 +1,7 @@
 """Optimal costs, labels and plans against a plain Python joint search."""
 
 import dataclasses
+import itertools
 
 import jax
 import numpy as np
@@ -72,7 +73,7 @@ def test_optimum_labels_and_plans(size, density, count):
             for agent in range(2):
                 cells = [step[agent] for step in path]
                 arrival = reference.sum_of_costs([goals[agent]], [[cell] for cell in cells])
-                assert all(a != b for a, b in zip(cells[:arrival], cells[1:], strict=False))
+                assert all(a != b for a, b in itertools.pairwise(cells[: arrival + 1]))
     assert waits > 0
 
 

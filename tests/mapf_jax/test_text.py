@@ -72,7 +72,7 @@ def test_accepted(text):
         "<answer>\n0: (0,0) (2,x)\n</answer>",
         "<answer>\n0: (0,0) (2,2) and so on\n</answer>",
         "<answer>\n0: (0.0,0) (2,2)\n</answer>",
-        "<answer>\n0: (٠,0) (2,2)\n</answer>",
+        "<answer>\n0: (\u0660,0) (2,2)\n</answer>",
         "<think>I would say " + GOOD + " or not</think> I do not know",
     ],
 )
@@ -111,11 +111,11 @@ def strict_reader(text):
     return tuple(plan)
 
 
-pieces = st.sampled_from(
-    ["<answer>", "</answer>", "<think>", "</think>", "\n", "```", "0:", "1:", "2:", " ", "(", ")"]
-    + [" (0,0)", " (1,2)", " (-1,0)", " (0, 3)", "0: (0,0) (2,2)\n", "1: (1,0) (2,1)\n", GOOD, ","]
-    + ["7", "x", "\u2028", "\x0b", "é", "99999999999999"]
-)
+tags = ["<answer>", "</answer>", "<think>", "</think>", "```", GOOD]
+lines = ["0: (0,0) (2,2)\n", "1: (1,0) (2,1)\n", "0:", "1:", "2:", "\n"]
+cells = [" (0,0)", " (1,2)", " (-1,0)", " (0, 3)", " ", "(", ")", ",", "7", "99999999999999"]
+strange = ["x", "\u2028", "\x0b", "\u00e9"]
+pieces = st.sampled_from([*tags, *lines, *cells, *strange])
 
 
 @settings(max_examples=3000, deadline=None)
