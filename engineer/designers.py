@@ -85,12 +85,15 @@ class ModelDesigner:
       tries: how often the model is asked until an answer can be read, at least 1. Every try has
         its own seed.
       source: name under which the designs are recorded.
+      fits: whether the model's window holds a chat. As long as it does not, the oldest round of
+        the history is left out of the context.
     """
 
     generate: Generate
     spec: ContextSpec = dataclasses.field(default_factory=lambda: variant(DEFAULT_VARIANT))
     tries: int = 3
-    source: str = "model"
+    source: str = "current"
+    fits: Callable[[Sequence[Message]], bool] = lambda chat: True
 
     def __post_init__(self) -> None:
         if self.tries < 1:
@@ -102,7 +105,12 @@ class ModelDesigner:
         Raises:
           ValueError: `generate` does not return exactly one text.
         """
-        messages = compose(self.spec, record)
+        messages, left_out = self._context(record)
+        if not self.fits(messages):
+            return dataclasses.replace(
+                _keep(record, space, self.source, "the context does not fit the model's window"),
+                context_messages=tuple(messages),
+            )
         texts: list[str] = []
         reasons: list[str] = []
         for attempt in range(self.tries):
@@ -121,7 +129,7 @@ class ModelDesigner:
                 source=self.source,
                 context_messages=tuple(messages),
                 raw_texts=tuple(texts),
-                repairs=repairs,
+                repairs=(*left_out, *repairs),
                 summary=reading.explanation if self.spec.summary else "",
             )
         # The configuration stays, and so does its explanation.
@@ -132,6 +140,17 @@ class ModelDesigner:
             raw_texts=tuple(texts),
             summary=(record.summary or "") if self.spec.summary else "",
         )
+
+    def _context(self, record: RunRecord) -> tuple[list[Message], tuple[str, ...]]:
+        """The longest context that fits, and a note if rounds had to be left out of it."""
+        history = record.history
+        for first in range(len(history)):
+            shortened = dataclasses.replace(record, history=history[first:])
+            messages = compose(self.spec, shortened)
+            if self.fits(messages):
+                break
+        note = f"context: the {first} oldest rounds were left out, to fit the model's window"
+        return messages, (note,) if first else ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +177,8 @@ class RandomDesigner:
         return Design(config=drawn, source=self.source)
 
 
-DESIGNERS = ("model", "fixed", "random")
+DESIGNERS = ("current", "fixed", "random")
+"""Names that `make_designer` knows: the checkpoint being trained, nobody, a new draw each round."""
 
 
 def make_designer(
@@ -167,28 +187,31 @@ def make_designer(
     generate: Generate | None = None,
     spec: ContextSpec | str = DEFAULT_VARIANT,
     tries: int = 3,
+    fits: Callable[[Sequence[Message]], bool] = lambda chat: True,
 ) -> Designer:
     """The designer of that name.
 
     Args:
       name: one of `DESIGNERS`.
-      generate: answers chats; needed by "model", not used by the others, as are the rest.
+      generate: answers chats; needed by "current", not used by the others, as are the rest.
       spec: the modules that the model is shown, or the name of a variant.
       tries: how often the model is asked until an answer can be read.
+      fits: whether the model's window holds a chat.
 
     Raises:
-      ValueError: the name is unknown, or "model" is asked for without `generate`.
+      ValueError: the name is unknown, or "current" is asked for without `generate`.
     """
     if name == "fixed":
         return FixedDesigner()
     if name == "random":
         return RandomDesigner()
-    if name == "model":
+    if name == "current":
         if generate is None:
-            raise ValueError('generate=None: designer "model" needs a function that answers chats')
-        return ModelDesigner(
-            generate=generate, spec=variant(spec) if isinstance(spec, str) else spec, tries=tries
-        )
+            raise ValueError(
+                f"generate=None: designer {name!r} needs a function that answers chats"
+            )
+        spec = variant(spec) if isinstance(spec, str) else spec
+        return ModelDesigner(generate=generate, spec=spec, tries=tries, source=name, fits=fits)
     raise ValueError(f"designer={name!r} is unknown, allowed: {DESIGNERS}")
 
 

@@ -10,13 +10,14 @@ import numpy.typing as npt
 from mapf_jax.environment_config import EnvironmentConfig
 
 PARSABLE = "parsable"
+AGENT_COUNT = "agent_count"
 CHECKS = (
     PARSABLE,
     "legal_moves",
     "conflict_free",
     "goals_reached",
     "starts_correct",
-    "agent_count",
+    AGENT_COUNT,
     "no_holes",
     "in_bounds",
 )
@@ -108,8 +109,9 @@ class FailureBreakdown:
     ) -> "FailureBreakdown":
         """Counts the outcomes of N answers.
 
-        Nothing but its form can be judged of an answer that cannot be parsed, so such an answer
-        counts as a parse error alone, whatever `failed` says of its other checks.
+        Nothing but its form can be judged of an answer that cannot be parsed, and nothing but
+        that of one about another number of agents: such an answer counts under that check alone,
+        whatever `failed` says of its others.
 
         Args:
           sizes: i[N], lake size of the instance that answer n is about.
@@ -142,7 +144,10 @@ class FailureBreakdown:
         is_valid = flags("valid", valid)
         is_optimal = flags("optimal", optimal)
         fails = np.stack([flags(f"failed[{check}]", failed[check]) for check in CHECKS])
-        fails[1:] &= ~fails[0]  # CHECKS[0] is PARSABLE
+        for check in (PARSABLE, AGENT_COUNT):
+            alone = fails[CHECKS.index(check)].copy()
+            fails &= ~alone
+            fails[CHECKS.index(check)] = alone
         contradictory = is_valid == fails.any(axis=0)
         if contradictory.any():
             first = int(contradictory.argmax())
@@ -298,7 +303,7 @@ class RunRecord:
       history: the finished rounds, oldest first, at least one.
       round: index of the round to be designed; later than every round of `history`.
       total_rounds: number of rounds of the whole run, round 0 included.
-      epochs_per_round: passes over the training set in each round.
+      epochs_per_round: passes over the training set in each round; may be a fraction.
       summary: the engineer's own explanation of the current configuration (module S), if any.
       training: full training details (full module T) as texts by name, if any.
 
@@ -309,7 +314,7 @@ class RunRecord:
     history: History
     round: int
     total_rounds: int
-    epochs_per_round: int
+    epochs_per_round: float
     summary: str | None = None
     training: Mapping[str, str] | None = None
 
@@ -324,8 +329,8 @@ class RunRecord:
                 f"round={self.round}: must be after round {rounds[-1]} and below "
                 f"total_rounds={self.total_rounds}"
             )
-        if self.epochs_per_round < 1:
-            raise ValueError(f"epochs_per_round={self.epochs_per_round}: must be at least 1")
+        if self.epochs_per_round <= 0:
+            raise ValueError(f"epochs_per_round={self.epochs_per_round}: must be above 0")
 
     @property
     def breakdown(self) -> FailureBreakdown:

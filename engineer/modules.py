@@ -63,14 +63,16 @@ TRAINING_DETAILS = ("objective", "reward", "schedule")
 """What the full form of module T tells; `RunRecord.training` holds a text for each."""
 
 FAILURE_WORDS = {
-    "parse": "parsable",
-    "illegal": "legal_moves",
-    "conflict": "conflict_free",
-    "hole": "no_holes",
-    "bounds": "in_bounds",
-    "goal": "goals_reached",
+    "parse": ("parsable", "agent_count"),
+    "illegal": ("legal_moves",),
+    "conflict": ("conflict_free",),
+    "hole": ("no_holes",),
+    "bounds": ("in_bounds",),
+    "goal": ("goals_reached",),
 }
-"""The failures shown, in this order, each with the name of its check."""
+"""The failures shown, in this order, each with its checks. An answer that speaks of another number
+of agents could not be read as an answer to its question, so it counts with those that could not be
+read at all (no answer counts under both)."""
 
 
 def failures(record: RunRecord) -> str:
@@ -129,8 +131,8 @@ def bookkeeping(record: RunRecord) -> str:
     """Module T, short form: which round is designed, epochs a round, epochs in total."""
     return (
         f"Training: round {record.round} of rounds 0 to {record.total_rounds - 1}, "
-        f"epochs per round {record.epochs_per_round}, "
-        f"total epochs {record.epochs_per_round * record.total_rounds}"
+        f"epochs per round {record.epochs_per_round:g}, "
+        f"total epochs {record.epochs_per_round * record.total_rounds:g}"
     )
 
 
@@ -153,7 +155,10 @@ def sizes(record: RunRecord) -> str:
 
 
 def _results(row: SizeOutcome) -> str:
-    counts = [f"{word} {row.failures(check)}" for word, check in FAILURE_WORDS.items()]
+    counts = [
+        f"{word} {sum(row.failures(check) for check in checks)}"
+        for word, checks in FAILURE_WORDS.items()
+    ]
     return " ".join([f"valid {row.valid_rate:.2f} optimal {row.optimal_rate:.2f}", *counts])
 
 

@@ -84,8 +84,9 @@ def parse(text: str, sizes: Sequence[int]) -> Proposal | Unreadable:
     Reasoning in `<think>` blocks is skipped. The configuration may be YAML or JSON, fenced or
     between prose, and of any of these shapes: a mapping from sizes (the asked form), the same
     under some other key, a mapping from each parameter name to numbers by size, or a list of
-    mappings with a `size`. It counts as readable if it has a number for one of `sizes`; of
-    several readable ones the last counts.
+    mappings with a `size`. It counts as readable if it has a number for one of `sizes`. Of
+    several readable ones the last complete one counts (every parameter of every size), or the
+    last one if none is complete: a remark after the configuration does not replace it.
 
     Args:
       text: the answer; anything.
@@ -105,6 +106,7 @@ def parse(text: str, sizes: Sequence[int]) -> Proposal | Unreadable:
         return Unreadable("the answer is empty")
 
     last_error = ""
+    partial: Proposal | None = None
     for candidate in _candidates(visible):
         try:
             documents = plain_yaml.read(candidate.text)
@@ -114,9 +116,16 @@ def parse(text: str, sizes: Sequence[int]) -> Proposal | Unreadable:
         for document in reversed(documents):
             reading = _Reading()
             reading.add(document)
-            if any(reading.values.get(size) for size in sizes):
-                notes = tuple(reading.notes[:_MAX_NOTES])
-                return Proposal(reading.values, notes, _prose(visible[: candidate.start]))
+            known = [reading.values.get(size, {}) for size in sizes]
+            if not any(known):
+                continue
+            notes = tuple(reading.notes[:_MAX_NOTES])
+            found = Proposal(reading.values, notes, _prose(visible[: candidate.start]))
+            if all(name in row for row in known for name in PARAMETERS):
+                return found
+            partial = partial or found
+    if partial is not None:
+        return partial
     reason = "no configuration with a number for one of the sizes " + " ".join(map(str, sizes))
     return Unreadable(f"{reason} ({last_error})" if last_error else reason)
 
@@ -178,8 +187,8 @@ def project(
         largest = max(shares)  # dividing by it first keeps the sum of huge numbers finite
         scaled = [share / largest for share in shares]
         total = math.fsum(scaled)
-        # A single share may exceed 1 by less than the tolerance of the sum.
-        if abs(total * largest - 1.0) > 1e-6 or largest > 1.0:
+        # Far below the tolerance of `EnvironmentConfig`, which sums the shares unscaled.
+        if abs(total * largest - 1.0) > 1e-9 or largest > 1.0:
             repairs.append(f"data_ratio: sum {_short(total * largest)} rescaled to 1")
             numbers["data_ratio"] = [share / total for share in scaled]
     config = EnvironmentConfig(

@@ -23,10 +23,10 @@ def define_config() -> flags.FlagHolder:
 def parse_flags(argv: list[str]) -> list[str]:
     """A `flags_parser` for `absl.app.run`; bad options end the program with one line."""
     file = None
-    for argument in argv[1:]:
-        name, _, value = argument.lstrip("-").partition("=")
-        if name == "config":
-            file = value
+    for i, argument in enumerate(argv[1:], 1):
+        name, equals, value = argument.lstrip("-").partition("=")
+        if argument.startswith("-") and name == "config":
+            file = value if equals else " ".join(argv[i + 1 : i + 2])
         elif argument.startswith("-") and name.startswith("config."):
             try:
                 settings_lib.check_field(name.removeprefix("config."))

@@ -5,12 +5,12 @@ file, so a run that was killed anywhere goes on as if it had not been.
 """
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import yaml
 
@@ -21,10 +21,15 @@ from engineer.evidence import FailureBreakdown, RoundRecord, RunRecord
 from engineer.proposal import render_config
 from experiments import run_directory as files
 from experiments.mapf_task import MapfTask
-from experiments.policy import Policy, Responder, load_policy
+from experiments.policy import Responder, design_responder, load_params, load_policy
 from experiments.progress import Reporter
 from experiments.settings import Settings
-from experiments.validation import ValidationResult, Validator, validation_set
+from experiments.validation import (
+    ValidationResult,
+    Validator,
+    validation_responder,
+    validation_set,
+)
 from learner import train_state
 from learner.checkpoints import Checkpoints
 from learner.train_state import TrainState
@@ -66,18 +71,34 @@ class Loop:
         self._key = jax.random.key(settings.seed)
 
     def run(self) -> None:
-        """Runs or resumes to the end; returns at once if there is nothing left to do."""
+        """Runs or resumes to the end.
+
+        Raises:
+          ValueError: an option does not go with another one or with the model.
+          NonFiniteUpdateError: loss or gradient was NaN or infinite.
+        """
         settings, directory = self._settings, self._directory
-        policy, params = load_policy(settings)
+        # Everything that can refuse its settings comes before anything that takes long.
+        policy = load_policy(settings)
+        responder = validation_responder(settings, policy)
+        engineer = None
+        if settings.engineer.designer == "current":
+            engineer = design_responder(settings, policy)
+        params = load_params(settings, policy)
+        reference = None
+        if settings.training.objective.kl_coef > 0:
+            reference = jax.tree.map(jnp.copy, params)  # Training donates the first arrays.
+        trainer = GRPOTrainer(
+            settings.training, policy.config, policy.mesh, policy.tokenizer, reference
+        )
         count = sum(leaf.size for leaf in jax.tree.leaves(params))
         self._reporter.line(
             f"model {settings.model.path}: {count:,} parameters on "
             f"{policy.mesh.devices.size} x {policy.mesh.devices.flat[0].device_kind}"
         )
         validation = self._validation_set()
-        validator = Validator(settings, policy, validation)
+        validator = Validator(settings, responder, validation)
         names = set(mapf_jax.fingerprints(validation))
-        trainer = GRPOTrainer(settings.training, policy.config, policy.mesh, policy.tokenizer)
         optimizer = settings.training.optimizer
         with Checkpoints(
             directory.root / "checkpoints", keep=settings.checkpoint.keep
@@ -102,7 +123,6 @@ class Loop:
                     f"resuming after step {position.step} of round {position.round}"
                 )
             del params
-            responder = self._design_responder(policy)
             for index in range(settings.loop.rounds):
                 if index < position.round:
                     self._report_round(index)
@@ -117,7 +137,7 @@ class Loop:
                 if not path.exists():
                     self._validate(validator, state.params, path)
                 if index + 1 < settings.loop.rounds:
-                    self._design(index + 1, responder, state.params)
+                    self._design(index + 1, engineer, state.params)
                 self._report_round(index)
 
     # Training sets
@@ -128,6 +148,7 @@ class Loop:
         if not path.exists():
             self._reporter.line("making the validation set")
             instances, report = validation_set(self._settings)
+            self._tell_shortfall(report)
             files.write_json(folder / "generated.json", report.to_dict())
             self._write_instances(path, instances, "validation")
         return formats.from_records(list(formats.read_jsonl(path)))
@@ -141,16 +162,27 @@ class Loop:
             self._reporter.line(f"round {index}: making the training set")
             try:
                 instances, report = self._generate(index, config, exclude)
-            except ValueError as error:
+            except mapf_jax.NoInstanceError as error:
                 if index == 0:
                     raise
                 # A design without a single solvable instance is no reason to stop the run.
                 config, note = self._config(index - 1), f"previous configuration kept: {error}"
+                self._reporter.line(f"round {index}: {note}")
                 instances, report = self._generate(index, config, exclude)
+            self._tell_shortfall(report)
             files.write_json(folder / "generated.json", {"note": note, **report.to_dict()})
             files.write_text(folder / "environment.yaml", render_config(config) + "\n")
             self._write_instances(path, instances, f"round-{index}")
         return formats.from_records(list(formats.read_jsonl(path)))
+
+    def _tell_shortfall(self, report: mapf_jax.GenerationReport) -> None:
+        for row in report.sizes:
+            if row.made < row.asked or row.made_wait < row.asked_wait:
+                self._reporter.line(
+                    f"  {row.size}x{row.size}: {row.made} of {row.asked} instances, "
+                    f"{row.made_wait} of {row.asked_wait} that need a wait, "
+                    f"from {row.candidates} lakes"
+                )
 
     def _generate(
         self, index: int, config: EnvironmentConfig, exclude: set[bytes]
@@ -245,31 +277,26 @@ class Loop:
 
     # Design
 
-    def _design_responder(self, policy: Policy) -> Responder:
-        engineer = self._settings.engineer
-        return Responder(
-            policy, engineer.max_new_tokens, engineer.temperature, engineer.top_p, engineer.top_k
-        )
-
-    def _design(self, index: int, responder: Responder, params: Any) -> None:
+    def _design(self, index: int, responder: Responder | None, params: Any) -> None:
         """Designs the configuration of round `index`, unless that has been done."""
         settings = self._settings
         folder = self._directory.round(index - 1) / "design"
         if (folder / "design.json").exists():
             return
         engineer = settings.engineer
-        designer: designers.Designer
-        if engineer.designer == "current":
 
-            def generate(chats: Sequence[Sequence[Message]], seed: int) -> list[str]:
-                answers = responder(params, chats, jax.random.key(seed))
-                return [answer.text for answer in answers]
+        def generate(chats: Sequence[Sequence[Message]], seed: int) -> list[str]:
+            assert responder is not None
+            answers = responder(params, chats, jax.random.key(seed))
+            return [answer.text for answer in answers]
 
-            designer = designers.ModelDesigner(
-                generate, designers.variant(engineer.context), engineer.tries, source="current"
-            )
-        else:
-            designer = designers.make_designer(engineer.designer)
+        designer = designers.make_designer(
+            engineer.designer,
+            generate=generate,
+            spec=engineer.context,
+            tries=engineer.tries if engineer.temperature > 0 else 1,
+            fits=(lambda chat: True) if responder is None else responder.fits,
+        )
         design = designer.design(self._record(index), self._space, self._round_seed(_DESIGN, index))
         context = "\n\n".join(message["content"] for message in design.context_messages)
         files.write_text(folder / "context.md", context + "\n")
@@ -295,7 +322,7 @@ class Loop:
             history=history,
             round=index,
             total_rounds=self._settings.loop.rounds,
-            epochs_per_round=math.ceil(self._settings.training.epochs),
+            epochs_per_round=self._settings.training.epochs,
             summary=summary,
         )
 

@@ -10,12 +10,14 @@ from pathlib import Path
 logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
 
 from absl import app, flags  # noqa: E402
+from absl import logging as absl_logging  # noqa: E402
 
 from experiments import allocator, command_line, report  # noqa: E402
 from experiments import settings as settings_lib  # noqa: E402
 from experiments.loop import Loop  # noqa: E402
 from experiments.progress import Reporter  # noqa: E402
 from experiments.run_directory import RunDirectory  # noqa: E402
+from learner.update import NonFiniteUpdateError  # noqa: E402
 
 _CONFIG = command_line.define_config()
 _WORKDIR = flags.DEFINE_string(
@@ -29,16 +31,23 @@ def main(argv: Sequence[str]) -> None:
         raise app.UsageError(f"unexpected arguments {argv[1:]}; options look like --name=value")
     begin = time.monotonic()
     allocator.keep_freed_memory()
+    absl_logging.set_verbosity(absl_logging.WARNING)  # Orbax tells every step of every save.
     reporter = Reporter()
     try:
         settings = settings_lib.from_config(_CONFIG.value)
         directory = RunDirectory(Path(_WORKDIR.value))
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
+    try:
         with directory.locked():
             directory.claim(settings)
             Loop(settings, directory, reporter).run()
             path = report.write(directory.root)
     except ValueError as error:
+        logging.debug("where the error was raised", exc_info=True)
         sys.exit(f"error: {error}")
+    except NonFiniteUpdateError as error:
+        sys.exit(f"error: {error}; the last good checkpoint is in {directory.root}/checkpoints")
     reporter.line(f"done in {time.monotonic() - begin:.0f} s; report: {path}")
 
 

@@ -30,12 +30,6 @@ class Policy:
     tokenizer: Any
     mesh: Mesh
 
-    @property
-    def pad_id(self) -> int:
-        """The id that fills rows."""
-        pad_id = self.tokenizer.pad_token_id
-        return tokens.stop_token_ids(self.tokenizer)[0] if pad_id is None else pad_id
-
 
 class Responder:
     """Answers chats with one way of sampling; compiled once for each shape.
@@ -43,6 +37,7 @@ class Responder:
     Args:
       policy: the model.
       max_new_tokens: budget of an answer, stop token included.
+      max_rows: chats answered at a time; bounds the memory of the key/value cache.
       temperature: 0 is greedy.
       top_p: nucleus; 1 is off.
       top_k: candidates; 0 is off.
@@ -52,6 +47,7 @@ class Responder:
         self,
         policy: Policy,
         max_new_tokens: int,
+        max_rows: int,
         temperature: float,
         top_p: float = 1.0,
         top_k: int = 0,
@@ -62,9 +58,17 @@ class Responder:
             top_k=top_k,
             top_p=top_p,
             max_new_tokens=max_new_tokens,
-            stop_token_ids=tuple(tokens.stop_token_ids(policy.tokenizer)),
+            stop_token_ids=tokens.stop_token_ids(policy.tokenizer),
         )
-        self._sampler = Sampler(policy.config, policy.mesh, sampling, policy.pad_id)
+        self._sampler = Sampler(
+            policy.config,
+            policy.mesh,
+            sampling,
+            tokens.pad_id(policy.tokenizer),
+            max_rows=max_rows,
+            vocab_size=min(tokens.vocab_size(policy.tokenizer), policy.config.vocab_size),
+        )
+        self._longest_prompt = policy.config.max_position_embeddings - max_new_tokens
 
     def __call__(
         self, params: Any, chats: Sequence[Sequence[Message]], key: jax.Array
@@ -80,18 +84,37 @@ class Responder:
             for row, n, done in zip(ids, lengths, stopped, strict=True)
         ]
 
+    def fits(self, chat: Sequence[Message]) -> bool:
+        """Whether the model's window holds a chat and an answer to it."""
+        return len(tokens.encode_chat(self._policy.tokenizer, chat)) <= self._longest_prompt
 
-def load_policy(settings: Settings) -> tuple[Policy, Any]:
-    """The model of a run with its first parameters, placed on the mesh."""
+
+def design_responder(settings: Settings, policy: Policy) -> Responder:
+    """How designs are sampled."""
+    engineer = settings.engineer
+    return Responder(
+        policy,
+        engineer.max_new_tokens,
+        settings.training.sampling_rows,
+        engineer.temperature,
+        engineer.top_p,
+        engineer.top_k,
+    )
+
+
+def load_policy(settings: Settings) -> Policy:
+    """The model of a run, without its parameters."""
     mesh = sharding.make_mesh(**dataclasses.asdict(settings.mesh))
     folder = settings.model.folder
     config = dataclasses.replace(
         Qwen3Config.from_folder(folder),
         dtype=settings.model.dtype,
-        param_dtype=settings.model.param_dtype,
         remat=settings.model.remat,
         scan_unroll=settings.model.scan_unroll,
     )
-    tokenizer = tokens.load_tokenizer(folder)
-    params = weights.load(folder, config, mesh)
-    return Policy(config, tokenizer, mesh), params
+    return Policy(config, tokens.load_tokenizer(folder), mesh)
+
+
+def load_params(settings: Settings, policy: Policy) -> Any:
+    """The parameters that a run starts from, placed on the mesh."""
+    return weights.load(settings.model.folder, policy.config, policy.mesh)

@@ -157,6 +157,9 @@ def _configuration_section(root: Path, rounds: Sequence[int], picture: bytes) ->
             )
     notes = []
     for index in rounds:
+        note = files.read_json(root / "rounds" / str(index) / "generated.json").get("note")
+        if note:
+            notes.append(f"<li>{html.escape(f'Round {index}: {note}')}</li>")
         path = root / "rounds" / str(index) / "design" / "design.json"
         if path.exists():
             design = files.read_json(path)

@@ -10,15 +10,14 @@ from typing import Any, Literal, TypeVar
 
 import ml_collections
 
-from engineer import context, space
+from engineer import context, designers, space
 from experiments.reward import RewardConfig
 from learner.qwen3.config import DTYPES
 from learner.trainer import GRPOConfig
-from mapf_jax.environment_config import MAX_SIZE, MIN_SIZE, EnvironmentConfig, max_hole_ratio
+from mapf_jax.environment_config import MIN_SIZE, max_hole_ratio
 
 T = TypeVar("T")
 
-DESIGNERS = ("current", "fixed", "random")
 #: The model folder that is part of this package.
 TINY_MODEL = "tiny"
 
@@ -29,22 +28,20 @@ class ModelSettings:
 
     Attributes:
       path: a Hugging Face checkpoint folder, or "tiny" for the embedded model.
-      dtype: "float32" or "bfloat16", of activations and matrix products.
-      param_dtype: likewise, of the parameters.
+      dtype: "float32" or "bfloat16", of activations and matrix products. Parameters and optimizer
+        are float32 always: small updates would be lost in bfloat16.
       remat: recompute blocks in the backward pass instead of keeping their activations.
       scan_unroll: blocks for each iteration of the scan over layers.
     """
 
     path: str = TINY_MODEL
     dtype: str = "float32"
-    param_dtype: str = "float32"
     remat: bool = False
     scan_unroll: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("dtype", "param_dtype"):
-            if getattr(self, name) not in DTYPES:
-                raise ValueError(f"{name}={getattr(self, name)!r}: allowed are {DTYPES}")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype={self.dtype!r}: allowed are {DTYPES}")
         _at_least(self, scan_unroll=1)
         if self.path != TINY_MODEL and not (self.folder / "config.json").is_file():
             raise ValueError(
@@ -155,7 +152,10 @@ class ValidationSettings:
         _at_least(self, num_instances=1, seed=0, max_new_tokens=1)
         if self.temperature < 0:
             raise ValueError(f"temperature={self.temperature}: allowed are numbers from 0 up")
-        EnvironmentConfig.uniform((MAX_SIZE,), self.hole_ratio, self.wait_ratio)
+        for name in ("hole_ratio", "wait_ratio"):
+            value = getattr(self, name)
+            if not 0 <= value <= 1:
+                raise ValueError(f"{name}={value}: allowed are numbers in [0, 1]")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,7 +166,8 @@ class EngineerSettings:
       designer: "current" (the checkpoint being trained), "fixed" (round 0's configuration is
         kept) or "random" (a new draw each round).
       context: which modules the engineer reads, "V1" to "V6".
-      tries: samples drawn until a design can be read; then the last configuration is kept.
+      tries: samples drawn until a design can be read; then the last configuration is kept. A
+        greedy engineer (temperature 0) would only repeat itself and has one.
       max_new_tokens: budget of a design, reasoning included.
       temperature: of sampling; 0 is greedy.
       top_p: nucleus of sampling; 1 is off.
@@ -183,8 +184,8 @@ class EngineerSettings:
 
     def __post_init__(self) -> None:
         _at_least(self, tries=1, max_new_tokens=1, top_k=0)
-        if self.designer not in DESIGNERS:
-            raise ValueError(f"designer={self.designer!r}: allowed are {DESIGNERS}")
+        if self.designer not in designers.DESIGNERS:
+            raise ValueError(f"designer={self.designer!r}: allowed are {designers.DESIGNERS}")
         if self.context not in context.VARIANTS:
             raise ValueError(f"context={self.context!r}: allowed are {tuple(context.VARIANTS)}")
         if self.temperature < 0:
@@ -229,7 +230,20 @@ class Settings:
     checkpoint: CheckpointSettings = dataclasses.field(default_factory=CheckpointSettings)
 
     def __post_init__(self) -> None:
-        _at_least(self, seed=0)
+        if not 0 <= self.seed < 1 << 32:
+            raise ValueError(f"seed={self.seed}: allowed are integers from 0 to 2**32 - 1")
+        limit, group = self.training.sampling_rows, self.training.group_size
+        shards = self.mesh.data * self.mesh.fsdp
+        if limit < group * shards:
+            raise ValueError(
+                f"training.sampling_rows={limit}: allowed are integers from {group * shards} up, "
+                f"that is group_size={group} for each of data * fsdp = {shards} row shards"
+            )
+        if self.training.micro_batch_rows % shards:
+            raise ValueError(
+                f"training.micro_batch_rows={self.training.micro_batch_rows}: allowed are "
+                f"multiples of data * fsdp = {shards}"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """Nested, JSON-able."""
@@ -293,6 +307,10 @@ def _defaults(kind: Any) -> dict[str, Any]:
     for field in dataclasses.fields(kind):
         if dataclasses.is_dataclass(hints[field.name]):
             result[field.name] = _defaults(hints[field.name])
+        elif field.default is None:
+            # Such a field takes None or a value of the other type it is declared with.
+            (kind_of_value,) = set(typing.get_args(hints[field.name])) - {type(None)}
+            result[field.name] = ml_collections.config_dict.placeholder(kind_of_value)
         else:
             result[field.name] = field.default
     return result

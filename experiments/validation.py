@@ -12,6 +12,8 @@ from experiments.policy import Policy, Responder
 from experiments.settings import Settings
 from learner.task import Answer
 
+_ANSWERS = 1 << 20
+
 
 def validation_config(settings: Settings) -> mapf_jax.EnvironmentConfig:
     """Equal shares of every size."""
@@ -23,14 +25,30 @@ def validation_config(settings: Settings) -> mapf_jax.EnvironmentConfig:
 
 
 def validation_set(settings: Settings) -> tuple[mapf_jax.Instance, mapf_jax.GenerationReport]:
-    """The instances; they depend on the validation settings and the sizes alone."""
-    return mapf_jax.generate(
+    """The instances.
+
+    They depend on the settings of the validation, and on the sizes, number of agents and candidate
+    budget of the environment, but not on the seed of the run.
+
+    Raises:
+      ValueError: no instance of some size can be made.
+    """
+    instances, report = mapf_jax.generate(
         jax.random.key(settings.validation.seed),
         validation_config(settings),
         settings.validation.num_instances,
         settings.environment.num_agents,
         max_candidates=settings.environment.max_candidates,
     )
+    empty = [row.size for row in report.sizes if not row.made]
+    if empty:
+        raise ValueError(
+            f"validation: no instance of sizes {empty} could be made; allowed are a smaller "
+            f"hole_ratio than {settings.validation.hole_ratio} and more than "
+            f"{settings.validation.num_instances} instances or "
+            f"{settings.environment.max_candidates} candidates"
+        )
+    return instances, report
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,21 +59,33 @@ class ValidationResult:
     judgement: Judgement
 
 
+def validation_responder(settings: Settings, policy: Policy) -> Responder:
+    """How validation answers are sampled."""
+    validation = settings.validation
+    return Responder(
+        policy,
+        validation.max_new_tokens,
+        settings.training.sampling_rows,
+        validation.temperature,
+    )
+
+
 class Validator:
     """Validates parameters of one policy on one set.
 
     Args:
       settings: of the run.
-      policy: the model.
+      respond: of `validation_responder`.
       instances: of `validation_set`.
     """
 
-    def __init__(self, settings: Settings, policy: Policy, instances: mapf_jax.Instance) -> None:
+    def __init__(
+        self, settings: Settings, respond: Responder, instances: mapf_jax.Instance
+    ) -> None:
         self._instances = instances
-        self._key = jax.random.key(settings.validation.seed)
-        self._respond = Responder(
-            policy, settings.validation.max_new_tokens, settings.validation.temperature
-        )
+        # Another key than the one that the set was made with.
+        self._key = jax.random.fold_in(jax.random.key(settings.validation.seed), _ANSWERS)
+        self._respond = respond
         self._chats = [
             [
                 {

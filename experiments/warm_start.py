@@ -20,12 +20,13 @@ from absl import app, flags
 
 import mapf_jax
 from engineer import demonstrations, modules, proposal
+from engineer.evidence import FailureBreakdown
 from engineer.space import ConfigurationSpace
 from experiments import allocator, command_line, tiny_tokenizer
 from experiments import settings as settings_lib
-from experiments.policy import Policy, Responder
-from experiments.validation import Validator, validation_set
-from learner import sft, sharding, train_state
+from experiments.policy import Policy, design_responder
+from experiments.validation import Validator, validation_responder, validation_set
+from learner import sft, sharding, tokens, train_state
 from learner.qwen3 import model, weights
 from learner.qwen3.config import Qwen3Config
 from learner.task import problem_indices
@@ -45,7 +46,6 @@ HOLE_RATIOS = (0.0, 0.1, 0.2, 0.3, 0.4)
 _TOKENIZER_SAMPLES = 2_000
 _VOCAB_LIMIT = 1024
 _MICRO_BATCH_ROWS = 32
-_MAX_ANSWER_TOKENS = 64
 _DESIGNS_EXAMINED = 128
 _DESIGN_PERIOD = 6  # One step in so many teaches designs.
 
@@ -132,10 +132,7 @@ def examine_designs(
       Shares of answers that are readable, and readable without any repair; and the mean absolute
       difference of each parameter to the rule that was demonstrated, over the readable ones.
     """
-    engineer = settings.engineer
-    responder = Responder(
-        policy, engineer.max_new_tokens, engineer.temperature, engineer.top_p, engineer.top_k
-    )
+    responder = design_responder(settings, policy)
     space = settings.environment.space()
     pairs = design_pairs(settings, seed + 1, _DESIGNS_EXAMINED)
     answers = responder(params, [messages for messages, _ in pairs], jax.random.key(seed))
@@ -155,6 +152,14 @@ def examine_designs(
         "readable": len(differences) / len(pairs),
         "readable_without_repair": clean / len(pairs),
         **{f"{p}_error": round(float(e), 4) for p, e in zip(PARAMETERS, mean, strict=True)},
+    }
+
+
+def _rates(breakdown: FailureBreakdown) -> dict[str, Any]:
+    return {
+        "valid": round(breakdown.valid_rate, 4),
+        "optimal": round(breakdown.optimal_rate, 4),
+        "valid_by_size": {str(r.size): round(r.valid_rate, 4) for r in breakdown.by_size},
     }
 
 
@@ -188,10 +193,19 @@ def main(argv: Sequence[str]) -> None:
     )
     policy = Policy(architecture, tokenizer, mesh)
     lessons = {}
+    budgets = {
+        "plans": settings.validation.max_new_tokens,
+        "designs": settings.engineer.max_new_tokens,
+    }
     for name, pairs in (("plans", plans), ("designs", designs)):
         examples = [sft.encode_example(tokenizer, *pair) for pair in pairs]
-        # A few plans are too long to be given in a run; they are no use here either.
-        lessons[name] = [e for e in examples if len(e.answer) <= _MAX_ANSWER_TOKENS]
+        # What is too long to be given as an answer in a run is no use here either.
+        lessons[name] = [e for e in examples if len(e.answer) <= budgets[name]]
+        print(f"{name}: {len(examples) - len(lessons[name])} too long for {budgets[name]} tokens")
+        if not lessons[name]:
+            raise ValueError(
+                f"{name}: all answers take more than the {budgets[name]} tokens allowed"
+            )
         lengths = np.array([[len(e.prompt), len(e.answer)] for e in lessons[name]])
         print(
             f"{name}: prompt {lengths[:, 0].mean():.0f} (up to {lengths[:, 0].max()}), "
@@ -210,19 +224,22 @@ def main(argv: Sequence[str]) -> None:
             batch_rows=_ROWS.value,
             micro_batch_rows=min(_MICRO_BATCH_ROWS, _ROWS.value),
             length_multiple=16,
-            max_answer_tokens=_MAX_ANSWER_TOKENS,
+            max_answer_tokens=max(budgets.values()),
             optimizer=optimizer,
         ),
         architecture,
         mesh,
-        policy.pad_id,
+        tokens.pad_id(tokenizer),
     )
     init_key, order_key = jax.random.split(jax.random.key(_SEED.value))
     params = model.init_params(init_key, architecture)
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     print(f"{count} parameters, vocabulary of {len(tokenizer)}")
     state = train_state.create_train_state(params, architecture, optimizer, mesh)
-    validator = Validator(settings, policy, validation)
+    greedy = dataclasses.replace(
+        settings, validation=dataclasses.replace(settings.validation, temperature=0.0)
+    )
+    validator = Validator(greedy, validation_responder(greedy, policy), validation)
     curve = []
     begin = time.perf_counter()
     for step in range(_STEPS.value):
@@ -239,12 +256,14 @@ def main(argv: Sequence[str]) -> None:
                 "step": done,
                 "seconds": round(time.perf_counter() - begin, 1),
                 "loss": round(metrics["loss"], 4),
-                "valid": round(breakdown.valid_rate, 4),
-                "optimal": round(breakdown.optimal_rate, 4),
-                "valid_by_size": {r.size: round(r.valid_rate, 4) for r in breakdown.by_size},
+                **_rates(breakdown),
             }
             curve.append(row)
             print(json.dumps(row), flush=True)
+    # As a run validates it, which may be sampled.
+    validator = Validator(settings, validation_responder(settings, policy), validation)
+    sampled = _rates(validator(state.params).judgement.breakdown())
+    print(json.dumps({"temperature": settings.validation.temperature, **sampled}))
     designing = examine_designs(settings, policy, state.params, _SEED.value)
     print(json.dumps(designing))
     weights.save(out, state.params, architecture, tokenizer)
@@ -256,7 +275,8 @@ def main(argv: Sequence[str]) -> None:
                     for flag in (_SEED, _STEPS, _ROWS, _PLANS, _DESIGNS, _LEARNING_RATE)
                 },
                 "parameters": count,
-                "validation": curve,
+                "greedy_validation": curve,
+                "validation": {"temperature": settings.validation.temperature, **sampled},
                 "designs": designing,
             },
             indent=1,

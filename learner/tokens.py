@@ -70,6 +70,17 @@ def stop_token_ids(tokenizer: Any) -> tuple[int, ...]:
     return tuple(sorted(ids))
 
 
+def pad_id(tokenizer: Any) -> int:
+    """The id that fills rows: the tokenizer's own, else a stop token."""
+    own = tokenizer.pad_token_id
+    return stop_token_ids(tokenizer)[0] if own is None else int(own)
+
+
+def vocab_size(tokenizer: Any) -> int:
+    """One more than the largest id; a model may have more output rows, which no policy uses."""
+    return max(tokenizer.get_vocab().values()) + 1
+
+
 def bucket(n: int, sizes: int | Sequence[int]) -> int:
     """The smallest allowed length that holds n tokens.
 

@@ -47,6 +47,8 @@ class GRPOConfig:
       length_multiple: rows are padded to a multiple of this many tokens; each multiple that
         occurs is compiled once. Rows are sorted by length first, so short ones stay short.
       max_new_tokens: budget of an answer, stop token included.
+      sampling_rows: answers sampled at a time, at least `group_size` for each row shard of the
+        mesh; bounds the memory of the key/value cache.
       temperature: of sampling and of the policy that is optimised; > 0.
       objective: the loss.
       optimizer: the optimizer.
@@ -69,6 +71,7 @@ class GRPOConfig:
     answers_per_row: int = 1
     length_multiple: int = 32
     max_new_tokens: int = 1024
+    sampling_rows: int = 512
     temperature: float = 1.0
     objective: grpo.ObjectiveConfig = dataclasses.field(default_factory=grpo.ObjectiveConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
@@ -84,10 +87,16 @@ class GRPOConfig:
             ("answers_per_row", 1),
             ("length_multiple", 1),
             ("max_new_tokens", 1),
+            ("sampling_rows", 1),
         ):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ValueError(f"{name}={value!r}: allowed are integers from {least} up")
+        if self.sampling_rows < self.group_size:
+            raise ValueError(
+                f"sampling_rows={self.sampling_rows}: allowed are integers from "
+                f"group_size={self.group_size} up"
+            )
         for name in ("epochs", "temperature"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
@@ -102,9 +111,11 @@ class GRPOConfig:
         """Steps that `epochs` passes over so many problems take.
 
         The problems of all epochs follow each other in one stream that is cut into steps of
-        `prompts_per_step`; a last step that is not full takes the beginning of one more pass.
+        `prompts_per_step`; a last step that is not full takes the beginning of the next pass, or of
+        several where a step holds more prompts than there are problems.
         """
-        return math.ceil(self.epochs * num_problems / self.prompts_per_step)
+        # The small number keeps 1.1 * 100 / 10, which is 11.000000000000002, at 11.
+        return math.ceil(self.epochs * num_problems / self.prompts_per_step - 1e-9)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,19 +189,18 @@ class GRPOTrainer:
         self.config = config
         self._tokenizer = tokenizer
         self._reference = reference_params
-        stop_ids = tuple(tokens.stop_token_ids(tokenizer))
-        self._pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else stop_ids[0]
-        # The model may have more output rows than the tokenizer has ids; no policy uses those.
-        vocab_size = min(max(tokenizer.get_vocab().values()) + 1, model_config.vocab_size)
+        self._pad_id = tokens.pad_id(tokenizer)
+        vocab_size = min(tokens.vocab_size(tokenizer), model_config.vocab_size)
         self._sampler = Sampler(
             model_config,
             mesh,
             SamplingParams(
                 temperature=config.temperature,
                 max_new_tokens=config.max_new_tokens,
-                stop_token_ids=stop_ids,
+                stop_token_ids=tokens.stop_token_ids(tokenizer),
             ),
             self._pad_id,
+            max_rows=config.sampling_rows,
             vocab_size=vocab_size,
         )
         forward = functools.partial(

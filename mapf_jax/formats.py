@@ -11,6 +11,8 @@ import numpy as np
 from mapf_jax.text import FROZEN, HOLE
 from mapf_jax.types import Instance, Solution, Status, make_instance, stack
 
+_FIELDS = ("map", "starts", "goals", "cost", "makespan", "needs_wait", "paths")
+
 
 def to_record(instance: Instance, name: str) -> dict[str, Any]:
     """A single instance as a JSON-able record.
@@ -39,13 +41,6 @@ def to_record(instance: Instance, name: str) -> dict[str, Any]:
     return record
 
 
-def write_jsonl(path: Path, instances: Instance, prefix: str) -> None:
-    """Writes a batch as JSON lines with ids `prefix-0`, `prefix-1` ..."""
-    with path.open("w") as file:
-        for i in range(len(instances)):
-            file.write(json.dumps(to_record(instances[i], f"{prefix}-{i}")) + "\n")
-
-
 def from_records(records: Sequence[Mapping[str, Any]]) -> Instance:
     """A batch from records of `to_record` that hold their solutions, equal to what was written.
 
@@ -56,11 +51,15 @@ def from_records(records: Sequence[Mapping[str, Any]]) -> Instance:
     """
     if not records:
         raise ValueError("records=[]: at least one is needed")
+    names = [record.get("id", f"record {i}") for i, record in enumerate(records)]
+    for name, record in zip(names, records, strict=True):
+        missing = [field for field in _FIELDS if field not in record]
+        if missing:
+            raise ValueError(f"{name}: fields {missing} are missing")
     width = max(len(record["map"]) for record in records)
     steps = max(len(record["paths"][0]) for record in records)
     instances = []
-    for number, record in enumerate(records):
-        name = record.get("id", f"record {number}")
+    for name, record in zip(names, records, strict=True):
         try:
             instance = make_instance(
                 record["map"],
@@ -76,9 +75,7 @@ def from_records(records: Sequence[Mapping[str, Any]]) -> Instance:
                 paths=np.pad(paths, ((0, steps - len(paths)), (0, 0), (0, 0)), mode="edge"),
                 num_steps=np.asarray(len(paths) - 1, np.int32),
             )
-        except KeyError as error:
-            raise ValueError(f"{name}: field {error} is missing") from error
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise ValueError(f"{name}: {error}") from error
         extra = (0, width - int(instance.size))
         blocked = np.pad(instance.blocked, (extra, extra), constant_values=True)

@@ -15,13 +15,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from mapf_jax import joint_search, solver
-from mapf_jax.environment_config import EnvironmentConfig, max_hole_ratio, num_holes
+from mapf_jax.environment_config import EnvironmentConfig, num_holes
 from mapf_jax.types import INFINITE_COST, Instance, Solution, Status
 
 #: Lakes are drawn and solved on maps of these widths, so that sizes share compiled programs.
 _WIDTHS = (5, 8, 10, 16, 32)
 _BATCH = 2048  # Candidates drawn at once.
 MAX_CANDIDATES = 1 << 17  # Default budget of a lake size.
+
+
+class NoInstanceError(ValueError):
+    """Not a single solvable instance of a configuration was found."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -276,7 +280,8 @@ def generate(
       as wide as the largest size of the configuration.
 
     Raises:
-      ValueError: an argument is out of range, or no instance at all can be made.
+      ValueError: an argument is out of range.
+      NoInstanceError: no instance at all was found within the budget.
     """
     if num_instances < 1:
         raise ValueError(f"num_instances={num_instances}: at least 1 is needed")
@@ -294,7 +299,7 @@ def generate(
         pools.append(pool)
         asked_wait.append(round(wanted[i] * config.wait_ratio[i]))
         taken.append([])
-        if config.hole_ratio[i] > max_hole_ratio(size, num_agents):
+        if pool.holes > size * size - 2 * num_agents:
             pool.exhausted = True  # Too few cells for the starts and goals.
         elif wanted[i]:
             taken[i] += pool.take(wanted[i], asked_wait[i])
@@ -306,7 +311,7 @@ def generate(
     width = max(config.sizes)
     made = [_finish(pool, rows, width) for pool, rows in zip(pools, taken, strict=True) if rows]
     if not made:
-        raise ValueError(
+        raise NoInstanceError(
             f"config={config}: no solvable instance was found among "
             f"{sum(pool.candidates for pool in pools)} candidates"
         )

@@ -112,8 +112,8 @@ def parse_answer(text: str) -> ParsedAnswer | None:
     begin = text.rfind("<answer>", 0, end) if end >= 0 else -1
     if begin < 0:
         return None
-    # A block that has been closed before it was opened again by thinking is not an answer.
-    if "</think>" in text[end:]:
+    # What stands inside of thinking, closed or not, is no answer.
+    if "</think>" in text[end:] or text.rfind("<think>", 0, begin) > text.rfind("</think>", 0, end):
         return None
     block = text[begin + len("<answer>") : end]
     lines = [line.strip(" \t\r") for line in block.split("\n")]

@@ -11,7 +11,6 @@ import enum
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 Array = jax.Array | np.ndarray
@@ -166,7 +165,7 @@ def make_instance(
     """Builds one instance from map rows of `F` and `H` (blanks are ignored) and cells.
 
     Raises:
-      ValueError: the map is not square, has other characters, or starts (or goals) are not
+      ValueError: the map is not square, has other characters, or starts and goals are not
         pairwise distinct passable cells.
     """
     cells = [row.replace(" ", "") for row in rows]
@@ -186,9 +185,8 @@ def make_instance(
             raise ValueError(f"{name}=({row}, {column}) is outside the {size} x {size} lake")
         if blocked[row, column]:
             raise ValueError(f"{name}=({row}, {column}) is a hole")
-    for name, given in (("starts", starts), ("goals", goals)):
-        if len(set(given)) != len(given):
-            raise ValueError(f"{name}={given}: two agents may not have the same cell")
+    if len({*starts, *goals}) != 2 * len(starts):
+        raise ValueError(f"starts={starts} and goals={goals} must be pairwise distinct cells")
     return Instance(
         size=np.asarray(size, np.int32),
         blocked=blocked,
@@ -201,10 +199,3 @@ def make_instance(
 def stack(instances: list[Instance]) -> Instance:
     """Stacks single instances of equal static shape into a batch."""
     return jax.tree.map(lambda *leaves: np.stack(leaves), *instances)
-
-
-def pad_map(blocked: Array, width: int) -> Array:
-    """bool[..., N, N] -> bool[..., width, width]; the new cells are blocked."""
-    extra = width - blocked.shape[-1]
-    pads = [(0, 0)] * (blocked.ndim - 2) + [(0, extra), (0, extra)]
-    return jnp.pad(blocked, pads, constant_values=True)

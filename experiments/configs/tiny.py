@@ -12,12 +12,13 @@ def get_config() -> ml_collections.ConfigDict:
     config.model.scan_unroll = 4  # All layers: faster on a CPU, and quick to compile when tiny.
 
     config.environment.sizes = (3, 4, 5)
-    config.environment.num_instances = 1536
+    config.environment.num_instances = 2304
     config.environment.max_candidates = 1 << 16
     config.environment.list_holes = True
 
     config.validation.num_instances = 768
     config.validation.max_new_tokens = 64
+    config.validation.temperature = 1.0  # The policy that is trained, not its mode.
 
     # The length part of the reward, scaled to answers of some 20 tokens.
     config.reward.short_length = 48
@@ -30,9 +31,11 @@ def get_config() -> ml_collections.ConfigDict:
     training.max_new_tokens = 64
     training.micro_batch_rows = 8
     training.answers_per_row = 8  # All answers to a prompt: they are short.
-    training.length_multiple = 32
-    training.optimizer.learning_rate = 3e-4
+    training.length_multiple = 64
+    training.objective.advantage_normalization = "none"
+    training.optimizer.learning_rate = 2e-4
     training.optimizer.warmup_steps = 5
+    training.optimizer.b2 = 0.99
 
     config.engineer.max_new_tokens = 96
     return config

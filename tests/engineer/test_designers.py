@@ -96,6 +96,29 @@ def test_the_explanation_is_carried_forward_only_where_it_was_asked_for():
     assert ModelDesigner(Answers(text), variant("V6")).design(RECORD, SPACE, 0).summary == ""
 
 
+def test_the_oldest_rounds_are_left_out_of_a_context_that_does_not_fit():
+    record = next(r for seed in range(50) if len((r := random_record(seed, SPACE)).history) == 3)
+    lengths = [
+        len(
+            compose("V3", dataclasses.replace(record, history=record.history[first:]))[0]["content"]
+        )
+        for first in range(3)
+    ]
+    for left_out, limit in ((0, lengths[0]), (1, lengths[1]), (2, lengths[2])):
+
+        def fits(chat, limit=limit):
+            return len(chat[0]["content"]) <= limit
+
+        design = ModelDesigner(Answers(GOOD), variant("V3"), fits=fits).design(record, SPACE, 1)
+        shown = dataclasses.replace(record, history=record.history[left_out:])
+        assert list(design.context_messages) == compose("V3", shown)
+        assert len(design.repairs) == (left_out > 0)
+    answers = Answers()
+    design = ModelDesigner(answers, fits=lambda chat: False).design(record, SPACE, 1)
+    assert (design.kept_previous, answers.calls) == (True, [])
+    assert "does not fit" in design.reason
+
+
 def test_a_generator_that_answers_too_much_is_refused():
     with pytest.raises(ValueError, match="2 texts for one chat"):
         ModelDesigner(lambda chats, seed: [GOOD, GOOD]).design(RECORD, SPACE, 0)
@@ -128,12 +151,12 @@ def test_designers_by_name():
     made = [make_designer(name, generate=Answers(GOOD), spec="V2", tries=4) for name in DESIGNERS]
     assert [type(d) for d in made] == [ModelDesigner, FixedDesigner, RandomDesigner]
     assert (made[0].spec, made[0].tries) == (variant("V2"), 4)
-    with pytest.raises(ValueError, match=r"'oracle' .*'model', 'fixed', 'random'"):
+    with pytest.raises(ValueError, match=r"'oracle' .*'current', 'fixed', 'random'"):
         make_designer("oracle")
     with pytest.raises(ValueError, match="generate=None"):
-        make_designer("model")
+        make_designer("current")
     with pytest.raises(ValueError, match="variant='V9'"):
-        make_designer("model", generate=Answers(GOOD), spec="V9")
+        make_designer("current", generate=Answers(GOOD), spec="V9")
 
 
 @settings(deadline=None)

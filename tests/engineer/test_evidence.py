@@ -41,6 +41,16 @@ def test_counts_by_size():
     assert breakdown.outcome(4) is None
 
 
+def test_an_answer_about_other_agents_counts_as_that_alone():
+    failed = {check: np.array([check != "parsable"]) for check in CHECKS}
+    breakdown = FailureBreakdown.from_outcomes(
+        np.array([3]), np.array([False]), np.array([False]), failed
+    )
+    assert {check: breakdown.failures(check) for check in CHECKS} == {
+        check: int(check == "agent_count") for check in CHECKS
+    }
+
+
 def test_json_round_trip():
     record = random_record(3, ConfigurationSpace((3, 4, 10)))
     for past in record.history:

@@ -236,6 +236,28 @@ def test_shares_that_are_all_zero_or_huge():
         assert bool(repairs) == ((first, second) != (0.75, 0.25))
 
 
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.integers(1, 10**6), min_size=3, max_size=3), st.sampled_from([-1, 0, 1, 2]))
+def test_shares_that_nearly_sum_to_one(weights, off):
+    # Six decimals whose sum is off by millionths, at the edge of what a configuration allows.
+    cents = [round(10**6 * w / sum(weights)) for w in weights]
+    cents[0] += 10**6 + off - sum(cents)
+    space = ConfigurationSpace((3, 4, 5))
+    previous = EnvironmentConfig.uniform((3, 4, 5), 0.1, 0.1)
+    values = {size: {"data_ratio": c / 10**6} for size, c in zip((3, 4, 5), cents, strict=True)}
+    config, repairs = project(Proposal(values), previous, space)
+    assert math.isclose(math.fsum(config.data_ratio), 1.0, abs_tol=1e-8)
+    assert any("rescaled" in repair for repair in repairs) == (off != 0)
+
+
+def test_a_remark_after_the_configuration_does_not_replace_it():
+    text = render_config(EnvironmentConfig.uniform((3, 4, 5), 0.1, 0.2))
+    remark = "\n\nHere I raised size 5: {wait_ratio: 0.9}."
+    assert parse(text + remark, (3, 4, 5)) == parse(text, (3, 4, 5))
+    partial = parse("I only say 5: {wait_ratio: 0.9}", (3, 4, 5))
+    assert partial.values == {5: {"wait_ratio": 0.9}}
+
+
 def test_projection_refuses_a_previous_configuration_of_other_sizes():
     with pytest.raises(ValueError, match=r"previous: sizes \(3, 4\) .* \(3, 5\)"):
         project(Proposal({}), PREVIOUS, ConfigurationSpace((3, 5)))

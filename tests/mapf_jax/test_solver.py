@@ -89,13 +89,21 @@ GOLDEN = [
 def test_golden(rows, starts, goals, cost, makespan):
     blocked = [[c == "H" for c in row.split()] for row in rows]
     assert reference.joint_optimum(blocked, starts, goals) == cost
-    solution = solve(stack([make_instance(rows, starts, goals)]))
+    # Here an agent's goal is another one's start, which made instances never have.
+    instance = Instance(
+        size=np.int32(3),
+        blocked=np.array(blocked),
+        starts=np.array(starts, np.int8),
+        goals=np.array(goals, np.int8),
+        active=np.ones(2, bool),
+    )
+    solution = solve(stack([instance]))
     assert (solution.cost[0], solution.makespan[0]) == (cost, makespan)
 
 
 def test_a_corridor_cannot_be_swapped():
-    rows = ["F F F", "H H H", "H H H"]
-    instance = make_instance(rows, [(0, 0), (0, 1)], [(0, 2), (0, 0)])
+    rows = ["F F F F", "H H H H", "H H H H", "H H H H"]
+    instance = make_instance(rows, [(0, 0), (0, 1)], [(0, 3), (0, 2)])
     solution = solve(stack([instance]))
     assert solution.status[0] == Status.UNSOLVABLE
 

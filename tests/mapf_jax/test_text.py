@@ -74,6 +74,7 @@ def test_accepted(text):
         "<answer>\n0: (0.0,0) (2,2)\n</answer>",
         "<answer>\n0: (\u0660,0) (2,2)\n</answer>",
         "<think>I would say " + GOOD + " or not</think> I do not know",
+        "<think>I would say " + GOOD,
     ],
 )
 def test_refused(text):
@@ -85,8 +86,11 @@ def strict_reader(text):
     head, mark, tail = text.rpartition("</answer>")
     if not mark or "</think>" in tail:
         return None
-    _, mark, body = head.rpartition("<answer>")
+    before, mark, body = head.rpartition("<answer>")
     if not mark:
+        return None
+    thinking = before.rpartition("<think>")
+    if thinking[1] and "</think>" not in thinking[2] + body:
         return None
     lines = [line.strip(" \t\r") for line in body.split("\n")]
     lines = [line for line in lines if line]

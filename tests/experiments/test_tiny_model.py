@@ -1,0 +1,95 @@
+"""The embedded model: what its card claims, and that its tokenizer fits the texts of today."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import mapf_jax
+from engineer import context, demonstrations, modules, proposal
+from engineer.evidence import CHECKS
+from experiments import settings as settings_lib
+from experiments import warm_start
+from experiments.configs import tiny
+from experiments.policy import load_params, load_policy
+from experiments.validation import Validator, validation_responder, validation_set
+from mapf_jax.text import RULES
+
+
+@pytest.fixture(scope="module")
+def settings():
+    return settings_lib.from_config(tiny.get_config())
+
+
+@pytest.fixture(scope="module")
+def model(settings):
+    policy = load_policy(settings)
+    return policy, load_params(settings, policy)
+
+
+def test_size_and_form(settings, model):
+    policy, params = model
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    assert 1_000_000 <= count <= 3_000_000
+    assert len(policy.tokenizer) <= policy.config.vocab_size
+    assert sum(path.stat().st_size for path in settings.model.folder.iterdir()) < 10_000_000
+
+
+def test_constant_texts_are_single_tokens(model):
+    tokenizer = model[0].tokenizer
+    for text in (RULES, modules.INSTRUCTION, modules.GUIDELINE, modules.OUTPUT_FORMAT):
+        assert len(tokenizer.encode(text)) == 1
+    for text in (" (3,4)", "\n7:", " 0.35", "<answer>"):
+        assert len(tokenizer.encode(text)) == 1
+
+
+def test_texts_survive_the_tokenizer(settings, model):
+    tokenizer = model[0].tokenizer
+    instances, _ = mapf_jax.generate(
+        jax.random.key(5), mapf_jax.EnvironmentConfig.uniform((3, 5), 0.2, 0.5), 8
+    )
+    for i in range(len(instances)):
+        instance = instances[i]
+        question = mapf_jax.prompt(instance, settings.environment.list_holes)
+        answer = mapf_jax.render_answer(instance.solution.paths, instance.solution.num_steps)
+        for text in (question, answer):
+            assert tokenizer.decode(tokenizer.encode(text)) == text
+        assert len(tokenizer.encode(question)) < 80
+    messages, design = demonstrations.demonstration(1, "V6", settings.environment.space())
+    for text in (messages[0]["content"], design, "ärger \U0001f600\x00 (12,3) 0.123"):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_it_plans_as_well_as_the_card_says_and_has_room_to_learn(settings, model):
+    policy, params = model
+    instances, _ = validation_set(settings)
+    respond = validation_responder(settings, policy)
+    breakdown = Validator(settings, respond, instances)(params).judgement.breakdown()
+    assert 0.40 <= breakdown.valid_rate <= 0.75
+    card = json.loads((settings.model.folder / "warm_start.json").read_text())
+    # Another machine rounds differently, and a greedy answer may then differ.
+    assert breakdown.valid_rate == pytest.approx(card["validation"]["valid"], abs=0.03)
+    assert f"{card['validation']['valid']:.1%}" in (settings.model.folder / "README.md").read_text()
+
+
+def test_it_designs(settings, model):
+    policy, params = model
+    figures = warm_start.examine_designs(settings, policy, params, 0)
+    assert figures["readable"] >= 0.95
+    assert figures["hole_ratio_error"] < 0.1
+
+
+def test_checks_have_the_same_names_for_simulator_and_engineer():
+    # The engineer may not import the simulator's verifier; the names are their contract.
+    assert CHECKS == mapf_jax.CHECKS
+
+
+def test_a_context_of_a_real_validation_is_within_the_models_window(settings, model):
+    policy, _ = model
+    record = demonstrations.random_record(np.random.SeedSequence(4), settings.environment.space())
+    chat = context.compose("V3", record)
+    ids = policy.tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+    limit = policy.config.max_position_embeddings
+    assert len(ids) + settings.engineer.max_new_tokens < limit
+    assert isinstance(proposal.parse("no design", settings.environment.sizes), proposal.Unreadable)
