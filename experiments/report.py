@@ -97,6 +97,11 @@ def _summary(root: Path, validations: Sequence[tuple[str, Any]]) -> list[str]:
         ("Seed", config["seed"]),
         ("Rounds finished", f"{len(validations) - 1} of {config['loop']['rounds']}"),
         ("Designer", f"{engineer['designer']}, context {engineer['context']}"),
+        (
+            "Validation",
+            f"{last['answers']} instances, answers sampled at temperature "
+            f"{config['validation']['temperature']}",
+        ),
         ("Training instances a round", config["environment"]["num_instances"]),
         ("Epochs a round", config["training"]["epochs"]),
         ("Devices", version["devices"]),

@@ -12,7 +12,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.model.scan_unroll = 4  # All layers: faster on a CPU, and quick to compile when tiny.
 
     config.environment.sizes = (3, 4, 5)
-    config.environment.num_instances = 2304
+    config.environment.num_instances = 1680
     config.environment.max_candidates = 1 << 16
     config.environment.list_holes = True
 
