@@ -136,7 +136,7 @@ def test_other_options_and_bad_options_stop_at_once(undisturbed, tmp_path):
 def test_baseline_designers(undisturbed, tmp_path, designer):
     whole, cache, _ = undisturbed
     options = [f"--config.engineer.designer={designer}", "--config.loop.rounds=2"]
-    code, out, err = finish(start(tmp_path / designer, cache, *options))
+    code, _, err = finish(start(tmp_path / designer, cache, *options))
     assert code == 0, err[-3000:]
     rounds = tmp_path / designer / "rounds"
     configs = [(rounds / str(index) / "environment.yaml").read_text() for index in range(2)]
