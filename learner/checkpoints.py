@@ -23,29 +23,25 @@ class Checkpoints:
     Args:
       folder: created if needed.
       keep: how many of the newest to keep, at least 1; None keeps all.
-      keep_period: besides these, every multiple of this number is kept.
       read_only: never create, write or remove anything.
 
     Raises:
-      ValueError: a number is out of its range.
+      ValueError: `keep` is out of its range.
     """
 
     def __init__(
         self,
         folder: str | Path,
         keep: int | None = 2,
-        keep_period: int | None = None,
         read_only: bool = False,
     ) -> None:
-        for name, value in (("keep", keep), ("keep_period", keep_period)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value!r}: allowed are None and integers from 1 up")
+        if keep is not None and keep < 1:
+            raise ValueError(f"keep={keep!r}: allowed are None and integers from 1 up")
         self._folder = Path(folder).resolve()
         self._manager = ocp.CheckpointManager(
             self._folder,
             options=ocp.CheckpointManagerOptions(
                 max_to_keep=keep,
-                keep_period=keep_period,
                 create=not read_only,
                 read_only=read_only,
                 cleanup_tmp_directories=not read_only,

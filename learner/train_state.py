@@ -157,13 +157,6 @@ def create_train_state(
     )
 
 
-def reset_optimizer(
-    state: TrainState, config: Qwen3Config, optimizer: OptimizerConfig, mesh: Mesh
-) -> TrainState:
-    """The same weights with a fresh optimizer and counters at 0, for the next phase of a run."""
-    return create_train_state(state.params, config, optimizer, mesh)
-
-
 def abstract_train_state(config: Qwen3Config, optimizer: OptimizerConfig, mesh: Mesh) -> TrainState:
     """Shapes, dtypes and shardings of a state, without any memory: what a restore needs."""
     shapes = _state_shapes(config, optimizer)
