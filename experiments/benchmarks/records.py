@@ -163,9 +163,8 @@ def _text(value: Any) -> str:
     if isinstance(value, (bool, np.bool_)):
         return "yes" if value else "no"
     if isinstance(value, (float, np.floating)):
-        if not math.isfinite(value):
-            return str(value)
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+        number = float(value)
+        return f"{number:,.0f}" if 1000 <= abs(number) < math.inf else f"{number:.3g}"
     if isinstance(value, (int, np.integer)):
         return f"{value:,}"
     return str(value).replace("|", "\\|")
