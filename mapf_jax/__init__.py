@@ -4,7 +4,16 @@ from mapf_jax.environment_config import EnvironmentConfig
 from mapf_jax.generator import GenerationReport, NoInstanceError, fingerprints, generate
 from mapf_jax.solver import solve
 from mapf_jax.text import plans_from_texts, prompt, render_answer
-from mapf_jax.types import CHECKS, INFINITE_COST, Instance, Plan, Solution, Status, Verdict
+from mapf_jax.types import (
+    CHECKS,
+    INFINITE_COST,
+    Instance,
+    Plan,
+    Solution,
+    Status,
+    Verdict,
+    ViolationKind,
+)
 from mapf_jax.verify import verify
 
 __all__ = [
@@ -18,6 +27,7 @@ __all__ = [
     "Solution",
     "Status",
     "Verdict",
+    "ViolationKind",
     "fingerprints",
     "generate",
     "plans_from_texts",

@@ -18,6 +18,9 @@ Array = jax.Array | np.ndarray
 #: Marks "no such cost": unsolvable, undecided or not valid. Sums of a few of them fit in int32.
 INFINITE_COST = 1 << 20
 
+#: Coordinates of an instance's cells are int8.
+MAX_LAKE_SIZE = 127
+
 
 class Status(enum.IntEnum):
     """What a solver found out about an instance."""
@@ -118,6 +121,19 @@ CHECKS = (
 )
 
 
+class ViolationKind(enum.IntEnum):
+    """A rule that a plan breaks. The first five are the rules of movement, as in `dynamics`."""
+
+    NONE = -1
+    ILLEGAL_MOVE = 0
+    OUT_OF_BOUNDS = 1
+    HOLE = 2
+    VERTEX = 3
+    SWAP = 4
+    WRONG_START = 5
+    GOAL_MISSED = 6
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Verdict:
@@ -140,7 +156,12 @@ class Verdict:
       makespan: int32[...], largest single cost; likewise.
       gap: int32[...], cost minus the optimum; `INFINITE_COST` unless valid and the optimum known.
       optimal: bool[...], valid and gap 0.
-      violation_time: int32[...], time of the first broken rule of movement, -1 if there is none.
+      violation_time: int32[...], time of the first broken rule, -1 if there is none. A rule about
+        a move is broken at the time of arrival, a start at time 0, a goal at the last time.
+      violation_agent: int32[...], the agent that breaks it, of several at one time the lowest; -1.
+      violation_kind: int32[...], the `ViolationKind`, of several of one agent the lowest; NONE.
+        An answer that is not parsable or speaks of another number of agents has no first
+        violation; of the others exactly the valid ones have none.
     """
 
     parsable: Array
@@ -157,6 +178,8 @@ class Verdict:
     gap: Array
     optimal: Array
     violation_time: Array
+    violation_agent: Array
+    violation_kind: Array
 
 
 def make_instance(
@@ -172,6 +195,8 @@ def make_instance(
     size = len(cells)
     if size == 0 or any(len(row) != size for row in cells):
         raise ValueError(f"map={rows!r}: the map must be square")
+    if size > MAX_LAKE_SIZE:
+        raise ValueError(f"map: {size} x {size} cells, at most {MAX_LAKE_SIZE} a side are allowed")
     strange = set("".join(cells)) - {"F", "H"}
     if strange:
         raise ValueError(

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from mapf_jax import dynamics
-from mapf_jax.types import INFINITE_COST, Array, Instance, Plan, Verdict
+from mapf_jax.types import INFINITE_COST, Array, Instance, Plan, Verdict, ViolationKind
 
 
 def path_costs(positions: Array, goals: Array) -> jax.Array:
@@ -24,42 +24,67 @@ def path_costs(positions: Array, goals: Array) -> jax.Array:
     return jnp.max(jnp.where(away, times[:, None], 0), axis=0)
 
 
+def plan_violations(instance: Instance, positions: Array) -> dynamics.Violations:
+    """Which rule of movement each agent breaks at each time, bool[T, A].
+
+    A rule about a move is broken at the time of arrival, so all five are indexed alike.
+
+    Args:
+      instance: a single instance.
+      positions: int[T, A, 2].
+    """
+    before = jnp.concatenate([positions[:1], positions[:-1]])
+    return jax.vmap(functools.partial(dynamics.violations, instance))(before, positions)
+
+
+def _first_violation(kinds: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(time, agent, kind) of the first of bool[T, A] flags of each kind, -1 if there is none."""
+    flags = jnp.stack(kinds, axis=-1)
+    any_broken = jnp.any(flags)
+    first = jnp.unravel_index(jnp.argmax(flags), flags.shape)
+    time, agent, kind = (jnp.where(any_broken, index, -1).astype(jnp.int32) for index in first)
+    return time, agent, kind
+
+
 def _verify_one(instance: Instance, plan: Plan) -> Verdict:
     positions = plan.positions
     active = instance.active
     agent_count = plan.parsable & (plan.num_agents == active.sum())
-    out_of_bounds, hole, vertex = jax.vmap(
-        functools.partial(dynamics.placement_violations, instance)
-    )(positions)
-    illegal, swap = jax.vmap(functools.partial(dynamics.transition_violations, instance))(
-        positions[:-1], positions[1:]
-    )
-    # A rule of transition is broken at the time of arrival, so all five are indexed alike.
-    illegal, swap = (jnp.pad(flags, ((1, 0), (0, 0))) for flags in (illegal, swap))
+    broken = plan_violations(instance, positions)
 
     goals = jnp.asarray(instance.goals, positions.dtype)
     starts = jnp.asarray(instance.starts, positions.dtype)
-    at_start = jnp.all(positions[0] == starts, axis=-1) | ~active
-    at_goal = jnp.all(positions[-1] == goals, axis=-1) | ~active
+    wrong_start = jnp.any(positions[0] != starts, axis=-1) & active
+    goal_missed = jnp.any(positions[-1] != goals, axis=-1) & active
     costs = jnp.where(active, path_costs(positions, goals), 0)
 
     checks = {
         "parsable": plan.parsable,
-        "legal_moves": agent_count & ~jnp.any(illegal),
-        "conflict_free": agent_count & ~jnp.any(vertex | swap),
-        "goals_reached": agent_count & jnp.all(at_goal),
-        "starts_correct": agent_count & jnp.all(at_start),
+        "legal_moves": agent_count & ~jnp.any(broken.illegal_move),
+        "conflict_free": agent_count & ~jnp.any(broken.vertex | broken.swap),
+        "goals_reached": agent_count & ~jnp.any(goal_missed),
+        "starts_correct": agent_count & ~jnp.any(wrong_start),
         "agent_count": agent_count,
-        "no_holes": agent_count & ~jnp.any(hole),
-        "in_bounds": agent_count & ~jnp.any(out_of_bounds),
+        "no_holes": agent_count & ~jnp.any(broken.hole),
+        "in_bounds": agent_count & ~jnp.any(broken.out_of_bounds),
     }
     valid = functools.reduce(jnp.logical_and, checks.values())
     cost = jnp.where(valid, costs.sum(), INFINITE_COST)
     optimum = INFINITE_COST if instance.solution is None else instance.solution.cost
     known = valid & jnp.asarray(optimum < INFINITE_COST)
     gap = jnp.where(known, cost - optimum, INFINITE_COST)
-    broken = jnp.any(illegal | out_of_bounds | hole | vertex | swap, axis=-1)
-    time = jnp.where(jnp.any(broken), jnp.argmax(broken), -1)
+
+    times = jnp.arange(positions.shape[0])[:, None]
+    by_kind = {
+        ViolationKind.ILLEGAL_MOVE: broken.illegal_move,
+        ViolationKind.OUT_OF_BOUNDS: broken.out_of_bounds,
+        ViolationKind.HOLE: broken.hole,
+        ViolationKind.VERTEX: broken.vertex,
+        ViolationKind.SWAP: broken.swap,
+        ViolationKind.WRONG_START: (times == 0) & wrong_start,
+        ViolationKind.GOAL_MISSED: (times == plan.num_steps) & goal_missed,
+    }
+    first = _first_violation(tuple(by_kind[kind] & agent_count for kind in sorted(by_kind)))
     return Verdict(
         **checks,
         valid=valid,
@@ -67,7 +92,9 @@ def _verify_one(instance: Instance, plan: Plan) -> Verdict:
         makespan=jnp.where(valid, costs.max(), INFINITE_COST),
         gap=gap,
         optimal=known & (gap == 0),
-        violation_time=jnp.where(agent_count, time, -1).astype(jnp.int32),
+        violation_time=first[0],
+        violation_agent=first[1],
+        violation_kind=first[2],
     )
 
 
@@ -80,6 +107,7 @@ def verify(instances: Instance, plans: Plan) -> Verdict:
       plans: batch shape [B], any number of time steps T >= 1.
 
     Returns:
-      A `Verdict` of batch shape [B].
+      A `Verdict` of batch shape [B]. Agents that the answer adds or leaves out fail
+      `agent_count`; nothing else of such an answer is judged.
     """
     return jax.vmap(_verify_one)(instances, plans)
