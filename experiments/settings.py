@@ -12,7 +12,7 @@ import ml_collections
 
 from engineer import context, designers, space
 from experiments.reward import RewardConfig
-from learner.qwen3.config import DTYPES
+from learner.qwen3.config import DTYPES, REMAT
 from learner.trainer import GRPOConfig
 from mapf_jax.environment_config import MIN_SIZE, max_hole_ratio
 
@@ -30,18 +30,20 @@ class ModelSettings:
       path: a Hugging Face checkpoint folder, or "tiny" for the embedded model.
       dtype: "float32" or "bfloat16", of activations and matrix products. Parameters and optimizer
         are float32 always: small updates would be lost in bfloat16.
-      remat: recompute blocks in the backward pass instead of keeping their activations.
+      remat: what the backward pass finds kept of every block, the rest being computed again:
+        "none" (all of it), "dots", "outputs", "full" or "offload"; see `Qwen3Config`.
       scan_unroll: blocks for each iteration of the scan over layers.
     """
 
     path: str = TINY_MODEL
     dtype: str = "float32"
-    remat: bool = False
+    remat: str = "none"
     scan_unroll: int = 1
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype={self.dtype!r}: allowed are {DTYPES}")
+        for name, allowed in (("dtype", DTYPES), ("remat", REMAT)):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name}={getattr(self, name)!r}: allowed are {allowed}")
         _at_least(self, scan_unroll=1)
         if self.path != TINY_MODEL and not (self.folder / "config.json").is_file():
             raise ValueError(

@@ -13,7 +13,7 @@ def get_config() -> ml_collections.ConfigDict:
     config = settings.default_config()
     config.model.path = "Qwen3-0.6B"
     config.model.dtype = "bfloat16"  # Parameters and optimizer stay in float32.
-    config.model.remat = True
+    config.model.remat = "full"
 
     training = config.training
     training.epochs = 2.0

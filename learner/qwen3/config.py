@@ -8,7 +8,13 @@ from typing import Any, Self
 
 DTYPES = ("float32", "bfloat16")
 
-# The fields that config.json must state; the others have the published default.
+#: What the backward pass keeps of a block; the rest is computed again. See `Qwen3Config.remat`.
+REMAT = ("none", "dots", "outputs", "full", "offload")
+
+#: How whole sequences meet themselves; see `learner.qwen3.attention`.
+ATTENTION = ("auto", "reference", "cudnn", "splash")
+
+# Sizes that config.json must state. It must state rope_theta too, which has two places.
 _REQUIRED = (
     "vocab_size",
     "hidden_size",
@@ -17,6 +23,7 @@ _REQUIRED = (
     "num_attention_heads",
     "num_key_value_heads",
 )
+_COMPUTE = ("dtype", "param_dtype", "remat", "scan_unroll", "attention")
 _POSITIVE = (*_REQUIRED, "head_dim", "max_position_embeddings", "scan_unroll")
 
 
@@ -45,9 +52,13 @@ class Qwen3Config:
         dtype: "float32" or "bfloat16", of activations and matrix products. Norms, softmax and
             log-probabilities are float32 always.
         param_dtype: "float32" or "bfloat16", of the stored parameters.
-        remat: recompute each block in the backward pass instead of keeping its activations.
+        remat: what the backward pass finds kept of every block, from the most memory to the
+            least: "none" all of it (nothing is computed twice); "dots" the outputs of the seven
+            projections; "outputs" those of attention and feed-forward layer; "full" only its
+            input; "offload" its input too, but in the memory of the host.
         scan_unroll: blocks per iteration of the scan over layers. `num_hidden_layers` unrolls
             it wholly, which is faster on CPUs and slower to compile.
+        attention: "auto" chooses by platform; the others force one (`learner.qwen3.attention`).
     """
 
     vocab_size: int
@@ -68,8 +79,9 @@ class Qwen3Config:
 
     dtype: str = "float32"
     param_dtype: str = "float32"
-    remat: bool = False
+    remat: str = "none"
     scan_unroll: int = 1
+    attention: str = "auto"
 
     def __post_init__(self) -> None:
         for name in _POSITIVE:
@@ -87,9 +99,14 @@ class Qwen3Config:
                 f"num_attention_heads is {self.num_attention_heads}; it must be a multiple of "
                 f"num_key_value_heads, {self.num_key_value_heads}"
             )
-        for name in ("dtype", "param_dtype"):
-            if getattr(self, name) not in DTYPES:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; allowed are {DTYPES}")
+        for name, allowed in (
+            ("dtype", DTYPES),
+            ("param_dtype", DTYPES),
+            ("remat", REMAT),
+            ("attention", ATTENTION),
+        ):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; allowed are {allowed}")
 
     @classmethod
     def from_hf(cls, mapping: Mapping[str, Any], **compute: Any) -> Self:
@@ -97,27 +114,28 @@ class Qwen3Config:
 
         Args:
             mapping: the parsed file. `rope_theta` is read at the top level (files on the hub)
-                and inside `rope_parameters` (files written by transformers 5).
-            compute: compute options (`dtype`, `param_dtype`, `remat`, `scan_unroll`).
+                and inside `rope_parameters` (files written by transformers 5). Other fields that
+                are left out have the defaults of transformers' own `Qwen3Config`.
+            compute: compute options (`dtype`, `param_dtype`, `remat`, `scan_unroll`,
+                `attention`).
 
         Raises:
             ValueError: a field is missing, invalid, or asks for what is not implemented.
         """
         _refuse_unsupported(mapping)
+        theta = _rope(mapping).get("rope_theta", mapping.get("rope_theta"))
         missing = [name for name in _REQUIRED if mapping.get(name) is None]
-        if missing:
+        if missing or theta is None:
+            missing += ["rope_theta"] * (theta is None)
             raise ValueError(f"config.json lacks {', '.join(missing)}")
-        compute_fields = {"dtype", "param_dtype", "remat", "scan_unroll"}
-        if unknown := set(compute) - compute_fields:
-            raise ValueError(f"compute option {sorted(unknown)}; allowed: {sorted(compute_fields)}")
+        if unknown := set(compute) - set(_COMPUTE):
+            raise ValueError(f"compute option {sorted(unknown)}; allowed: {sorted(_COMPUTE)}")
         values = {
             field.name: mapping[field.name]
             for field in dataclasses.fields(cls)
-            if field.name not in compute_fields and mapping.get(field.name) is not None
+            if field.name not in _COMPUTE and mapping.get(field.name) is not None
         }
-        theta = _rope(mapping).get("rope_theta", mapping.get("rope_theta"))
-        if theta is not None:
-            values["rope_theta"] = float(theta)
+        values["rope_theta"] = float(theta)
         if isinstance(values.get("eos_token_id"), list):
             values["eos_token_id"] = tuple(values["eos_token_id"])
         return cls(**values, **compute)

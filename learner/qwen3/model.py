@@ -17,43 +17,30 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 
+from learner.qwen3.attention import RowMask, cached_attention, choose, self_attention
 from learner.qwen3.config import Qwen3Config
 
 Params = dict[str, Any]
 Attend = Callable[[Array, Array, Array], Array]
 
-# Finite, so that a query without any valid key (padding) gives finite, unused numbers.
-_MASKED = float(jnp.finfo(jnp.float32).min)
+_POLICIES = jax.checkpoint_policies
+# `Qwen3Config.remat` -> what `jax.checkpoint` may keep; "none" has no checkpoint.
+_KEEP = {
+    "dots": _POLICIES.dots_with_no_batch_dims_saveable,
+    "outputs": _POLICIES.save_only_these_names("attention_output", "mlp_output"),
+    "full": _POLICIES.nothing_saveable,
+    "offload": _POLICIES.save_and_offload_only_these_names(
+        names_which_can_be_saved=[],
+        names_which_can_be_offloaded=["block_input"],
+        offload_src="device",
+        offload_dst="pinned_host",
+    ),
+}
 
 
-# Attention -------------------------------------------------------------------
-
-
-def attention(q: Array, k: Array, v: Array, mask: Array) -> Array:
-    """Grouped-query attention; the one place where its implementation is chosen.
-
-    Args:
-        q: [B, T, H, h]; k, v: [B, S, K, h] with H a multiple of K.
-        mask: bool[B, T, S], which keys each query may see. Outputs of a query that sees none
-            are finite and meaningless.
-
-    Returns:
-        [B, T, H, h], in the dtype of `q`. Scores and softmax are float32.
-    """
-    if jax.default_backend() == "cpu":
-        return einsum_attention(q, k, v, mask)
-    return jax.nn.dot_product_attention(q, k, v, mask=mask[:, None])
-
-
-def einsum_attention(q: Array, k: Array, v: Array, mask: Array) -> Array:
-    """The reference implementation of `attention`."""
-    B, T, H, h = q.shape
-    K = k.shape[2]
-    q_BxTxKxRxh = (q * h**-0.5).reshape(B, T, K, H // K, h)
-    scores = jnp.einsum("btkrh,bskh->bkrts", q_BxTxKxRxh, k, preferred_element_type=jnp.float32)
-    probs = jax.nn.softmax(jnp.where(mask[:, None, None], scores, _MASKED))
-    return jnp.einsum("bkrts,bskh->btkrh", probs.astype(v.dtype), v).reshape(B, T, H, h)
+# Rotary embedding -------------------------------------------------------------
 
 
 def rope_angles(positions: Array, config: Qwen3Config) -> tuple[Array, Array]:
@@ -171,9 +158,10 @@ class Block(nn.Module):
     def __call__(self, x: Array, rope: tuple[Array, Array], attend: Attend) -> Array:
         c = self.config
         normed = RMSNorm(c, "norm", name="input_norm")(x)
-        x = x + Attention(c, name="attention")(normed, rope, attend)
+        out = Attention(c, name="attention")(normed, rope, attend)
+        x = x + checkpoint_name(out, "attention_output")
         normed = RMSNorm(c, "norm", name="post_attention_norm")(x)
-        return x + MLP(c, name="mlp")(normed)
+        return x + checkpoint_name(MLP(c, name="mlp")(normed), "mlp_output")
 
 
 class Qwen3(nn.Module):
@@ -182,9 +170,7 @@ class Qwen3(nn.Module):
     config: Qwen3Config
 
     @nn.compact
-    def __call__(
-        self, tokens: Array, positions: Array, valid: Array, segments: Array | None = None
-    ) -> Array:
+    def __call__(self, tokens: Array, positions: Array, mask: RowMask) -> Array:
         """See `hidden_states`."""
         c = self.config
         embedding = self.param(
@@ -205,14 +191,17 @@ class Qwen3(nn.Module):
                 jnp.dtype(c.param_dtype),
             )
         rope = rope_angles(positions, c)
-        attend = functools.partial(attention, mask=causal_mask(valid, segments))
+        attend = functools.partial(self_attention, mask=mask, implementation=choose(c).name)
 
         def body(block: Block, x: Array, _: None) -> tuple[Array, None]:
             x = nn.with_logical_constraint(x, ("batch", "length", "activation"))
-            return block(x, rope, attend), None
+            return block(checkpoint_name(x, "block_input"), rope, attend), None
+
+        if c.remat != "none":
+            body = nn.remat(body, prevent_cse=False, policy=_KEEP[c.remat])
 
         layers = nn.scan(
-            nn.remat(body, prevent_cse=False) if c.remat else body,
+            body,
             variable_axes={"params": 0},
             split_rngs={"params": True},
             length=c.num_hidden_layers,
@@ -221,24 +210,6 @@ class Qwen3(nn.Module):
         )
         x, _ = layers(Block(c, name="layers"), _embed(embedding, tokens, c), None)
         return RMSNorm(c, "norm", name="final_norm")(x)
-
-
-def causal_mask(valid: Array, segments: Array | None = None) -> Array:
-    """Which key slots each query slot sees: no later ones, and valid ones only.
-
-    Args:
-        valid: bool[B, T].
-        segments: i32[B, T] or None; a slot sees only those of segment 0 and of its own.
-
-    Returns:
-        bool[B, T, T], query before key.
-    """
-    T = valid.shape[-1]
-    mask = jnp.tril(jnp.ones((T, T), bool)) & valid[:, None, :]
-    if segments is None:
-        return mask
-    keys = segments[:, None, :]
-    return mask & ((keys == 0) | (keys == segments[:, :, None]))
 
 
 def _embed(embedding: Array, tokens: Array, config: Qwen3Config) -> Array:
@@ -258,7 +229,7 @@ def init_params(key: Array, config: Qwen3Config) -> Params:
 
 def _boxed_init(key: Array, config: Qwen3Config) -> Params:
     one = jnp.zeros((1, 1), jnp.int32)
-    return Qwen3(config).init(key, one, one, jnp.ones((1, 1), bool))["params"]
+    return Qwen3(config).init(key, one, one, RowMask(jnp.ones((1, 1), bool)))["params"]
 
 
 @functools.cache
@@ -282,6 +253,7 @@ def hidden_states(
     positions: Array,
     valid: Array,
     segments: Array | None = None,
+    right_padded: bool = False,
 ) -> Array:
     """Final hidden states of whole sequences, after the last norm (the training path).
 
@@ -291,12 +263,15 @@ def hidden_states(
 
     Args:
         tokens: i32[B, T], each in [0, V); positions: i32[B, T]; valid: bool[B, T].
-        segments: i32[B, T] or None; see `causal_mask`.
+        segments: i32[B, T] or None; see `RowMask`.
+        right_padded: static; the caller's word that the valid slots of every row come first.
+            Without segments, the attention kernels of accelerators then apply.
 
     Returns:
         [B, T, D] in `config.dtype`; meaningless where not valid.
     """
-    return Qwen3(config).apply({"params": params}, tokens, positions, valid, segments)
+    mask = RowMask(valid, segments, right_padded)
+    return Qwen3(config).apply({"params": params}, tokens, positions, mask)
 
 
 def unembedding(params: Params, config: Qwen3Config) -> Array:
@@ -381,13 +356,14 @@ def prefill(
     P, T = tokens.shape
     slots = jnp.arange(T)
     rope = rope_angles(jnp.broadcast_to(slots, (P, T)), config)
-    mask = causal_mask(slots < lengths[:, None])
+    mask = RowMask(slots < lengths[:, None], right_padded=True)
+    implementation = choose(config).name
     prompt_keys, prompt_values = [], []
 
     def attend(q: Array, k: Array, v: Array) -> Array:
         prompt_keys.append(k.transpose(0, 2, 3, 1))
         prompt_values.append(v.transpose(0, 2, 1, 3))
-        return attention(q, k, v, mask)
+        return self_attention(q, k, v, mask, implementation)
 
     x = _embed(params["embedding"], tokens, config)
     for layer in params["layers"]:
@@ -425,7 +401,8 @@ def decode_step(
     Args:
         params: as `unstack` makes them.
         tokens: i32[P, G], the token number `step` (from 0) of every sample.
-        step: i32[], less than the capacity; also the slot that is written.
+        step: i32[], or i32[P, G] where samples have different lengths; less than the capacity;
+            also the slot that is written. One step for all is cheaper to write.
 
     Returns:
         The cache with that token in it, and the final hidden states [P, G, D].
@@ -434,17 +411,16 @@ def decode_step(
     rope = rope_angles(jnp.broadcast_to(cache.prompt_lengths[:, None] + step, (P, G)), config)
     T, S = cache.prompt_keys[0].shape[-1], cache.capacity
     prompt_mask = (jnp.arange(T) < cache.prompt_lengths[:, None])[:, None, None]
-    own_mask = jnp.arange(S) <= step
+    own_mask = jnp.arange(S) <= jnp.broadcast_to(step, (P, G))[:, :, None, None, None]
     keys, values = list(cache.keys), list(cache.values)
 
     x = _embed(params["embedding"], tokens, config)
     for i, layer in enumerate(params["layers"]):
 
         def attend(q: Array, k: Array, v: Array, i: int = i) -> Array:
-            at = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=step)
-            keys[i] = at(keys[i], k[..., None], axis=4)
-            values[i] = at(values[i], v[:, :, :, None], axis=3)
-            return _cached_attention(
+            keys[i] = _write(keys[i], k[..., None], step, axis=2)
+            values[i] = _write(values[i], v[:, :, :, None], step, axis=1)
+            return cached_attention(
                 q, cache.prompt_keys[i], cache.prompt_values[i], keys[i], values[i],
                 prompt_mask, own_mask,
             )  # fmt: skip
@@ -455,31 +431,12 @@ def decode_step(
     return cache, _final_norm(params, config, x)
 
 
-def _cached_attention(
-    q: Array,
-    prompt_keys: Array,
-    prompt_values: Array,
-    keys: Array,
-    values: Array,
-    prompt_mask: Array,
-    own_mask: Array,
-) -> Array:
-    """Attention of one query per sample, q [P, G, H, h], over its prompt and its own tokens."""
-    P, G, H, h = q.shape
-    K, T = keys.shape[2], prompt_keys.shape[-1]
-    R = H // K
-    q = (q * h**-0.5).reshape(P, G, K, R, h)
-    product = functools.partial(jnp.matmul, preferred_element_type=jnp.float32)
-    # All samples of a prompt meet its keys in one matrix product.
-    by_prompt = q.transpose(0, 2, 1, 3, 4).reshape(P, K, G * R, h)
-    prompt_scores = jnp.where(prompt_mask, product(by_prompt, prompt_keys), _MASKED)
-    own_scores = jnp.where(own_mask, product(q, keys), _MASKED)
-    prompt_scores = prompt_scores.reshape(P, K, G, R, T).transpose(0, 2, 1, 3, 4)
-    probs = jax.nn.softmax(jnp.concatenate([prompt_scores, own_scores], axis=-1))
-    probs = probs.astype(values.dtype)
-    by_prompt = probs[..., :T].transpose(0, 2, 1, 3, 4).reshape(P, K, G * R, T)
-    from_prompt = (by_prompt @ prompt_values).reshape(P, K, G, R, h).transpose(0, 2, 1, 3, 4)
-    return (from_prompt + probs[..., T:] @ values).reshape(P, G, H, h)
+def _write(cache: Array, new: Array, step: Array, axis: int) -> Array:
+    """Write one slot of [P, G, ...] at `step`, i32[] or i32[P, G]; `axis` counts from behind G."""
+    if step.ndim == 0:
+        return jax.lax.dynamic_update_slice_in_dim(cache, new, step, axis + 2)
+    at = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=axis)
+    return jax.vmap(jax.vmap(at))(cache, new, step)
 
 
 def _final_norm(params: Params, config: Qwen3Config, x: Array) -> Array:

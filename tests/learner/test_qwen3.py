@@ -13,7 +13,7 @@ from transformers import Qwen3Config as TorchConfig
 from transformers import Qwen3ForCausalLM
 
 from learner import sharding
-from learner.qwen3 import model, weights
+from learner.qwen3 import attention, model, weights
 from learner.qwen3.config import Qwen3Config
 
 VARIANTS = {
@@ -148,7 +148,7 @@ def test_logits_equal_torch_after_load_and_after_save(checkpoint, batch, tmp_pat
 def test_unrolled_rematerialised_forward_and_gradient_are_the_same(batch):
     config = Qwen3Config.from_hf(torch_model(**VARIANTS["tied-gqa-theta5e6"]).config.to_dict())
     params = model.init_params(jax.random.key(0), config)
-    other = dataclasses.replace(config, remat=True, scan_unroll=3)
+    other = dataclasses.replace(config, remat="full", scan_unroll=3)
 
     def total(params, config):
         out = model.logits(params, config, *batch)
@@ -170,19 +170,46 @@ def test_bfloat16_stays_close_and_returns_float32(checkpoint, batch):
     assert 1e-4 < error.mean() < 0.05  # bfloat16 has 8 bits: not exact, not far
 
 
-def test_attention_of_jax_sees_the_same_masks():
-    """What accelerators use, against the reference used on CPUs."""
+# Attention -------------------------------------------------------------------
+
+
+def random_qkv(B, T, H, K, h, dtype=jnp.float32):
     rng = np.random.default_rng(1)
-    q = rng.normal(size=(2, 7, 6, 8)).astype(np.float32)
-    k, v = rng.normal(size=(2, 2, 7, 2, 8)).astype(np.float32)
+    return [jnp.asarray(rng.normal(size=(B, T, n, h)), dtype) for n in (H, K, K)]
+
+
+def output_and_gradient(attend, *qkv):
+    out, vjp = jax.vjp(attend, *qkv)
+    return [out, *vjp(jnp.sin(out))]
+
+
+def test_reference_attention_equals_that_of_jax_in_blocks_too(monkeypatch):
+    """Rows padded on both sides and shared prompts; whole rows and blocks that do not divide."""
+    qkv = random_qkv(2, 7, 6, 2, 8)
     valid = np.ones((2, 7), bool)
     valid[0, :2] = False
     valid[1, 5:] = False
-    mask = model.causal_mask(jnp.asarray(valid))
-    want = model.einsum_attention(q, k, v, mask)
-    got = jax.nn.dot_product_attention(*map(jnp.asarray, (q, k, v)), mask=mask[:, None])
-    np.testing.assert_allclose(np.asarray(got)[valid], np.asarray(want)[valid], atol=1e-5)
-    assert np.isfinite(want).all()
+    segments = np.array([[0, 0, 0, 1, 1, 2, 2], [0, 1, 1, 2, 2, 3, 3]])
+    for rows in (attention.RowMask(valid), attention.RowMask(valid, jnp.asarray(segments))):
+        mask = np.tril(np.ones((7, 7), bool)) & valid[:, None, :]
+        if rows.segments is not None:
+            mask &= (segments == 0)[:, None, :] | (segments[:, :, None] == segments[:, None, :])
+        np.testing.assert_array_equal(rows.visible(jnp.arange(7)), mask)
+
+        def want(q, k, v, mask=mask):
+            out = jax.nn.dot_product_attention(q, k, v, mask=jnp.asarray(mask)[:, None])
+            return jnp.where(valid[..., None, None], out, 0)
+
+        def got(q, k, v, rows=rows):
+            out = attention.self_attention(q, k, v, rows, "reference")
+            assert np.isfinite(jax.lax.stop_gradient(out)).all()
+            return jnp.where(valid[..., None, None], out, 0)
+
+        wanted = output_and_gradient(want, *qkv)
+        for block in (512, 3):
+            monkeypatch.setattr(attention, "_QUERY_BLOCK", block)
+            for a, b in zip(output_and_gradient(got, *qkv), wanted, strict=True):
+                np.testing.assert_allclose(a, b, atol=2e-5)
 
 
 # Weights ---------------------------------------------------------------------

@@ -19,7 +19,7 @@ CONFIG = Qwen3Config(
     num_attention_heads=4,
     num_key_value_heads=2,
     head_dim=8,
-    remat=True,
+    remat="full",
 )
 
 

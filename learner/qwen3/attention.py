@@ -1,0 +1,286 @@
+"""How queries meet keys and values; the one place where an implementation is chosen.
+
+Whole sequences go through the kernel of the platform where it applies (cuDNN on GPUs, splash
+attention on TPUs), and through a plain reference everywhere else. Both kernels do causal attention
+over rows that are padded on the right, which is what training and prefill have: a token never sees
+what is behind it, so the padding needs no mask. Rows padded on the left, and rows in which several
+answers share a prompt, take the reference on every platform.
+
+Letters in shapes: B rows, T tokens, H query heads, K key/value heads, R = H / K query heads per
+key/value head, h head width; in decoding P prompts, G samples of each, S slots of one sample.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from learner.qwen3.config import Qwen3Config
+
+# Finite, so that a query without any valid key (padding) gives finite, unused numbers.
+_MASKED = float(jnp.finfo(jnp.float32).min)
+
+# Queries whose scores exist at once in the reference: bounds its memory for long rows.
+_QUERY_BLOCK = 512
+
+# Splash attention works on tiles of a multiple of the 128 lanes of a TPU's vector unit.
+_LANES = 128
+_SPLASH_BLOCKS = (512, 256, 128)
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("valid", "segments"),
+    meta_fields=("right_padded",),
+)
+@dataclasses.dataclass(frozen=True)
+class RowMask:
+    """Which slots of its row a slot sees: no later ones, valid ones, and those of its segment.
+
+    Attributes:
+        valid: bool[B, T].
+        segments: i32[B, T] or None; a slot sees only those of segment 0 and of its own.
+        right_padded: the caller's word that in every row the valid slots come first.
+    """
+
+    valid: Array
+    segments: Array | None = None
+    right_padded: bool = False
+
+    def visible(self, queries: Array) -> Array:
+        """bool[B, Q, T] for the query slots i32[Q]."""
+        slots = jnp.arange(self.valid.shape[-1])
+        mask = (slots <= queries[:, None]) & self.valid[:, None, :]
+        if self.segments is None:
+            return mask
+        keys, own = self.segments[:, None, :], self.segments[:, queries, None]
+        return mask & ((keys == 0) | (keys == own))
+
+    @property
+    def plainly_causal(self) -> bool:
+        """Whether causality alone is enough of a mask for everything valid."""
+        return self.right_padded and self.segments is None
+
+
+# Choice ----------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """The implementation for plainly causal rows, "reference", "cudnn" or "splash", and why."""
+
+    name: str
+    reason: str
+
+
+@functools.cache
+def choose(config: Qwen3Config, platform: str | None = None) -> Choice:
+    """Choose the implementation for a model; the same answer on every call.
+
+    A kernel that its platform has is first tried on one short row, forwards and backwards,
+    against the reference: where it fails (an old driver, say), the reference takes its place and
+    the reason says so.
+
+    Args:
+        platform: "cpu", "gpu" or "tpu"; None is JAX's default one.
+
+    Raises:
+        ValueError: `config.attention` asks for a kernel that cannot do this model.
+    """
+    if config.attention != "auto":
+        if config.attention != "reference" and (obstacle := _obstacle(config.attention, config)):
+            raise ValueError(f"attention is {config.attention!r}, but {obstacle}")
+        return Choice(config.attention, "the configuration asks for it")
+    platform = platform or jax.default_backend()
+    name = {"gpu": "cudnn", "cuda": "cudnn", "tpu": "splash"}.get(platform)
+    if name is None:
+        return Choice("reference", f"there is no kernel for platform {platform}")
+    if obstacle := _obstacle(name, config):
+        return Choice("reference", f"{name} does not apply: {obstacle}")
+    if problem := _try(name, config):
+        return Choice("reference", f"{name} failed when tried: {problem}")
+    return Choice(name, f"platform {platform} has it, and it agrees with the reference")
+
+
+def _obstacle(name: str, config: Qwen3Config) -> str | None:
+    """What about the model a kernel cannot do."""
+    if name == "cudnn":
+        if config.dtype != "bfloat16":
+            return f"it needs dtype 'bfloat16' and this is {config.dtype!r}"
+        if config.head_dim % 8 or config.head_dim > 128:
+            return f"it needs a head_dim that 8 divides, up to 128, and this is {config.head_dim}"
+    if name == "splash" and config.head_dim % _LANES:
+        return f"it needs a head_dim that {_LANES} divides, and this is {config.head_dim}"
+    return None
+
+
+def _try(name: str, config: Qwen3Config) -> str | None:
+    """What is wrong with a kernel on this machine; None if nothing is."""
+    T, K, h = _LANES, config.num_key_value_heads, config.head_dim
+    rng = np.random.default_rng(0)
+    shapes = ((1, T, config.num_attention_heads, h), (1, T, K, h), (1, T, K, h))
+    mask = RowMask(jnp.ones((1, T), bool), right_padded=True)
+
+    def output_and_gradients(attend: Callable[..., Array], *qkv: Array) -> list[Array]:
+        out, vjp = jax.vjp(attend, *qkv)
+        return [out, *vjp(jnp.ones_like(out))]
+
+    try:
+        with jax.ensure_compile_time_eval():
+            qkv = [jnp.asarray(rng.normal(size=s), config.dtype) for s in shapes]
+            got, want = (
+                jax.jit(functools.partial(output_and_gradients, attend))(*qkv)
+                for attend in (_KERNELS[name], lambda q, k, v: reference_attention(q, k, v, mask))
+            )
+            for a, b in zip(got, want, strict=True):
+                a32, b32 = (np.asarray(x, np.float32) for x in (a, b))
+                # Some units in the last of bfloat16's eight bits.
+                if not np.abs(a32 - b32).max() <= 0.03 * max(1.0, np.abs(b32).max()):
+                    return "its result differs from the reference"
+    except Exception as error:  # Anything a driver or compiler may raise means the same here.
+        return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
+    return None
+
+
+# Whole sequences -------------------------------------------------------------
+
+
+def self_attention(q: Array, k: Array, v: Array, mask: RowMask, implementation: str) -> Array:
+    """Causal grouped-query attention of whole rows to themselves.
+
+    Args:
+        q: [B, T, H, h]; k, v: [B, T, K, h] with H a multiple of K.
+        mask: who sees whom.
+        implementation: `Choice.name`; used where it can do these rows, or else the reference.
+
+    Returns:
+        [B, T, H, h], in the dtype of `q`; finite and meaningless where not valid. Scores and
+        softmax are float32.
+    """
+    if not mask.plainly_causal:
+        return reference_attention(q, k, v, mask)
+    if implementation == "cudnn":
+        return _cudnn(q, k, v)
+    if implementation == "splash" and q.shape[1] % _LANES == 0:
+        return _over_mesh(_splash, q, k, v)
+    return reference_attention(q, k, v, mask)
+
+
+def reference_attention(q: Array, k: Array, v: Array, mask: RowMask) -> Array:
+    """`self_attention` in plain operations, for every platform, dtype and mask.
+
+    Long rows go through in blocks of queries, and the backward pass computes a block's
+    probabilities again, so memory grows with the length and not with its square.
+    """
+    B, T, H, h = q.shape
+    if T <= _QUERY_BLOCK:
+        return _einsum_attention(q, k, v, mask.visible(jnp.arange(T)))
+    count = -(-T // _QUERY_BLOCK)
+    padding = count * _QUERY_BLOCK - T
+    blocks = jnp.pad(q, ((0, 0), (0, padding), (0, 0), (0, 0)))
+    blocks = jnp.moveaxis(blocks.reshape(B, count, _QUERY_BLOCK, H, h), 1, 0)
+    # Queries of padding stand at the last slot: any slot that exists does.
+    slots = jnp.minimum(jnp.arange(count * _QUERY_BLOCK), T - 1).reshape(count, _QUERY_BLOCK)
+
+    @jax.checkpoint
+    def one(block: Array, queries: Array) -> Array:
+        return _einsum_attention(block, k, v, mask.visible(queries))
+
+    out = jax.lax.map(lambda args: one(*args), (blocks, slots))
+    return jnp.moveaxis(out, 0, 1).reshape(B, -1, H, h)[:, :T]
+
+
+def _einsum_attention(q: Array, k: Array, v: Array, visible: Array) -> Array:
+    """q [B, Q, H, h], k and v [B, T, K, h], visible bool[B, Q, T] -> [B, Q, H, h]."""
+    B, Q, H, h = q.shape
+    K = k.shape[2]
+    grouped = (q * h**-0.5).reshape(B, Q, K, H // K, h)
+    scores = jnp.einsum("bqkrh,btkh->bkrqt", grouped, k, preferred_element_type=jnp.float32)
+    probs = jax.nn.softmax(jnp.where(visible[:, None, None], scores, _MASKED))
+    return jnp.einsum("bkrqt,btkh->bqkrh", probs.astype(v.dtype), v).reshape(B, Q, H, h)
+
+
+def _cudnn(q: Array, k: Array, v: Array) -> Array:
+    """cuDNN's fused attention (bfloat16); it partitions itself over a mesh."""
+    return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
+
+
+def _splash(q: Array, k: Array, v: Array, interpret: bool = False) -> Array:
+    """Splash attention, JAX's sparse flash kernel for TPUs, of the rows and heads of one device.
+
+    `interpret` runs the kernel's steps one by one on any platform.
+    """
+    from jax.experimental.pallas.ops.tpu import splash_attention as splash
+
+    T, H, h = q.shape[1:]
+    size = next(size for size in _SPLASH_BLOCKS if T % size == 0)
+    kernel = splash.make_splash_mha(
+        splash.MultiHeadMask([splash.CausalMask((T, T))] * H),
+        block_sizes=splash.BlockSizes(
+            **dict.fromkeys(("block_q", "block_kv", "block_kv_compute"), size),
+            **dict.fromkeys(("block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute"), size),
+            **dict.fromkeys(("block_q_dq", "block_kv_dq"), size),
+        ),
+        head_shards=1,
+        q_seq_shards=1,
+        interpret=interpret,
+    )
+    heads_first = (x.transpose(0, 2, 1, 3) for x in ((q * h**-0.5).astype(q.dtype), k, v))
+    return jax.vmap(kernel)(*heads_first).transpose(0, 2, 1, 3)
+
+
+_KERNELS: dict[str, Callable[..., Array]] = {"cudnn": _cudnn, "splash": _splash}
+
+
+def _over_mesh(kernel: Callable[..., Array], q: Array, k: Array, v: Array) -> Array:
+    """Run a kernel that knows nothing of meshes on every device's rows and heads."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return kernel(q, k, v)
+    spec = nn.logical_to_mesh_axes(("batch", "length", "heads", "head_dim"))
+    split = jax.shard_map(kernel, in_specs=(spec, spec, spec), out_specs=spec, check_vma=False)
+    return split(q, k, v)
+
+
+# Decoding --------------------------------------------------------------------
+
+
+def cached_attention(
+    q: Array,
+    prompt_keys: Array,
+    prompt_values: Array,
+    keys: Array,
+    values: Array,
+    prompt_mask: Array,
+    own_mask: Array,
+) -> Array:
+    """Attention of one query of each sample over its prompt and its own tokens.
+
+    Args:
+        q: [P, G, H, h].
+        prompt_keys: [P, K, h, T]; prompt_values: [P, K, T, h].
+        keys: [P, G, K, h, S]; values: [P, G, K, S, h].
+        prompt_mask: bool, broadcast to [P, K, G * R, T]; own_mask: bool, to [P, G, K, R, S].
+
+    Returns:
+        [P, G, H, h].
+    """
+    P, G, H, h = q.shape
+    K, T = keys.shape[2], prompt_keys.shape[-1]
+    R = H // K
+    q = (q * h**-0.5).reshape(P, G, K, R, h)
+    product = functools.partial(jnp.matmul, preferred_element_type=jnp.float32)
+    # All samples of a prompt meet its keys in one matrix product.
+    by_prompt = q.transpose(0, 2, 1, 3, 4).reshape(P, K, G * R, h)
+    prompt_scores = jnp.where(prompt_mask, product(by_prompt, prompt_keys), _MASKED)
+    own_scores = jnp.where(own_mask, product(q, keys), _MASKED)
+    prompt_scores = prompt_scores.reshape(P, K, G, R, T).transpose(0, 2, 1, 3, 4)
+    probs = jax.nn.softmax(jnp.concatenate([prompt_scores, own_scores], axis=-1))
+    probs = probs.astype(values.dtype)
+    by_prompt = probs[..., :T].transpose(0, 2, 1, 3, 4).reshape(P, K, G * R, T)
+    from_prompt = (by_prompt @ prompt_values).reshape(P, K, G, R, h).transpose(0, 2, 1, 3, 4)
+    return (from_prompt + probs[..., T:] @ values).reshape(P, G, H, h)
