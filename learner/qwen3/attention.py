@@ -13,6 +13,7 @@ key/value head, h head width; in decoding P prompts, G samples of each, S slots 
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -31,6 +32,11 @@ _QUERY_BLOCK = 512
 # Splash attention works on tiles of a multiple of the 128 lanes of a TPU's vector unit.
 _LANES = 128
 _SPLASH_BLOCKS = (512, 256, 128)
+_SPLASH_TILES = (
+    *("block_q", "block_kv", "block_kv_compute"),
+    *("block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute"),
+    *("block_q_dq", "block_kv_dq"),
+)
 
 
 @functools.partial(
@@ -123,27 +129,29 @@ def _try(name: str, config: Qwen3Config) -> str | None:
     """What is wrong with a kernel on this machine; None if nothing is."""
     T, K, h = _LANES, config.num_key_value_heads, config.head_dim
     rng = np.random.default_rng(0)
-    shapes = ((1, T, config.num_attention_heads, h), (1, T, K, h), (1, T, K, h))
-    mask = RowMask(jnp.ones((1, T), bool), right_padded=True)
+    qkv = [
+        rng.normal(size=(1, T, heads, h)).astype(jnp.dtype(config.dtype))
+        for heads in (config.num_attention_heads, K, K)
+    ]
 
     def output_and_gradients(attend: Callable[..., Array], *qkv: Array) -> list[Array]:
         out, vjp = jax.vjp(attend, *qkv)
         return [out, *vjp(jnp.ones_like(out))]
 
+    def run(attend: Callable[..., Array]) -> list[np.ndarray]:
+        # Compiled first and then called: this works in the midst of tracing another program too.
+        program = jax.jit(functools.partial(output_and_gradients, attend)).lower(*qkv).compile()
+        return [np.asarray(x, np.float32) for x in program(*qkv)]
+
     try:
-        with jax.ensure_compile_time_eval():
-            qkv = [jnp.asarray(rng.normal(size=s), config.dtype) for s in shapes]
-            got, want = (
-                jax.jit(functools.partial(output_and_gradients, attend))(*qkv)
-                for attend in (_KERNELS[name], lambda q, k, v: reference_attention(q, k, v, mask))
-            )
-            for a, b in zip(got, want, strict=True):
-                a32, b32 = (np.asarray(x, np.float32) for x in (a, b))
-                # Some units in the last of bfloat16's eight bits.
-                if not np.abs(a32 - b32).max() <= 0.03 * max(1.0, np.abs(b32).max()):
-                    return "its result differs from the reference"
-    except Exception as error:  # Anything a driver or compiler may raise means the same here.
+        got = run(_KERNELS[name])
+        want = run(functools.partial(reference_attention, mask=RowMask(np.ones((1, T), bool))))
+    except Exception as error:  # Whatever a driver or a compiler may raise means the same here.
         return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
+    for a, b in zip(got, want, strict=True):
+        # Some units in the last of bfloat16's eight bits.
+        if not np.abs(a - b).max() <= 0.03 * max(1.0, np.abs(b).max()):
+            return "its result differs from the reference"
     return None
 
 
@@ -219,13 +227,10 @@ def _splash(q: Array, k: Array, v: Array, interpret: bool = False) -> Array:
 
     T, H, h = q.shape[1:]
     size = next(size for size in _SPLASH_BLOCKS if T % size == 0)
+    tiles: dict[str, Any] = dict.fromkeys(_SPLASH_TILES, size)
     kernel = splash.make_splash_mha(
         splash.MultiHeadMask([splash.CausalMask((T, T))] * H),
-        block_sizes=splash.BlockSizes(
-            **dict.fromkeys(("block_q", "block_kv", "block_kv_compute"), size),
-            **dict.fromkeys(("block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute"), size),
-            **dict.fromkeys(("block_q_dq", "block_kv_dq"), size),
-        ),
+        block_sizes=splash.BlockSizes(**tiles),
         head_shards=1,
         q_seq_shards=1,
         interpret=interpret,

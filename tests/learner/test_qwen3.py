@@ -1,6 +1,8 @@
 """The Qwen3 model, its configuration and its weights, against transformers' torch model."""
 
+import contextlib
 import dataclasses
+import functools
 import json
 
 import jax
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import torch
+from jax._src.cudnn import fused_attention_stablehlo
 from transformers import Qwen3Config as TorchConfig
 from transformers import Qwen3ForCausalLM
 
@@ -210,6 +213,82 @@ def test_reference_attention_equals_that_of_jax_in_blocks_too(monkeypatch):
             monkeypatch.setattr(attention, "_QUERY_BLOCK", block)
             for a, b in zip(output_and_gradient(got, *qkv), wanted, strict=True):
                 np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+@pytest.mark.parametrize("axes", [None, {"data": 2, "tensor": 2}])
+def test_splash_attention_equals_the_reference(axes, monkeypatch):
+    """The TPU kernel, its steps run one by one on the CPU, alone and split over a mesh."""
+    monkeypatch.setattr(attention, "_splash", functools.partial(attention._splash, interpret=True))
+    qkv = random_qkv(2, 256, 4, 2, 128)
+    rows = attention.RowMask(jnp.ones((2, 256), bool), right_padded=True)
+
+    def run(implementation):
+        attend = functools.partial(
+            attention.self_attention, mask=rows, implementation=implementation
+        )
+        return jax.jit(functools.partial(output_and_gradient, attend))(*qkv)
+
+    want = run("reference")
+    with sharding.use(sharding.make_mesh(**axes)) if axes else contextlib.nullcontext():
+        got = run("splash")
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, atol=5e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "platform", "kernel"),
+    [("splash", "tpu", "tpu_custom_call"), ("cudnn", "cuda", "__cudnn$fmhaSoftmaxBackward")],
+)
+def test_kernels_lower_for_their_platform(name, platform, kernel, monkeypatch):
+    """No such device here: that the program for it holds the kernel is all that is shown."""
+    monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
+    config = Qwen3Config.from_hf(PUBLISHED_4B | {"num_hidden_layers": 2, "vocab_size": 64})
+    config = dataclasses.replace(config, dtype="bfloat16", attention=name, remat="full")
+    ids = jax.ShapeDtypeStruct((2, 128), jnp.int32)
+
+    def program(right_padded, segments=None):
+        def loss(params, tokens):
+            valid = jnp.ones((2, 128), bool)
+            hidden = model.hidden_states(
+                params, config, tokens, tokens, valid, segments, right_padded
+            )
+            return jnp.sum(hidden.astype(jnp.float32))
+
+        traced = jax.jit(jax.grad(loss)).trace(model.abstract_params(config), ids)
+        return traced.lower(lowering_platforms=(platform,)).as_text()
+
+    assert kernel in program(right_padded=True)
+    # What the kernels cannot do goes to the reference.
+    assert kernel not in program(right_padded=False)
+    assert kernel not in program(right_padded=True, segments=jnp.ones((2, 128), jnp.int32))
+
+
+def test_choice_of_attention_says_why(monkeypatch):
+    choose = attention.choose.__wrapped__
+    config = Qwen3Config.from_hf(PUBLISHED_4B, dtype="bfloat16")
+    assert choose(config) == attention.Choice("reference", "there is no kernel for platform cpu")
+    assert choose(dataclasses.replace(config, attention="splash")).name == "splash"
+    assert "needs dtype" in choose(dataclasses.replace(config, dtype="float32"), "gpu").reason
+    small = dataclasses.replace(config, head_dim=64, num_attention_heads=4, num_key_value_heads=2)
+    assert "head_dim that 128 divides" in choose(small, "tpu").reason
+    with pytest.raises(ValueError, match=r"attention is 'splash', but .* head_dim"):
+        choose(dataclasses.replace(small, attention="splash"))
+
+    # A kernel is tried before it is chosen, here with stand-ins for those of a GPU.
+    stand_ins = {
+        "works": lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=True),
+        "is wrong": lambda q, k, v: jax.nn.dot_product_attention(q, k, v),
+        "is not there": attention._KERNELS["cudnn"],
+    }
+    chosen = {}
+    for case, kernel in stand_ins.items():
+        monkeypatch.setitem(attention._KERNELS, "cudnn", kernel)
+        with sharding.use(sharding.make_mesh(data=4)):  # As when a program is being traced.
+            jax.eval_shape(lambda case=case: chosen.update({case: choose(small, "gpu")}))
+    assert chosen["works"].name == "cudnn"
+    assert chosen["is wrong"].name == chosen["is not there"].name == "reference"
+    assert "differs from the reference" in chosen["is wrong"].reason
+    assert "cuDNN is not detected" in chosen["is not there"].reason
 
 
 # Weights ---------------------------------------------------------------------
