@@ -3,9 +3,18 @@
 In each step every agent moves up, down, left, right or waits, all at once. Forbidden are: leaving
 the lake, entering a hole, two agents in one cell (vertex conflict) and two agents exchanging
 cells (swap conflict). Following, that is entering a cell that is left in the same step, is legal.
+
+Cells come in two forms. `positions` are (row, column) and may be anywhere, which is what a judge
+of plans needs. A simulator knows that it stands on the lake and numbers the cells of the lake and
+of a border one cell wide around it row by row, from 0: one small integer a cell, with
+`terrain` telling what each of them is. Cell 0, a corner of the border that no move can reach, is
+where an absent agent is.
 """
 
 import dataclasses
+import enum
+import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +25,22 @@ from mapf_jax.types import Array, Instance
 UP, DOWN, LEFT, RIGHT, WAIT = range(5)
 #: int8[5, 2], what an action adds to (row, column).
 MOVES = np.array([(-1, 0), (1, 0), (0, -1), (0, 1), (0, 0)], np.int8)
+
+#: What `terrain` says of a cell.
+FREE, HOLE, OUTSIDE = range(3)
+#: The number of the cell of an absent agent.
+ABSENT = 0
+
+
+class ViolationKind(enum.IntEnum):
+    """The rule that an agent breaks; of several the first one in this order."""
+
+    NONE = 0
+    ILLEGAL_MOVE = 1
+    OUT_OF_BOUNDS = 2
+    HOLE = 3
+    VERTEX = 4
+    SWAP = 5
 
 
 @jax.tree_util.register_dataclass
@@ -32,6 +57,14 @@ class Violations:
     def any(self) -> Array:
         """bool[..., A], True where an agent breaks any rule."""
         return self.illegal_move | self.out_of_bounds | self.hole | self.vertex | self.swap
+
+    def kind(self) -> jax.Array:
+        """uint8[..., A], a `ViolationKind` for each agent."""
+        broken = (self.illegal_move, self.out_of_bounds, self.hole, self.vertex, self.swap)
+        kind = jnp.zeros(self.vertex.shape, jnp.uint8)
+        for number, flags in reversed(list(enumerate(broken, 1))):
+            kind = jnp.where(flags, jnp.uint8(number), kind)
+        return kind
 
 
 def move(positions: Array, actions: Array) -> jax.Array:
@@ -55,10 +88,8 @@ def placement_violations(
         inside
         & jnp.asarray(instance.blocked)[jnp.where(inside, row, 0), jnp.where(inside, column, 0)]
     )
-    vertex = _any_other(
-        lambda shift: _same_cell(positions, jnp.roll(positions, shift, axis=0)), instance.active
-    )
     active = jnp.asarray(instance.active)
+    vertex = vertex_conflicts(_anywhere(positions), active)
     return ~inside & active, hole & active, vertex
 
 
@@ -73,15 +104,9 @@ def transition_violations(
       next_positions: int[A, 2], cells after it.
     """
     distance = jnp.abs(next_positions.astype(jnp.int32) - positions.astype(jnp.int32)).sum(-1)
-
-    def exchanges(shift: int) -> jax.Array:
-        return _same_cell(positions, jnp.roll(next_positions, shift, axis=0)) & _same_cell(
-            next_positions, jnp.roll(positions, shift, axis=0)
-        )
-
-    # Two agents that wait in one cell break the vertex rule, they do not exchange cells.
-    swap = _any_other(exchanges, instance.active) & ~_same_cell(positions, next_positions)
-    return (distance > 1) & instance.active, swap
+    active = jnp.asarray(instance.active)
+    swap = swap_conflicts(_anywhere(positions), _anywhere(next_positions), active)
+    return (distance > 1) & active, swap
 
 
 def violations(instance: Instance, positions: Array, next_positions: Array) -> Violations:
@@ -91,18 +116,161 @@ def violations(instance: Instance, positions: Array, next_positions: Array) -> V
     return Violations(illegal_move, out_of_bounds, hole, vertex, swap)
 
 
-def _same_cell(a: Array, b: Array) -> jax.Array:
-    return (a[:, 0] == b[:, 0]) & (a[:, 1] == b[:, 1])
+def vertex_conflicts(cells: Array, active: Array) -> jax.Array:
+    """bool[A]: is another agent in the same cell?
 
-
-def _any_other(relation, active: Array) -> jax.Array:  # type: ignore[no-untyped-def]
-    """bool[A]: does `relation(shift)`, agent a against agent a - shift, hold for any other agent?
-
-    Comparing whole vectors with their rolled selves keeps the program free of A x A masks, which
-    the compiler would turn into far slower code.
+    Args:
+      cells: int[A], numbers of cells.
+      active: bool[A], agents that exist.
     """
-    num_agents = active.shape[-1]
+    return _any_other(
+        lambda other: (cells == other(cells)) & active & other(active), active.shape[-1]
+    )
+
+
+def swap_conflicts(cells: Array, next_cells: Array, active: Array) -> jax.Array:
+    """bool[A]: does another agent exchange cells with this one?
+
+    Args:
+      cells: int[A], numbers of cells before the step.
+      next_cells: int[A], after it.
+      active: bool[A], agents that exist.
+    """
+    # Two agents that wait in one cell break the vertex rule, they do not exchange cells.
+    moves = active & (cells != next_cells)
+    return _any_other(
+        lambda other: (
+            (cells == other(next_cells)) & (next_cells == other(cells)) & moves & other(moves)
+        ),
+        active.shape[-1],
+    )
+
+
+def terrain(instance: Instance) -> jax.Array:
+    """uint8[(S + 2) * (S + 2)]: what each numbered cell of a single instance is.
+
+    `FREE`, `HOLE`, or `OUTSIDE` for the border and for what lies beyond the lake's own size.
+    """
+    width = instance.blocked.shape[-1]
+    index = jnp.arange(width)
+    inside = (index[:, None] < instance.size) & (index[None, :] < instance.size)
+    codes = jnp.where(inside, jnp.where(instance.blocked, HOLE, FREE), OUTSIDE).astype(jnp.uint8)
+    return jnp.pad(codes, 1, constant_values=OUTSIDE).reshape(-1)
+
+
+def cell_dtype(width: int) -> np.dtype:
+    """The smallest unsigned type that numbers the cells of an S x S map with its border."""
+    return np.min_scalar_type((width + 2) ** 2 - 1)
+
+
+def cell_numbers(positions: Array, active: Array, width: int) -> jax.Array:
+    """Numbers of the cells (row, column) int[..., A, 2] of an S x S map; `ABSENT` for no agent."""
+    wide = jnp.asarray(positions).astype(jnp.int32) + 1
+    numbers = wide[..., 0] * (width + 2) + wide[..., 1]
+    return jnp.where(active, numbers, ABSENT).astype(cell_dtype(width))
+
+
+def cell_positions(cells: Array, width: int) -> jax.Array:
+    """int8[..., A, 2], the (row, column) of numbered cells; (-1, -1) for an absent agent."""
+    row, column = jnp.divmod(cells.astype(jnp.int32), width + 2)
+    return (jnp.stack([row, column], -1) - 1).astype(jnp.int8)
+
+
+def targets(cells: Array, actions: Array, width: int) -> jax.Array:
+    """The numbered cells [..., A] where `actions` lead to, legal or not.
+
+    An absent agent stays absent. Any action that is not one of the four moves waits.
+
+    Args:
+      cells: unsigned [..., A], numbers of cells.
+      actions: int[..., A].
+      width: S.
+    """
+    dtype = cells.dtype
+    # Unsigned numbers wrap around, so one addition serves both directions. A chain of selections
+    # compiles to vector code, a table of the five steps would be a gather.
+    step = jnp.zeros(actions.shape, dtype)
+    for action in (UP, DOWN, LEFT, RIGHT):
+        rows, columns = (int(part) for part in MOVES[action])
+        number = np.array(rows * (width + 2) + columns).astype(dtype)
+        step = jnp.where(actions == action, number, step)
+    return jnp.where(cells == ABSENT, jnp.asarray(ABSENT, dtype), cells + step)
+
+
+def cell_violations(cells: Array, next_cells: Array, codes: Array) -> Violations:
+    """Every rule broken by one simultaneous move of agents that stand on the lake.
+
+    Args:
+      cells: unsigned [A], distinct free cells (or `ABSENT`) before the step.
+      next_cells: [A], their `targets`.
+      codes: uint8[A], the `terrain` of `next_cells`.
+    """
+    active = cells != ABSENT
+    return Violations(
+        illegal_move=jnp.zeros(cells.shape, bool),
+        out_of_bounds=active & (codes == OUTSIDE),
+        hole=active & (codes == HOLE),
+        vertex=vertex_conflicts(next_cells, active),
+        swap=swap_conflicts(cells, next_cells, active),
+    )
+
+
+def blocked_moves(cells: Array, next_cells: Array, codes: Array) -> Violations:
+    """Which moves are not carried out when those in conflict stay where they are.
+
+    A move out of the lake or into a hole is not carried out, nor is one of a pair that would
+    exchange cells, nor one of several into the same cell, nor one into a cell that its occupant
+    does not leave. The last rule is applied until nothing changes: a train behind a stopped agent
+    stops, a rotation of three or more goes on. The result does not depend on the order of the
+    agents: except for that last rule all are decided by the moves alone, and the last one only
+    ever stops more of them.
+
+    Args:
+      cells: unsigned [A], distinct free cells (or `ABSENT`) before the step.
+      next_cells: [A], their `targets`.
+      codes: uint8[A], the `terrain` of `next_cells`.
+
+    Returns:
+      `Violations`, True for those that stay though they wanted to move; `vertex` covers the last
+      two rules.
+    """
+    active = cells != ABSENT
+    barred = active & (codes != FREE)
+    wanted = jnp.where(barred, cells, next_cells)
+    moves = active & (wanted != cells)
+    swap = swap_conflicts(cells, wanted, active)
+
+    def stop(_: int, stays: jax.Array) -> jax.Array:
+        return stays | (moves & vertex_conflicts(jnp.where(stays, cells, wanted), active))
+
+    # A chain of agents is stopped one by one, the first of them by the swap or by its own rule.
+    stays = jax.lax.fori_loop(0, cells.shape[-1], stop, swap)
+    return Violations(
+        illegal_move=jnp.zeros(cells.shape, bool),
+        out_of_bounds=active & (codes == OUTSIDE),
+        hole=active & (codes == HOLE),
+        vertex=stays & ~swap,
+        swap=swap,
+    )
+
+
+def _anywhere(positions: Array) -> jax.Array:
+    """int32[..., A], distinct numbers for distinct int16 (row, column), on the lake or not."""
+    wide = jnp.asarray(positions).astype(jnp.int32)
+    return wide[..., 0] * (1 << 16) + wide[..., 1]
+
+
+def _any_other(relation: Callable[[Callable[[Array], Array]], Array], num_agents: int) -> jax.Array:
+    """bool[A]: does a symmetric relation hold between an agent and any other agent?
+
+    `relation(other)` compares each agent with one other, whose values `other` fetches. Comparing
+    whole vectors with their rolled selves keeps the program free of A x A masks, which the
+    compiler would turn into far slower code; by symmetry half of the shifts suffice.
+    """
     result = jnp.zeros((num_agents,), bool)
-    for shift in range(1, num_agents):
-        result |= relation(shift) & jnp.roll(active, shift)
-    return result & active
+    for shift in range(1, num_agents // 2 + 1):
+        related = relation(functools.partial(jnp.roll, shift=shift))
+        result |= related
+        if 2 * shift != num_agents:
+            result |= jnp.roll(related, -shift)
+    return result
