@@ -12,7 +12,6 @@ where an absent agent is.
 """
 
 import dataclasses
-import enum
 import functools
 from collections.abc import Callable
 
@@ -20,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mapf_jax.types import Array, Instance
+from mapf_jax.types import Array, Instance, ViolationKind
 
 UP, DOWN, LEFT, RIGHT, WAIT = range(5)
 #: int8[5, 2], what an action adds to (row, column).
@@ -30,17 +29,6 @@ MOVES = np.array([(-1, 0), (1, 0), (0, -1), (0, 1), (0, 0)], np.int8)
 FREE, HOLE, OUTSIDE = range(3)
 #: The number of the cell of an absent agent.
 ABSENT = 0
-
-
-class ViolationKind(enum.IntEnum):
-    """The rule that an agent breaks; of several the first one in this order."""
-
-    NONE = 0
-    ILLEGAL_MOVE = 1
-    OUT_OF_BOUNDS = 2
-    HOLE = 3
-    VERTEX = 4
-    SWAP = 5
 
 
 @jax.tree_util.register_dataclass
@@ -61,8 +49,8 @@ class Violations:
     def kind(self) -> jax.Array:
         """uint8[..., A], a `ViolationKind` for each agent."""
         broken = (self.illegal_move, self.out_of_bounds, self.hole, self.vertex, self.swap)
-        kind = jnp.zeros(self.vertex.shape, jnp.uint8)
-        for number, flags in reversed(list(enumerate(broken, 1))):
+        kind = jnp.full(self.vertex.shape, ViolationKind.NONE, jnp.uint8)
+        for number, flags in reversed(list(enumerate(broken, ViolationKind.ILLEGAL_MOVE))):
             kind = jnp.where(flags, jnp.uint8(number), kind)
         return kind
 

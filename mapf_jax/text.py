@@ -16,12 +16,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from mapf_jax.padding import stack_plans
 from mapf_jax.types import Array, Instance, Plan
 
-#: Map characters of the agents' starts and goals, in agent order.
-START_CHARACTERS = "SsABC"
-GOAL_CHARACTERS = "Ggabc"
+#: Map characters of the agents' starts and goals, in agent order. The published format has letters
+#: for five agents; ours goes on through the alphabet without the letters that are taken.
+START_CHARACTERS = "SsABCDEIJKLMNOPQRTUVWXYZ"
+GOAL_CHARACTERS = "Ggabcdeijklmnopqrtuvwxyz"
 FROZEN, HOLE = "F", "H"
+_PUBLISHED_LETTERS = 5
 
 #: The part of the prompt that is the same for every instance.
 RULES = (
@@ -41,9 +44,9 @@ RULES = (
     "<answer>\n0: (0,0) (2,1)\n1: (0,1) (2,1)\n</answer>\n"
 )
 
-# A longer answer cannot be right for any lake, and is not read further.
+# Bounds the arrays of plans; a walk over every cell of a 32 x 32 lake has 1,023 steps.
 MAX_STEPS = 1024
-_COORDINATE_LIMIT = 9999  # Everything beyond is as far out of bounds.
+_FENCE = re.compile(r"```[A-Za-z0-9]*", re.ASCII)
 _LINE = re.compile(r"(\d{1,6}):((?: ?\(-?\d{1,6}, ?-?\d{1,6}\))+)", re.ASCII)
 _CELL = re.compile(r"\((-?\d{1,6}), ?(-?\d{1,6})\)", re.ASCII)
 
@@ -56,18 +59,32 @@ class ParsedAnswer:
 
 
 def map_rows(instance: Instance) -> list[str]:
-    """The lake with starts and goals marked, one string a row, cells separated by a blank."""
+    """The lake with starts and goals marked, one string a row, cells separated by a blank.
+
+    Raises:
+      ValueError: the instance has more agents than there are letters.
+    """
     size = int(instance.size)
     blocked = np.asarray(instance.blocked)
     grid = [[HOLE if blocked[r, c] else FROZEN for c in range(size)] for r in range(size)]
-    for cells, characters in (
-        (instance.starts, START_CHARACTERS),
-        (instance.goals, GOAL_CHARACTERS),
-    ):
-        for agent in np.nonzero(instance.active)[0]:
-            row, column = (int(value) for value in cells[agent])
-            grid[row][column] = characters[agent]
+    for agent in map(int, np.nonzero(instance.active)[0]):
+        cells = instance.starts[agent], instance.goals[agent]
+        for (row, column), letter in zip(cells, letters_of(agent), strict=True):
+            grid[int(row)][int(column)] = letter
     return [" ".join(row) for row in grid]
+
+
+def letters_of(agent: int) -> tuple[str, str]:
+    """Map characters of an agent's start and goal.
+
+    Raises:
+      ValueError: there are fewer letters than agents.
+    """
+    if not 0 <= agent < len(START_CHARACTERS):
+        raise ValueError(
+            f"agent {agent}: maps have letters for {len(START_CHARACTERS)} agents, counted from 0"
+        )
+    return START_CHARACTERS[agent], GOAL_CHARACTERS[agent]
 
 
 def prompt(instance: Instance, list_holes: bool = False) -> str:
@@ -76,13 +93,22 @@ def prompt(instance: Instance, list_holes: bool = False) -> str:
     Args:
       instance: a single instance.
       list_holes: also list the cells of the holes, which spares a small model reading the map.
+
+    The rules name the letters of agents 0 to 4, as in the published format. The lines of further
+    agents name theirs.
+
+    Raises:
+      ValueError: the instance has more agents than there are letters.
     """
     size = int(instance.size)
-    agents = np.nonzero(instance.active)[0]
+    agents = [int(agent) for agent in np.nonzero(instance.active)[0]]
     lines = [f"Lake of {size} x {size}, {len(agents)} agents", *map_rows(instance)]
     for agent in agents:
         start, goal = _cell(instance.starts[agent]), _cell(instance.goals[agent])
-        lines.append(f"Agent {agent}: start {start} goal {goal}")
+        name = f"Agent {agent}"
+        if agent >= _PUBLISHED_LETTERS:
+            name += " ({} {})".format(*letters_of(agent))
+        lines.append(f"{name}: start {start} goal {goal}")
     if list_holes:
         holes = np.argwhere(np.asarray(instance.blocked)[:size, :size])
         lines.append("Holes:" + "".join(f" {_cell(hole)}" for hole in holes))
@@ -101,24 +127,23 @@ def render_answer(paths: Array, num_steps: int) -> str:
 def parse_answer(text: str) -> ParsedAnswer | None:
     """Reads the last complete `<answer>` block of a text.
 
-    Anything before it (reasoning, drafts, earlier answers) is ignored. The block itself is read
-    strictly: times count up from 0 and every line names equally many cells; blank lines and a
-    Markdown fence around the lines are allowed.
+    Only what stands after the last `</think>`, and before any later `<think>`, is read: thinking,
+    closed or not, is no answer. Anything else before the block (reasoning, drafts, earlier
+    answers) and after it is ignored. The block itself is read strictly: times count up from 0 and
+    every line names equally many cells; blank lines and a Markdown fence around the lines are
+    allowed.
 
     Returns:
       The plan, or None if the text has no such block.
     """
-    end = text.rfind("</answer>")
-    begin = text.rfind("<answer>", 0, end) if end >= 0 else -1
-    if begin < 0:
+    visible = text.rpartition("</think>")[2].partition("<think>")[0]
+    head, found, _ = visible.rpartition("</answer>")
+    _, opened, block = head.rpartition("<answer>")
+    if not (found and opened):
         return None
-    # What stands inside of thinking, closed or not, is no answer.
-    if "</think>" in text[end:] or text.rfind("<think>", 0, begin) > text.rfind("</think>", 0, end):
-        return None
-    block = text[begin + len("<answer>") : end]
     lines = [line.strip(" \t\r") for line in block.split("\n")]
     lines = [line for line in lines if line]
-    if len(lines) >= 2 and lines[0].startswith("```") and lines[-1] == "```":
+    if len(lines) >= 2 and _FENCE.fullmatch(lines[0]) and lines[-1] == "```":
         lines = lines[1:-1]
     if not 1 <= len(lines) <= MAX_STEPS:
         return None
@@ -141,26 +166,11 @@ def plans_from_texts(texts: Sequence[str], num_agents: int) -> Plan:
       num_agents: static number of agents A of the instances.
 
     Returns:
-      A `Plan` of batch shape [B] with NumPy leaves; its T is the longest answer rounded up to a
-      multiple of 16, so that few shapes are compiled.
+      A `Plan` of batch shape [B] with NumPy leaves, padded as `padding.stack_plans` says.
     """
     answers = [parse_answer(text) for text in texts]
-    longest = max((len(answer.cells) for answer in answers if answer), default=1)
-    steps = -(-longest // 16) * 16
-    positions = np.zeros((len(texts), steps, num_agents, 2), np.int16)
-    num_steps = np.zeros(len(texts), np.int32)
-    counts = np.zeros(len(texts), np.int32)
-    for i, answer in enumerate(answers):
-        if answer is None:
-            continue
-        cells = np.clip(np.array(answer.cells), -_COORDINATE_LIMIT, _COORDINATE_LIMIT)
-        counts[i] = cells.shape[1]
-        num_steps[i] = len(cells) - 1
-        known = min(num_agents, cells.shape[1])
-        positions[i, : len(cells), :known] = cells[:, :known]
-        positions[i, len(cells) :] = positions[i, len(cells) - 1]
-    parsable = np.array([answer is not None for answer in answers], bool)
-    return Plan(positions=positions, num_steps=num_steps, parsable=parsable, num_agents=counts)
+    plans = [None if answer is None else np.array(answer.cells) for answer in answers]
+    return stack_plans(plans, num_agents)
 
 
 def _cell(cell: Array) -> str:

@@ -122,16 +122,19 @@ CHECKS = (
 
 
 class ViolationKind(enum.IntEnum):
-    """A rule that a plan breaks. The first five are the rules of movement, as in `dynamics`."""
+    """The rule that an agent breaks; of several the first one in this order.
 
-    NONE = -1
-    ILLEGAL_MOVE = 0
-    OUT_OF_BOUNDS = 1
-    HOLE = 2
-    VERTEX = 3
-    SWAP = 4
-    WRONG_START = 5
-    GOAL_MISSED = 6
+    The first five are the rules of movement (see `dynamics`), the others are about whole plans.
+    """
+
+    NONE = 0
+    ILLEGAL_MOVE = 1
+    OUT_OF_BOUNDS = 2
+    HOLE = 3
+    VERTEX = 4
+    SWAP = 5
+    WRONG_START = 6
+    GOAL_MISSED = 7
 
 
 @jax.tree_util.register_dataclass
@@ -159,7 +162,7 @@ class Verdict:
       violation_time: int32[...], time of the first broken rule, -1 if there is none. A rule about
         a move is broken at the time of arrival, a start at time 0, a goal at the last time.
       violation_agent: int32[...], the agent that breaks it, of several at one time the lowest; -1.
-      violation_kind: int32[...], the `ViolationKind`, of several of one agent the lowest; NONE.
+      violation_kind: int32[...], the `ViolationKind`, of several of one agent the lowest.
         An answer that is not parsable or speaks of another number of agents has no first
         violation; of the others exactly the valid ones have none.
     """

@@ -37,13 +37,12 @@ def plan_violations(instance: Instance, positions: Array) -> dynamics.Violations
     return jax.vmap(functools.partial(dynamics.violations, instance))(before, positions)
 
 
-def _first_violation(kinds: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(time, agent, kind) of the first of bool[T, A] flags of each kind, -1 if there is none."""
-    flags = jnp.stack(kinds, axis=-1)
-    any_broken = jnp.any(flags)
-    first = jnp.unravel_index(jnp.argmax(flags), flags.shape)
-    time, agent, kind = (jnp.where(any_broken, index, -1).astype(jnp.int32) for index in first)
-    return time, agent, kind
+def _first_violation(kinds: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(time, agent, kind) of the first of `ViolationKind`s int[T, A]; (-1, -1, NONE) if none."""
+    broken = kinds != ViolationKind.NONE
+    time, agent = jnp.unravel_index(jnp.argmax(broken), broken.shape)
+    exists = jnp.any(broken)
+    return jnp.where(exists, time, -1), jnp.where(exists, agent, -1), kinds[time, agent]
 
 
 def _verify_one(instance: Instance, plan: Plan) -> Verdict:
@@ -75,16 +74,13 @@ def _verify_one(instance: Instance, plan: Plan) -> Verdict:
     gap = jnp.where(known, cost - optimum, INFINITE_COST)
 
     times = jnp.arange(positions.shape[0])[:, None]
-    by_kind = {
-        ViolationKind.ILLEGAL_MOVE: broken.illegal_move,
-        ViolationKind.OUT_OF_BOUNDS: broken.out_of_bounds,
-        ViolationKind.HOLE: broken.hole,
-        ViolationKind.VERTEX: broken.vertex,
-        ViolationKind.SWAP: broken.swap,
-        ViolationKind.WRONG_START: (times == 0) & wrong_start,
-        ViolationKind.GOAL_MISSED: (times == plan.num_steps) & goal_missed,
-    }
-    first = _first_violation(tuple(by_kind[kind] & agent_count for kind in sorted(by_kind)))
+    kinds = broken.kind().astype(jnp.int32)
+    for rule, flags in (
+        (ViolationKind.WRONG_START, (times == 0) & wrong_start),
+        (ViolationKind.GOAL_MISSED, (times == plan.num_steps) & goal_missed),
+    ):
+        kinds = jnp.where(flags & (kinds == ViolationKind.NONE), rule, kinds)
+    time, agent, kind = _first_violation(jnp.where(agent_count, kinds, ViolationKind.NONE))
     return Verdict(
         **checks,
         valid=valid,
@@ -92,9 +88,9 @@ def _verify_one(instance: Instance, plan: Plan) -> Verdict:
         makespan=jnp.where(valid, costs.max(), INFINITE_COST),
         gap=gap,
         optimal=known & (gap == 0),
-        violation_time=first[0],
-        violation_agent=first[1],
-        violation_kind=first[2],
+        violation_time=time.astype(jnp.int32),
+        violation_agent=agent.astype(jnp.int32),
+        violation_kind=kind.astype(jnp.int32),
     )
 
 

@@ -1,0 +1,63 @@
+"""Ragged instances and plans brought to one static shape."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mapf_jax.types import Instance, Plan, stack
+
+_STEPS = 16  # Plan lengths are rounded up to a multiple, so that few shapes are compiled.
+_COORDINATE_LIMIT = 9999  # Everything beyond is as far out of bounds.
+
+
+def pad_instance(instance: Instance, width: int, num_agents: int) -> Instance:
+    """A single unsolved instance on a map of `width` with `num_agents` agents.
+
+    The added cells are holes; the added agents are inactive and have (0, 0) as start and goal.
+    """
+    cells = width - instance.blocked.shape[-1]
+    agents = num_agents - instance.starts.shape[-2]
+    blocked = np.pad(instance.blocked, ((0, cells), (0, cells)), constant_values=True)
+    return Instance(
+        size=instance.size,
+        blocked=blocked,
+        starts=np.pad(instance.starts, ((0, agents), (0, 0))),
+        goals=np.pad(instance.goals, ((0, agents), (0, 0))),
+        active=np.pad(instance.active, (0, agents)),
+    )
+
+
+def stack_padded(instances: Sequence[Instance]) -> Instance:
+    """A batch of single unsolved instances, as wide as the widest, with as many agents as any."""
+    width = max(instance.blocked.shape[-1] for instance in instances)
+    num_agents = max(instance.starts.shape[-2] for instance in instances)
+    return stack([pad_instance(instance, width, num_agents) for instance in instances])
+
+
+def stack_plans(plans: Sequence[np.ndarray | None], num_agents: int) -> Plan:
+    """A batch of plans of different lengths and numbers of agents.
+
+    Args:
+      plans: int[t, agents, 2] each, with t >= 1; None for an answer that could not be read.
+      num_agents: static number of agents A of the instances.
+
+    Returns:
+      A `Plan` of batch shape [B] with NumPy leaves; its T is the longest plan rounded up to a
+      multiple of 16. Coordinates are clipped to four digits.
+    """
+    longest = max((len(plan) for plan in plans if plan is not None), default=1)
+    steps = -(-longest // _STEPS) * _STEPS
+    positions = np.zeros((len(plans), steps, num_agents, 2), np.int16)
+    num_steps = np.zeros(len(plans), np.int32)
+    counts = np.zeros(len(plans), np.int32)
+    for i, plan in enumerate(plans):
+        if plan is None:
+            continue
+        counts[i] = plan.shape[1]
+        num_steps[i] = len(plan) - 1
+        known = min(num_agents, plan.shape[1])
+        clipped = np.clip(plan[:, :known], -_COORDINATE_LIMIT, _COORDINATE_LIMIT)
+        positions[i, : len(plan), :known] = clipped
+        positions[i, len(plan) :] = positions[i, len(plan) - 1]
+    parsable = np.array([plan is not None for plan in plans], bool)
+    return Plan(positions=positions, num_steps=num_steps, parsable=parsable, num_agents=counts)
