@@ -145,7 +145,8 @@ def _try(name: str, config: Qwen3Config) -> str | None:
 
     try:
         got = run(_KERNELS[name])
-        want = run(functools.partial(reference_attention, mask=RowMask(np.ones((1, T), bool))))
+        valid: Any = np.ones((1, T), bool)
+        want = run(functools.partial(reference_attention, mask=RowMask(valid)))
     except Exception as error:  # Whatever a driver or a compiler may raise means the same here.
         return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
     for a, b in zip(got, want, strict=True):

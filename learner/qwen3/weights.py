@@ -1,8 +1,13 @@
-"""Hugging Face safetensors in and out, by one table that is read in both directions."""
+"""Hugging Face safetensors in and out, by one table that is read in both directions.
 
-import functools
+One tensor of the checkpoint is on the host at a time, both ways: what a process needs of it is
+read, goes to its devices, and is cast, transposed and put into its place there.
+"""
+
 import json
-from collections.abc import Iterator
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,15 +17,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import safetensors
-import safetensors.numpy
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from learner import sharding
-from learner.qwen3.config import Qwen3Config
+from learner.qwen3.config import DTYPES, Qwen3Config
 from learner.qwen3.model import Params, abstract_params
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+GENERATION_FILE = "generation_config.json"
+# Names of dtypes in safetensors files -> NumPy's.
+_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _LM_HEAD = "lm_head.weight"
 _EMBEDDING = "model.embed_tokens.weight"
 
@@ -75,10 +83,11 @@ def _get(tree: Any, path: tuple[str, ...]) -> Any:
 
 
 def load(folder: str | Path, config: Qwen3Config, mesh: Mesh | None = None) -> Params:
-    """Read a checkpoint, every shard straight to its device.
+    """Read a checkpoint straight onto the mesh, tensor by tensor.
 
-    Each device's part is read by itself (`get_slice`), so the host holds one part of one
-    parameter at a time.
+    Of every tensor this process reads the slices that its devices hold, each once, and nothing
+    else. So beside the parameters themselves it takes the memory of about one tensor of the
+    checkpoint on the host, and of one slice of it on every device.
 
     Args:
         folder: has `model.safetensors`, or `model.safetensors.index.json` and its files.
@@ -87,22 +96,20 @@ def load(folder: str | Path, config: Qwen3Config, mesh: Mesh | None = None) -> P
             first.
 
     Raises:
-        ValueError: there are no weights, or a tensor is missing, unknown, of another shape, or an
-            output matrix differs from the embedding it is tied to. All names are listed.
+        ValueError: there are no weights, a file is cut off, or a tensor is missing, unknown, of
+            another shape or of no known dtype, or an output matrix differs from the embedding
+            it is tied to. All tensors concerned are named.
     """
     mesh = mesh or sharding.make_mesh()
     shardings = sharding.param_shardings(config, mesh)
     abstract = abstract_params(config)
     params: Params = {}
     with ExitStack() as stack:
-        tensors = _open(Path(folder), stack)
-        _check(tensors, config, abstract, str(folder))
+        checkpoint = _Checkpoint(Path(folder), stack)
+        _check(checkpoint, config, abstract, str(folder))
         for entry in table(config):
-            leaf = _get(abstract, entry.path)
-            value = jax.make_array_from_callback(
-                leaf.shape,
-                _get(shardings, entry.path),
-                functools.partial(_read, tensors, entry, leaf),
+            value = _load_entry(
+                checkpoint, entry, _get(abstract, entry.path), _get(shardings, entry.path)
             )
             node = params
             for key in entry.path[:-1]:
@@ -111,43 +118,152 @@ def load(folder: str | Path, config: Qwen3Config, mesh: Mesh | None = None) -> P
     return params
 
 
-def _open(folder: Path, stack: ExitStack) -> dict[str, Any]:
-    """Tensor name -> lazy slice, over one file or several."""
+def _load_entry(
+    checkpoint: "_Checkpoint", entry: Entry, leaf: jax.ShapeDtypeStruct, where: NamedSharding
+) -> jax.Array:
+    """One parameter of ours, from one tensor or from one of every layer."""
+    axes = tuple(where.spec) + (None,) * (len(leaf.shape) - len(where.spec))
+    axes = axes[1:] if entry.stacked else axes
+    source = NamedSharding(where.mesh, P(*(axes[::-1] if entry.transpose else axes)))
+
+    def ours(tensor: jax.Array) -> jax.Array:
+        return (tensor.T if entry.transpose else tensor).astype(leaf.dtype)
+
+    if not entry.stacked:
+        return jax.jit(ours, out_shardings=where)(checkpoint.read(entry.name, source))
+
+    def insert(whole: jax.Array, tensor: jax.Array, layer: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_update_index_in_dim(whole, ours(tensor), layer, 0)
+
+    step = jax.jit(insert, out_shardings=where, donate_argnums=0)
+    value = jax.jit(lambda: jnp.zeros(leaf.shape, leaf.dtype), out_shardings=where)()
+    for layer in range(leaf.shape[0]):
+        tensor = checkpoint.read(entry.name.format(layer), source)
+        # Waiting keeps tensors from piling up on the host, ahead of slow devices.
+        value = jax.block_until_ready(step(value, tensor, jnp.int32(layer)))
+    return value
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """What the header of a file says about a tensor; its bytes are counted from the header on."""
+
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.end - self.begin
+
+
+class _Checkpoint:
+    """The tensors of one or several files; nothing but headers is read until asked for.
+
+    Attributes:
+        tensors: name -> `_Tensor`.
+        problems: what is wrong with the files themselves, each with the name of a tensor.
+    """
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        files = _weight_files(folder)
+        self.tensors: dict[str, _Tensor] = {}
+        self.problems: list[str] = []
+        for file in files:
+            self._read_header(folder / file)
+        if not self.problems:
+            self._opened = {
+                file: stack.enter_context(safetensors.safe_open(folder / file, "numpy"))
+                for file in files
+            }
+
+    def _read_header(self, path: Path) -> None:
+        """Add the tensors of one file.
+
+        Format: the length of the header in eight bytes, little-endian; the header, JSON of name ->
+        dtype, shape and first and last byte in what follows; the data (safetensors' README).
+        """
+        size = path.stat().st_size
+        with open(path, "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > size - 8:
+                raise ValueError(f"{path} is cut off in its header, or is no safetensors file")
+            try:
+                header = json.loads(file.read(length))
+                header.pop("__metadata__", None)
+                tensors = {
+                    name: _Tensor(
+                        path.name,
+                        about["dtype"],
+                        tuple(about["shape"]),
+                        *(int(offset) for offset in about["data_offsets"]),
+                    )
+                    for name, about in header.items()
+                }
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                raise ValueError(f"{path} has no readable header: {error!r}") from error
+        there = size - 8 - length
+        for name, tensor in tensors.items():
+            if name in self.tensors:
+                self.problems.append(f"{name} is in {self.tensors[name].file} and in {path.name}")
+            if tensor.end > there:
+                lacking = tensor.end - there
+                self.problems.append(f"{name} is cut off: {path.name} lacks {lacking} bytes")
+            if tensor.dtype not in _DTYPES:
+                self.problems.append(
+                    f"{name} has dtype {tensor.dtype}, supported are {', '.join(_DTYPES)}"
+                )
+            elif tensor.nbytes != math.prod(tensor.shape) * _itemsize(_DTYPES[tensor.dtype]):
+                self.problems.append(f"{name} has {tensor.nbytes} bytes, not those of its shape")
+            self.tensors[name] = tensor
+
+    def slices(self, name: str) -> Any:
+        """The tensor, to be indexed with slices; that reads."""
+        return self._opened[self.tensors[name].file].get_slice(name)
+
+    def read(self, name: str, where: NamedSharding) -> jax.Array:
+        """A tensor as it is in its file, every slice read once and placed."""
+        slices = self.slices(name)
+        parts: dict[Any, np.ndarray] = {}
+
+        def part(index: Any) -> np.ndarray:
+            key = tuple((s.start, s.stop) for s in index)
+            if key not in parts:
+                parts[key] = slices[index]
+            return parts[key]
+
+        return jax.make_array_from_callback(self.tensors[name].shape, where, part)
+
+
+def _weight_files(folder: Path) -> list[str]:
     if (folder / INDEX_FILE).is_file():
         with open(folder / INDEX_FILE, encoding="utf-8") as file:
-            weight_map: dict[str, str] = json.load(file)["weight_map"]
-        names = sorted(set(weight_map.values()))
-    elif (folder / SINGLE_FILE).is_file():
-        names = [SINGLE_FILE]
-    else:
-        raise ValueError(f"folder {str(folder)!r} has neither {SINGLE_FILE} nor {INDEX_FILE}")
-    tensors: dict[str, Any] = {}
-    for name in names:
-        if not (folder / name).is_file():
-            raise ValueError(f"{INDEX_FILE} names {name}, which is not in {str(folder)!r}")
-        opened = stack.enter_context(safetensors.safe_open(folder / name, framework="numpy"))
-        tensors |= {key: opened.get_slice(key) for key in opened.keys()}  # noqa: SIM118
-    return tensors
+            names = sorted(set(json.load(file)["weight_map"].values()))
+        for name in names:
+            if not (folder / name).is_file():
+                raise ValueError(f"{INDEX_FILE} names {name}, which is not in {str(folder)!r}")
+        return names
+    if (folder / SINGLE_FILE).is_file():
+        return [SINGLE_FILE]
+    raise ValueError(f"folder {str(folder)!r} has neither {SINGLE_FILE} nor {INDEX_FILE}")
 
 
-def _check(tensors: dict[str, Any], config: Qwen3Config, abstract: Params, folder: str) -> None:
+def _check(checkpoint: _Checkpoint, config: Qwen3Config, abstract: Params, folder: str) -> None:
     """Compare names and shapes with what `config` asks for; report all differences at once."""
-    wanted = {}
-    for entry in table(config):
-        shape = _get(abstract, entry.path).shape
-        shape = shape[1:] if entry.stacked else shape
-        for name in _names(entry, config):
-            wanted[name] = shape[::-1] if entry.transpose else shape
-    found = {name: tuple(tensor.get_shape()) for name, tensor in tensors.items()}
+    wanted = _file_shapes(config, abstract)
+    found = {name: tensor.shape for name, tensor in checkpoint.tensors.items()}
+    problems = list(checkpoint.problems)
     if config.tie_word_embeddings and _LM_HEAD in found:
         # Some writers store the matrix of a tied model twice.
-        if not _same(tensors[_LM_HEAD], tensors.get(_EMBEDDING)):
-            raise ValueError(
-                f"{_LM_HEAD} in {folder} differs from {_EMBEDDING}; with tie_word_embeddings true "
-                "it must be equal or absent"
+        if not problems and not _same(checkpoint, _LM_HEAD, _EMBEDDING):
+            problems.append(
+                f"{_LM_HEAD} differs from {_EMBEDDING}; with tie_word_embeddings true it must be "
+                "equal or absent"
             )
         del found[_LM_HEAD]
-    problems = [f"{name} is missing" for name in wanted if name not in found]
+    problems += [f"{name} is missing" for name in wanted if name not in found]
     problems += [f"{name} is unknown" for name in found if name not in wanted]
     problems += [
         f"{name} has shape {found[name]}, expected {shape}"
@@ -158,36 +274,42 @@ def _check(tensors: dict[str, Any], config: Qwen3Config, abstract: Params, folde
         raise ValueError(f"weights in {folder} do not fit the configuration: {'; '.join(problems)}")
 
 
-def _same(a: Any, b: Any, rows: int = 8192) -> bool:
+def _same(checkpoint: _Checkpoint, a: str, b: str, rows: int = 8192) -> bool:
     """Whether two tensors are equal, read some rows at a time."""
-    if b is None or a.get_shape() != b.get_shape():
+    shape = checkpoint.tensors[a].shape
+    if b not in checkpoint.tensors or checkpoint.tensors[b].shape != shape:
         return False
-    total = a.get_shape()[0]
-    starts = range(0, total, rows)
-    parts = [slice(start, min(start + rows, total)) for start in starts]
-    return all(np.array_equal(a[part], b[part]) for part in parts)
+    parts = [slice(start, min(start + rows, shape[0])) for start in range(0, shape[0], rows)]
+    first, second = checkpoint.slices(a), checkpoint.slices(b)
+    return all(np.array_equal(first[part], second[part]) for part in parts)
 
 
-def _names(entry: Entry, config: Qwen3Config) -> list[str]:
+def _file_shapes(config: Qwen3Config, abstract: Params) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of every tensor of a checkpoint, layer after layer."""
+    shapes = {}
+    for name, (entry, _) in _tensors(config).items():
+        shape = _get(abstract, entry.path).shape
+        shape = shape[1:] if entry.stacked else shape
+        shapes[name] = shape[::-1] if entry.transpose else shape
+    return shapes
+
+
+def _tensors(config: Qwen3Config) -> dict[str, tuple[Entry, int]]:
+    """Name of every tensor of a checkpoint -> its entry and layer, in the order of the layers."""
+    entries = table(config)
+    first = next(i for i, entry in enumerate(entries) if entry.stacked)
+    blocks = [entry for entry in entries if entry.stacked]
+    before, after = entries[:first], entries[first + len(blocks) :]
     layers = range(config.num_hidden_layers)
-    return [entry.name.format(i) for i in layers] if entry.stacked else [entry.name]
+    return {
+        **{entry.name: (entry, 0) for entry in before},
+        **{entry.name.format(i): (entry, i) for i in layers for entry in blocks},
+        **{entry.name: (entry, 0) for entry in after},
+    }
 
 
-def _read(
-    tensors: dict[str, Any], entry: Entry, leaf: jax.ShapeDtypeStruct, index: tuple[slice, ...]
-) -> np.ndarray:
-    """The part `index` of a parameter, in our layout and dtype."""
-
-    def part(name: str, within: tuple[slice, ...]) -> np.ndarray:
-        value = tensors[name][within[::-1]] if entry.transpose else tensors[name][within]
-        return np.asarray(value.T if entry.transpose else value).astype(leaf.dtype)
-
-    bounds = [s.indices(n) for s, n in zip(index, leaf.shape, strict=True)]
-    whole = tuple(slice(start, stop) for start, stop, _ in bounds)
-    if not entry.stacked:
-        return part(entry.name, whole)
-    layers = range(whole[0].start, whole[0].stop)
-    return np.stack([part(entry.name.format(layer), whole[1:]) for layer in layers])
+def _itemsize(dtype: str) -> int:
+    return jnp.dtype(dtype).itemsize
 
 
 # Writing ---------------------------------------------------------------------
@@ -198,61 +320,129 @@ def save(
     params: Params,
     config: Qwen3Config,
     tokenizer: Any = None,
+    *,
+    dtype: str | None = None,
+    generation_config: Mapping[str, Any] | None = None,
     max_file_bytes: int = 5 * 10**9,
 ) -> None:
-    """Write a checkpoint that transformers reads: weights, `config.json`, tokenizer files.
+    """Write a checkpoint that transformers loads and inference servers serve.
 
-    Values keep the dtype of `params`. Tied embeddings are written once.
+    Weights (tied embeddings once), `config.json`, `generation_config.json`, tokenizer files. One
+    tensor is on the host at a time. The files get their names when all are written, so an
+    interrupted call leaves the weights that were there before, or none.
 
     Args:
-        folder: made if it does not exist.
-        params: all shards must be addressable from this process.
+        folder: made if it does not exist; weights in it are replaced.
+        params: in several processes, all call this, and the first one writes.
         tokenizer: a Hugging Face tokenizer to save beside, or None.
+        dtype: "float32" or "bfloat16" of the file; None is that of `params`.
+        generation_config: the contents of `generation_config.json`, such as sampling options
+            (`read_generation_config` of the model this one came from); None states the special
+            ids of `config` and nothing else.
         max_file_bytes: weights beyond this go to several files with an index.
 
     Raises:
-        ValueError: the parameters are not those of `config`.
+        ValueError: the parameters are not those of `config`, or `dtype` is unknown.
     """
     folder = Path(folder)
     shapes = jax.tree.map(jnp.shape, params)
-    expected = jax.tree.map(jnp.shape, abstract_params(config))
+    abstract = abstract_params(config)
+    expected = jax.tree.map(jnp.shape, abstract)
     if shapes != expected:
         raise ValueError(f"params have shapes {shapes}; the configuration has {expected}")
-    folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob("model*.safetensors*"):
-        old.unlink()
+    dtype = dtype or str(params["embedding"].dtype)
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype is {dtype!r}; allowed are {DTYPES}")
 
-    sizes = {
-        name: _get(params, entry.path).nbytes // len(_names(entry, config))
-        for entry in table(config)
-        for name in _names(entry, config)
-    }
-    files = _assign_files(sizes, max_file_bytes)
-    pending: dict[str, dict[str, np.ndarray]] = {file: {} for file in files.values()}
-    counts = {file: list(files.values()).count(file) for file in pending}
-    for name, value in _export(params, config):
-        group = pending[files[name]]
-        group[name] = value
-        if len(group) == counts[files[name]]:
-            safetensors.numpy.save_file(group, folder / files[name], metadata={"format": "pt"})
-            group.clear()
-    if len(pending) > 1:
-        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": files}
+    tensor_shapes = _file_shapes(config, abstract)
+    sizes = {name: math.prod(shape) * _itemsize(dtype) for name, shape in tensor_shapes.items()}
+    file_of = _assign_files(sizes, max_file_bytes)
+    writes = jax.process_index() == 0
+    if writes:
+        folder.mkdir(parents=True, exist_ok=True)
+        for unfinished in folder.glob("model*.safetensors.part"):
+            unfinished.unlink()
+    values = _export(params, config, dtype)
+    files = list(dict.fromkeys(file_of.values()))
+    for file in files:
+        names = [name for name in tensor_shapes if file_of[name] == file]
+        parts = (next(values) for _ in names)
+        if writes:
+            shapes_here = {name: tensor_shapes[name] for name in names}
+            _write_safetensors(folder / f"{file}.part", shapes_here, dtype, parts)
+        else:
+            for _ in parts:  # The gathering takes all processes.
+                pass
+    if not writes:
+        return
+    for old in folder.glob("model*.safetensors*"):
+        if old.suffix != ".part":
+            old.unlink()
+    for file in files:
+        os.replace(folder / f"{file}.part", folder / file)
+    if len(files) > 1:
+        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": file_of}
         _write_json(folder / INDEX_FILE, index)
-    dtype = str(_get(params, ("embedding",)).dtype)
-    _write_json(folder / "config.json", config.to_hf() | {"torch_dtype": dtype})
+    contents = config.to_hf() | {"torch_dtype": dtype}
+    _write_json(folder / "config.json", contents)
+    if generation_config is None:
+        ids = ("bos_token_id", "eos_token_id", "pad_token_id")
+        generation_config = {name: contents[name] for name in ids if contents[name] is not None}
+    _write_json(folder / GENERATION_FILE, dict(generation_config))
     if tokenizer is not None:
         tokenizer.save_pretrained(str(folder))
 
 
-def _export(params: Params, config: Qwen3Config) -> Iterator[tuple[str, np.ndarray]]:
-    """Name and value of every tensor, parameter by parameter in the order of the table."""
-    for entry in table(config):
-        value = np.asarray(jax.device_get(_get(params, entry.path)))
-        for name, part in zip(
-            _names(entry, config), value if entry.stacked else [value], strict=True
-        ):
-            yield name, np.ascontiguousarray(part.T if entry.transpose else part)
+def read_generation_config(folder: str | Path) -> dict[str, Any] | None:
+    """The contents of a model's `generation_config.json`; None without one."""
+    path = Path(folder) / GENERATION_FILE
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def _export(params: Params, config: Qwen3Config, dtype: str) -> Iterator[np.ndarray]:
+    """The value of every tensor, in the order of `_tensors`."""
+    programs: dict[tuple[str, ...], Callable[..., jax.Array]] = {}
+    for entry, layer in _tensors(config).values():
+        value = _get(params, entry.path)
+        if entry.path not in programs:
+            programs[entry.path] = _exporter(entry, value, dtype)
+        yield np.ascontiguousarray(programs[entry.path](value, layer))
+
+
+def _exporter(entry: Entry, value: jax.Array, dtype: str) -> Callable[..., jax.Array]:
+    """(parameter, layer) -> the tensor of the file, on the devices."""
+
+    def tensor(value: jax.Array, layer: jax.Array) -> jax.Array:
+        part = value[layer] if entry.stacked else value
+        return (part.T if entry.transpose else part).astype(dtype)
+
+    if value.is_fully_addressable:
+        return jax.jit(tensor)
+    # Other processes have the rest of it: a whole copy for everybody.
+    assert isinstance(value.sharding, NamedSharding)
+    return jax.jit(tensor, out_shardings=NamedSharding(value.sharding.mesh, P()))
+
+
+def _write_safetensors(
+    path: Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    dtype: str,
+    values: Iterator[np.ndarray],
+) -> None:
+    """One file, tensor by tensor; safetensors' own writer wants all of them at once."""
+    name_of_dtype = next(name for name, known in _DTYPES.items() if known == dtype)
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape in shapes.items():
+        begin, end = end, end + math.prod(shape) * _itemsize(dtype)
+        header[name] = {"dtype": name_of_dtype, "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # The data begin at a multiple of eight bytes.
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little"))
+        file.write(text)
+        for value in values:
+            file.write(value.reshape(-1).view(np.uint8).data)
 
 
 def _assign_files(sizes: dict[str, int], limit: int) -> dict[str, str]:

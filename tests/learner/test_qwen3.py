@@ -3,13 +3,11 @@
 import contextlib
 import dataclasses
 import functools
-import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import safetensors.numpy
 import torch
 from jax._src.cudnn import fused_attention_stablehlo
 from transformers import Qwen3Config as TorchConfig
@@ -289,78 +287,6 @@ def test_choice_of_attention_says_why(monkeypatch):
     assert chosen["is wrong"].name == chosen["is not there"].name == "reference"
     assert "differs from the reference" in chosen["is wrong"].reason
     assert "cuDNN is not detected" in chosen["is not there"].reason
-
-
-# Weights ---------------------------------------------------------------------
-
-
-def test_load_onto_a_mesh_reads_only_what_a_device_needs(checkpoint, batch, monkeypatch):
-    _, folder = checkpoint
-    config = Qwen3Config.from_folder(folder)
-    tensor = 2 if config.num_key_value_heads % 2 == 0 else 1
-    mesh = sharding.make_mesh(data=2, fsdp=4 // tensor, tensor=tensor)
-    read: list[tuple[str, int, int]] = []
-    original = weights._read
-
-    def spy(tensors, entry, leaf, index):
-        part = original(tensors, entry, leaf, index)
-        read.append((entry.name, part.size, leaf.size))
-        return part
-
-    monkeypatch.setattr(weights, "_read", spy)
-    params = weights.load(folder, config, mesh)
-    single = weights.load(folder, config)
-    jax.tree.map(np.testing.assert_array_equal, params, single)
-    assert jax.tree.map(lambda x: x.sharding, params) == sharding.param_shardings(config, mesh)
-    parts = [size / whole for name, size, whole in read if "mlp" in name][: 3 * 4]
-    assert max(parts) == 0.25
-    with sharding.use(mesh):
-        got = jax.jit(model.logits, static_argnums=1)(params, config, *batch)
-    want = model.logits(single, config, *batch)
-    np.testing.assert_allclose(np.asarray(got)[batch[2]], np.asarray(want)[batch[2]], atol=1e-5)
-
-
-def test_bad_tensors_are_refused_by_name(tmp_path):
-    config = Qwen3Config.from_hf(torch_model(**VARIANTS["tied-gqa-theta5e6"]).config.to_dict())
-    weights.save(tmp_path, model.init_params(jax.random.key(0), config), config)
-    path = tmp_path / weights.SINGLE_FILE
-    good = safetensors.numpy.load_file(path)
-
-    def load(**changes):
-        tensors = {k: v for k, v in (good | changes).items() if v is not None}
-        safetensors.numpy.save_file(tensors, path)
-        return weights.load(tmp_path, config)
-
-    query = "model.layers.1.self_attn.q_proj.weight"
-    with pytest.raises(ValueError, match=rf"{query} is missing"):
-        load(**{query: None})
-    with pytest.raises(ValueError, match=r"q_proj\.bias is unknown"):
-        load(**{"model.layers.0.self_attn.q_proj.bias": np.zeros(32, np.float32)})
-    with pytest.raises(ValueError, match=rf"{query} has shape \(32, 31\), expected \(32, 32\)"):
-        load(**{query: np.zeros((32, 31), np.float32)})
-    # A tied checkpoint may hold the matrix twice, but not two different matrices.
-    embedding = good["model.embed_tokens.weight"]
-    load(**{"lm_head.weight": embedding})
-    with pytest.raises(ValueError, match=r"lm_head\.weight .* differs"):
-        load(**{"lm_head.weight": embedding + 1})
-    path.unlink()
-    with pytest.raises(ValueError, match=r"neither model\.safetensors nor"):
-        weights.load(tmp_path, config)
-    with pytest.raises(ValueError, match="params have shapes"):
-        weights.save(tmp_path, {"embedding": jnp.zeros((2, 2))}, config)
-
-
-def test_bfloat16_parameters_survive_the_round_trip(tmp_path):
-    mapping = torch_model(**VARIANTS["untied-mha"]).config.to_dict()
-    config = Qwen3Config.from_hf(mapping, param_dtype="bfloat16")
-    params = model.init_params(jax.random.key(0), config)
-    weights.save(tmp_path, params, config)
-    assert json.loads((tmp_path / "config.json").read_text())["torch_dtype"] == "bfloat16"
-    back = weights.load(tmp_path, config)
-    assert {x.dtype for x in jax.tree.leaves(back)} == {jnp.dtype("bfloat16")}
-    jax.tree.map(np.testing.assert_array_equal, back, params)
-    kept = Qwen3ForCausalLM.from_pretrained(tmp_path, dtype="auto")
-    assert kept.dtype == torch.bfloat16
 
 
 # Configuration ---------------------------------------------------------------

@@ -1,0 +1,38 @@
+"""Where a model's files are: a folder on this machine, or a name on the Hugging Face hub."""
+
+import re
+from pathlib import Path
+
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+# Configuration, weights, tokenizer and chat template; not the same weights in other formats.
+_FILES = ("*.json", "*.safetensors", "*.txt", "*.jinja")
+
+
+def model_folder(name: str | Path, revision: str | None = None) -> Path:
+    """The folder of a model; its files are downloaded if it is a hub name not yet in the cache.
+
+    Args:
+        name: a folder, or "owner/model". A folder of that name comes first.
+        revision: a branch, tag or commit on the hub; None is its main branch.
+
+    Raises:
+        ValueError: it is neither, or the hub could not be reached and has not been before.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    if not _HUB_NAME.fullmatch(str(name)):
+        raise ValueError(
+            f"model {str(name)!r} is not a folder; allowed are folders and names on the Hugging "
+            "Face hub, such as 'Qwen/Qwen3-0.6B'"
+        )
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(str(name), revision=revision, allow_patterns=list(_FILES)))
+    except Exception as error:  # Offline, not installed, no such model, no permission.
+        raise ValueError(
+            f"model {str(name)!r} is not a folder, and the Hugging Face hub did not give it "
+            f"({type(error).__name__}: {str(error).strip().splitlines()[0]}); without a "
+            "connection, name a folder that holds its files"
+        ) from error

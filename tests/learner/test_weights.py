@@ -1,0 +1,299 @@
+"""Checkpoints in and out: placement, memory, refusals by name, what transformers makes of them."""
+
+import dataclasses
+import json
+import tracemalloc
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+from transformers import AutoTokenizer, GenerationConfig, Qwen3ForCausalLM
+
+from learner import hub, sharding, tokens
+from learner.qwen3 import model, weights
+from learner.qwen3.config import Qwen3Config
+
+CONFIG = Qwen3Config(
+    vocab_size=264,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    tie_word_embeddings=True,
+    max_position_embeddings=64,
+    eos_token_id=(3, 4),
+    pad_token_id=0,
+)
+QUERY = "model.layers.1.self_attn.q_proj.weight"
+
+
+@pytest.fixture(scope="module")
+def params():
+    return model.init_params(jax.random.key(0), CONFIG)
+
+
+@pytest.fixture
+def folder(params, tmp_path):
+    """A checkpoint of several files."""
+    weights.save(tmp_path, params, CONFIG, max_file_bytes=20_000)
+    assert len(list(tmp_path.glob("*.safetensors"))) > 3
+    return tmp_path
+
+
+def assert_equal(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+# Reading ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("axes", [(8, 1, 1), (1, 8, 1), (2, 2, 2), (1, 4, 2)])
+def test_load_reads_every_slice_once_and_places_it(folder, params, axes, monkeypatch):
+    mesh = sharding.make_mesh(*axes)
+    read: dict[str, int] = {}
+    original = weights._Checkpoint.slices
+
+    class Spy:
+        def __init__(self, name, slices):
+            self.name, self.slices = name, slices
+
+        def __getitem__(self, index):
+            part = self.slices[index]
+            read.setdefault(self.name, []).append(part.size)
+            return part
+
+    spy = lambda self, name: Spy(name, original(self, name))  # noqa: E731
+    monkeypatch.setattr(weights._Checkpoint, "slices", spy)
+    got = weights.load(folder, CONFIG, mesh)
+    assert_equal(got, params)
+    assert jax.tree.map(lambda x: x.sharding, got) == sharding.param_shardings(CONFIG, mesh)
+    # All of every tensor, nothing twice, however many devices hold a copy of it.
+    shapes = weights._file_shapes(CONFIG, model.abstract_params(CONFIG))
+    assert {name: sum(sizes) for name, sizes in read.items()} == {
+        name: np.prod(shape) for name, shape in shapes.items()
+    }
+    assert len(read[QUERY]) == axes[1] * axes[2]
+
+
+def test_values_are_cast_to_the_parameters_dtype(params, tmp_path):
+    """float32 -> bfloat16 on reading, and float16 files."""
+    weights.save(tmp_path, params, CONFIG)
+    half = dataclasses.replace(CONFIG, param_dtype="bfloat16")
+    want = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+    assert_equal(weights.load(tmp_path, half), want)
+    tensors = safetensors.numpy.load_file(tmp_path / weights.SINGLE_FILE)
+    small = {name: value.astype(np.float16) for name, value in tensors.items()}
+    safetensors.numpy.save_file(small, tmp_path / weights.SINGLE_FILE)
+    want = jax.tree.map(lambda x: x.astype(jnp.float16).astype(jnp.float32), params)
+    assert_equal(weights.load(tmp_path, CONFIG), want)
+
+
+def test_host_memory_is_that_of_a_tensor_and_not_of_the_model(tmp_path):
+    """NumPy's and Python's allocations while loading and saving, on one device and on eight."""
+    config = Qwen3Config(
+        vocab_size=2048,
+        hidden_size=512,
+        intermediate_size=2048,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        tie_word_embeddings=True,
+    )
+    params = jax.block_until_ready(model.init_params(jax.random.key(0), config))
+    total = sum(x.nbytes for x in jax.tree.leaves(params))
+    largest = config.vocab_size * config.hidden_size * 4
+    assert total > 24 * largest
+    mesh = sharding.make_mesh(fsdp=4, tensor=2)
+
+    def peak(function, *args):
+        tracemalloc.start()
+        result = function(*args)
+        jax.block_until_ready(result)
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return most, result
+
+    weights.save(tmp_path, params, config)  # Once untraced: compiling allocates too.
+    weights.load(tmp_path, config, mesh)
+    saved, _ = peak(weights.save, tmp_path, params, config)
+    loaded, one = peak(weights.load, tmp_path, config)
+    split, eight = peak(weights.load, tmp_path, config, mesh)
+    assert_equal(one, params)
+    assert_equal(eight, params)
+    # Here a device's memory is the host's, and JAX takes over a host array that is aligned.
+    assert max(saved, loaded, split) < 3 * largest, (saved, loaded, split, largest)
+
+
+def test_bad_checkpoints_are_refused_by_the_tensors_name(params, tmp_path):
+    weights.save(tmp_path, params, CONFIG)
+    path = tmp_path / weights.SINGLE_FILE
+    good = safetensors.numpy.load_file(path)
+
+    def load(**changes):
+        tensors = {k: v for k, v in (good | changes).items() if v is not None}
+        safetensors.numpy.save_file(tensors, path)
+        return weights.load(tmp_path, CONFIG)
+
+    with pytest.raises(ValueError, match=rf"{QUERY} is missing"):
+        load(**{QUERY: None})
+    with pytest.raises(ValueError, match=r"q_proj\.bias is unknown"):
+        load(**{"model.layers.0.self_attn.q_proj.bias": np.zeros(32, np.float32)})
+    with pytest.raises(ValueError, match=rf"{QUERY} has shape \(32, 31\), expected \(32, 32\)"):
+        load(**{QUERY: np.zeros((32, 31), np.float32)})
+    with pytest.raises(ValueError, match=rf"{QUERY} has dtype I8, supported are F32, F16, BF16"):
+        load(**{QUERY: np.zeros((32, 32), np.int8)})
+    # All at once.
+    with pytest.raises(ValueError, match=r"norm\.weight is missing; extra is unknown"):
+        load(**{"model.norm.weight": None, "extra": np.zeros(1, np.float32)})
+    # A tied checkpoint may hold the matrix twice, but not two different matrices.
+    embedding = good["model.embed_tokens.weight"]
+    load(**{"lm_head.weight": embedding})
+    with pytest.raises(ValueError, match=r"lm_head\.weight differs from model\.embed"):
+        load(**{"lm_head.weight": embedding + 1})
+    path.unlink()
+    with pytest.raises(ValueError, match=r"neither model\.safetensors nor"):
+        weights.load(tmp_path, CONFIG)
+
+
+def test_cut_files_are_refused_by_the_tensors_name(folder):
+    index = json.loads((folder / weights.INDEX_FILE).read_text())["weight_map"]
+    path = folder / index[QUERY]
+    whole = path.read_bytes()
+    header = json.loads(whole[8 : 8 + int.from_bytes(whole[:8], "little")])
+    begin, end = header[QUERY]["data_offsets"]
+    start = len(whole) - max(x["data_offsets"][1] for n, x in header.items() if n[0] != "_")
+
+    path.write_bytes(whole[: start + end - 4])
+    with pytest.raises(ValueError, match=rf"{QUERY} is cut off: {path.name} lacks 4 bytes"):
+        weights.load(folder, CONFIG)
+    path.write_bytes(whole[: start + begin])
+    with pytest.raises(ValueError, match=rf"{QUERY} is cut off"):
+        weights.load(folder, CONFIG)
+    path.write_bytes(whole[:40])
+    with pytest.raises(ValueError, match=rf"{path.name} is cut off in its header"):
+        weights.load(folder, CONFIG)
+    path.write_bytes(whole[:8] + b"?" * (len(whole) - 8))
+    with pytest.raises(ValueError, match=rf"{path.name} has no readable header"):
+        weights.load(folder, CONFIG)
+    path.unlink()
+    with pytest.raises(ValueError, match=rf"names {path.name}, which is not in"):
+        weights.load(folder, CONFIG)
+
+
+def test_a_tensor_in_two_files_is_refused(folder):
+    safetensors.numpy.save_file({QUERY: np.zeros((32, 32), np.float32)}, folder / "z.safetensors")
+    path = folder / weights.INDEX_FILE
+    index = json.loads(path.read_text())
+    index["weight_map"][QUERY] = "z.safetensors"
+    path.write_text(json.dumps(index))
+    with pytest.raises(ValueError, match=rf"{QUERY} is in model-.* and in z\.safetensors"):
+        weights.load(folder, CONFIG)
+
+
+# Writing ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_transformers_loads_what_is_written(params, byte_tokenizer, dtype, tmp_path):
+    """From eight devices, over an older checkpoint of more files, with everything beside it."""
+    weights.save(tmp_path, params, CONFIG, max_file_bytes=10_000)
+    placed = jax.device_put(params, sharding.param_shardings(CONFIG, sharding.make_mesh(2, 2, 2)))
+    generation = {"do_sample": True, "temperature": 0.6, "top_k": 20, "eos_token_id": [3, 4]}
+    weights.save(
+        tmp_path, placed, CONFIG, byte_tokenizer, dtype=dtype, generation_config=generation,
+        max_file_bytes=15_000 * jnp.dtype(dtype).itemsize,
+    )  # fmt: skip
+
+    files = {path.name for path in tmp_path.glob("model*")}
+    assert files == {
+        weights.INDEX_FILE,
+        *(f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)),
+    }
+    assert all((tmp_path / f).stat().st_size < 64_000 for f in files)
+    index = json.loads((tmp_path / weights.INDEX_FILE).read_text())
+    assert index["metadata"]["total_size"] == sum(
+        x.size * jnp.dtype(dtype).itemsize for x in jax.tree.leaves(params)
+    )
+    # safetensors' own reader agrees with the writer here.
+    for name, file in index["weight_map"].items():
+        with safetensors.safe_open(tmp_path / file, "numpy") as opened:
+            assert name in opened.keys()  # noqa: SIM118
+            assert opened.metadata() == {"format": "pt"}
+
+    back, info = Qwen3ForCausalLM.from_pretrained(tmp_path, dtype="auto", output_loading_info=True)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert back.dtype == getattr(torch, dtype)
+    query = np.asarray(params["layers"]["attention"]["q_proj"]["kernel"][1].T.astype(dtype))
+    got = back.model.layers[1].self_attn.q_proj.weight.detach().float().numpy()
+    np.testing.assert_array_equal(got, query.astype(np.float32))
+    assert back.generation_config.top_k == 20
+    assert GenerationConfig.from_pretrained(tmp_path).eos_token_id == [3, 4]
+    assert weights.read_generation_config(tmp_path) == generation
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    chat = [{"role": "user", "content": "Hello"}]
+    assert tokens.encode_chat(tokenizer, chat) == tokens.encode_chat(byte_tokenizer, chat)
+
+    again = dataclasses.replace(CONFIG, param_dtype=dtype)
+    assert Qwen3Config.from_folder(tmp_path, param_dtype=dtype) == again
+    assert_equal(weights.load(tmp_path, again), jax.tree.map(lambda x: x.astype(dtype), params))
+
+
+def test_generation_config_states_the_special_ids_and_saves_are_checked(params, tmp_path):
+    assert weights.read_generation_config(tmp_path) is None
+    weights.save(tmp_path, params, CONFIG)
+    assert weights.read_generation_config(tmp_path) == {"eos_token_id": [3, 4], "pad_token_id": 0}
+    with pytest.raises(ValueError, match="params have shapes"):
+        weights.save(tmp_path, {"embedding": jnp.zeros((2, 2))}, CONFIG)
+    with pytest.raises(ValueError, match=r"dtype is 'float16'; allowed are"):
+        weights.save(tmp_path, params, CONFIG, dtype="float16")
+
+
+def test_an_interrupted_save_leaves_the_old_weights(params, folder, monkeypatch):
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    other = jax.tree.map(lambda x: x + 1, params)
+    count = 0
+
+    def fail_at_the_third(*args):
+        nonlocal count
+        count += 1
+        if count == 3:
+            raise OSError("disk full")
+        return original(*args)
+
+    original = weights._write_safetensors
+    monkeypatch.setattr(weights, "_write_safetensors", fail_at_the_third)
+    with pytest.raises(OSError, match="disk full"):
+        weights.save(folder, other, CONFIG, max_file_bytes=20_000)
+    assert {name: (folder / name).read_bytes() for name in before} == before
+    monkeypatch.undo()
+    weights.save(folder, other, CONFIG)
+    assert not list(folder.glob("*.part"))
+    assert_equal(weights.load(folder, CONFIG), other)
+
+
+# Where a model is --------------------------------------------------------------
+
+
+def test_model_folder_is_a_folder_first_and_a_hub_name_then(tmp_path, monkeypatch):
+    assert hub.model_folder(tmp_path) == tmp_path
+    with pytest.raises(ValueError, match=r"'/nowhere/at/all' is not a folder; allowed are"):
+        hub.model_folder("/nowhere/at/all")
+    # The tests are offline (HF_HUB_OFFLINE), and no cache has this name.
+    with pytest.raises(ValueError, match=r"'nobody/nothing' .* without a connection"):
+        hub.model_folder("nobody/nothing")
+
+    asked = {}
+
+    def download(name, revision, allow_patterns):
+        asked.update(name=name, revision=revision, patterns=allow_patterns)
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert hub.model_folder("Qwen/Qwen3-0.6B", "main") == tmp_path
+    assert asked["name"] == "Qwen/Qwen3-0.6B"
+    assert {"*.safetensors", "*.json"} <= set(asked["patterns"])
