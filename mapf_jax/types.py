@@ -185,6 +185,85 @@ class Verdict:
     violation_kind: Array
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class State:
+    """Where an episode of the simulator stands; holds no PRNG key and nothing twice.
+
+    Cells are numbers as in `dynamics` (`positions(state)` of the environment gives rows and
+    columns), in the smallest unsigned type that holds them: uint8 for lakes up to 14 x 14, uint16
+    above; times likewise, uint8 up to 255 steps.
+
+    Attributes:
+      terrain: uint8[..., (S + 2) * (S + 2)], what each cell is; None where it is kept elsewhere.
+      cells: unsigned [..., A], cell of each agent; 0 for an agent that does not exist.
+      goals: unsigned [..., A], its goal cell; likewise.
+      costs: unsigned [..., A], the last step in which it was not resting on its goal, that is its
+        cost if it stays there from now on.
+      time: unsigned [...], steps done.
+    """
+
+    terrain: Array | None
+    cells: Array
+    goals: Array
+    costs: Array
+    time: Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class StepInfo:
+    """What a step did, beside what an agent is told.
+
+    Attributes:
+      violation: uint8[..., A], the `ViolationKind` of each agent's move.
+      moves: int8[..., A], the actions after slipping; those asked for where nothing slips.
+      at_goal: bool[..., A], the agent exists and is on its goal after the step.
+      success: bool[...], all agents are on their goals after the step.
+      costs: int32[..., A], each agent's cost so far, see `State.costs`; their sum is the sum of
+        costs of the plan once `success` holds.
+    """
+
+    violation: Array
+    moves: Array
+    at_goal: Array
+    success: Array
+    costs: Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TimeStep:
+    """What a reset or a step of the simulator hands out.
+
+    Attributes:
+      observation: what the agents see now (see `observations`). Under auto-reset the first one of
+        the next episode where an episode has just ended.
+      reward: float32[..., A], of each agent; 0 for one that does not exist, and after a reset.
+      terminated: bool[...], the episode ended by success or by a violation: nothing comes after.
+      truncated: bool[...], it was cut off after its last step, and only the clock ended it; what
+        would have come after may be estimated. Never together with `terminated`.
+      final_observation: what the agents saw right after the step, before any auto-reset. The same
+        as `observation` where no episode ended; None after a reset.
+      action_mask: bool[..., A, 5], False for moves into a hole or off the lake; it goes with
+        `observation`. None unless the environment was asked for it.
+      info: what the step did, before any auto-reset.
+    """
+
+    observation: Any
+    reward: Array
+    terminated: Array
+    truncated: Array
+    final_observation: Any
+    action_mask: Array | None
+    info: StepInfo
+
+    @property
+    def done(self) -> Array:
+        """bool[...], the episode ended, for whatever reason."""
+        return self.terminated | self.truncated
+
+
 def make_instance(
     rows: list[str], starts: list[tuple[int, int]], goals: list[tuple[int, int]]
 ) -> Instance:

@@ -1,0 +1,106 @@
+"""Sets of actions and observations that can be drawn from and asked what they contain."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Box:
+    """Arrays of integers or truth values between two bounds, both included.
+
+    Attributes:
+      low: smallest value.
+      high: largest value.
+      shape: of the array.
+      dtype: of the array.
+    """
+
+    low: int
+    high: int
+    shape: tuple[int, ...]
+    dtype: Any
+
+    def sample(self, key: jax.Array) -> jax.Array:
+        """A uniform draw."""
+        drawn = jax.random.randint(key, self.shape, self.low, self.high + 1, jnp.int32)
+        return drawn.astype(self.dtype)
+
+    def contains(self, value: Any) -> bool:
+        """Does the concrete array have this shape and dtype and lie within the bounds?"""
+        array = np.asarray(value)
+        if array.shape != self.shape or array.dtype != np.dtype(self.dtype):
+            return False
+        wide = array.astype(np.int64)
+        return bool(np.all((wide >= self.low) & (wide <= self.high)))
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiDiscrete:
+    """Vectors of integers 0 .. n - 1, such as one action for each agent, of any integer type.
+
+    Attributes:
+      n: number of values.
+      length: of the vector.
+    """
+
+    n: int
+    length: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the vectors."""
+        return (self.length,)
+
+    def sample(self, key: jax.Array) -> jax.Array:
+        """A uniform draw, int32[length]."""
+        return jax.random.randint(key, (self.length,), 0, self.n, jnp.int32)
+
+    def contains(self, value: Any) -> bool:
+        """Is the concrete array such a vector?"""
+        array = np.asarray(value)
+        if array.shape != self.shape or not np.issubdtype(array.dtype, np.integer):
+            return False
+        return bool(np.all((array >= 0) & (array < self.n)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Dict:
+    """Mappings with one value of a given space under each name."""
+
+    spaces: Mapping[str, Box]
+
+    def sample(self, key: jax.Array) -> dict[str, jax.Array]:
+        """An independent uniform draw of each value."""
+        keys = jax.random.split(key, len(self.spaces))
+        return {name: space.sample(keys[i]) for i, (name, space) in enumerate(self.spaces.items())}
+
+    def contains(self, value: Any) -> bool:
+        """Does the mapping have these names, and a member of the space under each?"""
+        if not isinstance(value, Mapping) or set(value) != set(self.spaces):
+            return False
+        return all(space.contains(value[name]) for name, space in self.spaces.items())
+
+
+Space = Box | MultiDiscrete | Dict
+
+
+@functools.singledispatch
+def batched(space: Any, batch: int) -> Any:
+    """The space of `batch` members of a space, stacked along a new first axis."""
+    raise TypeError(f"space={space!r} is not one of this module's spaces")
+
+
+@batched.register
+def _(space: Box, batch: int) -> Box:
+    return dataclasses.replace(space, shape=(batch, *space.shape))
+
+
+@batched.register
+def _(space: Dict, batch: int) -> Dict:
+    return Dict({name: batched(part, batch) for name, part in space.spaces.items()})
