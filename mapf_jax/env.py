@@ -197,12 +197,12 @@ class MapfFrozenLake:
         codes = terrain_at(wanted)
         if self.conflict == "fail":
             violations = dynamics.cell_violations(state.cells, wanted, codes)
-            broken = violations.any()
+            broken = jnp.asarray(violations.any())
             failed = jnp.any(broken)
             cells = jnp.where(failed, state.cells, wanted)
         else:
             violations = dynamics.blocked_moves(state.cells, wanted, codes)
-            broken = violations.any()
+            broken = jnp.asarray(violations.any())
             failed = jnp.zeros((), bool)
             cells = jnp.where(broken, state.cells, wanted)
 

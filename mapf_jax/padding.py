@@ -4,26 +4,39 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mapf_jax.types import Instance, Plan, stack
+from mapf_jax.types import Array, Instance, Plan, stack
 
 _STEPS = 16  # Plan lengths are rounded up to a multiple, so that few shapes are compiled.
 _COORDINATE_LIMIT = 9999  # Everything beyond is as far out of bounds.
 
 
 def pad_instance(instance: Instance, width: int, num_agents: int) -> Instance:
-    """A single unsolved instance on a map of `width` with `num_agents` agents.
+    """An unsolved instance, or a batch, on a map of `width` with `num_agents` agents.
 
     The added cells are holes; the added agents are inactive and have (0, 0) as start and goal.
+    What was known of the optimum is dropped.
+
+    Raises:
+      ValueError: the instance is wider or has more agents than that.
     """
     cells = width - instance.blocked.shape[-1]
     agents = num_agents - instance.starts.shape[-2]
-    blocked = np.pad(instance.blocked, ((0, cells), (0, cells)), constant_values=True)
+    if cells < 0 or agents < 0:
+        raise ValueError(
+            f"width={width}, num_agents={num_agents}: at least the instance's own width "
+            f"{width - cells} and {num_agents - agents} agents are needed"
+        )
+
+    def padded(array: Array, *pads: tuple[int, int], value: bool | int = 0) -> np.ndarray:
+        outer = [(0, 0)] * (np.ndim(array) - len(pads))
+        return np.pad(np.asarray(array), [*outer, *pads], constant_values=value)
+
     return Instance(
         size=instance.size,
-        blocked=blocked,
-        starts=np.pad(instance.starts, ((0, agents), (0, 0))),
-        goals=np.pad(instance.goals, ((0, agents), (0, 0))),
-        active=np.pad(instance.active, (0, agents)),
+        blocked=padded(instance.blocked, (0, cells), (0, cells), value=True),
+        starts=padded(instance.starts, (0, agents), (0, 0)),
+        goals=padded(instance.goals, (0, agents), (0, 0)),
+        active=padded(instance.active, (0, agents), value=False),
     )
 
 
