@@ -75,7 +75,7 @@ class Loop:
 
         Raises:
           ValueError: an option does not go with another one or with the model.
-          NonFiniteUpdateError: loss or gradient was NaN or infinite.
+          NonFiniteError: loss or gradient was NaN or infinite.
         """
         settings, directory = self._settings, self._directory
         # Everything that can refuse its settings comes before anything that takes long.

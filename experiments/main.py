@@ -17,7 +17,7 @@ from experiments import settings as settings_lib  # noqa: E402
 from experiments.loop import Loop  # noqa: E402
 from experiments.progress import Reporter  # noqa: E402
 from experiments.run_directory import RunDirectory  # noqa: E402
-from learner.update import NonFiniteUpdateError  # noqa: E402
+from learner.update import NonFiniteError  # noqa: E402
 
 _CONFIG = command_line.define_config()
 _WORKDIR = flags.DEFINE_string(
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> None:
     except ValueError as error:
         logging.debug("where the error was raised", exc_info=True)
         sys.exit(f"error: {error}")
-    except NonFiniteUpdateError as error:
+    except NonFiniteError as error:
         sys.exit(f"error: {error}; the last good checkpoint is in {directory.root}/checkpoints")
     reporter.line(f"done in {time.monotonic() - begin:.0f} s; report: {path}")
 

@@ -86,6 +86,7 @@ def answer_logprobs(
     window: int,
     temperature: float = 1.0,
     vocab_size: int | None = None,
+    entropy_gradient: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
     """Log-probabilities of the answer tokens, and entropies where they were predicted.
 
@@ -96,6 +97,7 @@ def answer_logprobs(
       window: M, at least the longest answer.
       temperature: the logits are divided by it, as in sampling.
       vocab_size: ids from there on, the pad id not among them, are no part of the distribution.
+      entropy_gradient: whether gradients flow through the entropies.
 
     Returns:
       f32[R, A, M] log-probabilities and f32[R, A, M] entropies in nats. Beyond an answer they
@@ -108,11 +110,14 @@ def answer_logprobs(
 
     slots = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), rows.tokens.shape)
     answer = jnp.sum(slots[:, :, None] >= ends[:, None, :], axis=2)  # A behind the last one.
-    segments = jnp.where(slots < prompt, 0, answer + 1)
+    # One answer sees all of its row: causality is mask enough, and a kernel may do it.
+    segments = jnp.where(slots < prompt, 0, answer + 1) if starts.shape[1] > 1 else None
     start = jnp.take_along_axis(starts, jnp.minimum(answer, starts.shape[1] - 1), axis=1)
     positions = jnp.where(slots < prompt, slots, prompt + slots - start)
     valid = slots < ends[:, -1:]
-    hidden = model.hidden_states(params, config, rows.tokens, positions, valid, segments)
+    hidden = model.hidden_states(
+        params, config, rows.tokens, positions, valid, segments, right_padded=True
+    )
 
     # Token t of an answer stands at start + t and is predicted by the token before it, the first
     # one by the last token of the prompt.
@@ -126,6 +131,7 @@ def answer_logprobs(
         jnp.take_along_axis(rows.tokens, target, axis=1),
         temperature=temperature,
         vocab_size=vocab_size,
+        entropy_gradient=entropy_gradient,
     )
     shape = (num_rows, starts.shape[1], window)
     return logprobs.reshape(shape), entropies.reshape(shape)

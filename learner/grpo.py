@@ -7,15 +7,18 @@ can change it.
 """
 
 import dataclasses
-import math
 from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
 
-AdvantageNormalization = Literal["group_std", "none"]
+from learner import checks
+
+AdvantageNormalization = Literal["group_std", "none", "leave_one_out"]
 RatioLevel = Literal["token", "sequence"]
 LossNormalization = Literal["token", "sequence", "constant"]
+KLEstimator = Literal["k1", "k3"]
+SamplerCorrection = Literal["none", "token", "sequence"]
 
 # Keeps the division finite; a group without any spread has advantage 0 anyway.
 _STD_EPSILON = 1e-6
@@ -28,18 +31,34 @@ class ObjectiveConfig:
     Attributes:
       advantage_normalization: "group_std" divides by the group's standard deviation
         (DeepSeekMath, arXiv 2402.03300); "none" only subtracts the group's mean (Dr. GRPO,
-        arXiv 2503.20783).
+        arXiv 2503.20783); "leave_one_out" subtracts the mean of the other answers (RLOO,
+        arXiv 2402.14740).
       ratio_level: importance ratios for each "token" (GRPO) or for the whole "sequence" (GSPO,
         arXiv 2507.18071, equations 5 and 7; its clip range is far smaller, about 3e-4).
       clip_low: a ratio below 1 - clip_low gains nothing more; in [0, 1].
-      clip_high: a ratio above 1 + clip_high gains nothing more; larger than `clip_low` is
-        "clip-higher" (DAPO, arXiv 2503.14476).
+      clip_high: a ratio above 1 + clip_high gains nothing more; equal to `clip_low` is PPO's clip
+        (arXiv 1707.06347), larger is "clip-higher" (DAPO, arXiv 2503.14476).
+      dual_clip: with a negative advantage, a ratio above this bound counts no more than the bound
+        (dual-clip PPO, arXiv 1912.09729, where it is c, about 3); above 1, or 0 for off.
       loss_normalization: "token" is the mean over all answer tokens of the global batch (DAPO),
         "sequence" the mean over answers of each answer's token mean (DeepSeekMath), "constant"
         the sum over tokens divided by answers * `constant_length` (Dr. GRPO).
       constant_length: the fixed length of "constant", in tokens; not used otherwise.
-      kl_coef: weight of the KL divergence to a reference model (k3 estimator). At 0 no reference
-        model is needed, nor held.
+      kl_coef: weight of the KL divergence to a reference model. At 0 no reference model is
+        needed, nor held.
+      kl_estimator: "k3" adds the estimate to the loss (DeepSeekMath, equation 4). "k1" takes
+        log policy - log reference of each token off that token's advantage, as a cost: in the
+        loss its gradient would be zero on average (arXiv 2506.09477).
+      entropy_coef: weight of the policy's entropy, which is added to what is maximised (A3C,
+        arXiv 1602.01783).
+      sampler_correction: weighs the policy term by the truncated importance ratio between the
+        trainer's log-probabilities before the first update and the sampler's own, where rounding
+        or another program makes them differ: for each "token" or for the whole "sequence" (the
+        product over its tokens), cut off at `sampler_ratio_cap`, without gradient (truncated
+        importance sampling: Ionides 2008; for sampler mismatch Yao et al. 2025, "Your efficient
+        RL framework secretly brings you off-policy RL training"). With "none" the sampler's
+        log-probabilities are taken for those of the old policy.
+      sampler_ratio_cap: largest weight of the correction, > 0.
 
     Raises:
       ValueError: a field is out of its range.
@@ -49,28 +68,30 @@ class ObjectiveConfig:
     ratio_level: RatioLevel = "token"
     clip_low: float = 0.2
     clip_high: float = 0.28
+    dual_clip: float = 0.0
     loss_normalization: LossNormalization = "token"
     constant_length: int = 1024
     kl_coef: float = 0.0
+    kl_estimator: KLEstimator = "k3"
+    entropy_coef: float = 0.0
+    sampler_correction: SamplerCorrection = "none"
+    sampler_ratio_cap: float = 2.0
 
     def __post_init__(self) -> None:
-        for name, allowed in (
-            ("advantage_normalization", get_args(AdvantageNormalization)),
-            ("ratio_level", get_args(RatioLevel)),
-            ("loss_normalization", get_args(LossNormalization)),
-        ):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name}={getattr(self, name)!r}: allowed are {allowed}")
-        if not 0.0 <= self.clip_low <= 1.0:
-            raise ValueError(f"clip_low={self.clip_low!r}: allowed are numbers in [0, 1]")
-        for name in ("clip_high", "kl_coef"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0.0):
-                raise ValueError(f"{name}={value!r}: allowed are finite numbers from 0 up")
-        if not (isinstance(self.constant_length, int) and self.constant_length >= 1):
-            raise ValueError(
-                f"constant_length={self.constant_length!r}: allowed are integers from 1 up"
-            )
+        checks.choices(
+            self,
+            advantage_normalization=get_args(AdvantageNormalization),
+            ratio_level=get_args(RatioLevel),
+            loss_normalization=get_args(LossNormalization),
+            kl_estimator=get_args(KLEstimator),
+            sampler_correction=get_args(SamplerCorrection),
+        )
+        checks.shares(self, "clip_low")
+        checks.not_negative(self, "clip_high", "kl_coef", "entropy_coef", "dual_clip")
+        if 0 < self.dual_clip <= 1:
+            raise ValueError(f"dual_clip={self.dual_clip!r}: allowed are 0 and numbers above 1")
+        checks.positive(self, "sampler_ratio_cap")
+        checks.integers(self, constant_length=1)
 
 
 @jax.tree_util.register_dataclass
@@ -83,12 +104,17 @@ class ObjectiveSums:
     Attributes:
       tokens: number of tokens.
       entropy: sum of the policy's entropies, in nats.
-      kl_old: sum of k3 estimates of KL(sampling policy || current policy), in nats.
-      kl_reference: sum of k3 estimates of KL(current policy || reference), in nats.
+      kl_old: sum of k3 estimates of KL(old policy || current policy), in nats.
+      kl_reference: sum of estimates of KL(current policy || reference), in nats.
       clip_low: tokens whose gradient the lower clip bound stopped.
       clip_high: tokens whose gradient the upper clip bound stopped.
+      clip_dual: tokens whose gradient the dual clip stopped.
+      sampler_gap: sum of |current - sampler's log-probability|, in nats. In the first update on
+        some answers the weights are those that sampled, and this is the sampler's error.
+      sampler_weight: sum of the weights of the sampler correction.
       ratio_min: smallest importance ratio, +inf without tokens.
       ratio_max: largest importance ratio, -inf without tokens.
+      sampler_gap_max: largest term of `sampler_gap`, -inf without tokens.
     """
 
     tokens: jax.Array
@@ -97,27 +123,35 @@ class ObjectiveSums:
     kl_reference: jax.Array
     clip_low: jax.Array
     clip_high: jax.Array
+    clip_dual: jax.Array
+    sampler_gap: jax.Array
+    sampler_weight: jax.Array
     ratio_min: jax.Array
     ratio_max: jax.Array
+    sampler_gap_max: jax.Array
 
     @classmethod
     def zero(cls) -> "ObjectiveSums":
         """The neutral element of `merge`."""
         zero = jnp.zeros((), jnp.float32)
-        return cls(zero, zero, zero, zero, zero, zero, zero + jnp.inf, zero - jnp.inf)
+        extremes = {"ratio_min": zero + jnp.inf} | dict.fromkeys(_MAXIMA, zero - jnp.inf)
+        names = [field.name for field in dataclasses.fields(cls)]
+        return cls(**{name: extremes.get(name, zero) for name in names})
 
     def merge(self, other: "ObjectiveSums") -> "ObjectiveSums":
         """The sums of two disjoint sets of rows together."""
-        return ObjectiveSums(
-            tokens=self.tokens + other.tokens,
-            entropy=self.entropy + other.entropy,
-            kl_old=self.kl_old + other.kl_old,
-            kl_reference=self.kl_reference + other.kl_reference,
-            clip_low=self.clip_low + other.clip_low,
-            clip_high=self.clip_high + other.clip_high,
-            ratio_min=jnp.minimum(self.ratio_min, other.ratio_min),
-            ratio_max=jnp.maximum(self.ratio_max, other.ratio_max),
-        )
+
+        def both(name: str) -> jax.Array:
+            a, b = getattr(self, name), getattr(other, name)
+            if name == "ratio_min":
+                return jnp.minimum(a, b)
+            return jnp.maximum(a, b) if name in _MAXIMA else a + b
+
+        names = [field.name for field in dataclasses.fields(self)]
+        return ObjectiveSums(**{name: both(name) for name in names})
+
+
+_MAXIMA = ("ratio_max", "sampler_gap_max")
 
 
 def group_advantages(
@@ -128,11 +162,13 @@ def group_advantages(
     A_i = r_i - mean(r), and with "group_std" that divided by (std(r) + 1e-6), where mean and
     (population) standard deviation run over the group (DeepSeekMath, arXiv 2402.03300, section
     4.1.2). Without division: Dr. GRPO, arXiv 2503.20783, which shows that the division favours
-    groups that are nearly all right or nearly all wrong.
+    groups that are nearly all right or nearly all wrong. "leave_one_out": r_i minus the mean over
+    the G - 1 others, which is G / (G - 1) * (r_i - mean(r)) (RLOO, arXiv 2402.14740): an unbiased
+    baseline, for it does not depend on answer i.
 
     Args:
-      rewards: f32[P, G].
-      normalization: "group_std" or "none".
+      rewards: f32[P, G], G at least 2.
+      normalization: one of the three.
 
     Returns:
       f32[P, G]; exactly 0 in groups whose rewards are all equal.
@@ -142,6 +178,9 @@ def group_advantages(
     centered = jnp.where(has_signal(rewards)[:, None], centered, 0.0)
     if normalization == "none":
         return centered
+    if normalization == "leave_one_out":
+        group = rewards.shape[1]
+        return centered * (group / (group - 1))
     return centered / (jnp.std(rewards, axis=1, keepdims=True) + _STD_EPSILON)
 
 
@@ -207,46 +246,81 @@ def k3(log_ratio: jax.Array) -> jax.Array:
     """The estimator exp(x) - x - 1 of KL(p || q) with x = log q - log p at a sample of p.
 
     Unbiased, never negative, of low variance (Schulman, "Approximating KL divergence", 2020,
-    where it is k3; DeepSeekMath, arXiv 2402.03300, equation 4).
+    where it is k3 and -x is k1; DeepSeekMath, arXiv 2402.03300, equation 4).
     """
     return jnp.expm1(log_ratio) - log_ratio
+
+
+def sampler_weights(
+    config: ObjectiveConfig, old_logprobs: jax.Array, sampled_logprobs: jax.Array, mask: jax.Array
+) -> jax.Array:
+    """Truncated importance weights of the tokens, f32[..., M]; see `sampler_correction`.
+
+    With x = old_logprobs - sampled_logprobs: min(exp(x), cap) for each "token",
+    min(exp(sum of x over the answer), cap) for a "sequence", 1 for "none".
+
+    Args:
+      config: the options.
+      old_logprobs: f32[..., M], by the trainer, of the policy that sampled.
+      sampled_logprobs: f32[..., M], as the sampler reported them.
+      mask: bool[..., M].
+    """
+    if config.sampler_correction == "none":
+        return jnp.ones_like(sampled_logprobs)
+    log_ratio = jnp.where(mask, old_logprobs - sampled_logprobs, 0.0)
+    if config.sampler_correction == "sequence":
+        total = jnp.sum(log_ratio, axis=-1, keepdims=True)
+        log_ratio = jnp.broadcast_to(total, log_ratio.shape)
+    # The logarithm is cut, not the ratio: the exponential of a long answer's sum may overflow.
+    return jnp.exp(jnp.minimum(log_ratio, jnp.log(config.sampler_ratio_cap)))
 
 
 def objective(
     config: ObjectiveConfig,
     logprobs: jax.Array,
     entropies: jax.Array,
-    old_logprobs: jax.Array,
+    sampled_logprobs: jax.Array,
     advantages: jax.Array,
     mask: jax.Array,
     weights: jax.Array,
     reference_logprobs: jax.Array | None = None,
+    old_logprobs: jax.Array | None = None,
 ) -> tuple[jax.Array, ObjectiveSums]:
     """The clipped surrogate loss of some answers, and what to report of it.
 
-    With x = logprobs - old_logprobs, the ratio is exp(x) for each token, or exp(mean of x over
-    the answer) for all tokens of it (GSPO). A token's loss is
-    -min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A) + kl_coef * k3(reference - now),
-    and the loss is the sum of weight times token loss.
+    With x = logprobs - old_logprobs, the ratio r is exp(x) for each token, or exp(mean of x over
+    the answer) for all tokens of it (GSPO). With A the advantage (less the k1 cost, if that is
+    chosen) a token gains S = min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), and with dual clip
+    and A < 0 max(S, dual_clip * A). Its loss is
+    -w S + kl_coef * k3(reference - now) - entropy_coef * entropy, where w is 1 or the weight of
+    the sampler correction, and the loss is the sum of weight times token loss.
 
     Args:
       config: the options.
       logprobs: f32[..., M] of the answer tokens under the current policy; differentiated.
-      entropies: f32[..., M] of the current policy in nats; only reported.
-      old_logprobs: f32[..., M] under the policy that sampled.
+      entropies: f32[..., M] of the current policy in nats; differentiated if they count.
+      sampled_logprobs: f32[..., M], as the sampler reported them.
       advantages: f32[...], one an answer.
       mask: bool[..., M], tokens that take part; the other entries may hold anything finite.
       weights: f32[..., M] from `token_weights` over the whole global batch.
       reference_logprobs: f32[..., M] under the reference model; needed if `config.kl_coef` > 0.
+      old_logprobs: f32[..., M] by the trainer under the policy that sampled; needed for a
+        `sampler_correction`, and not used without, where the sampler's stand for them.
 
     Returns:
       The loss f32[] and the sums.
 
     Raises:
-      ValueError: `config.kl_coef` > 0 without `reference_logprobs`.
+      ValueError: `reference_logprobs` or `old_logprobs` is needed and missing.
     """
     if config.kl_coef > 0 and reference_logprobs is None:
         raise ValueError(f"kl_coef={config.kl_coef}: needs reference_logprobs, got None")
+    if config.sampler_correction == "none":
+        old_logprobs = sampled_logprobs
+    elif old_logprobs is None:
+        raise ValueError(
+            f"sampler_correction={config.sampler_correction!r}: needs old_logprobs, got None"
+        )
     # Before any exp: what stands in padding must neither overflow nor reach the gradient.
     log_ratio = jnp.where(mask, logprobs - old_logprobs, 0.0)
     token_log_ratio = log_ratio
@@ -255,13 +329,29 @@ def objective(
         mean = jnp.sum(log_ratio, axis=-1, keepdims=True) / lengths
         log_ratio = jnp.broadcast_to(mean, log_ratio.shape)
     ratio = jnp.exp(log_ratio)
-    advantage = advantages[..., None]
-    low, high = 1.0 - config.clip_low, 1.0 + config.clip_high
-    loss = -jnp.minimum(ratio * advantage, jnp.clip(ratio, low, high) * advantage)
-    kl_reference = jnp.zeros_like(loss)
+    advantage = jnp.broadcast_to(advantages[..., None], ratio.shape)
+    kl_reference = jnp.zeros_like(ratio)
     if reference_logprobs is not None:
-        kl_reference = k3(jnp.where(mask, reference_logprobs - logprobs, 0.0))
+        over_reference = jnp.where(mask, logprobs - reference_logprobs, 0.0)
+        if config.kl_estimator == "k1":
+            kl_reference = jax.lax.stop_gradient(over_reference)
+            advantage = advantage - config.kl_coef * kl_reference
+        else:
+            kl_reference = k3(-over_reference)
+
+    low, high = 1.0 - config.clip_low, 1.0 + config.clip_high
+    gain = jnp.minimum(ratio * advantage, jnp.clip(ratio, low, high) * advantage)
+    beyond = jnp.zeros_like(mask)
+    if config.dual_clip:
+        beyond = (ratio > config.dual_clip) & (advantage < 0)
+        gain = jnp.where(advantage < 0, jnp.maximum(gain, config.dual_clip * advantage), gain)
+    trust = jax.lax.stop_gradient(sampler_weights(config, old_logprobs, sampled_logprobs, mask))
+    loss = -trust * gain
+    if config.kl_estimator == "k3":
         loss = loss + config.kl_coef * kl_reference
+    if config.entropy_coef:
+        loss = loss - config.entropy_coef * jnp.where(mask, entropies, 0.0)
+    gap = jnp.abs(jnp.where(mask, logprobs - sampled_logprobs, 0.0))
 
     def total(values: jax.Array) -> jax.Array:
         return jnp.sum(jnp.where(mask, values, 0.0), dtype=jnp.float32)
@@ -273,7 +363,11 @@ def objective(
         kl_reference=total(kl_reference),
         clip_low=total((ratio < low) & (advantage < 0)),
         clip_high=total((ratio > high) & (advantage > 0)),
+        clip_dual=total(beyond),
+        sampler_gap=total(gap),
+        sampler_weight=total(trust),
         ratio_min=jnp.min(jnp.where(mask, ratio, jnp.inf)),
         ratio_max=jnp.max(jnp.where(mask, ratio, -jnp.inf)),
+        sampler_gap_max=jnp.max(jnp.where(mask, gap, -jnp.inf)),
     )
     return jnp.sum(weights * loss), jax.lax.stop_gradient(sums)

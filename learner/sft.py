@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from learner import grpo, sharding, tokens
+from learner import checks, grpo, sharding, tokens
 from learner.answers import AnswerRows, answer_logprobs, pack_rows
 from learner.qwen3.config import Qwen3Config
 from learner.task import Message, problem_indices
 from learner.train_state import OptimizerConfig, TrainState
-from learner.update import NonFiniteUpdateError, Updater
+from learner.update import NonFiniteError, Updater, not_finite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,12 +47,10 @@ class SFTConfig:
     )
 
     def __post_init__(self) -> None:
-        for name in ("batch_rows", "micro_batch_rows", "length_multiple", "max_answer_tokens"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}={value!r}: allowed are integers from 1 up")
-        if not (math.isfinite(self.epochs) and self.epochs > 0):
-            raise ValueError(f"epochs={self.epochs!r}: allowed are finite numbers above 0")
+        checks.integers(
+            self, batch_rows=1, micro_batch_rows=1, length_multiple=1, max_answer_tokens=1
+        )
+        checks.positive(self, "epochs")
 
     def num_steps(self, num_examples: int) -> int:
         """Steps of `epochs` passes; a last step that is not full begins one more pass."""
@@ -208,7 +206,7 @@ class SFTTrainer:
           step: only named in an error.
 
         Raises:
-          NonFiniteUpdateError: loss or gradient was NaN or infinite.
+          NonFiniteError: loss or gradient was NaN or infinite.
         """
         begin = time.perf_counter()
         batches = make_batch(examples, self.config, self._pad_id)
@@ -221,8 +219,8 @@ class SFTTrainer:
             "learning_rate": float(result.learning_rate),
             "entropy": entropy / answer_tokens,
             "answer_tokens": answer_tokens,
-            "update_seconds": time.perf_counter() - begin,
+            "machine/update_seconds": time.perf_counter() - begin,
         }
         if not result.finite:
-            raise NonFiniteUpdateError(step, metrics, state)
+            raise NonFiniteError(step, not_finite(metrics), metrics, state)
         return state, metrics

@@ -1,7 +1,6 @@
 """Weights and optimizer as one explicit value, every leaf of it placed on the mesh."""
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
@@ -11,9 +10,10 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from learner import sharding
+from learner import checks, lora, sharding
+from learner.lora import LoraConfig
 from learner.qwen3 import model
-from learner.qwen3.config import Qwen3Config
+from learner.qwen3.config import DTYPES, Qwen3Config
 
 Decay = Literal["constant", "linear", "cosine"]
 
@@ -34,6 +34,8 @@ class OptimizerConfig:
       b1, b2: decay rates of the two moments, in [0, 1).
       eps: added to the denominator, > 0.
       max_grad_norm: larger gradients are scaled down to this global norm; 0 turns that off.
+      moment_dtype: "float32" or "bfloat16", of the first moment. The second is always float32:
+        with b2 near 1 it changes by less than bfloat16 can hold.
 
     Raises:
       ValueError: a field is out of its range.
@@ -48,23 +50,16 @@ class OptimizerConfig:
     b2: float = 0.95
     eps: float = 1e-8
     max_grad_norm: float = 1.0
+    moment_dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        for name in ("learning_rate", "eps"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{name}={value!r}: allowed are finite numbers above 0")
-        for name in ("weight_decay", "max_grad_norm"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name}={value!r}: allowed are finite numbers from 0 up")
+        checks.positive(self, "learning_rate", "eps")
+        checks.not_negative(self, "weight_decay", "max_grad_norm")
         for name in ("b1", "b2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)!r}: allowed are numbers in [0, 1)")
-        if not (isinstance(self.warmup_steps, int) and self.warmup_steps >= 0):
-            raise ValueError(f"warmup_steps={self.warmup_steps!r}: allowed are integers from 0 up")
-        if self.decay not in get_args(Decay):
-            raise ValueError(f"decay={self.decay!r}: allowed are {get_args(Decay)}")
+        checks.integers(self, warmup_steps=0)
+        checks.choices(self, decay=get_args(Decay), moment_dtype=DTYPES)
         if self.decay != "constant" and (
             self.total_steps is None or self.total_steps <= self.warmup_steps
         ):
@@ -82,7 +77,7 @@ class TrainState:
     Attributes:
       step: i32[], training steps taken, with or without an update of the weights.
       updates: i32[], optimizer updates applied; what the learning-rate schedule counts.
-      params: the model's parameters.
+      params: what is trained: the model's parameters, or adapters to them (`learner.lora`).
       opt_state: the optimizer's state.
     """
 
@@ -121,6 +116,7 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
         b2=config.b2,
         eps=config.eps,
         weight_decay=config.weight_decay,
+        mu_dtype=jnp.dtype(config.moment_dtype),
         mask=_decays,
     )
     if config.max_grad_norm == 0:
@@ -129,23 +125,28 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
 
 
 def create_train_state(
-    params: Any, config: Qwen3Config, optimizer: OptimizerConfig, mesh: Mesh
+    params: Any,
+    config: Qwen3Config,
+    optimizer: OptimizerConfig,
+    mesh: Mesh,
+    adapters: LoraConfig | None = None,
 ) -> TrainState:
     """A fresh state around existing parameters.
 
     Args:
-      params: the model's parameters; moved to their shardings on `mesh` where they are not yet.
-        The state takes the arrays over: training steps donate them, so a caller that needs the
-        parameters afterwards passes a copy.
+      params: what is trained; moved to its shardings on `mesh` where it is not yet. The state
+        takes the arrays over: training steps donate them, so a caller that needs the parameters
+        afterwards passes a copy.
       config: the model.
       optimizer: the optimizer.
       mesh: of `sharding.make_mesh`.
+      adapters: if their rank is not 0, `params` are adapters of `lora.init`.
 
     Returns:
       A state whose every leaf carries a NamedSharding of `mesh`; moments are sharded like the
-      parameters they belong to.
+      parameters they belong to. Adapters, which are small, are whole on every device.
     """
-    shardings = train_state_shardings(config, optimizer, mesh)
+    shardings = train_state_shardings(config, optimizer, mesh, adapters)
     params = jax.device_put(params, shardings.params)
     init = jax.jit(make_optimizer(optimizer).init, out_shardings=shardings.opt_state)
     return TrainState(
@@ -157,25 +158,38 @@ def create_train_state(
     )
 
 
-def abstract_train_state(config: Qwen3Config, optimizer: OptimizerConfig, mesh: Mesh) -> TrainState:
+def abstract_train_state(
+    config: Qwen3Config,
+    optimizer: OptimizerConfig,
+    mesh: Mesh,
+    adapters: LoraConfig | None = None,
+) -> TrainState:
     """Shapes, dtypes and shardings of a state, without any memory: what a restore needs."""
-    shapes = _state_shapes(config, optimizer)
+    shapes = _state_shapes(config, optimizer, adapters)
     return jax.tree.map(
         lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
         shapes,
-        train_state_shardings(config, optimizer, mesh),
+        train_state_shardings(config, optimizer, mesh, adapters),
     )
 
 
 def train_state_shardings(
-    config: Qwen3Config, optimizer: OptimizerConfig, mesh: Mesh
+    config: Qwen3Config,
+    optimizer: OptimizerConfig,
+    mesh: Mesh,
+    adapters: LoraConfig | None = None,
 ) -> TrainState:
     """A NamedSharding for every leaf of the state, in the shape of the state."""
-    return sharding.tree_shardings(_state_shapes(config, optimizer), config, mesh)
+    return sharding.tree_shardings(_state_shapes(config, optimizer, adapters), config, mesh)
 
 
-def _state_shapes(config: Qwen3Config, optimizer: OptimizerConfig) -> TrainState:
-    params = model.abstract_params(config)
+def _state_shapes(
+    config: Qwen3Config, optimizer: OptimizerConfig, adapters: LoraConfig | None
+) -> TrainState:
+    if adapters is not None and adapters.rank:
+        params = lora.abstract(adapters, config)
+    else:
+        params = model.abstract_params(config)
     count = jax.ShapeDtypeStruct((), jnp.int32)
     return TrainState(
         step=count,  # type: ignore[arg-type]

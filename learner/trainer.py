@@ -8,25 +8,27 @@ resumed from a checkpoint goes on with bitwise the same weights on the same mach
 import dataclasses
 import functools
 import math
-import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from learner import grpo, sharding, tokens
+from learner import checks, grpo, lora, metrics, sharding, tokens
 from learner.answers import AnswerRows, answer_logprobs, pack_rows
+from learner.lora import LoraConfig
 from learner.qwen3.config import Qwen3Config
+from learner.rollout import Rollout
 from learner.sampler import Sampler, SamplingParams
 from learner.task import Answer, Scores, Task, problem_indices
-from learner.train_state import OptimizerConfig, TrainState
-from learner.update import NonFiniteUpdateError, Updater, UpdateResult
+from learner.train_state import OptimizerConfig, TrainState, create_train_state
+from learner.update import NonFiniteError, Updater, UpdateResult, not_finite
+
+NoSignal = Literal["drop", "redraw", "keep"]
 
 # What the key is folded with; `problem_indices` folds it with 0.
-_SAMPLING = 1
+_SAMPLING, _REDRAWING, _ADAPTERS = 1, 2, 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,10 +56,14 @@ class GRPOConfig:
       optimizer: the optimizer.
       mask_truncated: leave answers that ran out of budget out of the loss. Their rewards still
         count in their group's mean.
-      drop_no_signal: leave groups whose rewards are all equal out of the batch, and so out of
-        every normaliser (dynamic sampling, DAPO, arXiv 2503.14476). They are dropped and not
-        drawn anew: the batch gets smaller. With a KL term they lose that term too. If False,
-        they take part with advantage 0.
+      no_signal: what becomes of groups whose rewards are all equal (dynamic sampling, DAPO,
+        arXiv 2503.14476). "drop" leaves them out of the batch, and so out of every normaliser:
+        the batch gets smaller. "redraw" samples from `prompts_per_step` further problems, up to
+        `max_redraws` times, until so many groups have a signal; those of the last draw that are
+        too many are not used. "keep" lets them take part with advantage 0. Where they are left
+        out they lose the KL and entropy terms too.
+      max_redraws: see `no_signal`.
+      lora: adapters to train in place of all parameters; off by default.
 
     Raises:
       ValueError: a field is out of its range.
@@ -76,31 +82,30 @@ class GRPOConfig:
     objective: grpo.ObjectiveConfig = dataclasses.field(default_factory=grpo.ObjectiveConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     mask_truncated: bool = False
-    drop_no_signal: bool = True
+    no_signal: NoSignal = "drop"
+    max_redraws: int = 2
+    lora: LoraConfig = dataclasses.field(default_factory=LoraConfig)
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("prompts_per_step", 1),
-            ("group_size", 2),
-            ("updates_per_step", 1),
-            ("micro_batch_rows", 1),
-            ("answers_per_row", 1),
-            ("length_multiple", 1),
-            ("max_new_tokens", 1),
-            ("sampling_rows", 1),
-        ):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{name}={value!r}: allowed are integers from {least} up")
+        checks.integers(
+            self,
+            prompts_per_step=1,
+            group_size=2,
+            updates_per_step=1,
+            micro_batch_rows=1,
+            answers_per_row=1,
+            length_multiple=1,
+            max_new_tokens=1,
+            sampling_rows=1,
+            max_redraws=1,
+        )
+        checks.positive(self, "epochs", "temperature")
+        checks.choices(self, no_signal=get_args(NoSignal))
         if self.sampling_rows < self.group_size:
             raise ValueError(
                 f"sampling_rows={self.sampling_rows}: allowed are integers from "
                 f"group_size={self.group_size} up"
             )
-        for name in ("epochs", "temperature"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{name}={value!r}: allowed are finite numbers above 0")
         if self.updates_per_step > self.prompts_per_step:
             raise ValueError(
                 f"updates_per_step={self.updates_per_step}: allowed are 1 to "
@@ -126,28 +131,36 @@ class StepResult:
       step: its number.
       state: the state after it; the next step donates it, so copy what has to outlive that.
       metrics: figures for the log; those of the update are absent if no answer had a signal.
-      indices: i64[N], the problem of every answer, prompt-major (N = P * G).
+        Those that begin with `metrics.MACHINE` depend on the machine and its load.
+      indices: i64[N], the problem of every answer, prompt-major (N = P * G, or a multiple of that
+        after redrawing).
       answers: N answers.
-      scores: what the task said.
+      scores: what the task said; of several draws the rewards and records follow each other, and
+        each metric is the mean of its values.
     """
 
     step: int
     state: TrainState
     metrics: dict[str, float]
     indices: np.ndarray
-    answers: list[Answer]
+    answers: Sequence[Answer]
     scores: Scores
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _MicroBatch:
-    """R rows of A answers; `old_logprobs` and `weights` f32[R, A, M], `advantages` f32[R, A]."""
+    """R rows of A answers.
+
+    `sampled_logprobs` and `weights` are f32[R, A, M], `advantages` f32[R, A]. `old_logprobs` are
+    f32[R, A, M] by the trainer, or None where the sampler's or the current ones stand for them.
+    """
 
     rows: AnswerRows
-    old_logprobs: jax.Array
+    sampled_logprobs: jax.Array
     advantages: jax.Array
     weights: jax.Array
+    old_logprobs: jax.Array | None = None
 
 
 class GRPOTrainer:
@@ -161,10 +174,12 @@ class GRPOTrainer:
       reference_params: parameters of the reference model, with the shardings of the policy's;
         needed if `config.objective.kl_coef` > 0 and refused otherwise. They must not be the
         arrays of the state, which are donated.
+      base_params: the frozen parameters that `config.lora` adapts; needed if its rank is not 0
+        and refused otherwise. They may be the reference as well: the same arrays.
 
     Raises:
       ValueError: `micro_batch_rows` does not divide over the mesh, or `reference_params` and
-        `kl_coef` do not go together.
+        `kl_coef`, or `base_params` and `lora.rank`, do not go together.
     """
 
     def __init__(
@@ -174,6 +189,7 @@ class GRPOTrainer:
         mesh: Mesh,
         tokenizer: Any,
         reference_params: Any = None,
+        base_params: Any = None,
     ) -> None:
         shards = sharding.num_row_shards(mesh)
         if config.micro_batch_rows % shards:
@@ -181,14 +197,20 @@ class GRPOTrainer:
                 f"micro_batch_rows={config.micro_batch_rows}: allowed are multiples of {shards} "
                 "(data * fsdp of the mesh)"
             )
-        if (config.objective.kl_coef > 0) != (reference_params is not None):
-            raise ValueError(
-                f"reference_params {'missing' if reference_params is None else 'given'}: they "
-                f"are for kl_coef > 0 only, and kl_coef={config.objective.kl_coef}"
-            )
+        for name, given, field, value in (
+            ("reference_params", reference_params, "kl_coef", config.objective.kl_coef),
+            ("base_params", base_params, "lora.rank", config.lora.rank),
+        ):
+            if (value > 0) != (given is not None):
+                raise ValueError(
+                    f"{name} {'missing' if given is None else 'given'}: they "
+                    f"are for {field} > 0 only, and {field}={value}"
+                )
         self.config = config
+        self._model_config = model_config
+        self._mesh = mesh
         self._tokenizer = tokenizer
-        self._reference = reference_params
+        self._extra = {"reference": reference_params, "base": base_params}
         self._pad_id = tokens.pad_id(tokenizer)
         vocab_size = min(tokens.vocab_size(tokenizer), model_config.vocab_size)
         self._sampler = Sampler(
@@ -203,40 +225,61 @@ class GRPOTrainer:
             max_rows=config.sampling_rows,
             vocab_size=vocab_size,
         )
-        forward = functools.partial(
-            answer_logprobs, temperature=config.temperature, vocab_size=vocab_size
-        )
+        objective = config.objective
+        corrected = objective.sampler_correction != "none"
+        # With one update the old policy is the current one; no pass of its own is needed.
+        self._needs_old = corrected and config.updates_per_step > 1
 
-        def loss(params: Any, batch: _MicroBatch, reference: Any) -> Any:
-            window = batch.weights.shape[-1]
-            logprobs, entropies = forward(params, model_config, batch.rows, window)
+        def forward(params: Any, batch: _MicroBatch) -> tuple[jax.Array, jax.Array]:
+            return answer_logprobs(
+                params,
+                model_config,
+                batch.rows,
+                batch.weights.shape[-1],
+                temperature=config.temperature,
+                vocab_size=vocab_size,
+                entropy_gradient=objective.entropy_coef > 0,
+            )
+
+        def full(params: Any, base: Any) -> Any:
+            return params if base is None else lora.merge(base, params, config.lora)
+
+        def loss(params: Any, batch: _MicroBatch, extra: Any) -> Any:
+            logprobs, entropies = forward(full(params, extra["base"]), batch)
+            old_logprobs = batch.old_logprobs
+            if corrected and old_logprobs is None:
+                old_logprobs = jax.lax.stop_gradient(logprobs)
             reference_logprobs = None
-            if reference is not None:
-                reference_logprobs, _ = forward(reference, model_config, batch.rows, window)
+            if extra["reference"] is not None:
+                reference_logprobs, _ = forward(extra["reference"], batch)
             return grpo.objective(
-                config.objective,
+                objective,
                 logprobs,
                 entropies,
-                batch.old_logprobs,
+                batch.sampled_logprobs,
                 batch.advantages,
-                grpo.answer_mask(batch.rows.answer_lengths, window),
+                grpo.answer_mask(batch.rows.answer_lengths, logprobs.shape[-1]),
                 batch.weights,
                 reference_logprobs,
+                old_logprobs,
             )
 
         def weights(lengths: jax.Array) -> jax.Array:
             return grpo.token_weights(
                 grpo.answer_mask(lengths, config.max_new_tokens),
-                config.objective.loss_normalization,
-                config.objective.constant_length,
+                objective.loss_normalization,
+                objective.constant_length,
             )
 
         self._weights = jax.jit(weights)
         self._advantages = jax.jit(
             functools.partial(
-                grpo.group_advantages, normalization=config.objective.advantage_normalization
+                grpo.group_advantages, normalization=objective.advantage_normalization
             )
         )
+        self._merge = jax.jit(full, out_shardings=sharding.param_shardings(model_config, mesh))
+        rows = sharding.batch_sharding(mesh)
+        self._score = jax.jit(lambda params, batch: forward(params, batch)[0], out_shardings=rows)
         self._update = Updater(
             loss,
             grpo.ObjectiveSums.zero,
@@ -244,7 +287,34 @@ class GRPOTrainer:
             model_config,
             config.optimizer,
             mesh,
+            config.lora,
         )
+
+    def init_state(self, params: Any, key: jax.Array) -> TrainState:
+        """The state at the start: of all parameters, or of fresh adapters.
+
+        Args:
+          params: the model's parameters. The state takes their arrays over (and training donates
+            them), unless adapters are trained.
+          key: a typed JAX key, of the adapters.
+        """
+        config = self.config
+        if config.lora.rank:
+            key = jax.random.fold_in(key, _ADAPTERS)
+            params = lora.init(key, config.lora, self._model_config)
+        return create_train_state(
+            params, self._model_config, config.optimizer, self._mesh, config.lora
+        )
+
+    def policy_params(self, state: TrainState) -> Any:
+        """The parameters of the policy: those of the state itself, or the base with its adapters.
+
+        What to sample from, validate and export. Without adapters these are the arrays of the
+        state, which the next step donates; with adapters they are a new copy.
+        """
+        if not self.config.lora.rank:
+            return state.params
+        return self._merge(state.params, self._extra["base"])
 
     def run(
         self, state: TrainState, task: Task, key: jax.Array, start_step: int, num_steps: int
@@ -271,127 +341,177 @@ class GRPOTrainer:
         """One step; see `run`.
 
         Raises:
-          NonFiniteUpdateError: loss or gradient was NaN or infinite. The weights from before
-            that update are in the error.
-          ValueError: the task returned rewards of a wrong shape, or not finite ones.
+          NonFiniteError: a log-probability, a reward, the loss or the gradient was NaN or
+            infinite. The state from before that update and the answers are in the error.
+          ValueError: the task returned rewards of a wrong shape.
         """
         config = self.config
-        begin = time.perf_counter()
-        problems = problem_indices(key, step, config.prompts_per_step, len(task))
-        prompts = [tokens.encode_chat(self._tokenizer, task.messages(int(i))) for i in problems]
-        step_key = jax.random.fold_in(jax.random.fold_in(key, _SAMPLING), step)
-        keys = jax.random.split(step_key, len(prompts))
-        samples = self._sampler(state.params, prompts, keys, num_samples=config.group_size)
-        sampled, logprobs, lengths = samples.tokens, samples.logprobs, samples.lengths
-        truncated = ~samples.stopped
-        sample_seconds = time.perf_counter() - begin
+        clock = metrics.Clock()
+        params = self.policy_params(state)
+        draws: list[Rollout] = []
+        all_scores: list[Scores] = []
+        for attempt in range(1 + config.max_redraws * (config.no_signal == "redraw")):
+            rollout, scores = self._draw(state, params, task, key, step, attempt, clock)
+            draws.append(rollout)
+            all_scores.append(scores)
+            if sum(int(draw.signal.sum()) for draw in draws) >= config.prompts_per_step:
+                break
+        drawn = Rollout.concatenate(draws)
+        # Groups with a signal first, in the order they were drawn; always the same number.
+        chosen = np.argsort(~drawn.signal, kind="stable")[: config.prompts_per_step]
+        batch = drawn.take(np.sort(chosen))
 
-        begin = time.perf_counter()
-        answers = [
-            Answer(tokens.decode(self._tokenizer, ids[:n].tolist()), int(n), bool(cut))
-            for ids, n, cut in zip(sampled, lengths, truncated, strict=True)
-        ]
-        indices = np.repeat(problems, config.group_size)
-        scores = task.score(indices, answers)
+        with clock.measure("update"):
+            updates, state = self._train(state, params, batch)
+        del params
+        scores = _merge_scores(all_scores)
+        seconds = clock.seconds
+        update_tokens = sum(float(update.sums.tokens) for update in updates)
+        figures = {
+            **_rollout_metrics(drawn),
+            "draws": float(len(draws)),
+            "groups_used": float(batch.signal.sum()),
+            **{f"task/{name}": float(value) for name, value in scores.metrics.items()},
+            **_update_metrics(updates),
+            **metrics.machine(seconds),
+            **metrics.rate("sample", float(drawn.lengths.sum()), seconds),
+            **metrics.rate("update", update_tokens, seconds),
+        }
+        if updates and not updates[-1].finite:
+            raise NonFiniteError(step, not_finite(figures), figures, state, batch)
+        indices = np.repeat(drawn.problems, config.group_size)
+        return StepResult(step, state, figures, indices, drawn.answers, scores)
+
+    def _draw(
+        self,
+        state: TrainState,
+        params: Any,
+        task: Task,
+        key: jax.Array,
+        step: int,
+        attempt: int,
+        clock: metrics.Clock,
+    ) -> tuple[Rollout, Scores]:
+        """Samples and scores `prompts_per_step` groups; `attempt` is 0, or counts the redraws."""
+        config = self.config
+        count = config.prompts_per_step
+        if attempt == 0:
+            problems = problem_indices(key, step, count, len(task))
+            step_key = jax.random.fold_in(jax.random.fold_in(key, _SAMPLING), step)
+        else:
+            # A second endless stream, so that the first one keeps its passes over all problems.
+            key = jax.random.fold_in(key, _REDRAWING)
+            number = step * config.max_redraws + attempt - 1
+            problems = problem_indices(key, number, count, len(task))
+            step_key = jax.random.fold_in(jax.random.fold_in(key, _SAMPLING), number)
+        with clock.measure("sample"):
+            prompts = [tokens.encode_chat(self._tokenizer, task.messages(int(i))) for i in problems]
+            keys = jax.random.split(step_key, count)
+            samples = self._sampler(params, prompts, keys, num_samples=config.group_size)
+        with clock.measure("score"):
+            rows = zip(samples.tokens, samples.lengths, samples.stopped, strict=True)
+            answers = [
+                Answer(tokens.decode(self._tokenizer, ids[:n].tolist()), int(n), not bool(stopped))
+                for ids, n, stopped in rows
+            ]
+            scores = task.score(np.repeat(problems, config.group_size), answers)
         rewards = np.asarray(scores.rewards, np.float32)
-        if rewards.shape != (len(answers),) or not np.all(np.isfinite(rewards)):
+        if rewards.shape != (len(answers),):
             raise ValueError(
-                f"rewards: the task returned {rewards!r} at step {step}; one finite number for "
+                f"rewards: the task returned {rewards!r} at step {step}; one number for "
                 f"each of {len(answers)} answers is needed"
             )
-        score_seconds = time.perf_counter() - begin
+        rollout = Rollout(
+            problems=problems,
+            prompts=prompts,
+            tokens=samples.tokens,
+            logprobs=samples.logprobs,
+            lengths=samples.lengths,
+            truncated=~samples.stopped,
+            answers=answers,
+            rewards=rewards,
+        )
+        for what, values in (
+            ("a reward", rewards),
+            ("a log-probability of the sampler", samples.logprobs),
+        ):
+            if not np.all(np.isfinite(values)):
+                raise NonFiniteError(step, f"{what} is not finite", {}, state, rollout)
+        return rollout, scores
 
-        begin = time.perf_counter()
-        groups = rewards.reshape(-1, config.group_size)
-        signal = np.asarray(grpo.has_signal(jnp.asarray(groups)))
-        advantages = np.asarray(self._advantages(groups)).reshape(-1)
-        metrics = {
-            "reward": float(rewards.mean()),
-            "reward_std": float(rewards.std()),
-            "signal_share": float(signal.mean()),
-            "answer_tokens_mean": float(lengths.mean()),
-            "answer_tokens_max": float(lengths.max()),
-            "truncated_share": float(truncated.mean()),
-            **{f"task/{name}": float(value) for name, value in scores.metrics.items()},
-        }
-
-        keep = np.repeat(signal | (not config.drop_no_signal), config.group_size)
+    def _train(
+        self, state: TrainState, params: Any, batch: Rollout
+    ) -> tuple[list[UpdateResult], TrainState]:
+        """The updates on a batch; stops after one that is not finite."""
+        config = self.config
+        advantages = np.asarray(self._advantages(batch.groups)).reshape(-1)
+        keep = np.repeat(batch.signal | (config.no_signal == "keep"), config.group_size)
         if config.mask_truncated:
-            keep &= ~truncated
-        group_of_row = np.arange(len(answers)) // config.group_size
-        updates: list[UpdateResult] = []
+            keep &= ~batch.truncated
+        group_of_row = np.arange(len(batch.answers)) // config.group_size
         shares = [
             share
             for u in range(config.updates_per_step)
             if (share := np.flatnonzero(keep & (group_of_row % config.updates_per_step == u))).size
         ]
-        for u, share in enumerate(shares):
-            batches = self._micro_batches(prompts, sampled, lengths, logprobs, advantages, share)
-            last = u == len(shares) - 1
-            state, result = self._update(state, batches, self._reference, count_step=last)
+        if not shares:
+            return [], _count_step(state)
+        work: list[Any] = [self._micro_batches(batch, advantages, share) for share in shares]
+        if self._needs_old:
+            # Before any update: `params` may be the arrays that the first one donates.
+            work = [[self._with_old(params, micro) for micro in micros] for micros in work]
+        updates: list[UpdateResult] = []
+        for u, micro_batches in enumerate(work):
+            last = u == len(work) - 1
+            state, result = self._update(state, micro_batches, self._extra, count_step=last)
             updates.append(jax.device_get(result))
             if not updates[-1].finite:
                 break
-        if not shares:
-            state = _count_step(state)
-        metrics |= _update_metrics(updates)
-        metrics["sample_seconds"] = sample_seconds
-        metrics["score_seconds"] = score_seconds
-        metrics["update_seconds"] = time.perf_counter() - begin
-        if updates and not updates[-1].finite:
-            raise NonFiniteUpdateError(step, metrics, state)
-        return StepResult(step, state, metrics, indices, answers, scores)
+        return updates, state
+
+    def _with_old(self, params: Any, batch: _MicroBatch) -> _MicroBatch:
+        batch = jax.device_put(batch, sharding.batch_sharding(self._mesh))
+        with sharding.use(self._mesh):
+            return dataclasses.replace(batch, old_logprobs=self._score(params, batch))
 
     def _micro_batches(
-        self,
-        prompts: Sequence[Sequence[int]],
-        sampled: np.ndarray,
-        lengths: np.ndarray,
-        logprobs: np.ndarray,
-        advantages: np.ndarray,
-        share: np.ndarray,
+        self, batch: Rollout, advantages: np.ndarray, share: np.ndarray
     ) -> Iterator[_MicroBatch]:
         """The answers `share` of one update in rows, sorted by length, cut into micro-batches.
 
         The weights are those of all answers of the update together, whatever the cuts.
         """
         config = self.config
-        used = np.zeros_like(lengths)
-        used[share] = lengths[share]
+        used = np.zeros_like(batch.lengths)
+        used[share] = batch.lengths[share]
         # Over all N answers, those left out being empty: one shape, so compiled once.
         weights = np.asarray(self._weights(used))
         rows: list[np.ndarray] = []
-        for prompt in range(len(prompts)):
+        for prompt in range(len(batch.prompts)):
             of_prompt = share[share // config.group_size == prompt]
             cuts = range(0, len(of_prompt), config.answers_per_row)
             rows += [of_prompt[first : first + config.answers_per_row] for first in cuts]
-        totals = [len(prompts[row[0] // config.group_size]) + lengths[row].sum() for row in rows]
+        totals = [
+            len(batch.prompts[row[0] // config.group_size]) + batch.lengths[row].sum()
+            for row in rows
+        ]
         rows = [rows[i] for i in np.argsort(totals, kind="stable")]
         for first in range(0, len(rows), config.micro_batch_rows):
-            yield self._micro_batch(
-                rows[first : first + config.micro_batch_rows],
-                prompts,
-                sampled,
-                lengths,
-                logprobs,
-                advantages,
-                weights,
-            )
+            chosen = rows[first : first + config.micro_batch_rows]
+            yield self._micro_batch(chosen, batch, advantages, weights)
 
     def _micro_batch(
         self,
         rows: Sequence[np.ndarray],
-        prompts: Sequence[Sequence[int]],
-        sampled: np.ndarray,
-        lengths: np.ndarray,
-        logprobs: np.ndarray,
+        batch: Rollout,
         advantages: np.ndarray,
         weights: np.ndarray,
     ) -> _MicroBatch:
         """One micro-batch; each of `rows` holds the indices of the answers of one row."""
         config = self.config
-        chosen = [prompts[row[0] // config.group_size] for row in rows]
-        answers = [[sampled[i, : lengths[i]] for i in row] for row in rows]
+        lengths = batch.lengths
+        chosen = [batch.prompts[row[0] // config.group_size] for row in rows]
+        answers = [[batch.tokens[i, : lengths[i]] for i in row] for row in rows]
         totals = [
             len(prompt) + sum(map(len, given))
             for prompt, given in zip(chosen, answers, strict=True)
@@ -416,7 +536,7 @@ class GRPOTrainer:
                 length,
                 self._pad_id,
             ),
-            old_logprobs=gather(logprobs[:, :window]),
+            sampled_logprobs=gather(batch.logprobs[:, :window]),
             advantages=gather(advantages),
             weights=gather(weights[:, :window]),
         )
@@ -427,6 +547,41 @@ def _count_step(state: TrainState) -> TrainState:
     return dataclasses.replace(state, step=step)
 
 
+def _merge_scores(parts: Sequence[Scores]) -> Scores:
+    """Those of several draws as one; see `StepResult`."""
+    if len(parts) == 1:
+        return parts[0]
+    names = {name: None for part in parts for name in part.metrics}
+    return Scores(
+        rewards=np.concatenate([part.rewards for part in parts]),
+        metrics={
+            name: float(np.mean([part.metrics[name] for part in parts if name in part.metrics]))
+            for name in names
+        },
+        records=[record for part in parts for record in part.records],
+    )
+
+
+def _rollout_metrics(drawn: Rollout) -> dict[str, float]:
+    """Figures of everything that was sampled in a step."""
+    lengths, ended = drawn.lengths, drawn.lengths[~drawn.truncated]
+    low, middle, high = np.percentile(lengths, (10, 50, 90))
+    return {
+        "reward": float(drawn.rewards.mean()),
+        "reward_std": float(drawn.rewards.std()),
+        "reward_std_in_groups": float(drawn.groups.std(axis=1).mean()),
+        "signal_share": float(drawn.signal.mean()),
+        "answer_tokens_mean": float(lengths.mean()),
+        "answer_tokens_min": float(lengths.min()),
+        "answer_tokens_p10": float(low),
+        "answer_tokens_p50": float(middle),
+        "answer_tokens_p90": float(high),
+        "answer_tokens_max": float(lengths.max()),
+        "answer_tokens_mean_ended": float(ended.mean()) if ended.size else 0.0,
+        "truncated_share": float(drawn.truncated.mean()),
+    }
+
+
 def _update_metrics(updates: Sequence[UpdateResult]) -> dict[str, float]:
     """Figures of the updates of one step, token sums over all of them; empty without any."""
     if not updates:
@@ -434,18 +589,24 @@ def _update_metrics(updates: Sequence[UpdateResult]) -> dict[str, float]:
     sums = updates[0].sums
     for update in updates[1:]:
         sums = sums.merge(update.sums)
-    tokens_used = max(float(sums.tokens), 1.0)
+    count = max(float(sums.tokens), 1.0)
+    first = updates[0].sums
     return {
         "updates": float(len(updates)),
         "loss": float(np.mean([update.loss for update in updates])),
         "grad_norm": float(np.mean([update.grad_norm for update in updates])),
         "learning_rate": float(updates[-1].learning_rate),
-        "entropy": float(sums.entropy) / tokens_used,
-        "kl": float(sums.kl_old) / tokens_used,
-        "kl_reference": float(sums.kl_reference) / tokens_used,
-        "clip_low": float(sums.clip_low) / tokens_used,
-        "clip_high": float(sums.clip_high) / tokens_used,
+        "entropy": float(sums.entropy) / count,
+        "kl": float(sums.kl_old) / count,
+        "kl_reference": float(sums.kl_reference) / count,
+        "clip_low": float(sums.clip_low) / count,
+        "clip_high": float(sums.clip_high) / count,
+        "clip_dual": float(sums.clip_dual) / count,
         "ratio_min": float(sums.ratio_min),
         "ratio_max": float(sums.ratio_max),
+        # Before the first update the trainer's policy is the sampler's; the rest is rounding.
+        "sampler_gap_mean": float(first.sampler_gap) / max(float(first.tokens), 1.0),
+        "sampler_gap_max": float(first.sampler_gap_max),
+        "sampler_weight_mean": float(sums.sampler_weight) / count,
         "update_tokens": float(sums.tokens),
     }

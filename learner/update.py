@@ -15,6 +15,7 @@ import optax
 from jax.sharding import Mesh
 
 from learner import sharding
+from learner.lora import LoraConfig
 from learner.qwen3.config import Qwen3Config
 from learner.train_state import (
     OptimizerConfig,
@@ -56,6 +57,7 @@ class Updater:
       config: the model.
       optimizer: the optimizer.
       mesh: the mesh; rows of micro-batches are split over ("data", "fsdp").
+      adapters: given if adapters are trained in place of the model's parameters.
     """
 
     def __init__(
@@ -66,11 +68,12 @@ class Updater:
         config: Qwen3Config,
         optimizer: OptimizerConfig,
         mesh: Mesh,
+        adapters: LoraConfig | None = None,
     ) -> None:
         self._mesh = mesh
         transform = make_optimizer(optimizer)
         schedule = learning_rate_schedule(optimizer)
-        state_shardings = train_state_shardings(config, optimizer, mesh)
+        state_shardings = train_state_shardings(config, optimizer, mesh, adapters)
         replicated = sharding.replicated(mesh)
 
         def zero(params: Any) -> Any:
@@ -122,7 +125,7 @@ class Updater:
         Args:
           state: donated: it cannot be used afterwards.
           micro_batches: pytrees of host or device arrays with rows leading.
-          extra: handed to the loss with every micro-batch (a reference model, say), or None.
+          extra: arrays handed to the loss with every micro-batch (a reference model, say), or None.
           count_step: whether this update completes a training step.
 
         Returns:
@@ -136,20 +139,31 @@ class Updater:
             return self._apply(state, total, jnp.int32(count_step))
 
 
-class NonFiniteUpdateError(RuntimeError):
-    """Loss or gradient norm was NaN or infinite; the weights are those before the update.
+class NonFiniteError(RuntimeError):
+    """A number that steers training was NaN or infinite, and the training stopped there.
 
     Attributes:
       step: the training step.
-      metrics: all metrics of the step.
-      state: the state before the update, usable.
+      metrics: the metrics of the step, as far as they are known.
+      state: the last state of finite numbers, usable: that before the update.
+      rollout: what the step trained on (`learner.rollout.Rollout`), None in supervised training.
     """
 
-    def __init__(self, step: int, metrics: dict[str, float], state: TrainState) -> None:
-        super().__init__(
-            f"step {step}: loss {metrics.get('loss')} or gradient norm "
-            f"{metrics.get('grad_norm')} is not finite; the weights were left as they were"
-        )
+    def __init__(
+        self,
+        step: int,
+        what: str,
+        metrics: dict[str, float],
+        state: TrainState,
+        rollout: Any = None,
+    ) -> None:
+        super().__init__(f"step {step}: {what}; the weights were left as they were")
         self.step = step
         self.metrics = metrics
         self.state = state
+        self.rollout = rollout
+
+
+def not_finite(metrics: dict[str, float]) -> str:
+    """What `NonFiniteError` says of an update whose loss or gradient norm is not finite."""
+    return f"loss {metrics.get('loss')} or gradient norm {metrics.get('grad_norm')} is not finite"

@@ -59,7 +59,7 @@ def story(workdir):
     for index in range(3):
         lines = (workdir / "rounds" / str(index) / "train.jsonl").read_text().splitlines()
         told[f"train {index}"] = [
-            {k: v for k, v in json.loads(line).items() if not k.endswith("seconds")}
+            {k: v for k, v in json.loads(line).items() if not k.startswith("machine/")}
             for line in lines
         ]
     return told

@@ -100,6 +100,11 @@ class LetterTask:
         self.average = state["average"]
 
 
+@pytest.fixture(scope="session")
+def make_letter_task():
+    return LetterTask
+
+
 @pytest.fixture
 def letter_task():
     return LetterTask()

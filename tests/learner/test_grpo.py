@@ -1,6 +1,6 @@
 """The GRPO arithmetic against float64 NumPy written from the formulas, token by token."""
 
-import itertools
+import dataclasses
 import math
 
 import jax
@@ -18,34 +18,64 @@ LENGTHS = np.array([7, 3, 1, 5, 0, 4])
 def rows():
     rng = np.random.default_rng(0)
     shape = (ROWS, WINDOW)
+    logprobs = -rng.exponential(size=shape)
     return {
-        "logprobs": -rng.exponential(size=shape),
-        "old_logprobs": -rng.exponential(size=shape),
+        "logprobs": logprobs,
+        "sampled_logprobs": logprobs + rng.normal(scale=0.7, size=shape),
+        "old_logprobs": logprobs + rng.normal(scale=0.5, size=shape),
         "reference_logprobs": -rng.exponential(size=shape),
         "entropies": rng.uniform(0.1, 2.0, size=shape),
         "advantages": np.array([1.3, -0.7, 0.4, -1.1, 0.9, -0.2]),
     }
 
 
-def loss_by_hand(config, rows, logprobs, skip_rows=()):
-    """The objective as nested loops over answers and tokens, in float64."""
+def by_hand(config, rows, logprobs, entropies, skip_rows=(), frozen=None):
+    """The objective as nested loops over answers and tokens, in float64.
+
+    `frozen` are the log-probabilities that the k1 cost is computed from: those at the point where
+    a derivative is taken, since the cost is a constant of the derivative.
+    """
+    frozen = logprobs if frozen is None else frozen
     answers = [i for i in range(ROWS) if LENGTHS[i] > 0 and i not in skip_rows]
     all_tokens = sum(LENGTHS[i] for i in answers)
-    loss, sums = 0.0, {"entropy": 0.0, "kl_old": 0.0, "clip_low": 0, "clip_high": 0}
-    ratios = []
+    loss = 0.0
+    names = ("entropy", "kl_old", "kl_reference", "clip_low", "clip_high", "clip_dual")
+    sums = dict.fromkeys((*names, "sampler_gap", "sampler_weight"), 0.0)
+    ratios, gaps = [], []
     for i in answers:
-        n, advantage = LENGTHS[i], rows["advantages"][i]
-        old, now = rows["old_logprobs"][i, :n], logprobs[i, :n]
+        n = LENGTHS[i]
+        now, sampled = logprobs[i, :n], rows["sampled_logprobs"][i, :n]
+        corrected = config.sampler_correction != "none"
+        old = rows["old_logprobs"][i, :n] if corrected else sampled
         for t in range(n):
             if config.ratio_level == "token":
                 ratio = math.exp(now[t]) / math.exp(old[t])
             else:  # The likelihood ratio of the answer to the power 1 / length.
                 ratio = (math.exp(now.sum()) / math.exp(old.sum())) ** (1 / n)
-            clipped = min(max(ratio, 1 - config.clip_low), 1 + config.clip_high)
-            token_loss = -min(ratio * advantage, clipped * advantage)
+            trust = {
+                "none": 1.0,
+                "token": math.exp(old[t]) / math.exp(sampled[t]),
+                "sequence": math.exp(old.sum()) / math.exp(sampled.sum()),
+            }[config.sampler_correction]
+            if corrected:
+                trust = min(trust, config.sampler_ratio_cap)
+            advantage = rows["advantages"][i]
+            kl = 0.0
             if config.kl_coef:
                 q_over_p = math.exp(rows["reference_logprobs"][i, t] - now[t])
-                token_loss += config.kl_coef * (q_over_p - math.log(q_over_p) - 1)
+                if config.kl_estimator == "k1":
+                    kl = frozen[i, t] - rows["reference_logprobs"][i, t]
+                    advantage -= config.kl_coef * kl
+                else:
+                    kl = q_over_p - math.log(q_over_p) - 1
+            clipped = min(max(ratio, 1 - config.clip_low), 1 + config.clip_high)
+            gain = min(ratio * advantage, clipped * advantage)
+            if config.dual_clip and advantage < 0:
+                sums["clip_dual"] += gain < config.dual_clip * advantage
+                gain = max(gain, config.dual_clip * advantage)
+            token_loss = -trust * gain - config.entropy_coef * entropies[i, t]
+            if config.kl_estimator == "k3":
+                token_loss += config.kl_coef * kl
             loss += (
                 token_loss
                 / {
@@ -55,72 +85,99 @@ def loss_by_hand(config, rows, logprobs, skip_rows=()):
                 }[config.loss_normalization]
             )
             token_ratio = math.exp(now[t] - old[t])
-            sums["entropy"] += rows["entropies"][i, t]
+            sums["entropy"] += entropies[i, t]
             sums["kl_old"] += token_ratio - math.log(token_ratio) - 1
+            sums["kl_reference"] += kl
             sums["clip_low"] += advantage < 0 and ratio < 1 - config.clip_low
             sums["clip_high"] += advantage > 0 and ratio > 1 + config.clip_high
+            sums["sampler_weight"] += trust
+            gaps.append(abs(now[t] - sampled[t]))
             ratios.append(ratio)
     sums |= {"tokens": len(ratios), "ratio_min": min(ratios), "ratio_max": max(ratios)}
-    return loss, sums
+    return loss, sums | {"sampler_gap": sum(gaps), "sampler_gap_max": max(gaps)}
 
 
-def ours(config, rows, logprobs, mask):
+def ours(config, rows, logprobs, entropies, mask):
     weights = grpo.token_weights(mask, config.loss_normalization, config.constant_length)
+
+    def array(name):
+        return jnp.asarray(rows[name], jnp.float32)
+
     return grpo.objective(
         config,
         logprobs,
-        *(
-            jnp.asarray(rows[name], jnp.float32)
-            for name in ("entropies", "old_logprobs", "advantages")
-        ),
+        entropies,
+        array("sampled_logprobs"),
+        array("advantages"),
         mask,
         weights,
-        jnp.asarray(rows["reference_logprobs"], jnp.float32) if config.kl_coef else None,
+        array("reference_logprobs") if config.kl_coef else None,
+        None if config.sampler_correction == "none" else array("old_logprobs"),
     )
 
 
+# Every option against every ratio level and normaliser, and some together.
+OPTIONS = {
+    "plain": {},
+    "symmetric clip": {"clip_high": 0.2},
+    "dual clip": {"dual_clip": 1.5},
+    "k3": {"kl_coef": 0.3},
+    "k1": {"kl_coef": 0.3, "kl_estimator": "k1"},
+    "entropy bonus": {"entropy_coef": 0.2},
+    "token correction": {"sampler_correction": "token", "sampler_ratio_cap": 1.3},
+    "sequence correction": {"sampler_correction": "sequence", "sampler_ratio_cap": 1.3},
+    "all": {
+        "dual_clip": 1.4,
+        "kl_coef": 0.3,
+        "kl_estimator": "k1",
+        "entropy_coef": 0.2,
+        "sampler_correction": "token",
+    },
+}
+
+
 @pytest.mark.parametrize("mask_truncated", [False, True])
-@pytest.mark.parametrize(
-    ("ratio_level", "loss_normalization", "kl_coef"),
-    itertools.product(("token", "sequence"), ("token", "sequence", "constant"), (0.0, 0.3)),
-)
-def test_objective_and_gradient(rows, ratio_level, loss_normalization, kl_coef, mask_truncated):
+@pytest.mark.parametrize("ratio_level", ["token", "sequence"])
+@pytest.mark.parametrize("loss_normalization", ["token", "sequence", "constant"])
+@pytest.mark.parametrize("option", OPTIONS)
+def test_objective_and_gradient(rows, option, ratio_level, loss_normalization, mask_truncated):
     config = grpo.ObjectiveConfig(
         ratio_level=ratio_level,
         loss_normalization=loss_normalization,
-        kl_coef=kl_coef,
         constant_length=11,
-        clip_low=0.2,
-        clip_high=0.28,
+        **({"clip_low": 0.2, "clip_high": 0.28} | OPTIONS[option]),
     )
     truncated = np.zeros(ROWS, bool)
     truncated[[0, 5]] = mask_truncated
     mask = grpo.answer_mask(jnp.asarray(LENGTHS), WINDOW, jnp.asarray(truncated))
     skip = set(np.flatnonzero(truncated))
-    want, want_sums = loss_by_hand(config, rows, rows["logprobs"], skip)
+    point = np.stack([rows["logprobs"], rows["entropies"]])
+    want, want_sums = by_hand(config, rows, *point, skip)
 
-    logprobs = jnp.asarray(rows["logprobs"], jnp.float32)
     # Padding may hold garbage; it must reach neither loss nor gradient.
-    logprobs = jnp.where(mask, logprobs, 1e4)
+    now = jnp.where(mask, jnp.asarray(point, jnp.float32), 1e4)
     (loss, sums), gradient = jax.value_and_grad(
-        lambda x: ours(config, rows, x, mask), has_aux=True
-    )(logprobs)
+        lambda x: ours(config, rows, *x, mask), has_aux=True
+    )(now)
 
-    np.testing.assert_allclose(loss, want, rtol=2e-5)
-    for name, value in want_sums.items():
-        np.testing.assert_allclose(getattr(sums, name), value, rtol=2e-5, err_msg=name)
-    if not mask_truncated:
-        assert sums.clip_low > 0  # The data do exercise both bounds.
+    np.testing.assert_allclose(loss, want, rtol=3e-5)
+    for field in dataclasses.fields(sums):
+        np.testing.assert_allclose(
+            getattr(sums, field.name), want_sums[field.name], rtol=3e-5, err_msg=field.name
+        )
+    if not mask_truncated and ratio_level == "token":  # The data do exercise the bounds.
+        assert sums.clip_low > 0
         assert sums.clip_high > 0
+        assert (sums.clip_dual > 0) == bool(config.dual_clip)
     h = 1e-6
-    numeric = np.zeros((ROWS, WINDOW))
+    numeric = np.zeros_like(point)
     for i, t in np.argwhere(np.asarray(mask)):
-        step = np.zeros((ROWS, WINDOW))
-        step[i, t] = h
-        numeric[i, t] = (
-            loss_by_hand(config, rows, rows["logprobs"] + step, skip)[0]
-            - loss_by_hand(config, rows, rows["logprobs"] - step, skip)[0]
-        ) / (2 * h)
+        for which in (0, 1):
+            step = np.zeros_like(point)
+            step[which, i, t] = h
+            above, _ = by_hand(config, rows, *(point + step), skip, frozen=point[0])
+            below, _ = by_hand(config, rows, *(point - step), skip, frozen=point[0])
+            numeric[which, i, t] = (above - below) / (2 * h)
     np.testing.assert_allclose(gradient, numeric, atol=2e-6, rtol=1e-4)
 
 
@@ -128,7 +185,8 @@ def test_micro_batches_add_up(rows):
     config = grpo.ObjectiveConfig(kl_coef=0.1)
     mask = grpo.answer_mask(jnp.asarray(LENGTHS), WINDOW)
     weights = grpo.token_weights(mask, "token")
-    arrays = [jnp.asarray(rows[k], jnp.float32) for k in ("logprobs", "entropies", "old_logprobs")]
+    names = ("logprobs", "entropies", "sampled_logprobs")
+    arrays = [jnp.asarray(rows[name], jnp.float32) for name in names]
     advantages = jnp.asarray(rows["advantages"], jnp.float32)
     reference = jnp.asarray(rows["reference_logprobs"], jnp.float32)
     loss, sums = grpo.objective(config, *arrays, advantages, mask, weights, reference)
@@ -151,10 +209,10 @@ def test_micro_batches_add_up(rows):
 def test_on_policy_gradient_is_that_of_reinforce(rows):
     config = grpo.ObjectiveConfig()
     mask = grpo.answer_mask(jnp.asarray(LENGTHS), WINDOW)
-    on_policy = rows | {"old_logprobs": rows["logprobs"]}
-    logprobs = jnp.asarray(rows["logprobs"], jnp.float32)
+    on_policy = rows | {"sampled_logprobs": rows["logprobs"]}
+    logprobs, entropies = (jnp.asarray(rows[k], jnp.float32) for k in ("logprobs", "entropies"))
     (_, sums), gradient = jax.value_and_grad(
-        lambda x: ours(config, on_policy, x, mask), has_aux=True
+        lambda x: ours(config, on_policy, x, entropies, mask), has_aux=True
     )(logprobs)
     want = np.where(mask, -rows["advantages"][:, None] / LENGTHS.sum(), 0.0)
     np.testing.assert_allclose(gradient, want, rtol=1e-5)
@@ -167,12 +225,15 @@ def test_advantages():
     signal = np.asarray(grpo.has_signal(jnp.asarray(rewards)))
     np.testing.assert_array_equal(signal, [True, False, True])
     plain = np.asarray(grpo.group_advantages(jnp.asarray(rewards, jnp.float32), "none"))
+    others = np.asarray(grpo.group_advantages(jnp.asarray(rewards, jnp.float32), "leave_one_out"))
     scaled = np.asarray(grpo.group_advantages(jnp.asarray(rewards, jnp.float32), "group_std"))
     for p, group in enumerate(rewards):
         mean = sum(group) / 4
         std = math.sqrt(sum((r - mean) ** 2 for r in group) / 4)
         want = [(r - mean) if signal[p] else 0.0 for r in group]
         np.testing.assert_allclose(plain[p], want, atol=1e-7)
+        loo = [r - (sum(group) - r) / 3 if signal[p] else 0.0 for r in group]
+        np.testing.assert_allclose(others[p], loo, atol=1e-6)
         np.testing.assert_allclose(scaled[p], np.array(want) / (std + 1e-6), rtol=1e-5)
     assert not plain[1].any()
     assert not scaled[1].any()
@@ -187,16 +248,21 @@ def test_bad_options_are_named():
         ("loss_normalization", "mean"),
         ("advantage_normalization", "batch"),
         ("constant_length", 0),
+        ("dual_clip", 0.9),
+        ("entropy_coef", math.nan),
+        ("kl_estimator", "k2"),
+        ("sampler_correction", "all"),
+        ("sampler_ratio_cap", 0.0),
     ):
         with pytest.raises(ValueError, match=field) as error:
             grpo.ObjectiveConfig(**{field: value})
         assert repr(value) in str(error.value)
     zeros = jnp.zeros((1, 1))
-    with pytest.raises(ValueError, match="reference_logprobs"):
-        grpo.objective(
-            grpo.ObjectiveConfig(kl_coef=0.1),
-            *(zeros,) * 3,
-            zeros[0],
-            zeros == 0,
-            zeros,
-        )
+    for options, needed in (
+        ({"kl_coef": 0.1}, "reference_logprobs"),
+        ({"sampler_correction": "token"}, "old_logprobs"),
+    ):
+        with pytest.raises(ValueError, match=needed):
+            grpo.objective(
+                grpo.ObjectiveConfig(**options), *(zeros,) * 3, zeros[0], zeros == 0, zeros
+            )

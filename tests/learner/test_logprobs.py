@@ -51,6 +51,73 @@ def test_gradients_equal_those_of_the_whole_softmax():
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
+def test_no_gradient_through_reported_entropies():
+    def loss(hidden, entropy_gradient):
+        logp, entropy = token_logprobs(
+            hidden, OUTPUT, TARGETS, chunk=6, entropy_gradient=entropy_gradient
+        )
+        return jnp.sum(jnp.sin(logp)) + jnp.sum(entropy)
+
+    def without(hidden):
+        return jnp.sum(jnp.sin(token_logprobs(hidden, OUTPUT, TARGETS, chunk=6)[0]))
+
+    got = jax.grad(loss)(HIDDEN, False)
+    np.testing.assert_allclose(got, jax.grad(without)(HIDDEN), atol=1e-6)
+    assert np.abs(got - jax.grad(loss)(HIDDEN, True)).max() > 0.1
+
+
+def test_bfloat16_model_keeps_float32_statistics():
+    """The matrix products are rounded, the softmax is not; the gradient has the weights' dtype."""
+    hidden = jnp.asarray(HIDDEN, jnp.bfloat16)
+    rounded = jnp.asarray(OUTPUT, jnp.bfloat16).astype(jnp.float32)
+    logp, _ = token_logprobs(hidden, OUTPUT, TARGETS, chunk=6)
+    want, _ = reference(np.asarray(hidden, np.float32), np.asarray(rounded), TARGETS)
+    np.testing.assert_allclose(logp, want, rtol=1e-5, atol=1e-5)
+
+    def loss(hidden, output):
+        return jnp.sum(token_logprobs(hidden, output, TARGETS, chunk=6)[0])
+
+    exact = jax.grad(loss, argnums=(0, 1))(hidden.astype(jnp.float32), rounded)
+    got = jax.grad(loss, argnums=(0, 1))(hidden, jnp.asarray(OUTPUT))
+    assert [g.dtype for g in got] == [jnp.bfloat16, jnp.float32]
+    for a, b in zip(got, exact, strict=True):
+        np.testing.assert_allclose(a.astype(jnp.float32), b, atol=0.04)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_memory_at_the_size_of_qwen3_4b(dtype):
+    """Width 2,560 and 151,936 ids, by the compiler's own count, from shapes alone."""
+    rows, length, width, vocab, chunk = 8, 4096, 2560, 151_936, 1024
+
+    def loss(hidden, output, targets):
+        logp, entropy = token_logprobs(hidden, output, targets, chunk=chunk)
+        return jnp.sum(logp) + jnp.sum(entropy)
+
+    def compiled(length):
+        return (
+            jax.jit(jax.grad(loss, argnums=(0, 1)))
+            .lower(
+                jax.ShapeDtypeStruct((rows, length, width), dtype),
+                jax.ShapeDtypeStruct((width, vocab), jnp.float32),
+                jax.ShapeDtypeStruct((rows, length), jnp.int32),
+            )
+            .compile()
+            .memory_analysis()
+            .temp_size_in_bytes
+        )
+
+    matrix, logits_of_chunk = 4 * width * vocab, 4 * chunk * vocab
+    hidden = 4 * rows * length * width
+    all_logits = 4 * rows * length * vocab
+    assert all_logits > 19e9
+    # The gradient of the matrix; its cast copy (and the CPU's way back to float32) in bfloat16; a
+    # few copies of one chunk's logits; the hidden states cut into chunks and their gradient.
+    matrices = 1 if dtype == "float32" else 3
+    assert compiled(length) < matrices * matrix + 2.5 * logits_of_chunk + 3 * hidden
+    # What grows with the number of tokens are the hidden states and no logits.
+    assert compiled(2 * length) - compiled(length) < 3 * hidden
+
+
 def test_never_holds_all_logits():
     """The largest array anywhere in the program, forward and backward, stays at a chunk's size."""
 

@@ -56,6 +56,26 @@ def test_optimizer_is_adamw(max_grad_norm):
     np.testing.assert_allclose(ours["norm"]["scale"], flat[1], rtol=1e-4)
 
 
+def test_bfloat16_moments():
+    """Half the bytes of the first moment; the second stays exact; nearly the same steps."""
+    rng = np.random.default_rng(0)
+    params = {"kernel": jnp.asarray(rng.normal(size=(30, 40)), jnp.float32)}
+    ends = []
+    for dtype in ("float32", "bfloat16"):
+        optimizer = make_optimizer(OptimizerConfig(learning_rate=0.01, moment_dtype=dtype))
+        state, ours = optimizer.init(params), params
+        moments = [leaf.dtype for leaf in jax.tree.leaves(state) if leaf.shape == (30, 40)]
+        assert moments == [dtype, "float32"]
+        for step in range(20):
+            grads = {"kernel": jnp.sin(ours["kernel"] + step / 20)}
+            changes, state = optimizer.update(grads, state, ours)
+            ours = jax.tree.map(jnp.add, ours, changes)
+        ends.append(ours["kernel"] - params["kernel"])
+    assert np.abs(ends[0]).max() > 0.1
+    np.testing.assert_allclose(ends[1], ends[0], atol=5e-3)
+    assert (ends[0] != ends[1]).any()
+
+
 @pytest.mark.parametrize(
     ("decay", "want"),
     [
@@ -103,6 +123,7 @@ def test_every_leaf_lives_on_the_mesh(tiny_model):
         ("max_grad_norm", -1.0),
         ("warmup_steps", -1),
         ("decay", "exponential"),
+        ("moment_dtype", "int8"),
     ],
 )
 def test_bad_optimizer_is_named(field, value):

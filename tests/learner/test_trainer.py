@@ -1,21 +1,24 @@
 """Training steps: the same on any mesh and micro-batch, exactly resumable, and they do learn."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from learner import sharding, task
+from learner import lora, sharding, task
 from learner.answers import answer_logprobs, pack_rows
 from learner.checkpoints import Checkpoints
 from learner.grpo import ObjectiveConfig
+from learner.lora import LoraConfig
+from learner.metrics import MACHINE
 from learner.qwen3 import model
 from learner.task import Scores, problem_indices
 from learner.train_state import OptimizerConfig, abstract_train_state, create_train_state
 from learner.trainer import GRPOConfig, GRPOTrainer
-from learner.update import NonFiniteUpdateError
+from learner.update import NonFiniteError
 
 # A large eps keeps the step nearly linear in the gradient: AdamW's first step is otherwise the
 # gradient's sign, which turns rounding around zero into whole steps.
@@ -31,7 +34,7 @@ CONFIG = GRPOConfig(
 
 def run(config, model_config, mesh, tokenizer, params, letters, start=0, stop=1, **more):
     trainer = GRPOTrainer(config, model_config, mesh, tokenizer, **more)
-    state = create_train_state(params, model_config, config.optimizer, mesh)
+    state = trainer.init_state(params, jax.random.key(1))
     return list(trainer.run(state, letters, jax.random.key(7), start, stop))
 
 
@@ -48,43 +51,103 @@ def change(params, before):
     )
 
 
-def test_neither_mesh_nor_micro_batches_nor_packing_change_a_step(
+ROWS = 32
+
+
+def one_step(start, mesh, rows, answers_per_row=1):
+    """One step with all terms of the loss; `rows` go through the model at a time."""
+    model_config, tokenizer, task, before, reference = start
+    config = dataclasses.replace(
+        CONFIG,
+        prompts_per_step=ROWS // CONFIG.group_size,
+        objective=ObjectiveConfig(kl_coef=0.1, loss_normalization="sequence", entropy_coef=0.01),
+        no_signal="keep",
+        micro_batch_rows=rows,
+        answers_per_row=answers_per_row,
+    )
+    where = sharding.param_shardings(model_config, mesh)
+    (result,) = run(
+        config,
+        model_config,
+        mesh,
+        tokenizer,
+        jax.tree.map(jnp.array, before),
+        task(),
+        reference_params=jax.device_put(reference, where),
+    )
+    return result
+
+
+@pytest.fixture(scope="module")
+def start(tiny_model, byte_tokenizer, make_letter_task):
+    weights = [host(model.init_params(jax.random.key(seed), tiny_model)) for seed in (0, 5)]
+    return tiny_model, byte_tokenizer, make_letter_task, *weights
+
+
+@pytest.fixture(scope="module")
+def plain_step(start, one_device):
+    """Metrics and change of weights of a step on one device, all rows at once."""
+    result = one_step(start, one_device, ROWS)
+    moved = change(result.state.params, start[3])
+    assert np.abs(moved).max() > 1e-3
+    assert result.metrics["kl_reference"] > 0
+    return result.metrics, moved
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+@pytest.mark.parametrize(
+    "layout", [(8, 1, 1), (1, 8, 1), (1, 1, 2), (2, 2, 2)], ids=["data", "fsdp", "tensor", "mixed"]
+)
+def test_a_step_is_the_same_on_any_layout(start, plain_step, layout, accumulation):
+    """Data, fsdp, tensor, and mixed; the 32 rows at once or in four micro-batches.
+
+    AdamW's epsilon is large here, so a weight moves in proportion to its gradient: the tolerance
+    is that of the gradient, 1e-4 of itself or 2e-6 of a step of 1e-2. The tiny model has two
+    key/value heads, so its tensor axis ends at 2.
+    """
+    metrics, moved = plain_step
+    mesh = sharding.make_mesh(*layout)
+    result = one_step(start, mesh, ROWS // accumulation)
+    np.testing.assert_allclose(change(result.state.params, start[3]), moved, rtol=1e-4, atol=2e-6)
+    where = sharding.param_shardings(start[0], mesh)
+    for leaf, sharded in zip(
+        jax.tree.leaves(result.state.params), jax.tree.leaves(where), strict=True
+    ):
+        assert leaf.sharding.is_equivalent_to(sharded, leaf.ndim)
+    assert result.metrics.keys() == metrics.keys()
+    for key in metrics:
+        if not key.startswith(MACHINE):
+            np.testing.assert_allclose(
+                result.metrics[key], metrics[key], rtol=2e-4, atol=1e-5, err_msg=key
+            )
+
+
+def test_answers_that_share_a_row_change_nothing(start, plain_step, one_device):
+    result = one_step(start, one_device, rows=4, answers_per_row=3)
+    moved = change(result.state.params, start[3])
+    np.testing.assert_allclose(moved, plain_step[1], rtol=1e-4, atol=2e-6)
+
+
+def test_nothing_is_traced_after_the_first_step(
     tiny_model, tiny_params, one_device, byte_tokenizer, letter_task
 ):
-    before = host(tiny_params)
-    config = dataclasses.replace(
-        CONFIG, objective=ObjectiveConfig(kl_coef=0.1, loss_normalization="sequence")
-    )
-    reference = model.init_params(jax.random.key(5), tiny_model)
-    meshes = {
-        "one device, one micro-batch": (one_device, 16, 1),
-        "2 x 2 x 2 devices, two micro-batches, shared prompts": (sharding.make_mesh(2, 2, 2), 4, 3),
-    }
-    results = {}
-    for name, (mesh, rows, answers_per_row) in meshes.items():
-        where = sharding.param_shardings(tiny_model, mesh)
-        (result,) = run(
-            dataclasses.replace(config, micro_batch_rows=rows, answers_per_row=answers_per_row),
-            tiny_model,
-            mesh,
-            byte_tokenizer,
-            jax.tree.map(jnp.array, before),
-            dataclasses.replace(letter_task),
-            reference_params=jax.device_put(reference, where),
-        )
-        results[name] = (result.metrics, change(result.state.params, before))
-        for leaf, sharded in zip(
-            jax.tree.leaves(result.state.params), jax.tree.leaves(where), strict=True
-        ):
-            assert leaf.sharding.is_equivalent_to(sharded, leaf.ndim)
-    (metrics, moved), (other, other_moved) = results.values()
-    assert np.abs(moved).max() > 1e-3
-    assert metrics["kl_reference"] > 0
-    np.testing.assert_allclose(other_moved, moved, rtol=1e-4, atol=2e-6)
-    assert other.keys() == metrics.keys()
-    for key in metrics:
-        if not key.endswith("seconds"):
-            np.testing.assert_allclose(other[key], metrics[key], rtol=2e-4, atol=1e-5, err_msg=key)
+    """With one width of rows; each further width is compiled when it first occurs."""
+    config = dataclasses.replace(CONFIG, length_multiple=64, no_signal="keep")
+    trainer = GRPOTrainer(config, tiny_model, one_device, byte_tokenizer)
+    state = trainer.init_state(tiny_params, jax.random.key(1))
+    traced = []
+
+    def listen(event, duration, **_):
+        if event.endswith("jaxpr_trace_duration"):
+            traced.append(duration)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    counts = []
+    for result in trainer.run(state, letter_task, jax.random.key(7), 0, 5):
+        assert result.metrics["updates"] == 1
+        counts.append(len(traced))
+    assert counts[0] > 0
+    assert counts[1:] == [counts[0]] * 4
 
 
 def test_sampled_logprobs_are_those_of_the_update(
@@ -216,12 +279,140 @@ def test_step_without_signal_counts_but_changes_nothing(
     jax.tree.map(np.testing.assert_array_equal, host(state.params), before)
 
 
+class LuckyTask(OneSignalTask):
+    """Groups of the problems in `with_signal` have a signal; notes every list that it scores."""
+
+    def __init__(self, with_signal):
+        super().__init__(with_signal)
+        self.scored = []
+
+    def __len__(self):
+        return 40
+
+    def score(self, indices, answers):
+        self.scored.append(np.unique(indices))
+        return super().score(indices, answers)
+
+
+def test_groups_without_signal_are_drawn_anew(tiny_model, one_device, byte_tokenizer):
+    key = jax.random.key(7)
+    config = dataclasses.replace(CONFIG, no_signal="redraw", max_redraws=3)
+    task = LuckyTask(range(0, 40, 2))
+    params = model.init_params(jax.random.key(0), tiny_model)
+    results = run(config, tiny_model, one_device, byte_tokenizer, params, task, stop=6)
+    scored = iter(task.scored)
+    for result in results:
+        first = next(scored)
+        np.testing.assert_array_equal(  # Redrawing leaves the stream of problems as it is.
+            np.sort(first), np.sort(problem_indices(key, result.step, 4, 40))
+        )
+        drawn = [first]
+        while sum(int((part % 2 == 0).sum()) for part in drawn) < 4 and len(drawn) < 4:
+            drawn.append(next(scored))
+        found = sum(int((part % 2 == 0).sum()) for part in drawn)
+        metrics = result.metrics
+        assert metrics["draws"] == len(drawn)
+        assert metrics["groups_used"] == min(found, 4)
+        assert metrics["signal_share"] == found / (4 * len(drawn))
+        assert len(result.answers) == len(result.indices) == 16 * len(drawn)
+    assert next(scored, None) is None
+    assert max(result.metrics["draws"] for result in results) > 1
+    # The same again from the middle: redraws depend on the step alone.
+    params = model.init_params(jax.random.key(0), tiny_model)
+    *_, half = run(config, tiny_model, one_device, byte_tokenizer, params, task, stop=3)
+    trainer = GRPOTrainer(config, tiny_model, one_device, byte_tokenizer)
+    *_, last = trainer.run(half.state, LuckyTask(range(0, 40, 2)), key, 3, 6)
+    jax.tree.map(np.testing.assert_array_equal, host(last.state), host(results[-1].state))
+
+
+def test_correction_of_the_sampler(tiny_model, one_device, byte_tokenizer, letter_task):
+    """The sampler agrees here, so the correction changes nothing, whichever way old is found."""
+    before = host(model.init_params(jax.random.key(0), tiny_model))
+    for updates_per_step in (1, 2):
+        moved = []
+        for correction in ("none", "token"):
+            config = dataclasses.replace(
+                CONFIG,
+                prompts_per_step=6,
+                group_size=8,
+                updates_per_step=updates_per_step,
+                objective=ObjectiveConfig(sampler_correction=correction),
+            )
+            params = jax.tree.map(jnp.array, before)
+            task = dataclasses.replace(letter_task)
+            (result,) = run(config, tiny_model, one_device, byte_tokenizer, params, task)
+            moved.append(change(result.state.params, before))
+            assert result.metrics["sampler_gap_max"] < 1e-4
+            np.testing.assert_allclose(result.metrics["sampler_weight_mean"], 1, atol=1e-4)
+            assert result.metrics["updates"] == updates_per_step
+            if updates_per_step == 2:  # Old stays what it was when the weights have moved.
+                assert result.metrics["ratio_max"] > 1 + 1e-3
+        np.testing.assert_allclose(moved[1], moved[0], rtol=1e-3, atol=5e-6)
+
+
+def test_adapters(tiny_model, one_device, byte_tokenizer, letter_task):
+    """They start as the base, learn, leave the base alone, resume, and merge for export."""
+    base = model.init_params(jax.random.key(0), tiny_model)
+    # Fresh embeddings give logits near 0 whatever the blocks do.
+    base = {**base, "embedding": 20 * base["embedding"]}
+    before = host(base)
+    config = dataclasses.replace(
+        CONFIG,
+        prompts_per_step=6,
+        group_size=8,
+        lora=LoraConfig(rank=4, targets=("q_proj", "up_proj", "down_proj")),
+        objective=ObjectiveConfig(kl_coef=1e-3),
+    )
+    more = {"base_params": base, "reference_params": base}
+    trainer = GRPOTrainer(config, tiny_model, one_device, byte_tokenizer, **more)
+    state = trainer.init_state(base, jax.random.key(1))
+    jax.tree.map(np.testing.assert_array_equal, host(trainer.policy_params(state)), before)
+    count = sum(leaf.size for leaf in jax.tree.leaves(state.params))
+    assert count == 2 * 4 * ((32 + 32) + (32 + 64) + (64 + 32))
+    assert sum(leaf.size for leaf in jax.tree.leaves(state.opt_state)) < 2 * count + 8
+    results = list(trainer.run(state, letter_task, jax.random.key(7), 0, 10))
+    assert results[0].metrics["kl_reference"] < 1e-6
+    letters = [result.metrics["task/letters"] for result in results]
+    assert letters[0] < 0.1
+    assert letters[-1] > 0.6
+    jax.tree.map(np.testing.assert_array_equal, host(base), before)
+
+    state = results[-1].state
+    merged = host(trainer.policy_params(state))
+    pair = host(state.params)["layers"]["mlp"]["up_proj"]
+    scale = config.lora.alpha / config.lora.rank
+    np.testing.assert_allclose(
+        merged["layers"]["mlp"]["up_proj"]["kernel"],
+        before["layers"]["mlp"]["up_proj"]["kernel"] + scale * (pair["a"] @ pair["b"]),
+        atol=1e-5,
+    )
+    np.testing.assert_array_equal(
+        merged["layers"]["mlp"]["gate_proj"]["kernel"],
+        before["layers"]["mlp"]["gate_proj"]["kernel"],
+    )
+
+
+def test_adapters_on_a_mesh(start, one_device):
+    model_config, tokenizer, task, before, _ = start
+    config = dataclasses.replace(CONFIG, lora=LoraConfig(rank=2))
+    moved = []
+    for mesh in (one_device, sharding.make_mesh(2, 2, 2)):
+        base = jax.device_put(before, sharding.param_shardings(model_config, mesh))
+        *_, result = run(
+            config, model_config, mesh, tokenizer, base, task(), stop=2, base_params=base
+        )
+        trained = lora.init(jax.random.fold_in(jax.random.key(1), 3), config.lora, model_config)
+        moved.append(change(result.state.params, host(trained)))
+    assert np.abs(moved[0]).max() > 1e-3
+    np.testing.assert_allclose(moved[1], moved[0], rtol=1e-3, atol=5e-6)
+
+
 def test_dropped_groups_leave_the_normaliser(tiny_model, tiny_params, one_device, byte_tokenizer):
     before = host(tiny_params)
     norms, used = {}, {}
     for drop in (True, False):
         (result,) = run(
-            dataclasses.replace(CONFIG, drop_no_signal=drop),
+            dataclasses.replace(CONFIG, no_signal="drop" if drop else "keep"),
             tiny_model,
             one_device,
             byte_tokenizer,
@@ -237,11 +428,11 @@ def test_dropped_groups_leave_the_normaliser(tiny_model, tiny_params, one_device
 
 
 def test_non_finite_update_keeps_the_weights(
-    tiny_model, tiny_params, one_device, byte_tokenizer, letter_task
+    tiny_model, tiny_params, one_device, byte_tokenizer, letter_task, tmp_path
 ):
     before = host(tiny_params)
     reference = jax.tree.map(lambda x: x * jnp.nan, tiny_params)
-    with pytest.raises(NonFiniteUpdateError, match="step 0") as error:
+    with pytest.raises(NonFiniteError, match="step 0: loss nan") as error:
         run(
             dataclasses.replace(CONFIG, objective=ObjectiveConfig(kl_coef=0.1)),
             tiny_model,
@@ -255,6 +446,48 @@ def test_non_finite_update_keeps_the_weights(
     assert np.isnan(error.value.metrics["loss"])
     jax.tree.map(np.testing.assert_array_equal, host(error.value.state.params), before)
     assert int(error.value.state.step) == 0
+    error.value.rollout.save(tmp_path / "batch")
+    saved = np.load(tmp_path / "batch" / "arrays.npz")
+    lines = (tmp_path / "batch" / "texts.jsonl").read_text().splitlines()
+    for line, ids, length, reward in zip(
+        map(json.loads, lines), saved["tokens"], saved["lengths"], saved["rewards"], strict=True
+    ):
+        assert line["text"] == byte_tokenizer.decode(ids[:length], skip_special_tokens=True)
+        assert line["reward"] == reward
+    assert saved["tokens"].shape == saved["logprobs"].shape == (16, 4)
+
+
+class BrokenTask:
+    """The letter task until it returns a reward that is not a number."""
+
+    def __init__(self, inner, fails_at):
+        self.inner, self.left = inner, fails_at
+
+    def __len__(self):
+        return len(self.inner)
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def score(self, indices, answers):
+        scores = self.inner.score(indices, answers)
+        self.left -= 1
+        if self.left < 0:
+            scores.rewards[3] = np.inf
+        return scores
+
+
+def test_a_reward_that_is_not_finite_stops_the_run(
+    tiny_model, tiny_params, one_device, byte_tokenizer, letter_task
+):
+    task = BrokenTask(letter_task, fails_at=2)
+    with pytest.raises(NonFiniteError, match="step 2: a reward is not finite") as error:
+        run(CONFIG, tiny_model, one_device, byte_tokenizer, tiny_params, task, stop=4)
+    assert int(error.value.state.step) == 2
+    assert np.isinf(error.value.rollout.rewards[3])
+    params = jax.tree.map(lambda x: x * jnp.nan, host(error.value.state.params))
+    with pytest.raises(NonFiniteError, match="step 0: a log-probability of the sampler"):
+        run(CONFIG, tiny_model, one_device, byte_tokenizer, params, letter_task)
 
 
 def test_every_pass_holds_every_problem_once():
@@ -278,6 +511,8 @@ def test_every_pass_holds_every_problem_once():
         ("updates_per_step", 33),
         ("micro_batch_rows", 2.5),
         ("temperature", 0.0),
+        ("no_signal", "redo"),
+        ("max_redraws", 0),
     ],
 )
 def test_bad_config_is_named(field, value):
@@ -293,6 +528,8 @@ def test_bad_combinations_are_named(tiny_model, tiny_params, one_device, byte_to
             sharding.make_mesh(2, 2, 2),
             byte_tokenizer,
         )
+    with pytest.raises(ValueError, match=r"base_params given.*lora\.rank=0"):
+        GRPOTrainer(CONFIG, tiny_model, one_device, byte_tokenizer, base_params=tiny_params)
     with pytest.raises(ValueError, match=r"kl_coef=0\.0"):
         GRPOTrainer(CONFIG, tiny_model, one_device, byte_tokenizer, tiny_params)
     with pytest.raises(ValueError, match="reference_params missing"):

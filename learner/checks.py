@@ -1,0 +1,45 @@
+"""Checks of option fields, with errors that name the field, its value and what is allowed."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+
+def integers(options: Any, **least: int) -> None:
+    """Raises `ValueError` unless each named field is an integer from the given bound up."""
+    for name, bound in least.items():
+        value = getattr(options, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < bound:
+            raise ValueError(f"{name}={value!r}: allowed are integers from {bound} up")
+
+
+def positive(options: Any, *names: str) -> None:
+    """Raises `ValueError` unless each named field is a finite number above 0."""
+    for name in names:
+        value = getattr(options, name)
+        if not (math.isfinite(value) and value > 0):
+            raise ValueError(f"{name}={value!r}: allowed are finite numbers above 0")
+
+
+def not_negative(options: Any, *names: str) -> None:
+    """Raises `ValueError` unless each named field is a finite number from 0 up."""
+    for name in names:
+        value = getattr(options, name)
+        if not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"{name}={value!r}: allowed are finite numbers from 0 up")
+
+
+def shares(options: Any, *names: str) -> None:
+    """Raises `ValueError` unless each named field is a number in [0, 1]."""
+    for name in names:
+        value = getattr(options, name)
+        if not 0 <= value <= 1:
+            raise ValueError(f"{name}={value!r}: allowed are numbers in [0, 1]")
+
+
+def choices(options: Any, **allowed: Sequence[Any]) -> None:
+    """Raises `ValueError` unless each named field is one of the given values."""
+    for name, values in allowed.items():
+        value = getattr(options, name)
+        if value not in values:
+            raise ValueError(f"{name}={value!r}: allowed are {tuple(values)}")

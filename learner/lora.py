@@ -1,0 +1,93 @@
+"""Low-rank adapters (LoRA, arXiv 2106.09685) for the matrices of the blocks.
+
+A matrix W [in, out] of the frozen base becomes W + alpha / rank * A B, with A [in, rank] and
+B [rank, out] trained. The sum is formed inside the training step and before sampling, so every
+forward pass runs on plain parameters: the adapters save the optimizer's memory and the size of
+checkpoints, not the memory of gradients and activations. (The libraries that there are adapt
+modules from outside, which does not reach into a scan over stacked layers.)
+"""
+
+import dataclasses
+import functools
+import zlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from learner import checks
+from learner.qwen3 import model
+from learner.qwen3.config import Qwen3Config
+
+#: The matrices of a block that can be adapted, with the module they belong to.
+MATRICES = {
+    "q_proj": "attention",
+    "k_proj": "attention",
+    "v_proj": "attention",
+    "o_proj": "attention",
+    "gate_proj": "mlp",
+    "up_proj": "mlp",
+    "down_proj": "mlp",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class LoraConfig:
+    """Which matrices get adapters, and how large.
+
+    Attributes:
+      rank: columns of A; 0 trains all parameters and no adapters.
+      alpha: the product is scaled by alpha / rank; > 0.
+      targets: names out of `MATRICES`.
+
+    Raises:
+      ValueError: a field is out of its range.
+    """
+
+    rank: int = 0
+    alpha: float = 32.0
+    targets: tuple[str, ...] = tuple(MATRICES)
+
+    def __post_init__(self) -> None:
+        checks.integers(self, rank=0)
+        checks.positive(self, "alpha")
+        if not self.targets or not set(self.targets) <= set(MATRICES):
+            raise ValueError(f"targets={self.targets!r}: allowed are some of {tuple(MATRICES)}")
+
+
+def init(key: jax.Array, lora: LoraConfig, config: Qwen3Config) -> Any:
+    """Fresh adapters: A normal with deviation in ** -0.5, B zero, so that the policy is the base.
+
+    Returns:
+      {module: {matrix: {"a": f32[L, in, rank], "b": f32[L, rank, out]}}} under "layers".
+    """
+    layers = model.abstract_params(config)["layers"]
+    tree: dict[str, dict[str, Any]] = {}
+    for name in lora.targets:
+        depth, rows, columns = layers[MATRICES[name]][name]["kernel"].shape
+        # By name: the others stay as they are if a target is added.
+        own_key = jax.random.fold_in(key, zlib.crc32(name.encode()))
+        a = jax.random.normal(own_key, (depth, rows, lora.rank)) * rows**-0.5
+        b = jnp.zeros((depth, lora.rank, columns))
+        tree.setdefault(MATRICES[name], {})[name] = {"a": a, "b": b}
+    return {"layers": tree}
+
+
+@functools.cache
+def abstract(lora: LoraConfig, config: Qwen3Config) -> Any:
+    """The adapters as a tree of `jax.ShapeDtypeStruct`; takes no memory."""
+    return jax.eval_shape(lambda key: init(key, lora, config), jax.random.key(0))
+
+
+def merge(base: model.Params, adapters: Any, lora: LoraConfig) -> model.Params:
+    """Parameters of the shape of `base` with the adapters added; differentiable in both.
+
+    The result is what is sampled from and exported.
+    """
+    layers = {module: dict(matrices) for module, matrices in base["layers"].items()}
+    for module, matrices in adapters["layers"].items():
+        for name, pair in matrices.items():
+            kernel = base["layers"][module][name]["kernel"]
+            change = jnp.matmul(pair["a"], pair["b"]) * (lora.alpha / lora.rank)
+            layers[module][name] = {"kernel": kernel + change.astype(kernel.dtype)}
+    return {**base, "layers": layers}

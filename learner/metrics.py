@@ -1,0 +1,174 @@
+"""Where the figures of every step go, and those of the machine among them."""
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+
+#: Names that begin so depend on the machine and its load; two equal runs may differ in them.
+MACHINE = "machine/"
+
+
+class Clock:
+    """Adds up the time spent in each part of a step."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def measure(self, part: str) -> Iterator[None]:
+        """Adds the time that the body takes to `part`."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - begin
+
+
+def machine(seconds: Mapping[str, float]) -> dict[str, float]:
+    """The time split of a step and the memory in use, named for the log.
+
+    Args:
+      seconds: what each part took.
+
+    Returns:
+      `machine/PART_seconds`, and in GiB `machine/device_memory` and `machine/device_memory_peak`
+      of the fullest local device where the backend tells (a CPU does not), and on Linux
+      `machine/host_memory` of this process.
+    """
+    figures = {f"{MACHINE}{part}_seconds": value for part, value in seconds.items()}
+    stats = [device.memory_stats() or {} for device in jax.local_devices()]
+    for name, key in (
+        ("device_memory", "bytes_in_use"),
+        ("device_memory_peak", "peak_bytes_in_use"),
+    ):
+        values = [stat[key] for stat in stats if key in stat]
+        if values:
+            figures[MACHINE + name] = max(values) / 2**30
+    pages = Path("/proc/self/statm")
+    if pages.exists():
+        resident = int(pages.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        figures[f"{MACHINE}host_memory"] = resident / 2**30
+    return figures
+
+
+def rate(part: str, tokens: float, seconds: Mapping[str, float]) -> dict[str, float]:
+    """`machine/PART_tokens_per_second`."""
+    return {f"{MACHINE}{part}_tokens_per_second": tokens / max(seconds[part], 1e-9)}
+
+
+class Writer(Protocol):
+    """Takes the figures of one step after the other."""
+
+    def write(self, step: int, figures: Mapping[str, float]) -> None:
+        """Keeps the figures of a step."""
+        ...
+
+    def close(self) -> None:
+        """Ends the log; nothing is written afterwards."""
+        ...
+
+
+class JsonLines:
+    """One line of JSON a step, in a file that is continued.
+
+    Args:
+      path: the file; its folder is made if needed.
+      steps: how many lines of what is there to keep: a resumed run writes the later steps anew,
+        and a line that a kill cut short goes with them.
+    """
+
+    def __init__(self, path: Path, steps: int) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            kept = path.read_text().splitlines()[:steps]
+            # Replaced and not cut, so that a kill at this moment loses nothing.
+            temporary = path.with_name(path.name + ".tmp")
+            temporary.write_text("".join(line + "\n" for line in kept))
+            temporary.replace(path)
+        self._file = path.open("a")
+
+    def write(self, step: int, figures: Mapping[str, float]) -> None:
+        """Appends a line and hands it to the system."""
+        self._file.write(json.dumps({"step": step, **figures}) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+class TensorBoard:
+    """Event files for TensorBoard; needs `tensorboardX` (the extra `tensorboard`).
+
+    Args:
+      folder: of the event files.
+      first_step: figures of this step and later ones that are there are not shown any more.
+
+    Raises:
+      ImportError: the package is missing.
+    """
+
+    def __init__(self, folder: Path, first_step: int = 0) -> None:
+        from tensorboardX import SummaryWriter
+
+        self._writer = SummaryWriter(
+            str(folder), purge_step=first_step, write_to_disk=True, flush_secs=10
+        )
+
+    def write(self, step: int, figures: Mapping[str, float]) -> None:
+        """One scalar for each figure."""
+        for name, value in figures.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Writes what is left and closes the file."""
+        self._writer.close()
+
+
+class WandB:
+    """A run of Weights & Biases; needs `wandb` (the extra `wandb`).
+
+    Args:
+      project: its name.
+      folder: where the package keeps its files.
+      run_id: of the run to start or to continue.
+      config: the options to show with it.
+    """
+
+    def __init__(self, project: str, folder: Path, run_id: str, config: Mapping[str, Any]) -> None:
+        import wandb
+
+        self._run = wandb.init(
+            project=project, dir=str(folder), id=run_id, resume="allow", config=dict(config)
+        )
+
+    def write(self, step: int, figures: Mapping[str, float]) -> None:
+        """Logs the figures; the service ignores steps that it has already."""
+        self._run.log(dict(figures), step=step)
+
+    def close(self) -> None:
+        """Ends the run."""
+        self._run.finish()
+
+
+class Writers:
+    """Several writers as one."""
+
+    def __init__(self, writers: Sequence[Writer]) -> None:
+        self._writers = list(writers)
+
+    def write(self, step: int, figures: Mapping[str, float]) -> None:
+        """Writes to each."""
+        for writer in self._writers:
+            writer.write(step, figures)
+
+    def close(self) -> None:
+        """Closes each."""
+        for writer in self._writers:
+            writer.close()
