@@ -1,44 +1,44 @@
-"""Drawings of instances and plans in plain text."""
+"""Instances and plans as files that a person looks at: plain text, PNG, animated GIF."""
 
-import numpy as np
+from pathlib import Path
 
-from mapf_jax import dynamics
-from mapf_jax.text import FROZEN, GOAL_CHARACTERS, HOLE, map_rows
+from mapf_jax.ascii import ascii_frames, ascii_instance, instance_from_ascii
 from mapf_jax.types import Instance, Plan
 
+__all__ = ["SUFFIXES", "ascii_frames", "ascii_instance", "instance_from_ascii", "save"]
 
-def ascii_instance(instance: Instance) -> str:
-    """The lake with starts (`S s A B C`) and goals (`G g a b c`), cells separated by blanks."""
-    return "\n".join(map_rows(instance))
+SUFFIXES = (".png", ".gif", ".txt")
 
 
-def ascii_frames(instance: Instance, plan: Plan) -> list[str]:
-    """One drawing for each time step of a parsable single plan.
+def save(path: Path, instance: Instance, plan: Plan | None = None, cell: int = 48) -> None:
+    """Draws one instance, with a plan if there is one, in the format that the suffix says.
 
-    Agents are digits, goals `G g a b c`, `#` marks a cell with a rule broken in it at that time;
-    below the lake one line names each broken rule with its agents and cells.
+    Args:
+      path: `.png` is one picture with the paths up to the first violation, `.gif` shows the plan
+        as it unfolds, `.txt` has one drawing for each time step.
+      instance: a single instance.
+      plan: a single plan of it, valid or not.
+      cell: width of a cell in pixels.
+
+    Raises:
+      ValueError: the suffix is none of these, or a GIF is asked for without a plan.
+      ImportError: Pillow is needed and not there.
     """
-    size = int(instance.size)
-    blocked = np.asarray(instance.blocked)
-    positions = np.asarray(plan.positions)
-    agents = np.nonzero(instance.active)[0]
-    frames = []
-    for time in range(int(plan.num_steps) + 1):
-        grid = [[HOLE if blocked[r, c] else FROZEN for c in range(size)] for r in range(size)]
-        for agent in agents:
-            row, column = instance.goals[agent]
-            grid[row][column] = GOAL_CHARACTERS[agent]
-        before = positions[max(time - 1, 0)]
-        broken = dynamics.violations(instance, before, positions[time])
-        notes = []
-        for agent in agents:
-            row, column = (int(value) for value in positions[time, agent])
-            rules = [name for name, flags in vars(broken).items() if flags[agent]]
-            if 0 <= row < size and 0 <= column < size:
-                grid[row][column] = "#" if rules else str(agent)
-            if rules:
-                names = ", ".join(rule.replace("_", " ") for rule in rules)
-                notes.append(f"agent {agent} at ({row},{column}): {names}")
-        lines = [f"t = {time}", *(" ".join(row) for row in grid), *notes]
-        frames.append("\n".join(lines))
-    return frames
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise ValueError(f"{path}: suffix {suffix!r} is not allowed, only {', '.join(SUFFIXES)}")
+    if suffix == ".txt":
+        drawings = [ascii_instance(instance)]
+        if plan is not None:
+            drawings += ascii_frames(instance, plan)
+        path.write_text("\n\n".join(drawings) + "\n")
+        return
+    from mapf_jax import image  # Only pictures need Pillow.
+
+    if suffix == ".png":
+        image.picture(instance, plan, cell).save(path)
+        return
+    if plan is None:
+        raise ValueError(f"{path}: an animation needs a plan")
+    frames, durations = image.animation(instance, plan, cell)
+    image.save_animation(path, frames, durations)

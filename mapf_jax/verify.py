@@ -37,6 +37,28 @@ def plan_violations(instance: Instance, positions: Array) -> dynamics.Violations
     return jax.vmap(functools.partial(dynamics.violations, instance))(before, positions)
 
 
+def violation_kinds(instance: Instance, plan: Plan) -> jax.Array:
+    """int32[T, A], the `ViolationKind` of each agent of a single parsable plan at each time."""
+    kinds = plan_violations(instance, plan.positions).kind().astype(jnp.int32)
+    wrong_start, goal_missed = _wrong_ends(instance, plan.positions)
+    times = jnp.arange(kinds.shape[0])[:, None]
+    for rule, flags in (
+        (ViolationKind.WRONG_START, (times == 0) & wrong_start),
+        (ViolationKind.GOAL_MISSED, (times == plan.num_steps) & goal_missed),
+    ):
+        kinds = jnp.where(flags & (kinds == ViolationKind.NONE), rule, kinds)
+    return kinds
+
+
+def _wrong_ends(instance: Instance, positions: Array) -> tuple[jax.Array, jax.Array]:
+    """(does not begin on its start, does not end on its goal), each bool[A]."""
+    starts = jnp.asarray(instance.starts, positions.dtype)
+    goals = jnp.asarray(instance.goals, positions.dtype)
+    wrong_start = jnp.any(positions[0] != starts, axis=-1) & instance.active
+    goal_missed = jnp.any(positions[-1] != goals, axis=-1) & instance.active
+    return wrong_start, goal_missed
+
+
 def _first_violation(kinds: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """(time, agent, kind) of the first of `ViolationKind`s int[T, A]; (-1, -1, NONE) if none."""
     broken = kinds != ViolationKind.NONE
@@ -52,9 +74,7 @@ def _verify_one(instance: Instance, plan: Plan) -> Verdict:
     broken = plan_violations(instance, positions)
 
     goals = jnp.asarray(instance.goals, positions.dtype)
-    starts = jnp.asarray(instance.starts, positions.dtype)
-    wrong_start = jnp.any(positions[0] != starts, axis=-1) & active
-    goal_missed = jnp.any(positions[-1] != goals, axis=-1) & active
+    wrong_start, goal_missed = _wrong_ends(instance, positions)
     costs = jnp.where(active, path_costs(positions, goals), 0)
 
     checks = {
@@ -72,15 +92,9 @@ def _verify_one(instance: Instance, plan: Plan) -> Verdict:
     optimum = INFINITE_COST if instance.solution is None else instance.solution.cost
     known = valid & jnp.asarray(optimum < INFINITE_COST)
     gap = jnp.where(known, cost - optimum, INFINITE_COST)
-
-    times = jnp.arange(positions.shape[0])[:, None]
-    kinds = broken.kind().astype(jnp.int32)
-    for rule, flags in (
-        (ViolationKind.WRONG_START, (times == 0) & wrong_start),
-        (ViolationKind.GOAL_MISSED, (times == plan.num_steps) & goal_missed),
-    ):
-        kinds = jnp.where(flags & (kinds == ViolationKind.NONE), rule, kinds)
-    time, agent, kind = _first_violation(jnp.where(agent_count, kinds, ViolationKind.NONE))
+    time, agent, kind = _first_violation(
+        jnp.where(agent_count, violation_kinds(instance, plan), ViolationKind.NONE)
+    )
     return Verdict(
         **checks,
         valid=valid,
