@@ -99,6 +99,16 @@ def bucket(n: int, sizes: int | Sequence[int]) -> int:
     return min(fitting)
 
 
+def octave_bucket(n: int, multiple: int, per_octave: int) -> int:
+    """The smallest allowed length that holds n tokens: few lengths, little padding.
+
+    Allowed are the multiples of `multiple`, and from one power of two to the next only
+    `per_octave` of them, evenly spaced; so at most 1 / per_octave of a long row is padding.
+    """
+    octave = 1 << max(0, max(0, n - 1).bit_length() - 1)  # the power of two below n
+    return bucket(n, bucket(octave // per_octave, multiple))
+
+
 def pad_right(
     rows: Sequence[Sequence[int]], length: int, pad_id: int
 ) -> tuple[np.ndarray, np.ndarray]:

@@ -1,18 +1,17 @@
-"""The sampler against torch's generation, the full forward pass, and exact distributions."""
+"""The sampler against torch's generation, the full forward pass, and itself run otherwise."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 from transformers import Qwen3Config as TorchConfig
 from transformers import Qwen3ForCausalLM
 
-from learner import sharding
-from learner.logprobs import token_logprobs
+from learner import decoding, sharding
 from learner.qwen3 import model, weights
 from learner.qwen3.config import Qwen3Config
-from learner.sampler import Sampler, SamplingParams, draw, token_distribution
+from learner.sampler import FinishReason, Sampler, SamplingParams
+from learner.token_automaton import ThinkingBudget, TokenAutomaton
 
 PAD = 0
 RNG = np.random.default_rng(0)
@@ -27,7 +26,7 @@ CONFIG = Qwen3Config(
     head_dim=8,
     rope_theta=5e6,
     tie_word_embeddings=True,
-    max_position_embeddings=64,
+    max_position_embeddings=96,
     initializer_range=0.3,
 )
 PARAMS = model.init_params(jax.random.key(0), CONFIG)
@@ -37,16 +36,16 @@ def one_device():
     return sharding.make_mesh(devices=jax.devices()[:1])
 
 
-def sampler(mesh=None, *, prompt_bucket_multiple=8, max_rows=64, vocab_size=None, **sampling):
-    sampling = SamplingParams(**({"max_new_tokens": 12} | sampling))
+def sampler(mesh=None, **arguments):
+    names = ("prompt_bucket_multiple", "max_rows", "segment_tokens", "vocab_size", "text_of")
+    options = {name: arguments.pop(name) for name in names if name in arguments}
+    sampling = SamplingParams(**({"max_new_tokens": 12} | arguments))
     return Sampler(
         CONFIG,
         mesh or one_device(),
         sampling,
         PAD,
-        prompt_bucket_multiple=prompt_bucket_multiple,
-        max_rows=max_rows,
-        vocab_size=vocab_size,
+        **({"prompt_bucket_multiple": 8, "max_rows": 64} | options),
     )
 
 
@@ -55,65 +54,88 @@ def keys(n, seed=1):
 
 
 def test_greedy_equals_torch_generation(tmp_path):
-    """Forty tokens, so that the cache grows twice; prompts of all lengths in one batch."""
+    """64 tokens, so that the cache grows; prompts of all lengths in one batch."""
     weights.save(tmp_path, PARAMS, CONFIG)
     reference = Qwen3ForCausalLM.from_pretrained(tmp_path).eval()
     assert isinstance(reference.config, TorchConfig)
-    got = sampler(temperature=0.0, max_new_tokens=40)(PARAMS, PROMPTS, keys(5))
+    got = sampler(temperature=0.0, max_new_tokens=64)(PARAMS, PROMPTS, keys(5))
     for prompt, row in zip(PROMPTS, got.tokens, strict=True):
         with torch.no_grad():
             want = reference.generate(
                 torch.tensor([prompt]),
                 attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
                 do_sample=False,
-                max_new_tokens=40,
+                max_new_tokens=64,
             )
         np.testing.assert_array_equal(row, want[0, len(prompt) :].numpy())
     assert not got.stopped.any()
-    assert (got.lengths == 40).all()
+    assert (got.lengths == 64).all()
 
 
-@pytest.mark.parametrize(("temperature", "vocab_size"), [(1.0, None), (0.7, 90)])
-def test_logprobs_are_those_of_the_full_forward_pass(temperature, vocab_size):
+def forward_logits(samples, group):
+    """Logits f32[N, M, V] that the training path gives for every sampled token; and those [V].
+
+    Token m of an answer is predicted at slot m of the result.
+    """
+    N, M = samples.tokens.shape
+    width = max(map(len, PROMPTS)) + M
+    rows = np.full((N, width), PAD, np.int32)
+    starts = np.array([len(PROMPTS[n // group]) for n in range(N)])
+    for n in range(N):
+        whole = [*PROMPTS[n // group], *samples.tokens[n, : samples.lengths[n]]]
+        rows[n, : len(whole)] = whole
+    positions = np.broadcast_to(np.arange(width, dtype=np.int32), rows.shape)
+    valid = positions < (starts + samples.lengths)[:, None]
+    logits = np.asarray(model.logits(PARAMS, CONFIG, rows, positions, valid))
+    at = np.minimum(starts[:, None] - 1 + np.arange(M), width - 1)
+    return np.take_along_axis(logits, at[..., None], axis=1)
+
+
+def log_softmax(logits):
+    logits = logits.astype(np.float64)
+    top = logits.max(axis=-1, keepdims=True)
+    return logits - top - np.log(np.exp(logits - top).sum(axis=-1, keepdims=True))
+
+
+def assert_logprobs(samples, logits):
+    """The reported log-probabilities are those of the softmax of `logits` [N, M, V]."""
+    want = np.take_along_axis(log_softmax(logits), samples.tokens[..., None], axis=-1)[..., 0]
+    used = np.arange(samples.tokens.shape[1]) < samples.lengths[:, None]
+    np.testing.assert_allclose(samples.logprobs[used], want[used], atol=1e-4)
+    assert (samples.logprobs[~used] == 0).all()
+    assert (samples.tokens[~used] == PAD).all()
+
+
+@pytest.mark.parametrize(
+    ("temperature", "vocab_size", "max_rows"), [(1.0, None, 64), (0.7, 90, 6), (0.0, None, 3)]
+)
+def test_logprobs_are_those_of_the_full_forward_pass(temperature, vocab_size, max_rows):
+    """In one batch, and refilled through few slots."""
     stop = (3, 7, 11, 12, 60, 61, 62)
     run = sampler(
-        temperature=temperature, vocab_size=vocab_size, stop_token_ids=stop, max_new_tokens=36
+        temperature=temperature,
+        vocab_size=vocab_size,
+        max_rows=max_rows,
+        stop_token_ids=stop,
+        max_new_tokens=36,
     )
     got = run(PARAMS, PROMPTS, keys(5), num_samples=4)
     assert got.tokens.shape == got.logprobs.shape == (20, 36)
     assert got.stopped.any()
+    logits = forward_logits(got, 4)[..., :vocab_size] / (temperature or 1)
+    assert_logprobs(got, logits)
     for n in range(20):
         length = int(got.lengths[n])
         answer = got.tokens[n, :length]
-        # Ends with the first stop token or at the budget, and holds nothing beyond.
+        # Ends with the first stop token or at the budget.
         assert not np.isin(answer[:-1], stop).any()
-        assert got.stopped[n] == np.isin(answer[-1], stop)
+        assert got.finish[n] == (
+            FinishReason.STOP_TOKEN if np.isin(answer[-1], stop) else FinishReason.LENGTH
+        )
         assert got.stopped[n] or length == 36
-        assert (got.tokens[n, length:] == PAD).all()
-        assert (got.logprobs[n, length:] == 0).all()
         assert answer.max() < (vocab_size or 96)
-
-    width = 13 + 36
-    rows = np.full((20, width), PAD, np.int32)
-    for n in range(20):
-        whole = [*PROMPTS[n // 4], *got.tokens[n, : got.lengths[n]]]
-        rows[n, : len(whole)] = whole
-    positions = np.broadcast_to(np.arange(width, dtype=np.int32), rows.shape)
-    ends = np.array([len(PROMPTS[n // 4]) + got.lengths[n] for n in range(20)])
-    hidden = model.hidden_states(PARAMS, CONFIG, rows, positions, positions < ends[:, None])
-    logp, _ = token_logprobs(
-        hidden[:, :-1],
-        model.unembedding(PARAMS, CONFIG),
-        rows[:, 1:],
-        temperature=temperature,
-        vocab_size=vocab_size,
-    )
-    for n in range(20):
-        start = len(PROMPTS[n // 4]) - 1
-        want = logp[n, start : start + got.lengths[n]]
-        np.testing.assert_allclose(got.logprobs[n, : got.lengths[n]], want, atol=1e-4)
-    # The samples of one prompt differ.
-    assert len({tuple(row) for row in got.tokens[:4]}) == 4
+    # The samples of one prompt differ, unless they are greedy.
+    assert len({tuple(row) for row in got.tokens[:4]}) == (4 if temperature else 1)
 
 
 @pytest.mark.parametrize(
@@ -130,77 +152,215 @@ def test_eight_devices_give_the_tokens_of_one(axes, temperature):
     np.testing.assert_allclose(one.logprobs, eight.logprobs, atol=1e-5)
 
 
-def test_a_sample_depends_on_its_own_key_alone():
-    """Other neighbours, other padding, other chunks: the same samples."""
+@pytest.mark.parametrize(
+    "otherwise",
+    [
+        {"max_rows": 1},
+        {"max_rows": 2, "segment_tokens": 5},
+        {"max_rows": 7, "prompt_bucket_multiple": 16, "segment_tokens": 1},
+        {"max_rows": 200},
+    ],
+)
+def test_a_sample_depends_on_its_own_key_alone(otherwise):
+    """Other neighbours, slots, padding and order of refilling: the same samples.
+
+    The tokens are equal; log-probabilities may differ in rounding, since a matrix product may sum
+    in another order where its other dimension differs.
+    """
+    stop = tuple(range(0, 96, 9))
     all_keys = keys(5)
-    together = sampler()(PARAMS, PROMPTS, all_keys, num_samples=3)
-    chunked = sampler(max_rows=6, prompt_bucket_multiple=16)
-    apart = chunked(PARAMS, PROMPTS[::-1], all_keys[::-1], num_samples=2)
+    together = sampler(stop_token_ids=stop)(PARAMS, PROMPTS, all_keys, num_samples=3)
+    assert len(set(together.lengths)) > 4
+    apart = sampler(stop_token_ids=stop, **otherwise)(
+        PARAMS, PROMPTS[::-1], all_keys[::-1], num_samples=2
+    )
     for i in range(5):
         for g in range(2):
             a, b = 3 * i + g, 2 * (4 - i) + g
             np.testing.assert_array_equal(together.tokens[a], apart.tokens[b])
             np.testing.assert_allclose(together.logprobs[a], apart.logprobs[b], atol=1e-5)
-    other = sampler()(PARAMS, PROMPTS, keys(5, seed=2), num_samples=3)
-    assert (other.tokens != together.tokens).any(axis=1).all()
+            assert together.finish[a] == apart.finish[b]
 
 
-def test_batch_sizes_share_programs():
-    run = sampler(max_rows=4, max_new_tokens=2, prompt_bucket_multiple=16)
-    for n in (1, 2, 3, 4, 5):
-        assert run(PARAMS, PROMPTS[:n], keys(n), num_samples=2).tokens.shape == (2 * n, 2)
-    # One or two prompts at a time, all in one bucket of lengths.
-    assert run._generate._cache_size() == 2
-    assert run(PARAMS, [], keys(0), num_samples=2).tokens.shape == (0, 2)
+def test_other_keys_give_other_samples():
+    one, other = (sampler()(PARAMS, PROMPTS, keys(5, seed=seed)) for seed in (1, 2))
+    assert (one.tokens != other.tokens).any(axis=1).all()
 
 
-# One token -------------------------------------------------------------------
+def test_few_programs_serve_all_calls(monkeypatch):
+    """Two rooms for answers, two for prompts, prompts by 1, 2 and 4; then none is traced."""
+    traces = {"decode_step": 0, "prefill": 0}
+
+    def counting(name):
+        function = getattr(decoding, name)
+
+        def counted(*args):
+            traces[name] += 1
+            return function(*args)
+
+        monkeypatch.setattr(decoding, name, counted)
+
+    for name in traces:
+        counting(name)
+    run = sampler(max_rows=4, stop_token_ids=(5, 6, 7), max_new_tokens=40, segment_tokens=8)
+    for seed in range(4):
+        run(PARAMS, PROMPTS[seed:] * 3, keys(15 - 3 * seed, seed=seed))
+    assert traces["decode_step"] == 2
+    assert 1 <= traces["prefill"] <= 6
+    before = dict(traces)
+    run(PARAMS, PROMPTS * 3, keys(15, seed=0))
+    run(jax.tree.map(lambda x: x * 1.0, PARAMS), PROMPTS[1:] * 3, keys(12, seed=1))
+    assert traces == before
 
 
-@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (5, 1.0), (0, 0.6), (9, 0.8), (1, 1.0)])
-def test_truncated_distribution_equals_the_definition(top_k, top_p):
-    logits = RNG.normal(size=(6, 40)).astype(np.float32) * 2
-    sampling = SamplingParams(max_new_tokens=1, temperature=0.8, top_k=top_k, top_p=top_p)
-    got = np.exp(token_distribution(jnp.asarray(logits), sampling))
-    for row, want_logits in zip(got, logits.astype(np.float64) / 0.8, strict=True):
-        order = np.argsort(-want_logits)[: top_k or None]
-        probs = np.exp(want_logits[order])
-        probs /= probs.sum()
-        kept = np.searchsorted(np.cumsum(probs), top_p) + 1 if top_p < 1 else len(order)
-        want = np.zeros(40)
-        want[order[:kept]] = probs[:kept] / probs[:kept].sum()
-        np.testing.assert_allclose(row, want, atol=1e-5)
+# Ends of answers --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [1, 7, 50])
-def test_draws_follow_the_distribution(size):
-    """Pearson's chi-squared below its mean plus five standard deviations; zeros never drawn."""
-    n = 40_000
-    probs = RNG.dirichlet(np.ones(size)).astype(np.float32)
-    probs[: size // 3] = 0
-    probs /= probs.sum()
-    logp = jnp.log(jnp.asarray(probs))
-    tokens = jax.jit(draw)(keys(n), jnp.broadcast_to(logp, (n, size)))
-    counts = np.bincount(np.asarray(tokens), minlength=size)
-    possible = probs > 0
-    assert counts[~possible].sum() == 0
-    expected = n * probs[possible]
-    chi2 = ((counts[possible] - expected) ** 2 / expected).sum()
-    freedom = max(1, possible.sum() - 1)
-    assert chi2 < freedom + 5 * np.sqrt(2 * freedom)
+@pytest.mark.parametrize("max_rows", [1, 2, 64])
+def test_all_stop_at_the_first_token(max_rows):
+    got = sampler(max_rows=max_rows, stop_token_ids=tuple(range(96)))(PARAMS, PROMPTS, keys(5))
+    assert (got.lengths == 1).all()
+    assert (got.finish == FinishReason.STOP_TOKEN).all()
+    free = sampler()(PARAMS, PROMPTS, keys(5))
+    np.testing.assert_array_equal(got.tokens[:, 0], free.tokens[:, 0])
+    np.testing.assert_allclose(got.logprobs[:, 0], free.logprobs[:, 0], atol=1e-5)
 
 
-def test_a_certain_token_is_always_drawn_in_a_large_vocabulary():
-    logp = jnp.full((200, 5000), -jnp.inf).at[jnp.arange(200), jnp.arange(200) * 25].set(0.0)
-    np.testing.assert_array_equal(draw(keys(200), logp), np.arange(200) * 25)
+@pytest.mark.parametrize("max_rows", [2, 64])
+def test_budgets_cut_the_very_same_answers(max_rows):
+    budgets = np.array([1, 12, 5, 2, 11, 1, 3, 12, 7, 9])
+    free = sampler()(PARAMS, PROMPTS, keys(5), 2)
+    got = sampler(max_rows=max_rows, segment_tokens=4)(PARAMS, PROMPTS, keys(5), 2, budgets=budgets)
+    np.testing.assert_array_equal(got.lengths, budgets)
+    assert (got.finish == FinishReason.LENGTH).all()
+    for n, budget in enumerate(budgets):
+        np.testing.assert_array_equal(got.tokens[n, :budget], free.tokens[n, :budget])
+        assert (got.tokens[n, budget:] == PAD).all()
 
 
-# Refusals --------------------------------------------------------------------
+def letters(ids):
+    """Ids as letters; 0..3 as the four bytes of one character, only readable together."""
+    text, i = "", 0
+    while i < len(ids):
+        if list(ids[i : i + 4]) == [0, 1, 2, 3]:
+            text, i = text + "\N{GRINNING FACE}", i + 4
+        else:
+            text += "\ufffd" if ids[i] < 4 else chr(ord("a") + ids[i] % 26)
+            i += 1
+    return text
+
+
+@pytest.mark.parametrize("segment_tokens", [1, 5, 32])
+def test_stop_strings_end_an_answer_at_the_token_that_completes_them(segment_tokens):
+    strings, stop = ("ab", "cde", "z", "qr"), (30, 31)
+    free = sampler(stop_token_ids=stop, max_new_tokens=40)(PARAMS, PROMPTS, keys(5), 8)
+    run = sampler(
+        stop_strings=strings,
+        stop_token_ids=stop,
+        text_of=letters,
+        max_rows=6,
+        max_new_tokens=40,
+        segment_tokens=segment_tokens,
+    )
+    got = run(PARAMS, PROMPTS, keys(5), 8)
+    for n in range(40):
+        answer = free.tokens[n, : free.lengths[n]].tolist()
+        ends = (
+            m for m in range(1, len(answer) + 1) if any(s in letters(answer[:m]) for s in strings)
+        )
+        end = next(ends, None)
+        by_string = end is not None and not (end == len(answer) and free.stopped[n])
+        want = answer[:end] if by_string else answer
+        assert got.tokens[n, : got.lengths[n]].tolist() == want
+        assert got.finish[n] == (FinishReason.STOP_STRING if by_string else free.finish[n])
+        np.testing.assert_allclose(
+            got.logprobs[n, : len(want)], free.logprobs[n, : len(want)], atol=1e-5
+        )
+    assert set(got.finish) == {
+        FinishReason.STOP_STRING,
+        FinishReason.STOP_TOKEN,
+        FinishReason.LENGTH,
+    }
+
+
+def test_stop_strings_over_characters_of_several_tokens():
+    from learner.stop_strings import StopStrings
+
+    smile = StopStrings(["x\N{GRINNING FACE}y"], letters)
+    answer = [9, 23, 0, 1, 2, 3, 24, 9]  # j x smile y j
+    assert smile.cut(answer, 0) == smile.cut(answer, 5) == 7
+    assert smile.cut(answer[:6], 0) is None
+
+
+def test_an_automaton_masks_on_the_device():
+    """Digits, at most two at a time, between commas; a comma may also be followed by the end."""
+    digits, comma, end = list(range(40, 50)), 10, 11
+    automaton = TokenAutomaton.create(
+        tokens=[
+            digits,
+            [*digits[:9], comma],
+            [comma] + [-1] * 9,
+            [*digits[:9], end],
+            [end] + [-1] * 9,
+        ],
+        targets=[[1] * 10, [2] * 9 + [3], [3] + [0] * 9, [4] * 9 + [0], [0] * 10],
+    )
+    for max_rows in (64, 3):
+        got = sampler(stop_token_ids=(end,), max_rows=max_rows)(
+            PARAMS, PROMPTS, keys(5), 6, automaton=automaton
+        )
+        mask = np.full((30, 12, 96), -np.inf)
+        for n in range(30):
+            state = 0
+            for m in range(got.lengths[n]):
+                listed = automaton.tokens[state].tolist()
+                mask[n, m, [token for token in listed if token >= 0]] = 0
+                before, state = state, automaton.targets[state][listed.index(got.tokens[n, m])]
+            by_force = got.tokens[n, got.lengths[n] - 1] == end and before == 4
+            assert (got.finish[n] == FinishReason.AUTOMATON) == by_force
+        assert_logprobs(got, np.maximum(forward_logits(got, 6) + mask, -1e30))
+    reasons = {FinishReason.AUTOMATON, FinishReason.STOP_TOKEN}
+    assert reasons <= set(got.finish)
+
+
+def test_thinking_is_ended_within_its_budget():
+    """The closing tokens have probability one; what follows has the model's own."""
+    think_end, closing = 20, (33, 20, 34)
+    thinking = ThinkingBudget(max_tokens=5, end_id=think_end, closing_ids=closing)
+    got = sampler(max_new_tokens=16, thinking=thinking, max_rows=4)(PARAMS, PROMPTS, keys(5), 4)
+    free = sampler(max_new_tokens=16)(PARAMS, PROMPTS, keys(5), 4)
+    np.testing.assert_array_equal(got.tokens[:, :5], free.tokens[:, :5])
+    ended = (got.tokens[:, :5] == think_end).any(axis=1)
+    assert not ended.all()
+    np.testing.assert_array_equal(got.tokens[ended], free.tokens[ended])
+    np.testing.assert_array_equal(got.tokens[~ended, 5:8], [closing] * (~ended).sum())
+    assert (got.logprobs[~ended, 5:8] == 0).all()
+    logits = forward_logits(got, 4)
+    for n in np.flatnonzero(~ended):
+        for m, token in enumerate(closing, start=5):
+            logits[n, m] = np.where(np.arange(96) == token, 0, -1e30)
+    assert_logprobs(got, logits)
+
+
+def test_streaming_gives_the_same_answer():
+    run = sampler(segment_tokens=5, stop_token_ids=(5, 6))
+    whole = run(PARAMS, PROMPTS[:1], keys(1))
+    pieces = list(run.stream(PARAMS, PROMPTS[0], keys(1)[0]))
+    assert [piece.finish is None for piece in pieces] == [True] * (len(pieces) - 1) + [False]
+    streamed = np.concatenate([piece.tokens for piece in pieces])
+    np.testing.assert_array_equal(streamed, whole.tokens[0, : whole.lengths[0]])
+
+
+def test_no_prompts():
+    assert sampler()(PARAMS, [], keys(0), num_samples=2).tokens.shape == (0, 12)
+
+
+# Refusals ---------------------------------------------------------------------
 
 
 def test_prompts_that_do_not_fit_are_refused_by_number():
-    run = sampler(max_new_tokens=32)
-    run(PARAMS, [[1] * 32], keys(1))
+    run = sampler(max_new_tokens=64)
+    run(PARAMS, [[1] * 32], keys(1), budgets=np.array([1]))
     with pytest.raises(ValueError, match=r"prompt 1 has 33 tokens; allowed are 1\.\.32"):
         run(PARAMS, [[1], [1] * 33], keys(2))
     with pytest.raises(ValueError, match="prompt 0 has 0 tokens"):
@@ -209,17 +369,21 @@ def test_prompts_that_do_not_fit_are_refused_by_number():
         run(PARAMS, [[1], [96, 1]], keys(2))
     with pytest.raises(ValueError, match=r"keys have shape \(3,\); expected \(1,\)"):
         run(PARAMS, [[1]], keys(3))
-    with pytest.raises(ValueError, match=r"num_samples is 65; allowed are 1\.\.64"):
-        run(PARAMS, [[1]], keys(1), num_samples=65)
+    with pytest.raises(ValueError, match="num_samples is 0"):
+        run(PARAMS, [[1]], keys(1), num_samples=0)
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("max_new_tokens", 0), ("temperature", -1.0), ("top_k", -1), ("top_p", 0.0), ("top_p", 1.1)],
-)
-def test_sampling_params_are_checked(field, value):
-    with pytest.raises(ValueError, match=f"{field} is {value}"):
-        SamplingParams(**({"max_new_tokens": 1} | {field: value}))
+def test_budgets_and_automata_that_do_not_fit_are_refused():
+    run = sampler(vocab_size=90)
+    with pytest.raises(ValueError, match=r"budgets have shape \(2,\); expected \(1,\)"):
+        run(PARAMS, [[1]], keys(1), budgets=np.array([1, 2]))
+    for value in (0, 13):
+        with pytest.raises(ValueError, match=rf"budgets\[0\] is {value}; .* 1\.\.12"):
+            run(PARAMS, [[1]], keys(1), budgets=np.array([value]))
+    with pytest.raises(ValueError, match=r"the automaton lists token 90; allowed are 0\.\.89"):
+        run(PARAMS, [[1]], keys(1), automaton=TokenAutomaton.forcing([90]))
+    with pytest.raises(ValueError, match="max_new_tokens is 8; it must exceed 8"):
+        SamplingParams(max_new_tokens=8, thinking=ThinkingBudget(5, 1, (0, 1, 2)))
 
 
 def test_sampler_arguments_are_checked():
@@ -227,5 +391,9 @@ def test_sampler_arguments_are_checked():
         sampler(vocab_size=97)
     with pytest.raises(ValueError, match=r"max_rows is 4.*row shards, 8"):
         sampler(sharding.make_mesh(data=8), max_rows=4)
-    with pytest.raises(ValueError, match="max_new_tokens is 64"):
-        sampler(max_new_tokens=64)
+    with pytest.raises(ValueError, match="max_new_tokens is 96"):
+        sampler(max_new_tokens=96)
+    with pytest.raises(ValueError, match="segment_tokens is 0"):
+        sampler(segment_tokens=0)
+    with pytest.raises(ValueError, match="text_of is None"):
+        sampler(stop_strings=("a",))

@@ -1,0 +1,238 @@
+"""Decoding with a cache of keys and values: prompts into slots, then token by token.
+
+Letters in shapes as in `learner.qwen3.model`, and: P slots for prompts, G samples of each prompt
+at a time, T and S the room for tokens of a prompt and of a sample.
+
+A prompt is stored once and read by all of its samples (shared-prefix attention, arXiv
+2402.05099). Its last token is not part of it: that is the first token that every sample decodes,
+so a sample can start at any time with nothing but the cache. Samples have lengths of their own,
+and each slot's arithmetic is the same whatever the other slots hold.
+"""
+
+import dataclasses
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from learner.qwen3.attention import RowMask, choose, self_attention
+from learner.qwen3.config import Qwen3Config
+from learner.qwen3.model import Block, Params, RMSNorm, rope_angles
+
+_MASKED = float(jnp.finfo(jnp.float32).min)
+_IN_BOUNDS = "promise_in_bounds"
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PromptCache:
+    """Keys and values of the prompts, one array per layer. Keys have their slots last.
+
+    Scores and weighted sums are then products of plain matrices: on a CPU several times faster
+    than with tokens before heads.
+
+    Attributes:
+        keys: L arrays [P, K, h, T]; values: L arrays [P, K, T, h].
+        lengths: i32[P]; slots from there on are padding.
+    """
+
+    keys: tuple[Array, ...]
+    values: tuple[Array, ...]
+    lengths: Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SampleCache:
+    """Keys and values of the samples' own tokens, one array per layer.
+
+    Attributes:
+        keys: L arrays [P, G, K, h, S]; values: L arrays [P, G, K, S, h].
+    """
+
+    keys: tuple[Array, ...]
+    values: tuple[Array, ...]
+
+
+def decoding_params(params: Params, config: Qwen3Config) -> Params:
+    """The parameters for decoding: a tuple of layers, everything in `config.dtype`.
+
+    Slicing stacked weights anew at every step would copy them at every step.
+    """
+    cast = jax.tree.map(lambda x: x.astype(config.dtype), params)
+    layers = tuple(
+        jax.tree.map(lambda x, i=i: x[i], cast["layers"]) for i in range(config.num_hidden_layers)
+    )
+    return {**cast, "layers": layers}
+
+
+def prompt_cache(config: Qwen3Config, slots: int, room: int) -> PromptCache:
+    """An empty cache for P = `slots` prompts of up to T = `room` tokens."""
+    lead = (slots, config.num_key_value_heads)
+    return PromptCache(
+        keys=_zeros(config, (*lead, config.head_dim, room)),
+        values=_zeros(config, (*lead, room, config.head_dim)),
+        lengths=jnp.zeros(slots, jnp.int32),
+    )
+
+
+def sample_cache(config: Qwen3Config, slots: int, samples: int, room: int) -> SampleCache:
+    """An empty cache for P x G = `slots` x `samples` answers of up to S = `room` tokens."""
+    lead = (slots, samples, config.num_key_value_heads)
+    return SampleCache(
+        keys=_zeros(config, (*lead, config.head_dim, room)),
+        values=_zeros(config, (*lead, room, config.head_dim)),
+    )
+
+
+def _zeros(config: Qwen3Config, shape: tuple[int, ...]) -> tuple[Array, ...]:
+    return tuple(jnp.zeros(shape, config.dtype) for _ in range(config.num_hidden_layers))
+
+
+def resize(cache: SampleCache, room: int) -> SampleCache:
+    """The same cache with room for `room` tokens of every sample: padded, or cut at the end."""
+
+    def fit(x: Array, axis: int) -> Array:
+        if room <= x.shape[axis]:
+            return jax.lax.slice_in_dim(x, 0, room, axis=axis)
+        padding = [(0, room - x.shape[axis] if i == axis else 0) for i in range(x.ndim)]
+        return jnp.pad(x, padding)
+
+    return SampleCache(
+        keys=tuple(fit(x, 4) for x in cache.keys), values=tuple(fit(x, 3) for x in cache.values)
+    )
+
+
+def prefill(
+    params: Params,
+    config: Qwen3Config,
+    cache: PromptCache,
+    tokens: Array,
+    lengths: Array,
+    slots: Array,
+) -> PromptCache:
+    """Run n prompts and put them into slots of the cache.
+
+    Args:
+        params: of `decoding_params`.
+        tokens: i32[n, t], padded on the right, t at most T; without the prompts' last tokens.
+        lengths: i32[n], from 0 up.
+        slots: i32[n], distinct; a prompt whose slot is P or more is dropped.
+    """
+    n, t = tokens.shape
+    positions = jnp.arange(t)
+    rope = rope_angles(jnp.broadcast_to(positions, (n, t)), config)
+    mask = RowMask(positions < lengths[:, None], right_padded=True)
+    implementation = choose(config).name
+    keys, values = list(cache.keys), list(cache.values)
+
+    x = _embed(params, config, tokens)
+    for i, layer in enumerate(params["layers"]):
+
+        def attend(q: Array, k: Array, v: Array, i: int = i) -> Array:
+            keys[i] = keys[i].at[slots, :, :, :t].set(k.transpose(0, 2, 3, 1), mode="drop")
+            values[i] = values[i].at[slots, :, :t].set(v.transpose(0, 2, 1, 3), mode="drop")
+            return self_attention(q, k, v, mask, implementation)
+
+        x = nn.with_logical_constraint(x, ("batch", "length", "activation"))
+        x = Block(config).apply({"params": layer}, x, rope, attend)
+    lengths = cache.lengths.at[slots].set(lengths, mode="drop")
+    return PromptCache(tuple(keys), tuple(values), lengths)
+
+
+def decode_step(
+    params: Params,
+    config: Qwen3Config,
+    prompts: PromptCache,
+    cache: SampleCache,
+    tokens: Array,
+    counts: Array,
+) -> tuple[SampleCache, Array]:
+    """Run one token of every sample.
+
+    Args:
+        params: of `decoding_params`.
+        tokens: i32[P, G], the newest token; the last one of the prompt at first.
+        counts: i32[P, G], tokens of the sample before it, less than S. 0 at first.
+
+    Returns:
+        The cache with that token in it, and the final hidden states [P, G, D].
+    """
+    P, G = tokens.shape
+    T, S = prompts.keys[0].shape[-1], cache.keys[0].shape[-1]
+    rope = rope_angles(prompts.lengths[:, None] + counts, config)
+    prompt_mask = (jnp.arange(T) < prompts.lengths[:, None])[:, None, None]
+    own_mask = jnp.arange(S) <= counts[..., None, None, None]
+    rows, columns = jnp.arange(P)[:, None], jnp.arange(G)
+    keys, values = list(cache.keys), list(cache.values)
+
+    x = _embed(params, config, tokens)
+    for i, layer in enumerate(params["layers"]):
+
+        def attend(q: Array, k: Array, v: Array, i: int = i) -> Array:
+            keys[i] = keys[i].at[rows, columns, :, :, counts].set(k, mode=_IN_BOUNDS)
+            values[i] = values[i].at[rows, columns, :, counts].set(v, mode=_IN_BOUNDS)
+            return cached_attention(
+                q, prompts.keys[i], prompts.values[i], keys[i], values[i], prompt_mask, own_mask
+            )
+
+        x = nn.with_logical_constraint(x, ("batch", "length", "activation"))
+        x = Block(config).apply({"params": layer}, x, rope, attend)
+    norm = RMSNorm(config, "norm").apply({"params": params["final_norm"]}, x)
+    return SampleCache(tuple(keys), tuple(values)), norm
+
+
+def cached_attention(
+    q: Array,
+    prompt_keys: Array,
+    prompt_values: Array,
+    keys: Array,
+    values: Array,
+    prompt_mask: Array,
+    own_mask: Array,
+) -> Array:
+    """Attention of one query of each sample over its prompt and its own tokens.
+
+    One softmax over two arrays: their maxima and sums are combined, so that neither is copied.
+
+    Args:
+        q: [P, G, H, h].
+        prompt_keys: [P, K, h, T]; prompt_values: [P, K, T, h].
+        keys: [P, G, K, h, S]; values: [P, G, K, S, h].
+        prompt_mask: bool, broadcast to [P, K, G * R, T]; own_mask: bool, to [P, G, K, R, S].
+
+    Returns:
+        [P, G, H, h] in the dtype of `q`. Scores and softmax are float32.
+    """
+    P, G, H, h = q.shape
+    K = keys.shape[2]
+    R = H // K
+    product = functools.partial(jnp.matmul, preferred_element_type=jnp.float32)
+
+    def by_prompt(x: Array) -> Array:  # [P, G, K, R, n] -> [P, K, G * R, n]
+        return x.transpose(0, 2, 1, 3, 4).reshape(P, K, G * R, -1)
+
+    def by_sample(x: Array) -> Array:  # and back
+        return x.reshape(P, K, G, R, -1).transpose(0, 2, 1, 3, 4)
+
+    q = (q * h**-0.5).reshape(P, G, K, R, h)
+    own = jnp.where(own_mask, product(q, keys), _MASKED)
+    # All samples of a prompt meet its keys in one matrix product.
+    shared = jnp.where(prompt_mask, product(by_prompt(q), prompt_keys), _MASKED)
+    top = jnp.maximum(
+        jnp.max(own, axis=-1, keepdims=True), by_sample(jnp.max(shared, axis=-1, keepdims=True))
+    )
+    own, shared = jnp.exp(own - top), jnp.exp(shared - by_prompt(top))
+    total = jnp.sum(own, axis=-1, keepdims=True)
+    total += by_sample(jnp.sum(shared, axis=-1, keepdims=True))
+    out = product(own.astype(values.dtype), values)
+    out += by_sample(product(shared.astype(values.dtype), prompt_values))
+    return (out / total).astype(q.dtype).reshape(P, G, H, h)
+
+
+def _embed(params: Params, config: Qwen3Config, tokens: Array) -> Array:
+    # Whole rows on every device: a lookup in split rows would have to move the activations.
+    rows = nn.with_logical_constraint(params["embedding"], ("vocab", "activation"))
+    return jnp.take(rows, tokens, axis=0).astype(config.dtype)

@@ -1,0 +1,42 @@
+"""Where in an answer's tokens a stop string is complete."""
+
+from collections.abc import Callable, Sequence
+
+
+class StopStrings:
+    """Finds the token that completes the first stop string of an answer.
+
+    Exactly: the answer ends with the shortest prefix of its tokens whose text contains a stop
+    string. Only the new tokens are looked at, and before them as many as a stop string can
+    reach back over, since every token writes at least one byte.
+
+    Args:
+        strings: what to look for, none empty.
+        text_of: the text of token ids, special tokens written out.
+    """
+
+    def __init__(self, strings: Sequence[str], text_of: Callable[[Sequence[int]], str]) -> None:
+        self._strings = tuple(strings)
+        self._text_of = text_of
+        self._reach = max(len(string.encode()) for string in strings) - 1
+
+    def cut(self, tokens: Sequence[int], start: int) -> int | None:
+        """The length to cut `tokens` to, if a stop string is complete behind `start`.
+
+        Args:
+            tokens: of an answer, from its beginning.
+            start: so many of them were looked at before.
+        """
+        first = max(0, start - self._reach)
+        if not self._contained(tokens[first:]):
+            # Text of the whole may differ from that of its prefixes in the last character only,
+            # where the bytes of one character are spread over tokens.
+            return None
+        for length in range(start + 1, len(tokens) + 1):
+            if self._contained(tokens[first:length]):
+                return length
+        return None
+
+    def _contained(self, tokens: Sequence[int]) -> bool:
+        text = self._text_of(tokens)
+        return any(string in text for string in self._strings)
