@@ -1,16 +1,46 @@
 """Checkpoints that a kill cannot halve: the training state and a small JSON record beside it."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from learner.train_state import TrainState
 
 _STATE, _METADATA = "state", "metadata"
+# Beside the caller's own keys in the metadata.
+_SCORE = "checkpoint_score"
+
+
+class _Keep:
+    """Which checkpoints stay: the newest, and those of the highest scores.
+
+    Orbax asks after every save (its `PreservationPolicy` protocol); the scores are read from the
+    checkpoints themselves when the folder is opened.
+    """
+
+    def __init__(self, newest: int | None, best: int) -> None:
+        self._newest, self._best = newest, best
+        self.scores: dict[int, float] = {}
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
+        """One answer for each checkpoint; they come in ascending order."""
+        del context
+        steps = [info.step for info in checkpoints]
+        if self._newest is None:
+            return [True] * len(steps)
+        keep = set(steps[-self._newest :]) | set(self.best(steps)[: self._best])
+        return [step in keep for step in steps]
+
+    def best(self, steps: Sequence[int]) -> list[int]:
+        """Those that have a score, the highest first; of equal ones the newest first."""
+        scored = [step for step in steps if step in self.scores]
+        return sorted(scored, key=lambda step: (self.scores[step], step), reverse=True)
 
 
 class Checkpoints:
@@ -18,45 +48,65 @@ class Checkpoints:
 
     Orbax writes into a temporary folder and renames it when all is there, so whatever `steps`
     lists is complete; what an interrupted save left behind is ignored, and removed when the folder
-    is opened for writing. Saving returns when the checkpoint is complete.
+    is opened for writing.
 
     Args:
       folder: created if needed.
       keep: how many of the newest to keep, at least 1; None keeps all.
+      keep_best: how many of the highest scores to keep as well.
+      asynchronous: `save` returns when the state has been copied, and the copy is written in the
+        background; the next save, `steps`, `restore` and `close` wait for it. A process that is
+        killed meanwhile leaves the checkpoint before as the latest.
       read_only: never create, write or remove anything.
 
     Raises:
-      ValueError: `keep` is out of its range.
+      ValueError: `keep` or `keep_best` is out of its range.
     """
 
     def __init__(
         self,
         folder: str | Path,
         keep: int | None = 2,
+        keep_best: int = 0,
+        asynchronous: bool = True,
         read_only: bool = False,
     ) -> None:
         if keep is not None and keep < 1:
             raise ValueError(f"keep={keep!r}: allowed are None and integers from 1 up")
+        if keep_best < 0:
+            raise ValueError(f"keep_best={keep_best!r}: allowed are integers from 0 up")
         self._folder = Path(folder).resolve()
+        self._keep = _Keep(keep, keep_best)
         self._manager = ocp.CheckpointManager(
             self._folder,
             options=ocp.CheckpointManagerOptions(
-                max_to_keep=keep,
+                preservation_policy=self._keep,
                 create=not read_only,
                 read_only=read_only,
                 cleanup_tmp_directories=not read_only,
-                enable_async_checkpointing=False,
+                enable_async_checkpointing=asynchronous,
             ),
             item_names=(_STATE, _METADATA),
         )
+        for step in self.steps():
+            score = self._read_metadata(step).get(_SCORE)
+            if score is not None:
+                self._keep.scores[step] = score
 
-    def save(self, step: int, state: TrainState, metadata: Mapping[str, Any]) -> None:
-        """Writes checkpoint `step`; afterwards it is on disk.
+    def save(
+        self,
+        step: int,
+        state: TrainState,
+        metadata: Mapping[str, Any],
+        score: float | None = None,
+    ) -> None:
+        """Writes checkpoint `step`, in the background if that was asked for.
 
         Args:
           step: its name, larger than those of all others.
-          state: what to save.
+          state: what to save; it may be donated as soon as this returns.
           metadata: anything JSON can hold; a task's state, say.
+          score: how good it is, for `keep_best`; None if that is not known.
 
         Raises:
           ValueError: `step` is not larger than the latest.
@@ -64,23 +114,36 @@ class Checkpoints:
         latest = self.latest_step()
         if latest is not None and step <= latest:
             raise ValueError(f"step={step}: the latest checkpoint is {latest}, allowed are larger")
+        if score is not None:
+            self._keep.scores[step] = float(score)
+        if jax.default_backend() == "cpu":
+            # There Orbax may write from the very buffers that the next step donates.
+            state = jax.block_until_ready(jax.tree.map(jnp.copy, state))
         self._manager.save(
             step,
             args=ocp.args.Composite(
                 state=ocp.args.StandardSave(_as_dict(state)),
-                metadata=ocp.args.JsonSave(dict(metadata)),
+                metadata=ocp.args.JsonSave({**metadata, _SCORE: score}),
             ),
             force=True,
         )
+
+    def wait(self) -> None:
+        """Returns when the last save is on disk; raises what went wrong with it."""
         self._manager.wait_until_finished()
 
     def steps(self) -> list[int]:
         """All complete checkpoints, ascending."""
+        self.wait()
         return sorted(self._manager.all_steps())
 
     def latest_step(self) -> int | None:
         """The newest complete checkpoint, or None."""
         return max(self.steps(), default=None)
+
+    def best_step(self) -> int | None:
+        """The complete checkpoint of the highest score, or None if none has one."""
+        return next(iter(self._keep.best(self.steps())), None)
 
     def restore(
         self, abstract_state: TrainState, step: int | None = None
@@ -100,24 +163,18 @@ class Checkpoints:
         """
         step = self._known(step)
         restored = self._manager.restore(
-            step,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardRestore(_as_dict(abstract_state)),
-                metadata=ocp.args.JsonRestore(),
-            ),
+            step, args=ocp.args.Composite(state=ocp.args.StandardRestore(_as_dict(abstract_state)))
         )
-        return TrainState(**restored[_STATE]), dict(restored[_METADATA])
+        return TrainState(**restored[_STATE]), self.metadata(step)
 
     def metadata(self, step: int | None = None) -> dict[str, Any]:
         """Only the metadata of a checkpoint; arguments and errors as in `restore`."""
-        step = self._known(step)
-        restored = self._manager.restore(
-            step, args=ocp.args.Composite(metadata=ocp.args.JsonRestore())
-        )
-        return dict(restored[_METADATA])
+        metadata = self._read_metadata(self._known(step))
+        metadata.pop(_SCORE, None)
+        return metadata
 
     def close(self) -> None:
-        """Releases what Orbax holds; the object cannot be used afterwards."""
+        """Waits for the last save and releases what Orbax holds; nothing works afterwards."""
         self._manager.close()
 
     def __enter__(self) -> Self:
@@ -130,6 +187,12 @@ class Checkpoints:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _read_metadata(self, step: int) -> dict[str, Any]:
+        restored = self._manager.restore(
+            step, args=ocp.args.Composite(metadata=ocp.args.JsonRestore())
+        )
+        return dict(restored[_METADATA])
 
     def _known(self, step: int | None) -> int:
         steps = self.steps()

@@ -73,6 +73,42 @@ def test_keeps_the_newest(tiny_model, one_device, tmp_path):
         Checkpoints(tmp_path, keep=0)
 
 
+def test_keeps_the_best(tiny_model, one_device, tmp_path):
+    scores = {1: 0.5, 2: 0.9, 3: 0.1, 4: None, 5: 0.9, 6: 0.2, 7: 0.3}
+    for steps in ((1, 2, 3), (4, 5, 6, 7)):  # The scores of the first half are read again.
+        with Checkpoints(tmp_path, keep=2, keep_best=2) as checkpoints:
+            for step in steps:
+                state = new_state(tiny_model, one_device, seed=step)
+                checkpoints.save(step, state, {"step": step}, score=scores[step])
+            kept = checkpoints.steps()
+            assert kept == ([1, 2, 3] if 3 in steps else [2, 5, 6, 7])
+            assert checkpoints.best_step() == (2 if 3 in steps else 5)
+            assert checkpoints.metadata(kept[0]) == {"step": kept[0]}
+    with pytest.raises(ValueError, match="keep_best=-1"):
+        Checkpoints(tmp_path, keep_best=-1)
+
+
+def test_a_state_may_be_donated_while_it_is_written(one_device, tmp_path):
+    """Several saves in flight of a state that each step overwrites in place."""
+    place = sharding.replicated(one_device)
+    double = jax.jit(lambda tree: jax.tree.map(lambda x: 2 * x, tree), donate_argnums=0)
+    state = jax.device_put(
+        TrainState(np.int32(1), np.int32(1), np.ones(4_000_000, np.float32), np.ones(3)), place
+    )
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), state)
+    with Checkpoints(tmp_path, keep=None) as checkpoints:
+        for step in range(1, 5):
+            state = double(state)
+            checkpoints.save(step, state, {})
+            for _ in range(2):
+                state = double(state)
+        for step in range(1, 5):
+            saved, _ = checkpoints.restore(abstract, step)
+            want = 2 ** (3 * step - 2)
+            assert int(saved.step) == want
+            np.testing.assert_array_equal(saved.params, np.full(4_000_000, want, np.float32))
+
+
 SAVE_FOREVER = """
 import sys, jax, jax.numpy as jnp
 from learner.checkpoints import Checkpoints
