@@ -12,7 +12,6 @@ where an absent agent is.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 
 import jax
@@ -77,7 +76,7 @@ def placement_violations(
         & jnp.asarray(instance.blocked)[jnp.where(inside, row, 0), jnp.where(inside, column, 0)]
     )
     active = jnp.asarray(instance.active)
-    vertex = vertex_conflicts(_anywhere(positions), active)
+    vertex = vertex_conflicts(_anywhere(positions, active))
     return ~inside & active, hole & active, vertex
 
 
@@ -93,7 +92,7 @@ def transition_violations(
     """
     distance = jnp.abs(next_positions.astype(jnp.int32) - positions.astype(jnp.int32)).sum(-1)
     active = jnp.asarray(instance.active)
-    swap = swap_conflicts(_anywhere(positions), _anywhere(next_positions), active)
+    swap = swap_conflicts(_anywhere(positions, active), _anywhere(next_positions, active))
     return (distance > 1) & active, swap
 
 
@@ -104,34 +103,27 @@ def violations(instance: Instance, positions: Array, next_positions: Array) -> V
     return Violations(illegal_move, out_of_bounds, hole, vertex, swap)
 
 
-def vertex_conflicts(cells: Array, active: Array) -> jax.Array:
+def vertex_conflicts(cells: Array) -> jax.Array:
     """bool[A]: is another agent in the same cell?
 
     Args:
-      cells: int[A], numbers of cells.
-      active: bool[A], agents that exist.
+      cells: int[A], numbers of cells, `ABSENT` for an agent that does not exist.
     """
-    return _any_other(
-        lambda other: (cells == other(cells)) & active & other(active), active.shape[-1]
-    )
+    return _any_other(lambda other: cells == other, cells) & (cells != ABSENT)
 
 
-def swap_conflicts(cells: Array, next_cells: Array, active: Array) -> jax.Array:
+def swap_conflicts(cells: Array, next_cells: Array) -> jax.Array:
     """bool[A]: does another agent exchange cells with this one?
 
     Args:
-      cells: int[A], numbers of cells before the step.
-      next_cells: int[A], after it.
-      active: bool[A], agents that exist.
+      cells: int[A], numbers of cells before the step, `ABSENT` for an agent that does not exist.
+      next_cells: int[A], after it; likewise.
     """
-    # Two agents that wait in one cell break the vertex rule, they do not exchange cells.
-    moves = active & (cells != next_cells)
-    return _any_other(
-        lambda other: (
-            (cells == other(next_cells)) & (next_cells == other(cells)) & moves & other(moves)
-        ),
-        active.shape[-1],
+    exchanges = _any_other(
+        lambda other, other_next: (cells == other_next) & (next_cells == other), cells, next_cells
     )
+    # Two agents that wait in one cell break the vertex rule, they do not exchange cells.
+    return exchanges & (cells != next_cells)
 
 
 def terrain(instance: Instance) -> jax.Array:
@@ -198,8 +190,8 @@ def cell_violations(cells: Array, next_cells: Array, codes: Array) -> Violations
         illegal_move=jnp.zeros(cells.shape, bool),
         out_of_bounds=active & (codes == OUTSIDE),
         hole=active & (codes == HOLE),
-        vertex=vertex_conflicts(next_cells, active),
-        swap=swap_conflicts(cells, next_cells, active),
+        vertex=vertex_conflicts(next_cells),
+        swap=swap_conflicts(cells, next_cells),
     )
 
 
@@ -226,13 +218,13 @@ def blocked_moves(cells: Array, next_cells: Array, codes: Array) -> Violations:
     barred = active & (codes != FREE)
     wanted = jnp.where(barred, cells, next_cells)
     moves = active & (wanted != cells)
-    swap = swap_conflicts(cells, wanted, active)
+    swap = swap_conflicts(cells, wanted)
 
     def stop(_: int, stays: jax.Array) -> jax.Array:
-        return stays | (moves & vertex_conflicts(jnp.where(stays, cells, wanted), active))
+        return stays | (moves & vertex_conflicts(jnp.where(stays, cells, wanted)))
 
-    # A chain of agents is stopped one by one, the first of them by the swap or by its own rule.
-    stays = jax.lax.fori_loop(0, cells.shape[-1], stop, swap)
+    # A chain is stopped one by one, and either its first agent waits or its first two stop at once.
+    stays = jax.lax.fori_loop(0, cells.shape[-1] - 1, stop, swap)
     return Violations(
         illegal_move=jnp.zeros(cells.shape, bool),
         out_of_bounds=active & (codes == OUTSIDE),
@@ -242,23 +234,27 @@ def blocked_moves(cells: Array, next_cells: Array, codes: Array) -> Violations:
     )
 
 
-def _anywhere(positions: Array) -> jax.Array:
-    """int32[..., A], distinct numbers for distinct int16 (row, column), on the lake or not."""
-    wide = jnp.asarray(positions).astype(jnp.int32)
-    return wide[..., 0] * (1 << 16) + wide[..., 1]
+def _anywhere(positions: Array, active: Array) -> jax.Array:
+    """uint32[A], distinct numbers for distinct int16 (row, column), on the lake or not.
 
-
-def _any_other(relation: Callable[[Callable[[Array], Array]], Array], num_agents: int) -> jax.Array:
-    """bool[A]: does a symmetric relation hold between an agent and any other agent?
-
-    `relation(other)` compares each agent with one other, whose values `other` fetches. Comparing
-    whole vectors with their rolled selves keeps the program free of A x A masks, which the
-    compiler would turn into far slower code; by symmetry half of the shifts suffice.
+    Only the farthest corner (-32768, -32768) shares its number with `ABSENT`.
     """
+    corner = np.iinfo(np.int16).min
+    wide = (jnp.asarray(positions).astype(jnp.int32) - corner).astype(jnp.uint32)
+    return jnp.where(active, (wide[..., 0] << 16) | wide[..., 1], ABSENT)
+
+
+def _any_other(relation: Callable[..., Array], *values: Array) -> jax.Array:
+    """bool[A]: does `relation(*others' values)` hold for an agent and any other agent?
+
+    Each agent is compared with its next neighbour in a ring, then with the one after, and so on,
+    a whole vector at a time. Slices of the vectors laid end to end are the rolled vectors. All
+    this compiles to one piece of vector code, while A x A masks, or `jnp.roll` for each shift,
+    come out about twice as slow.
+    """
+    rings = [jnp.concatenate([array, array]) for array in values]
+    num_agents = len(values[0])
     result = jnp.zeros((num_agents,), bool)
-    for shift in range(1, num_agents // 2 + 1):
-        related = relation(functools.partial(jnp.roll, shift=shift))
-        result |= related
-        if 2 * shift != num_agents:
-            result |= jnp.roll(related, -shift)
+    for shift in range(1, num_agents):
+        result |= relation(*(ring[shift : shift + num_agents] for ring in rings))
     return result

@@ -287,6 +287,19 @@ class MapfFrozenLake:
         """int8[..., A, 2], (row, column) of the agents; (-1, -1) for absent ones."""
         return dynamics.cell_positions(state.cells, self.size)
 
+    def see(
+        self,
+        timestep: TimeStep,
+        state: State,
+        terrain_at: Callable[[jax.Array], jax.Array] | None = None,
+    ) -> TimeStep:
+        """The time step with observation and action mask of another state, for auto-reset."""
+        return dataclasses.replace(
+            timestep,
+            observation=self._observe(state),
+            action_mask=self._action_mask(state, terrain_at or self._terrain_lookup(state)),
+        )
+
     def _terrain_lookup(self, state: State) -> Callable[[jax.Array], jax.Array]:
         # Moves from free cells lead at most into the border, so no index is out of bounds.
         return lambda cells: jnp.asarray(state.terrain).at[cells].get(mode="promise_in_bounds")
