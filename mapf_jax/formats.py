@@ -1,24 +1,50 @@
-"""Instances on disk: JSON lines, one instance a line."""
+"""Instances and plans as JSON lines, one instance a line.
+
+    {"id": "a", "map": ["F F F", "F H F", "F F F"], "starts": [[0, 0], [2, 2]],
+     "goals": [[2, 0], [0, 1]], "cost": 5, "makespan": 3, "needs_wait": false,
+     "paths": [[[0, 0], [1, 0], [2, 0]], [[2, 2], [1, 2], [0, 2], [0, 1]]]}
+
+(all on one line). `map` has rows of `F` and `H` (hole), cells are [row, column], `paths` is
+[agent][time]; an agent whose path is shorter than another's stays at its end. Only id, map, starts
+and goals must be there. The other four are the optimum and stand or fall together; null counts as
+not there. `status` says `optimal` where they are there, else `unsolvable` or `undecided`.
+"""
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import reprlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
+from mapf_jax.blocks import in_blocks
+from mapf_jax.padding import stack_padded, stack_plans
 from mapf_jax.text import FROZEN, HOLE
-from mapf_jax.types import Instance, Solution, Status, make_instance, stack
+from mapf_jax.types import (
+    CHECKS,
+    INFINITE_COST,
+    Instance,
+    Plan,
+    Solution,
+    Status,
+    Verdict,
+    ViolationKind,
+    make_instance,
+)
+from mapf_jax.verify import path_costs, verify
 
-_FIELDS = ("map", "starts", "goals", "cost", "makespan", "needs_wait", "paths")
+_LABELS = ("cost", "makespan", "needs_wait", "paths")
+_BLOCK = 256  # Plans judged at once, so that one program serves any number of records.
 
 
 def to_record(instance: Instance, name: str) -> dict[str, Any]:
     """A single instance as a JSON-able record.
 
-    Keys: id, map (rows of `F` and `H`), starts and goals ([row, column] of each agent), and where
-    the solution is known cost, makespan, needs_wait and paths ([agent][time][row, column]).
+    Keys: id, map, starts, goals, and where the optimum is known cost, makespan, needs_wait and
+    paths. Where a solver found none these four are null, and `status` says what it found.
     """
     size = int(instance.size)
     blocked = np.asarray(instance.blocked)[:size, :size]
@@ -29,72 +55,278 @@ def to_record(instance: Instance, name: str) -> dict[str, Any]:
         "starts": np.asarray(instance.starts)[agents].tolist(),
         "goals": np.asarray(instance.goals)[agents].tolist(),
     }
-    solution = instance.solution
-    if solution is not None:
-        paths = np.asarray(solution.paths)[: int(solution.num_steps) + 1, agents]
-        record |= {
-            "cost": int(solution.cost),
-            "makespan": int(solution.makespan),
-            "needs_wait": bool(solution.needs_wait),
-            "paths": paths.transpose(1, 0, 2).tolist(),
-        }
+    if instance.solution is not None:
+        record |= solution_fields(instance.solution, agents)
+        if record["status"] == "optimal":
+            del record["status"]
     return record
 
 
-def from_records(records: Sequence[Mapping[str, Any]]) -> Instance:
-    """A batch from records of `to_record` that hold their solutions, equal to what was written.
+def solution_fields(solution: Solution, agents: np.ndarray) -> dict[str, Any]:
+    """Status, cost, makespan, needs_wait and paths of a single solution as in a record.
 
-    Maps are padded to the widest lake and plans to the longest one.
+    Args:
+      solution: a single solution.
+      agents: indices of the active agents.
+    """
+    status = Status(int(solution.status))
+    if status != Status.OPTIMAL:
+        return {"status": status.name.lower(), **dict.fromkeys(_LABELS)}
+    paths = np.asarray(solution.paths)[: int(solution.num_steps) + 1, agents]
+    return {
+        "status": status.name.lower(),
+        "cost": int(solution.cost),
+        "makespan": int(solution.makespan),
+        "needs_wait": bool(solution.needs_wait),
+        "paths": paths.transpose(1, 0, 2).tolist(),
+    }
+
+
+def verdict_fields(verdict: Verdict) -> dict[str, Any]:
+    """A single verdict as the fields that `verify` adds to a record.
+
+    `checks` (each by name), `valid`, `plan_cost` and `plan_makespan` (null unless valid), `gap`
+    (null unless valid and the optimum is known) and `violation` (null, or time, agent and kind of
+    the first one).
+    """
+
+    def finite(value: Any) -> int | None:
+        return int(value) if value < INFINITE_COST else None
+
+    kind = ViolationKind(int(verdict.violation_kind))
+    violation = {
+        "time": int(verdict.violation_time),
+        "agent": int(verdict.violation_agent),
+        "kind": kind.name.lower(),
+    }
+    return {
+        "checks": {check: bool(getattr(verdict, check)) for check in CHECKS},
+        "valid": bool(verdict.valid),
+        "plan_cost": finite(verdict.cost),
+        "plan_makespan": finite(verdict.makespan),
+        "gap": finite(verdict.gap),
+        "violation": None if kind == ViolationKind.NONE else violation,
+    }
+
+
+def instance_from_record(record: Mapping[str, Any], name: str) -> Instance:
+    """The instance of a record without its labels.
+
+    Args:
+      record: an object of the format above.
+      name: what to call it in errors, such as its file and line.
 
     Raises:
-      ValueError: a record lacks a field or is not a legal instance; the message names its id.
+      ValueError: a field is missing or wrong; the message names the record and the field.
+    """
+    if not isinstance(_field(record, "id", name), str):
+        raise ValueError(f"{name}: id: {reprlib.repr(record['id'])} is not a string")
+    rows = _field(record, "map", name)
+    if not isinstance(rows, list) or not all(isinstance(row, str) for row in rows):
+        raise ValueError(f"{name}: map: {reprlib.repr(rows)} is not a list of strings")
+    starts = _cells(_field(record, "starts", name), f"{name}: starts")
+    goals = _cells(_field(record, "goals", name), f"{name}: goals")
+    try:
+        return make_instance(rows, starts, goals)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
+def paths_from_record(record: Mapping[str, Any], name: str) -> np.ndarray:
+    """The `paths` of a record as int[T, agents, 2]; shorter ones are padded by staying.
+
+    Raises:
+      ValueError: as `instance_from_record`.
+    """
+    paths = _field(record, "paths", name)
+    if not isinstance(paths, list) or not paths:
+        raise ValueError(f"{name}: paths: {reprlib.repr(paths)} is not a list of one path an agent")
+    cells = [_cells(path, f"{name}: paths[{agent}]") for agent, path in enumerate(paths)]
+    steps = max(map(len, cells))
+    return np.array([path + path[-1:] * (steps - len(path)) for path in cells]).transpose(1, 0, 2)
+
+
+def optimum_from_record(record: Mapping[str, Any], name: str) -> int | None:
+    """The stored optimal sum of costs of a record, None if there is none.
+
+    Raises:
+      ValueError: as `instance_from_record`.
+    """
+    if record.get("cost") is None:
+        return None
+    return _integer(record, "cost", name)
+
+
+def from_records(records: Sequence[Mapping[str, Any]]) -> Instance:
+    """A batch from records of `to_record`, equal to what was written.
+
+    Maps are padded with holes to the widest lake, agents with inactive ones to the largest number,
+    plans by staying to the longest one. The labels are checked as far as one plan can show: the
+    paths must be valid and have the stored cost and at least the stored makespan, and wait where
+    a wait is said to be needed. That no plan is better is believed; `solve` tells.
+
+    Args:
+      records: at least one; any mix of sizes, numbers of agents, solved and unsolved.
+
+    Returns:
+      A batch with NumPy leaves. Its solution is None if no record has a label or a status; else
+      a record without is UNDECIDED.
+
+    Raises:
+      ValueError: a record lacks a field, is not a legal instance or holds a wrong label; the
+        message names its id and the field.
     """
     if not records:
         raise ValueError("records=[]: at least one is needed")
-    names = [record.get("id", f"record {i}") for i, record in enumerate(records)]
-    for name, record in zip(names, records, strict=True):
-        missing = [field for field in _FIELDS if field not in record]
-        if missing:
-            raise ValueError(f"{name}: fields {missing} are missing")
-    width = max(len(record["map"]) for record in records)
-    steps = max(len(record["paths"][0]) for record in records)
-    instances = []
-    for name, record in zip(names, records, strict=True):
-        try:
-            instance = make_instance(
-                record["map"],
-                [(int(r), int(c)) for r, c in record["starts"]],
-                [(int(r), int(c)) for r, c in record["goals"]],
-            )
-            paths = np.array(record["paths"], np.int8).transpose(1, 0, 2)
-            solution = Solution(
-                status=np.asarray(Status.OPTIMAL, np.int8),
-                cost=np.asarray(record["cost"], np.int32),
-                makespan=np.asarray(record["makespan"], np.int32),
-                needs_wait=np.asarray(record["needs_wait"], bool),
-                paths=np.pad(paths, ((0, steps - len(paths)), (0, 0), (0, 0)), mode="edge"),
-                num_steps=np.asarray(len(paths) - 1, np.int32),
-            )
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{name}: {error}") from error
-        extra = (0, width - int(instance.size))
-        blocked = np.pad(instance.blocked, (extra, extra), constant_values=True)
-        instances.append(dataclasses.replace(instance, blocked=blocked, solution=solution))
-    return stack(instances)
+    names = [str(record.get("id", f"record {i}")) for i, record in enumerate(records)]
+    named = list(zip(records, names, strict=True))
+    instances = stack_padded([instance_from_record(record, name) for record, name in named])
+    statuses = [_status(record, name) for record, name in named]
+    if all(status is None for status in statuses):
+        return instances
+    solved = np.array([status == Status.OPTIMAL for status in statuses])
+
+    def labels(field: str, dtype: type, otherwise: Any) -> np.ndarray:
+        read = _boolean if dtype is bool else _integer
+        values = [
+            read(record, field, name) if known else otherwise
+            for (record, name), known in zip(named, solved, strict=True)
+        ]
+        return np.array(values, dtype)
+
+    rest = np.asarray(instances.starts)[:, None]  # Where there is no plan the agents rest.
+    plans = stack_plans(
+        [
+            paths_from_record(record, name) if known else rest[i][:, instances.active[i]]
+            for i, ((record, name), known) in enumerate(zip(named, solved, strict=True))
+        ],
+        instances.starts.shape[-2],
+    )
+    undecided = Status.UNDECIDED
+    solution = Solution(
+        status=np.array([undecided if s is None else s for s in statuses], np.int8),
+        cost=labels("cost", np.int32, INFINITE_COST),
+        makespan=labels("makespan", np.int32, INFINITE_COST),
+        needs_wait=labels("needs_wait", bool, False),
+        paths=plans.positions[:, : int(plans.num_steps.max()) + 1].astype(np.int8),
+        num_steps=plans.num_steps,
+    )
+    _check_labels(names, instances, solution, plans)
+    return dataclasses.replace(instances, solution=solution)
+
+
+def judge(instances: Instance, plans: Plan) -> Verdict:
+    """`verify` with NumPy leaves, compiled once for any number of instances of one shape."""
+    return in_blocks(verify, instances, plans, block=_BLOCK)
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a JSON lines file.
+    """The records of a JSON lines file; blank lines are skipped.
 
     Raises:
       ValueError: a line is not a JSON object; the message names file and line.
     """
-    with path.open() as file:
-        for number, line in enumerate(file, 1):
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{path}:{number}: not JSON ({error})") from error
-            if not isinstance(record, dict):
-                raise ValueError(f"{path}:{number}: {record!r} is not an object")
+    with path.open("rb") as file:
+        for _, record in numbered_records(file, str(path)):
             yield record
+
+
+def numbered_records(lines: Iterable[bytes], name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(`name:line`, record) for each line that is not blank.
+
+    Raises:
+      ValueError: as `read_jsonl`.
+    """
+    for number, line in enumerate(lines, 1):
+        where = f"{name}:{number}"
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line.decode())
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{where}: not JSON ({error})") from error
+        if not isinstance(record, dict):
+            raise ValueError(f"{where}: {reprlib.repr(record)} is not an object")
+        yield where, record
+
+
+def _check_labels(
+    names: Sequence[str], instances: Instance, solution: Solution, plans: Plan
+) -> None:
+    """Raises ValueError if the plan of a solved record contradicts its labels."""
+    verdicts = judge(instances, plans)
+    distances = np.abs(instances.goals.astype(int) - instances.starts).sum(-1).max(-1)
+    positions = np.asarray(plans.positions)
+    arrivals = np.asarray(jax.vmap(path_costs)(positions, instances.goals))
+    times = np.arange(positions.shape[1] - 1)[:, None]
+    stays = np.all(positions[:, 1:] == positions[:, :-1], axis=-1)
+    waits = np.any(stays & (times < arrivals[:, None]) & instances.active[:, None], axis=(1, 2))
+    for i in map(int, np.nonzero(solution.status == Status.OPTIMAL)[0]):
+        name, cost, makespan = names[i], solution.cost[i], solution.makespan[i]
+        if not verdicts.valid[i]:
+            failed = [check for check in CHECKS if not getattr(verdicts, check)[i]]
+            raise ValueError(f"{name}: paths: not a valid plan, failed: {', '.join(failed)}")
+        if cost != verdicts.cost[i]:
+            raise ValueError(
+                f"{name}: cost: {cost} is stored, but the paths cost {verdicts.cost[i]}"
+            )
+        if not distances[i] <= makespan <= verdicts.makespan[i]:
+            raise ValueError(
+                f"{name}: makespan: {makespan} is stored as the smallest possible one, but the "
+                f"paths end at {verdicts.makespan[i]} and a goal is {distances[i]} cells away"
+            )
+        if solution.needs_wait[i] and not waits[i]:
+            raise ValueError(f"{name}: needs_wait: true is stored, but no agent waits in the paths")
+
+
+def _status(record: Mapping[str, Any], name: str) -> Status | None:
+    """What a record claims to know, None if nothing."""
+    present = [field for field in _LABELS if record.get(field) is not None]
+    missing = [field for field in _LABELS if field not in present]
+    stated = record.get("status")
+    allowed = [status.name.lower() for status in Status]
+    if stated is not None and stated not in allowed:
+        raise ValueError(f"{name}: status: {stated!r} is not allowed, only {', '.join(allowed)}")
+    if stated in (None, "optimal"):
+        if (present or stated) and missing:
+            known = ", ".join(present) or "status"
+            raise ValueError(f"{name}: {missing[0]}: missing beside {known}")
+        return Status.OPTIMAL if present else None
+    if present:
+        raise ValueError(f"{name}: {present[0]}: not allowed where the status is {stated!r}")
+    return Status[stated.upper()]
+
+
+def _field(record: Mapping[str, Any], field: str, name: str) -> Any:
+    if record.get(field) is None:
+        raise ValueError(f"{name}: {field}: missing")
+    return record[field]
+
+
+def _integer(record: Mapping[str, Any], field: str, name: str) -> int:
+    value = _field(record, field, name)
+    if type(value) is not int or not 0 <= value < INFINITE_COST:
+        raise ValueError(
+            f"{name}: {field}: {reprlib.repr(value)} is not an integer from 0 to {INFINITE_COST}"
+        )
+    return value
+
+
+def _boolean(record: Mapping[str, Any], field: str, name: str) -> bool:
+    value = _field(record, field, name)
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}: {field}: {reprlib.repr(value)} is neither true nor false")
+    return value
+
+
+def _cells(value: Any, where: str) -> list[tuple[int, int]]:
+    if not isinstance(value, list) or not value:
+        raise ValueError(f"{where}: {reprlib.repr(value)} is not a list of [row, column]")
+    for cell in value:
+        if (
+            not isinstance(cell, list)
+            or len(cell) != 2
+            or not all(type(number) is int and abs(number) < 1 << 31 for number in cell)
+        ):
+            raise ValueError(f"{where}: {reprlib.repr(cell)} is not [row, column]")
+    return [(cell[0], cell[1]) for cell in value]

@@ -5,9 +5,26 @@ from pathlib import Path
 from mapf_jax.ascii import ascii_frames, ascii_instance, instance_from_ascii
 from mapf_jax.types import Instance, Plan
 
-__all__ = ["SUFFIXES", "ascii_frames", "ascii_instance", "instance_from_ascii", "save"]
+__all__ = ["SUFFIXES", "as_text", "ascii_frames", "ascii_instance", "instance_from_ascii", "save"]
 
 SUFFIXES = (".png", ".gif", ".txt")
+
+
+def as_text(instance: Instance, plan: Plan | None = None) -> str:
+    """The lake, then what a plan does on it, one drawing for each time step.
+
+    Of a plan that could not be read or is for another number of agents only that is said.
+    """
+    drawings = [ascii_instance(instance)]
+    if plan is not None:
+        agents = int(instance.active.sum())
+        if not plan.parsable:
+            drawings.append("No plan could be read.")
+        elif plan.num_agents != agents:
+            drawings.append(f"The plan is for {int(plan.num_agents)} agents, not for {agents}.")
+        else:
+            drawings += ascii_frames(instance, plan)
+    return "\n\n".join(drawings)
 
 
 def save(path: Path, instance: Instance, plan: Plan | None = None, cell: int = 48) -> None:
@@ -28,10 +45,7 @@ def save(path: Path, instance: Instance, plan: Plan | None = None, cell: int = 4
     if suffix not in SUFFIXES:
         raise ValueError(f"{path}: suffix {suffix!r} is not allowed, only {', '.join(SUFFIXES)}")
     if suffix == ".txt":
-        drawings = [ascii_instance(instance)]
-        if plan is not None:
-            drawings += ascii_frames(instance, plan)
-        path.write_text("\n\n".join(drawings) + "\n")
+        path.write_text(as_text(instance, plan) + "\n")
         return
     from mapf_jax import image  # Only pictures need Pillow.
 
