@@ -24,6 +24,7 @@ from mapf_jax.types import INFINITE_COST, Array
 # Frontier, visited cells, time, best cost and best makespan so far.
 _SearchCarry = tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]
 
+_TABLE_CHUNK = 16  # A table of 10 x 10 is 10,000 bytes a lake; more lakes fall out of the cache.
 _CHUNK = 128  # Lakes that share one search loop: wide enough for SIMD, few enough to end together.
 
 
@@ -63,7 +64,7 @@ class _Lakes:
     rest: jax.Array
 
 
-def _word(width: int) -> type[np.unsignedinteger]:
+def word_type(width: int) -> type[np.unsignedinteger]:
     if width > 32:
         raise ValueError(f"size={width}: lakes wider than 32 cells are not supported")
     return np.uint16 if width <= 16 else np.uint32
@@ -71,7 +72,7 @@ def _word(width: int) -> type[np.unsignedinteger]:
 
 def _prepare(blocked: jax.Array, goals: jax.Array, allow_wait: jax.Array) -> _Lakes:
     width = blocked.shape[-1]
-    word = _word(width)
+    word = word_type(width)
     ones = word(np.iinfo(word).max)
     free = ~blocked
     bits = word(1) << np.arange(width, dtype=word)
@@ -218,16 +219,22 @@ def joint_costs(
       chunk: lakes that share one search loop.
     """
     size = min(chunk, blocked.shape[0])
-    return _map_chunks(_costs_chunk, size, blocked, starts, goals, allow_wait)
+    return map_chunks(_costs_chunk, size, blocked, starts, goals, allow_wait)
 
 
-def _map_chunks(function, chunk: int, *arrays: Array):  # type: ignore[no-untyped-def]
-    """Applies a batched function to `chunk` rows at a time; the last chunk repeats rows."""
-    batch = arrays[0].shape[0]
+def map_chunks(function, chunk: int, *arrays):  # type: ignore[no-untyped-def]
+    """Applies a batched function to `chunk` rows at a time; the last chunk repeats rows.
+
+    Args:
+      function: pytrees of arrays with a leading axis in, a pytree of such arrays out.
+      chunk: rows of a call.
+      *arrays: pytrees of arrays [B, ...].
+    """
+    batch = jax.tree.leaves(arrays)[0].shape[0]
     count = -(-batch // chunk)
     index = jnp.arange(count * chunk).reshape(count, chunk) % batch
     results = jax.lax.map(
-        lambda rows: function(*(jnp.asarray(array)[rows] for array in arrays)), index
+        lambda rows: function(*jax.tree.map(lambda array: jnp.asarray(array)[rows], arrays)), index
     )
     return jax.tree.map(lambda x: x.reshape(count * chunk, *x.shape[2:])[:batch], results)
 
@@ -338,7 +345,103 @@ def joint_paths(
     """
     function = functools.partial(_paths_chunk, joint_horizon=joint_horizon, horizon=horizon)
     chunk = min(_CHUNK, blocked.shape[0])
-    return _map_chunks(function, chunk, blocked, starts, goals, allow_wait)
+    return map_chunks(function, chunk, blocked, starts, goals, allow_wait)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PairTables:
+    """What two agents still have to pay from every joint cell; N = S * S cells in row order.
+
+    Attributes:
+      cost: uint16[B, N, N], smallest remaining sum of costs with both agents under way.
+      rest: uint16[B, 2, N], of each agent alone once the other one stays on its goal for good.
+      makespan: uint16[B, N, N], smallest remaining makespan.
+
+    Entries are `TABLE_INFINITE` where there is no plan.
+    """
+
+    cost: jax.Array
+    rest: jax.Array
+    makespan: jax.Array
+
+
+#: No cost of two agents on a lake of at most 32 x 32 cells comes near it.
+TABLE_INFINITE = (1 << 16) - 1
+
+
+def _first_levels(lakes: _Lakes, base, lag: int, last_base: jax.Array) -> jax.Array:  # type: ignore[no-untyped-def]
+    """uint16[S, S, S, S, B]: the first c at which a joint cell is in R_c.
+
+    R_c = base(c) | step(R_{c - lag}), a sequence that only grows; base is constant from
+    `last_base` on. A step is its own inverse: following turned round is following.
+    """
+    width, batch = lakes.rows.shape
+    shape = (width, width, width, batch)
+    empty = jnp.zeros(shape, lakes.rows.dtype)
+    bits = jnp.arange(width, dtype=lakes.rows.dtype)[:, None]
+
+    def level(carry):  # type: ignore[no-untyped-def]
+        number, table, sets, _ = carry
+        reached = base(number) | _expand(lakes, sets[0])
+        new = reached & ~sets[-1]
+        fresh = ((new[..., None, :] >> bits) & 1) != 0
+        table = jnp.where(fresh, number.astype(jnp.uint16), table)
+        idle = jnp.where(jnp.any(new != 0), 0, carry[3] + 1)
+        return number + 1, table, (*sets[1:], reached), idle
+
+    def unfinished(carry):  # type: ignore[no-untyped-def]
+        number, _, _, idle = carry
+        return (number < TABLE_INFINITE) & ((idle < lag) | (number <= last_base))
+
+    table = jnp.full((width, width, width, width, batch), TABLE_INFINITE, jnp.uint16)
+    zero = jnp.zeros((), jnp.int32)
+    return jax.lax.while_loop(unfinished, level, (zero, table, (empty,) * lag, zero))[1]
+
+
+def _tables_chunk(blocked: jax.Array, goals: jax.Array) -> PairTables:
+    batch, width = blocked.shape[:2]
+    lakes = _prepare(blocked, goals, jnp.ones(batch, bool))
+    word = lakes.rows.dtype
+    bits = jnp.asarray(1, word) << jnp.arange(width, dtype=word)
+    on_goal = jnp.stack(
+        [search.cell_mask(goals[:, agent], width).transpose(1, 2, 0) for agent in range(2)]
+    )  # bool[2, S, S, B]
+    second_goal = jnp.where(on_goal[1], bits[None, :, None], word.type(0)).sum(1, dtype=word)
+
+    def one_arrived(number: jax.Array) -> jax.Array:
+        """One agent is on its goal for good, and the other's remainder is at most `number`."""
+        near = lakes.rest <= number
+        others = jnp.where(near[1], bits[None, :, None], word.type(0)).sum(1, dtype=word)
+        return jnp.where(on_goal[0][:, :, None], others[None, None], word.type(0)) | jnp.where(
+            near[0][:, :, None], second_goal[None, None], word.type(0)
+        )
+
+    def both_arrived(number: jax.Array) -> jax.Array:
+        return jnp.where(on_goal[0][:, :, None], second_goal[None, None], word.type(0))
+
+    finite = jnp.where(lakes.rest < INFINITE_COST, lakes.rest, 0)
+    cost = _first_levels(lakes, one_arrived, 2, finite.max())
+    makespan = _first_levels(lakes, both_arrived, 1, jnp.zeros((), jnp.int32))
+    cells = width * width
+    rest = jnp.minimum(lakes.rest, TABLE_INFINITE).astype(jnp.uint16)
+    return PairTables(
+        cost=cost.reshape(cells, cells, batch).transpose(2, 0, 1),
+        rest=rest.reshape(2, cells, batch).transpose(2, 0, 1),
+        makespan=makespan.reshape(cells, cells, batch).transpose(2, 0, 1),
+    )
+
+
+@jax.jit
+def pair_tables(blocked: Array, goals: Array) -> PairTables:
+    """Exact remaining costs of two agents from every joint cell, for a batch of lakes.
+
+    Args:
+      blocked: bool[B, S, S].
+      goals: int[B, 2, 2].
+    """
+    chunk = min(_TABLE_CHUNK, blocked.shape[0])
+    return map_chunks(_tables_chunk, chunk, blocked, goals)
 
 
 @jax.jit

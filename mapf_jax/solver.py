@@ -2,19 +2,19 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mapf_jax import joint_search
+from mapf_jax import group_solver, joint_search, search
+from mapf_jax.blocks import in_blocks
+from mapf_jax.group_search import Effort
 from mapf_jax.types import INFINITE_COST, Array, Instance, Solution, Status
 
-T = TypeVar("T")
-
-_BLOCK = 512  # Rows handed to a compiled search at once, so that one program serves any batch.
+#: Maps are cut to the next of these widths, so that lake sizes share compiled programs.
+WIDTHS = (5, 8, 10, 16, 32)
 _HORIZON_STEP = 16  # Plan lengths are rounded up to a multiple, so that few programs are compiled.
 
 
@@ -31,27 +31,6 @@ class Labels:
     cost: np.ndarray
     makespan: np.ndarray
     needs_wait: np.ndarray
-
-
-def in_blocks(function: Callable[..., T], *arrays: Array, block: int = _BLOCK) -> T:
-    """Calls a jitted batched function on rows of fixed number, so that it is compiled once.
-
-    Args:
-      function: arrays with a leading axis in, a pytree of arrays with that axis out.
-      *arrays: [B, ...] each, B >= 1.
-      block: rows of a call; the last call repeats rows to fill up.
-
-    Returns:
-      The results for the B rows, with NumPy leaves.
-    """
-    batch = len(arrays[0])
-    pieces = []
-    for first in range(0, batch, block):
-        rows = np.arange(first, first + block) % batch
-        result = function(*(np.asarray(array)[rows] for array in arrays))
-        keep = min(block, batch - first)
-        pieces.append(jax.tree.map(lambda leaf, keep=keep: np.asarray(leaf)[:keep], result))
-    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *pieces)
 
 
 def label(blocked: Array, starts: Array, goals: Array) -> Labels:
@@ -102,46 +81,146 @@ def optimal_paths(
     return paths[:, : int(num_steps.max()) + 1], num_steps
 
 
-def solve(instances: Instance) -> Solution:
+def solve(instances: Instance, efforts: Sequence[Effort] = group_solver.EFFORTS) -> Solution:
     """Exact optimum of every instance of a batch.
 
+    Agents that cannot meet, because they live in different parts of their lake, are solved apart.
+    Two agents that can meet are always decided. Groups of three and more are decided by
+    certificates or by a search of limited memory (`group_solver`); where that does not suffice,
+    and for such groups of more than 6 agents or on lakes wider than 16 cells without a
+    certificate, the status is UNDECIDED.
+
     Args:
-      instances: batch shape [B], two active agents each.
+      instances: batch shape [B], any numbers of active agents.
+      efforts: what a search may keep, smallest first.
 
     Returns:
       A `Solution` of batch shape [B] with NumPy leaves. An instance without a plan has the status
-      UNSOLVABLE, and paths that rest on the starts.
-
-    Raises:
-      ValueError: an instance has another number of agents than two.
+      UNSOLVABLE; where the status is not OPTIMAL, the paths rest on the starts.
     """
-    counts = np.asarray(instances.active).sum(-1)
-    if instances.starts.shape[-2] != 2 or np.any(counts != 2):
-        raise ValueError(
-            f"num_agents={sorted({int(n) for n in counts.ravel()})}: "
-            "only instances of exactly 2 agents can be solved"
+    width = instances.blocked.shape[-1]
+    sizes = np.asarray(instances.size)
+    arrays = [np.asarray(x) for x in (instances.starts, instances.goals, instances.active)]
+    pieces: list[tuple[np.ndarray, Solution]] = []
+    widths = np.array([min([w for w in WIDTHS if size <= w < width] + [width]) for size in sizes])
+    for cut in np.unique(widths):
+        (rows,) = np.nonzero(widths == cut)
+        blocked = np.asarray(instances.blocked)[rows, :cut, :cut]
+        pieces.append((rows, solve_arrays(blocked, *(x[rows] for x in arrays), efforts=efforts)))
+    steps = max(piece.paths.shape[1] for _, piece in pieces)
+    order = np.argsort(np.concatenate([rows for rows, _ in pieces]))
+    return jax.tree.map(
+        lambda *leaves: np.concatenate(leaves)[order],
+        *(lengthen(piece, steps) for _, piece in pieces),
+    )
+
+
+def lengthen(solution: Solution, steps: int) -> Solution:
+    """The same with paths of `steps` entries: the agents rest on their goals."""
+    extra = steps - solution.paths.shape[1]
+    paths = np.pad(solution.paths, ((0, 0), (0, extra), (0, 0), (0, 0)), mode="edge")
+    return dataclasses.replace(solution, paths=paths)
+
+
+def solve_arrays(
+    blocked: np.ndarray,
+    starts: np.ndarray,
+    goals: np.ndarray,
+    active: np.ndarray,
+    efforts: Sequence[Effort] = group_solver.EFFORTS,
+) -> Solution:
+    """`solve` on maps of one width.
+
+    Args:
+      blocked: bool[B, S, S].
+      starts: int8[B, A, 2].
+      goals: int8[B, A, 2].
+      active: bool[B, A].
+      efforts: what a search may keep, smallest first.
+    """
+    batch, num_agents = active.shape
+    reach = in_blocks(_reaches, blocked, starts, goals)
+    reach &= active[:, :, None] & active[:, None, :]
+    # The first agent whose goal an agent can reach names its part of the lake.
+    part = np.argmax(reach, axis=1)
+    stuck = np.any(active & ~reach[:, range(num_agents), range(num_agents)], axis=1)
+    status = np.where(stuck, Status.UNSOLVABLE, Status.OPTIMAL)
+    cost, makespan = np.zeros(batch, np.int32), np.zeros(batch, np.int32)
+    needs_wait = np.zeros(batch, bool)
+    paths = np.repeat(starts[:, None].astype(np.int8), 1, axis=1)
+    teams: dict[int, list[tuple[int, np.ndarray]]] = {}
+    for row in np.nonzero(~stuck)[0]:
+        for first in np.unique(part[row, active[row]]):
+            (agents,) = np.nonzero(active[row] & (part[row] == first))
+            teams.setdefault(len(agents), []).append((int(row), agents))
+    for members in teams.values():
+        rows = np.array([row for row, _ in members])
+        agents = np.stack([agents for _, agents in members])
+        solved = _solve_teams(
+            blocked[rows], starts[rows[:, None], agents], goals[rows[:, None], agents], efforts
         )
-    blocked = np.asarray(instances.blocked)
-    starts, goals = np.asarray(instances.starts), np.asarray(instances.goals)
-    batch = len(blocked)
+        # A part without a plan settles its lake, also where another part stays open.
+        for verdict in (Status.UNDECIDED, Status.UNSOLVABLE):
+            marked = rows[solved.status == verdict]
+            if verdict == Status.UNDECIDED:
+                marked = marked[status[marked] != Status.UNSOLVABLE]
+            status[marked] = verdict
+        np.add.at(cost, rows, np.where(solved.cost < INFINITE_COST, solved.cost, 0))
+        np.maximum.at(makespan, rows, np.where(solved.cost < INFINITE_COST, solved.makespan, 0))
+        np.logical_or.at(needs_wait, rows, solved.needs_wait)
+        steps = max(paths.shape[1], solved.paths.shape[1])
+        paths = np.pad(paths, ((0, 0), (0, steps - paths.shape[1]), (0, 0), (0, 0)), mode="edge")
+        path = np.pad(
+            solved.paths, ((0, 0), (0, steps - solved.paths.shape[1]), (0, 0), (0, 0)), mode="edge"
+        )
+        paths[rows[:, None, None], np.arange(steps)[None, :, None], agents[:, None, :]] = path
+    solved = status == Status.OPTIMAL
+    paths = np.where(solved[:, None, None, None], paths, starts[:, None])
+    away = np.any((paths != goals[:, None]) & active[:, None, :, None], axis=(2, 3))
+    num_steps = np.max(np.where(away, np.arange(1, paths.shape[1] + 1), 0), axis=1)
+    num_steps = np.where(solved, num_steps, 0).astype(np.int32)
+    return Solution(
+        status=status.astype(np.int8),
+        cost=np.where(solved, cost, INFINITE_COST).astype(np.int32),
+        makespan=np.where(solved, makespan, INFINITE_COST).astype(np.int32),
+        needs_wait=needs_wait & solved,
+        paths=paths[:, : int(num_steps.max(initial=0)) + 1].astype(np.int8),
+        num_steps=num_steps,
+    )
+
+
+def _solve_teams(
+    blocked: np.ndarray, starts: np.ndarray, goals: np.ndarray, efforts: Sequence[Effort]
+) -> group_solver.GroupSolutions:
+    """Teams of one number of agents that live in one part of their lakes."""
+    if starts.shape[1] != 2:
+        return group_solver.solve_groups(blocked, starts, goals, efforts)
     labels = label(blocked, starts, goals)
     solvable = labels.cost < INFINITE_COST
-    paths = np.repeat(starts[:, None], 1, axis=1).astype(np.int8)
-    num_steps = np.zeros(batch, np.int32)
+    paths = np.repeat(starts[:, None].astype(np.int8), 1, axis=1)
     (rows,) = np.nonzero(solvable)
     if rows.size:
         known = Labels(labels.cost[rows], labels.makespan[rows], labels.needs_wait[rows])
-        found, steps = optimal_paths(blocked[rows], starts[rows], goals[rows], known)
+        found, _ = optimal_paths(blocked[rows], starts[rows], goals[rows], known)
         paths = np.repeat(paths, found.shape[1], axis=1)
-        paths[rows], num_steps[rows] = found, steps
-    return Solution(
+        paths[rows] = found
+    return group_solver.GroupSolutions(
         status=np.where(solvable, Status.OPTIMAL, Status.UNSOLVABLE).astype(np.int8),
         cost=labels.cost,
         makespan=labels.makespan,
         needs_wait=labels.needs_wait,
         paths=paths,
-        num_steps=num_steps,
     )
+
+
+@jax.jit
+def _reaches(blocked: Array, starts: Array, goals: Array) -> jax.Array:
+    """bool[B, A, A]: is there a way from the start of agent j to the goal of agent i?"""
+    fields = jax.vmap(search.distance_field, in_axes=(None, 1), out_axes=1)(blocked, goals)
+    lake = jnp.arange(blocked.shape[0])[:, None, None]
+    agent = jnp.arange(goals.shape[1])[None, :, None]
+    row, column = starts[:, None, :, 0], starts[:, None, :, 1]
+    return fields[lake, agent, row, column] < INFINITE_COST
 
 
 def _free_costs(blocked: Array, starts: Array, goals: Array) -> joint_search.JointCosts:

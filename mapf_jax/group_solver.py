@@ -1,0 +1,376 @@
+"""Exact optima of groups of three and more agents: certificates first, then complete search.
+
+1. Prioritised plans in several orders. One that costs as much as the shortest paths is optimal.
+2. Exact costs of all pairs of agents: a pair without a plan proves that the group has none, and
+   joined they bound the group's cost from below, often by as much as the plan costs.
+3. Search over joint states within rising bounds (`group_search`), first with little memory, then
+   with more. What does not fit into the largest effort stays undecided.
+"""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mapf_jax import group_search, search
+from mapf_jax.blocks import in_blocks
+from mapf_jax.group_search import COST, HOPELESS, MAKESPAN, Effort, Group
+from mapf_jax.joint_search import TABLE_INFINITE, pair_tables
+from mapf_jax.prioritized import prioritized_plans
+from mapf_jax.types import INFINITE_COST, Array, Status
+
+MAX_WIDTH = 16  # Lakes up to this width have pair tables; wider ones only have certificates.
+EFFORTS = (
+    Effort(capacity=64, room=256, slots=1 << 11, chunk=32),
+    Effort(capacity=512, room=2048, slots=1 << 14, chunk=8),
+    Effort(capacity=4096, room=16384, slots=1 << 17, chunk=2),
+    Effort(capacity=32768, room=131072, slots=1 << 20, chunk=1),
+)
+_FIRST_ORDERS, _ALL_ORDERS = 8, 120
+_PLANLESS_ROUNDS = 6  # Bounds tried of a group without any known plan, for each effort.
+_PLAN_BLOCK, _TABLE_BLOCK, _BATCH = 64, 32, 512
+_CELLS = (100, 256)  # Searches run on graphs of so many cells, so that widths share programs.
+
+
+@dataclasses.dataclass
+class GroupSolutions:
+    """What is known of B groups, as NumPy arrays.
+
+    Attributes:
+      status: int8[B], a `Status`; OPTIMAL only if cost, makespan and needs_wait are all exact.
+      cost: int32[B], smallest sum of costs; `INFINITE_COST` unless the status is OPTIMAL.
+      makespan: int32[B]; likewise.
+      needs_wait: bool[B].
+      paths: int8[B, T, A, 2], a plan of optimal cost; filler unless the status is OPTIMAL.
+    """
+
+    status: np.ndarray
+    cost: np.ndarray
+    makespan: np.ndarray
+    needs_wait: np.ndarray
+    paths: np.ndarray
+
+
+def solve_groups(
+    blocked: np.ndarray,
+    starts: np.ndarray,
+    goals: np.ndarray,
+    efforts: Sequence[Effort] = EFFORTS,
+) -> GroupSolutions:
+    """Exact optima of groups of agents that can all reach their own goals.
+
+    Args:
+      blocked: bool[B, S, S].
+      starts: int8[B, A, 2], A >= 1.
+      goals: int8[B, A, 2].
+      efforts: what the searches may keep, smallest first.
+    """
+    batch = len(blocked)
+    pieces = [
+        _solve_batch(*(x[i : i + _BATCH] for x in (blocked, starts, goals)), efforts)
+        for i in range(0, batch, _BATCH)
+    ]
+    return GroupSolutions(
+        **{
+            field.name: np.concatenate([getattr(piece, field.name) for piece in pieces])
+            for field in dataclasses.fields(GroupSolutions)
+        }
+    )
+
+
+class _Batch:
+    """Bounds and plans of B groups while they are being solved."""
+
+    def __init__(self, blocked: np.ndarray, starts: np.ndarray, goals: np.ndarray) -> None:
+        self.blocked, self.starts, self.goals = blocked, starts, goals
+        self.batch, self.num_agents = starts.shape[:2]
+        self.width = blocked.shape[-1]
+        # Longest plan, in steps. Twice the length of a path that winds through the whole lake.
+        self.horizon = 16 * max(self.width, 10)
+        shortest = in_blocks(_shortest, blocked, starts, goals, block=_PLAN_BLOCK)
+        self.shortest = shortest.sum(1)
+        self.lower, self.upper = self.shortest.copy(), np.full(self.batch, INFINITE_COST)
+        self.lower_makespan = shortest.max(1)
+        self.upper_makespan = self.upper.copy()
+        self.paths = np.broadcast_to(
+            starts[:, None].astype(np.int8), (self.batch, self.horizon + 1, self.num_agents, 2)
+        ).copy()
+        self.waits = np.zeros(self.batch, bool)  # Whether a wait stands in `paths`.
+        self.needs_wait = np.zeros(self.batch, bool)
+        self.wait_known = np.zeros(self.batch, bool)
+        self.unsolvable = np.zeros(self.batch, bool)
+
+    def try_orders(self, rows: np.ndarray, num_orders: int, horizon: int) -> None:
+        """Prioritised plans for some groups."""
+        if not rows.size:
+            return
+        function = functools.partial(prioritized_plans, num_orders=num_orders, horizon=horizon)
+        plans = in_blocks(
+            function, self.blocked[rows], self.starts[rows], self.goals[rows], block=_PLAN_BLOCK
+        )
+        self.adopt(rows, plans.cost, plans.paths, plans.waits)
+        self.upper_makespan[rows] = np.minimum(self.upper_makespan[rows], plans.makespan)
+
+    def adopt(
+        self, rows: np.ndarray, cost: np.ndarray, paths: np.ndarray, waits: np.ndarray
+    ) -> None:
+        """Takes over plans that are cheaper, or equally cheap and without waits."""
+        better = (cost < self.upper[rows]) | (
+            (cost == self.upper[rows]) & ~waits & self.waits[rows] & (cost < INFINITE_COST)
+        )
+        chosen, paths = rows[better], paths[better]
+        self.upper[chosen] = cost[better]
+        self.waits[chosen] = waits[better]
+        steps = paths.shape[1]
+        self.paths[chosen, :steps] = paths
+        self.paths[chosen, steps:] = self.goals[chosen, None]
+
+
+def _solve_batch(
+    blocked: np.ndarray, starts: np.ndarray, goals: np.ndarray, efforts: Sequence[Effort]
+) -> GroupSolutions:
+    state = _Batch(blocked, starts, goals)
+    everything = np.arange(state.batch)
+    state.try_orders(everything, _FIRST_ORDERS, 4 * state.width + 8)
+    (planless,) = np.nonzero(state.upper == INFINITE_COST)
+    state.try_orders(planless, _ALL_ORDERS, state.horizon)
+    (rows,) = np.nonzero(
+        (state.upper > state.lower) | (state.upper_makespan > state.lower_makespan)
+    )
+    searchable = state.num_agents <= group_search.MAX_AGENTS and state.width <= MAX_WIDTH
+    if rows.size and searchable:
+        _search(state, rows, efforts)
+    exact = state.upper == state.lower
+    gap = state.upper - state.shortest
+    # Without waits each path has the parity of a shortest one, so an odd gap proves a wait; a gap
+    # of 0 proves that there is none, because who waits before its arrival is late.
+    proven = exact & ((gap == 0) | (gap % 2 == 1) | ~state.waits)
+    needs_wait = np.where(proven, gap % 2 == 1, state.needs_wait)
+    decided = exact & (proven | state.wait_known) & (state.upper_makespan == state.lower_makespan)
+    decided &= ~state.unsolvable
+    status = np.where(decided, Status.OPTIMAL, Status.UNDECIDED)
+    status = np.where(state.unsolvable, Status.UNSOLVABLE, status).astype(np.int8)
+    return GroupSolutions(
+        status=status,
+        cost=np.where(decided, state.upper, INFINITE_COST).astype(np.int32),
+        makespan=np.where(decided, state.upper_makespan, INFINITE_COST).astype(np.int32),
+        needs_wait=needs_wait & decided,
+        paths=state.paths,
+    )
+
+
+def _search(state: _Batch, rows: np.ndarray, efforts: Sequence[Effort]) -> None:
+    """Closes the gap between the bounds of some groups, as far as the efforts reach."""
+    function = functools.partial(_build_groups, cells=min(n for n in _CELLS if n >= state.width**2))
+    built = in_blocks(
+        function, state.blocked[rows], state.starts[rows], state.goals[rows], block=_TABLE_BLOCK
+    )
+    groups, makespans, excess, fastest = built
+    hopeless = np.any(excess >= HOPELESS // 2, axis=1)
+    state.unsolvable[rows[hopeless]] = True
+    bonus = np.asarray(group_search.lower_bound(np.where(excess < HOPELESS // 2, excess, 0),
+                                                state.num_agents))  # fmt: skip
+    state.lower[rows] = np.maximum(state.lower[rows], state.shortest[rows] + bonus)
+    state.lower_makespan[rows] = np.maximum(state.lower_makespan[rows], fastest)
+
+    closer = functools.partial(_close, state, rows)
+    open_ = ~hopeless & (state.lower[rows] < state.upper[rows])
+    (pending,) = np.nonzero(open_)
+    for effort in efforts:
+        # Rising bounds never end where there is no plan; so where none is known, after a few
+        # rounds everything that can be reached is searched instead, for the fastest plan or none.
+        planless = state.upper[rows[pending]] == INFINITE_COST
+        left = closer(groups, COST, pending[planless], effort, _PLANLESS_ROUNDS)
+        left = left[state.upper[rows[left]] == INFINITE_COST]
+        closer(makespans, MAKESPAN, left, effort, _PLANLESS_ROUNDS)
+        pending = pending[~state.unsolvable[rows[pending]]]
+        known = state.upper[rows[pending]] < INFINITE_COST
+        left = closer(groups, COST, pending[known], effort)
+        pending = np.concatenate([left, pending[~known]])
+
+    open_ = ~state.unsolvable[rows]
+    gap = state.upper - state.shortest
+    waiting = (state.lower == state.upper) & (gap > 0) & (gap % 2 == 0) & state.waits
+    _find_waits(state, rows, efforts, groups, np.nonzero(open_ & waiting[rows])[0])
+    slow = open_ & (state.lower_makespan[rows] < state.upper_makespan[rows])
+    slow &= state.upper_makespan[rows] < INFINITE_COST
+    (pending,) = np.nonzero(slow)
+    for effort in efforts:
+        pending = closer(makespans, MAKESPAN, pending, effort)
+
+
+def _close(
+    state: _Batch,
+    rows: np.ndarray,
+    groups: Group,
+    objective: str,
+    pending: np.ndarray,
+    effort: Effort,
+    max_rounds: int = 1000,
+) -> np.ndarray:
+    """Searches within rising bounds until the bounds of each group meet or memory runs out.
+
+    Args:
+      state: bounds and plans; what is found is entered there.
+      rows: int[R], the groups of `state` that `groups` holds.
+      groups: their tables for the objective.
+      objective: `COST` or `MAKESPAN`.
+      pending: indices into `rows` of the groups to search.
+      effort: what a search may keep.
+      max_rounds: bounds that are tried of one group.
+
+    Returns:
+      The indices of `pending` that are still open.
+    """
+    if objective == COST:
+        lower, upper = state.lower, state.upper
+    else:
+        lower, upper = state.lower_makespan, state.upper_makespan
+    open_: list[np.ndarray] = []
+    slack = np.zeros(len(pending), np.int64)
+    for _ in range(max_rounds):
+        if not pending.size:
+            break
+        at = rows[pending]
+        bound = np.minimum(lower[at] + slack, upper[at] - 1)
+        if objective == MAKESPAN:  # Where nothing is known, any plan is welcome.
+            bound = np.where(upper[at] < INFINITE_COST, bound, HOPELESS - 1)
+        result = _run(state, groups, pending, bound, True, effort, objective)
+        found = result.cost < INFINITE_COST
+        paths = _cells(result.paths, state.width)
+        arrivals = _arrivals(paths, state.goals[at])
+        cost = np.where(found, arrivals.sum(1), INFINITE_COST)
+        state.adopt(at, cost, paths, _waits(paths, arrivals))
+        makespan = np.where(found, arrivals.max(1), INFINITE_COST)
+        state.upper_makespan[at] = np.minimum(state.upper_makespan[at], makespan)
+        complete = ~result.overflow
+        proven = np.minimum(result.next_bound, upper[at])
+        lower[at] = np.where(complete, np.maximum(lower[at], proven), lower[at])
+        none = complete & (upper[at] == INFINITE_COST) & (result.next_bound == INFINITE_COST)
+        state.unsolvable[at] |= none
+        still = (lower[at] < upper[at]) & ~state.unsolvable[at]
+        open_.append(pending[still & ~complete])
+        # Layers about double with the bound: one that is far from full can be raised further.
+        slack = np.log2(effort.capacity / np.maximum(result.peak, 1)).astype(np.int64) // 2
+        slack = np.maximum(slack, 0)[still & complete]
+        pending = pending[still & complete]
+    return np.concatenate([*open_, pending])
+
+
+def _find_waits(
+    state: _Batch, rows: np.ndarray, efforts: Sequence[Effort], groups: Group, pending: np.ndarray
+) -> None:
+    """Decides for groups of known cost whether a plan of that cost does without waits."""
+    for effort in efforts:
+        if not pending.size:
+            return
+        at = rows[pending]
+        result = _run(state, groups, pending, state.upper[at], False, effort, COST)
+        found = result.cost < INFINITE_COST
+        paths = _cells(result.paths, state.width)
+        state.adopt(at, result.cost, paths, np.zeros(len(at), bool))
+        known = found | ~result.overflow
+        state.wait_known[at] = known
+        state.needs_wait[at] = known & ~found
+        pending = pending[~known]
+
+
+def _run(
+    state: _Batch,
+    groups: Group,
+    index: np.ndarray,
+    bound: np.ndarray,
+    wait: bool,
+    effort: Effort,
+    objective: str,
+) -> group_search.SearchResult:
+    function = functools.partial(
+        group_search.bounded_search, effort=effort, horizon=state.horizon, objective=objective
+    )
+    chosen = jax.tree.map(lambda leaf: leaf[index], groups)
+    waits = np.full(len(index), wait)
+    return in_blocks(function, chosen, bound.astype(np.int32), waits, block=effort.chunk)
+
+
+def _cells(paths: np.ndarray, width: int) -> np.ndarray:
+    """int8[..., 2] from cell numbers."""
+    return np.stack(np.divmod(paths, width), -1).astype(np.int8)
+
+
+def _arrivals(paths: np.ndarray, goals: np.ndarray) -> np.ndarray:
+    """int[B, A]: first time from which each agent stays on its goal."""
+    away = np.any(paths != goals[:, None], axis=-1)
+    times = np.arange(1, paths.shape[1] + 1)
+    return np.max(np.where(away, times[None, :, None], 0), axis=1)
+
+
+def _waits(paths: np.ndarray, arrivals: np.ndarray) -> np.ndarray:
+    """bool[B]: some agent waits before its arrival."""
+    still = np.all(paths[:, 1:] == paths[:, :-1], axis=-1)
+    early = np.arange(paths.shape[1] - 1)[None, :, None] < arrivals[:, None]
+    return np.any(still & early, axis=(1, 2))
+
+
+def _distances(blocked: Array, goals: Array) -> jax.Array:
+    """int32[B, A, S, S]."""
+    return jax.vmap(search.distance_field, in_axes=(None, 1), out_axes=1)(blocked, goals)
+
+
+@jax.jit
+def _shortest(blocked: Array, starts: Array, goals: Array) -> jax.Array:
+    fields = _distances(blocked, goals)
+    rows, agents = jnp.arange(blocked.shape[0])[:, None], jnp.arange(starts.shape[1])[None]
+    return fields[rows, agents, starts[..., 0], starts[..., 1]]
+
+
+@functools.partial(jax.jit, static_argnames=("cells",))
+def _build_groups(
+    blocked: Array, starts: Array, goals: Array, cells: int
+) -> tuple[Group, Group, jax.Array, jax.Array]:
+    """The tables of both objectives, and what they say of the starts.
+
+    Returns:
+      (group to minimise the cost, group to minimise the makespan, int32[B, pairs] excess of each
+      pair over its shortest paths, int32[B] largest makespan of a pair).
+    """
+    batch, width = blocked.shape[:2]
+    num_agents, own_cells = starts.shape[1], width * width
+    pad = cells - own_cells
+    number = jnp.arange(own_cells).reshape(width, width)
+    around = search.neighbours(jnp.where(blocked, -1, number), -1)
+    neighbours = jnp.stack([x.reshape(batch, own_cells) for x in around], -1)
+    neighbours = jnp.pad(neighbours, ((0, 0), (0, pad), (0, 0)), constant_values=-1)
+    distance = _distances(blocked, goals).reshape(batch, num_agents, own_cells)
+    distance = jnp.pad(distance, ((0, 0), (0, 0), (0, pad)), constant_values=INFINITE_COST)
+    costs, makespans = [], []
+    fill = TABLE_INFINITE
+    for pair in itertools.combinations(range(num_agents), 2):
+        tables = pair_tables(blocked, goals[:, jnp.array(pair)])
+        square = ((0, 0), (0, pad), (0, pad))
+        both = jnp.pad(tables.cost, square, constant_values=fill).reshape(batch, -1)
+        rest = jnp.pad(tables.rest, ((0, 0), (0, 0), (0, pad)), constant_values=fill)
+        costs.append(jnp.concatenate([both, rest.reshape(batch, -1)], 1))
+        fastest = jnp.pad(tables.makespan, square, constant_values=fill).reshape(batch, -1)
+        makespans.append(fastest)
+    begin, end = (cell[..., 0] * width + cell[..., 1] for cell in (starts, goals))
+    begin, end = begin.astype(jnp.int32), end.astype(jnp.int32)
+    cost_group = Group(neighbours, begin, end, distance, jnp.stack(costs, 1))
+    makespan_group = Group(neighbours, begin, end, distance, jnp.stack(makespans, 1))
+    parked = jnp.zeros((1,), jnp.int32)
+    excess = jax.vmap(lambda g, p: group_search.pair_excess(g, p[None], parked)[0])(
+        cost_group, begin
+    )
+    index = jnp.stack(
+        [
+            begin[:, i] * cells + begin[:, j]
+            for i, j in itertools.combinations(range(num_agents), 2)
+        ],
+        1,
+    )
+    fastest = jnp.take_along_axis(makespan_group.pairs, index[..., None], axis=2)[..., 0]
+    fastest = jnp.where(fastest == fill, 0, fastest).max(1)
+    return cost_group, makespan_group, excess, fastest.astype(jnp.int32)
