@@ -10,18 +10,16 @@ and each slot's arithmetic is the same whatever the other slots hold.
 """
 
 import dataclasses
-import functools
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from learner.qwen3.attention import RowMask, choose, self_attention
+from learner.qwen3.attention import RowMask, cached_attention, choose, self_attention
 from learner.qwen3.config import Qwen3Config
-from learner.qwen3.model import Block, Params, RMSNorm, rope_angles
+from learner.qwen3.model import Block, Params, RMSNorm, embed, rope_angles
 
-_MASKED = float(jnp.finfo(jnp.float32).min)
 _IN_BOUNDS = "promise_in_bounds"
 
 
@@ -128,7 +126,7 @@ def prefill(
     implementation = choose(config).name
     keys, values = list(cache.keys), list(cache.values)
 
-    x = _embed(params, config, tokens)
+    x = embed(params["embedding"], tokens, config)
     for i, layer in enumerate(params["layers"]):
 
         def attend(q: Array, k: Array, v: Array, i: int = i) -> Array:
@@ -168,7 +166,7 @@ def decode_step(
     rows, columns = jnp.arange(P)[:, None], jnp.arange(G)
     keys, values = list(cache.keys), list(cache.values)
 
-    x = _embed(params, config, tokens)
+    x = embed(params["embedding"], tokens, config)
     for i, layer in enumerate(params["layers"]):
 
         def attend(q: Array, k: Array, v: Array, i: int = i) -> Array:
@@ -182,57 +180,3 @@ def decode_step(
         x = Block(config).apply({"params": layer}, x, rope, attend)
     norm = RMSNorm(config, "norm").apply({"params": params["final_norm"]}, x)
     return SampleCache(tuple(keys), tuple(values)), norm
-
-
-def cached_attention(
-    q: Array,
-    prompt_keys: Array,
-    prompt_values: Array,
-    keys: Array,
-    values: Array,
-    prompt_mask: Array,
-    own_mask: Array,
-) -> Array:
-    """Attention of one query of each sample over its prompt and its own tokens.
-
-    One softmax over two arrays: their maxima and sums are combined, so that neither is copied.
-
-    Args:
-        q: [P, G, H, h].
-        prompt_keys: [P, K, h, T]; prompt_values: [P, K, T, h].
-        keys: [P, G, K, h, S]; values: [P, G, K, S, h].
-        prompt_mask: bool, broadcast to [P, K, G * R, T]; own_mask: bool, to [P, G, K, R, S].
-
-    Returns:
-        [P, G, H, h] in the dtype of `q`. Scores and softmax are float32.
-    """
-    P, G, H, h = q.shape
-    K = keys.shape[2]
-    R = H // K
-    product = functools.partial(jnp.matmul, preferred_element_type=jnp.float32)
-
-    def by_prompt(x: Array) -> Array:  # [P, G, K, R, n] -> [P, K, G * R, n]
-        return x.transpose(0, 2, 1, 3, 4).reshape(P, K, G * R, -1)
-
-    def by_sample(x: Array) -> Array:  # and back
-        return x.reshape(P, K, G, R, -1).transpose(0, 2, 1, 3, 4)
-
-    q = (q * h**-0.5).reshape(P, G, K, R, h)
-    own = jnp.where(own_mask, product(q, keys), _MASKED)
-    # All samples of a prompt meet its keys in one matrix product.
-    shared = jnp.where(prompt_mask, product(by_prompt(q), prompt_keys), _MASKED)
-    top = jnp.maximum(
-        jnp.max(own, axis=-1, keepdims=True), by_sample(jnp.max(shared, axis=-1, keepdims=True))
-    )
-    own, shared = jnp.exp(own - top), jnp.exp(shared - by_prompt(top))
-    total = jnp.sum(own, axis=-1, keepdims=True)
-    total += by_sample(jnp.sum(shared, axis=-1, keepdims=True))
-    out = product(own.astype(values.dtype), values)
-    out += by_sample(product(shared.astype(values.dtype), prompt_values))
-    return (out / total).astype(q.dtype).reshape(P, G, H, h)
-
-
-def _embed(params: Params, config: Qwen3Config, tokens: Array) -> Array:
-    # Whole rows on every device: a lookup in split rows would have to move the activations.
-    rows = nn.with_logical_constraint(params["embedding"], ("vocab", "activation"))
-    return jnp.take(rows, tokens, axis=0).astype(config.dtype)

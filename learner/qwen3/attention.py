@@ -266,6 +266,8 @@ def cached_attention(
 ) -> Array:
     """Attention of one query of each sample over its prompt and its own tokens.
 
+    One softmax over two arrays: their maxima and sums are combined, so that neither is copied.
+
     Args:
         q: [P, G, H, h].
         prompt_keys: [P, K, h, T]; prompt_values: [P, K, T, h].
@@ -273,20 +275,29 @@ def cached_attention(
         prompt_mask: bool, broadcast to [P, K, G * R, T]; own_mask: bool, to [P, G, K, R, S].
 
     Returns:
-        [P, G, H, h].
+        [P, G, H, h] in the dtype of `q`. Scores and softmax are float32.
     """
     P, G, H, h = q.shape
-    K, T = keys.shape[2], prompt_keys.shape[-1]
+    K = keys.shape[2]
     R = H // K
-    q = (q * h**-0.5).reshape(P, G, K, R, h)
     product = functools.partial(jnp.matmul, preferred_element_type=jnp.float32)
+
+    def by_prompt(x: Array) -> Array:  # [P, G, K, R, n] -> [P, K, G * R, n]
+        return x.transpose(0, 2, 1, 3, 4).reshape(P, K, G * R, -1)
+
+    def by_sample(x: Array) -> Array:  # and back
+        return x.reshape(P, K, G, R, -1).transpose(0, 2, 1, 3, 4)
+
+    q = (q * h**-0.5).reshape(P, G, K, R, h)
+    own = jnp.where(own_mask, product(q, keys), _MASKED)
     # All samples of a prompt meet its keys in one matrix product.
-    by_prompt = q.transpose(0, 2, 1, 3, 4).reshape(P, K, G * R, h)
-    prompt_scores = jnp.where(prompt_mask, product(by_prompt, prompt_keys), _MASKED)
-    own_scores = jnp.where(own_mask, product(q, keys), _MASKED)
-    prompt_scores = prompt_scores.reshape(P, K, G, R, T).transpose(0, 2, 1, 3, 4)
-    probs = jax.nn.softmax(jnp.concatenate([prompt_scores, own_scores], axis=-1))
-    probs = probs.astype(values.dtype)
-    by_prompt = probs[..., :T].transpose(0, 2, 1, 3, 4).reshape(P, K, G * R, T)
-    from_prompt = (by_prompt @ prompt_values).reshape(P, K, G, R, h).transpose(0, 2, 1, 3, 4)
-    return (from_prompt + probs[..., T:] @ values).reshape(P, G, H, h)
+    shared = jnp.where(prompt_mask, product(by_prompt(q), prompt_keys), _MASKED)
+    top = jnp.maximum(
+        jnp.max(own, axis=-1, keepdims=True), by_sample(jnp.max(shared, axis=-1, keepdims=True))
+    )
+    own, shared = jnp.exp(own - top), jnp.exp(shared - by_prompt(top))
+    total = jnp.sum(own, axis=-1, keepdims=True)
+    total += by_sample(jnp.sum(shared, axis=-1, keepdims=True))
+    out = product(own.astype(values.dtype), values)
+    out += by_sample(product(shared.astype(values.dtype), prompt_values))
+    return (out / total).astype(q.dtype).reshape(P, G, H, h)

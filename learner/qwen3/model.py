@@ -1,14 +1,12 @@
 """The dense Qwen3 transformer: one `Block`, used by training (scanned) and by decoding.
 
 Letters in shapes: B rows, T tokens, D residual width, H query heads, K key/value heads,
-R = H / K query heads per key/value head, h head width, V vocabulary, L layers; in decoding
-P prompts, G samples of each prompt, S slots for generated tokens.
+R = H / K query heads per key/value head, h head width, V vocabulary, L layers.
 
 Parameters are a plain nested dict of arrays. Those of the blocks are stacked over layers in
-`params["layers"]`, so that training compiles one block; `unstack` makes the copy for decoding.
+`params["layers"]`, so that training compiles one block; `learner.decoding` unstacks them.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +17,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
-from learner.qwen3.attention import RowMask, cached_attention, choose, self_attention
+from learner.qwen3.attention import RowMask, choose, self_attention
 from learner.qwen3.config import Qwen3Config
 
 Params = dict[str, Any]
@@ -208,11 +206,12 @@ class Qwen3(nn.Module):
             unroll=min(c.scan_unroll, c.num_hidden_layers),
             metadata_params={nn.PARTITION_NAME: "layers"},
         )
-        x, _ = layers(Block(c, name="layers"), _embed(embedding, tokens, c), None)
+        x, _ = layers(Block(c, name="layers"), embed(embedding, tokens, c), None)
         return RMSNorm(c, "norm", name="final_norm")(x)
 
 
-def _embed(embedding: Array, tokens: Array, config: Qwen3Config) -> Array:
+def embed(embedding: Array, tokens: Array, config: Qwen3Config) -> Array:
+    """Rows of the embedding [V, D] for tokens i32[...]: [..., D] in `config.dtype`."""
     # Whole rows on every device: a lookup in split rows would have to move the activations.
     rows = nn.with_logical_constraint(embedding, ("vocab", "activation"))
     return jnp.take(rows, tokens, axis=0).astype(config.dtype)
@@ -296,148 +295,3 @@ def logits(
     Holds all of [B, T, V]: for large vocabularies use `learner.logprobs` instead.
     """
     return output_logits(params, config, hidden_states(params, config, tokens, positions, valid))
-
-
-# Decoding --------------------------------------------------------------------
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class KVCache:
-    """Keys and values of P prompts and of G samples of each, one array per layer.
-
-    A prompt is stored once and read by all of its samples (shared-prefix attention, arXiv
-    2402.05099). Keys have their slots last: scores are then a product of plain matrices.
-
-    Attributes:
-        prompt_keys: L arrays [P, K, h, T]; prompt_values: L arrays [P, K, T, h].
-        prompt_lengths: i32[P]; slots from there on are padding.
-        keys: L arrays [P, G, K, h, S]; values: L arrays [P, G, K, S, h].
-    """
-
-    prompt_keys: tuple[Array, ...]
-    prompt_values: tuple[Array, ...]
-    prompt_lengths: Array
-    keys: tuple[Array, ...]
-    values: tuple[Array, ...]
-
-    @property
-    def capacity(self) -> int:
-        """S, the number of generated tokens there is room for."""
-        return self.keys[0].shape[-1]
-
-
-def unstack(params: Params, config: Qwen3Config) -> Params:
-    """The parameters for decoding: a tuple of layers, everything in `config.dtype`.
-
-    Slicing stacked weights anew at every step would copy them at every step.
-    """
-    cast = jax.tree.map(lambda x: x.astype(config.dtype), params)
-    layers = tuple(
-        jax.tree.map(lambda x, i=i: x[i], cast["layers"]) for i in range(config.num_hidden_layers)
-    )
-    return {**cast, "layers": layers}
-
-
-def prefill(
-    params: Params, config: Qwen3Config, tokens: Array, lengths: Array, num_samples: int
-) -> tuple[KVCache, Array]:
-    """Run the prompts.
-
-    Args:
-        params: as `unstack` makes them.
-        tokens: i32[P, T], padded on the right; lengths: i32[P], at least 1.
-        num_samples: G.
-
-    Returns:
-        A cache with no room for samples yet (see `grow`), and the final hidden state of every
-        prompt's last token, [P, D].
-    """
-    P, T = tokens.shape
-    slots = jnp.arange(T)
-    rope = rope_angles(jnp.broadcast_to(slots, (P, T)), config)
-    mask = RowMask(slots < lengths[:, None], right_padded=True)
-    implementation = choose(config).name
-    prompt_keys, prompt_values = [], []
-
-    def attend(q: Array, k: Array, v: Array) -> Array:
-        prompt_keys.append(k.transpose(0, 2, 3, 1))
-        prompt_values.append(v.transpose(0, 2, 1, 3))
-        return self_attention(q, k, v, mask, implementation)
-
-    x = _embed(params["embedding"], tokens, config)
-    for layer in params["layers"]:
-        x = nn.with_logical_constraint(x, ("batch", "length", "activation"))
-        x = Block(config).apply({"params": layer}, x, rope, attend)
-    last = jnp.take_along_axis(x, (lengths - 1)[:, None, None], axis=1)[:, 0]
-
-    K, h = config.num_key_value_heads, config.head_dim
-    empty = tuple(jnp.zeros((P, num_samples, K, h, 0), config.dtype) for _ in prompt_keys)
-    cache = KVCache(
-        prompt_keys=tuple(prompt_keys),
-        prompt_values=tuple(prompt_values),
-        prompt_lengths=lengths,
-        keys=empty,
-        values=tuple(x.swapaxes(-1, -2) for x in empty),
-    )
-    return cache, _final_norm(params, config, last)
-
-
-def grow(cache: KVCache, capacity: int) -> KVCache:
-    """The same cache with room for `capacity` generated tokens per sample."""
-    more = capacity - cache.capacity
-    return dataclasses.replace(
-        cache,
-        keys=tuple(jnp.pad(x, ((0, 0),) * 4 + ((0, more),)) for x in cache.keys),
-        values=tuple(jnp.pad(x, ((0, 0),) * 3 + ((0, more), (0, 0))) for x in cache.values),
-    )
-
-
-def decode_step(
-    params: Params, config: Qwen3Config, cache: KVCache, tokens: Array, step: Array
-) -> tuple[KVCache, Array]:
-    """Run one generated token of every sample.
-
-    Args:
-        params: as `unstack` makes them.
-        tokens: i32[P, G], the token number `step` (from 0) of every sample.
-        step: i32[], or i32[P, G] where samples have different lengths; less than the capacity;
-            also the slot that is written. One step for all is cheaper to write.
-
-    Returns:
-        The cache with that token in it, and the final hidden states [P, G, D].
-    """
-    P, G = tokens.shape
-    rope = rope_angles(jnp.broadcast_to(cache.prompt_lengths[:, None] + step, (P, G)), config)
-    T, S = cache.prompt_keys[0].shape[-1], cache.capacity
-    prompt_mask = (jnp.arange(T) < cache.prompt_lengths[:, None])[:, None, None]
-    own_mask = jnp.arange(S) <= jnp.broadcast_to(step, (P, G))[:, :, None, None, None]
-    keys, values = list(cache.keys), list(cache.values)
-
-    x = _embed(params["embedding"], tokens, config)
-    for i, layer in enumerate(params["layers"]):
-
-        def attend(q: Array, k: Array, v: Array, i: int = i) -> Array:
-            keys[i] = _write(keys[i], k[..., None], step, axis=2)
-            values[i] = _write(values[i], v[:, :, :, None], step, axis=1)
-            return cached_attention(
-                q, cache.prompt_keys[i], cache.prompt_values[i], keys[i], values[i],
-                prompt_mask, own_mask,
-            )  # fmt: skip
-
-        x = nn.with_logical_constraint(x, ("batch", "length", "activation"))
-        x = Block(config).apply({"params": layer}, x, rope, attend)
-    cache = dataclasses.replace(cache, keys=tuple(keys), values=tuple(values))
-    return cache, _final_norm(params, config, x)
-
-
-def _write(cache: Array, new: Array, step: Array, axis: int) -> Array:
-    """Write one slot of [P, G, ...] at `step`, i32[] or i32[P, G]; `axis` counts from behind G."""
-    if step.ndim == 0:
-        return jax.lax.dynamic_update_slice_in_dim(cache, new, step, axis + 2)
-    at = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=axis)
-    return jax.vmap(jax.vmap(at))(cache, new, step)
-
-
-def _final_norm(params: Params, config: Qwen3Config, x: Array) -> Array:
-    return RMSNorm(config, "norm").apply({"params": params["final_norm"]}, x)
