@@ -4,10 +4,11 @@ One tensor of the checkpoint is on the host at a time, both ways: what a process
 read, goes to its devices, and is cast, transposed and put into its place there.
 """
 
+import functools
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,22 +127,35 @@ def _load_entry(
     axes = axes[1:] if entry.stacked else axes
     source = NamedSharding(where.mesh, P(*(axes[::-1] if entry.transpose else axes)))
 
-    def ours(tensor: jax.Array) -> jax.Array:
-        return (tensor.T if entry.transpose else tensor).astype(leaf.dtype)
-
+    convert, zeros, insert = _programs(entry.transpose, leaf.dtype, where)
     if not entry.stacked:
-        return jax.jit(ours, out_shardings=where)(checkpoint.read(entry.name, source))
-
-    def insert(whole: jax.Array, tensor: jax.Array, layer: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_update_index_in_dim(whole, ours(tensor), layer, 0)
-
-    step = jax.jit(insert, out_shardings=where, donate_argnums=0)
-    value = jax.jit(lambda: jnp.zeros(leaf.shape, leaf.dtype), out_shardings=where)()
+        return convert(checkpoint.read(entry.name, source))
+    value = zeros(leaf.shape)
     for layer in range(leaf.shape[0]):
         tensor = checkpoint.read(entry.name.format(layer), source)
         # Waiting keeps tensors from piling up on the host, ahead of slow devices.
-        value = jax.block_until_ready(step(value, tensor, jnp.int32(layer)))
+        value = jax.block_until_ready(insert(value, tensor, jnp.int32(layer)))
     return value
+
+
+@functools.cache
+def _programs(transpose: bool, dtype: Any, where: NamedSharding) -> tuple[Any, Any, Any]:
+    """Compiled once for all loads: a tensor as ours, an empty stack, a tensor into a stack."""
+
+    def convert(tensor: jax.Array) -> jax.Array:
+        return (tensor.T if transpose else tensor).astype(dtype)
+
+    def insert(whole: jax.Array, tensor: jax.Array, layer: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_update_index_in_dim(whole, convert(tensor), layer, 0)
+
+    def zeros(shape: tuple[int, ...]) -> jax.Array:
+        return jnp.zeros(shape, dtype)
+
+    return (
+        jax.jit(convert, out_shardings=where),
+        jax.jit(zeros, out_shardings=where, static_argnums=0),
+        jax.jit(insert, out_shardings=where, donate_argnums=0),
+    )
 
 
 @dataclass(frozen=True)
@@ -401,26 +415,28 @@ def read_generation_config(folder: str | Path) -> dict[str, Any] | None:
 
 def _export(params: Params, config: Qwen3Config, dtype: str) -> Iterator[np.ndarray]:
     """The value of every tensor, in the order of `_tensors`."""
-    programs: dict[tuple[str, ...], Callable[..., jax.Array]] = {}
     for entry, layer in _tensors(config).values():
         value = _get(params, entry.path)
-        if entry.path not in programs:
-            programs[entry.path] = _exporter(entry, value, dtype)
-        yield np.ascontiguousarray(programs[entry.path](value, layer))
+        whole = None
+        if not value.is_fully_addressable:
+            # Other processes have the rest of it: a whole copy for everybody.
+            whole = NamedSharding(value.sharding.mesh, P())
+        index = jnp.int32(layer) if entry.stacked else None
+        yield np.ascontiguousarray(_extract(value, index, entry.transpose, dtype, whole))
 
 
-def _exporter(entry: Entry, value: jax.Array, dtype: str) -> Callable[..., jax.Array]:
-    """(parameter, layer) -> the tensor of the file, on the devices."""
-
-    def tensor(value: jax.Array, layer: jax.Array) -> jax.Array:
-        part = value[layer] if entry.stacked else value
-        return (part.T if entry.transpose else part).astype(dtype)
-
-    if value.is_fully_addressable:
-        return jax.jit(tensor)
-    # Other processes have the rest of it: a whole copy for everybody.
-    assert isinstance(value.sharding, NamedSharding)
-    return jax.jit(tensor, out_shardings=NamedSharding(value.sharding.mesh, P()))
+@functools.partial(jax.jit, static_argnums=(2, 3, 4))
+def _extract(
+    value: jax.Array,
+    layer: jax.Array | None,
+    transpose: bool,
+    dtype: str,
+    where: NamedSharding | None,
+) -> jax.Array:
+    """A tensor of the file, on the devices; a layer of the parameter if there is a layer."""
+    part = value if layer is None else value[layer]
+    part = (part.T if transpose else part).astype(dtype)
+    return part if where is None else jax.lax.with_sharding_constraint(part, where)
 
 
 def _write_safetensors(
