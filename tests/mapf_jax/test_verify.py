@@ -1,0 +1,255 @@
+"""The verifier on what texts say, against plain Python: checks, costs and the first violation."""
+
+import collections
+import dataclasses
+
+import jax
+import numpy as np
+import reference
+import strict_reader
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mapf_jax import CHECKS, INFINITE_COST, Status, ViolationKind, plans_from_texts, solve, verify
+from mapf_jax.padding import pad_instance, stack_padded, stack_plans
+from mapf_jax.types import make_instance, stack
+
+LAKES = [
+    make_instance(["F F F", "F H F", "F F F"], [(0, 0), (2, 2)], [(2, 0), (0, 1)]),
+    make_instance(["H F H", "F F F", "F F F"], [(1, 0), (1, 2)], [(2, 2), (2, 0)]),
+    make_instance(
+        ["F F F F", "F F H F", "F F F F", "H F F F"],
+        [(0, 0), (0, 3), (3, 3)],
+        [(3, 3 - 1), (2, 0), (1, 0)],
+    ),
+]
+#: Valid answers, one that waits and one that takes its time.
+ANSWERS = [
+    "<answer>\n0: (0,0) (2,2)\n1: (1,0) (1,2)\n2: (2,0) (0,2)\n3: (2,0) (0,1)\n</answer>",
+    "<answer>\n0: (1,0) (1,2)\n1: (2,0) (1,2)\n2: (2,1) (1,1)\n3: (2,2) (2,1)\n"
+    "4: (2,2) (2,0)\n</answer>",
+    "<answer>\n0: (0,0) (0,3) (3,3)\n1: (0,1) (0,2) (3,2)\n2: (1,1) (0,2) (2,2)\n"
+    "3: (2,1) (0,1) (2,2)\n4: (3,1) (1,1) (2,1)\n5: (3,2) (2,1) (2,0)\n6: (3,2) (2,0) (1,0)\n"
+    "</answer>",
+]
+BATCH, STEPS = 32, 16
+INSTANCES = stack_padded([LAKES[i % 3] for i in range(BATCH)])
+
+
+def cells_of(array):
+    return [tuple(int(value) for value in cell) for cell in array]
+
+
+def first_violation(blocked, starts, goals, size, path):
+    """(time, agent, kind) of the first broken rule, read off the plan step by step."""
+
+    def inside(cell):
+        return 0 <= cell[0] < size and 0 <= cell[1] < size
+
+    for time, cells in enumerate(path):
+        before = path[max(time - 1, 0)]
+        for agent, (old, new) in enumerate(zip(before, cells, strict=True)):
+            others = [i for i in range(len(cells)) if i != agent]
+            if abs(old[0] - new[0]) + abs(old[1] - new[1]) > 1:
+                return time, agent, "ILLEGAL_MOVE"
+            if not inside(new):
+                return time, agent, "OUT_OF_BOUNDS"
+            if blocked[new[0]][new[1]]:
+                return time, agent, "HOLE"
+            if any(cells[i] == new for i in others):
+                return time, agent, "VERTEX"
+            if old != new and any(cells[i] == old and before[i] == new for i in others):
+                return time, agent, "SWAP"
+            if time == 0 and new != starts[agent]:
+                return time, agent, "WRONG_START"
+            if time == len(path) - 1 and new != goals[agent]:
+                return time, agent, "GOAL_MISSED"
+    return -1, -1, "NONE"
+
+
+def check(verdict, lake, path):
+    """One verdict against the reference; `path` is None for a text without a plan."""
+    size, blocked = int(lake.size), lake.blocked.tolist()
+    starts, goals = cells_of(lake.starts), cells_of(lake.goals)
+    failed = {name for name in CHECKS if not getattr(verdict, name)}
+    found = (
+        verdict.violation_time,
+        verdict.violation_agent,
+        ViolationKind(int(verdict.violation_kind)).name,
+    )
+    if path is None:
+        assert failed == set(CHECKS)
+        assert found == (-1, -1, "NONE")
+    elif len(path[0]) != len(starts):
+        assert failed == set(CHECKS) - {"parsable"}
+        assert found == (-1, -1, "NONE")
+    else:
+        assert failed == reference.failed_checks(blocked, starts, goals, size, path)
+        assert found == first_violation(blocked, starts, goals, size, path)
+        assert bool(failed) == (found[2] != "NONE")
+    assert verdict.valid == (not failed)
+    if failed:
+        assert verdict.cost == verdict.makespan == verdict.gap == INFINITE_COST
+    else:
+        assert verdict.cost == reference.sum_of_costs(goals, path)
+        each = [
+            reference.sum_of_costs([goal], [[cells[agent]] for cells in path])
+            for agent, goal in enumerate(goals)
+        ]
+        assert verdict.makespan == max(each)
+    return not failed
+
+
+def split(verdicts):
+    verdicts = jax.tree.map(np.asarray, verdicts)
+    return [jax.tree.map(lambda leaf, i=i: leaf[i], verdicts) for i in range(BATCH)]
+
+
+SNIPPETS = [
+    "<think>",
+    "</think>",
+    "<answer>",
+    "</answer>",
+    "```",
+    "\n",
+    " ",
+    "(",
+    "9" * 9,
+    "\u0663",
+]
+
+
+def mutate(random, text):
+    """A real answer with a few things wrong, or right in another way."""
+    for _ in range(random.choice((0, 1, 1, 2, 3))):
+        at = random.randrange(len(text))
+        lines = text.split("\n")
+        line = random.randrange(len(lines))
+        kind = random.randrange(7)
+        if kind == 0:  # Another digit, mostly another cell.
+            digits = [i for i, c in enumerate(text) if c.isdigit()]
+            at = random.choice(digits) if digits else at
+            text = text[:at] + random.choice("01234") + text[at + 1 :]
+        elif kind == 1:
+            text = text[:at] + random.choice(SNIPPETS) + text[at:]
+        elif kind == 2:
+            text = text[:at] + text[at + random.randrange(1, 4) :]
+        elif kind == 3:
+            text = "\n".join(lines[:line] + lines[line + 1 :])
+        elif kind == 4:  # Exchange two agents in one line.
+            parts = lines[line].split(" ")
+            parts[-2:] = reversed(parts[-2:])
+            text = "\n".join([*lines[:line], " ".join(parts), *lines[line + 1 :]])
+        elif kind == 5:
+            text = f"<think>{random.choice(ANSWERS)}</think> so: {text}"
+        else:
+            text = random.choice(ANSWERS) + "\nor rather\n" + text
+        text = text or " "
+    return text
+
+
+def test_texts_from_reading_to_verdict():
+    counts = collections.Counter()
+
+    @settings(max_examples=640, deadline=None)
+    @given(st.randoms(use_true_random=False))
+    def batch(random):
+        texts = [mutate(random, ANSWERS[i % 3]) for i in range(BATCH)]
+        plans = plans_from_texts(texts, 3)
+        assert plans.positions.shape[1] == STEPS
+        for i, verdict in enumerate(split(verify(INSTANCES, plans))):
+            path = strict_reader.read(texts[i])
+            if path is not None and not verdict.parsable:
+                # Numbers of seven digits and more are not read.
+                numbers = [abs(number) for cells in path for cell in cells for number in cell]
+                assert max(numbers) >= 10**6
+                path = None
+            counts["texts"] += 1
+            counts["read"] += path is not None
+            counts["valid"] += check(verdict, LAKES[i % 3], path)
+
+    batch()
+    assert counts["texts"] >= 20_000
+    assert 0.2 < counts["read"] / counts["texts"] < 0.95
+    assert 0.05 < counts["valid"] / counts["texts"] < 0.8
+
+
+def test_random_walks():
+    """Plans of mostly legal moves, so that every kind of violation comes first now and then."""
+    kinds = set()
+
+    @settings(max_examples=150, deadline=None)
+    @given(st.randoms(use_true_random=False))
+    def batch(random):
+        paths = []
+        for i in range(BATCH):
+            lake = LAKES[i % 3]
+            path = [cells_of(lake.starts)]
+            if random.random() < 0.1:
+                path[0][0] = (random.randrange(3), random.randrange(3))
+            for _ in range(random.randrange(6)):
+                steps = [random.choice(reference.STEPS) for _ in path[-1]]
+                moved = zip(path[-1], steps, strict=True)
+                path.append([(r + x, c + y) for (r, c), (x, y) in moved])
+            if random.random() < 0.1:
+                path[-1] = cells_of(lake.goals)
+            paths.append(path)
+        plans = stack_plans([np.array(path) for path in paths], 3)
+        for i, verdict in enumerate(split(verify(INSTANCES, plans))):
+            check(verdict, LAKES[i % 3], paths[i])
+            kinds.add(ViolationKind(int(verdict.violation_kind)))
+
+    batch()
+    assert kinds == set(ViolationKind)
+
+
+def test_every_kind_of_first_violation():
+    moves = {
+        "NONE": [(0, 0), (1, 0), (2, 0)],
+        "ILLEGAL_MOVE": [(0, 0), (2, 0)],
+        "OUT_OF_BOUNDS": [(0, 0), (-1, 0)],
+        "HOLE": [(0, 0), (0, 1), (1, 1)],
+        "WRONG_START": [(1, 0), (2, 0)],
+        "GOAL_MISSED": [(0, 0), (1, 0)],
+    }
+    other = [(2, 2), (1, 2), (0, 2), (0, 1)]
+    for name, path in moves.items():
+        rest = [path[-1]] * (len(other) - len(path))
+        verdict = judged([*path, *rest], other)
+        assert ViolationKind(int(verdict.violation_kind)) is ViolationKind[name]
+        time = {"NONE": -1, "WRONG_START": 0, "GOAL_MISSED": 3}.get(name, len(path) - 1)
+        assert (verdict.violation_time, verdict.violation_agent) == (
+            time,
+            -1 if name == "NONE" else 0,
+        )
+    for name, first, second in (
+        ("VERTEX", [(0, 0), (0, 1), (0, 2)], [(2, 2), (1, 2), (0, 2)]),
+        ("SWAP", [(0, 0), (0, 1), (0, 1), (0, 2)], [(2, 2), (1, 2), (0, 2), (0, 1)]),
+    ):
+        verdict = judged(first, second)
+        assert ViolationKind(int(verdict.violation_kind)) is ViolationKind[name]
+        assert (verdict.violation_time, verdict.violation_agent) == (len(first) - 1, 0)
+
+
+def judged(*paths):
+    lake = stack([LAKES[0]])
+    plan = stack_plans([np.array(paths).transpose(1, 0, 2)], 2)
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[0], verify(lake, plan))
+
+
+def test_gap_and_padding():
+    lake = stack([LAKES[0]])
+    solution = solve(lake)
+    assert solution.status[0] == Status.OPTIMAL
+    plan = plans_from_texts([ANSWERS[0]], 2)
+    verdict = verify(dataclasses.replace(lake, solution=solution), plan)
+    assert verdict.cost[0] == 5
+    assert verdict.gap[0] == 0
+    assert verdict.optimal[0]
+    unknown = verify(lake, plan)
+    assert unknown.gap[0] == INFINITE_COST
+    assert not unknown.optimal[0]
+    wide = stack([pad_instance(LAKES[0], 7, 5)])
+    padded = verify(wide, plans_from_texts([ANSWERS[0]], 5))
+    assert padded.valid[0]
+    assert padded.cost[0] == 5
