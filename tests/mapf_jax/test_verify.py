@@ -184,6 +184,14 @@ def test_random_walks():
         paths = []
         for i in range(BATCH):
             lake = LAKES[i % 3]
+            if random.random() < 0.3:  # A valid plan in which two agents may trade places.
+                path = [list(cells) for cells in strict_reader.read(ANSWERS[i % 3])]
+                time = random.randrange(1, len(path))
+                a, b = random.sample(range(len(path[0])), 2)
+                if random.random() < 0.7:
+                    path[time][a], path[time][b] = path[time - 1][b], path[time - 1][a]
+                paths.append(path)
+                continue
             path = [cells_of(lake.starts)]
             if random.random() < 0.1:
                 path[0][0] = (random.randrange(3), random.randrange(3))
