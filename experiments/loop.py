@@ -4,7 +4,9 @@ Every random choice is derived from the run's seed and the round, and every fini
 file, so a run that was killed anywhere goes on as if it had not been.
 """
 
+import contextlib
 import dataclasses
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from engineer.context import Message
 from engineer.evidence import FailureBreakdown, RoundRecord, RunRecord
 from engineer.proposal import render_config
 from experiments import run_directory as files
+from experiments.errors import UserError, user_errors
 from experiments.mapf_task import MapfTask
 from experiments.policy import Responder, design_responder, load_params, load_policy
 from experiments.progress import Reporter
@@ -30,10 +33,12 @@ from experiments.validation import (
     validation_responder,
     validation_set,
 )
-from learner import train_state
+from learner import metrics, train_state
 from learner.checkpoints import Checkpoints
+from learner.preemption import Preempted, Preemption
 from learner.train_state import TrainState
 from learner.trainer import GRPOTrainer
+from learner.update import NonFiniteError
 from mapf_jax import EnvironmentConfig, formats
 
 # What the run's key is folded with, so that no two uses share one.
@@ -69,28 +74,38 @@ class Loop:
         self._reporter = reporter
         self._space = settings.environment.space()
         self._key = jax.random.key(settings.seed)
+        self._preemption = Preemption()
 
     def run(self) -> None:
         """Runs or resumes to the end.
 
         Raises:
-          ValueError: an option does not go with another one or with the model.
-          NonFiniteError: loss or gradient was NaN or infinite.
+          UserError: an option does not go with another one or with the model.
+          NonFiniteError: a number that steers training was NaN or infinite; what the step trained
+            on is in the folder `non_finite`.
+          Preempted: SIGTERM came; all work up to the current step is saved.
         """
+        with self._preemption.watch(), contextlib.closing(self._writers()) as writers:
+            self._run(writers)
+
+    def _run(self, writers: metrics.Writers) -> None:
         settings, directory = self._settings, self._directory
         # Everything that can refuse its settings comes before anything that takes long.
-        policy = load_policy(settings)
-        responder = validation_responder(settings, policy)
-        engineer = None
-        if settings.engineer.designer == "current":
-            engineer = design_responder(settings, policy)
-        params = load_params(settings, policy)
-        reference = None
-        if settings.training.objective.kl_coef > 0:
-            reference = jax.tree.map(jnp.copy, params)  # Training donates the first arrays.
-        trainer = GRPOTrainer(
-            settings.training, policy.config, policy.mesh, policy.tokenizer, reference
-        )
+        with user_errors():
+            policy = load_policy(settings)
+            responder = validation_responder(settings, policy)
+            engineer = None
+            if settings.engineer.designer == "current":
+                engineer = design_responder(settings, policy)
+            params = load_params(settings, policy)
+            base = params if settings.training.lora.rank else None
+            reference = None
+            if settings.training.objective.kl_coef > 0:
+                # Training donates the first arrays, unless they are only the base of adapters.
+                reference = params if base is not None else jax.tree.map(jnp.copy, params)
+            trainer = GRPOTrainer(
+                settings.training, policy.config, policy.mesh, policy.tokenizer, reference, base
+            )
         count = sum(leaf.size for leaf in jax.tree.leaves(params))
         self._reporter.line(
             f"model {settings.model.path}: {count:,} parameters on "
@@ -99,9 +114,10 @@ class Loop:
         validation = self._validation_set()
         validator = Validator(settings, responder, validation)
         names = set(mapf_jax.fingerprints(validation))
-        optimizer = settings.training.optimizer
         with Checkpoints(
-            directory.root / "checkpoints", keep=settings.checkpoint.keep
+            directory.root / "checkpoints",
+            keep=settings.checkpoint.keep,
+            keep_best=settings.checkpoint.keep_best,
         ) as checkpoints:
             initial = directory.root / "initial" / "validation.json"
             if not initial.exists():
@@ -110,12 +126,13 @@ class Loop:
             task_state: dict[str, Any] = {}
             position = Position(0, 0, 0)
             if checkpoints.latest_step() is None:
-                state = train_state.create_train_state(
-                    params, policy.config, optimizer, policy.mesh
-                )
+                state = trainer.init_state(params, self._key)
             else:
+                training = settings.training
                 state, metadata = checkpoints.restore(
-                    train_state.abstract_train_state(policy.config, optimizer, policy.mesh)
+                    train_state.abstract_train_state(
+                        policy.config, training.optimizer, policy.mesh, training.lora
+                    )
                 )
                 position = Position(**metadata["position"])
                 task_state = metadata["task"]
@@ -131,14 +148,35 @@ class Loop:
                 if index > position.round:
                     position = Position(index, 0, position.total)
                 state, position, task_state = self._train(
-                    trainer, state, instances, task_state, position, checkpoints
+                    trainer, state, instances, task_state, position, checkpoints, writers
                 )
                 path = directory.round(index) / "validation.json"
+                policy_params = trainer.policy_params(state)
                 if not path.exists():
-                    self._validate(validator, state.params, path)
+                    self._validate(validator, policy_params, path)
+                    writers.write(position.total, _validation_figures(self._breakdown(path)))
                 if index + 1 < settings.loop.rounds:
-                    self._design(index + 1, engineer, state.params)
+                    self._design(index + 1, engineer, policy_params)
+                del policy_params  # The next step of training donates it.
                 self._report_round(index)
+
+    def _writers(self) -> metrics.Writers:
+        """Where figures go beside the files of the rounds; steps count over all rounds."""
+        log, root = self._settings.log, self._directory.root
+        writers: list[metrics.Writer] = []
+        try:
+            if log.tensorboard:
+                writers.append(metrics.TensorBoard(root / "tensorboard"))
+            if log.wandb_project:
+                run_id = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:12]
+                options = self._settings.to_dict()
+                writers.append(metrics.WandB(log.wandb_project, root, run_id, options))
+        except ImportError as error:
+            raise UserError(
+                f"log={log}: needs a package that is not installed ({error}); "
+                "the extras `tensorboard` and `wandb` have them"
+            ) from error
+        return metrics.Writers(writers)
 
     # Training sets
 
@@ -164,7 +202,7 @@ class Loop:
                 instances, report = self._generate(index, config, exclude)
             except mapf_jax.NoInstanceError as error:
                 if index == 0:
-                    raise
+                    raise UserError(f"environment: {error}") from error
                 # A design without a single solvable instance is no reason to stop the run.
                 config, note = self._config(index - 1), f"previous configuration kept: {error}"
                 self._reporter.line(f"round {index}: {note}")
@@ -224,36 +262,55 @@ class Loop:
         task_state: dict[str, Any],
         position: Position,
         checkpoints: Checkpoints,
+        writers: metrics.Writers,
     ) -> tuple[TrainState, Position, dict[str, Any]]:
         """Trains from `position` to the end of its round, with checkpoints on the way."""
         settings, index = self._settings, position.round
-        log = self._directory.round(index) / "train.jsonl"
-        files.truncate_log(log, position.step)
         task = MapfTask(instances, settings.reward, settings.environment.list_holes)
         if task_state:
             task.restore(task_state)
         steps = settings.training.num_steps(len(task))
+        log = metrics.JsonLines(self._directory.round(index) / "train.jsonl", position.step)
         results = trainer.run(state, task, self._round_key(_TRAINING, index), position.step, steps)
+        rewards: list[float] = []  # Since the last checkpoint.
         with (
-            log.open("a") as file,
+            self._preemption.hold(),
+            contextlib.closing(log),
             self._reporter.bar(f"round {index} training", steps, position.step) as advance,
         ):
-            for result in results:
-                state = result.state
-                position = Position(index, result.step + 1, position.total + 1)
-                file.write(files.json_line({"step": result.step, **result.metrics}))
-                file.flush()
-                metrics = result.metrics
-                advance(
-                    position.step,
-                    f"reward {metrics['reward']:.2f} valid {metrics['task/valid']:.2f}",
-                )
-                if position.step == steps or position.step % settings.checkpoint.every_steps == 0:
-                    checkpoints.save(
-                        position.total,
-                        state,
-                        {"position": dataclasses.asdict(position), "task": task.state()},
+            try:
+                for result in results:
+                    state, figures = result.state, result.metrics
+                    position = Position(index, result.step + 1, position.total + 1)
+                    log.write(result.step, figures)
+                    writers.write(position.total, figures)
+                    rewards.append(figures["reward"])
+                    advance(
+                        position.step,
+                        f"reward {figures['reward']:.2f} valid {figures['task/valid']:.2f}",
                     )
+                    leave = self._preemption.requested
+                    regular = position.step % settings.checkpoint.every_steps == 0
+                    if leave or regular or position.step == steps:
+                        checkpoints.save(
+                            position.total,
+                            state,
+                            {"position": dataclasses.asdict(position), "task": task.state()},
+                            score=float(np.mean(rewards)),
+                        )
+                        rewards = []
+                    if leave:
+                        checkpoints.wait()
+                        raise Preempted
+            except NonFiniteError as error:
+                folder = self._directory.root / "non_finite" / f"round-{index}-step-{error.step}"
+                error.rollout.save(folder)
+                files.write_json(folder / "metrics.json", error.metrics)
+                self._reporter.line(
+                    f"round {index} stopped at step {error.step}: its batch is in {folder}, the "
+                    f"last good checkpoint is {checkpoints.latest_step()}"
+                )
+                raise
         return state, position, task.state()
 
     # Validation
@@ -365,6 +422,17 @@ def describe(config: EnvironmentConfig) -> str:
         f"{size}x{size} share {share:.2f} holes {holes:.2f} waits {waits:.2f}"
         for size, share, holes, waits in rows
     )
+
+
+def _validation_figures(breakdown: FailureBreakdown) -> dict[str, float]:
+    figures = {
+        "validation/valid": breakdown.valid_rate,
+        "validation/optimal": breakdown.optimal_rate,
+    }
+    for row in breakdown.by_size:
+        figures[f"validation/valid_{row.size}"] = row.valid_rate
+        figures[f"validation/optimal_{row.size}"] = row.optimal_rate
+    return figures
 
 
 def _answer_records(result: ValidationResult) -> list[dict[str, Any]]:

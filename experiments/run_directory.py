@@ -11,6 +11,8 @@
     rounds/R/validation.json        outcomes by size, and all answers in answers.jsonl
     rounds/R/design/                context.md, answers.md, design.json: how round R + 1 came about
     checkpoints/                    weights, optimizer, position
+    tensorboard/                    event files, if asked for
+    non_finite/                     the batch of a step that was stopped, for a look
     report.html, figures/
 
 A file appears when it is complete, so what exists is finished and what is missing is done again.
@@ -28,6 +30,7 @@ from typing import Any
 
 import jax
 
+from experiments.errors import UserError
 from experiments.settings import Settings
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "numpy")
@@ -53,22 +56,20 @@ class RunDirectory:
         """Keeps other processes of this machine out; the lock ends with the process.
 
         Raises:
-          ValueError: another process has it.
+          UserError: another process has it.
         """
         with (self.root / ".lock").open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                raise ValueError(
-                    f"workdir={self.root}: another process is running there"
-                ) from error
+                raise UserError(f"workdir={self.root}: another process is running there") from error
             yield
 
     def claim(self, settings: Settings) -> None:
         """Notes the options of a new run, or checks that they are those of the run to resume.
 
         Raises:
-          ValueError: the run was started with other options; the message names them.
+          UserError: the run was started with other options; the message names them.
         """
         path = self.root / "config.json"
         # As JSON holds them, so that both sides compare alike.
@@ -80,7 +81,7 @@ class RunDirectory:
         before = json.loads(path.read_text())
         changed = sorted(_differences(before, now))
         if changed:
-            raise ValueError(
+            raise UserError(
                 f"workdir={self.root}: the run there was started with other options "
                 f"({'; '.join(changed)}); use those, or another --workdir"
             )
@@ -127,13 +128,6 @@ def json_line(record: Mapping[str, Any]) -> str:
 def read_json(path: Path) -> Any:
     """Reads a JSON file."""
     return json.loads(path.read_text())
-
-
-def truncate_log(path: Path, steps: int) -> None:
-    """Drops the lines of a training log that are not of its first `steps` steps."""
-    if path.exists():
-        lines = path.read_text().splitlines()[:steps]
-        write_text(path, "".join(line + "\n" for line in lines))
 
 
 def _differences(before: Any, now: Any, path: str = "") -> Iterator[str]:

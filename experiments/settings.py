@@ -11,7 +11,9 @@ from typing import Any, Literal, TypeVar
 import ml_collections
 
 from engineer import context, designers, space
+from experiments.errors import user_errors
 from experiments.reward import RewardConfig
+from learner import checks
 from learner.qwen3.config import DTYPES, REMAT
 from learner.trainer import GRPOConfig
 from mapf_jax.environment_config import MIN_SIZE, max_hole_ratio
@@ -44,7 +46,7 @@ class ModelSettings:
         for name, allowed in (("dtype", DTYPES), ("remat", REMAT)):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}={getattr(self, name)!r}: allowed are {allowed}")
-        _at_least(self, scan_unroll=1)
+        checks.integers(self, scan_unroll=1)
         if self.path != TINY_MODEL and not (self.folder / "config.json").is_file():
             raise ValueError(
                 f"path={self.path!r}: allowed are {TINY_MODEL!r} and folders with a config.json"
@@ -67,7 +69,7 @@ class MeshSettings:
     tensor: int = 1
 
     def __post_init__(self) -> None:
-        _at_least(self, data=1, fsdp=1, tensor=1)
+        checks.integers(self, data=1, fsdp=1, tensor=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +83,7 @@ class LoopSettings:
     rounds: int = 3
 
     def __post_init__(self) -> None:
-        _at_least(self, rounds=1)
+        checks.integers(self, rounds=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +108,7 @@ class EnvironmentSettings:
     list_holes: bool = False
 
     def __post_init__(self) -> None:
-        _at_least(self, num_instances=1, max_candidates=1)
+        checks.integers(self, num_instances=1, max_candidates=1)
         sizes = list(self.sizes)
         if not sizes or sizes != sorted(set(sizes)) or not MIN_SIZE <= sizes[0] <= sizes[-1] <= 10:
             raise ValueError(
@@ -151,7 +153,7 @@ class ValidationSettings:
     temperature: float = 0.0
 
     def __post_init__(self) -> None:
-        _at_least(self, num_instances=1, seed=0, max_new_tokens=1)
+        checks.integers(self, num_instances=1, seed=0, max_new_tokens=1)
         if self.temperature < 0:
             raise ValueError(f"temperature={self.temperature}: allowed are numbers from 0 up")
         for name in ("hole_ratio", "wait_ratio"):
@@ -185,7 +187,7 @@ class EngineerSettings:
     top_k: int = 20
 
     def __post_init__(self) -> None:
-        _at_least(self, tries=1, max_new_tokens=1, top_k=0)
+        checks.integers(self, tries=1, max_new_tokens=1, top_k=0)
         if self.designer not in designers.DESIGNERS:
             raise ValueError(f"designer={self.designer!r}: allowed are {designers.DESIGNERS}")
         if self.context not in context.VARIANTS:
@@ -203,13 +205,28 @@ class CheckpointSettings:
     Attributes:
       every_steps: training steps between two checkpoints; one is always made after a round.
       keep: how many of the newest are kept.
+      keep_best: how many are kept as well for the highest mean reward since the one before.
     """
 
     every_steps: int = 10
     keep: int = 2
+    keep_best: int = 0
 
     def __post_init__(self) -> None:
-        _at_least(self, every_steps=1, keep=1)
+        checks.integers(self, every_steps=1, keep=1, keep_best=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class LogSettings:
+    """Where the figures of every step go beside the JSON lines of the run's folder.
+
+    Attributes:
+      tensorboard: also write event files for TensorBoard (the extra `tensorboard`).
+      wandb_project: also log to this project of Weights & Biases (the extra `wandb`); "" is off.
+    """
+
+    tensorboard: bool = False
+    wandb_project: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,6 +247,7 @@ class Settings:
     reward: RewardConfig = dataclasses.field(default_factory=RewardConfig)
     engineer: EngineerSettings = dataclasses.field(default_factory=EngineerSettings)
     checkpoint: CheckpointSettings = dataclasses.field(default_factory=CheckpointSettings)
+    log: LogSettings = dataclasses.field(default_factory=LogSettings)
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 1 << 32:
@@ -261,12 +279,13 @@ def from_config(config: Mapping[str, Any] | ml_collections.ConfigDict) -> Settin
     """Checks a configuration; fields that it leaves out have their defaults.
 
     Raises:
-      ValueError: a field is unknown, has a wrong type or an impossible value. The message names
+      UserError: a field is unknown, has a wrong type or an impossible value. The message names
         the field with its path, the value and what is allowed.
     """
     if isinstance(config, ml_collections.ConfigDict):
         config = config.to_dict()
-    return _build(Settings, config, "")
+    with user_errors():
+        return _build(Settings, config, "")
 
 
 def check_field(path: str) -> None:
@@ -288,13 +307,6 @@ def _unknown(name: str, allowed: list[str], path: str) -> str:
     close = difflib.get_close_matches(name, allowed, n=1)
     hint = f" (did you mean {path}{close[0]}?)" if close else ""
     return f"unknown field{hint}; allowed are {allowed}"
-
-
-def _at_least(settings: Any, **least: int) -> None:
-    for name, bound in least.items():
-        value = getattr(settings, name)
-        if value < bound:
-            raise ValueError(f"{name}={value}: allowed are integers from {bound} up")
 
 
 def _plain(value: Any) -> Any:

@@ -54,12 +54,12 @@ class Rollout:
         rows = (prompts[:, None] * self.group_size + np.arange(self.group_size)).reshape(-1)
         return Rollout(
             problems=self.problems[prompts],
-            prompts=[self.prompts[i] for i in prompts],
+            prompts=[self.prompts[int(i)] for i in prompts],
             tokens=self.tokens[rows],
             logprobs=self.logprobs[rows],
             lengths=self.lengths[rows],
             truncated=self.truncated[rows],
-            answers=[self.answers[i] for i in rows],
+            answers=[self.answers[int(i)] for i in rows],
             rewards=self.rewards[rows],
         )
 

@@ -2,12 +2,14 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
@@ -98,6 +100,7 @@ def test_killed_runs_end_like_the_undisturbed_one(undisturbed, tmp_path):
     # in the middle of a round, between training and validation, around a design.
     marks = [
         "rounds/0/train.jsonl",
+        "rounds/0/train.jsonl",
         "rounds/0/design/design.json",
         "rounds/1/validation.json",
         "rounds/2/train.jsonl",
@@ -107,12 +110,33 @@ def test_killed_runs_end_like_the_undisturbed_one(undisturbed, tmp_path):
         while not (workdir / mark).exists() and process.poll() is None:
             time.sleep(0.02)
         time.sleep(0.4 * number)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        # The first one is asked to leave, and does so when its step is saved.
+        process.send_signal(signal.SIGTERM if number == 0 else signal.SIGKILL)
+        _, err = process.communicate()
+        if number == 0:
+            assert process.returncode == 75, err[-3000:]
+            steps = len((workdir / mark).read_text().splitlines())
+            assert (workdir / "checkpoints" / str(steps)).is_dir()
     code, out, err = finish(start(workdir, cache))
     assert code == 0, err[-3000:]
     assert "resuming" in out
     assert story(workdir) == story(whole)
+
+
+def test_a_number_that_is_not_finite_stops_the_run(undisturbed, tmp_path):
+    whole, cache, _ = undisturbed
+    for name in ("initial", "validation", "rounds/0"):  # Only the training is of interest.
+        shutil.copytree(whole / name, tmp_path / name)
+    options = ("optimizer.learning_rate=1e38", "optimizer.max_grad_norm=0.0")
+    code, out, err = finish(start(tmp_path, cache, *(f"--config.training.{o}" for o in options)))
+    assert code == 1
+    assert "is not finite" in err
+    assert "Traceback" not in err
+    assert "the last good checkpoint is None" in out
+    (folder,) = (tmp_path / "non_finite").iterdir()
+    arrays = np.load(folder / "arrays.npz")
+    texts = (folder / "texts.jsonl").read_text().splitlines()
+    assert len(texts) == len(arrays["tokens"]) == len(arrays["rewards"]) == 64
 
 
 def test_other_options_and_bad_options_stop_at_once(undisturbed, tmp_path):

@@ -1,0 +1,27 @@
+"""Errors of the user, told apart from errors of the program."""
+
+import contextlib
+from collections.abc import Iterator
+
+
+class UserError(ValueError):
+    """What was asked for cannot be done; the message names the option, its value, what is allowed.
+
+    Commands print the message alone. Any other error is one of the program and keeps its
+    traceback.
+    """
+
+
+@contextlib.contextmanager
+def user_errors() -> Iterator[None]:
+    """Turns a `ValueError` of the body into a `UserError`.
+
+    For code that does nothing but check what the user asked for against itself, a model or a
+    machine: its `ValueError`s are about that.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(str(error)) from error
