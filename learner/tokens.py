@@ -7,7 +7,16 @@ from typing import Any
 
 import numpy as np
 
+from learner.token_automaton import ThinkingBudget
+
 _NO_ADVICE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
+
+_THINK_END = "</think>"
+# What Qwen3 was shown to go on from when its thought is cut off (arXiv 2505.09388, section 4.3).
+_EARLY_STOP = (
+    "\n\nConsidering the limited time by the user, I have to give the solution based on the "
+    f"thinking directly now.\n{_THINK_END}\n\n"
+)
 
 
 def load_tokenizer(folder: str | Path) -> Any:
@@ -54,6 +63,27 @@ def encode_chat(
 def decode(tokenizer: Any, ids: Sequence[int]) -> str:
     """The text of token ids, without special tokens."""
     return tokenizer.decode([int(token) for token in ids], skip_special_tokens=True)
+
+
+def written(tokenizer: Any, ids: Sequence[int]) -> str:
+    """The text of token ids with special tokens written out, in which stop strings are found."""
+    return tokenizer.decode([int(token) for token in ids], skip_special_tokens=False)
+
+
+def thinking_budget(tokenizer: Any, max_tokens: int) -> ThinkingBudget:
+    """A limit on Qwen3's thinking: after `max_tokens` tokens, its own early-stop text.
+
+    Raises:
+        ValueError: the tokenizer has no token `</think>`, or `max_tokens` is negative.
+    """
+    end = tokenizer.get_vocab().get(_THINK_END)
+    if end is None:
+        raise ValueError(
+            f"max_tokens of thinking is {max_tokens}, but the tokenizer has no token {_THINK_END}; "
+            "allowed are tokenizers of models that think"
+        )
+    closing = tokenizer.encode(_EARLY_STOP, add_special_tokens=False)
+    return ThinkingBudget(max_tokens, int(end), tuple(int(token) for token in closing))
 
 
 def stop_token_ids(tokenizer: Any) -> tuple[int, ...]:

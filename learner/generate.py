@@ -1,0 +1,157 @@
+"""Answer one chat message on the terminal, as the answer is generated.
+
+    python -m learner.generate --model=Qwen/Qwen3-0.6B --prompt="Why is the sky blue?" --thinking
+
+The answer goes to standard output; why it ended, and how fast it was, to standard error.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, TextIO
+
+import jax
+
+from learner import hub, sharding, tokens
+from learner.qwen3 import weights
+from learner.qwen3.config import DTYPES, Qwen3Config
+from learner.sampler import FinishReason, Piece, Sampler, SamplingParams
+
+# Tokens between two looks at the device: small, so that the text flows.
+_SEGMENT_TOKENS = 8
+_DEFAULT_NEW_TOKENS = 1024
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m learner.generate", description="Answer one chat message."
+    )
+    add = parser.add_argument
+    add("--model", required=True, help="a checkpoint folder, or a name on the Hugging Face hub")
+    add("--prompt", required=True, help="the user's message; - reads it from standard input")
+    add("--system", help="the system message")
+    add("--thinking", action="store_true", help="let the model think before it answers")
+    add("--thinking_tokens", type=int, help="the most tokens of thought; no limit by default")
+    add("--max_new_tokens", type=int, help=f"budget; {_DEFAULT_NEW_TOKENS} or what fits by default")
+    for name, kind, text in (
+        ("temperature", float, "0 takes the most likely token"),
+        ("top_k", int, "candidates; 0 is off"),
+        ("top_p", float, "nucleus; 1 is off"),
+        ("min_p", float, "least share of the likeliest token's probability; 0 is off"),
+    ):
+        add(f"--{name}", type=kind, help=f"{text}; the checkpoint's own value by default")
+    add("--stop", action="append", default=[], help="a string that ends the answer; repeatable")
+    add("--seed", type=int, default=0)
+    add("--dtype", choices=DTYPES, help="bfloat16 by default, on CPUs float32")
+    add("--tensor", type=int, default=1, help="devices to split the model over")
+    return parser
+
+
+def sampling_params(
+    arguments: argparse.Namespace, defaults: dict[str, Any], tokenizer: Any, room: int
+) -> SamplingParams:
+    """What the command line asks for, else the checkpoint's `generation_config.json`.
+
+    Args:
+        room: tokens that the model's window has left for the answer.
+    """
+    chosen = {
+        name: value if (value := getattr(arguments, name)) is not None else defaults.get(name)
+        for name in ("temperature", "top_k", "top_p", "min_p")
+    }
+    if arguments.temperature is None and defaults.get("do_sample") is False:
+        chosen["temperature"] = 0.0
+    limit = arguments.thinking_tokens
+    if limit is not None and not arguments.thinking:
+        raise ValueError(f"thinking_tokens is {limit}; it is for --thinking only")
+    return SamplingParams(
+        max_new_tokens=arguments.max_new_tokens or max(1, min(_DEFAULT_NEW_TOKENS, room)),
+        stop_token_ids=tokens.stop_token_ids(tokenizer),
+        stop_strings=tuple(arguments.stop),
+        thinking=None if limit is None else tokens.thinking_budget(tokenizer, limit),
+        **{name: value for name, value in chosen.items() if value is not None},
+    )
+
+
+def readable(tokenizer: Any, pieces: Iterator[Piece]) -> Iterator[tuple[str, Piece]]:
+    """The text that each piece adds; a character whose bytes are not complete yet waits."""
+    ids: list[int] = []
+    shown = ""
+    for piece in pieces:
+        ids += piece.tokens.tolist()
+        text = tokens.decode(tokenizer, ids)
+        if piece.finish is None:
+            text = text.rstrip("\ufffd")
+        yield text[len(shown) :], piece
+        shown = text
+
+
+def run(arguments: argparse.Namespace, out: TextIO, log: TextIO) -> None:
+    """Load, answer, report.
+
+    Raises:
+        ValueError: an argument is impossible, or there is no such model.
+    """
+    folder = hub.model_folder(arguments.model)
+    dtype = arguments.dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
+    config = Qwen3Config.from_folder(folder, dtype=dtype, param_dtype=dtype)
+    tokenizer = tokens.load_tokenizer(folder)
+    prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    messages = [{"role": "user", "content": prompt}]
+    if arguments.system is not None:
+        messages.insert(0, {"role": "system", "content": arguments.system})
+    ids = tokens.encode_chat(tokenizer, messages, arguments.thinking)
+    mesh = sharding.make_mesh(tensor=arguments.tensor)
+    sampler = Sampler(
+        config,
+        mesh,
+        sampling_params(
+            arguments,
+            weights.read_generation_config(folder) or {},
+            tokenizer,
+            config.max_position_embeddings - len(ids),
+        ),
+        tokens.pad_id(tokenizer),
+        max_rows=1,
+        segment_tokens=_SEGMENT_TOKENS,
+        vocab_size=min(tokens.vocab_size(tokenizer), config.vocab_size),
+        text_of=lambda some: tokens.written(tokenizer, some),
+    )
+    params = weights.load(folder, config, mesh)
+
+    begin = time.perf_counter()
+    first, count, finish = begin, 0, FinishReason.LENGTH
+    pieces = sampler.stream(params, ids, jax.random.key(arguments.seed))
+    for text, piece in readable(tokenizer, pieces):
+        out.write(text)
+        out.flush()
+        if not count:
+            first, early = time.perf_counter(), len(piece.tokens)
+        count += len(piece.tokens)
+        finish = finish if piece.finish is None else piece.finish
+    seconds = time.perf_counter() - first
+    out.write("\n")
+    rest = count - early
+    speed = f", then {rest / seconds:.1f} tokens/s" if rest else ""
+    print(
+        f"[{finish.name.lower().replace('_', ' ')}; {count} tokens after a prompt of {len(ids)}; "
+        f"first {early} after {first - begin:.2f} s, compilation included{speed}; "
+        f"{jax.devices()[0].device_kind}, {dtype}]",
+        file=log,
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns its exit status."""
+    parsed = _parser().parse_args(arguments)
+    try:
+        run(parsed, sys.stdout, sys.stderr)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
