@@ -6,6 +6,7 @@ file, line and field, and exit status 2; what was computed before it has been wr
 """
 
 import argparse
+import collections
 import dataclasses
 import json
 import os
@@ -20,16 +21,17 @@ import jax
 import numpy as np
 
 from mapf_jax import formats, movingai, published, render
+from mapf_jax.blocks import BLOCK
 from mapf_jax.environment_config import EnvironmentConfig
 from mapf_jax.generator import GenerationReport, generate
 from mapf_jax.padding import stack_padded, stack_plans
 from mapf_jax.solver import solve
 from mapf_jax.text import parse_answer
-from mapf_jax.types import Instance, Plan
+from mapf_jax.types import Instance, Plan, Status
 
 T = TypeVar("T")
 
-_CHUNK = 256  # Records that are computed, and written, together.
+_CHUNK = BLOCK  # Records that are computed, and written, together.
 _FORMATS = """\
 INPUT is a file, or - for standard input:
   *.scen            a MovingAI scenario; its .map lies beside it or is named by --map
@@ -170,34 +172,18 @@ def _generate(args: argparse.Namespace) -> None:
 
 
 def _solve(args: argparse.Namespace) -> None:
+    counts: collections.Counter[str] = collections.Counter()
     with _output(args.out, args.input) as out:
         for chunk in _chunks(_entries(args)):
-            results, failure = _solve_chunk(chunk)
-            for entry, result in zip(chunk, results, strict=False):
-                _write(out, entry.record | result)
+            solution = solve(stack_padded([entry.instance for entry in chunk]))
+            for i, entry in enumerate(chunk):
+                single = jax.tree.map(lambda leaf, i=i: leaf[i], solution)
+                agents = np.arange(len(entry.instance.active))
+                fields = formats.solution_fields(single, agents)
+                counts[fields["status"]] += 1
+                _write(out, entry.record | fields)
             out.flush()
-            if failure:
-                raise failure
-
-
-def _solve_chunk(chunk: list[_Entry]) -> tuple[list[dict[str, Any]], ValueError | None]:
-    """Solution fields of the leading entries that can be solved, and why the next one cannot."""
-    by_agents: dict[int, list[int]] = {}
-    for i, entry in enumerate(chunk):
-        by_agents.setdefault(len(entry.instance.active), []).append(i)
-    results: dict[int, dict[str, Any]] = {}
-    failures: dict[int, ValueError] = {}
-    for agents, rows in by_agents.items():
-        try:
-            solution = solve(stack_padded([chunk[i].instance for i in rows]))
-        except ValueError as error:
-            failures[rows[0]] = ValueError(f"{chunk[rows[0]].where}: {error}")
-            continue
-        for row, i in enumerate(rows):
-            single = jax.tree.map(lambda leaf, row=row: leaf[row], solution)
-            results[i] = formats.solution_fields(single, np.arange(agents))
-    end = min(failures, default=len(chunk))
-    return [results[i] for i in range(end)], failures.get(end)
+    print(", ".join(f"{counts[s.name.lower()]} {s.name.lower()}" for s in Status), file=sys.stderr)
 
 
 def _verify(args: argparse.Namespace) -> None:
