@@ -158,20 +158,18 @@ def decode_step(
     Returns:
         The cache with that token in it, and the final hidden states [P, G, D].
     """
-    P, G = tokens.shape
     T, S = prompts.keys[0].shape[-1], cache.keys[0].shape[-1]
     rope = rope_angles(prompts.lengths[:, None] + counts, config)
     prompt_mask = (jnp.arange(T) < prompts.lengths[:, None])[:, None, None]
     own_mask = jnp.arange(S) <= counts[..., None, None, None]
-    rows, columns = jnp.arange(P)[:, None], jnp.arange(G)
     keys, values = list(cache.keys), list(cache.values)
 
     x = embed(params["embedding"], tokens, config)
     for i, layer in enumerate(params["layers"]):
 
         def attend(q: Array, k: Array, v: Array, i: int = i) -> Array:
-            keys[i] = keys[i].at[rows, columns, :, :, counts].set(k, mode=_IN_BOUNDS)
-            values[i] = values[i].at[rows, columns, :, counts].set(v, mode=_IN_BOUNDS)
+            keys[i] = _write(keys[i], k, counts, axis=-1)
+            values[i] = _write(values[i], v, counts, axis=-2)
             return cached_attention(
                 q, prompts.keys[i], prompts.values[i], keys[i], values[i], prompt_mask, own_mask
             )
@@ -180,3 +178,26 @@ def decode_step(
         x = Block(config).apply({"params": layer}, x, rope, attend)
     norm = RMSNorm(config, "norm").apply({"params": params["final_norm"]}, x)
     return SampleCache(tuple(keys), tuple(values)), norm
+
+
+def _write(cache: Array, new: Array, counts: Array, axis: int) -> Array:
+    """Put [P, G, K, h] into slot counts[P, G] of `axis` of a cache of samples.
+
+    Every device writes its own rows and heads: left to itself, XLA would first gather the new
+    entries of all rows on each.
+    """
+
+    def write(cache: Array, new: Array, counts: Array) -> Array:
+        P, G = counts.shape
+        rows, columns = jnp.arange(P)[:, None], jnp.arange(G)
+        places = cache.at[rows, columns, :, :, counts]
+        if axis == -2:
+            places = cache.at[rows, columns, :, counts]
+        return places.set(new, mode="promise_in_bounds")
+
+    if jax.sharding.get_abstract_mesh().empty:
+        return write(cache, new, counts)
+    rows = nn.logical_to_mesh_axes(("batch",))
+    heads = nn.logical_to_mesh_axes(("batch", "activation", "kv_heads"))
+    split = jax.shard_map(write, in_specs=(heads, heads, rows), out_specs=heads)
+    return split(cache, new, counts)
