@@ -1,10 +1,12 @@
-"""Which modules an engineer is shown, and in which order: the variants V1 to V6."""
+"""Which modules an engineer is shown, and in which order: the variants V1 to V6 and any other."""
 
 import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 from engineer import modules
-from engineer.evidence import RunRecord
+from engineer.family import SUMMARY_REQUEST, Family
+from engineer.record import RunRecord
 
 Message = dict[str, str]
 """One chat message: {"role": .., "content": ..}."""
@@ -23,21 +25,30 @@ class ContextSpec:
         the random round 0), or "all".
       summary: show module S, and ask for the explanation that it carries forward.
       training: module T: "none", "bookkeeping" or "full".
+      details: show module D, statistics of the validation beyond counts. Not in the publication.
+      results: show module R, what training showed. Not in the publication.
+      examples: number of failures drawn by module E, of training and never of validation. Not in
+        the publication.
 
     Raises:
-      ValueError: `history` or `training` has another value.
+      ValueError: a field has another value.
     """
 
     guideline: bool = False
     history: Literal["none", "designed", "all"] = "none"
     summary: bool = False
     training: Literal["none", "bookkeeping", "full"] = "none"
+    details: bool = False
+    results: bool = False
+    examples: int = 0
 
     def __post_init__(self) -> None:
         if self.history not in HISTORY:
             raise ValueError(f"history={self.history!r} is unknown, allowed: {HISTORY}")
         if self.training not in TRAINING:
             raise ValueError(f"training={self.training!r} is unknown, allowed: {TRAINING}")
+        if self.examples < 0:
+            raise ValueError(f"examples={self.examples}: must be at least 0")
 
 
 VARIANTS = {
@@ -64,37 +75,101 @@ def variant(name: str) -> ContextSpec:
     return VARIANTS[name]
 
 
-def blocks(spec: ContextSpec | str, record: RunRecord) -> list[str]:
-    """The texts of a context in order: instruction, modules, sizes, output format."""
+def blocks(spec: ContextSpec | str, record: RunRecord, family: Family) -> list[str]:
+    """The texts of a context in order: instruction, modules, rows, output format."""
     if isinstance(spec, str):
         spec = variant(spec)
-    texts = [modules.INSTRUCTION]
+    texts = [family.instruction]
     if spec.guideline:
-        texts.append(modules.guideline(record))
+        texts.append(modules.guideline(family))
     if spec.history != "none":
-        texts.append(modules.history(record, cold_start=spec.history == "all"))
-    texts.append(modules.failures(record))
+        texts.append(modules.history(record, family, cold_start=spec.history == "all"))
+    texts.append(modules.failures(record, family))
+    if spec.details:
+        texts.append(modules.details(record, family))
+    if spec.results:
+        texts.append(modules.training_results(record, family))
+    if spec.examples:
+        texts.append(modules.examples(record, spec.examples))
     if spec.summary:
         texts.append(modules.summary(record))
     if spec.training == "bookkeeping":
         texts.append(modules.bookkeeping(record))
     elif spec.training == "full":
         texts.append(modules.training_details(record))
-    texts.append(modules.sizes(record))
-    texts.append(modules.OUTPUT_FORMAT)
+    texts.append(modules.rows(record, family))
+    texts.append(family.output_format)
     if spec.summary:
-        texts.append(modules.SUMMARY_REQUEST)
+        texts.append(SUMMARY_REQUEST)
     return texts
 
 
-def compose(spec: ContextSpec | str, record: RunRecord) -> list[Message]:
+def compose(spec: ContextSpec | str, record: RunRecord, family: Family) -> list[Message]:
     """The chat that asks for the next configuration: one user message.
 
     Args:
       spec: a combination of modules, or the name of a variant.
       record: the record of the run.
+      family: of the environment family.
 
     Raises:
       ValueError: the name is unknown, or the record lacks what a module shows.
     """
-    return [{"role": "user", "content": "\n\n".join(blocks(spec, record))}]
+    return [{"role": "user", "content": "\n\n".join(blocks(spec, record, family))}]
+
+
+def fitted(
+    spec: ContextSpec,
+    record: RunRecord,
+    family: Family,
+    fits: Callable[[Sequence[Message]], bool],
+) -> tuple[list[Message], tuple[str, ...]] | None:
+    """The longest context that fits, and what was left out of it.
+
+    Left out are, each only if all before it were not enough: the rounds of the history, oldest
+    first; the rest of module H; the drawn examples, last first; modules R and D; the full form of
+    module T, of which the bookkeeping stays; the explanation of module S; the guideline. The
+    instruction, module F and the output format are never cut, and no module is cut within.
+
+    Returns:
+      The chat and one line for each thing left out; None if even the shortest does not fit.
+    """
+    notes: list[str] = []
+    for shorter, shown, note in _shortenings(spec, record):
+        if note:
+            notes.append(f"context: {note} left out, to fit the model's window")
+        chat = compose(shorter, shown, family)
+        if fits(chat):
+            return chat, tuple(notes)
+    return None
+
+
+def _shortenings(
+    spec: ContextSpec, record: RunRecord
+) -> Iterator[tuple[ContextSpec, RunRecord, str]]:
+    yield spec, record, ""
+    if spec.history != "none":
+        for past in modules.shown_history(record, spec.history == "all")[:-1]:
+            kept = tuple(r for r in record.history if r.round > past.round)
+            record = dataclasses.replace(record, history=kept)
+            yield spec, record, f"round {past.round} of the history"
+        spec = dataclasses.replace(spec, history="none")
+        yield spec, record, "the history"
+    while spec.examples:
+        spec = dataclasses.replace(spec, examples=spec.examples - 1)
+        yield spec, record, f"example {spec.examples + 1}"
+    if spec.results:
+        spec = dataclasses.replace(spec, results=False)
+        yield spec, record, "the results of training"
+    if spec.details:
+        spec = dataclasses.replace(spec, details=False)
+        yield spec, record, "the details of the validation"
+    if spec.training == "full":
+        spec = dataclasses.replace(spec, training="bookkeeping")
+        yield spec, record, "the training details"
+    if spec.summary:
+        spec = dataclasses.replace(spec, summary=False)
+        yield spec, record, "the explanation"
+    if spec.guideline:
+        spec = dataclasses.replace(spec, guideline=False)
+        yield spec, record, "the guideline"

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from engineer.context import DEFAULT_VARIANT, ContextSpec, Message, compose, variant
-from engineer.designers import random_config
-from engineer.evidence import CHECKS, FailureBreakdown, RoundRecord, RunRecord
+from engineer.evidence import Evidence, FailureBreakdown
+from engineer.family import Family
 from engineer.modules import TRAINING_DETAILS, shown_history
 from engineer.proposal import render_config
-from engineer.space import ConfigurationSpace, share_cents, two_decimals
-from mapf_jax.environment_config import EnvironmentConfig
+from engineer.record import RoundRecord, RunRecord
+from engineer.space import Configuration, ConfigurationSpace, on_grid, share_units
 
 STEP = 0.05
 EASY, HARD = 0.7, 0.3
@@ -30,51 +30,55 @@ EXPLANATION = (
 
 def rule_design(
     record: RunRecord, space: ConfigurationSpace, spec: ContextSpec | str = DEFAULT_VARIANT
-) -> EnvironmentConfig:
-    """The configuration of a simple rule, with two decimals.
+) -> Configuration:
+    """The configuration of a simple rule, with the decimals of each parameter.
 
-    With p the latest valid rate of a size as the context shows it (two decimals; 0.5 for a size
+    With p the latest valid rate of a row as the context shows it (two decimals; 0.5 for a row
     that was not validated): the data share is proportional to p (1 - p) + 0.05, the variance of
-    success, which is the learning signal of a group of answers, plus a rest so that no size
-    vanishes. Hole and wait ratio start from the last configuration that the context shows (0.2
-    where it shows none) and go up by 0.05 for p > 0.7 and down by 0.05 for p < 0.3, within the
-    bounds of the space.
+    success, which is the learning signal of a group of answers, plus a rest so that no row
+    vanishes. Every other number starts from the last configuration that the context shows (0.2
+    where it shows none) and goes up by 0.05 for p > 0.7 and down by 0.05 for p < 0.3, within the
+    bounds of the space: it is for spaces of ratios that make instances harder as they grow.
 
     Args:
       record: the run so far.
-      space: the sizes and bounds.
+      space: the rows and bounds.
       spec: the modules, or name of the variant; it decides which configurations are shown.
     """
     shown = _last_shown(record, spec)
-    weights, holes, waits = [], [], []
-    for i, size in enumerate(space.sizes):
-        outcome = record.breakdown.outcome(size)
+    share = space.share_parameter
+    weights: list[float] = []
+    cells: dict[tuple[str, str], float] = {}
+    for row in space.rows:
+        outcome = record.breakdown.outcome(row)
         rate = 0.5 if outcome is None else round(outcome.valid_rate, 2)
         weights.append(rate * (1.0 - rate) + BASE_WEIGHT)
         step = STEP if rate > EASY else -STEP if rate < HARD else 0.0
-        start_hole, start_wait = START, START
-        if shown is not None and size in shown.sizes:
-            at = shown.sizes.index(size)
-            start_hole, start_wait = shown.hole_ratio[at], shown.wait_ratio[at]
-        holes.append(two_decimals(round(start_hole, 2) + step, space.hole_bounds[i]))
-        waits.append(two_decimals(round(start_wait, 2) + step, space.wait_bounds[i]))
-    return EnvironmentConfig(
-        sizes=space.sizes,
-        data_ratio=share_cents(weights),
-        hole_ratio=tuple(holes),
-        wait_ratio=tuple(waits),
-    )
+        for name in space.names:
+            if name != share:
+                start = shown[row, name] if shown is not None and row in shown.rows else START
+                decimals = space.parameter(name).decimals
+                bounds = space.bounds(row, name)
+                cells[row, name] = on_grid(round(start, decimals) + step, bounds, decimals)
+    units = 10 ** space.parameter(share).decimals
+    for row, part in zip(space.rows, share_units(weights, units), strict=True):
+        cells[row, share] = part
+    return Configuration.from_cells({cell: cells[cell] for cell in space.cells})
 
 
 def demonstration(
-    seed: int | np.random.SeedSequence, spec: ContextSpec | str, space: ConfigurationSpace
+    seed: int | np.random.SeedSequence,
+    spec: ContextSpec | str,
+    space: ConfigurationSpace,
+    family: Family,
 ) -> tuple[list[Message], str]:
     """A context from a random plausible run, and the answer of `rule_design` to it.
 
     Args:
       seed: decides everything that is random.
       spec: the modules of the context, or the name of a variant.
-      space: the sizes and bounds.
+      space: the rows and bounds.
+      family: of the family.
 
     Returns:
       The chat (one user message) and the answer: the configuration as `render_config` writes it,
@@ -82,25 +86,27 @@ def demonstration(
     """
     if isinstance(spec, str):
         spec = variant(spec)
-    record = random_record(seed, space)
-    answer = render_config(rule_design(record, space, spec))
+    record = random_record(seed, space, family)
+    answer = render_config(rule_design(record, space, spec), space)
     if spec.summary:
         answer = f"{EXPLANATION}\n{answer}"
-    return compose(spec, record), answer
+    return compose(spec, record, family), answer
 
 
-def random_record(seed: int | np.random.SeedSequence, space: ConfigurationSpace) -> RunRecord:
+def random_record(
+    seed: int | np.random.SeedSequence, space: ConfigurationSpace, family: Family
+) -> RunRecord:
     """A run of one to three finished rounds with consistent, plausible outcomes.
 
-    Valid rates spread over the whole range, tend to fall with the size of the lake and move from
-    round to round; round 0 is a random draw, later configurations come from `rule_design` or are
+    Valid rates spread over the whole range, tend to fall from row to row and move from round to
+    round; round 0 is a random draw, later configurations come from `rule_design` or are
     random as well. Every answer that is not valid fails at least one check.
     """
     rng = np.random.default_rng(seed)
     finished = int(rng.integers(1, 4))
-    answers = rng.integers(10, 401, size=len(space.sizes))
-    skill = rng.normal(0.0, 1.5) - rng.uniform(0.0, 0.5) * np.arange(len(space.sizes))
-    skill = skill + rng.normal(0.0, 1.2, size=len(space.sizes))
+    answers = rng.integers(10, 401, size=len(space.rows))
+    skill = rng.normal(0.0, 1.5) - rng.uniform(0.0, 0.5) * np.arange(len(space.rows))
+    skill = skill + rng.normal(0.0, 1.2, size=len(space.rows))
     epochs, total_rounds = int(rng.integers(1, 5)), finished + int(rng.integers(1, 4))
     explained = bool(rng.random() < 0.5)
     past: tuple[RoundRecord, ...] = ()
@@ -108,11 +114,11 @@ def random_record(seed: int | np.random.SeedSequence, space: ConfigurationSpace)
         if past and rng.random() < 0.5:
             config = rule_design(_record(past, total_rounds, epochs, False), space)
         else:
-            config = random_config(rng, space)
+            config = space.random(rng)
         rates = 1.0 / (1.0 + np.exp(-skill))
-        breakdown = _random_breakdown(rng, space.sizes, answers.tolist(), rates.tolist())
-        past = (*past, RoundRecord(index, config, breakdown, cold_start=index == 0))
-        skill = skill + rng.normal(0.3, 0.4, size=len(space.sizes))
+        breakdown = _random_breakdown(rng, space, family, answers.tolist(), rates.tolist())
+        past = (*past, RoundRecord(index, config, Evidence(breakdown), cold_start=index == 0))
+        skill = skill + rng.normal(0.3, 0.4, size=len(space.rows))
     return _record(past, total_rounds, epochs, explained)
 
 
@@ -130,23 +136,34 @@ def _record(
 
 
 def _random_breakdown(
-    rng: np.random.Generator, sizes: Sequence[int], answers: Sequence[int], rates: Sequence[float]
+    rng: np.random.Generator,
+    space: ConfigurationSpace,
+    family: Family,
+    answers: Sequence[int],
+    rates: Sequence[float],
 ) -> FailureBreakdown:
-    size_of = np.repeat(np.asarray(sizes), answers)
+    checks = family.checks
+    row_of = np.repeat(np.asarray(space.rows), answers)
     rate_of = np.repeat(np.asarray(rates), answers)
-    count = size_of.size
+    count = row_of.size
     valid = rng.random(count) < rate_of
     optimal = valid & (rng.random(count) < rng.uniform(0.5, 1.0))
     # One check that certainly fails, and now and then others along with it.
-    main = rng.choice(len(CHECKS), size=count, p=rng.dirichlet(np.ones(len(CHECKS))))
-    fails = (rng.random((len(CHECKS), count)) < 0.1) | (np.arange(len(CHECKS))[:, None] == main)
+    main = rng.choice(len(checks), size=count, p=rng.dirichlet(np.ones(len(checks))))
+    fails = (rng.random((len(checks), count)) < 0.1) | (np.arange(len(checks))[:, None] == main)
     fails &= ~valid
     return FailureBreakdown.from_outcomes(
-        size_of, valid, optimal, dict(zip(CHECKS, fails, strict=True))
+        row_of,
+        valid,
+        optimal,
+        dict(zip(checks, fails, strict=True)),
+        checks=checks,
+        label=space.label,
+        alone=family.alone,
     )
 
 
-def _last_shown(record: RunRecord, spec: ContextSpec | str) -> EnvironmentConfig | None:
+def _last_shown(record: RunRecord, spec: ContextSpec | str) -> Configuration | None:
     if isinstance(spec, str):
         spec = variant(spec)
     if spec.history == "none":

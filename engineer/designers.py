@@ -1,4 +1,4 @@
-"""Who designs the next training environment."""
+"""Who designs the next training environment: the protocol, language models, and the baselines."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -6,19 +6,19 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from engineer import proposal
-from engineer.context import DEFAULT_VARIANT, ContextSpec, Message, compose, variant
-from engineer.evidence import RunRecord
-from engineer.space import ConfigurationSpace, share_cents, two_decimals
-from mapf_jax.environment_config import EnvironmentConfig
+from engineer import choice, proposal
+from engineer.choice import MoveLimits
+from engineer.context import ContextSpec, Message, fitted
+from engineer.family import Family
+from engineer.record import RunRecord
+from engineer.space import Configuration, ConfigurationSpace
 
-Generate = Callable[[Sequence[Sequence[Message]], int], Sequence[str]]
-"""Answers chats: (one list of messages for each chat, seed) -> one text for each chat."""
+Generate = Callable[[Sequence[Message], int, int], Sequence[str]]
+"""Answers one chat: (messages, how many answers, seed) -> as many texts."""
 
-MAX_RANDOM_HOLE_RATIO = 0.5
-"""Cap on the random hole ratio. In denser lakes two random cells are seldom connected (on a
-10 x 10 lake half of holes about one pair of agents in seven can reach its goals), so a generator
-would hardly fill its set; the benchmark of the publication stops at 0.5 as well."""
+
+class NoAnswerError(Exception):
+    """A model could not be asked, for the stated reason; asking again may help."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,16 +29,18 @@ class Design:
       config: the configuration, always one of the space.
       source: name of the designer.
       context_messages: the chat that was asked; empty if no model was asked.
-      raw_texts: the answers in the order in which they were tried.
-      repairs: every change that reading and projecting the accepted answer took.
-      kept_previous: True if the configuration is the previous one because nobody proposed
-        another (which may still be clipped to the bounds of the space; see `repairs`).
-      reason: why the previous configuration was kept; empty if it was not.
+      raw_texts: the answers in the order in which they were given, all tries and proposals.
+      repairs: every change that shortening the context, reading and projecting the answer,
+        choosing among proposals and limiting the move took.
+      kept_previous: True if the configuration is an earlier one because nobody proposed another
+        or the last one was not accepted (it may still be clipped to the bounds of the space; see
+        `repairs`).
+      reason: why an earlier configuration was kept; empty if none was.
       summary: the explanation that a context with module S carries forward; empty if the
         context did not ask for one.
     """
 
-    config: EnvironmentConfig
+    config: Configuration
     source: str
     context_messages: tuple[Mapping[str, str], ...] = ()
     raw_texts: tuple[str, ...] = ()
@@ -68,8 +70,8 @@ class Designer(Protocol):
         """The design; deterministic in its arguments (and the model, where one is asked).
 
         Args:
-          record: the run so far; its latest configuration has the sizes of the space.
-          space: the sizes and bounds to choose from.
+          record: the run so far; its latest configuration has the rows of the space.
+          space: what may be chosen.
           seed: at least 0.
         """
         ...
@@ -81,76 +83,90 @@ class ModelDesigner:
 
     Attributes:
       generate: answers chats.
+      family: of the environment family.
       spec: which modules the model is shown.
       tries: how often the model is asked until an answer can be read, at least 1. Every try has
         its own seed.
+      proposals: answers asked for in each try, at least 1.
+      choice: one of `choice.CHOICES`, how one design is made of the readable ones.
+      limits: how far the design may move.
       source: name under which the designs are recorded.
-      fits: whether the model's window holds a chat. As long as it does not, the oldest round of
-        the history is left out of the context.
+      fits: whether the model's window holds a chat. As long as it does not, parts are left out of
+        the context in the order that `context.fitted` states.
     """
 
     generate: Generate
-    spec: ContextSpec = dataclasses.field(default_factory=lambda: variant(DEFAULT_VARIANT))
+    family: Family
+    spec: ContextSpec
     tries: int = 3
+    proposals: int = 1
+    choice: str = "first"
+    limits: MoveLimits = dataclasses.field(default_factory=MoveLimits)
     source: str = "current"
     fits: Callable[[Sequence[Message]], bool] = lambda chat: True
 
     def __post_init__(self) -> None:
-        if self.tries < 1:
-            raise ValueError(f"tries={self.tries}: must be at least 1")
+        for name in ("tries", "proposals"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
+        if self.choice not in choice.CHOICES:
+            raise ValueError(f"choice={self.choice!r} is unknown, allowed: {choice.CHOICES}")
 
     def design(self, record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
-        """The first readable answer, projected; without one the previous configuration.
+        """The design that the first try with a readable answer amounts to, projected.
+
+        Without a readable answer it is the previous configuration.
 
         Raises:
-          ValueError: `generate` does not return exactly one text.
+          ValueError: `generate` returns another number of texts than it was asked for.
         """
-        messages, left_out = self._context(record)
-        if not self.fits(messages):
-            return dataclasses.replace(
-                _keep(record, space, self.source, "the context does not fit the model's window"),
-                context_messages=tuple(messages),
-            )
+        context = fitted(self.spec, record, self.family, self.fits)
+        if context is None:
+            return keep(record, space, self.source, "the context does not fit the model's window")
+        messages, left_out = context
         texts: list[str] = []
         reasons: list[str] = []
         for attempt in range(self.tries):
             seed_of_try = int(np.random.SeedSequence([seed, attempt]).generate_state(1)[0]) >> 1
-            answers = self.generate([messages], seed_of_try)
-            if len(answers) != 1:
-                raise ValueError(f"generate: {len(answers)} texts for one chat, allowed: 1")
-            texts.append(answers[0])
-            reading = proposal.parse(answers[0], space.sizes)
-            if isinstance(reading, proposal.Unreadable):
-                reasons.append(f"try {attempt}: {reading.reason}")
+            try:
+                answers = self.generate(messages, self.proposals, seed_of_try)
+            except NoAnswerError as error:
+                reasons.append(f"try {attempt}: {error}")
                 continue
-            config, repairs = proposal.project(reading, record.config, space)
+            if len(answers) != self.proposals:
+                raise ValueError(
+                    f"generate: {len(answers)} texts for one chat, needed: {self.proposals}"
+                )
+            texts.extend(answers)
+            readings = []
+            for answer in answers:
+                reading = proposal.parse(answer, space)
+                if isinstance(reading, proposal.Unreadable):
+                    reasons.append(f"try {attempt}: {reading.reason}")
+                else:
+                    readings.append(reading)
+            if not readings:
+                continue
+            projected = [proposal.project(one, record.config, space) for one in readings]
+            config, index, mixing = choice.choose(
+                self.choice, [config for config, _ in projected], record, space
+            )
+            config, drawn_back = choice.limit_move(config, record.config, space, self.limits)
             return Design(
                 config=config,
                 source=self.source,
                 context_messages=tuple(messages),
                 raw_texts=tuple(texts),
-                repairs=(*left_out, *repairs),
-                summary=reading.explanation if self.spec.summary else "",
+                repairs=(*left_out, *projected[index][1], *mixing, *drawn_back),
+                summary=readings[index].explanation if self.spec.summary else "",
             )
         # The configuration stays, and so does its explanation.
-        kept = _keep(record, space, self.source, "; ".join(reasons))
         return dataclasses.replace(
-            kept,
+            keep(record, space, self.source, "; ".join(reasons)),
             context_messages=tuple(messages),
             raw_texts=tuple(texts),
             summary=(record.summary or "") if self.spec.summary else "",
         )
-
-    def _context(self, record: RunRecord) -> tuple[list[Message], tuple[str, ...]]:
-        """The longest context that fits, and a note if rounds had to be left out of it."""
-        history = record.history
-        for first in range(len(history)):
-            shortened = dataclasses.replace(record, history=history[first:])
-            messages = compose(self.spec, shortened)
-            if self.fits(messages):
-                break
-        note = f"context: the {first} oldest rounds were left out, to fit the model's window"
-        return messages, (note,) if first else ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +178,7 @@ class FixedDesigner:
     def design(self, record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
         """The previous configuration."""
         del seed
-        return _keep(record, space, self.source, "this designer changes nothing")
+        return keep(record, space, self.source, "this designer changes nothing")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,71 +188,58 @@ class RandomDesigner:
     source: str = "random"
 
     def design(self, record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
-        """A draw of `random_config` that depends on the seed and the round."""
-        drawn = random_config(np.random.SeedSequence([seed, record.round]), space)
+        """A draw of `ConfigurationSpace.random` that depends on the seed and the round."""
+        drawn = space.random(np.random.SeedSequence([seed, record.round]))
         return Design(config=drawn, source=self.source)
 
 
-DESIGNERS = ("current", "fixed", "random")
-"""Names that `make_designer` knows: the checkpoint being trained, nobody, a new draw each round."""
+@dataclasses.dataclass(frozen=True)
+class AcceptanceTest:
+    """Takes a design back after the fact: a designer around any other one.
 
+    Where the latest round's validation is worse than that of the round before by more than
+    `margin`, the next configuration is that of the round before, and the inner designer is not
+    asked. The weights are not taken back, only the environment. It does not fire twice in a row:
+    a configuration that was restored is given the chance to be improved on.
 
-def make_designer(
-    name: str,
-    *,
-    generate: Generate | None = None,
-    spec: ContextSpec | str = DEFAULT_VARIANT,
-    tries: int = 3,
-    fits: Callable[[Sequence[Message]], bool] = lambda chat: True,
-) -> Designer:
-    """The designer of that name.
-
-    Args:
-      name: one of `DESIGNERS`.
-      generate: answers chats; needed by "current", not used by the others, as are the rest.
-      spec: the modules that the model is shown, or the name of a variant.
-      tries: how often the model is asked until an answer can be read.
-      fits: whether the model's window holds a chat.
+    Attributes:
+      inner: who designs otherwise.
+      margin: fall of the valid rate over all rows, in [0, 1], that is still accepted.
 
     Raises:
-      ValueError: the name is unknown, or "current" is asked for without `generate`.
+      ValueError: the margin is not in [0, 1].
     """
-    if name == "fixed":
-        return FixedDesigner()
-    if name == "random":
-        return RandomDesigner()
-    if name == "current":
-        if generate is None:
-            raise ValueError(
-                f"generate=None: designer {name!r} needs a function that answers chats"
-            )
-        spec = variant(spec) if isinstance(spec, str) else spec
-        return ModelDesigner(generate=generate, spec=spec, tries=tries, source=name, fits=fits)
-    raise ValueError(f"designer={name!r} is unknown, allowed: {DESIGNERS}")
+
+    inner: Designer
+    margin: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.margin <= 1:
+            raise ValueError(f"margin={self.margin}: allowed are numbers in [0, 1]")
+
+    def design(self, record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
+        """The inner design, or the configuration of the round before the latest."""
+        if len(record.history) >= 2:
+            before, latest = record.history[-2:]
+            fall = before.breakdown.valid_rate - latest.breakdown.valid_rate
+            restored = len(record.history) >= 3 and record.history[-3].config == latest.config
+            if fall > self.margin and before.config != latest.config and not restored:
+                reason = (
+                    f"the valid rate fell by {fall:.3f} in round {latest.round}, more than "
+                    f"{self.margin:g}: back to the configuration of round {before.round}"
+                )
+                return keep(record, space, "rollback", reason, before.config)
+        return self.inner.design(record, space, seed)
 
 
-def random_config(
-    seed: int | np.random.SeedSequence | np.random.Generator, space: ConfigurationSpace
-) -> EnvironmentConfig:
-    """A random configuration of the space, with two decimals: the cold start of a run.
-
-    The data ratios are Dirichlet(1, ..., 1), so every division of the set is equally likely; hole
-    and wait ratios are uniform within their bounds, the hole ratio at most
-    `MAX_RANDOM_HOLE_RATIO` unless its lower bound is above that.
-    """
-    rng = np.random.default_rng(seed)
-    shares = share_cents(rng.dirichlet(np.ones(len(space.sizes))).tolist())
-    holes = []
-    for low, high in space.hole_bounds:
-        high = max(low, min(high, MAX_RANDOM_HOLE_RATIO))
-        holes.append(two_decimals(float(rng.uniform(low, high)), (low, high)))
-    waits = [two_decimals(float(rng.uniform(*bounds)), bounds) for bounds in space.wait_bounds]
-    return EnvironmentConfig(
-        sizes=space.sizes, data_ratio=shares, hole_ratio=tuple(holes), wait_ratio=tuple(waits)
-    )
-
-
-def _keep(record: RunRecord, space: ConfigurationSpace, source: str, reason: str) -> Design:
-    rows = {int(size): row for size, row in record.config.to_dict().items()}
-    config, repairs = proposal.project(proposal.Proposal(rows), record.config, space)
-    return Design(config=config, source=source, repairs=repairs, kept_previous=True, reason=reason)
+def keep(
+    record: RunRecord,
+    space: ConfigurationSpace,
+    source: str,
+    reason: str,
+    config: Configuration | None = None,
+) -> Design:
+    """An earlier configuration (the latest if none is given), clipped to the space aloud."""
+    earlier = record.config if config is None else config
+    kept, repairs = proposal.project(choice.as_proposal(earlier.cells()), record.config, space)
+    return Design(config=kept, source=source, repairs=repairs, kept_previous=True, reason=reason)

@@ -1,73 +1,86 @@
-"""What a validation shows: which checks the answers failed, for each lake size."""
+"""What a validation and a round of training show, for any environment family; JSON in and out."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mapf_jax.environment_config import EnvironmentConfig
-
-PARSABLE = "parsable"
-AGENT_COUNT = "agent_count"
-CHECKS = (
-    PARSABLE,
-    "legal_moves",
-    "conflict_free",
-    "goals_reached",
-    "starts_correct",
-    AGENT_COUNT,
-    "no_holes",
-    "in_bounds",
-)
-"""Names of the eight checks; an answer is valid if it passes all of them."""
+from engineer.space import ordered_rows
 
 
 @dataclasses.dataclass(frozen=True)
-class SizeOutcome:
-    """The outcomes of all validation answers on lakes of one size.
+class Statistics:
+    """Some numbers in short: how many, mean, least, median and largest."""
+
+    count: int
+    mean: float
+    least: float
+    median: float
+    largest: float
+
+    @classmethod
+    def of(cls, values: npt.ArrayLike) -> "Statistics | None":
+        """Of finite numbers [n]; None if there are none."""
+        array = np.asarray(values, np.float64)
+        if array.size == 0:
+            return None
+        figures = array.mean(), array.min(), np.median(array), array.max()
+        return cls(int(array.size), *(round(float(figure), 4) for figure in figures))
+
+    def to_dict(self) -> dict[str, float]:
+        """A mapping ready for JSON; the constructor reads it back."""
+        return dataclasses.asdict(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupOutcome:
+    """The outcomes of all validation answers of one row of the space (one lake size, one topic).
 
     Attributes:
-      size: lake size N.
+      name: of the row.
       answers: number of answers, at least 1.
       valid: how many of them pass every check.
-      optimal: how many of the valid ones also have the least possible cost.
-      failed: how many answers fail each check, in the order of `CHECKS`. An answer may fail
-        several checks and is then counted under each.
+      optimal: how many of the valid ones also are as good as can be.
+      failed: how many answers fail each check. An answer may fail several checks and is then
+        counted under each.
+      violation_time: when the answers that break a rule on their way first do so; in time steps.
+      gap: how far the valid answers are from the optimum, in units of cost.
+      length: tokens of all answers.
 
     Raises:
       ValueError: a count is negative, or valid, optimal or a failure count is larger than the
         number of answers that it can be about.
     """
 
-    size: int
+    name: str
     answers: int
     valid: int
     optimal: int
-    failed: tuple[int, ...]
+    failed: Mapping[str, int]
+    violation_time: Statistics | None = None
+    gap: Statistics | None = None
+    length: Statistics | None = None
 
     def __post_init__(self) -> None:
-        where = f"size {self.size}"
-        if self.size < 1:
-            raise ValueError(f"size={self.size}: must be at least 1")
+        where = f"outcomes of {self.name}"
         if self.answers < 1:
             raise ValueError(f"{where}: answers={self.answers}, must be at least 1")
         if not 0 <= self.valid <= self.answers:
             raise ValueError(f"{where}: valid={self.valid} is outside 0..{self.answers}")
         if not 0 <= self.optimal <= self.valid:
             raise ValueError(f"{where}: optimal={self.optimal} is outside 0..{self.valid}")
-        if len(self.failed) != len(CHECKS):
-            raise ValueError(f"{where}: failed={self.failed}, one count for each of {CHECKS}")
         invalid = self.answers - self.valid
-        for check, count in zip(CHECKS, self.failed, strict=True):
+        for check, count in self.failed.items():
             if not 0 <= count <= invalid:
                 raise ValueError(f"{where}: failed[{check}]={count} is outside 0..{invalid}")
-        if sum(self.failed) < invalid:
+        if sum(self.failed.values()) < invalid:
             raise ValueError(
-                f"{where}: {invalid} answers are not valid, but only {sum(self.failed)} "
+                f"{where}: {invalid} answers are not valid, but only {sum(self.failed.values())} "
                 "failed checks are counted"
             )
+        object.__setattr__(self, "failed", dict(self.failed))
 
     @property
     def valid_rate(self) -> float:
@@ -80,145 +93,198 @@ class SizeOutcome:
         return self.optimal / self.answers
 
     def failures(self, check: str) -> int:
-        """Number of answers that fail `check`, one of `CHECKS`."""
-        if check not in CHECKS:
-            raise ValueError(f"check={check!r} is unknown, allowed: {CHECKS}")
-        return self.failed[CHECKS.index(check)]
+        """Number of answers that fail `check`."""
+        if check not in self.failed:
+            raise ValueError(f"check={check!r} is unknown, allowed: {tuple(self.failed)}")
+        return self.failed[check]
+
+
+_STATISTICS = ("violation_time", "gap", "length")
 
 
 @dataclasses.dataclass(frozen=True)
 class FailureBreakdown:
-    """One validation, size by size; `by_size` is ascending in size and not empty."""
+    """One validation, row by row.
 
-    by_size: tuple[SizeOutcome, ...]
+    Attributes:
+      by_group: the rows; ascending if their names are whole numbers. Not empty.
+      label: what a row is called.
+    """
+
+    by_group: tuple[GroupOutcome, ...]
+    label: str
 
     def __post_init__(self) -> None:
-        sizes = self.sizes
-        if not sizes:
-            raise ValueError("by_size=(): at least one size is needed")
-        if list(sizes) != sorted(set(sizes)):
-            raise ValueError(f"by_size: sizes {sizes} must be ascending and distinct")
+        names = self.names
+        if not names:
+            raise ValueError(f"by_{self.label}=(): at least one row is needed")
+        if names != ordered_rows(names):
+            raise ValueError(f"by_{self.label}: {names} must be ascending and distinct")
+        if len({tuple(row.failed) for row in self.by_group}) != 1:
+            raise ValueError(f"by_{self.label}: the rows have different checks")
 
     @classmethod
     def from_outcomes(
         cls,
-        sizes: npt.ArrayLike,
+        groups: npt.ArrayLike,
         valid: npt.ArrayLike,
         optimal: npt.ArrayLike,
         failed: Mapping[str, npt.ArrayLike],
+        *,
+        checks: Sequence[str],
+        label: str,
+        alone: Sequence[str] = (),
+        violation_time: npt.ArrayLike | None = None,
+        gap: npt.ArrayLike | None = None,
+        length: npt.ArrayLike | None = None,
     ) -> "FailureBreakdown":
         """Counts the outcomes of N answers.
 
-        Nothing but its form can be judged of an answer that cannot be parsed, and nothing but
-        that of one about another number of agents: such an answer counts under that check alone,
-        whatever `failed` says of its others.
-
         Args:
-          sizes: i[N], lake size of the instance that answer n is about.
+          groups: i[N] or texts [N], the row that answer n belongs to.
           valid: bool[N], answer n passes every check.
-          optimal: bool[N], and has the least possible cost.
-          failed: for each name of `CHECKS` bool[N], answer n fails that check.
+          optimal: bool[N], and is as good as can be.
+          failed: for each of `checks` bool[N], answer n fails that check.
+          checks: names of the checks, in the order in which they are reported.
+          label: what a row is called.
+          alone: checks after whose failure nothing else can be judged. An answer that fails one
+            of them counts under that check alone, the later of them if it fails several.
+          violation_time: i[N], when answer n first breaks a rule, negative if it never does.
+          gap: i[N], distance from the optimum, negative if unknown; those of valid answers count.
+          length: i[N], tokens of answer n.
 
         Raises:
           ValueError: a check is missing or unknown, the arrays differ in length, or an answer
             contradicts itself (valid with a failed check, not valid without one, optimal but
             not valid).
         """
-        size_of = np.asarray(sizes)
-        if size_of.ndim != 1 or size_of.size == 0 or not np.issubdtype(size_of.dtype, np.integer):
+        group_of = np.asarray(groups)
+        kind = group_of.dtype
+        if group_of.ndim != 1 or group_of.size == 0 or kind.kind not in "iuU":
             raise ValueError(
-                f"sizes: an integer array [N] with N > 0 is needed, "
-                f"got {size_of.dtype}{list(size_of.shape)}"
+                f"{label}: an array [N] of integers or texts with N > 0 is needed, "
+                f"got {kind}{list(group_of.shape)}"
             )
-        if set(failed) != set(CHECKS):
-            raise ValueError(f"failed: checks {sorted(failed)} given, needed: {CHECKS}")
+        if set(failed) != set(checks):
+            raise ValueError(f"failed: checks {sorted(failed)} given, needed: {tuple(checks)}")
 
         def flags(name: str, values: npt.ArrayLike) -> npt.NDArray[np.bool_]:
             array = np.asarray(values)
-            if array.shape != size_of.shape or array.dtype != np.bool_:
+            if array.shape != group_of.shape or array.dtype != np.bool_:
                 raise ValueError(
-                    f"{name}: bool[{size_of.size}] is needed, got {array.dtype}{list(array.shape)}"
+                    f"{name}: bool[{group_of.size}] is needed, got {array.dtype}{list(array.shape)}"
+                )
+            return array
+
+        def numbers(name: str, values: npt.ArrayLike | None) -> npt.NDArray[Any] | None:
+            array = None if values is None else np.asarray(values)
+            if array is not None and (
+                array.shape != group_of.shape or array.dtype.kind not in "iu"
+            ):
+                raise ValueError(
+                    f"{name}: integers[{group_of.size}] are needed, "
+                    f"got {array.dtype}{list(array.shape)}"
                 )
             return array
 
         is_valid = flags("valid", valid)
         is_optimal = flags("optimal", optimal)
-        fails = np.stack([flags(f"failed[{check}]", failed[check]) for check in CHECKS])
-        for check in (PARSABLE, AGENT_COUNT):
-            alone = fails[CHECKS.index(check)].copy()
-            fails &= ~alone
-            fails[CHECKS.index(check)] = alone
+        fails = np.stack([flags(f"failed[{check}]", failed[check]) for check in checks])
+        for check in alone:
+            only = fails[list(checks).index(check)].copy()
+            fails &= ~only
+            fails[list(checks).index(check)] = only
         contradictory = is_valid == fails.any(axis=0)
         if contradictory.any():
             first = int(contradictory.argmax())
             raise ValueError(
                 f"valid[{first}]={bool(is_valid[first])} contradicts the failed checks "
-                f"{[c for c, f in zip(CHECKS, fails[:, first], strict=True) if f]}"
+                f"{[c for c, f in zip(checks, fails[:, first], strict=True) if f]}"
             )
         if (is_optimal & ~is_valid).any():
             first = int((is_optimal & ~is_valid).argmax())
             raise ValueError(f"optimal[{first}]=True, but valid[{first}]=False")
+        times = numbers("violation_time", violation_time)
+        gaps = numbers("gap", gap)
+        lengths = numbers("length", length)
+        known = is_valid if gaps is None else is_valid & (gaps >= 0)
 
         rows = []
-        for size in np.unique(size_of):
-            here = size_of == size
+        names = np.asarray([str(group) for group in group_of.tolist()])
+        for name in ordered_rows(names.tolist()):
+            here = names == name
+            counts = fails[:, here].sum(axis=1)
             rows.append(
-                SizeOutcome(
-                    size=int(size),
+                GroupOutcome(
+                    name=name,
                     answers=int(here.sum()),
                     valid=int(is_valid[here].sum()),
                     optimal=int(is_optimal[here].sum()),
-                    failed=tuple(int(count) for count in fails[:, here].sum(axis=1)),
+                    failed={c: int(n) for c, n in zip(checks, counts, strict=True)},
+                    violation_time=(
+                        None if times is None else Statistics.of(times[here & (times >= 0)])
+                    ),
+                    gap=None if gaps is None else Statistics.of(gaps[here & known]),
+                    length=None if lengths is None else Statistics.of(lengths[here]),
                 )
             )
-        return cls(tuple(rows))
+        return cls(tuple(rows), label)
 
     @property
-    def sizes(self) -> tuple[int, ...]:
-        """The lake sizes of the validation, ascending."""
-        return tuple(outcome.size for outcome in self.by_size)
+    def checks(self) -> tuple[str, ...]:
+        """The names of the checks."""
+        return tuple(self.by_group[0].failed)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the rows."""
+        return tuple(outcome.name for outcome in self.by_group)
 
     @property
     def answers(self) -> int:
-        """Number of answers over all sizes."""
-        return sum(outcome.answers for outcome in self.by_size)
+        """Number of answers over all rows."""
+        return sum(outcome.answers for outcome in self.by_group)
 
     @property
     def valid_rate(self) -> float:
         """Share of all answers that are valid, in [0, 1]."""
-        return sum(outcome.valid for outcome in self.by_size) / self.answers
+        return sum(outcome.valid for outcome in self.by_group) / self.answers
 
     @property
     def optimal_rate(self) -> float:
         """Share of all answers that are optimal, in [0, 1]."""
-        return sum(outcome.optimal for outcome in self.by_size) / self.answers
+        return sum(outcome.optimal for outcome in self.by_group) / self.answers
 
     def failures(self, check: str) -> int:
-        """Number of answers of any size that fail `check`, one of `CHECKS`."""
-        return sum(outcome.failures(check) for outcome in self.by_size)
+        """Number of answers of any row that fail `check`."""
+        return sum(outcome.failures(check) for outcome in self.by_group)
 
-    def outcome(self, size: int) -> SizeOutcome | None:
-        """The outcomes of one size, None if the validation has no lake of that size."""
-        return next((row for row in self.by_size if row.size == size), None)
+    def outcome(self, name: str) -> GroupOutcome | None:
+        """The outcomes of one row, None if the validation has no such row."""
+        return next((row for row in self.by_group if row.name == name), None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Counts and rates, ready for JSON; `from_dict` reads the counts back."""
+        """Counts, rates and statistics, ready for JSON; `from_dict` reads it back."""
+        rows: dict[str, Any] = {}
+        for row in self.by_group:
+            rows[row.name] = {
+                "answers": row.answers,
+                "valid": row.valid,
+                "optimal": row.optimal,
+                "valid_rate": row.valid_rate,
+                "optimal_rate": row.optimal_rate,
+                "failed": dict(row.failed),
+            }
+            for name in _STATISTICS:
+                statistics = getattr(row, name)
+                if statistics is not None:
+                    rows[row.name][name] = statistics.to_dict()
         return {
             "answers": self.answers,
             "valid_rate": self.valid_rate,
             "optimal_rate": self.optimal_rate,
-            "failed": {check: self.failures(check) for check in CHECKS},
-            "by_size": {
-                str(row.size): {
-                    "answers": row.answers,
-                    "valid": row.valid,
-                    "optimal": row.optimal,
-                    "valid_rate": row.valid_rate,
-                    "optimal_rate": row.optimal_rate,
-                    "failed": dict(zip(CHECKS, row.failed, strict=True)),
-                }
-                for row in self.by_size
-            },
+            "failed": {check: self.failures(check) for check in self.checks},
+            f"by_{self.label}": rows,
         }
 
     @classmethod
@@ -228,116 +294,108 @@ class FailureBreakdown:
         Raises:
           ValueError: a field is missing or a count is not possible.
         """
+        tables = [name for name in mapping if name.startswith("by_")]
+        if len(tables) != 1:
+            raise ValueError(f"breakdown: fields {list(mapping)}, one by_... is needed")
         try:
-            rows = [
-                SizeOutcome(
-                    size=int(size),
+            rows = {
+                str(name): GroupOutcome(
+                    name=str(name),
                     answers=int(row["answers"]),
                     valid=int(row["valid"]),
                     optimal=int(row["optimal"]),
-                    failed=tuple(int(row["failed"][check]) for check in CHECKS),
+                    failed={str(check): int(count) for check, count in row["failed"].items()},
+                    **{s: Statistics(**row[s]) for s in _STATISTICS if s in row},
                 )
-                for size, row in mapping["by_size"].items()
-            ]
+                for name, row in mapping[tables[0]].items()
+            }
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"breakdown: missing or malformed field {error}") from error
-        return cls(tuple(sorted(rows, key=lambda row: row.size)))
+        return cls(tuple(rows[name] for name in ordered_rows(rows)), tables[0].removeprefix("by_"))
 
 
 @dataclasses.dataclass(frozen=True)
-class RoundRecord:
-    """One finished round: what was trained on and how the validation went afterwards.
+class TrainingEvidence:
+    """What a round of training shows.
 
     Attributes:
-      round: index of the round, from 0.
-      config: the configuration of its training set.
-      breakdown: the validation after its training.
-      cold_start: True if nobody designed the configuration (the random start of a run).
+      steps: number of training steps, at least 1.
+      reward: mean reward over all steps.
+      reward_last: mean reward over the last quarter of the steps, at least one.
+      signal_share: share of the groups of answers whose rewards are not all equal, over all steps.
+      valid_rate: share of valid training answers by row, where any were drawn.
+      asked: what the configuration asked for, by row and parameter.
+      achieved: what the generator made of it, likewise.
     """
 
-    round: int
-    config: EnvironmentConfig
-    breakdown: FailureBreakdown
-    cold_start: bool
+    steps: int
+    reward: float
+    reward_last: float
+    signal_share: float
+    valid_rate: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    asked: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
+    achieved: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.round < 0:
-            raise ValueError(f"round={self.round}: must be at least 0")
+        if self.steps < 1:
+            raise ValueError(f"steps={self.steps}: must be at least 1")
+        if not 0 <= self.signal_share <= 1:
+            raise ValueError(f"signal_share={self.signal_share}: must be in [0, 1]")
+
+
+@dataclasses.dataclass(frozen=True)
+class DrawnFailure:
+    """One whole answer that failed, as a text that a person or a model can read.
+
+    Attributes:
+      name: of its row.
+      failed: the checks it failed.
+      text: the instance and what went wrong, drawn.
+      held_out: True if the instance is of the validation set. Such a failure is for people: no
+        context shows it.
+    """
+
+    name: str
+    failed: tuple[str, ...]
+    text: str
+    held_out: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Evidence:
+    """All that is known about one round: one validation, its training, and failures drawn."""
+
+    validation: FailureBreakdown
+    training: TrainingEvidence | None = None
+    failures: tuple[DrawnFailure, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """A mapping ready for JSON; `from_dict` is its inverse."""
         return {
-            "round": self.round,
-            "config": self.config.to_dict(),
-            "breakdown": self.breakdown.to_dict(),
-            "cold_start": self.cold_start,
+            "validation": self.validation.to_dict(),
+            "training": None if self.training is None else dataclasses.asdict(self.training),
+            "failures": [
+                {**dataclasses.asdict(failure), "failed": list(failure.failed)}
+                for failure in self.failures
+            ],
         }
 
     @classmethod
-    def from_dict(cls, mapping: Mapping[str, Any]) -> "RoundRecord":
+    def from_dict(cls, mapping: Mapping[str, Any]) -> "Evidence":
         """Reads what `to_dict` writes.
 
         Raises:
           ValueError: a field is missing or not allowed.
         """
-        for name in ("round", "config", "breakdown", "cold_start"):
-            if name not in mapping:
-                raise ValueError(f"round record: {name} is missing")
-        return cls(
-            round=int(mapping["round"]),
-            config=EnvironmentConfig.from_dict(mapping["config"]),
-            breakdown=FailureBreakdown.from_dict(mapping["breakdown"]),
-            cold_start=bool(mapping["cold_start"]),
-        )
-
-
-History = tuple[RoundRecord, ...]
-"""The finished rounds of a run, oldest first."""
-
-
-@dataclasses.dataclass(frozen=True)
-class RunRecord:
-    """Everything an engineer may be told when it designs a round.
-
-    Attributes:
-      history: the finished rounds, oldest first, at least one.
-      round: index of the round to be designed; later than every round of `history`.
-      total_rounds: number of rounds of the whole run, round 0 included.
-      epochs_per_round: passes over the training set in each round; may be a fraction.
-      summary: the engineer's own explanation of the current configuration (module S), if any.
-      training: full training details (full module T) as texts by name, if any.
-
-    Raises:
-      ValueError: a field is out of its range; the message names field, value and range.
-    """
-
-    history: History
-    round: int
-    total_rounds: int
-    epochs_per_round: float
-    summary: str | None = None
-    training: Mapping[str, str] | None = None
-
-    def __post_init__(self) -> None:
-        if not self.history:
-            raise ValueError("history=(): at least one finished round is needed")
-        rounds = [record.round for record in self.history]
-        if rounds != sorted(set(rounds)):
-            raise ValueError(f"history: rounds {rounds} must be ascending and distinct")
-        if not rounds[-1] < self.round < self.total_rounds:
-            raise ValueError(
-                f"round={self.round}: must be after round {rounds[-1]} and below "
-                f"total_rounds={self.total_rounds}"
+        try:
+            training = mapping["training"]
+            return cls(
+                validation=FailureBreakdown.from_dict(mapping["validation"]),
+                training=None if training is None else TrainingEvidence(**training),
+                failures=tuple(
+                    DrawnFailure(**{**failure, "failed": tuple(failure["failed"])})
+                    for failure in mapping["failures"]
+                ),
             )
-        if self.epochs_per_round <= 0:
-            raise ValueError(f"epochs_per_round={self.epochs_per_round}: must be above 0")
-
-    @property
-    def breakdown(self) -> FailureBreakdown:
-        """The latest validation."""
-        return self.history[-1].breakdown
-
-    @property
-    def config(self) -> EnvironmentConfig:
-        """The configuration of the latest round, which a design replaces."""
-        return self.history[-1].config
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"evidence: missing or malformed field {error}") from error

@@ -1,116 +1,106 @@
 """The modules of a context: each a function from the record of a run to text.
 
 F failure breakdown, G guideline, H history, S summary, T training details, as in "From Trainee
-to Trainer" (arXiv 2606.17682). Whatever changes from round to round is written in short regular
-lines with numbers of two decimals; whatever stays is one of the constants below. So a small
-model with a small vocabulary can hold each constant as one token.
+to Trainer" (arXiv 2606.17682), and beyond the publication D details of the validation, R what
+training showed, and E examples of failures. Whatever changes from round to round is written in
+short regular lines with numbers of two decimals; whatever stays is one of the family's constant
+texts. So a small model with a small vocabulary can hold each constant as one token.
 """
 
-from engineer.evidence import History, RunRecord, SizeOutcome
-from mapf_jax.environment_config import EnvironmentConfig
+from engineer.evidence import GroupOutcome, Statistics
+from engineer.family import NO_HISTORY, NO_SUMMARY, Family
+from engineer.record import History, RunRecord
+from engineer.space import Configuration, ordered_rows
 
-INSTRUCTION = (
-    "You design the training data for a language model that learns multi-agent path finding. "
-    "An instance is a square lake of N x N cells, some of which are holes. Several agents start "
-    "on different cells and have different goals. In each step all agents act at once: each "
-    "moves one cell up, down, left or right, or waits. The model is shown an instance and answers "
-    "once with the whole paths of all agents. An answer is valid if it passes every check, and "
-    "optimal if it is valid and has the least possible total cost. A generator makes the next "
-    "training set from three numbers for each lake size N. data_ratio is the share of the "
-    "training set that has this size; the data_ratio of all sizes sum to 1. hole_ratio is the "
-    "share of the cells of such a lake that are holes, from 0 to 1. wait_ratio is the share of "
-    "the instances of this size in which some agent has to wait for another, from 0 to 1. You "
-    "may change these numbers and nothing else: the rules, the reward and the validation set "
-    "stay as they are. Choose the numbers with which one more round of training improves the "
-    "valid and optimal rates on the validation set most, over all sizes. In the results, valid "
-    "and optimal are rates from 0 to 1, and the other numbers count the answers that failed a "
-    "check: parse, the answer could not be read; illegal, an agent moved further than one cell in "
-    "a step; conflict, two agents were in one cell or exchanged cells; hole, an agent entered a "
-    "hole; bounds, an agent left the lake; goal, an agent did not end on its goal. One answer "
-    "can fail several checks."
-)
-"""What the task is, what may be changed, and how the results are to be read."""
-
-GUIDELINE = (
-    "Guideline: the model is trained by reinforcement learning on groups of its own answers. A "
-    "group teaches only if some of its answers succeed and others fail, so instances that are "
-    "always or never solved teach nothing. Give the largest data_ratio to sizes with a valid "
-    "rate between about 0.3 and 0.7, and keep a small data_ratio on sizes that already work so "
-    "that they are not forgotten. More holes leave fewer and longer routes and narrower "
-    "passages; more waits demand closer coordination, and conflicts are learned from them. Where "
-    "the valid rate is close to 0, lower hole_ratio and wait_ratio until some answers succeed; "
-    "where it is close to 1, raise them. Small lakes with many holes have few solvable "
-    "instances. Keep what works and change it in small steps, 0.05 to 0.10 at a time."
-)
-"""Module G: how the three ratios bear on learnability; the same in every round."""
-
-OUTPUT_FORMAT = (
-    "You may reason first. End with exactly one configuration in YAML, one line for each of "
-    "these sizes in ascending order, with numbers from 0 to 1, in this form: "
-    "N: {data_ratio: number, hole_ratio: number, wait_ratio: number}"
-)
-"""How the configuration is to be written; `proposal.parse` reads it."""
-
-SUMMARY_REQUEST = (
-    "Before the configuration, explain in at most three sentences what it is meant to achieve. "
-    "You will be shown this explanation when you design the next round."
-)
-"""Asked for only where module S carries the explanation forward."""
-
-NO_HISTORY = "no round to show yet"
-NO_SUMMARY = "no explanation yet"
 TRAINING_DETAILS = ("objective", "reward", "schedule")
 """What the full form of module T tells; `RunRecord.training` holds a text for each."""
 
-FAILURE_WORDS = {
-    "parse": ("parsable", "agent_count"),
-    "illegal": ("legal_moves",),
-    "conflict": ("conflict_free",),
-    "hole": ("no_holes",),
-    "bounds": ("in_bounds",),
-    "goal": ("goals_reached",),
-}
-"""The failures shown, in this order, each with its checks. An answer that speaks of another number
-of agents could not be read as an answer to its question, so it counts with those that could not be
-read at all (no answer counts under both)."""
 
-
-def failures(record: RunRecord) -> str:
-    """Module F: the latest validation, overall and one line a size."""
+def failures(record: RunRecord, family: Family) -> str:
+    """Module F: the latest validation, overall and one line a row."""
     latest = record.breakdown
     lines = [
         "Latest results",
-        f"all sizes: answers {latest.answers} valid {latest.valid_rate:.2f} "
+        f"all {family.label}s: answers {latest.answers} valid {latest.valid_rate:.2f} "
         f"optimal {latest.optimal_rate:.2f}",
     ]
-    for row in latest.by_size:
-        lines.append(f"size {row.size}: answers {row.answers} {_results(row)}")
+    for row in latest.by_group:
+        lines.append(f"{family.label} {row.name}: answers {row.answers} {_results(row, family)}")
     return "\n".join(lines)
 
 
-def guideline(record: RunRecord) -> str:
-    """Module G: `GUIDELINE`, whatever the record."""
-    del record
-    return GUIDELINE
+def details(record: RunRecord, family: Family) -> str:
+    """Module D: times of first violations, costs above the optimum, and tokens."""
+    lines = ["Details of the latest results: mean, median and largest"]
+    for row in record.breakdown.by_group:
+        parts = [
+            f"{words} {_statistics(statistics)}"
+            for words, statistics in (
+                ("first violation time", row.violation_time),
+                ("cost above optimum", row.gap),
+                ("tokens", row.length),
+            )
+            if statistics is not None
+        ]
+        lines.append(f"{family.label} {row.name}: {', '.join(parts) or 'not recorded'}")
+    return "\n".join(lines)
 
 
-def history(record: RunRecord, cold_start: bool) -> str:
+def training_results(record: RunRecord, family: Family) -> str:
+    """Module R: reward, share of groups with signal, achieved beside asked numbers."""
+    training = record.history[-1].evidence.training
+    if training is None:
+        return "Latest training\nnot recorded"
+    lines = [
+        "Latest training",
+        f"steps {training.steps} reward {training.reward:.2f} last quarter "
+        f"{training.reward_last:.2f} groups with signal {training.signal_share:.2f}",
+    ]
+    names = ordered_rows([*training.asked, *training.valid_rate])
+    for name in names:
+        parts = [f"{family.label} {name}:"]
+        if name in training.valid_rate:
+            parts.append(f"valid {training.valid_rate[name]:.2f}")
+        for parameter, asked in training.asked.get(name, {}).items():
+            made = training.achieved.get(name, {}).get(parameter)
+            parts.append(
+                f"{parameter} asked {asked:.2f}" + ("" if made is None else f" made {made:.2f}")
+            )
+        lines.append(" ".join(parts))
+    return "\n".join(lines)
+
+
+def examples(record: RunRecord, count: int) -> str:
+    """Module E: failures of the latest training, drawn; never one of the validation set."""
+    shown = [f for f in record.history[-1].evidence.failures if not f.held_out][:count]
+    parts = ["Examples of failures in training"]
+    parts += [f"failed {', '.join(failure.failed)}\n{failure.text}" for failure in shown]
+    return "\n\n".join(parts if shown else [*parts, "none recorded"])
+
+
+def guideline(family: Family) -> str:
+    """Module G, the same in every round."""
+    return family.guideline
+
+
+def history(record: RunRecord, family: Family, cold_start: bool) -> str:
     """Module H: the configuration and the failures of the finished rounds, oldest first.
 
     Args:
       record: the record of the run.
+      family: of the family.
       cold_start: also show rounds that nobody designed, that is the random round 0.
     """
     lines = ["History"]
     for past in shown_history(record, cold_start):
         lines.append(f"round {past.round}")
-        by_size = {row.size: row for row in past.breakdown.by_size}
-        for size in sorted({*past.config.sizes, *by_size}):
-            parts = [f"size {size}:"]
-            if size in past.config.sizes:
-                parts.append(_ratios(past.config, size))
-            if size in by_size:
-                parts.append(_results(by_size[size]))
+        by_name = {row.name: row for row in past.breakdown.by_group}
+        for name in ordered_rows([*past.config.rows, *by_name]):
+            parts = [f"{family.label} {name}:"]
+            if name in past.config.rows:
+                parts.append(_numbers(past.config, name))
+            if name in by_name:
+                parts.append(_results(by_name[name], family))
             lines.append(" ".join(parts))
     if len(lines) == 1:
         lines.append(NO_HISTORY)
@@ -142,29 +132,29 @@ def training_details(record: RunRecord) -> str:
     Raises:
       ValueError: `record.training` has no text for one of `TRAINING_DETAILS`.
     """
-    details = record.training or {}
-    missing = [name for name in TRAINING_DETAILS if name not in details]
+    told = record.training or {}
+    missing = [name for name in TRAINING_DETAILS if name not in told]
     if missing:
         raise ValueError(f"training: {missing} missing, needed: {TRAINING_DETAILS}")
-    return "\n".join([bookkeeping(record), *(f"{name}: {text}" for name, text in details.items())])
+    return "\n".join([bookkeeping(record), *(f"{name}: {text}" for name, text in told.items())])
 
 
-def sizes(record: RunRecord) -> str:
-    """Which sizes the configuration must have; stands before `OUTPUT_FORMAT`."""
-    return "Sizes " + " ".join(str(size) for size in record.config.sizes)
+def rows(record: RunRecord, family: Family) -> str:
+    """Which rows the configuration must have; stands before the output format."""
+    return f"{family.label.capitalize()}s " + " ".join(record.config.rows)
 
 
-def _results(row: SizeOutcome) -> str:
+def _results(row: GroupOutcome, family: Family) -> str:
     counts = [
         f"{word} {sum(row.failures(check) for check in checks)}"
-        for word, checks in FAILURE_WORDS.items()
+        for word, checks in family.failure_words.items()
     ]
     return " ".join([f"valid {row.valid_rate:.2f} optimal {row.optimal_rate:.2f}", *counts])
 
 
-def _ratios(config: EnvironmentConfig, size: int) -> str:
-    i = config.sizes.index(size)
-    return (
-        f"data_ratio {config.data_ratio[i]:.2f} hole_ratio {config.hole_ratio[i]:.2f} "
-        f"wait_ratio {config.wait_ratio[i]:.2f}"
-    )
+def _numbers(config: Configuration, row: str) -> str:
+    return " ".join(f"{name} {config[row, name]:.2f}" for name in config.parameters)
+
+
+def _statistics(values: Statistics) -> str:
+    return f"{values.mean:.2f} {values.median:.2f} {values.largest:.2f}"

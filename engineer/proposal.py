@@ -6,6 +6,7 @@ configuration of the space and tells every change it made.
 """
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,8 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from engineer import plain_yaml
-from engineer.space import ConfigurationSpace
-from mapf_jax.environment_config import PARAMETERS, EnvironmentConfig
+from engineer.space import Configuration, ConfigurationSpace
 
 MAX_TEXT = 65_536
 """Characters of an answer that are read, counted from its end, where the configuration stands."""
@@ -23,28 +23,10 @@ MAX_EXPLANATION = 600
 _MAX_NOTES = 32
 
 _THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
-_PARAMETER = re.compile(r"(?:data|hole|wait)[ _-]?ratio", re.IGNORECASE)
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _FENCE = re.compile(r"^[ \t]*(?:```|~~~)[^\n]*$", re.MULTILINE)
-_SIZE = r"(?:size[ _]?)?([0-9]{1,3})(?: ?x ?[0-9]{1,3})?"
-_SIZE_KEY = re.compile(_SIZE, re.IGNORECASE)
-# A row of the asked form anywhere in a line: `3: {data_ratio: 0.4, ...}`.
-_ROW = re.compile(
-    rf"(?<![\w.])[\"']?{_SIZE}[\"']?[ \t]{{0,8}}:[ \t]{{0,8}}\{{[^{{}}]{{0,400}}\}}", re.IGNORECASE
-)
 _BETWEEN_ROWS = re.compile(r"[\s,;{}\[\]-]{0,40}")
-# A line, stripped, that may belong to a configuration which stands unfenced between prose. All
-# white space within is bounded: unbounded neighbours would make the search quadratic.
-_LINE = re.compile(
-    rf"(?:-[ \t]{{1,8}})?(?:"
-    rf"[\"']?(?:{_SIZE}|(?:data|hole|wait)[ _-]?ratio|(?:map_|lake_)?size|N)[\"']?[ \t]{{0,8}}:.*"
-    rf"|[\"']?[A-Za-z_][A-Za-z_ -]{{0,40}}[\"']?[ \t]{{0,8}}:[ \t]{{0,8}}[\[{{]?"
-    rf"|[\[\]{{}}, \t]+|-|---|\{{.*\}},?|#.*"
-    rf")",
-    re.IGNORECASE,
-)
 _MAX_LINE = 1_024
-_SIZE_NAMES = ("size", "map_size", "lake_size", "n")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,14 +34,14 @@ class Proposal:
     """What an answer proposes, as far as it could be read; not yet a configuration.
 
     Attributes:
-      values: finite numbers by size and parameter name; sizes and parameters may be missing,
-        sizes may be unknown and numbers out of range.
+      values: finite numbers by row and parameter name; rows and parameters may be missing, rows
+        may be unknown and numbers out of range.
       notes: what was there but could not be read.
       explanation: the end of the prose before the configuration, at most `MAX_EXPLANATION`
         characters on one line.
     """
 
-    values: Mapping[int, Mapping[str, float]]
+    values: Mapping[str, Mapping[str, float]]
     notes: tuple[str, ...] = ()
     explanation: str = ""
 
@@ -78,19 +60,20 @@ class _Candidate:
     text: str
 
 
-def parse(text: str, sizes: Sequence[int]) -> Proposal | Unreadable:
+def parse(text: str, space: ConfigurationSpace) -> Proposal | Unreadable:
     """Reads the last configuration of an answer.
 
     Reasoning in `<think>` blocks is skipped. The configuration may be YAML or JSON, fenced or
-    between prose, and of any of these shapes: a mapping from sizes (the asked form), the same
-    under some other key, a mapping from each parameter name to numbers by size, or a list of
-    mappings with a `size`. It counts as readable if it has a number for one of `sizes`. Of
-    several readable ones the last complete one counts (every parameter of every size), or the
-    last one if none is complete: a remark after the configuration does not replace it.
+    between prose, and of any of these shapes: a mapping from rows (the asked form), the same
+    under some other key, a mapping from each parameter name to numbers by row, or a list of
+    mappings that name their row (`size: 3`). It counts as readable if it has a number for one of
+    the space's rows. Of several readable ones the last complete one counts (every parameter of
+    every row), or the last one if none is complete: a remark after the configuration does not
+    replace it.
 
     Args:
       text: the answer; anything.
-      sizes: the sizes that are asked for.
+      space: the rows and parameters that are asked for.
 
     Returns:
       The proposal, or why there is none. Never raises on account of `text`.
@@ -105,117 +88,213 @@ def parse(text: str, sizes: Sequence[int]) -> Proposal | Unreadable:
     if not visible.strip():
         return Unreadable("the answer is empty")
 
+    forms = _forms(space)
     last_error = ""
     partial: Proposal | None = None
-    for candidate in _candidates(visible):
+    for candidate in _candidates(visible, forms):
         try:
             documents = plain_yaml.read(candidate.text)
         except plain_yaml.NotPlainError as error:
             last_error = last_error or str(error)
             continue
         for document in reversed(documents):
-            reading = _Reading()
+            reading = _Reading(forms)
             reading.add(document)
-            known = [reading.values.get(size, {}) for size in sizes]
+            known = [reading.values.get(row, {}) for row in space.rows]
             if not any(known):
                 continue
             notes = tuple(reading.notes[:_MAX_NOTES])
             found = Proposal(reading.values, notes, _prose(visible[: candidate.start]))
-            if all(name in row for row in known for name in PARAMETERS):
+            if all(name in numbers for numbers in known for name in space.names):
                 return found
             partial = partial or found
     if partial is not None:
         return partial
-    reason = "no configuration with a number for one of the sizes " + " ".join(map(str, sizes))
+    reason = f"no configuration with a number for one of the {space.label}s {' '.join(space.rows)}"
     return Unreadable(f"{reason} ({last_error})" if last_error else reason)
 
 
 def project(
-    raw: Proposal, previous: EnvironmentConfig, space: ConfigurationSpace
-) -> tuple[EnvironmentConfig, tuple[str, ...]]:
+    raw: Proposal, previous: Configuration, space: ConfigurationSpace
+) -> tuple[Configuration, tuple[str, ...]]:
     """The configuration of the space that a proposal means, and every change this took.
 
-    What is missing is kept from the previous configuration. Unknown sizes are dropped, hole and
-    wait ratios clipped to their bounds, data ratios clipped to at least 0 and divided by their
-    sum (uniform if all are 0).
+    What is missing is kept from the previous configuration. Unknown rows are dropped, numbers are
+    clipped to their bounds and rounded where they must be whole, and shares are clipped to at
+    least 0 and divided by the sum of their group (uniform if all are 0).
 
     Args:
       raw: what `parse` read.
-      previous: the configuration of the round before; its sizes are those of the space.
-      space: the sizes and bounds.
+      previous: the configuration of the round before; its rows and parameters are the space's.
+      space: the rows, parameters and bounds.
 
     Returns:
       The configuration, and one readable line for each change.
 
     Raises:
-      ValueError: `previous` has other sizes than the space.
+      ValueError: `previous` has other rows or parameters than the space.
     """
-    if previous.sizes != space.sizes:
-        raise ValueError(f"previous: sizes {previous.sizes} are not allowed, only {space.sizes}")
+    if (previous.rows, previous.parameters) != (space.rows, space.names):
+        raise ValueError(
+            f"previous: rows {previous.rows} and parameters {previous.parameters} are not "
+            f"allowed, only {space.rows} and {space.names}"
+        )
+    label = space.label
     repairs = list(raw.notes)
-    unknown = sorted(set(raw.values) - set(space.sizes))
+    unknown = sorted(set(raw.values) - set(space.rows), key=lambda row: (len(row), row))
     if unknown:
-        listed = " ".join(map(str, unknown[:10])) + (" ..." if len(unknown) > 10 else "")
-        repairs.append(f"unknown sizes dropped: {listed}")
+        listed = " ".join(unknown[:10]) + (" ..." if len(unknown) > 10 else "")
+        repairs.append(f"unknown {label}s dropped: {listed}")
 
-    numbers: dict[str, list[float]] = {name: [] for name in PARAMETERS}
-    for i, size in enumerate(space.sizes):
-        row = raw.values.get(size, {})
-        if not row:
-            repairs.append(f"size {size}: missing, kept from the previous configuration")
-        for name in PARAMETERS:
-            if name in row:
-                value = row[name]
+    shares = space.share_cells
+    numbers: dict[tuple[str, str], float] = {}
+    for row in space.rows:
+        given = raw.values.get(row, {})
+        if not given:
+            repairs.append(f"{label} {row}: missing, kept from the previous configuration")
+        for name in space.names:
+            if name in given:
+                value = given[name]
             else:
-                value = getattr(previous, name)[i]
-                if row:
+                value = previous[row, name]
+                if given:
                     repairs.append(
-                        f"size {size} {name}: missing, {_short(value)} kept from the previous "
+                        f"{label} {row} {name}: missing, {_short(value)} kept from the previous "
                         "configuration"
                     )
-            low, high = (0.0, math.inf) if name == "data_ratio" else space.bounds(name, size)
+            low, high = (0.0, math.inf) if (row, name) in shares else space.bounds(row, name)
             clipped = min(max(value, low), high) + 0.0  # + 0.0 turns -0.0 into 0.0
             if clipped != value:
-                repairs.append(f"size {size} {name}: {_short(value)} clipped to {_short(clipped)}")
-            numbers[name].append(clipped)
+                repairs.append(
+                    f"{label} {row} {name}: {_short(value)} clipped to {_short(clipped)}"
+                )
+            if space.parameter(name).decimals == 0 and clipped % 1:
+                repairs.append(
+                    f"{label} {row} {name}: {_short(clipped)} rounded to {round(clipped)}"
+                )
+                clipped = float(round(clipped))
+            numbers[row, name] = clipped
 
-    shares = numbers["data_ratio"]
-    if not any(shares):
-        repairs.append("data_ratio: all 0, made uniform")
-        numbers["data_ratio"] = [1.0 / len(shares)] * len(shares)
-    else:
-        largest = max(shares)  # dividing by it first keeps the sum of huge numbers finite
-        scaled = [share / largest for share in shares]
+    for group in space.simplexes:
+        called = _group_name(group)
+        parts = [numbers[cell] for cell in group]
+        if not any(parts):
+            repairs.append(f"{called}: all 0, made uniform")
+            numbers |= dict.fromkeys(group, 1.0 / len(group))
+            continue
+        largest = max(parts)  # dividing by it first keeps the sum of huge numbers finite
+        scaled = [part / largest for part in parts]
         total = math.fsum(scaled)
-        # Far below the tolerance of `EnvironmentConfig`, which sums the shares unscaled.
+        # Far below the tolerance of a configuration, which sums the shares unscaled.
         if abs(total * largest - 1.0) > 1e-9 or largest > 1.0:
-            repairs.append(f"data_ratio: sum {_short(total * largest)} rescaled to 1")
-            numbers["data_ratio"] = [share / total for share in scaled]
-    config = EnvironmentConfig(
-        sizes=space.sizes, **{name: tuple(numbers[name]) for name in PARAMETERS}
-    )
-    return config, tuple(repairs)
+            repairs.append(f"{called}: sum {_short(total * largest)} rescaled to 1")
+            numbers |= {cell: part / total for cell, part in zip(group, scaled, strict=True)}
+    return Configuration.from_cells(numbers), tuple(repairs)
 
 
-def render_config(config: EnvironmentConfig) -> str:
+def _group_name(group: Sequence[tuple[str, str]]) -> str:
+    """The parameter of a column, the row of a group within a row, else the first cell."""
+    rows, names = {row for row, _ in group}, {name for _, name in group}
+    if len(names) == 1:
+        return names.pop()
+    return rows.pop() if len(rows) == 1 else " ".join(group[0])
+
+
+def render_config(config: Configuration, space: ConfigurationSpace) -> str:
     """The configuration in the form that is asked of an engineer; `parse` is its inverse.
 
-    One line a size, numbers with two decimals, or more where two would change them.
+    One line a row, numbers with the decimals of their parameter, or more where those would change
+    them.
     """
     return "\n".join(
-        f"{size}: {{"
-        + ", ".join(f"{name}: {_decimal(getattr(config, name)[i])}" for name in PARAMETERS)
-        + "}"
-        for i, size in enumerate(config.sizes)
+        row_text(row, {name: number_text(config[row, name], space, name) for name in space.names})
+        for row in config.rows
+    )
+
+
+def row_text(row: str, numbers: Mapping[str, str]) -> str:
+    """One line of the asked form from numbers as they are written, by parameter."""
+    return f"{row}: {{" + ", ".join(f"{name}: {text}" for name, text in numbers.items()) + "}"
+
+
+def number_text(number: float, space: ConfigurationSpace, name: str) -> str:
+    """A number of one parameter as it is written."""
+    text = f"{number:.{space.parameter(name).decimals}f}"
+    if float(text) == number:
+        return text
+    # YAML 1.1 takes an exponent only after a decimal point, which repr may leave out.
+    if abs(number) > 1e-4:
+        return np.format_float_positional(number)
+    return np.format_float_scientific(number)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Forms:
+    """How the rows and parameters of a space may be written."""
+
+    rows: Mapping[str, str]  # by normalised name
+    parameters: Mapping[str, str]  # likewise
+    row_labels: frozenset[str]  # keys under which a mapping names its own row
+    numbered: bool  # the rows are whole numbers
+    parameter: re.Pattern[str]
+    row_key: re.Pattern[str]
+    row: re.Pattern[str]  # a row of the asked form anywhere in a line
+    line: re.Pattern[str]  # a line that may belong to a configuration between prose
+
+    def row_of(self, key: str) -> str | None:
+        match = self.row_key.fullmatch(key.strip()[:96])
+        if match is None:
+            return None
+        if self.numbered:
+            return str(int(match.group(1)))
+        return self.rows.get(_name(match.group(1)))
+
+
+@functools.lru_cache(maxsize=16)
+def _forms(space: ConfigurationSpace) -> _Forms:
+    def words(names: Sequence[str]) -> str:
+        longest_first = sorted(names, key=len, reverse=True)
+        return "|".join(re.escape(name).replace("_", "[ _-]?") for name in longest_first)
+
+    label = words([space.label])
+    numbered = all(row.isdecimal() for row in space.rows)
+    if numbered:
+        row = rf"(?:{label}[ _]?)?([0-9]{{1,3}})(?: ?x ?[0-9]{{1,3}})?"
+    else:
+        row = rf"(?:{label}[ _]?)?({words(space.rows)})"
+    parameter = rf"(?:{words(space.names)})"
+    # All white space in a line is bounded: unbounded neighbours would make the search quadratic.
+    line = (
+        rf"(?:-[ \t]{{1,8}})?(?:"
+        rf"[\"']?(?:{row}|{parameter}|(?:[a-z]{{1,12}}_)?{label}|N|name)[\"']?[ \t]{{0,8}}:.*"
+        rf"|[\"']?[A-Za-z_][A-Za-z_ -]{{0,40}}[\"']?[ \t]{{0,8}}:[ \t]{{0,8}}[\[{{]?"
+        rf"|[\[\]{{}}, \t]+|-|---|\{{.*\}},?|#.*"
+        rf")"
+    )
+    name = _name(space.label)
+    prefixes = ("", "map_", "lake_", "row_")
+    return _Forms(
+        rows={_name(text): text for text in space.rows},
+        parameters={_name(text): text for text in space.names},
+        row_labels=frozenset({*(prefix + name for prefix in prefixes), "n", "name"}),
+        numbered=numbered,
+        parameter=re.compile(parameter, re.IGNORECASE),
+        row_key=re.compile(row, re.IGNORECASE),
+        row=re.compile(
+            rf"(?<![\w.])[\"']?{row}[\"']?[ \t]{{0,8}}:[ \t]{{0,8}}\{{[^{{}}]{{0,400}}\}}",
+            re.IGNORECASE,
+        ),
+        line=re.compile(line, re.IGNORECASE),
     )
 
 
 class _Reading:
     """Collects the numbers of one document, whatever its shape."""
 
-    def __init__(self) -> None:
-        self.values: dict[int, dict[str, float]] = {}
+    def __init__(self, forms: _Forms) -> None:
+        self.values: dict[str, dict[str, float]] = {}
         self.notes: list[str] = []
+        self._forms = forms
 
     def add(self, node: plain_yaml.Node) -> None:
         if isinstance(node, list):
@@ -224,43 +303,43 @@ class _Reading:
             return
         if not isinstance(node, dict):
             return
-        own_size = next(
-            (_size(v) for k, v in node.items() if _name(k) in _SIZE_NAMES and isinstance(v, str)),
+        forms = self._forms
+        own_row = next(
+            (
+                forms.row_of(value)
+                for key, value in node.items()
+                if _name(key) in forms.row_labels and isinstance(value, str)
+            ),
             None,
         )
         for key, value in node.items():
-            name = _name(key)
-            if name in PARAMETERS:
-                if isinstance(value, dict):  # numbers by size
-                    for size_key, number in value.items():
-                        self._set(_size(size_key), name, number)
-                elif own_size is not None:  # a row that names its size
-                    self._set(own_size, name, value)
-            elif (size := _size(key)) is not None and isinstance(value, dict):
+            name = forms.parameters.get(_name(key))
+            if name is not None:
+                if isinstance(value, dict):  # numbers by row
+                    for row_key, number in value.items():
+                        self._set(forms.row_of(row_key), name, number)
+                elif own_row is not None:  # a mapping that names its row
+                    self._set(own_row, name, value)
+            elif (row := forms.row_of(key)) is not None and isinstance(value, dict):
                 for inner, number in value.items():
-                    if _name(inner) in PARAMETERS:
-                        self._set(size, _name(inner), number)
+                    if (name := forms.parameters.get(_name(inner))) is not None:
+                        self._set(row, name, number)
             else:
                 self.add(value)
 
-    def _set(self, size: int | None, name: str, written: plain_yaml.Node) -> None:
-        if size is None:
+    def _set(self, row: str | None, name: str, written: plain_yaml.Node) -> None:
+        if row is None:
             return
         number = _number(written)
         if number is None:
             shown = ascii(written[:40]) if isinstance(written, str) else "a collection"
-            self.notes.append(f"size {size} {name}: {shown} is not a finite number")
+            self.notes.append(f"{row} {name}: {shown} is not a finite number")
         else:
-            self.values.setdefault(size, {})[name] = number
+            self.values.setdefault(row, {})[name] = number
 
 
 def _name(key: str) -> str:
     return key.strip().lower().replace(" ", "_").replace("-", "_")
-
-
-def _size(key: str) -> int | None:
-    match = _SIZE_KEY.fullmatch(key.strip()[:32])
-    return int(match.group(1)) if match else None
 
 
 def _number(written: plain_yaml.Node) -> float | None:
@@ -270,13 +349,13 @@ def _number(written: plain_yaml.Node) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _candidates(text: str) -> list[_Candidate]:
+def _candidates(text: str, forms: _Forms) -> list[_Candidate]:
     """Parts of the text that may be a configuration, the last first, of equal ends the longest."""
     found = {
         (c.start, c.end): c
-        for source in (_rows(text), _braced(text), _runs(text), _fenced(text))
+        for source in (_rows(text, forms), _braced(text), _runs(text, forms), _fenced(text))
         for c in source
-        if _PARAMETER.search(c.text)
+        if forms.parameter.search(c.text)
     }
     ordered = sorted(found.values(), key=lambda c: (-c.end, c.start))
     return ordered[:MAX_CANDIDATES]
@@ -291,13 +370,13 @@ def _fenced(text: str) -> Iterator[_Candidate]:
         yield _Candidate(start, end, text[start:end])
 
 
-def _runs(text: str) -> Iterator[_Candidate]:
+def _runs(text: str, forms: _Forms) -> Iterator[_Candidate]:
     """Runs of lines that look like YAML or JSON, blank lines between them included."""
     start: int | None = None
     end = position = 0
     for line in text.splitlines(keepends=True):
         stripped = line.strip()
-        if stripped and len(stripped) <= _MAX_LINE and _LINE.fullmatch(stripped):
+        if stripped and len(stripped) <= _MAX_LINE and forms.line.fullmatch(stripped):
             start = position if start is None else start
             end = position + len(line)
         elif stripped and start is not None:
@@ -324,10 +403,10 @@ def _braced(text: str) -> Iterator[_Candidate]:
         yield _Candidate(start, end, text[start:end])
 
 
-def _rows(text: str) -> Iterator[_Candidate]:
-    """Rows of the asked form that follow each other; a size that comes again begins anew."""
+def _rows(text: str, forms: _Forms) -> Iterator[_Candidate]:
+    """Rows of the asked form that follow each other; one that comes again begins anew."""
     rows: list[re.Match[str]] = []
-    for match in _ROW.finditer(text):
+    for match in forms.row.finditer(text):
         if rows and (
             match.group(1) in {row.group(1) for row in rows}
             or not _BETWEEN_ROWS.fullmatch(text, rows[-1].end(), match.start())
@@ -351,13 +430,3 @@ def _prose(text: str) -> str:
 def _short(number: float) -> str:
     """Two decimals for ordinary numbers, and no thousand digits for extraordinary ones."""
     return f"{number:.2f}" if abs(number) < 1e6 else f"{number:.2e}"
-
-
-def _decimal(number: float) -> str:
-    two = f"{number:.2f}"
-    if float(two) == number:
-        return two
-    # YAML 1.1 takes an exponent only after a decimal point, which repr may leave out.
-    return (
-        np.format_float_positional(number) if number > 1e-4 else np.format_float_scientific(number)
-    )

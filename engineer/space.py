@@ -1,118 +1,382 @@
-"""The space of configurations an engineer may choose from."""
+"""What an engineer may choose: a table of numbers, with ranges and shares, for any family.
+
+A configuration has a row for each kind of instance (a lake size, a topic) and a column for each
+parameter of the generator. A space says which rows and columns there are, between which bounds
+each number lies, and which numbers are shares of one whole.
+"""
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from mapf_jax.environment_config import EnvironmentConfig
+import numpy as np
 
 Bounds = tuple[float, float]
-_CENT_TOLERANCE = 1e-9
+Cell = tuple[str, str]
+"""(row, parameter)."""
+
+SUM_TOLERANCE = 1e-6
+_GRID_TOLERANCE = 1e-9
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_]{0,39}")
+
+
+def ordered_rows(names: Iterable[str]) -> tuple[str, ...]:
+    """Distinct row names: by value if all are whole numbers, else in the order they come."""
+    distinct = list(dict.fromkeys(names))
+    if all(name.isdecimal() for name in distinct):
+        distinct.sort(key=int)
+    return tuple(distinct)
+
+
+@dataclasses.dataclass(frozen=True)
+class Configuration:
+    """One finite number for each (row, parameter).
+
+    Attributes:
+      rows: names of the rows.
+      parameters: names of the columns.
+      values: `values[i][j]` is parameter j of row i.
+
+    Raises:
+      ValueError: the table has another shape, a name comes twice, or a number is not finite.
+    """
+
+    rows: tuple[str, ...]
+    parameters: tuple[str, ...]
+    values: tuple[tuple[float, ...], ...]
+
+    def __post_init__(self) -> None:
+        for kind, names in (("rows", self.rows), ("parameters", self.parameters)):
+            if not names or len(set(names)) != len(names):
+                raise ValueError(f"{kind}={names}: distinct names, at least one, are needed")
+        shape = [len(row) for row in self.values]
+        if shape != [len(self.parameters)] * len(self.rows):
+            raise ValueError(
+                f"values: rows of {shape} numbers, needed: {len(self.rows)} rows of "
+                f"{len(self.parameters)}"
+            )
+        for name, row in zip(self.rows, self.values, strict=True):
+            for parameter, value in zip(self.parameters, row, strict=True):
+                if isinstance(value, bool) or not isinstance(value, (int, float)):
+                    raise ValueError(f"{parameter} of {name}: {value!r} is not a number")
+                if not math.isfinite(value):
+                    raise ValueError(f"{parameter} of {name}: {value} is not finite")
+        numbers = tuple(tuple(float(value) for value in row) for row in self.values)
+        object.__setattr__(self, "values", numbers)
+
+    def __getitem__(self, cell: Cell) -> float:
+        """The number of one (row, parameter)."""
+        row, parameter = cell
+        return self.values[self.rows.index(row)][self.parameters.index(parameter)]
+
+    def column(self, parameter: str) -> tuple[float, ...]:
+        """One parameter of all rows, in their order."""
+        j = self.parameters.index(parameter)
+        return tuple(row[j] for row in self.values)
+
+    def cells(self) -> dict[Cell, float]:
+        """All numbers, row by row."""
+        return {
+            (row, parameter): value
+            for row, numbers in zip(self.rows, self.values, strict=True)
+            for parameter, value in zip(self.parameters, numbers, strict=True)
+        }
+
+    def to_dict(self) -> dict[str, dict[str, float]]:
+        """`{row: {parameter: number}}`, ready for JSON and YAML."""
+        return {
+            row: dict(zip(self.parameters, numbers, strict=True))
+            for row, numbers in zip(self.rows, self.values, strict=True)
+        }
+
+    @classmethod
+    def from_dict(cls, mapping: Mapping[Any, Mapping[str, Any]]) -> "Configuration":
+        """Reads what `to_dict` writes; the names of rows may be numbers, as YAML reads them.
+
+        Raises:
+          ValueError: the rows do not all have the same parameters, or a number is none.
+        """
+        if not isinstance(mapping, Mapping) or not mapping:
+            raise ValueError(f"configuration={mapping!r}: a mapping from rows is needed")
+        table = {str(row): numbers for row, numbers in mapping.items()}
+        for row, numbers in table.items():
+            if not isinstance(numbers, Mapping):
+                raise ValueError(f"row {row}={numbers!r}: a mapping from parameters is needed")
+        rows = ordered_rows(table)
+        parameters = tuple(str(name) for name in table[rows[0]])
+        for row, numbers in table.items():
+            if set(numbers) != set(parameters):
+                raise ValueError(f"row {row}: parameters {sorted(numbers)}, needed: {parameters}")
+        return cls(
+            rows, parameters, tuple(tuple(table[row][name] for name in parameters) for row in rows)
+        )
+
+    @classmethod
+    def from_cells(cls, cells: Mapping[Cell, float]) -> "Configuration":
+        """The inverse of `cells`; the names come in the order of their first cell."""
+        table: dict[str, dict[str, float]] = {}
+        for (row, parameter), value in cells.items():
+            table.setdefault(row, {})[parameter] = value
+        parameters = tuple(next(iter(table.values()), {}))
+        values = tuple(tuple(numbers[name] for name in parameters) for numbers in table.values())
+        return cls(tuple(table), parameters, values)
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """One column of a configuration.
+
+    Attributes:
+      name: letters, digits and underscores.
+      bounds: (low, high) of every row in their order; one pair alone holds for all rows.
+      decimals: digits after the point that are shown, drawn and decoded, 0 to 6; with 0 the
+        numbers are whole. A number that an engineer writes with more digits is taken as it is,
+        unless `decimals` is 0.
+      random_high: random draws stay at or below this, if it is above the lower bound.
+      meaning: what the number does, one sentence without its name, for the words of a family.
+
+    Raises:
+      ValueError: a field is out of its range.
+    """
+
+    name: str
+    bounds: tuple[Bounds, ...] = ((0.0, 1.0),)
+    decimals: int = 2
+    random_high: float = math.inf
+    meaning: str = ""
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise ValueError(f"name={self.name!r}: letters, digits and underscores are allowed")
+        if not 0 <= self.decimals <= 6:
+            raise ValueError(f"{self.name}: decimals={self.decimals}, allowed are 0 to 6")
+        pairs = tuple((float(low), float(high)) for low, high in self.bounds)
+        for low, high in pairs:
+            if not (math.isfinite(low) and math.isfinite(high) and low <= high):
+                raise ValueError(f"{self.name}: bounds ({low}, {high}) must satisfy low <= high")
+            if self.decimals == 0 and (low % 1 or high % 1):
+                raise ValueError(f"{self.name}: bounds ({low}, {high}) must be whole numbers")
+        object.__setattr__(self, "bounds", pairs)
 
 
 @dataclasses.dataclass(frozen=True)
 class ConfigurationSpace:
-    """Lake sizes, and the range of the hole and wait ratio of each.
-
-    The data ratios are free but for being shares: at least 0, with sum 1.
+    """Rows, parameters and simplex groups of an environment family.
 
     Attributes:
-      sizes: ascending, distinct lake sizes.
-      hole_bounds: (low, high) of the hole ratio of `sizes[i]`, 0 <= low <= high <= 1; [0, 1]
-        for every size if left out.
-      wait_bounds: the same for the wait ratio.
+      label: what a row is called, in words and in JSON ("size").
+      rows: names of the rows; in ascending order if they are whole numbers.
+      parameters: the columns.
+      simplexes: groups of cells whose numbers are shares of one whole: at least 0, with sum 1.
+        No cell is in two groups, and the bounds of all are (0, 1).
 
     Raises:
       ValueError: a field is out of its range; the message names field, value and range.
     """
 
-    sizes: tuple[int, ...]
-    hole_bounds: tuple[Bounds, ...] = ()
-    wait_bounds: tuple[Bounds, ...] = ()
+    label: str
+    rows: tuple[str, ...]
+    parameters: tuple[Parameter, ...]
+    simplexes: tuple[tuple[Cell, ...], ...] = ()
 
     def __post_init__(self) -> None:
-        # EnvironmentConfig knows which sizes there are; it refuses the others by name.
-        sizes = EnvironmentConfig.uniform(self.sizes, 0.0, 0.0).sizes
-        object.__setattr__(self, "sizes", sizes)
-        for name in ("hole_bounds", "wait_bounds"):
-            bounds = tuple(getattr(self, name)) or ((0.0, 1.0),) * len(sizes)
-            if len(bounds) != len(sizes):
-                raise ValueError(f"{name}={bounds}: one (low, high) for each of {sizes} is needed")
-            for size, (low, high) in zip(sizes, bounds, strict=True):
-                if not 0.0 <= low <= high <= 1.0:
-                    raise ValueError(
-                        f"{name} of size {size}: ({low}, {high}) must satisfy 0 <= low <= high <= 1"
-                    )
-            object.__setattr__(self, name, tuple((float(a), float(b)) for a, b in bounds))
+        names = tuple(parameter.name for parameter in self.parameters)
+        for kind, values in (("rows", self.rows), ("parameters", names)):
+            folded = [value.lower() for value in values]
+            if not values or len(set(folded)) != len(values):
+                raise ValueError(f"{kind}={values}: distinct names, at least one, are needed")
+        for row in (*self.rows, self.label):
+            if not _NAME.fullmatch(row):
+                raise ValueError(f"name={row!r}: letters, digits and underscores are allowed")
+        if self.rows != ordered_rows(self.rows):
+            raise ValueError(f"rows={self.rows}: whole numbers must be ascending")
+        for parameter in self.parameters:
+            if len(parameter.bounds) not in (1, len(self.rows)):
+                raise ValueError(
+                    f"{parameter.name}: {len(parameter.bounds)} pairs of bounds, needed: one, or "
+                    f"one for each of {self.rows}"
+                )
+            if len(parameter.bounds) == 1:
+                widened = dataclasses.replace(parameter, bounds=parameter.bounds * len(self.rows))
+                position = names.index(parameter.name)
+                changed = (*self.parameters[:position], widened, *self.parameters[position + 1 :])
+                object.__setattr__(self, "parameters", changed)
+        seen: set[Cell] = set()
+        for group in self.simplexes:
+            decimals = set()
+            for cell in group:
+                row, name = cell
+                if row not in self.rows or name not in names:
+                    raise ValueError(f"simplexes: there is no cell {cell}")
+                if cell in seen:
+                    raise ValueError(f"simplexes: cell {cell} is in two groups or twice in one")
+                seen.add(cell)
+                if self.bounds(*cell) != (0.0, 1.0):
+                    raise ValueError(f"simplexes: the bounds of {cell} must be (0, 1)")
+                decimals.add(self.parameter(name).decimals)
+            if len(group) < 1 or len(decimals) != 1 or decimals == {0}:
+                raise ValueError(f"simplexes: {group} needs cells with equally many decimals")
 
-    @classmethod
-    def from_mappings(
-        cls,
-        sizes: Iterable[int],
-        hole_bounds: Mapping[int, Bounds] | None = None,
-        wait_bounds: Mapping[int, Bounds] | None = None,
-    ) -> "ConfigurationSpace":
-        """The same from bounds by size; a size without bounds has [0, 1].
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the parameters."""
+        return tuple(parameter.name for parameter in self.parameters)
+
+    def parameter(self, name: str) -> Parameter:
+        """The column of that name.
 
         Raises:
-          ValueError: bounds are given for a size that is not in `sizes`.
+          ValueError: there is none.
         """
-        sizes = tuple(sizes)
-        full: Bounds = (0.0, 1.0)
-        for name, mapping in (("hole_bounds", hole_bounds), ("wait_bounds", wait_bounds)):
-            unknown = sorted(set(mapping or {}) - set(sizes))
-            if unknown:
-                raise ValueError(f"{name}: sizes {unknown} are not allowed, only {sizes}")
-        return cls(
-            sizes=sizes,
-            hole_bounds=tuple((hole_bounds or {}).get(size, full) for size in sizes),
-            wait_bounds=tuple((wait_bounds or {}).get(size, full) for size in sizes),
-        )
+        for parameter in self.parameters:
+            if parameter.name == name:
+                return parameter
+        raise ValueError(f"parameter={name!r} is unknown, allowed: {self.names}")
 
-    def bounds(self, parameter: str, size: int) -> Bounds:
-        """(low, high) of "hole_ratio" or "wait_ratio" for one size of the space."""
-        table = {"hole_ratio": self.hole_bounds, "wait_ratio": self.wait_bounds}
-        if parameter not in table:
-            raise ValueError(f"parameter={parameter!r} has no bounds, allowed: {tuple(table)}")
-        if size not in self.sizes:
-            raise ValueError(f"size={size} is not in the space, allowed: {self.sizes}")
-        return table[parameter][self.sizes.index(size)]
+    def bounds(self, row: str, name: str) -> Bounds:
+        """(low, high) of one number."""
+        if row not in self.rows:
+            raise ValueError(f"{self.label}={row!r} is not in the space, allowed: {self.rows}")
+        return self.parameter(name).bounds[self.rows.index(row)]
 
-    def contains(self, config: EnvironmentConfig) -> bool:
-        """Whether `config` has exactly the sizes of the space and respects its bounds."""
-        return config.sizes == self.sizes and all(
-            low <= value <= high
-            for values, bounds in (
-                (config.hole_ratio, self.hole_bounds),
-                (config.wait_ratio, self.wait_bounds),
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        """All cells, row by row."""
+        return tuple((row, name) for row in self.rows for name in self.names)
+
+    @property
+    def share_cells(self) -> frozenset[Cell]:
+        """The cells that are shares of some whole."""
+        return frozenset(cell for group in self.simplexes for cell in group)
+
+    @property
+    def share_parameter(self) -> str:
+        """The parameter that divides the training set over all rows.
+
+        Raises:
+          ValueError: no simplex group is a whole column, or more than one is.
+        """
+        columns = [
+            name
+            for name in self.names
+            if any(set(group) == {(row, name) for row in self.rows} for group in self.simplexes)
+        ]
+        if len(columns) != 1:
+            raise ValueError(f"simplexes: columns {columns} are shares of the set, one is needed")
+        return columns[0]
+
+    def check(self, config: Configuration) -> None:
+        """Checks that a configuration is one of the space.
+
+        Raises:
+          ValueError: it is not; the message says which number is wrong.
+        """
+        if (config.rows, config.parameters) != (self.rows, self.names):
+            raise ValueError(
+                f"configuration: rows {config.rows} and parameters {config.parameters}, "
+                f"needed: {self.rows} and {self.names}"
             )
-            for value, (low, high) in zip(values, bounds, strict=True)
-        )
+        for (row, name), value in config.cells().items():
+            low, high = self.bounds(row, name)
+            if not low <= value <= high:
+                raise ValueError(
+                    f"{name} of {self.label} {row}: {value} is outside [{low:g}, {high:g}]"
+                )
+            if self.parameter(name).decimals == 0 and value % 1:
+                raise ValueError(f"{name} of {self.label} {row}: {value} is no whole number")
+        for group in self.simplexes:
+            total = math.fsum(config[cell] for cell in group)
+            if abs(total - 1.0) > SUM_TOLERANCE:
+                raise ValueError(f"the shares {group} sum to {total:.6g}, they must sum to 1")
+
+    def contains(self, config: Configuration) -> bool:
+        """Whether `check` passes."""
+        try:
+            self.check(config)
+        except ValueError:
+            return False
+        return True
+
+    def uniform(self) -> Configuration:
+        """Equal shares, and every other number in the middle of where random draws lie."""
+        cells: dict[Cell, float] = {}
+        for row, name in self.cells:
+            low, high = self.random_bounds(row, name)
+            decimals = self.parameter(name).decimals
+            cells[row, name] = on_grid((low + high) / 2, (low, high), decimals)
+        for group in self.simplexes:
+            cells |= dict.fromkeys(group, 1.0 / len(group))
+        return Configuration.from_cells(cells)
+
+    def random(self, seed: int | np.random.SeedSequence | np.random.Generator) -> Configuration:
+        """A random configuration on the grid of each parameter's decimals: a cold start.
+
+        The shares of a group are Dirichlet(1, ..., 1), so every division is equally likely; the
+        other numbers are uniform within `random_bounds`.
+        """
+        rng = np.random.default_rng(seed)
+        drawn: dict[Cell, float] = {}
+        for group in self.simplexes:
+            units = 10 ** self.parameter(group[0][1]).decimals
+            shares = share_units(rng.dirichlet(np.ones(len(group))).tolist(), units)
+            drawn |= dict(zip(group, shares, strict=True))
+        for name in self.names:
+            for row in self.rows:
+                if (row, name) not in drawn:
+                    bounds = self.random_bounds(row, name)
+                    value = float(rng.uniform(*bounds))
+                    drawn[row, name] = on_grid(value, bounds, self.parameter(name).decimals)
+        return Configuration.from_cells({cell: drawn[cell] for cell in self.cells})
+
+    def random_bounds(self, row: str, name: str) -> Bounds:
+        """The bounds of one number, cut at the parameter's `random_high`."""
+        low, high = self.bounds(row, name)
+        return low, max(low, min(high, self.parameter(name).random_high))
 
 
-def two_decimals(value: float, bounds: Bounds) -> float:
-    """The number with two decimals nearest to `value` within the bounds.
+def column(rows: Iterable[str], name: str) -> tuple[Cell, ...]:
+    """The simplex group of one parameter over all rows."""
+    return tuple((row, name) for row in rows)
 
-    Where no number with two decimals lies within the bounds, their lower end.
+
+def grid_range(bounds: Bounds, decimals: int) -> tuple[int, int]:
+    """(first, last) in units of the last decimal place that lie within the bounds.
+
+    Empty (first > last) where no such number does.
+    """
+    units = 10**decimals
+    low, high = bounds
+    return (
+        math.ceil(low * units - _GRID_TOLERANCE),
+        math.floor(high * units + _GRID_TOLERANCE),
+    )
+
+
+def on_grid(value: float, bounds: Bounds, decimals: int = 2) -> float:
+    """The number with so many decimals nearest to `value` within the bounds.
+
+    Where no such number lies within the bounds, their lower end.
     """
     low, high = bounds
-    first = math.ceil(low * 100 - _CENT_TOLERANCE)
-    last = math.floor(high * 100 + _CENT_TOLERANCE)
+    first, last = grid_range(bounds, decimals)
     if first > last:
         return low
-    cents = min(max(round(value * 100), first), last)
+    units = min(max(round(value * 10**decimals), first), last)
     # Binary rounding of the bound itself must not push the result over it.
-    return min(max(cents / 100, low), high)
+    return min(max(units / 10**decimals, low), high)
 
 
-def share_cents(weights: Sequence[float]) -> tuple[float, ...]:
-    """Shares proportional to `weights`, with two decimals, that sum to 1.
+def share_units(weights: Sequence[float], units: int = 100) -> tuple[float, ...]:
+    """Shares proportional to `weights`, multiples of 1 / `units`, that sum to 1.
 
-    Largest remainders: every share is rounded down to a hundredth, and the hundredths that
-    are left go to the largest remainders (the first of equal ones).
+    Largest remainders: every share is rounded down, and the units that are left go to the largest
+    remainders (the first of equal ones).
 
     Args:
       weights: finite numbers, at least 0, with a positive sum.
+      units: into how many parts the whole is divided.
 
     Raises:
       ValueError: the weights are not such numbers.
@@ -122,9 +386,9 @@ def share_cents(weights: Sequence[float]) -> tuple[float, ...]:
     scale = max(weights)
     scaled = [w / scale for w in weights]
     total = math.fsum(scaled)
-    exact = [100 * w / total for w in scaled]
-    cents = [math.floor(e + _CENT_TOLERANCE) for e in exact]
-    by_remainder = sorted(range(len(exact)), key=lambda i: cents[i] - exact[i])
-    for i in by_remainder[: 100 - sum(cents)]:
-        cents[i] += 1
-    return tuple(c / 100 for c in cents)
+    exact = [units * w / total for w in scaled]
+    parts = [math.floor(e + _GRID_TOLERANCE) for e in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda i: parts[i] - exact[i])
+    for i in by_remainder[: units - sum(parts)]:
+        parts[i] += 1
+    return tuple(part / units for part in parts)

@@ -17,14 +17,17 @@ import numpy as np
 import yaml
 
 import mapf_jax
-from engineer import designers
+from engineer import analysis
 from engineer.context import Message
-from engineer.evidence import FailureBreakdown, RoundRecord, RunRecord
+from engineer.evidence import Evidence, FailureBreakdown
 from engineer.proposal import render_config
+from engineer.record import RoundRecord, RunRecord
+from engineer.space import Configuration
+from experiments import designing, evidence
 from experiments import run_directory as files
 from experiments.errors import UserError, user_errors
 from experiments.mapf_task import MapfTask
-from experiments.policy import Responder, design_responder, load_params, load_policy
+from experiments.policy import Policy, Responder, load_params, load_policy
 from experiments.progress import Reporter
 from experiments.settings import Settings
 from experiments.validation import (
@@ -37,7 +40,7 @@ from learner import metrics, train_state
 from learner.checkpoints import Checkpoints
 from learner.preemption import Preempted, Preemption
 from learner.train_state import TrainState
-from learner.trainer import GRPOTrainer
+from learner.trainer import GRPOTrainer, StepResult
 from learner.update import NonFiniteError
 from mapf_jax import EnvironmentConfig, formats
 
@@ -95,8 +98,12 @@ class Loop:
             policy = load_policy(settings)
             responder = validation_responder(settings, policy)
             engineer = None
-            if settings.engineer.designer == "current":
-                engineer = design_responder(settings, policy)
+            if settings.engineer.designer in designing.MODEL_DESIGNERS:
+                engineer = designing.design_responder(settings, policy)
+            designing.make_designer(settings, _no_answer, lambda chat: True)
+            self._start = designing.start_config(
+                settings, self._space, self._round_seed(_COLD_START, 0)
+            )
             params = load_params(settings, policy)
             base = params if settings.training.lora.rank else None
             reference = None
@@ -155,8 +162,9 @@ class Loop:
                 if not path.exists():
                     self._validate(validator, policy_params, path)
                     writers.write(position.total, _validation_figures(self._breakdown(path)))
+                self._evidence(index)
                 if index + 1 < settings.loop.rounds:
-                    self._design(index + 1, engineer, policy_params)
+                    self._design(index + 1, policy, engineer, policy_params)
                 del policy_params  # The next step of training donates it.
                 self._report_round(index)
 
@@ -209,7 +217,8 @@ class Loop:
                 instances, report = self._generate(index, config, exclude)
             self._tell_shortfall(report)
             files.write_json(folder / "generated.json", {"note": note, **report.to_dict()})
-            files.write_text(folder / "environment.yaml", render_config(config) + "\n")
+            text = render_config(config, self._space)
+            files.write_text(folder / "environment.yaml", text + "\n")
             self._write_instances(path, instances, f"round-{index}")
         return formats.from_records(list(formats.read_jsonl(path)))
 
@@ -223,12 +232,12 @@ class Loop:
                 )
 
     def _generate(
-        self, index: int, config: EnvironmentConfig, exclude: set[bytes]
+        self, index: int, config: Configuration, exclude: set[bytes]
     ) -> tuple[mapf_jax.Instance, mapf_jax.GenerationReport]:
         environment = self._settings.environment
         return mapf_jax.generate(
             self._round_key(_GENERATION, index),
-            config,
+            EnvironmentConfig.from_dict(config.to_dict()),
             environment.num_instances,
             environment.num_agents,
             exclude=exclude,
@@ -239,16 +248,16 @@ class Loop:
         records = (formats.to_record(instances[i], f"{prefix}-{i}") for i in range(len(instances)))
         files.write_jsonl(path, records)
 
-    def _asked_config(self, index: int) -> EnvironmentConfig:
-        """What round 0 is drawn as, or what the engineer designed for a later round."""
+    def _asked_config(self, index: int) -> Configuration:
+        """What round 0 starts from, or what the engineer designed for a later round."""
         if index == 0:
-            return designers.random_config(self._round_seed(_COLD_START, 0), self._space)
+            return self._start
         design = files.read_json(self._directory.round(index - 1) / "design" / "design.json")
-        return EnvironmentConfig.from_dict(design["config"])
+        return Configuration.from_dict(design["config"])
 
-    def _config(self, index: int) -> EnvironmentConfig:
+    def _config(self, index: int) -> Configuration:
         """What the training set of a round was made from."""
-        return EnvironmentConfig.from_dict(
+        return Configuration.from_dict(
             yaml.safe_load((self._directory.round(index) / "environment.yaml").read_text())
         )
 
@@ -289,6 +298,8 @@ class Loop:
                         position.step,
                         f"reward {figures['reward']:.2f} valid {figures['task/valid']:.2f}",
                     )
+                    if position.step == steps:
+                        self._draw_failures(index, instances, result)
                     leave = self._preemption.requested
                     regular = position.step % settings.checkpoint.every_steps == 0
                     if leave or regular or position.step == steps:
@@ -313,6 +324,11 @@ class Loop:
                 raise
         return state, position, task.state()
 
+    def _draw_failures(self, index: int, instances: mapf_jax.Instance, result: StepResult) -> None:
+        texts = [answer.text for answer in result.answers]
+        failures = evidence.training_failures(instances, result.indices, texts)
+        files.write_json(self._directory.round(index) / "train_failures.json", failures)
+
     # Validation
 
     def _validate(self, validator: Validator, params: Any, path: Path) -> None:
@@ -323,7 +339,7 @@ class Loop:
         files.write_json(
             path,
             {
-                **result.judgement.breakdown().to_dict(),
+                **result.judgement.breakdown(np.asarray(tokens)).to_dict(),
                 "answer_tokens_mean": round(float(np.mean(tokens)), 2),
                 "truncated_share": round(float(np.mean(truncated)), 4),
             },
@@ -332,32 +348,42 @@ class Loop:
     def _breakdown(self, path: Path) -> FailureBreakdown:
         return FailureBreakdown.from_dict(files.read_json(path))
 
+    def _evidence(self, index: int) -> Evidence:
+        """All that is known of a finished round; gathered once."""
+        path = self._directory.round(index) / "evidence.json"
+        if not path.exists():
+            gathered = evidence.round_evidence(
+                path.parent, self._directory.root / "validation" / "instances.jsonl"
+            )
+            files.write_json(path, gathered.to_dict())
+        return Evidence.from_dict(files.read_json(path))
+
     # Design
 
-    def _design(self, index: int, responder: Responder | None, params: Any) -> None:
+    def _design(self, index: int, policy: Policy, responder: Responder | None, params: Any) -> None:
         """Designs the configuration of round `index`, unless that has been done."""
         settings = self._settings
         folder = self._directory.round(index - 1) / "design"
         if (folder / "design.json").exists():
             return
-        engineer = settings.engineer
+        if settings.engineer.designer == "base":
+            params = load_params(settings, policy)
 
-        def generate(chats: Sequence[Sequence[Message]], seed: int) -> list[str]:
+        def generate(chat: Sequence[Message], count: int, seed: int) -> list[str]:
             assert responder is not None
-            answers = responder(params, chats, jax.random.key(seed))
+            answers = responder(params, [chat], jax.random.key(seed), count)
             return [answer.text for answer in answers]
 
-        designer = designers.make_designer(
-            engineer.designer,
-            generate=generate,
-            spec=engineer.context,
-            tries=engineer.tries if engineer.temperature > 0 else 1,
-            fits=(lambda chat: True) if responder is None else responder.fits,
-        )
-        design = designer.design(self._record(index), self._space, self._round_seed(_DESIGN, index))
+        fits = (lambda chat: True) if responder is None else responder.fits
+        designer = designing.make_designer(settings, generate, fits)
+        record = self._record(index)
+        design = designer.design(record, self._space, self._round_seed(_DESIGN, index))
         context = "\n\n".join(message["content"] for message in design.context_messages)
         files.write_text(folder / "context.md", context + "\n")
         files.write_text(folder / "answers.md", "\n\n---\n\n".join(design.raw_texts) + "\n")
+        files.write_json(folder / "record.json", record.to_dict())
+        measures = analysis.analyse(record, design.config, self._space)
+        files.write_json(folder / "analysis.json", measures.to_dict())
         files.write_json(folder / "design.json", design.to_dict())
 
     def _record(self, index: int) -> RunRecord:
@@ -366,7 +392,7 @@ class Loop:
             RoundRecord(
                 round=past,
                 config=self._config(past),
-                breakdown=self._breakdown(self._directory.round(past) / "validation.json"),
+                evidence=self._evidence(past),
                 cold_start=past == 0,
             )
             for past in range(index)
@@ -381,6 +407,8 @@ class Loop:
             total_rounds=self._settings.loop.rounds,
             epochs_per_round=self._settings.training.epochs,
             summary=summary,
+            training=designing.training_texts(self._settings),
+            initial=self._breakdown(self._directory.root / "initial" / "validation.json"),
         )
 
     # Keys and lines
@@ -398,15 +426,15 @@ class Loop:
         path = folder / "design" / "design.json"
         if path.exists():
             design = files.read_json(path)
-            line = describe(EnvironmentConfig.from_dict(design["config"]))
+            line = describe(Configuration.from_dict(design["config"]))
             if design["kept_previous"]:
                 line += f" (kept: {design['reason']})"
         self._line(f"round {index}", self._breakdown(folder / "validation.json"), line)
 
     def _line(self, title: str, breakdown: FailureBreakdown, design: str = "") -> None:
         sizes = " ".join(
-            f"{row.size}x{row.size} {row.valid_rate:.0%}/{row.optimal_rate:.0%}"
-            for row in breakdown.by_size
+            f"{row.name}x{row.name} {row.valid_rate:.0%}/{row.optimal_rate:.0%}"
+            for row in breakdown.by_group
         )
         text = (
             f"{title}: valid {breakdown.valid_rate:.1%} optimal {breakdown.optimal_rate:.1%}"
@@ -415,13 +443,19 @@ class Loop:
         self._reporter.line(text + (f"; next: {design}" if design else ""))
 
 
-def describe(config: EnvironmentConfig) -> str:
+def describe(config: Configuration) -> str:
     """A configuration in one short line: share, holes and waits of each size."""
-    rows = zip(config.sizes, config.data_ratio, config.hole_ratio, config.wait_ratio, strict=True)
+    words = {"data_ratio": "share", "hole_ratio": "holes", "wait_ratio": "waits"}
     return ", ".join(
-        f"{size}x{size} share {share:.2f} holes {holes:.2f} waits {waits:.2f}"
-        for size, share, holes, waits in rows
+        f"{size}x{size} "
+        + " ".join(f"{words.get(name, name)} {number:.2f}" for name, number in numbers.items())
+        for size, numbers in config.to_dict().items()
     )
+
+
+def _no_answer(chat: Sequence[Message], count: int, seed: int) -> list[str]:
+    """Stands in for a model where a designer is only checked, not asked."""
+    raise AssertionError("a designer was asked before the run began")
 
 
 def _validation_figures(breakdown: FailureBreakdown) -> dict[str, float]:
@@ -429,9 +463,9 @@ def _validation_figures(breakdown: FailureBreakdown) -> dict[str, float]:
         "validation/valid": breakdown.valid_rate,
         "validation/optimal": breakdown.optimal_rate,
     }
-    for row in breakdown.by_size:
-        figures[f"validation/valid_{row.size}"] = row.valid_rate
-        figures[f"validation/optimal_{row.size}"] = row.optimal_rate
+    for row in breakdown.by_group:
+        figures[f"validation/valid_{row.name}"] = row.valid_rate
+        figures[f"validation/optimal_{row.name}"] = row.optimal_rate
     return figures
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 import mapf_jax
 from engineer.evidence import FailureBreakdown
+from engineer.lakes import lake_breakdown
 from experiments.reward import RewardConfig, accuracy_reward, length_reward, reward_weights
 from learner.task import Answer, Message, Scores
 
@@ -27,11 +28,21 @@ class Judgement:
     verdict: mapf_jax.Verdict
     optimum: np.ndarray
 
-    def breakdown(self) -> FailureBreakdown:
-        """Counts by lake size."""
-        failed = {name: ~getattr(self.verdict, name) for name in mapf_jax.CHECKS}
-        return FailureBreakdown.from_outcomes(
-            self.sizes, self.verdict.valid, self.verdict.optimal, failed
+    def breakdown(self, num_tokens: np.ndarray | None = None) -> FailureBreakdown:
+        """Counts and statistics by lake size.
+
+        Args:
+          num_tokens: i[N], length of each answer, if its statistics are wanted.
+        """
+        verdict = self.verdict
+        return lake_breakdown(
+            self.sizes,
+            verdict.valid,
+            verdict.optimal,
+            {name: ~getattr(verdict, name) for name in mapf_jax.CHECKS},
+            violation_time=verdict.violation_time,
+            gap=np.where(verdict.gap < mapf_jax.INFINITE_COST, verdict.gap, -1),
+            length=num_tokens,
         )
 
 

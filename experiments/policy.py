@@ -14,6 +14,7 @@ from learner.qwen3 import weights
 from learner.qwen3.config import Qwen3Config
 from learner.sampler import Sampler, SamplingParams
 from learner.task import Answer, Message
+from learner.token_automaton import TokenAutomaton
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,47 +37,46 @@ class Responder:
 
     Args:
       policy: the model.
-      max_new_tokens: budget of an answer, stop token included.
-      max_rows: chats answered at a time; bounds the memory of the key/value cache.
-      temperature: 0 is greedy.
-      top_p: nucleus; 1 is off.
-      top_k: candidates; 0 is off.
+      sampling: how tokens are chosen; the stop tokens are the tokenizer's whatever it says.
+      max_rows: rows answered at a time; bounds the memory of the key/value cache.
+      thinking: let the chat template open the model's thinking.
+      automaton: which tokens an answer may have; None allows all.
     """
 
     def __init__(
         self,
         policy: Policy,
-        max_new_tokens: int,
+        sampling: SamplingParams,
         max_rows: int,
-        temperature: float,
-        top_p: float = 1.0,
-        top_k: int = 0,
+        thinking: bool = False,
+        automaton: TokenAutomaton | None = None,
     ) -> None:
         self._policy = policy
-        sampling = SamplingParams(
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            max_new_tokens=max_new_tokens,
-            stop_token_ids=tokens.stop_token_ids(policy.tokenizer),
-        )
+        self._thinking = thinking
+        self._automaton = automaton
         self._sampler = Sampler(
             policy.config,
             policy.mesh,
-            sampling,
+            dataclasses.replace(sampling, stop_token_ids=tokens.stop_token_ids(policy.tokenizer)),
             tokens.pad_id(policy.tokenizer),
             max_rows=max_rows,
             vocab_size=min(tokens.vocab_size(policy.tokenizer), policy.config.vocab_size),
         )
-        self._longest_prompt = policy.config.max_position_embeddings - max_new_tokens
+        self._longest_prompt = policy.config.max_position_embeddings - sampling.max_new_tokens
 
     def __call__(
-        self, params: Any, chats: Sequence[Sequence[Message]], key: jax.Array
+        self, params: Any, chats: Sequence[Sequence[Message]], key: jax.Array, count: int = 1
     ) -> list[Answer]:
-        """One answer to each chat."""
+        """`count` answers to each chat, all to the first, then all to the second, ..."""
         tokenizer = self._policy.tokenizer
-        prompts = [tokens.encode_chat(tokenizer, chat) for chat in chats]
-        samples = self._sampler(params, prompts, jax.random.split(key, len(prompts)))
+        prompts = [self._encode(chat) for chat in chats]
+        samples = self._sampler(
+            params,
+            prompts,
+            jax.random.split(key, len(prompts)),
+            num_samples=count,
+            automaton=self._automaton,
+        )
         ids, lengths = np.asarray(samples.tokens), np.asarray(samples.lengths)
         stopped = np.asarray(samples.stopped)
         return [
@@ -86,20 +86,10 @@ class Responder:
 
     def fits(self, chat: Sequence[Message]) -> bool:
         """Whether the model's window holds a chat and an answer to it."""
-        return len(tokens.encode_chat(self._policy.tokenizer, chat)) <= self._longest_prompt
+        return len(self._encode(chat)) <= self._longest_prompt
 
-
-def design_responder(settings: Settings, policy: Policy) -> Responder:
-    """How designs are sampled."""
-    engineer = settings.engineer
-    return Responder(
-        policy,
-        engineer.max_new_tokens,
-        settings.training.sampling_rows,
-        engineer.temperature,
-        engineer.top_p,
-        engineer.top_k,
-    )
+    def _encode(self, chat: Sequence[Message]) -> list[int]:
+        return tokens.encode_chat(self._policy.tokenizer, chat, self._thinking)
 
 
 def load_policy(settings: Settings) -> Policy:

@@ -8,8 +8,12 @@
     rounds/R/generated.json         asked and achieved ratios
     rounds/R/instances.jsonl        the training set
     rounds/R/train.jsonl            one line a training step
+    rounds/R/train_failures.json    some failures of its last step, drawn
     rounds/R/validation.json        outcomes by size, and all answers in answers.jsonl
-    rounds/R/design/                context.md, answers.md, design.json: how round R + 1 came about
+    rounds/R/evidence.json          what training and validation showed, for the engineer
+    rounds/R/design/                how round R + 1 came about: context.md as it was read,
+                                    answers.md, design.json, analysis.json, and record.json:
+                                    all that was known
     checkpoints/                    weights, optimizer, position
     tensorboard/                    event files, if asked for
     non_finite/                     the batch of a step that was stopped, for a look

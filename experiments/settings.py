@@ -10,7 +10,10 @@ from typing import Any, Literal, TypeVar
 
 import ml_collections
 
-from engineer import context, designers, space
+from engineer import lakes
+from engineer.choice import CHOICES
+from engineer.context import DEFAULT_VARIANT, VARIANTS, ContextSpec, variant
+from engineer.space import ConfigurationSpace
 from experiments.errors import user_errors
 from experiments.reward import RewardConfig
 from learner import checks
@@ -121,9 +124,9 @@ class EnvironmentSettings:
                 f"highest_hole_ratio={self.highest_hole_ratio}: allowed are numbers in [0, 1]"
             )
 
-    def space(self) -> space.ConfigurationSpace:
+    def space(self) -> ConfigurationSpace:
         """What an engineer may choose from."""
-        return space.ConfigurationSpace.from_mappings(
+        return lakes.lake_space(
             self.sizes,
             hole_bounds={
                 size: (0.0, min(self.highest_hole_ratio, max_hole_ratio(size, self.num_agents)))
@@ -162,40 +165,202 @@ class ValidationSettings:
                 raise ValueError(f"{name}={value}: allowed are numbers in [0, 1]")
 
 
+#: Who may design; see `EngineerSettings`.
+DESIGNERS = (
+    "current",
+    "base",
+    "endpoint",
+    "fixed",
+    "random",
+    "failures",
+    "learnability",
+    "progress",
+    "staged",
+)
+OWN_CONTEXT = "own"
+DECODING = ("parsed", "grammar")
+
+
 @dataclasses.dataclass(frozen=True)
-class EngineerSettings:
-    """Who designs the next environment, and from what.
+class EndpointSettings:
+    """The server of designer "endpoint"; any that speaks OpenAI's chat completions protocol.
 
     Attributes:
-      designer: "current" (the checkpoint being trained), "fixed" (round 0's configuration is
-        kept) or "random" (a new draw each round).
-      context: which modules the engineer reads, "V1" to "V6".
+      url: base address, such as "http://127.0.0.1:8000/v1".
+      model: name that the server knows the model by.
+      key_variable: environment variable that holds the key; it is read when it is needed and
+        written nowhere. Without such a variable no key is sent.
+      timeout: seconds for one request.
+      tries: requests for one answer.
+      stream: ask for the answer piece by piece.
+    """
+
+    url: str = ""
+    model: str = ""
+    key_variable: str = "OPENAI_API_KEY"
+    timeout: float = 300.0
+    tries: int = 5
+    stream: bool = False
+
+    def __post_init__(self) -> None:
+        checks.integers(self, tries=1)
+        if not self.timeout > 0:
+            raise ValueError(f"timeout={self.timeout}: allowed are numbers above 0")
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineerTraining:
+    """Training of the current checkpoint as engineer, by GRPO; beyond the publication.
+
+    A design is an answer whose reward is the learning progress under it: a copy of the weights is
+    trained for a few steps on a small set made from the design, and the reward is by how much its
+    mean reward on a fixed probe set rises. That set is neither training nor validation data.
+
+    Attributes:
+      steps: GRPO steps before each design; 0 is off. Each costs group_size probes.
+      group_size: designs compared in a step.
+      probe_steps: training steps under a design.
+      probe_instances: instances made from a design.
+      judge_instances: instances of the probe set, in equal shares of all sizes.
+    """
+
+    steps: int = 0
+    group_size: int = 4
+    probe_steps: int = 4
+    probe_instances: int = 256
+    judge_instances: int = 256
+
+    def __post_init__(self) -> None:
+        checks.integers(self, steps=0, group_size=2, probe_steps=1)
+        checks.integers(self, probe_instances=1, judge_instances=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineerSettings:
+    """Who designs the next environment, from what, and how.
+
+    Attributes:
+      designer: "current" (the checkpoint being trained), "base" (the checkpoint that the run
+        started from), "endpoint" (any model behind a server), "fixed" (the start is kept),
+        "random" (a new draw each round), "failures" (data in proportion to failures),
+        "learnability" (in proportion to p (1 - p)), "progress" (bandit on learning progress) or
+        "staged" (a curriculum by hand).
+      start: the configuration of round 0: "random", "uniform", or a YAML file as rounds/0/
+        environment.yaml has it.
+      context: which modules a model reads, "V1" to "V6", or "own" for `modules`.
+      modules: the modules of context "own".
       tries: samples drawn until a design can be read; then the last configuration is kept. A
         greedy engineer (temperature 0) would only repeat itself and has one.
-      max_new_tokens: budget of a design, reasoning included.
+      proposals: answers to each try.
+      choice: what becomes of several: "first", "majority" or "median" of each number, or "best"
+        by `engineer.choice.learnability_score`.
+      decoding: "parsed" (the answer is free and then read), or "grammar" (whatever the model
+        says, a well-formed configuration comes of it; not for endpoints).
+      exact_shares: under the grammar shares sum to 1 as they are decoded; otherwise the
+        projection rescales them.
+      thinking: let the chat template open the model's thinking.
+      thinking_tokens: most tokens of thinking, after which it is ended; 0 sets no limit.
+      reasoning_tokens: under the grammar, most tokens of prose before `trigger`.
+      trigger: the text that ends the prose and begins the configuration.
+      max_new_tokens: budget of a design, thinking and reasoning included.
       temperature: of sampling; 0 is greedy.
       top_p: nucleus of sampling; 1 is off.
       top_k: candidates of sampling; 0 is off.
+      largest_share_move: by how much a design may change a share; none is no limit.
+      largest_value_move: the same for other numbers, in units of the width of their bounds.
+      rollback_margin: fall of the valid rate over a round after which the next round has the
+        configuration of the round before again; none is off.
+      stages: YAML file with a list of configurations for "staged"; empty for stages that open
+        the sizes in order.
+      stage_threshold: valid rate at which the next stage begins.
+      endpoint: the server of "endpoint".
+      training: training of the current checkpoint as engineer.
     """
 
     designer: str = "current"
-    context: str = context.DEFAULT_VARIANT
+    start: str = "random"
+    context: str = DEFAULT_VARIANT
+    modules: ContextSpec = dataclasses.field(default_factory=ContextSpec)
     tries: int = 3
+    proposals: int = 1
+    choice: str = "first"
+    decoding: str = "parsed"
+    exact_shares: bool = True
+    thinking: bool = False
+    thinking_tokens: int = 0
+    reasoning_tokens: int = 0
+    trigger: str = ""
     max_new_tokens: int = 4096
     temperature: float = 0.6
     top_p: float = 0.95
     top_k: int = 20
+    largest_share_move: float | None = None
+    largest_value_move: float | None = None
+    rollback_margin: float | None = None
+    stages: str = ""
+    stage_threshold: float = 0.6
+    endpoint: EndpointSettings = dataclasses.field(default_factory=EndpointSettings)
+    training: EngineerTraining = dataclasses.field(default_factory=EngineerTraining)
 
     def __post_init__(self) -> None:
-        checks.integers(self, tries=1, max_new_tokens=1, top_k=0)
-        if self.designer not in designers.DESIGNERS:
-            raise ValueError(f"designer={self.designer!r}: allowed are {designers.DESIGNERS}")
-        if self.context not in context.VARIANTS:
-            raise ValueError(f"context={self.context!r}: allowed are {tuple(context.VARIANTS)}")
+        checks.integers(self, tries=1, proposals=1, max_new_tokens=1, top_k=0)
+        checks.integers(self, thinking_tokens=0, reasoning_tokens=0)
+        for name, allowed in (
+            ("designer", DESIGNERS),
+            ("context", (*VARIANTS, OWN_CONTEXT)),
+            ("choice", CHOICES),
+            ("decoding", DECODING),
+        ):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name}={getattr(self, name)!r}: allowed are {allowed}")
+        if self.context != OWN_CONTEXT and self.modules != ContextSpec():
+            raise ValueError(
+                f"modules: given with context={self.context!r}; they are for {OWN_CONTEXT!r} only"
+            )
         if self.temperature < 0:
             raise ValueError(f"temperature={self.temperature}: allowed are numbers from 0 up")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p={self.top_p}: allowed are numbers in (0, 1]")
+        for name in ("largest_share_move", "largest_value_move"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value <= 1:
+                raise ValueError(f"{name}={value}: allowed are numbers in (0, 1], or none")
+        for name in ("rollback_margin", "stage_threshold"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 1:
+                raise ValueError(f"{name}={value}: allowed are numbers in [0, 1]")
+        if self.start not in ("random", "uniform") and not Path(self.start).is_file():
+            raise ValueError(
+                f"start={self.start!r}: allowed are 'random', 'uniform' and files that exist"
+            )
+        if self.stages and not Path(self.stages).is_file():
+            raise ValueError(f"stages={self.stages!r}: there is no such file")
+        if self.thinking_tokens and not self.thinking:
+            raise ValueError(f"thinking_tokens={self.thinking_tokens}: only with thinking=True")
+        if self.decoding == "grammar":
+            if self.designer == "endpoint":
+                raise ValueError("decoding='grammar': not for designer='endpoint'")
+            if bool(self.reasoning_tokens) != bool(self.trigger):
+                raise ValueError(
+                    f"reasoning_tokens={self.reasoning_tokens}, trigger={self.trigger!r}: either "
+                    "both or neither"
+                )
+        elif self.reasoning_tokens or self.trigger:
+            raise ValueError("reasoning_tokens and trigger are for decoding='grammar' only")
+        if self.designer == "endpoint" and not (self.endpoint.url and self.endpoint.model):
+            raise ValueError("designer='endpoint': endpoint.url and endpoint.model are needed")
+        if self.training.steps and self.designer != "current":
+            raise ValueError(
+                f"training.steps={self.training.steps}: only for designer='current', which alone "
+                "is trained"
+            )
+        if self.training.steps and not self.temperature > 0:
+            raise ValueError(f"training.steps={self.training.steps}: temperature must be above 0")
+
+    @property
+    def spec(self) -> ContextSpec:
+        """The modules that a model reads."""
+        return self.modules if self.context == OWN_CONTEXT else variant(self.context)
 
 
 @dataclasses.dataclass(frozen=True)

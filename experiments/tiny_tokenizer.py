@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from engineer import modules
+from engineer import lakes
 from mapf_jax.text import RULES
 
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -32,9 +32,9 @@ def extra_tokens() -> list[str]:
     cells = range(_LARGEST_COORDINATE + 1)
     return [
         RULES,
-        modules.INSTRUCTION,
-        modules.GUIDELINE,
-        modules.OUTPUT_FORMAT,
+        lakes.INSTRUCTION,
+        lakes.GUIDELINE,
+        lakes.OUTPUT_FORMAT,
         f"{START}user\n",
         f"{END}\n{START}assistant\n",
         "<answer>",

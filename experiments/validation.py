@@ -10,6 +10,7 @@ import mapf_jax
 from experiments.mapf_task import Judgement, judge
 from experiments.policy import Policy, Responder
 from experiments.settings import Settings
+from learner.sampler import SamplingParams
 from learner.task import Answer
 
 _ANSWERS = 1 << 20
@@ -64,9 +65,10 @@ def validation_responder(settings: Settings, policy: Policy) -> Responder:
     validation = settings.validation
     return Responder(
         policy,
-        validation.max_new_tokens,
+        SamplingParams(
+            max_new_tokens=validation.max_new_tokens, temperature=validation.temperature
+        ),
         settings.training.sampling_rows,
-        validation.temperature,
     )
 
 

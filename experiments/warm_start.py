@@ -19,18 +19,18 @@ import numpy as np
 from absl import app, flags
 
 import mapf_jax
-from engineer import demonstrations, modules, proposal
+from engineer import demonstrations, lakes, proposal
 from engineer.evidence import FailureBreakdown
-from engineer.space import ConfigurationSpace
+from engineer.space import Configuration, ConfigurationSpace
 from experiments import allocator, command_line, tiny_tokenizer
 from experiments import settings as settings_lib
-from experiments.policy import Policy, design_responder
+from experiments.designing import design_responder
+from experiments.policy import Policy
 from experiments.validation import Validator, validation_responder, validation_set
 from learner import sft, sharding, tokens, train_state
 from learner.qwen3 import model, weights
 from learner.qwen3.config import Qwen3Config
 from learner.task import problem_indices
-from mapf_jax.environment_config import PARAMETERS
 
 _CONFIG = command_line.define_config()
 _OUT = flags.DEFINE_string("out", None, "Folder of the new checkpoint.", required=True)
@@ -86,7 +86,7 @@ def design_pairs(settings: settings_lib.Settings, seed: int, count: int) -> list
     space = settings.environment.space()
     return [
         demonstrations.demonstration(
-            np.random.SeedSequence([seed, i]), settings.engineer.context, space
+            np.random.SeedSequence([seed, i]), settings.engineer.spec, space, lakes.FAMILY
         )
         for i in range(count)
     ]
@@ -115,9 +115,9 @@ def build_tokenizer(pairs: Sequence[Pair]) -> Any:
     texts = [text for messages, answer in pairs for text in (messages[0]["content"], answer)]
     for constant in (
         mapf_jax.text.RULES,
-        modules.INSTRUCTION,
-        modules.GUIDELINE,
-        modules.OUTPUT_FORMAT,
+        lakes.INSTRUCTION,
+        lakes.GUIDELINE,
+        lakes.OUTPUT_FORMAT,
     ):
         texts = [text.replace(constant, "") for text in texts]
     return tiny_tokenizer.train_tokenizer(texts, _VOCAB_LIMIT)
@@ -139,19 +139,19 @@ def examine_designs(
     clean, differences = 0, []
     for (_, expected), answer in zip(pairs, answers, strict=True):
         truth = _projected(expected, space)
-        reading = proposal.parse(answer.text, space.sizes)
+        reading = proposal.parse(answer.text, space)
         if isinstance(reading, proposal.Unreadable):
             continue
         config, repairs = proposal.project(reading, truth, space)
         clean += not repairs
         differences.append(
-            [np.abs(np.subtract(getattr(config, p), getattr(truth, p))) for p in PARAMETERS]
+            [np.abs(np.subtract(config.column(p), truth.column(p))) for p in space.names]
         )
     mean = np.mean(differences, axis=(0, 2)) if differences else np.full(3, np.nan)
     return {
         "readable": len(differences) / len(pairs),
         "readable_without_repair": clean / len(pairs),
-        **{f"{p}_error": round(float(e), 4) for p, e in zip(PARAMETERS, mean, strict=True)},
+        **{f"{p}_error": round(float(e), 4) for p, e in zip(space.names, mean, strict=True)},
     }
 
 
@@ -159,15 +159,14 @@ def _rates(breakdown: FailureBreakdown) -> dict[str, Any]:
     return {
         "valid": round(breakdown.valid_rate, 4),
         "optimal": round(breakdown.optimal_rate, 4),
-        "valid_by_size": {str(r.size): round(r.valid_rate, 4) for r in breakdown.by_size},
+        "valid_by_size": {r.name: round(r.valid_rate, 4) for r in breakdown.by_group},
     }
 
 
-def _projected(text: str, space: ConfigurationSpace) -> mapf_jax.EnvironmentConfig:
-    reading = proposal.parse(text, space.sizes)
+def _projected(text: str, space: ConfigurationSpace) -> Configuration:
+    reading = proposal.parse(text, space)
     assert isinstance(reading, proposal.Proposal)
-    uniform = mapf_jax.EnvironmentConfig.uniform(space.sizes, 0.0, 0.0)
-    return proposal.project(reading, uniform, space)[0]
+    return proposal.project(reading, space.uniform(), space)[0]
 
 
 def main(argv: Sequence[str]) -> None:

@@ -4,33 +4,53 @@ import dataclasses
 
 import pytest
 
-from engineer import modules
-from engineer.context import VARIANTS, ContextSpec, blocks, compose, variant
+from engineer import context, lakes, modules
+from engineer.context import VARIANTS, ContextSpec, variant
 from engineer.demonstrations import random_record
-from engineer.evidence import CHECKS, FailureBreakdown, RoundRecord, RunRecord, SizeOutcome
-from engineer.space import ConfigurationSpace
-from mapf_jax.environment_config import EnvironmentConfig
+from engineer.evidence import (
+    Evidence,
+    FailureBreakdown,
+    GroupOutcome,
+)
+from engineer.family import NO_HISTORY, NO_SUMMARY, SUMMARY_REQUEST
+from engineer.record import RoundRecord, RunRecord
+from engineer.space import Configuration
 
 
 def _failed(**counts):
-    return tuple(counts.get(check, 0) for check in CHECKS)
+    return {check: counts.get(check, 0) for check in lakes.CHECKS}
 
 
-CONFIG = EnvironmentConfig((3, 4), (0.4, 0.6), (0.1, 1 / 3), (0.25, 0.5))
+def blocks(spec, record):
+    return context.blocks(spec, record, lakes.FAMILY)
+
+
+def compose(spec, record):
+    return context.compose(spec, record, lakes.FAMILY)
+
+
+CONFIG = Configuration(("3", "4"), lakes.PARAMETERS, ((0.4, 0.1, 0.25), (0.6, 1 / 3, 0.5)))
 FIRST = FailureBreakdown(
     (
-        SizeOutcome(3, 40, 10, 5, _failed(parsable=30)),
-        SizeOutcome(4, 40, 0, 0, _failed(parsable=40)),
-    )
+        GroupOutcome("3", 40, 10, 5, _failed(parsable=30)),
+        GroupOutcome("4", 40, 0, 0, _failed(parsable=40)),
+    ),
+    "size",
 )
 LATEST = FailureBreakdown(
     (
-        SizeOutcome(3, 40, 25, 22, _failed(conflict_free=12, no_holes=5, goals_reached=1)),
-        SizeOutcome(4, 40, 8, 8, _failed(parsable=2, legal_moves=3, in_bounds=4, conflict_free=30)),
-    )
+        GroupOutcome("3", 40, 25, 22, _failed(conflict_free=12, no_holes=5, goals_reached=1)),
+        GroupOutcome(
+            "4", 40, 8, 8, _failed(parsable=2, legal_moves=3, in_bounds=4, conflict_free=30)
+        ),
+    ),
+    "size",
 )
 RECORD = RunRecord(
-    history=(RoundRecord(0, CONFIG, FIRST, True), RoundRecord(1, CONFIG, LATEST, False)),
+    history=(
+        RoundRecord(0, CONFIG, Evidence(FIRST), True),
+        RoundRecord(1, CONFIG, Evidence(LATEST), False),
+    ),
     round=2,
     total_rounds=3,
     epochs_per_round=2,
@@ -57,14 +77,14 @@ S = "Your explanation of the current configuration\nFewer holes on size 4."
 
 
 def test_the_variants_are_the_published_combinations():
-    head, tail = [modules.INSTRUCTION], ["Sizes 3 4", modules.OUTPUT_FORMAT]
+    head, tail = [lakes.INSTRUCTION], ["Sizes 3 4", lakes.OUTPUT_FORMAT]
     with_all, without = [f"History\n{ROUND_0}\n{ROUND_1}"], [f"History\n{ROUND_1}"]
-    g = [modules.GUIDELINE]
+    g = [lakes.GUIDELINE]
     assert blocks("V1", RECORD) == [*head, F, *tail]
     assert blocks("V2", RECORD) == [*head, *g, F, *tail]
     assert blocks("V3", RECORD) == [*head, *g, *with_all, F, *tail]
     assert blocks("V4", RECORD) == [*head, *g, *without, F, *tail]
-    assert blocks("V5", RECORD) == [*head, *g, *without, F, S, *tail, modules.SUMMARY_REQUEST]
+    assert blocks("V5", RECORD) == [*head, *g, *without, F, S, *tail, SUMMARY_REQUEST]
     assert blocks("V6", RECORD) == [*head, *g, *without, F, T, *tail]
     full = ContextSpec(training="full")
     details = f"{T}\nobjective: GRPO\nreward: accuracy\nschedule: constant"
@@ -80,28 +100,28 @@ def test_a_context_is_one_user_message_of_all_blocks(name):
 
 def test_empty_modules_say_so():
     start = dataclasses.replace(RECORD, history=RECORD.history[:1], summary=None)
-    assert f"History\n{modules.NO_HISTORY}" in blocks("V4", start)
+    assert f"History\n{NO_HISTORY}" in blocks("V4", start)
     assert f"History\n{ROUND_0}" in blocks("V3", start)
-    assert modules.summary(start).endswith(modules.NO_SUMMARY)
+    assert modules.summary(start).endswith(NO_SUMMARY)
 
 
 def test_sizes_of_validation_and_training_may_differ():
-    config = EnvironmentConfig((4, 5), (0.5, 0.5), (0.1, 0.1), (0.2, 0.2))
-    record = RunRecord((RoundRecord(0, config, LATEST, False),), 1, 2, 1)
-    lines = modules.history(record, cold_start=True).splitlines()[2:]
+    config = Configuration(("4", "5"), lakes.PARAMETERS, ((0.5, 0.1, 0.2), (0.5, 0.1, 0.2)))
+    record = RunRecord((RoundRecord(0, config, Evidence(LATEST), False),), 1, 2, 1)
+    lines = modules.history(record, lakes.FAMILY, cold_start=True).splitlines()[2:]
     assert [line.split(":")[0] for line in lines] == ["size 3", "size 4", "size 5"]
     assert lines[0].startswith("size 3: valid 0.62")
     assert lines[1].startswith("size 4: data_ratio 0.50 hole_ratio 0.10 wait_ratio 0.20 valid 0.20")
     assert lines[2] == "size 5: data_ratio 0.50 hole_ratio 0.10 wait_ratio 0.20"
-    assert modules.sizes(record) == "Sizes 4 5"
+    assert modules.rows(record, lakes.FAMILY) == "Sizes 4 5"
 
 
 def test_a_context_is_short_for_a_small_vocabulary():
-    constants = (modules.INSTRUCTION, modules.GUIDELINE, modules.OUTPUT_FORMAT)
+    constants = (lakes.INSTRUCTION, lakes.GUIDELINE, lakes.OUTPUT_FORMAT)
     assert all("\n" not in text and text == text.strip() for text in constants)
     longest = 0
     for seed in range(60):
-        record = random_record(seed, ConfigurationSpace((3, 4, 5)))
+        record = random_record(seed, lakes.lake_space((3, 4, 5)), lakes.FAMILY)
         if len(record.history) != 2:
             continue
         content = compose("V6", record)[0]["content"]

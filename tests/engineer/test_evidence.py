@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from engineer.demonstrations import random_record
-from engineer.evidence import CHECKS, FailureBreakdown, RoundRecord, RunRecord
-from engineer.space import ConfigurationSpace, share_cents, two_decimals
+from engineer.lakes import CHECKS, FAMILY, lake_breakdown, lake_space
+from engineer.record import RoundRecord, RunRecord
+from engineer.space import on_grid, share_units
 
 
 def _flags(**failed):
@@ -26,36 +27,34 @@ FAILED = _flags(
 
 
 def test_counts_by_size():
-    breakdown = FailureBreakdown.from_outcomes(SIZES, VALID, OPTIMAL, FAILED)
-    three, five = breakdown.by_size
-    assert (three.size, three.answers, three.valid, three.optimal) == (3, 3, 1, 1)
-    assert (five.size, five.answers, five.valid, five.optimal) == (5, 2, 1, 0)
+    breakdown = lake_breakdown(SIZES, VALID, OPTIMAL, FAILED)
+    three, five = breakdown.by_group
+    assert (three.name, three.answers, three.valid, three.optimal) == ("3", 3, 1, 1)
+    assert (five.name, five.answers, five.valid, five.optimal) == ("5", 2, 1, 0)
     # Answer 2 cannot be parsed: its conflict and goals are not counted.
-    assert dict(zip(CHECKS, three.failed, strict=True)) == {
+    assert three.failed == {
         **dict.fromkeys(CHECKS, 0), "parsable": 1, "conflict_free": 1,
     }  # fmt: skip
     assert five.failures("goals_reached") == five.failures("conflict_free") == 1
     assert breakdown.failures("conflict_free") == 2
     assert (breakdown.answers, breakdown.valid_rate, breakdown.optimal_rate) == (5, 0.4, 0.2)
     assert three.valid_rate == pytest.approx(1 / 3)
-    assert breakdown.outcome(4) is None
+    assert breakdown.outcome("4") is None
 
 
 def test_an_answer_about_other_agents_counts_as_that_alone():
     failed = {check: np.array([check != "parsable"]) for check in CHECKS}
-    breakdown = FailureBreakdown.from_outcomes(
-        np.array([3]), np.array([False]), np.array([False]), failed
-    )
+    breakdown = lake_breakdown(np.array([3]), np.array([False]), np.array([False]), failed)
     assert {check: breakdown.failures(check) for check in CHECKS} == {
         check: int(check == "agent_count") for check in CHECKS
     }
 
 
 def test_json_round_trip():
-    record = random_record(3, ConfigurationSpace((3, 4, 10)))
+    record = random_record(3, lake_space((3, 4, 10)), FAMILY)
     for past in record.history:
         assert RoundRecord.from_dict(json.loads(json.dumps(past.to_dict()))) == past
-        assert past.breakdown.sizes == (3, 4, 10)  # in numerical, not in textual order
+        assert past.breakdown.names == ("3", "4", "10")  # in numerical, not in textual order
 
 
 @pytest.mark.parametrize(
@@ -65,7 +64,7 @@ def test_json_round_trip():
         ({"valid": np.array([False, False, False, False, True])}, r"valid\[0\]=False contradicts"),
         ({"optimal": np.array([True, True, False, False, False])}, r"optimal\[1\]=True"),
         ({"valid": VALID[:4]}, r"valid: bool\[5\] is needed, got bool\[4\]"),
-        ({"sizes": SIZES.astype(float)}, "sizes: an integer array"),
+        ({"sizes": SIZES.astype(float)}, "size: an array"),
         ({"failed": {"parsable": VALID}}, "failed: checks"),
         ({"failed": {**FAILED, "speed": VALID}}, "failed: checks"),
     ],
@@ -73,11 +72,11 @@ def test_json_round_trip():
 def test_contradictions_are_refused(change, message):
     arrays = {"sizes": SIZES, "valid": VALID, "optimal": OPTIMAL, "failed": FAILED, **change}
     with pytest.raises(ValueError, match=message):
-        FailureBreakdown.from_outcomes(**arrays)
+        lake_breakdown(**arrays)
 
 
 def test_a_run_record_is_in_order():
-    record = random_record(0, ConfigurationSpace((3,)))
+    record = random_record(0, lake_space((3,)), FAMILY)
     for change, message in (
         ({"history": ()}, "history"),
         ({"history": record.history * 2}, "ascending"),
@@ -90,30 +89,15 @@ def test_a_run_record_is_in_order():
             RunRecord(**fields)
 
 
-def test_two_decimals_and_shares():
-    assert two_decimals(0.337, (0.0, 1.0)) == 0.34
-    assert two_decimals(0.9, (0.0, 5 / 9)) == 0.55  # the largest within the bounds
-    assert two_decimals(0.1, (0.123, 0.2)) == 0.13
-    assert two_decimals(0.5, (0.3333, 0.3336)) == 0.3333  # no such number within the bounds
-    assert share_cents([1.0, 1.0, 1.0]) == (0.34, 0.33, 0.33)
+def test_grids_and_shares():
+    assert on_grid(0.337, (0.0, 1.0)) == 0.34
+    assert on_grid(0.9, (0.0, 5 / 9)) == 0.55  # the largest within the bounds
+    assert on_grid(0.1, (0.123, 0.2)) == 0.13
+    assert on_grid(0.5, (0.3333, 0.3336)) == 0.3333  # no such number within the bounds
+    assert share_units([1.0, 1.0, 1.0]) == (0.34, 0.33, 0.33)
     rng = np.random.default_rng(0)
     for _ in range(200):
         weights = rng.dirichlet(np.full(rng.integers(1, 9), 0.3))
-        shares = share_cents(weights.tolist())
+        shares = share_units(weights.tolist())
         assert sum(round(100 * s) for s in shares) == 100
         assert np.abs(np.asarray(shares) - weights).max() < 0.01 + 1e-9
-
-
-def test_spaces_refuse_bad_bounds():
-    for arguments, message in (
-        (((4, 3),), "ascending"),
-        (((3, 4), ((0.0, 0.5),)), "hole_bounds"),
-        (((3,), ((0.5, 0.4),)), "hole_bounds of size 3"),
-        (((3,), (), ((0.0, float("nan")),)), "wait_bounds of size 3"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            ConfigurationSpace(*arguments)
-    with pytest.raises(ValueError, match=r"hole_bounds: sizes \[7\]"):
-        ConfigurationSpace.from_mappings((3, 4), {7: (0.0, 0.5)})
-    space = ConfigurationSpace.from_mappings((3, 4), {4: (0.0, 0.5)})
-    assert space.hole_bounds == ((0.0, 1.0), (0.0, 0.5))

@@ -10,24 +10,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engineer import plain_yaml, proposal
+from engineer.lakes import PARAMETERS, lake_space
 from engineer.proposal import Proposal, Unreadable, parse, project, render_config
-from engineer.space import ConfigurationSpace
-from mapf_jax.environment_config import PARAMETERS, EnvironmentConfig
+from engineer.space import Configuration
 
-SIZES = (3, 4)
+SPACE = lake_space((3, 4))
 WANTED = {
-    3: {"data_ratio": 0.4, "hole_ratio": 0.1, "wait_ratio": 0.25},
-    4: {"data_ratio": 0.6, "hole_ratio": 0.2, "wait_ratio": 0.5},
+    "3": {"data_ratio": 0.4, "hole_ratio": 0.1, "wait_ratio": 0.25},
+    "4": {"data_ratio": 0.6, "hole_ratio": 0.2, "wait_ratio": 0.5},
 }
 ASKED = (
     "3: {data_ratio: 0.40, hole_ratio: 0.10, wait_ratio: 0.25}\n"
     "4: {data_ratio: 0.60, hole_ratio: 0.20, wait_ratio: 0.50}"
 )
 OTHER = ASKED.replace("0.40", "0.90").replace("0.60", "0.10")
-BY_SIZE = {str(size): row for size, row in WANTED.items()}
-BY_NAME = {name: {size: WANTED[size][name] for size in SIZES} for name in PARAMETERS}
-AS_LIST = [{"size": size, **row} for size, row in WANTED.items()]
-PREVIOUS = EnvironmentConfig(SIZES, (0.25, 0.75), (0.3, 0.4), (0.1, 0.2))
+BY_INTEGER = {int(size): row for size, row in WANTED.items()}
+BY_NAME = {name: {int(size): WANTED[size][name] for size in WANTED} for name in PARAMETERS}
+AS_LIST = [{"size": size, **row} for size, row in BY_INTEGER.items()]
+PREVIOUS = Configuration(("3", "4"), PARAMETERS, ((0.25, 0.3, 0.1), (0.75, 0.4, 0.2)))
 
 READABLE = {
     "as asked": ASKED,
@@ -41,18 +41,18 @@ READABLE = {
     "blank lines": ASKED.replace("\n", "\n\n"),
     "sizes as 3x3": ASKED.replace("3:", "3x3:").replace("4:", "4x4:"),
     "sizes as words": ASKED.replace("3:", "size 3:").replace("4:", "Size_4:"),
-    "block style": yaml.safe_dump(WANTED, default_flow_style=False),
-    "block style in prose": "Well.\n\n" + yaml.safe_dump(WANTED) + "\nDone!",
-    "under a key": yaml.safe_dump({"sizes": WANTED}),
-    "under two keys": yaml.safe_dump({"environment": {"sizes": WANTED}}),
+    "block style": yaml.safe_dump(BY_INTEGER, default_flow_style=False),
+    "block style in prose": "Well.\n\n" + yaml.safe_dump(BY_INTEGER) + "\nDone!",
+    "under a key": yaml.safe_dump({"sizes": BY_INTEGER}),
+    "under two keys": yaml.safe_dump({"environment": {"sizes": BY_INTEGER}}),
     "by parameter": yaml.safe_dump(BY_NAME),
     "list": yaml.safe_dump(AS_LIST),
-    "list of rows": yaml.safe_dump([{size: row} for size, row in WANTED.items()]),
+    "list of rows": yaml.safe_dump([{size: row} for size, row in BY_INTEGER.items()]),
     "list in flow": yaml.safe_dump(AS_LIST, default_flow_style=True),
-    "json": json.dumps(BY_SIZE),
-    "json with tabs": json.dumps({"sizes": BY_SIZE}, indent="\t"),
-    "json in a sentence": f"I choose {json.dumps(BY_SIZE)} because of [1] and {{2}}.",
-    "json over lines": f"I choose: {json.dumps(BY_SIZE, indent=2)}\nas said.",
+    "json": json.dumps(WANTED),
+    "json with tabs": json.dumps({"sizes": WANTED}, indent="\t"),
+    "json in a sentence": f"I choose {json.dumps(WANTED)} because of [1] and {{2}}.",
+    "json over lines": f"I choose: {json.dumps(WANTED, indent=2)}\nas said.",
     "json list": json.dumps(AS_LIST, indent=1),
     "json by parameter": json.dumps(BY_NAME),
     "numbers as texts": json.dumps(
@@ -71,7 +71,7 @@ READABLE = {
 
 @pytest.mark.parametrize("text", READABLE.values(), ids=READABLE.keys())
 def test_reads_every_shape(text):
-    reading = parse(text, SIZES)
+    reading = parse(text, SPACE)
     assert isinstance(reading, Proposal)
     assert reading.values == WANTED
     assert reading.notes == ()
@@ -104,7 +104,7 @@ NOT_READABLE = {
 
 @pytest.mark.parametrize("text", NOT_READABLE.values(), ids=NOT_READABLE.keys())
 def test_says_why_nothing_was_read(text):
-    reading = parse(text, SIZES)
+    reading = parse(text, SPACE)
     assert isinstance(reading, Unreadable)
     assert reading.reason.strip()
 
@@ -121,7 +121,7 @@ def test_says_why_nothing_was_read(text):
 def test_a_megabyte_of_anything_is_read_in_a_moment(piece):
     text = piece * (1_000_000 // len(piece))
     start = time.perf_counter()
-    assert isinstance(parse(text, SIZES), (Proposal, Unreadable))
+    assert isinstance(parse(text, SPACE), (Proposal, Unreadable))
     assert time.perf_counter() - start < 2.0
 
 
@@ -145,22 +145,24 @@ def spaces(draw):
     chosen = draw(sizes)
     pairs = st.tuples(unit, unit).map(lambda pair: (min(pair), max(pair)))
     bounds = st.lists(pairs, min_size=len(chosen), max_size=len(chosen)).map(tuple)
-    return ConfigurationSpace(chosen, draw(bounds), draw(bounds))
+    holes, waits = (dict(zip(chosen, draw(bounds), strict=True)) for _ in range(2))
+    return lake_space(chosen, holes, waits)
 
 
 @st.composite
-def configs(draw, chosen=None):
-    chosen = chosen or draw(sizes)
-    n = len(chosen)
+def configs(draw, rows=None):
+    rows = rows or tuple(str(size) for size in draw(sizes))
+    n = len(rows)
     weights = draw(st.lists(st.floats(0.0, 1.0), min_size=n, max_size=n))
     total = sum(weights)
     shares = [w / total for w in weights] if total > 1e-3 else [1.0 / n] * n
     column = st.lists(unit, min_size=n, max_size=n).map(tuple)
-    return EnvironmentConfig(chosen, tuple(shares), draw(column), draw(column))
+    values = tuple(zip(shares, draw(column), draw(column), strict=True))
+    return Configuration(rows, PARAMETERS, values)
 
 
 rows = st.dictionaries(st.sampled_from(PARAMETERS), finite)
-proposals = st.dictionaries(st.integers(0, 12), rows).map(Proposal)
+proposals = st.dictionaries(st.integers(0, 12).map(str), rows).map(Proposal)
 
 
 @settings(max_examples=400, deadline=None)
@@ -170,47 +172,53 @@ proposals = st.dictionaries(st.integers(0, 12), rows).map(Proposal)
     st.data(),
 )
 def test_any_text_gives_a_configuration_or_a_reason(text, space, data):
-    reading = parse(text, space.sizes)
+    reading = parse(text, space)
     if isinstance(reading, Unreadable):
         assert reading.reason
         return
     assert all(math.isfinite(v) for row in reading.values.values() for v in row.values())
-    assert any(reading.values.get(size) for size in space.sizes)
-    previous = data.draw(configs(space.sizes))
+    assert any(reading.values.get(row) for row in space.rows)
+    previous = data.draw(configs(space.rows))
     assert space.contains(project(reading, previous, space)[0])
 
 
 @settings(deadline=None)
 @given(proposals, spaces(), st.data())
 def test_projection_lands_in_the_space_and_rests_there(raw, space, data):
-    previous = data.draw(configs(space.sizes))
+    previous = data.draw(configs(space.rows))
     config, repairs = project(raw, previous, space)
-    assert space.contains(config)  # EnvironmentConfig itself holds shares, ranges and sum
-    assert EnvironmentConfig.from_dict(config.to_dict()) == config
-    again, none = project(Proposal(_rows(config)), previous, space)
+    assert space.contains(config)
+    assert Configuration.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    again, none = project(Proposal(config.to_dict()), previous, space)
     assert again == config
     assert none == ()
     if not repairs:  # unrepaired means as proposed
-        assert _rows(config) == raw.values
+        assert config.to_dict() == raw.values
 
 
 def test_projection_tells_every_change():
-    space = ConfigurationSpace((3, 4, 5), hole_bounds=((0.0, 0.3), (0.0, 0.4), (0.0, 0.5)))
-    previous = EnvironmentConfig((3, 4, 5), (0.2, 0.3, 0.5), (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+    space = lake_space((3, 4, 5), {3: (0.0, 0.3), 4: (0.0, 0.4), 5: (0.0, 0.5)})
+    previous = Configuration(
+        space.rows, PARAMETERS, ((0.2, 0.1, 0.4), (0.3, 0.2, 0.5), (0.5, 0.3, 0.6))
+    )
     raw = Proposal(
         {
-            3: {"data_ratio": 1.0, "hole_ratio": 0.9, "wait_ratio": -0.5},
-            4: {"data_ratio": 0.5, "wait_ratio": 0.25},
-            11: {"data_ratio": 1.0},
+            "3": {"data_ratio": 1.0, "hole_ratio": 0.9, "wait_ratio": -0.5},
+            "4": {"data_ratio": 0.5, "wait_ratio": 0.25},
+            "11": {"data_ratio": 1.0},
         },
-        notes=("size 4 hole_ratio: 'low' is not a finite number",),
+        notes=("4 hole_ratio: 'low' is not a finite number",),
     )
     config, repairs = project(raw, previous, space)
-    assert config.data_ratio == (0.5, 0.25, 0.25)  # 1.0, 0.5 and the previous 0.5 over their sum
-    assert config.hole_ratio == (0.3, 0.2, 0.3)
-    assert config.wait_ratio == (0.0, 0.25, 0.6)
+    assert config.column("data_ratio") == (
+        0.5,
+        0.25,
+        0.25,
+    )  # 1.0, 0.5 and the previous 0.5 over their sum
+    assert config.column("hole_ratio") == (0.3, 0.2, 0.3)
+    assert config.column("wait_ratio") == (0.0, 0.25, 0.6)
     assert repairs == (
-        "size 4 hole_ratio: 'low' is not a finite number",
+        "4 hole_ratio: 'low' is not a finite number",
         "unknown sizes dropped: 11",
         "size 3 hole_ratio: 0.90 clipped to 0.30",
         "size 3 wait_ratio: -0.50 clipped to 0.00",
@@ -221,7 +229,7 @@ def test_projection_tells_every_change():
 
 
 def test_shares_that_are_all_zero_or_huge():
-    space = ConfigurationSpace(SIZES)
+    space = SPACE
     rest = {"hole_ratio": 0.1, "wait_ratio": 0.1}
     for first, second, expected in (
         (0.0, -3.0, (0.5, 0.5)),
@@ -230,9 +238,9 @@ def test_shares_that_are_all_zero_or_huge():
         (1.0000001, 0.0, (1.0, 0.0)),
         (0.75, 0.25, (0.75, 0.25)),
     ):
-        raw = Proposal({3: {"data_ratio": first, **rest}, 4: {"data_ratio": second, **rest}})
+        raw = Proposal({"3": {"data_ratio": first, **rest}, "4": {"data_ratio": second, **rest}})
         config, repairs = project(raw, PREVIOUS, space)
-        assert config.data_ratio == expected
+        assert config.column("data_ratio") == expected
         assert bool(repairs) == ((first, second) != (0.75, 0.25))
 
 
@@ -242,57 +250,57 @@ def test_shares_that_nearly_sum_to_one(weights, off):
     # Six decimals whose sum is off by millionths, at the edge of what a configuration allows.
     cents = [round(10**6 * w / sum(weights)) for w in weights]
     cents[0] += 10**6 + off - sum(cents)
-    space = ConfigurationSpace((3, 4, 5))
-    previous = EnvironmentConfig.uniform((3, 4, 5), 0.1, 0.1)
-    values = {size: {"data_ratio": c / 10**6} for size, c in zip((3, 4, 5), cents, strict=True)}
+    space = lake_space((3, 4, 5))
+    previous = space.uniform()
+    values = {row: {"data_ratio": c / 10**6} for row, c in zip(space.rows, cents, strict=True)}
     config, repairs = project(Proposal(values), previous, space)
-    assert math.isclose(math.fsum(config.data_ratio), 1.0, abs_tol=1e-8)
+    assert math.isclose(math.fsum(config.column("data_ratio")), 1.0, abs_tol=1e-8)
     assert any("rescaled" in repair for repair in repairs) == (off != 0)
 
 
 def test_a_remark_after_the_configuration_does_not_replace_it():
-    text = render_config(EnvironmentConfig.uniform((3, 4, 5), 0.1, 0.2))
+    space = lake_space((3, 4, 5))
+    text = render_config(space.uniform(), space)
     remark = "\n\nHere I raised size 5: {wait_ratio: 0.9}."
-    assert parse(text + remark, (3, 4, 5)) == parse(text, (3, 4, 5))
-    partial = parse("I only say 5: {wait_ratio: 0.9}", (3, 4, 5))
-    assert partial.values == {5: {"wait_ratio": 0.9}}
+    assert parse(text + remark, space) == parse(text, space)
+    partial = parse("I only say 5: {wait_ratio: 0.9}", space)
+    assert partial.values == {"5": {"wait_ratio": 0.9}}
 
 
 def test_projection_refuses_a_previous_configuration_of_other_sizes():
-    with pytest.raises(ValueError, match=r"previous: sizes \(3, 4\) .* \(3, 5\)"):
-        project(Proposal({}), PREVIOUS, ConfigurationSpace((3, 5)))
+    with pytest.raises(ValueError, match=r"previous: rows \('3', '4'\) .* \('3', '5'\)"):
+        project(Proposal({}), PREVIOUS, lake_space((3, 5)))
 
 
 @settings(deadline=None)
 @given(configs())
 def test_rendering_is_read_back_exactly(config):
-    text = render_config(config)
-    assert len(text.splitlines()) == len(config.sizes)
-    reading = parse(text, config.sizes)
-    assert project(reading, config, ConfigurationSpace(config.sizes)) == (config, ())
+    space = lake_space([int(row) for row in config.rows])
+    text = render_config(config, space)
+    assert len(text.splitlines()) == len(config.rows)
+    assert project(parse(text, space), config, space) == (config, ())
     plain = yaml.safe_load(text)  # and any YAML reader sees numbers
-    assert plain == {s: dict(row) for s, row in _rows(config).items()}
+    assert Configuration.from_dict(plain) == config
 
 
 def test_rendering_is_the_asked_form():
-    config = EnvironmentConfig(SIZES, (0.4, 0.6), (0.1, 0.2), (0.25, 0.5))
-    assert render_config(config) == ASKED
+    assert render_config(Configuration.from_dict(WANTED), SPACE) == ASKED
 
 
 def test_prose_before_the_configuration_is_the_explanation():
     text = f"<think>hidden</think>Size 3 works.\n\nSo I move on.\n```yaml\n{ASKED}\n```\nBye."
-    assert parse(text, SIZES).explanation == "Size 3 works. So I move on."
-    long = parse("word " * 1_000 + "\n" + ASKED, SIZES).explanation
+    assert parse(text, SPACE).explanation == "Size 3 works. So I move on."
+    long = parse("word " * 1_000 + "\n" + ASKED, SPACE).explanation
     assert len(long) <= proposal.MAX_EXPLANATION
     assert set(long.split()) == {"word"}
 
 
 def test_numbers_that_are_none_are_noted():
-    reading = parse("3: {data_ratio: high, hole_ratio: [1], wait_ratio: 0.5}", SIZES)
-    assert reading.values == {3: {"wait_ratio": 0.5}}
+    reading = parse("3: {data_ratio: high, hole_ratio: [1], wait_ratio: 0.5}", SPACE)
+    assert reading.values == {"3": {"wait_ratio": 0.5}}
     assert reading.notes == (
-        "size 3 data_ratio: 'high' is not a finite number",
-        "size 3 hole_ratio: a collection is not a finite number",
+        "3 data_ratio: 'high' is not a finite number",
+        "3 hole_ratio: a collection is not a finite number",
     )
 
 
@@ -334,7 +342,3 @@ def test_plain_yaml_agrees_with_the_library_on_texts(tree):
 def test_plain_yaml_refuses(text, message):
     with pytest.raises(plain_yaml.NotPlainError, match=message):
         plain_yaml.read(text)
-
-
-def _rows(config):
-    return {int(size): row for size, row in config.to_dict().items()}

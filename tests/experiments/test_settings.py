@@ -55,5 +55,5 @@ def test_errors_name_the_field(config, message):
 
 def test_the_space_leaves_cells_for_starts_and_goals():
     space = settings.EnvironmentSettings(sizes=(3, 5), highest_hole_ratio=0.6).space()
-    assert space.bounds("hole_ratio", 3) == (0.0, 5 / 9)
-    assert space.bounds("hole_ratio", 5) == (0.0, 0.6)
+    assert space.bounds("3", "hole_ratio") == (0.0, 5 / 9)
+    assert space.bounds("5", "hole_ratio") == (0.0, 0.6)

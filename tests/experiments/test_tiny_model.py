@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 import mapf_jax
-from engineer import context, demonstrations, modules, proposal
-from engineer.evidence import CHECKS
+from engineer import context, demonstrations, lakes, proposal
 from experiments import settings as settings_lib
 from experiments import warm_start
 from experiments.configs import tiny
@@ -38,7 +37,7 @@ def test_size_and_form(settings, model):
 
 def test_constant_texts_are_single_tokens(model):
     tokenizer = model[0].tokenizer
-    for text in (RULES, modules.INSTRUCTION, modules.GUIDELINE, modules.OUTPUT_FORMAT):
+    for text in (RULES, lakes.INSTRUCTION, lakes.GUIDELINE, lakes.OUTPUT_FORMAT):
         assert len(tokenizer.encode(text)) == 1
     for text in (" (3,4)", "\n7:", " 0.35", "<answer>"):
         assert len(tokenizer.encode(text)) == 1
@@ -56,7 +55,9 @@ def test_texts_survive_the_tokenizer(settings, model):
         for text in (question, answer):
             assert tokenizer.decode(tokenizer.encode(text)) == text
         assert len(tokenizer.encode(question)) < 80
-    messages, design = demonstrations.demonstration(1, "V6", settings.environment.space())
+    messages, design = demonstrations.demonstration(
+        1, "V6", settings.environment.space(), lakes.FAMILY
+    )
     for text in (messages[0]["content"], design, "ärger \U0001f600\x00 (12,3) 0.123"):
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
@@ -82,14 +83,15 @@ def test_it_designs(settings, model):
 
 def test_checks_have_the_same_names_for_simulator_and_engineer():
     # The engineer may not import the simulator's verifier; the names are their contract.
-    assert CHECKS == mapf_jax.CHECKS
+    assert lakes.CHECKS == mapf_jax.CHECKS
 
 
 def test_a_context_of_a_real_validation_is_within_the_models_window(settings, model):
     policy, _ = model
-    record = demonstrations.random_record(np.random.SeedSequence(4), settings.environment.space())
-    chat = context.compose("V3", record)
+    space = settings.environment.space()
+    record = demonstrations.random_record(np.random.SeedSequence(4), space, lakes.FAMILY)
+    chat = context.compose("V3", record, lakes.FAMILY)
     ids = policy.tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
     limit = policy.config.max_position_embeddings
     assert len(ids) + settings.engineer.max_new_tokens < limit
-    assert isinstance(proposal.parse("no design", settings.environment.sizes), proposal.Unreadable)
+    assert isinstance(proposal.parse("no design", space), proposal.Unreadable)

@@ -1,0 +1,231 @@
+"""Any model behind an OpenAI-compatible server, as something that answers chats.
+
+The chat completions protocol over HTTP, with the standard library alone. Whatever a server does,
+a call ends within its time and tries, with a text, with `NoAnswerError` (asking again may help),
+or with a ValueError that names what was refused. The key is read from the environment when it is
+needed; it is sent to the configured server only, stands in no message and in no attribute.
+"""
+
+import dataclasses
+import http.client
+import json
+import os
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from engineer.designers import NoAnswerError
+
+MAX_BYTES = 16 << 20
+"""Longest reply that is read; a longer one counts as broken."""
+_CHUNK = 1 << 16
+_TRANSIENT = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529})
+_DETAIL = 200
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A redirect would carry the key to another address."""
+
+    def redirect_request(self, *arguments: Any, **keywords: Any) -> None:
+        return None
+
+
+class _TransientError(Exception):
+    """This attempt failed; `wait` is what the server asked for, in seconds."""
+
+    def __init__(self, reason: str, wait: float | None = None) -> None:
+        super().__init__(reason)
+        self.wait = wait
+
+
+@dataclasses.dataclass(frozen=True)
+class Endpoint:
+    """A `Generate` that asks a server.
+
+    Attributes:
+      url: base address, such as "http://127.0.0.1:8000/v1".
+      model: name that the server knows the model by.
+      key_variable: environment variable that holds the key; without such a variable no key is
+        sent, which is what local servers want.
+      timeout: seconds that one request may take from first to last byte.
+      tries: requests for one answer, at least 1.
+      backoff: seconds before the second request; doubled before each further one, up to 60. A
+        server's Retry-After counts instead if it is longer, up to 60 as well.
+      max_tokens: budget of an answer; None leaves it to the server.
+      temperature: of sampling; None leaves it to the server.
+      stream: ask for the answer piece by piece, which keeps connections alive under long
+        reasoning.
+      sleep: waits; a test may replace it.
+
+    Raises:
+      ValueError: a field is out of its range.
+    """
+
+    url: str
+    model: str
+    key_variable: str = "OPENAI_API_KEY"
+    timeout: float = 300.0
+    tries: int = 5
+    backoff: float = 1.0
+    max_tokens: int | None = None
+    temperature: float | None = None
+    stream: bool = False
+    sleep: Callable[[float], None] = time.sleep
+
+    def __post_init__(self) -> None:
+        parts = urllib.parse.urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"url={self.url!r}: an address with http:// or https:// is needed")
+        if parts.username or parts.password or parts.query:
+            raise ValueError("url: must hold neither user nor password nor query")
+        if not self.model:
+            raise ValueError("model='': the name of a model is needed")
+        if self.tries < 1 or not self.timeout > 0 or self.backoff < 0:
+            raise ValueError(
+                f"tries={self.tries}, timeout={self.timeout}, backoff={self.backoff}: allowed are "
+                "tries from 1, a timeout above 0, and a backoff from 0"
+            )
+
+    def __call__(self, messages: Sequence[Mapping[str, str]], count: int, seed: int) -> list[str]:
+        """`count` answers to one chat, each from a request with a seed of its own.
+
+        Raises:
+          NoAnswerError: every try failed for a passing reason (time-out, overload, a broken reply).
+          ValueError: the server refuses the request itself (address, key, model, parameters).
+        """
+        return [self._answer(messages, seed + i) for i in range(count)]
+
+    def _answer(self, messages: Sequence[Mapping[str, str]], seed: int) -> str:
+        body: dict[str, Any] = {
+            "model": self.model,
+            "messages": [dict(message) for message in messages],
+            "seed": seed % (1 << 31),
+        }
+        for name in ("max_tokens", "temperature"):
+            if getattr(self, name) is not None:
+                body[name] = getattr(self, name)
+        if self.stream:
+            body["stream"] = True
+        reasons = []
+        for attempt in range(self.tries):
+            try:
+                return self._request(json.dumps(body).encode())
+            except _TransientError as error:
+                reasons.append(str(error))
+                if attempt + 1 < self.tries:
+                    wait = self.backoff * 2.0**attempt
+                    self.sleep(min(max(wait, error.wait or 0.0), 60.0))
+        raise NoAnswerError(f"{self.url} gave no answer: {'; '.join(reasons)}")
+
+    def _request(self, body: bytes) -> str:
+        key = os.environ.get(self.key_variable, "")
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        if key:
+            headers["Authorization"] = f"Bearer {key}"
+        address = self.url.rstrip("/") + "/chat/completions"
+        request = urllib.request.Request(address, data=body, headers=headers, method="POST")
+        # No proxy from the environment: a key is for the configured server alone.
+        opener = urllib.request.build_opener(_NoRedirect, urllib.request.ProxyHandler({}))
+        deadline = time.monotonic() + self.timeout
+        try:
+            with opener.open(request, timeout=self.timeout) as reply:
+                raw = _read(reply, deadline)
+        except urllib.error.HTTPError as error:
+            with error:
+                raise self._refusal(error, key) from None
+        except TimeoutError:
+            raise _TransientError(f"no answer within {self.timeout:g} s") from None
+        except urllib.error.URLError as error:
+            if isinstance(error.reason, TimeoutError):
+                raise _TransientError(f"no answer within {self.timeout:g} s") from None
+            raise _TransientError(f"no connection ({type(error.reason).__name__})") from None
+        except (http.client.HTTPException, OSError) as error:
+            raise _TransientError(f"the reply broke off ({type(error).__name__})") from None
+        return _stream_text(raw) if self.stream else _reply_text(raw)
+
+    def _refusal(self, error: urllib.error.HTTPError, key: str) -> Exception:
+        """What an error status means; without the key, even if the server repeats it."""
+        try:
+            detail = error.read(4096).decode("utf-8", "replace")
+        except (http.client.HTTPException, OSError):
+            detail = ""
+        if key:
+            detail = detail.replace(key, "***")
+        detail = " ".join(detail.split())[:_DETAIL]
+        if error.code in _TRANSIENT:
+            return _TransientError(f"status {error.code}", _seconds(error.headers))
+        return ValueError(
+            f"endpoint {self.url}, model {self.model!r}, key from {self.key_variable} "
+            f"({'set' if key else 'not set'}): refused with status {error.code}: {detail}"
+        )
+
+
+def _read(reply: Any, deadline: float) -> bytes:
+    """The whole body, within the deadline: a server that drips byte by byte is no exception."""
+    parts, size = [], 0
+    while True:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        part = reply.read1(_CHUNK)
+        if not part:
+            break
+        parts.append(part)
+        size += len(part)
+        if size > MAX_BYTES:
+            raise _TransientError(f"the reply is longer than {MAX_BYTES} bytes")
+    if reply.length:  # bytes that were announced and did not come
+        raise http.client.IncompleteRead(b"")
+    return b"".join(parts)
+
+
+def _reply_text(raw: bytes) -> str:
+    return _content(_json(raw), "message")
+
+
+def _stream_text(raw: bytes) -> str:
+    """The text of server-sent events; only one that says it is finished counts."""
+    texts, finished = [], False
+    for line in raw.decode("utf-8", "replace").splitlines():
+        data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
+        if data == "[DONE]":
+            finished = True
+        elif data:
+            event = _json(data.encode())
+            if isinstance(event, dict) and event.get("choices") == []:
+                continue  # an event with the usage alone
+            texts.append(_content(event, "delta"))
+            finished = finished or bool(event["choices"][0].get("finish_reason"))
+    if not finished:
+        raise _TransientError("the stream broke off")
+    return "".join(texts)
+
+
+def _json(raw: bytes) -> Any:
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError):
+        raise _TransientError("the reply is no JSON") from None
+
+
+def _content(reply: Any, field: str) -> str:
+    try:
+        content = reply["choices"][0][field].get("content")
+    except (KeyError, IndexError, TypeError, AttributeError):
+        raise _TransientError("the reply has no choice with a message") from None
+    if content is None:
+        return ""
+    if not isinstance(content, str):
+        raise _TransientError("the content of the reply is no text")
+    return content
+
+
+def _seconds(headers: Any) -> float | None:
+    """Retry-After in seconds; a date is not understood and counts as absent."""
+    try:
+        return max(float(headers.get("Retry-After", "")), 0.0)
+    except ValueError:
+        return None

@@ -1,0 +1,186 @@
+"""Frozen lakes as an environment family: their space, checks and texts.
+
+The only file of this package that knows of lakes. The eight checks and the three ratios are those
+of "From Trainee to Trainer" (arXiv 2606.17682).
+"""
+
+from collections.abc import Iterable, Mapping
+
+import numpy.typing as npt
+
+from engineer.evidence import FailureBreakdown
+from engineer.family import Family
+from engineer.space import Bounds, ConfigurationSpace, Parameter, column
+
+LABEL = "size"
+PARAMETERS = ("data_ratio", "hole_ratio", "wait_ratio")
+PARSABLE = "parsable"
+AGENT_COUNT = "agent_count"
+CHECKS = (
+    PARSABLE,
+    "legal_moves",
+    "conflict_free",
+    "goals_reached",
+    "starts_correct",
+    AGENT_COUNT,
+    "no_holes",
+    "in_bounds",
+)
+"""Names of the eight checks; an answer is valid if it passes all of them."""
+
+MAX_RANDOM_HOLE_RATIO = 0.5
+"""Cap on a random hole ratio. In denser lakes two random cells are seldom connected (on a 10 x 10
+lake half of holes about one pair of agents in seven can reach its goals), so a generator would
+hardly fill its set; the benchmark of the publication stops at 0.5 as well."""
+
+INSTRUCTION = (
+    "You design the training data for a language model that learns multi-agent path finding. "
+    "An instance is a square lake of N x N cells, some of which are holes. Several agents start "
+    "on different cells and have different goals. In each step all agents act at once: each "
+    "moves one cell up, down, left or right, or waits. The model is shown an instance and answers "
+    "once with the whole paths of all agents. An answer is valid if it passes every check, and "
+    "optimal if it is valid and has the least possible total cost. A generator makes the next "
+    "training set from three numbers for each lake size N. data_ratio is the share of the "
+    "training set that has this size; the data_ratio of all sizes sum to 1. hole_ratio is the "
+    "share of the cells of such a lake that are holes, from 0 to 1. wait_ratio is the share of "
+    "the instances of this size in which some agent has to wait for another, from 0 to 1. You "
+    "may change these numbers and nothing else: the rules, the reward and the validation set "
+    "stay as they are. Choose the numbers with which one more round of training improves the "
+    "valid and optimal rates on the validation set most, over all sizes. In the results, valid "
+    "and optimal are rates from 0 to 1, and the other numbers count the answers that failed a "
+    "check: parse, the answer could not be read; illegal, an agent moved further than one cell in "
+    "a step; conflict, two agents were in one cell or exchanged cells; hole, an agent entered a "
+    "hole; bounds, an agent left the lake; goal, an agent did not end on its goal. One answer "
+    "can fail several checks."
+)
+"""What the task is, what may be changed, and how the results are to be read."""
+
+GUIDELINE = (
+    "Guideline: the model is trained by reinforcement learning on groups of its own answers. A "
+    "group teaches only if some of its answers succeed and others fail, so instances that are "
+    "always or never solved teach nothing. Give the largest data_ratio to sizes with a valid "
+    "rate between about 0.3 and 0.7, and keep a small data_ratio on sizes that already work so "
+    "that they are not forgotten. More holes leave fewer and longer routes and narrower "
+    "passages; more waits demand closer coordination, and conflicts are learned from them. Where "
+    "the valid rate is close to 0, lower hole_ratio and wait_ratio until some answers succeed; "
+    "where it is close to 1, raise them. Small lakes with many holes have few solvable "
+    "instances. Keep what works and change it in small steps, 0.05 to 0.10 at a time."
+)
+"""Module G: how the three ratios bear on learnability; the same in every round."""
+
+OUTPUT_FORMAT = (
+    "You may reason first. End with exactly one configuration in YAML, one line for each of "
+    "these sizes in ascending order, with numbers from 0 to 1, in this form: "
+    "N: {data_ratio: number, hole_ratio: number, wait_ratio: number}"
+)
+"""How the configuration is to be written; `proposal.parse` reads it."""
+
+FAILURE_WORDS = {
+    "parse": ("parsable", "agent_count"),
+    "illegal": ("legal_moves",),
+    "conflict": ("conflict_free",),
+    "hole": ("no_holes",),
+    "bounds": ("in_bounds",),
+    "goal": ("goals_reached",),
+}
+"""The failures shown, in this order, each with its checks. An answer that speaks of another number
+of agents could not be read as an answer to its question, so it counts with those that could not be
+read at all (no answer counts under both)."""
+
+
+FAMILY = Family(
+    label=LABEL,
+    checks=CHECKS,
+    alone=(PARSABLE, AGENT_COUNT),
+    instruction=INSTRUCTION,
+    guideline=GUIDELINE,
+    output_format=OUTPUT_FORMAT,
+    failure_words=FAILURE_WORDS,
+)
+"""The family of frozen lakes."""
+
+
+def lake_space(
+    sizes: Iterable[int],
+    hole_bounds: Mapping[int, Bounds] | None = None,
+    wait_bounds: Mapping[int, Bounds] | None = None,
+) -> ConfigurationSpace:
+    """Lake sizes with three ratios each; the data ratios are shares of the training set.
+
+    Args:
+      sizes: ascending, distinct lake sizes, each at least 1.
+      hole_bounds: (low, high) by size; [0, 1] where none is given.
+      wait_bounds: likewise.
+
+    Raises:
+      ValueError: the sizes are not ascending, bounds are not within [0, 1] or are given for a
+        size that is not in `sizes`.
+    """
+    sizes = tuple(sizes)
+    full: Bounds = (0.0, 1.0)
+    for name, mapping in (("hole_bounds", hole_bounds), ("wait_bounds", wait_bounds)):
+        unknown = sorted(set(mapping or {}) - set(sizes))
+        if unknown:
+            raise ValueError(f"{name}: sizes {unknown} are not allowed, only {sizes}")
+        for size, (low, high) in (mapping or {}).items():
+            if not 0.0 <= low <= high <= 1.0:
+                raise ValueError(
+                    f"{name} of size {size}: ({low}, {high}) must satisfy 0 <= low <= high <= 1"
+                )
+    if not sizes or list(sizes) != sorted(set(sizes)) or sizes[0] < 1:
+        raise ValueError(f"sizes={sizes}: ascending, distinct sizes are needed")
+    rows = tuple(str(size) for size in sizes)
+    return ConfigurationSpace(
+        label=LABEL,
+        rows=rows,
+        parameters=(
+            Parameter("data_ratio"),
+            Parameter(
+                "hole_ratio",
+                tuple((hole_bounds or {}).get(size, full) for size in sizes),
+                random_high=MAX_RANDOM_HOLE_RATIO,
+            ),
+            Parameter("wait_ratio", tuple((wait_bounds or {}).get(size, full) for size in sizes)),
+        ),
+        simplexes=(column(rows, "data_ratio"),),
+    )
+
+
+def lake_breakdown(
+    sizes: npt.ArrayLike,
+    valid: npt.ArrayLike,
+    optimal: npt.ArrayLike,
+    failed: Mapping[str, npt.ArrayLike],
+    violation_time: npt.ArrayLike | None = None,
+    gap: npt.ArrayLike | None = None,
+    length: npt.ArrayLike | None = None,
+) -> FailureBreakdown:
+    """Counts the outcomes of N answers by lake size; see `FailureBreakdown.from_outcomes`.
+
+    Nothing but its form can be judged of an answer that cannot be parsed, and nothing but that of
+    one about another number of agents: such an answer counts under that check alone.
+
+    Args:
+      sizes: i[N], size of the lake that answer n is about.
+      valid: bool[N], answer n passes every check.
+      optimal: bool[N], and has the least possible cost.
+      failed: for each name of `CHECKS` bool[N], answer n fails that check.
+      violation_time: i[N], time of the first broken rule, negative if there is none.
+      gap: i[N], cost above the optimum, negative if unknown; those of valid answers count.
+      length: i[N], tokens of the answer.
+
+    Raises:
+      ValueError: a check is missing or unknown, or the arrays contradict each other.
+    """
+    return FailureBreakdown.from_outcomes(
+        sizes,
+        valid,
+        optimal,
+        failed,
+        checks=CHECKS,
+        label=LABEL,
+        alone=FAMILY.alone,
+        violation_time=violation_time,
+        gap=gap,
+        length=length,
+    )

@@ -1,0 +1,148 @@
+"""The record of a run, as far as an engineer may be told of it; JSON in and out."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from engineer.evidence import Evidence, FailureBreakdown
+from engineer.space import Configuration
+
+
+@dataclasses.dataclass(frozen=True)
+class RoundRecord:
+    """One finished round: what was trained on and what came out.
+
+    Attributes:
+      round: index of the round, from 0.
+      config: the configuration of its training set.
+      evidence: the validation after its training, and the training itself.
+      cold_start: True if nobody designed the configuration (the start of a run).
+    """
+
+    round: int
+    config: Configuration
+    evidence: Evidence
+    cold_start: bool
+
+    def __post_init__(self) -> None:
+        if self.round < 0:
+            raise ValueError(f"round={self.round}: must be at least 0")
+
+    @property
+    def breakdown(self) -> FailureBreakdown:
+        """The validation after the round's training."""
+        return self.evidence.validation
+
+    def to_dict(self) -> dict[str, Any]:
+        """A mapping ready for JSON; `from_dict` is its inverse."""
+        return {
+            "round": self.round,
+            "config": self.config.to_dict(),
+            "evidence": self.evidence.to_dict(),
+            "cold_start": self.cold_start,
+        }
+
+    @classmethod
+    def from_dict(cls, mapping: Mapping[str, Any]) -> "RoundRecord":
+        """Reads what `to_dict` writes.
+
+        Raises:
+          ValueError: a field is missing or not allowed.
+        """
+        for name in ("round", "config", "evidence", "cold_start"):
+            if name not in mapping:
+                raise ValueError(f"round record: {name} is missing")
+        return cls(
+            round=int(mapping["round"]),
+            config=Configuration.from_dict(mapping["config"]),
+            evidence=Evidence.from_dict(mapping["evidence"]),
+            cold_start=bool(mapping["cold_start"]),
+        )
+
+
+History = tuple[RoundRecord, ...]
+"""The finished rounds of a run, oldest first."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RunRecord:
+    """Everything an engineer may be told when it designs a round.
+
+    Attributes:
+      history: the finished rounds, oldest first, at least one.
+      round: index of the round to be designed; later than every round of `history`.
+      total_rounds: number of rounds of the whole run, round 0 included.
+      epochs_per_round: passes over the training set in each round; may be a fraction.
+      summary: the engineer's own explanation of the current configuration (module S), if any.
+      training: full training details (full module T) as texts by name, if any.
+      initial: the validation before any training, if there was one. Curricula may use it; no
+        context shows it.
+
+    Raises:
+      ValueError: a field is out of its range; the message names field, value and range.
+    """
+
+    history: History
+    round: int
+    total_rounds: int
+    epochs_per_round: float
+    summary: str | None = None
+    training: Mapping[str, str] | None = None
+    initial: FailureBreakdown | None = None
+
+    def __post_init__(self) -> None:
+        if not self.history:
+            raise ValueError("history=(): at least one finished round is needed")
+        rounds = [record.round for record in self.history]
+        if rounds != sorted(set(rounds)):
+            raise ValueError(f"history: rounds {rounds} must be ascending and distinct")
+        if not rounds[-1] < self.round < self.total_rounds:
+            raise ValueError(
+                f"round={self.round}: must be after round {rounds[-1]} and below "
+                f"total_rounds={self.total_rounds}"
+            )
+        if self.epochs_per_round <= 0:
+            raise ValueError(f"epochs_per_round={self.epochs_per_round}: must be above 0")
+
+    @property
+    def breakdown(self) -> FailureBreakdown:
+        """The latest validation."""
+        return self.history[-1].breakdown
+
+    @property
+    def config(self) -> Configuration:
+        """The configuration of the latest round, which a design replaces."""
+        return self.history[-1].config
+
+    def to_dict(self) -> dict[str, Any]:
+        """A mapping ready for JSON; `from_dict` is its inverse."""
+        return {
+            "history": [past.to_dict() for past in self.history],
+            "round": self.round,
+            "total_rounds": self.total_rounds,
+            "epochs_per_round": self.epochs_per_round,
+            "summary": self.summary,
+            "training": None if self.training is None else dict(self.training),
+            "initial": None if self.initial is None else self.initial.to_dict(),
+        }
+
+    @classmethod
+    def from_dict(cls, mapping: Mapping[str, Any]) -> "RunRecord":
+        """Reads what `to_dict` writes.
+
+        Raises:
+          ValueError: a field is missing or not allowed.
+        """
+        try:
+            initial = mapping["initial"]
+            return cls(
+                history=tuple(RoundRecord.from_dict(past) for past in mapping["history"]),
+                round=int(mapping["round"]),
+                total_rounds=int(mapping["total_rounds"]),
+                epochs_per_round=mapping["epochs_per_round"],
+                summary=mapping["summary"],
+                training=mapping["training"],
+                initial=None if initial is None else FailureBreakdown.from_dict(initial),
+            )
+        except KeyError as error:
+            raise ValueError(f"run record: {error} is missing") from error

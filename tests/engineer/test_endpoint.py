@@ -1,0 +1,235 @@
+"""A real HTTP server on loopback that fails in every way before it answers."""
+
+import contextlib
+import json
+import logging
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from engineer import lakes
+from engineer.context import compose, variant
+from engineer.demonstrations import random_record
+from engineer.designers import ModelDesigner, NoAnswerError
+from engineer.endpoint import Endpoint
+from engineer.proposal import render_config
+
+SPACE = lakes.lake_space((3, 4, 5))
+RECORD = random_record(1, SPACE, lakes.FAMILY)
+WANTED = SPACE.random(5)
+ANSWER = f"Less of what works.\n{render_config(WANTED, SPACE)}"
+KEY = "sk-very-secret-0123456789"
+
+
+def completion(text):
+    return {"choices": [{"message": {"role": "assistant", "content": text}}]}
+
+
+class Server:
+    """Plays one prepared act for each request; the last one again and again."""
+
+    def __init__(self, *acts):
+        self.requests = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self):
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                number = len(outer.requests)
+                outer.requests.append((self.path, dict(self.headers), json.loads(body)))
+                # The client gives up, as it should.
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    acts[min(number, len(acts) - 1)](self)
+
+            def do_GET(self):
+                outer.requests.append((self.path, dict(self.headers), None))
+                self.send_error(500)
+
+            def send(self, status, raw, headers=(), announced=None):
+                self.send_response(status)
+                for name, value in headers:
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(announced or len(raw)))
+                self.end_headers()
+                self.wfile.write(raw)
+
+            def log_message(self, *arguments):
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.http.daemon_threads = True
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.http.server_port}/v1"
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.http.shutdown()
+        self.http.server_close()
+
+
+def answer(handler, text=ANSWER):
+    handler.send(200, json.dumps(completion(text)).encode())
+
+
+def too_slow(handler):
+    time.sleep(0.5)
+    answer(handler)
+
+
+def dripping(handler):
+    raw = json.dumps(completion(ANSWER)).encode()
+    handler.send_response(200)
+    handler.send_header("Content-Length", str(len(raw)))
+    handler.end_headers()
+    for byte in raw:
+        handler.wfile.write(bytes([byte]))
+        handler.wfile.flush()
+        time.sleep(0.05)
+
+
+def overloaded(handler):
+    handler.send(429, b"slow down", [("Retry-After", "7")])
+
+
+def failing(handler):
+    handler.send(500, b"<html>oops</html>")
+
+
+def no_json(handler):
+    handler.send(200, b'{"choices": [{"message": {"content": "3: {data')
+
+
+def other_json(handler):
+    handler.send(200, b'{"choices": []}')
+
+
+def cut(handler):
+    raw = json.dumps(completion(ANSWER)).encode()
+    handler.send(200, raw[: len(raw) // 2], announced=len(raw))
+    handler.close_connection = True
+
+
+def hung_up(handler):
+    handler.close_connection = True
+    handler.connection.close()
+
+
+def events(text, done=True):
+    pieces = [text[i : i + 7] for i in range(0, len(text), 7)]
+    lines = [json.dumps({"choices": [{"delta": {"content": piece}}]}) for piece in pieces]
+    if done:
+        lines.append(json.dumps({"choices": [{"delta": {}, "finish_reason": "stop"}]}))
+        lines.append("[DONE]")
+    return "".join(f"data: {line}\n\n" for line in lines).encode()
+
+
+def endpoint(server, **options):
+    waits = []
+    made = Endpoint(
+        server.url, "m", **{"timeout": 0.3, "tries": 12, "sleep": waits.append, **options}
+    )
+    return made, waits
+
+
+def designer(generate):
+    return ModelDesigner(generate, lakes.FAMILY, variant("V5"), source="endpoint", tries=1)
+
+
+def test_a_design_in_spite_of_every_failure(monkeypatch, caplog, capfd):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    caplog.set_level(logging.DEBUG)
+    acts = [too_slow, dripping, overloaded, failing, no_json, other_json, cut, hung_up, answer]
+    with Server(*acts) as server:
+        ask, waits = endpoint(server)
+        design = designer(ask).design(RECORD, SPACE, seed=3)
+    assert design.config == WANTED
+    assert not design.kept_previous
+    assert design.summary == "Less of what works."
+    assert len(server.requests) == len(acts)
+    assert waits == [1, 2, 7, 8, 16, 32, 60, 60]  # doubled, at least Retry-After, at most 60
+    path, headers, body = server.requests[-1]
+    assert path == "/v1/chat/completions"
+    assert headers["Authorization"] == f"Bearer {KEY}"
+    assert body["model"] == "m"
+    assert body["messages"] == compose("V5", RECORD, lakes.FAMILY)
+    told = caplog.text + "".join(capfd.readouterr()) + repr(ask) + json.dumps(design.to_dict())
+    assert KEY not in told
+
+
+def test_streams(monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+
+    def whole(handler):
+        handler.send(200, events(ANSWER))
+
+    def broken_off(handler):
+        handler.send(200, events(ANSWER, done=False))
+
+    def cut_event(handler):
+        handler.send(200, events(ANSWER)[:-60])
+
+    with Server(broken_off, cut_event, cut, whole) as server:
+        ask, waits = endpoint(server, stream=True)
+        assert ask([{"role": "user", "content": "hi"}], 1, 0) == [ANSWER]
+    assert len(waits) == 3
+    assert server.requests[0][2]["stream"] is True
+    assert "Authorization" not in server.requests[0][1]
+
+
+def test_several_proposals_have_their_own_seeds():
+    with Server(answer) as server:
+        ask, _ = endpoint(server, temperature=0.5, max_tokens=99)
+        assert ask([{"role": "user", "content": "hi"}], 3, 2**31) == [ANSWER] * 3
+    bodies = [body for _, _, body in server.requests]
+    assert len({body["seed"] for body in bodies}) == 3
+    assert all((body["temperature"], body["max_tokens"]) == (0.5, 99) for body in bodies)
+
+
+def test_a_server_that_never_answers_keeps_the_previous_configuration():
+    with Server(failing) as server:
+        ask, _ = endpoint(server, tries=2)
+        with pytest.raises(NoAnswerError, match="status 500; status 500"):
+            ask([{"role": "user", "content": "hi"}], 1, 0)
+        design = designer(ask).design(RECORD, SPACE, seed=0)
+    assert design.kept_previous
+    assert design.config == RECORD.config
+    assert "status 500" in design.reason
+    nobody = Endpoint("http://127.0.0.1:9", "m", tries=1, timeout=1.0)
+    with pytest.raises(NoAnswerError, match="no connection"):
+        nobody([{"role": "user", "content": "hi"}], 1, 0)
+
+
+def test_a_refusal_is_told_at_once_and_without_the_key(monkeypatch):
+    monkeypatch.setenv("OTHER_KEY", KEY)
+
+    def refuse(handler):
+        handler.send(401, f"your key {KEY} is not known".encode())
+
+    def redirect(handler):
+        handler.send(302, b"", [("Location", f"{server.url}/elsewhere")])
+
+    for act in (refuse, redirect):
+        with Server(act) as server:
+            ask, waits = endpoint(server, key_variable="OTHER_KEY")
+            with pytest.raises(ValueError, match=r"key from OTHER_KEY \(set\): refused") as error:
+                ask([{"role": "user", "content": "hi"}], 1, 0)
+        assert KEY not in str(error.value)
+        assert (len(server.requests), waits) == (1, [])
+
+
+def test_bad_fields_are_named():
+    for options, message in (
+        ({"url": "ftp://x"}, "url='ftp://x'"),
+        ({"url": "http://user:word@x/v1"}, "neither user nor password"),
+        ({"model": ""}, "model=''"),
+        ({"tries": 0}, "tries=0"),
+        ({"timeout": 0}, "timeout=0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Endpoint(**{"url": "http://x/v1", "model": "m", **options})
