@@ -47,6 +47,8 @@ def picture(instance: Instance, plan: Plan | None = None, cell: int = 48) -> "Im
         return _Scene(instance, cell).draw(captions=[])
     story = _tell(instance, plan)
     scene = _Scene(instance, cell)
+    if not len(story.positions):
+        return scene.draw(story.captions)
     time = story.first_time
     if time is None:
         return scene.draw(story.captions, story.positions[0], trails=story.positions)
@@ -75,9 +77,9 @@ def animation(
     """
     story = _tell(instance, plan)
     scene = _Scene(instance, cell)
-    last = len(story.positions) - 1
-    if last < 0:
+    if not len(story.positions):
         return [scene.draw(story.captions)], [_END_MS]
+    last = len(story.positions) - 1
     frames, durations = [], []
 
     def add(time: int, share: float, duration: int) -> None:
