@@ -17,8 +17,9 @@ import collections
 import dataclasses
 import enum
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -54,7 +55,7 @@ class FinishReason(enum.IntEnum):
     STOP_STRING = 3
 
 
-_RUNNING = -1
+RUNNING = -1  # in the place of a FinishReason
 
 
 class Piece(NamedTuple):
@@ -99,7 +100,7 @@ class Work:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class _Lanes:
+class Lanes:
     """The state of every lane: NumPy arrays on the host between segments."""
 
     last: Any  # i32[P, G], newest token; the prompt's last one at first
@@ -107,11 +108,11 @@ class _Lanes:
     budgets: Any  # i32[P, G]
     samples: Any  # i32[P, G], number of the sample, folded into its prompt's key
     states: Any  # i32[P, G], of the automaton
-    finish: Any  # i32[P, G], a FinishReason, or _RUNNING
+    finish: Any  # i32[P, G], a FinishReason, or RUNNING
     key_data: Any  # u32[P, ...]
 
     @classmethod
-    def idle(cls, slots: int, lanes: int, key_data: np.ndarray) -> "_Lanes":
+    def idle(cls, slots: int, lanes: int, key_data: np.ndarray) -> Self:
         """Lanes without an answer, with room for keys like `key_data` [N, ...]."""
         keys = np.zeros((slots, *key_data.shape[1:]), key_data.dtype)
         fields = [field.name for field in dataclasses.fields(cls)]
@@ -123,7 +124,7 @@ def _segment(
     params: Params,
     prompts: PromptCache,
     cache: SampleCache,
-    lanes: _Lanes,
+    lanes: Lanes,
     automaton: TokenAutomaton | None,
     floor: Array,
     key_impl: Any,
@@ -132,7 +133,7 @@ def _segment(
     sampling: SamplingParams,
     vocab_size: int | None,
     steps: int,
-) -> tuple[SampleCache, _Lanes, Array, Array]:
+) -> tuple[SampleCache, Lanes, Array, Array]:
     """At most `steps` tokens in every running lane; fewer once only `floor` lanes are running.
 
     Returns:
@@ -144,15 +145,15 @@ def _segment(
     keys = fold(jax.random.wrap_key_data(lanes.key_data, impl=key_impl), lanes.samples)
     stops = jnp.array(sampling.stop_token_ids, jnp.int32)
 
-    def unfinished(carry: tuple[Array, SampleCache, _Lanes, Array, Array]) -> Array:
+    def unfinished(carry: tuple[Array, SampleCache, Lanes, Array, Array]) -> Array:
         step, _, lanes, _, _ = carry
-        return (step < steps) & (jnp.sum(lanes.finish == _RUNNING) > floor)
+        return (step < steps) & (jnp.sum(lanes.finish == RUNNING) > floor)
 
     def body(
-        carry: tuple[Array, SampleCache, _Lanes, Array, Array],
-    ) -> tuple[Array, SampleCache, _Lanes, Array, Array]:
+        carry: tuple[Array, SampleCache, Lanes, Array, Array],
+    ) -> tuple[Array, SampleCache, Lanes, Array, Array]:
         step, cache, lanes, tokens, logprobs = carry
-        running = lanes.finish == _RUNNING
+        running = lanes.finish == RUNNING
         # Ended lanes write over a slot that only they read.
         slots = jnp.minimum(lanes.counts, room - 1)
         cache, hidden = decoding.decode_step(params, config, prompts, cache, lanes.last, slots)
@@ -166,7 +167,7 @@ def _segment(
             token = draw(jax.vmap(jax.vmap(jax.random.fold_in))(keys, lanes.counts), logits)
         counts = lanes.counts + 1
         stop = jnp.isin(token, stops)
-        finish = jnp.where(counts >= lanes.budgets, FinishReason.LENGTH, _RUNNING)
+        finish = jnp.where(counts >= lanes.budgets, FinishReason.LENGTH, RUNNING)
         finish = jnp.where(stop, FinishReason.STOP_TOKEN, finish)
         states = lanes.states
         if automaton is not None:
@@ -205,6 +206,7 @@ class SlotEngine:
         stop_strings: StopStrings | None,
     ) -> None:
         """Prepare; nothing is compiled yet. Arguments as those of `learner.sampler.Sampler`."""
+        self._config = config
         self._mesh = mesh
         self._pad_id = pad_id
         self._prompt_multiple = prompt_multiple
@@ -266,24 +268,24 @@ class SlotEngine:
         prompt_cache = self.new_prompts(slots, self._room(work.prompts[waiting[0]]))
         cache: SampleCache | None = None
         room = 0
-        state = _Lanes.idle(slots, lanes, work.key_data)
+        state = Lanes.idle(slots, lanes, work.key_data)
         owner = np.full(slots, -1)  # the prompt in each slot
         begun = np.full(slots, work.num_samples)  # its samples that have been started
         answers: list[list[list[int]]] = [[[] for _ in range(lanes)] for _ in range(slots)]
         while True:
             free = np.flatnonzero(
-                (begun == work.num_samples) & (state.finish != _RUNNING).all(axis=1)
+                (begun == work.num_samples) & (state.finish != RUNNING).all(axis=1)
             )
             fresh = [int(slot) for slot in free[: len(waiting)]]
             for slot in fresh:
                 owner[slot], begun[slot] = waiting.popleft(), 0
             prompt_cache = self._fill(params, prompt_cache, work, owner, fresh)
-            for slot, lane in np.argwhere(state.finish != _RUNNING):
+            for slot, lane in np.argwhere(state.finish != RUNNING):
                 if begun[slot] < work.num_samples:
                     _start(state, work, slot, lane, owner[slot], begun[slot])
                     answers[slot][lane] = []
                     begun[slot] += 1
-            running = state.finish == _RUNNING
+            running = state.finish == RUNNING
             if not running.any():
                 return
             needed = int(np.minimum(state.counts + self._steps, state.budgets)[running].max())
@@ -328,8 +330,65 @@ class SlotEngine:
                     start=start,
                     tokens=new[: end - start],
                     logprobs=logprobs[: end - start, slot, lane],
-                    finish=None if finish == _RUNNING else FinishReason(finish),
+                    finish=None if finish == RUNNING else FinishReason(finish),
                 )
+
+    def lower(
+        self, params: Params, prompt_length: int, slots: int, lanes: int
+    ) -> dict[str, jax.stages.Lowered]:
+        """The largest programs of `run`, ready to compile without any arrays.
+
+        Args:
+            params: `jax.ShapeDtypeStruct`s with shardings.
+            prompt_length: tokens of the longest prompt.
+            slots, lanes: as in `run`.
+
+        Returns:
+            "prepare" (parameters for decoding), "prefill" of as many prompts as go together,
+            "segment" with room for the longest answers, and "resize" to that, if ever needed.
+        """
+
+        def program(function: Any, *args: Any) -> Any:
+            jitted: Any = inspect.unwrap(function, stop=lambda f: hasattr(f, "lower"))
+            with sharding.use(self._mesh):
+                return jitted.lower(*args)
+
+        config, longest = self._config, self._longest
+        in_prompts, in_samples = cache_shardings(self._mesh)
+        room = octave_bucket(prompt_length - 1, self._prompt_multiple, 4)
+        prompts = _placed(
+            jax.eval_shape(lambda: decoding.prompt_cache(config, slots, room)), in_prompts
+        )
+
+        def samples(room: int) -> Any:
+            cache = jax.eval_shape(lambda: decoding.sample_cache(config, slots, lanes, room))
+            return _placed(cache, in_samples)
+
+        prepare = program(self.prepare, params)
+        whole = _placed(prepare.out_info, _whole_rows(config, self._mesh))
+        state = jax.eval_shape(lambda: Lanes.idle(slots, lanes, np.zeros((1, 2), np.uint32)))
+        shards = sharding.num_row_shards(self._mesh)
+        batch = min(slots, _prefill_size(room) * shards)
+        ids = jax.ShapeDtypeStruct((batch, room), jnp.int32)
+        rows = _placed((ids, ids.update(shape=(batch,)), ids.update(shape=(batch,))), self._rows)
+        programs = {
+            "prepare": prepare,
+            "prefill": program(self.prefill, whole, prompts, *rows),
+            "segment": program(
+                self.segment,
+                whole,
+                prompts,
+                samples(longest),
+                _placed(state, self._rows),
+                None,
+                jax.ShapeDtypeStruct((), jnp.int32),
+                jax.random.key_impl(jax.random.key(0)),
+            ),
+        }
+        smaller = [n for n in range(1, longest) if octave_bucket(n, 32, 2) == n]
+        if smaller:
+            programs["resize"] = program(self.resize, samples(smaller[-1]), longest)
+        return programs
 
     def _room(self, prompt: Sequence[int]) -> int:
         return octave_bucket(len(prompt) - 1, self._prompt_multiple, 4)
@@ -346,8 +405,8 @@ class SlotEngine:
         shards = sharding.num_row_shards(self._mesh)
         while fresh:
             room = self._room(max((work.prompts[owner[slot]] for slot in fresh), key=len))
-            largest = 1 << max(0, (_PREFILL_TOKENS // room).bit_length() - 1)
-            batch, fresh = fresh[: largest * shards], fresh[largest * shards :]
+            largest = _prefill_size(room) * shards
+            batch, fresh = fresh[:largest], fresh[largest:]
             size = shards << max(0, -(-len(batch) // shards) - 1).bit_length()
             prompts = [work.prompts[owner[slot]][:-1] for slot in batch]
             tokens, lengths = pad_right(prompts + [[]] * (size - len(batch)), room, self._pad_id)
@@ -359,7 +418,21 @@ class SlotEngine:
         return cache
 
 
-def _start(state: _Lanes, work: Work, slot: int, lane: int, prompt: int, sample: int) -> None:
+def _prefill_size(room: int) -> int:
+    """Prompts of `room` tokens that one row shard prefills at a time, a power of two."""
+    return 1 << max(0, (_PREFILL_TOKENS // room).bit_length() - 1)
+
+
+def _placed(shapes: Any, where: Any) -> Any:
+    """`jax.ShapeDtypeStruct`s with the shardings of a tree that may be a prefix of theirs."""
+    return jax.tree.map(
+        lambda sharding, part: jax.tree.map(lambda x: x.update(sharding=sharding), part),
+        where,
+        shapes,
+    )
+
+
+def _start(state: Lanes, work: Work, slot: int, lane: int, prompt: int, sample: int) -> None:
     """Begin an answer in a lane; writes into the host's arrays."""
     at = (slot, lane)
     values = (
@@ -368,7 +441,7 @@ def _start(state: _Lanes, work: Work, slot: int, lane: int, prompt: int, sample:
         (state.budgets, work.budgets[prompt, sample]),
         (state.samples, sample),
         (state.states, 0),
-        (state.finish, _RUNNING),
+        (state.finish, RUNNING),
     )
     for array, value in values:
         array[at] = value
