@@ -1,0 +1,184 @@
+"""Curricula, choices among proposals, limits and roll-back, each by hand."""
+
+import dataclasses
+import math
+
+import pytest
+
+from engineer import lakes
+from engineer.choice import MoveLimits, choose, learnability_score, limit_move
+from engineer.curricula import (
+    FailureShares,
+    LearnabilityShares,
+    ProgressBandit,
+    StagedCurriculum,
+    default_stages,
+    read_stages,
+)
+from engineer.designers import AcceptanceTest, Design, RandomDesigner
+from engineer.evidence import Evidence, FailureBreakdown, GroupOutcome
+from engineer.record import RoundRecord, RunRecord
+from engineer.space import Configuration
+
+SPACE = lakes.lake_space((3, 4, 5))
+
+
+def config(*shares, holes=0.2, waits=0.4):
+    values = tuple((share, holes, waits) for share in shares)
+    return Configuration(SPACE.rows, SPACE.names, values)
+
+
+def breakdown(*valid):
+    """A validation with so many valid answers out of 100 for sizes 3, 4, ..."""
+    rows = [
+        GroupOutcome(str(3 + i), 100, v, 0, {**dict.fromkeys(lakes.CHECKS, 0), "parsable": 100 - v})
+        for i, v in enumerate(valid)
+    ]
+    return FailureBreakdown(tuple(rows), "size")
+
+
+def record(*rounds, initial=None, configs=None):
+    configs = configs or [config(0.2, 0.3, 0.5)] * len(rounds)
+    history = tuple(
+        RoundRecord(i, c, Evidence(breakdown(*valid)), i == 0)
+        for i, (c, valid) in enumerate(zip(configs, rounds, strict=True))
+    )
+    start = None if initial is None else breakdown(*initial)
+    return RunRecord(history, len(rounds), len(rounds) + 2, 1, initial=start)
+
+
+def shares(design):
+    assert design.config.column("hole_ratio") == (0.2,) * 3  # nothing but shares moves
+    assert design.config.column("wait_ratio") == (0.4,) * 3
+    return design.config.column("data_ratio")
+
+
+def test_failures_and_learnability():
+    run = record((90, 50, 20))
+    # 0.15, 0.55 and 0.85 of 1.55.
+    assert shares(FailureShares().design(run, SPACE, 0)) == (0.10, 0.35, 0.55)
+    # p (1 - p) + 0.02: 0.11, 0.27 and 0.18 of 0.56.
+    assert shares(LearnabilityShares().design(run, SPACE, 0)) == (0.20, 0.48, 0.32)
+    # A size that was not validated counts as half solved.
+    assert shares(LearnabilityShares(0).design(record((100, 0)), SPACE, 0)) == (0, 0, 1)
+
+
+def test_learning_progress():
+    run = record((40, 40, 40), (20, 40, 45), initial=(40, 20, 40))
+    # a = 0.5: Q = 0.5 * 0.2 = 0.1; 0.5 * 0.5 * 0.2 = 0.05; 0.5 * 0.05 = 0.025. Forgetting counts.
+    weights = [math.exp(q / 0.05) for q in (0.1, 0.05, 0.025)]
+    wanted = [0.8 * w / sum(weights) + 0.2 / 3 for w in weights]
+    got = shares(ProgressBandit().design(run, SPACE, 0))
+    assert got == pytest.approx(wanted, abs=0.01)
+    assert got[0] > got[1] > got[2]
+    still = record((40, 40, 40))  # nothing known yet
+    assert shares(ProgressBandit().design(still, SPACE, 0)) == (0.34, 0.33, 0.33)
+    with pytest.raises(ValueError, match="temperature=0"):
+        ProgressBandit(temperature=0)
+
+
+def test_stages():
+    stages = default_stages(SPACE)
+    wanted = ((0.933, 0.033, 0.033), (0.483, 0.483, 0.033), (0.333, 0.333, 0.333))
+    for stage, shares_of_it in zip(stages, wanted, strict=True):
+        assert stage.column("data_ratio") == pytest.approx(shares_of_it, abs=0.01)
+    assert [stage["3", "hole_ratio"] for stage in stages] == [0.08, 0.17, 0.25]
+    curriculum = StagedCurriculum()
+    started = record((90, 90, 90))
+    assert curriculum.design(started, SPACE, 0).config == stages[0]  # a random start is no stage
+    # 0.93 or 0.94 of 0.55 and the rest of 0.9 is 0.57: not yet.
+    waiting = record((55, 90, 90), configs=[stages[0]])
+    design = curriculum.design(waiting, SPACE, 0)
+    assert (design.config, design.kept_previous) == (stages[0], True)
+    assert "0.57" in design.reason
+    ready = record((62, 50, 50), configs=[stages[0]])
+    assert curriculum.design(ready, SPACE, 0).config == stages[1]
+    done = record((90, 90, 90), configs=[stages[2]])
+    assert curriculum.design(done, SPACE, 0).reason == "the last stage stays"
+    own = read_stages([config(1, 0, 0).to_dict(), config(0, 0, 1).to_dict()])
+    assert StagedCurriculum(own).design(started, SPACE, 0).config == config(1, 0, 0)
+    with pytest.raises(ValueError, match="stages="):
+        read_stages([])
+
+
+def test_choices():
+    run = record((100, 50, 0))
+    proposed = [config(0.6, 0.2, 0.2), config(0.2, 0.6, 0.2, holes=0.3), config(0.2, 0.2, 0.6)]
+    assert choose("first", proposed, run, SPACE) == (proposed[0], 0, ())
+    # Only size 4 has any variance, so its share decides; moving costs a little.
+    scores = [learnability_score(run, one, SPACE) for one in proposed]
+    assert scores[1] == pytest.approx(0.6 - 0.25 * (0.0 + 0.3 + 0.3 + 3 * 0.1) / 9)
+    assert choose("best", proposed, run, SPACE)[:2] == (proposed[1], 1)
+    mixed, index, notes = choose("majority", proposed, run, SPACE)
+    assert mixed.column("hole_ratio") == (0.2,) * 3
+    assert mixed.column("data_ratio") == pytest.approx((1 / 3,) * 3)  # 0.2 each, rescaled
+    assert notes == ("data_ratio: sum 0.60 rescaled to 1",)
+    median, _, _ = choose("median", [*proposed, config(0.2, 0.3, 0.5)], run, SPACE)
+    assert median.column("data_ratio") == pytest.approx((0.2 / 0.8, 0.25 / 0.8, 0.35 / 0.8))
+    assert index in (0, 2)
+    with pytest.raises(ValueError, match="choice='last'"):
+        choose("last", proposed, run, SPACE)
+    with pytest.raises(ValueError, match="at least one"):
+        choose("first", [], run, SPACE)
+
+
+def test_a_majority_prefers_what_stays():
+    run = record((50, 50, 50))
+    one, other = config(0.2, 0.3, 0.5, holes=0.4), config(0.2, 0.3, 0.5, holes=0.3)
+    assert choose("majority", [one, other], run, SPACE)[0] == other  # nearer to 0.2
+
+
+def test_limits():
+    before, after = config(0.2, 0.3, 0.5), config(0.6, 0.3, 0.1, holes=0.9, waits=0.45)
+    limited, notes = limit_move(after, before, SPACE, MoveLimits(share=0.1, value=0.2))
+    assert limited.column("data_ratio") == pytest.approx((0.3, 0.3, 0.4))
+    assert limited.column("hole_ratio") == pytest.approx((0.4,) * 3)
+    assert limited.column("wait_ratio") == (0.45,) * 3
+    assert len(notes) == 4
+    SPACE.check(limited)
+    assert limit_move(after, before, SPACE, MoveLimits()) == (after, ())
+    with pytest.raises(ValueError, match="share=0"):
+        MoveLimits(share=0)
+
+
+class Asked:
+    def __init__(self):
+        self.count = 0
+
+    def design(self, record, space, seed):
+        self.count += 1
+        return Design(config=config(0.5, 0.3, 0.2), source="inner")
+
+
+def test_roll_back():
+    first, second, third = config(0.2, 0.3, 0.5), config(0.5, 0.3, 0.2), config(0.4, 0.3, 0.3)
+    inner = Asked()
+    test = AcceptanceTest(inner, margin=0.05)
+    worse = record((60, 60, 60), (50, 50, 50), configs=[first, second])
+    design = test.design(worse, SPACE, 0)
+    assert (design.config, design.source, design.kept_previous) == (first, "rollback", True)
+    assert "fell by 0.100 in round 1, more than 0.05" in design.reason
+    assert inner.count == 0
+    for run in (
+        record((60, 60, 60)),  # nothing to compare with
+        record((60, 60, 60), (56, 56, 56), configs=[first, second]),  # within the margin
+        record((60, 60, 60), (50, 50, 50), configs=[first, first]),  # nothing was changed
+        # Just restored: it is not taken back once more.
+        record((60, 60, 60), (50, 50, 50), (40, 40, 40), configs=[first, second, first]),
+    ):
+        assert test.design(run, SPACE, 0).source == "inner"
+    again = record((60, 60, 60), (61, 61, 61), (40, 40, 40), configs=[first, second, third])
+    assert test.design(again, SPACE, 0).config == second
+    assert AcceptanceTest(RandomDesigner(), 0.0).design(record((1, 2, 3)), SPACE, 1).config
+    with pytest.raises(ValueError, match="margin=2"):
+        AcceptanceTest(inner, 2)
+
+
+def test_all_are_deterministic_and_of_the_space():
+    tight = lakes.lake_space((3, 4, 5), {3: (0.0, 0.1)}, {5: (0.5, 0.6)})
+    run = record((80, 50, 20), (70, 55, 30), initial=(50, 50, 10))
+    for designer in (FailureShares(), LearnabilityShares(), ProgressBandit(), StagedCurriculum()):
+        design = designer.design(run, tight, 3)
+        tight.check(design.config)
+        assert designer.design(run, tight, 3) == design
+        assert dataclasses.replace(design).to_dict()["source"] == designer.source

@@ -1,0 +1,114 @@
+"""Spaces and configurations of any family."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from engineer.lakes import lake_space
+from engineer.space import Configuration, ConfigurationSpace, Parameter, column, ordered_rows
+
+ROWS = ("add", "carry", "borrow")
+SPACE = ConfigurationSpace(
+    "topic",
+    ROWS,
+    (
+        Parameter("share", decimals=3),
+        Parameter("digits", ((1, 6), (2, 6), (2, 9)), decimals=0),
+        Parameter("noise", ((-1.0, 0.5),), decimals=1, random_high=0.0),
+        Parameter("plain", decimals=1),
+        Parameter("worded", decimals=1),
+    ),
+    (column(ROWS, "share"), *((((row, "plain"), (row, "worded"))) for row in ROWS)),
+)
+
+
+def test_random_and_uniform_configurations_are_of_the_space():
+    drawn = [SPACE.random(seed) for seed in range(300)]
+    for config in (SPACE.uniform(), *drawn):
+        SPACE.check(config)
+        assert Configuration.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+        assert Configuration.from_cells(config.cells()) == config
+    assert {c["borrow", "digits"] for c in drawn} == {float(d) for d in range(2, 10)}
+    noise = [c["add", "noise"] for c in drawn]
+    assert (min(noise), max(noise)) == (-1.0, 0.0)
+    assert all(round(c["add", "plain"] + c["add", "worded"], 9) == 1 for c in drawn)
+    assert SPACE.random(np.random.default_rng(3)) == SPACE.random(3)
+    uniform = SPACE.uniform()
+    assert uniform.column("share") == (1 / 3,) * 3
+    assert uniform.column("digits") == (4.0, 4.0, 6.0)  # the middle, halves to even
+
+
+@pytest.mark.parametrize(
+    ("cell", "value", "message"),
+    [
+        (("add", "digits"), 7.0, r"digits of topic add: 7.0 is outside \[1, 6\]"),
+        (("add", "digits"), 2.5, "2.5 is no whole number"),
+        (("carry", "noise"), -2.0, "outside"),
+        (("carry", "share"), 0.9, "sum to"),
+        (("borrow", "plain"), 0.0, r"\('borrow', 'plain'\).* sum to 0.5"),
+    ],
+)
+def test_what_is_not_of_the_space_is_told(cell, value, message):
+    config = Configuration.from_cells(SPACE.uniform().cells() | {cell: value})
+    assert not SPACE.contains(config)
+    with pytest.raises(ValueError, match=message):
+        SPACE.check(config)
+
+
+def test_bad_spaces_are_refused():
+    one = (Parameter("x"),)
+    for arguments, message in (
+        (("topic", (), one), "rows"),
+        (("topic", ("a", "A"), one), "rows"),
+        (("size", ("4", "3"), one), "ascending"),
+        (("topic", ("a b",), one), "'a b'"),
+        (("topic", ("a",), ()), "parameters"),
+        (("topic", ("a", "b", "c"), (Parameter("x", ((0, 1), (0, 1))),)), "2 pairs of bounds"),
+        (("topic", ("a",), one, ((("a", "y"),),)), "no cell"),
+        (("topic", ("a",), one, ((("a", "x"), ("a", "x")),)), "twice"),
+        (("topic", ("a",), (Parameter("x", ((0, 0.5),)),), ((("a", "x"),),)), r"must be \(0, 1\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ConfigurationSpace(*arguments)
+    for options, message in (
+        ({"name": "a-b"}, "a-b"),
+        ({"bounds": ((1, 0),)}, "low <= high"),
+        ({"bounds": ((0, math.inf),)}, "low <= high"),
+        ({"bounds": ((0.5, 2),), "decimals": 0}, "whole numbers"),
+        ({"decimals": 7}, "decimals=7"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Parameter(**{"name": "x", **options})
+    with pytest.raises(ValueError, match="columns"):
+        _ = ConfigurationSpace("topic", ("a",), one).share_parameter
+
+
+def test_bad_configurations_are_refused():
+    for arguments, message in (
+        ((("a",), ("x",), ((1.0,), (2.0,))), "rows of"),
+        ((("a",), ("x",), ((float("nan"),),)), "x of a: nan is not finite"),
+        ((("a",), ("x",), ((True,),)), "not a number"),
+        ((("a", "a"), ("x",), ((1.0,), (1.0,))), "distinct"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Configuration(*arguments)
+    with pytest.raises(ValueError, match="row b: parameters"):
+        Configuration.from_dict({"a": {"x": 1}, "b": {"y": 1}})
+
+
+def test_bad_lakes_are_refused():
+    for arguments, message in (
+        (((4, 3),), "ascending"),
+        (((3,), {3: (0.5, 0.4)}), "hole_bounds of size 3"),
+        (((3,), None, {3: (0.0, float("nan"))}), "wait_bounds of size 3"),
+        (((3, 4), {7: (0.0, 0.5)}), r"hole_bounds: sizes \[7\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            lake_space(*arguments)
+
+
+def test_rows_are_in_numerical_order_or_as_they_come():
+    assert ordered_rows(["10", "3", "3"]) == ("3", "10")
+    assert ordered_rows(["b", "a", "3"]) == ("b", "a", "3")
