@@ -1,0 +1,260 @@
+"""The command line: the four commands, what goes between them, and what bad input is answered."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mapf_jax import formats
+from mapf_jax.cli import main
+
+RECORD = {
+    "id": "a",
+    "map": ["F F F", "F H F", "F F F"],
+    "starts": [[0, 0], [2, 2]],
+    "goals": [[2, 0], [0, 1]],
+}
+PATHS = [[[0, 0], [1, 0], [2, 0]], [[2, 2], [1, 2], [0, 2], [0, 1]]]
+CORRIDOR = {
+    "id": "c",
+    "map": ["F F F F", "H H H H", "H H H H", "H H H H"],
+    "starts": [[0, 0], [0, 1]],
+    "goals": [[0, 3], [0, 2]],
+    "note": "kept",
+}
+
+
+def run(capsys, *args):
+    status = main([str(arg) for arg in args])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def write(path, *records):
+    path.write_text("".join(json.dumps(r) + "\n" if isinstance(r, dict) else r for r in records))
+    return path
+
+
+def records(text):
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_generate_then_verify_then_solve(tmp_path, capsys):
+    made, report = tmp_path / "out" / "made.jsonl", tmp_path / "report.json"
+    options = ["--sizes", "3,5", "--hole-ratio", "0.2", "--wait-ratio", "0.5", "--seed", "7"]
+    options += ["--num-instances", "8", "--report", report]
+    status, out, err = run(capsys, "generate", *options, "--out", made)
+    assert (status, out) == (0, "")
+    assert err.startswith("8 of 8 instances\n")
+    assert json.loads(report.read_text())["made"] == 8
+    lines = records(made.read_text())
+    assert [list(line) for line in lines] == [
+        [*RECORD, "cost", "makespan", "needs_wait", "paths"]
+    ] * 8
+    assert sorted(len(line["map"]) for line in lines) == [3] * 4 + [5] * 4
+    assert sum(line["needs_wait"] for line in lines) == 4
+    assert len({line["id"] for line in lines}) == 8
+    assert formats.from_records(lines).solution is not None
+    status, again, _ = run(capsys, "generate", *options)
+    assert again == made.read_text()
+
+    status, out, err = run(capsys, "verify", made)
+    assert (status, err) == (0, "8 plans, 8 valid, 8 of 8 with a known optimum optimal\n")
+    assert all(all(line["checks"].values()) and line["gap"] == 0 for line in records(out))
+
+    status, out, err = run(capsys, "solve", made)
+    assert (status, err) == (0, "8 optimal, 0 unsolvable, 0 undecided\n")
+    for line, before in zip(records(out), lines, strict=True):
+        assert line.pop("status") == "optimal"
+        del line["paths"], before["paths"]
+        assert line == before
+
+
+def test_generate_from_a_configuration(tmp_path, capsys):
+    rows = {3: {"data_ratio": 1.0, "hole_ratio": 0.12, "wait_ratio": 0.0}}
+    yaml = tmp_path / "c.yaml"
+    yaml.write_text("3:\n  data_ratio: 1.0\n  hole_ratio: 0.12\n  wait_ratio: 0.0\n")
+    (tmp_path / "c.json").write_text(json.dumps(rows))
+    outputs = []
+    for config in (yaml, tmp_path / "c.json"):
+        status, out, _ = run(capsys, "generate", "--config", config, "--num-instances", "3")
+        assert status == 0
+        assert [sum(row.count("H") for row in r["map"]) for r in records(out)] == [1] * 3
+        outputs.append(out)
+    assert outputs[0] == outputs[1]
+    status, _, err = run(capsys, "generate", "--config", yaml, "--sizes", "3")
+    assert (status, err) == (2, "error: --sizes cannot go with --config\n")
+    yaml.write_text("3:\n  data_ratio: 1.0\n  hole_ratio: 2\n  wait_ratio: 0.0\n")
+    status, _, err = run(capsys, "generate", "--config", yaml)
+    assert (status, err) == (2, f"error: {yaml}: hole_ratio of size 3: 2.0 is outside [0, 1]\n")
+    yaml.write_text("{")
+    status, _, err = run(capsys, "generate", "--config", yaml)
+    assert status == 2
+    assert err.startswith(f"error: {yaml}: not YAML")
+
+
+def test_verify_says_what_went_wrong(tmp_path, capsys):
+    swap = RECORD | {
+        "id": "swap",
+        "map": ["F F F"] * 3,
+        "goals": [[0, 2], [0, 1]],
+        "paths": [[[0, 0], [0, 1], [0, 1], [0, 2]], [[2, 2], [1, 2], [0, 2], [0, 1]]],
+    }
+    longer = RECORD | {"cost": 5, "paths": [[*PATHS[0][:1], *PATHS[0]], PATHS[1]]}
+    alone = RECORD | {"paths": PATHS[:1]}
+    nothing = CORRIDOR | {"paths": None, "status": "unsolvable"}
+    path = write(tmp_path / "in.jsonl", swap, RECORD | {"paths": PATHS}, longer, alone, nothing)
+    status, out, err = run(capsys, "verify", path, "--out", tmp_path / "out.jsonl")
+    assert (status, out) == (0, "")
+    assert err == "5 plans, 2 valid, 0 of 1 with a known optimum optimal\n"
+    first, good, late, half, none = records((tmp_path / "out.jsonl").read_text())
+    assert [name for name, holds in first["checks"].items() if not holds] == ["conflict_free"]
+    assert first["violation"] == {"time": 3, "agent": 0, "kind": "swap"}
+    assert (first["valid"], first["plan_cost"], first["gap"]) == (False, None, None)
+    assert (good["valid"], good["plan_cost"], good["plan_makespan"]) == (True, 5, 3)
+    assert (good["gap"], good["violation"]) == (None, None)
+    assert (late["cost"], late["plan_cost"], late["gap"]) == (5, 6, 1)
+    assert half["checks"]["parsable"]
+    assert not half["checks"]["agent_count"]
+    assert not none["checks"]["parsable"]
+    assert none["note"] == "kept"
+
+
+def test_verify_reads_answers_in_text(tmp_path, capsys):
+    answer = (
+        "So: <answer>\n0: (0,0) (2,2)\n1: (1,0) (1,2)\n2: (2,0) (0,2)\n3: (2,0) (0,1)\n</answer>"
+    )
+    path = write(tmp_path / "x", RECORD | {"reply": answer}, RECORD | {"reply": "No."}, RECORD)
+    status, out, err = run(capsys, "verify", path, "--text", "reply")
+    assert [line["valid"] for line in records(out)] == [True, False]
+    assert (status, err) == (2, f"error: {path}:3: reply: None is not a text\n")
+
+
+BAD = {
+    "no json": ("{", "{where}: not JSON"),
+    "not square": (RECORD | {"map": ["F F"]}, "{where}: map=['F F']: the map must be square"),
+    "no goals": ({k: v for k, v in RECORD.items() if k != "goals"}, "{where}: goals: missing"),
+    "no paths": (RECORD, "{where}: paths: missing"),
+    "paths of words": (RECORD | {"paths": [["x"]]}, "{where}: paths[0]: 'x' is not [row, column]"),
+    "cost too high": (
+        RECORD | {"paths": PATHS, "cost": 6},
+        "{where}: cost: 6 is stored as the optimum, but the paths are valid and cost 5",
+    ),
+    "not unsolvable": (
+        RECORD | {"paths": PATHS, "status": "unsolvable"},
+        "{where}: status: unsolvable is stored, but the paths are valid",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_lines_are_named_and_lose_nothing(name, tmp_path, capsys):
+    record, message = BAD[name]
+    good = RECORD | {"paths": PATHS}
+    path = write(tmp_path / "in.jsonl", good, good, "\n", record, good)
+    status, out, err = run(capsys, "verify", path)
+    assert status == 2
+    assert err.startswith("error: " + message.format(where=f"{path}:4"))
+    assert err.count("\n") == 1
+    assert [line["valid"] for line in records(out)] == [True, True]
+
+
+def test_standard_input_and_unsolvable_instances(monkeypatch, capsys):
+    class Input:
+        buffer = io.BytesIO("".join(json.dumps(r) + "\n" for r in (RECORD, CORRIDOR)).encode())
+
+    monkeypatch.setattr(sys, "stdin", Input)
+    status, out, err = run(capsys, "solve", "-")
+    assert (status, err) == (0, "1 optimal, 1 unsolvable, 0 undecided\n")
+    solved, unsolvable = records(out)
+    assert solved == RECORD | {
+        "status": "optimal",
+        "cost": 5,
+        "makespan": 3,
+        "needs_wait": False,
+        "paths": solved["paths"],
+    }
+    nothing = dict.fromkeys(("cost", "makespan", "needs_wait", "paths"))
+    assert unsolvable == CORRIDOR | {"status": "unsolvable"} | nothing
+
+
+def test_other_formats(tmp_path, capsys):
+    path = write(tmp_path / "in.jsonl", RECORD)
+    assert run(capsys, "render", path, "--out", tmp_path / "a.scen") == (0, "", "")
+    status, from_scenario, _ = run(capsys, "solve", tmp_path / "a.scen")
+    assert status == 0
+    text = "The map:\nS g F\nF H F\nG F s\n"
+    question = {"sample_id": "2ag_3x3_hr0.2_007", "num_agents": 2, "text": text, "answer": "?"}
+    status, from_published, _ = run(capsys, "solve", write(tmp_path / "p.jsonl", question))
+    assert status == 0
+    first, second = records(from_scenario + from_published)
+    assert (first.pop("id"), second.pop("id")) == ("a", "2ag_3x3_hr0.2_007")
+    assert second.pop("answer") == "?"
+    assert first == second
+    assert first["cost"] == 5
+    status, out, _ = run(capsys, "render", tmp_path / "a.scen", "--agents", "1")
+    assert out == "a\nS F F\nF H F\nG F F\n\n"
+    status, _, err = run(capsys, "solve", path, "--agents", "1")
+    assert (status, err) == (2, f"error: --agents is for a .scen, not for {path}\n")
+
+
+def test_render(tmp_path, capsys):
+    second = RECORD | {"id": "b/1", "paths": PATHS}
+    path = write(tmp_path / "in.jsonl", RECORD, second)
+    status, out, _ = run(capsys, "render", path)
+    assert status == 0
+    assert out.startswith("a\nS g F\nF H F\nG F s\n\nb/1\nS g F\nF H F\nG F s\n\nt = 0\n0 g F\n")
+    assert run(capsys, "render", path, "--out", tmp_path / "d" / "{id}.png") == (0, "", "")
+    assert sorted(p.name for p in (tmp_path / "d").iterdir()) == ["a.png", "b_1.png"]
+    status, _, err = run(capsys, "render", path, "--out", tmp_path / "one.txt")
+    assert (status, err.count("\n")) == (0, 1)
+    assert run(capsys, "render", path, "--id", "b/1", "--out", tmp_path / "b.gif") == (0, "", "")
+    assert (tmp_path / "b.gif").read_bytes().startswith(b"GIF89a")
+    for options, message in (
+        (["--id", "z"], f"{path}: no instance with the id 'z'"),
+        (["--out", "x.bmp"], "--out=x.bmp: suffix '.bmp' is not allowed, only .png"),
+        (["--out", tmp_path / "a.gif"], f"{path}:1: {tmp_path}/a.gif: an animation needs a plan"),
+    ):
+        status, _, err = run(capsys, "render", path, *options)
+        assert status == 2
+        assert err.startswith(f"error: {message}")
+
+
+def test_files_that_cannot_be_used(tmp_path, capsys):
+    path = write(tmp_path / "in.jsonl", RECORD)
+    for args, message in (
+        (["solve", tmp_path / "none"], f"{tmp_path}/none: No such file or directory"),
+        (["solve", tmp_path], f"{tmp_path}: Is a directory"),
+        (["solve", path, "--out", path], f"--out={path}: the input cannot be the output"),
+        (["generate", "--sizes", "2"], "sizes: 2 is not allowed, only 3 to 32"),
+        (["generate", "--hole-ratio", "1.5"], "hole_ratio of size 3: 1.5 is outside [0, 1]"),
+    ):
+        status, out, err = run(capsys, *args)
+        assert (status, out, err) == (2, "", f"error: {message}\n")
+    assert records(path.read_text()) == [RECORD]
+    for args in (["generate", "--sizes", "x"], ["generate", "--num-instances", "0"], ["fly"], []):
+        with pytest.raises(SystemExit) as exit:
+            main(args)
+        assert exit.value.code == 2
+    capsys.readouterr()
+
+
+def test_a_reader_that_stops_early_is_no_error(tmp_path):
+    many = [RECORD | {"id": str(i), "paths": PATHS} for i in range(2000)]
+    path = write(tmp_path / "in.jsonl", *many)
+    root = Path(__file__).parents[2]
+    command = subprocess.Popen(
+        [sys.executable, "-m", "mapf_jax", "verify", str(path)],
+        cwd=root,
+        env=os.environ | {"PYTHONPATH": str(root)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert json.loads(command.stdout.readline())["valid"]
+    command.stdout.close()
+    assert command.stderr.read() == b""
+    assert command.wait(60) == 0
