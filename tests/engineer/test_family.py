@@ -1,0 +1,197 @@
+"""A second environment family: adding numbers. It is a space, a generator, an evidence function.
+
+Everything else (contexts, reading, projection, grammar, designers, analysis, demonstrations, the
+design task) is the package's own, as it is for lakes.
+"""
+
+import dataclasses
+import types
+
+import numpy as np
+import pytest
+
+from engineer import analysis, context, curricula, demonstrations, designers, grammar
+from engineer.design_task import DesignTask
+from engineer.evidence import Evidence, FailureBreakdown
+from engineer.family import plain_family
+from engineer.proposal import Unreadable, parse, project, render_config
+from engineer.record import RoundRecord, RunRecord
+from engineer.space import ConfigurationSpace, Parameter, column
+
+TOPICS = ("plain", "carry", "three_terms")
+SPACE = ConfigurationSpace(
+    "topic",
+    TOPICS,
+    (
+        Parameter("share", meaning="the part of the set that has this topic."),
+        Parameter("digits", ((1, 6), (2, 6), (1, 4)), decimals=0, meaning="digits of a number."),
+        Parameter("spaced", meaning="the part of the problems written with blanks."),
+    ),
+    (column(TOPICS, "share"),),
+)
+CHECKS = ("is_number", "right_length", "right_value")
+FAMILY = plain_family(SPACE, "to add numbers", CHECKS)
+
+
+def generate(config, count, seed):
+    """Problems (topic, terms): the generator of the toy family."""
+    rng = np.random.default_rng(seed)
+    topics = rng.choice(TOPICS, size=count, p=config.column("share"))
+    problems = []
+    for topic in topics.tolist():
+        digits = int(config[topic, "digits"])
+        terms = rng.integers(10 ** (digits - 1), 10**digits, size=3 if "three" in topic else 2)
+        if topic == "plain":
+            terms = [int("".join(str(min(int(d), 4)) for d in str(term))) for term in terms]
+        problems.append((topic, [int(term) for term in terms]))
+    return problems
+
+
+def evidence(problems, answers):
+    """The evidence function of the toy family."""
+    failed = {check: [] for check in CHECKS}
+    for (_, terms), answer in zip(problems, answers, strict=True):
+        number = answer.isdecimal()
+        failed["is_number"].append(not number)
+        failed["right_length"].append(number and len(answer) != len(str(sum(terms))))
+        failed["right_value"].append(number and int(answer) != sum(terms))
+    fails = {check: np.array(flags) for check, flags in failed.items()}
+    valid = ~np.any(list(fails.values()), axis=0)
+    return FailureBreakdown.from_outcomes(
+        np.array([topic for topic, _ in problems]),
+        valid,
+        valid,
+        fails,
+        checks=CHECKS,
+        label="topic",
+        alone=("is_number",),
+        length=np.array([len(answer) for answer in answers]),
+    )
+
+
+def without_carries(terms):
+    """A pupil who adds digit by digit and forgets to carry."""
+    width = max(len(str(term)) for term in terms)
+    columns = zip(*(str(term).zfill(width) for term in terms), strict=True)
+    return "".join(str(sum(map(int, digits)) % 10) for digits in columns)
+
+
+def finished_round(index, config):
+    problems = generate(SPACE.uniform(), 300, seed=7)
+    breakdown = evidence(problems, [without_carries(terms) for _, terms in problems])
+    return RoundRecord(index, config, Evidence(breakdown), index == 0)
+
+
+RECORD = RunRecord(
+    (finished_round(0, SPACE.random(1)), finished_round(1, SPACE.random(2))), 2, 4, 1
+)
+WANTED = SPACE.random(9)
+ANSWER = render_config(WANTED, SPACE)
+
+
+def test_the_evidence_says_what_the_pupil_cannot():
+    plain, carry, three = (RECORD.breakdown.outcome(topic) for topic in TOPICS)
+    assert plain.valid_rate == 1.0
+    assert carry.valid_rate < 0.5
+    assert carry.failures("is_number") == 0 < carry.failures("right_value")
+    assert three.length.largest <= 4
+    assert list(RECORD.breakdown.to_dict())[-1] == "by_topic"
+    assert FailureBreakdown.from_dict(RECORD.breakdown.to_dict()) == RECORD.breakdown
+
+
+@pytest.mark.parametrize("name", context.VARIANTS)
+def test_contexts(name):
+    content = context.compose(name, RECORD, FAMILY)[0]["content"]
+    assert "topic carry: answers" in content
+    assert "Topics plain carry three_terms" in content
+    assert "to add numbers" in content
+    assert "{share: number, digits: number, spaced: number}" in content
+    assert not {"hole", "lake", "lakes", "agents", "conflict"} & set(content.lower().split())
+
+
+def test_reading_and_projection():
+    assert project(parse(ANSWER, SPACE), RECORD.config, SPACE) == (WANTED, ())
+    text = """Carries fail, so:
+```json
+{"Topic carry": {"share": 3, "digits": 2.6, "Spaced": 0.25}, "Plain": {"share": 1},
+ "three terms": {"digits": 99}, "four": {"share": 1}}
+```"""
+    config, repairs = project(parse(text, SPACE), RECORD.config, SPACE)
+    SPACE.check(config)
+    assert (config["carry", "digits"], config["three_terms", "digits"]) == (3.0, 4.0)
+    assert config["carry", "share"] == 3 * config["plain", "share"]
+    assert "topic carry digits: 2.60 rounded to 3" in repairs
+    assert "topic three_terms digits: 99.00 clipped to 4.00" in repairs
+    assert isinstance(parse("plain and carry", SPACE), Unreadable)
+
+
+def test_grammar():
+    tables = grammar.build(SPACE, lambda text: [ord(c) for c in text], [0])
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        state, text = 0, ""
+        while True:
+            token = int(rng.choice(tables.tokens[state][tables.tokens[state] >= 0]))
+            if token == 0:
+                break
+            (at,) = np.flatnonzero(tables.tokens[state] == token)
+            state, text = int(tables.targets[state][at]), text + chr(token)
+        config, repairs = project(parse(text, SPACE), RECORD.config, SPACE)
+        SPACE.check(config)
+        assert repairs == ()
+        assert render_config(config, SPACE) == text
+
+
+def test_every_designer():
+    model = designers.ModelDesigner(
+        lambda chat, n, seed: [ANSWER] * n, FAMILY, context.variant("V6")
+    )
+    assert model.design(RECORD, SPACE, 0).config == WANTED
+    for designer in (
+        designers.FixedDesigner(),
+        designers.RandomDesigner(),
+        curricula.FailureShares(),
+        curricula.LearnabilityShares(),
+        curricula.ProgressBandit(),
+        curricula.StagedCurriculum(),
+        designers.AcceptanceTest(model, 0.1),
+    ):
+        SPACE.check(designer.design(RECORD, SPACE, 1).config)
+    shares = curricula.FailureShares().design(RECORD, SPACE, 0).config.column("share")
+    assert shares[0] < min(shares[1:])
+    assert analysis.analyse(RECORD, WANTED, SPACE).saturated_rows == 1
+
+
+def test_demonstrations():
+    chat, answer = demonstrations.demonstration(3, "V6", SPACE, FAMILY)
+    assert "right_value" in chat[0]["content"]
+    assert isinstance(project(parse(answer, SPACE), RECORD.config, SPACE)[1], tuple)
+
+
+def test_designing_is_a_task():
+    probed = []
+
+    def probe(config):
+        """Progress of a pupil who learns carries if he sees some."""
+        probed.append(config)
+        return config["carry", "share"] - 0.1
+
+    other = SPACE.random(11)
+    records = [RECORD, dataclasses.replace(RECORD, round=3)]
+    task = DesignTask(records, context.variant("V6"), FAMILY, SPACE, probe)
+    assert len(task) == 2
+    assert task.messages(1) == context.compose("V6", records[1], FAMILY)
+    texts = [ANSWER, "no", render_config(other, SPACE), f"<think>hm</think>{ANSWER}"]
+    answers = [types.SimpleNamespace(text=text) for text in texts]
+    scores = task.score(np.array([0, 0, 1, 1]), answers)
+    wanted = [WANTED["carry", "share"] - 0.1, -1.0, other["carry", "share"] - 0.1]
+    np.testing.assert_allclose(scores.rewards, [*wanted, wanted[0]], rtol=1e-6)
+    assert scores.rewards.dtype == np.float32
+    assert probed == [WANTED, other]  # equal designs are probed once
+    assert scores.metrics["readable"] == 0.75
+    assert scores.records[1]["reason"].startswith("no configuration")
+    task.restore(task.state())
+    with pytest.raises(ValueError, match="not finite"):
+        DesignTask(records, context.variant("V1"), FAMILY, SPACE, lambda c: float("nan")).score(
+            np.array([0]), answers[:1]
+        )
