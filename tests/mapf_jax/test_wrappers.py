@@ -1,0 +1,227 @@
+"""Auto-reset: which instance comes next, what is kept of the last episode, one compilation."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mapf_jax
+from mapf_jax import AutoReset, Batched, LogEpisodes, PoolAutoReset, RandomAutoReset, wrappers
+from mapf_jax.random_instances import draw_instance
+
+BATCH, STEPS, AGENTS, SIZE = 16, 60, 2, 4
+
+
+def pool_of(count, size=SIZE, agents=AGENTS, seed=0):
+    keys = jax.random.split(jax.random.key(seed), count)
+    return jax.jit(jax.vmap(lambda key: draw_instance(key, size, agents, 2)))(keys)
+
+
+@pytest.fixture(params=["fail", "block"])
+def env(request):
+    return mapf_jax.make(
+        "MapfFrozenLake-v0",
+        num_agents=AGENTS,
+        size=SIZE,
+        max_steps=7,
+        conflict=request.param,
+        action_mask=True,
+    )
+
+
+def actions_of(number):
+    return jax.random.randint(jax.random.key(number), (BATCH, AGENTS), 0, 5)
+
+
+def assert_same(found, expected):
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def replay(env, batched, state, timestep, arguments, next_instance):
+    """Plays and holds an auto-reset wrapper against the bare environment, step by step.
+
+    Args:
+      next_instance: from (wrapper state, environment number) to the instance of the episode
+        that has just begun.
+    """
+    plain = jax.jit(jax.vmap(env.step))
+    first = jax.jit(jax.vmap(env.reset))
+    step = jax.jit(batched.step)
+    begin = jax.vmap(env.reset)(next_instance(state))
+    expected = begin[0]
+    assert_same(timestep.observation, begin[1].observation)
+    ends = {"terminated": 0, "truncated": 0}
+    for number in range(STEPS):
+        actions = actions_of(number)
+        state, timestep = step(state, actions, *arguments(number))
+        after, bare = plain(expected, actions)
+        # What is said of the step is said of the episode that it belongs to, ended or not.
+        for name in ("reward", "terminated", "truncated", "info"):
+            assert_same(getattr(timestep, name), getattr(bare, name))
+        assert_same(timestep.final_observation, bare.observation)
+        done = np.asarray(timestep.done)
+        again, shown = first(next_instance(state))
+        picked = jax.tree.map(
+            lambda a, b, done=done: np.where(done.reshape(-1, *[1] * (np.ndim(a) - 1)), a, b),
+            (again, shown.observation, shown.action_mask),
+            (after, bare.observation, bare.action_mask),
+        )
+        expected = picked[0]
+        assert_same((timestep.observation, timestep.action_mask), picked[1:])
+        for name in ends:
+            ends[name] += int(np.asarray(getattr(timestep, name)).sum())
+    assert min(ends.values()) > 0, ends
+    return state
+
+
+def test_same_instance(env):
+    instances = pool_of(BATCH)
+    batched = Batched(AutoReset(env))
+    state, timestep = batched.reset(instances)
+    replay(env, batched, state, timestep, lambda number: (), lambda state: instances)
+
+
+def test_pool(env):
+    instances = pool_of(50)
+    wrapper = PoolAutoReset(env)
+    batched, pool = Batched(wrapper), wrapper.pool(instances)
+    state, timestep = batched.reset(pool, jax.random.split(jax.random.key(1), BATCH))
+    after = replay(
+        env, batched, state, timestep, lambda number: (pool,), lambda state: instances[state.index]
+    )
+    assert len(set(np.asarray(after.index).tolist())) > 4
+    assert (np.asarray(after.count) > 3).all()
+
+
+def test_random(env):
+    batched = Batched(RandomAutoReset(env, hole_ratio=0.25))
+    state, timestep = batched.reset(jax.random.split(jax.random.key(1), BATCH))
+    step, plain, ends, seen = jax.jit(batched.step), jax.jit(jax.vmap(env.step)), 0, set()
+    for number in range(STEPS // 2):
+        keys = jax.random.split(jax.random.key(100 + number), BATCH)
+        before = state
+        state, timestep = step(state, actions_of(number), keys)
+        after, bare = plain(before, actions_of(number))
+        assert_same(timestep.final_observation, bare.observation)
+        done = np.asarray(timestep.done)
+        ends += done.sum()
+        assert (np.asarray(state.time)[done] == 0).all()
+        assert_same(np.asarray(state.terrain)[~done], np.asarray(after.terrain)[~done])
+        holes = np.asarray(timestep.observation["blocked"]).sum((1, 2))
+        assert (holes == 4).all()
+        seen |= {np.asarray(state.terrain)[i].tobytes() for i in np.flatnonzero(done)}
+    assert len(seen) > ends / 2
+
+
+def test_the_pool_is_drawn_uniformly_and_streams_differ():
+    env = mapf_jax.make("MapfFrozenLake-v0", num_agents=AGENTS, size=SIZE, max_steps=1)
+    wrapper = PoolAutoReset(env)
+    size, batch, steps = 37, 64, 200
+    pool = wrapper.pool(pool_of(size))
+    batched = Batched(wrapper)
+    state, _ = batched.reset(pool, jax.random.split(jax.random.key(2), batch))
+    waits = jnp.full((batch, AGENTS), 4)
+
+    @jax.jit
+    def drawn(state, pool):
+        return jax.lax.scan(
+            lambda state, _: (batched.step(state, waits, pool)[0], state.index),
+            state,
+            length=steps,
+        )[1]
+
+    indices = np.asarray(drawn(state, pool))
+    counts = np.bincount(indices.ravel(), minlength=size)
+    expected = batch * steps / size
+    assert ((counts - expected) ** 2 / expected).sum() < 36 + 5 * np.sqrt(72)
+    # Neighbouring draws of a stream are no more alike than chance has it, nor are two streams.
+    assert abs((indices[1:] == indices[:-1]).mean() - 1 / size) < 0.01
+    assert abs((indices[:, 1:] == indices[:, :-1]).mean() - 1 / size) < 0.01
+    assert len({column.tobytes() for column in indices.T}) == batch
+    assert_same(drawn(state, pool), indices)
+
+
+@pytest.mark.parametrize("bound", [1, 3, 65_535, 65_536, 1_000_003, 2**31 - 1])
+def test_below_is_the_upper_half_of_the_product(bound):
+    bits = np.random.default_rng(0).integers(0, 2**32, 2000, dtype=np.uint64)
+    bits = np.concatenate([bits, [0, 2**32 - 1]]).astype(np.uint64)
+    expected = (bits * np.uint64(bound)) >> np.uint64(32)
+    found = wrappers._below(jnp.asarray(bits.astype(np.uint32)), bound)
+    np.testing.assert_array_equal(np.asarray(found).astype(np.uint64), expected)
+
+
+def test_a_new_pool_compiles_nothing():
+    env = mapf_jax.make("MapfFrozenLake-v0", num_agents=3, size=5)
+    wrapper = PoolAutoReset(env)
+    traces = []
+
+    @jax.jit
+    def step(state, actions, pool):
+        traces.append(1)
+        return Batched(wrapper).step(state, actions, pool)
+
+    # Smaller lakes and fewer agents fit in.
+    reset = jax.jit(Batched(wrapper).reset)
+    for seed in (0, 1):
+        pool = wrapper.pool(pool_of(20, seed=seed))
+        state, _ = reset(pool, jax.random.split(jax.random.key(0), BATCH))
+        step(state, jnp.zeros((BATCH, 3), jnp.int32), pool)
+    assert len(traces) == 1
+    with pytest.raises(ValueError, match="at least the instance's own width 6"):
+        wrapper.pool(pool_of(5, size=6))
+    with pytest.raises(ValueError, match="a batch is needed"):
+        wrapper.pool(pool_of(5)[0])
+
+
+def test_pools_are_solvable_and_fresh():
+    env = mapf_jax.make("MapfFrozenLake-v0", num_agents=2, size=5)
+    config = mapf_jax.EnvironmentConfig.uniform(sizes=(3, 4), hole_ratio=0.2, wait_ratio=0.5)
+    stream = wrappers.pools(env, jax.random.key(0), config, 40)
+    first, second = next(stream), next(stream)
+    assert len(first) == len(second) == 40
+    assert not np.array_equal(first.terrain, second.terrain)
+    again = next(wrappers.pools(env, jax.random.key(0), config, 40))
+    assert_same(again, first)
+
+
+def test_log_keeps_what_an_own_count_keeps(env):
+    wrapper = PoolAutoReset(env)
+    pool = wrapper.pool(pool_of(8))
+    batched = Batched(LogEpisodes(wrapper))
+    state, _ = batched.reset(pool, jax.random.split(jax.random.key(4), BATCH))
+    step = jax.jit(batched.step)
+    rewards, lengths = np.zeros((BATCH, AGENTS)), np.zeros(BATCH, int)
+    episodes, successes = np.zeros(BATCH, int), np.zeros(BATCH, int)
+    for number in range(STEPS):
+        state, timestep = step(state, actions_of(number), pool)
+        rewards += np.asarray(timestep.reward)
+        lengths += 1
+        for i in np.flatnonzero(timestep.done):
+            np.testing.assert_allclose(state.last.rewards[i], rewards[i], atol=1e-5)
+            assert state.last.length[i] == lengths[i]
+            assert state.last.success[i] == timestep.info.success[i]
+            assert state.last.cost[i] == timestep.info.costs[i].sum()
+            episodes[i] += 1
+            successes[i] += bool(timestep.info.success[i])
+            rewards[i], lengths[i] = 0, 0
+        np.testing.assert_allclose(state.running.rewards, rewards, atol=1e-5)
+    assert_same((state.episodes, state.successes), (episodes, successes))
+    assert batched.env is env
+
+
+def test_slippery_wrappers_take_a_key():
+    env = mapf_jax.make("MapfFrozenLakeSlippery-v0", num_agents=AGENTS, size=SIZE)
+    wrapper = PoolAutoReset(env)
+    pool = wrapper.pool(pool_of(8))
+    keys = jax.random.split(jax.random.key(4), BATCH)
+    state, _ = Batched(wrapper).reset(pool, keys)
+    ups = jnp.zeros((BATCH, AGENTS), jnp.int32)
+    _, timestep = Batched(wrapper).step(state, ups, pool, keys)
+    assert len(np.unique(timestep.info.moves)) == 3
+    with pytest.raises(ValueError, match="needs a PRNG key"):
+        Batched(wrapper).step(state, ups, pool)
+    with pytest.raises(ValueError, match=r"hole_ratio=0\.9"):
+        RandomAutoReset(env, hole_ratio=0.9)
+    assert dataclasses.replace(RandomAutoReset(env), hole_ratio=0.0).hole_ratio == 0.0
