@@ -40,6 +40,38 @@ def load_tokenizer(folder: str | Path) -> Any:
     return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
 
 
+def character_tokenizer(characters: str) -> Any:
+    """A tokenizer made on the fly that takes every character for a token.
+
+    For small tasks whose models are trained from nothing. A chat is its messages one after
+    another, each ended by the token <|im_end|>, which ends answers and fills rows too.
+
+    Args:
+        characters: all that may occur, each once; ids are given in this order.
+
+    Raises:
+        ValueError: a character occurs twice, or there is none.
+    """
+    if not characters or len(set(characters)) != len(characters):
+        raise ValueError(f"characters are {characters!r}; each must occur once, and one at least")
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    end = "<|im_end|>"
+    vocabulary = {character: index for index, character in enumerate(characters)}
+    core = Tokenizer(models.WordLevel(vocabulary, unk_token=end))
+    core.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    core.decoder = decoders.Fuse()
+    core.add_special_tokens([end])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        eos_token=end,
+        pad_token=end,
+        unk_token=end,
+        chat_template="{% for m in messages %}{{ m.content }}" + end + "{% endfor %}",
+    )
+
+
 def encode_chat(
     tokenizer: Any, messages: Sequence[Mapping[str, str]], enable_thinking: bool = False
 ) -> list[int]:

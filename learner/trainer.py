@@ -20,9 +20,14 @@ from learner.answers import AnswerRows, answer_logprobs, pack_rows
 from learner.lora import LoraConfig
 from learner.qwen3.config import Qwen3Config
 from learner.rollout import Rollout
-from learner.sampler import Sampler, SamplingParams
+from learner.sampler import Sampler, Samples, SamplingParams
 from learner.task import Answer, Scores, Task, problem_indices
-from learner.train_state import OptimizerConfig, TrainState, create_train_state
+from learner.train_state import (
+    OptimizerConfig,
+    TrainState,
+    abstract_train_state,
+    create_train_state,
+)
 from learner.update import NonFiniteError, Updater, UpdateResult, not_finite
 
 NoSignal = Literal["drop", "redraw", "keep"]
@@ -382,6 +387,70 @@ class GRPOTrainer:
         indices = np.repeat(drawn.problems, config.group_size)
         return StepResult(step, state, figures, indices, drawn.answers, scores)
 
+    def lower(
+        self, prompt_length: int
+    ) -> tuple[dict[str, jax.stages.Lowered], dict[str, jax.stages.Lowered]]:
+        """The programs of sampling and of an update for the longest rows: `learner.plan`.
+
+        Nothing is computed: `reference_params` and `base_params` may be `jax.ShapeDtypeStruct`s
+        with shardings.
+
+        Args:
+          prompt_length: tokens of the longest prompt.
+        """
+        config = self.config
+        rows, window = (config.micro_batch_rows, config.answers_per_row), config.max_new_tokens
+        length = tokens.bucket(
+            prompt_length + config.answers_per_row * window, config.length_multiple
+        )
+
+        def integers(*shape: int) -> Any:
+            return jax.ShapeDtypeStruct(shape, np.int32)
+
+        numbers: Any = jax.ShapeDtypeStruct((*rows, window), np.float32)
+        batch = _MicroBatch(
+            rows=AnswerRows(integers(rows[0], length), integers(rows[0]), integers(*rows)),
+            sampled_logprobs=numbers,
+            advantages=numbers.update(shape=rows),
+            weights=numbers,
+            old_logprobs=numbers if self._needs_old else None,
+        )
+        arguments = (self._model_config, config.optimizer, self._mesh)
+        state = abstract_train_state(*arguments, config.lora)
+        params = abstract_train_state(*arguments).params
+        sampling = self._sampler.lower(
+            params, config.prompts_per_step, config.group_size, prompt_length
+        )
+        return sampling, self._update.lower(state, batch, self._extra)
+
+    def evaluate(self, params: Any, task: Task, key: jax.Array) -> tuple[list[Answer], Scores]:
+        """One answer to every problem of a task, sampled as in training, and its scores.
+
+        Args:
+          params: of `policy_params`.
+          task: it scores, so its state moves if it has one.
+          key: a typed JAX key.
+        """
+        problems = np.arange(len(task))
+        _, samples = self._sample(params, task, problems, key, 1)
+        answers = self._answers(samples)
+        return answers, task.score(problems, answers)
+
+    def _sample(
+        self, params: Any, task: Task, problems: np.ndarray, key: jax.Array, num_samples: int
+    ) -> tuple[list[list[int]], Samples]:
+        """The prompts of some problems, and `num_samples` answers to each."""
+        prompts = [tokens.encode_chat(self._tokenizer, task.messages(int(i))) for i in problems]
+        keys = jax.random.split(key, len(prompts))
+        return prompts, self._sampler(params, prompts, keys, num_samples=num_samples)
+
+    def _answers(self, samples: Samples) -> list[Answer]:
+        rows = zip(samples.tokens, samples.lengths, samples.stopped, strict=True)
+        return [
+            Answer(tokens.decode(self._tokenizer, ids[:n].tolist()), int(n), not bool(stopped))
+            for ids, n, stopped in rows
+        ]
+
     def _draw(
         self,
         state: TrainState,
@@ -394,26 +463,17 @@ class GRPOTrainer:
     ) -> tuple[Rollout, Scores]:
         """Samples and scores `prompts_per_step` groups; `attempt` is 0, or counts the redraws."""
         config = self.config
-        count = config.prompts_per_step
-        if attempt == 0:
-            problems = problem_indices(key, step, count, len(task))
-            step_key = jax.random.fold_in(jax.random.fold_in(key, _SAMPLING), step)
-        else:
+        number = step
+        if attempt:
             # A second endless stream, so that the first one keeps its passes over all problems.
             key = jax.random.fold_in(key, _REDRAWING)
             number = step * config.max_redraws + attempt - 1
-            problems = problem_indices(key, number, count, len(task))
-            step_key = jax.random.fold_in(jax.random.fold_in(key, _SAMPLING), number)
+        problems = problem_indices(key, number, config.prompts_per_step, len(task))
+        key = jax.random.fold_in(jax.random.fold_in(key, _SAMPLING), number)
         with clock.measure("sample"):
-            prompts = [tokens.encode_chat(self._tokenizer, task.messages(int(i))) for i in problems]
-            keys = jax.random.split(step_key, count)
-            samples = self._sampler(params, prompts, keys, num_samples=config.group_size)
+            prompts, samples = self._sample(params, task, problems, key, config.group_size)
         with clock.measure("score"):
-            rows = zip(samples.tokens, samples.lengths, samples.stopped, strict=True)
-            answers = [
-                Answer(tokens.decode(self._tokenizer, ids[:n].tolist()), int(n), not bool(stopped))
-                for ids, n, stopped in rows
-            ]
+            answers = self._answers(samples)
             scores = task.score(np.repeat(problems, config.group_size), answers)
         rewards = np.asarray(scores.rewards, np.float32)
         if rewards.shape != (len(answers),):

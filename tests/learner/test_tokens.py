@@ -88,3 +88,17 @@ def test_pad_right():
     assert padded.dtype == lengths.dtype == np.int32
     with pytest.raises(ValueError, match="row 1 has 4 tokens; at most 3"):
         tokens.pad_right([[], [1] * 4], 3, 0)
+
+
+def test_character_tokenizer(tmp_path):
+    tokenizer = tokens.character_tokenizer("ab +1")
+    assert tokenizer.encode("b a+1") == [1, 2, 0, 3, 4]
+    assert tokens.decode(tokenizer, [1, 2, 0, 5, 5]) == "b a"
+    assert tokens.encode_chat(tokenizer, [{"role": "user", "content": "a+b"}]) == [0, 3, 1, 5]
+    assert tokens.stop_token_ids(tokenizer) == (5,)
+    assert tokens.pad_id(tokenizer) == 5
+    assert tokens.vocab_size(tokenizer) == 6
+    tokenizer.save_pretrained(tmp_path)
+    assert tokens.load_tokenizer(tmp_path).encode("ab") == [0, 1]
+    with pytest.raises(ValueError, match="'aba'"):
+        tokens.character_tokenizer("aba")
