@@ -5,12 +5,15 @@ import dataclasses
 import pytest
 
 from engineer import context, lakes, modules
-from engineer.context import VARIANTS, ContextSpec, variant
+from engineer.context import VARIANTS, ContextSpec, fitted, variant
 from engineer.demonstrations import random_record
 from engineer.evidence import (
+    DrawnFailure,
     Evidence,
     FailureBreakdown,
     GroupOutcome,
+    Statistics,
+    TrainingEvidence,
 )
 from engineer.family import NO_HISTORY, NO_SUMMARY, SUMMARY_REQUEST
 from engineer.record import RoundRecord, RunRecord
@@ -132,6 +135,106 @@ def test_a_context_is_short_for_a_small_vocabulary():
     assert 0 < longest < 250
 
 
+FULL = ContextSpec(
+    guideline=True, history="all", summary=True, training="full", details=True, results=True,
+    examples=2,
+)  # fmt: skip
+TOLD = dataclasses.replace(
+    RECORD,
+    history=(
+        RECORD.history[0],
+        dataclasses.replace(
+            RECORD.history[1],
+            evidence=Evidence(
+                dataclasses.replace(
+                    LATEST,
+                    by_group=(
+                        dataclasses.replace(
+                            LATEST.by_group[0], gap=Statistics(9, 1.5, 0, 1, 4), length=None
+                        ),
+                        LATEST.by_group[1],
+                    ),
+                ),
+                TrainingEvidence(
+                    12, 0.25, 0.375, 0.5, {"3": 0.75},
+                    {"3": {"hole_ratio": 0.3}}, {"3": {"hole_ratio": 0.222}},
+                ),
+                (
+                    DrawnFailure("3", ("no_holes",), "VALIDATION ITEM", held_out=True),
+                    DrawnFailure("3", ("no_holes", "in_bounds"), "F H\nF F", held_out=False),
+                    DrawnFailure("4", ("parsable",), "nonsense", held_out=False),
+                ),
+            ),
+        ),
+    ),
+)  # fmt: skip
+
+
+def test_modules_beyond_the_publication():
+    texts = blocks(FULL, TOLD)
+    assert texts[4] == (
+        "Details of the latest results: mean, median and largest\n"
+        "size 3: cost above optimum 1.50 1.00 4.00\nsize 4: not recorded"
+    )
+    assert texts[5] == (
+        "Latest training\nsteps 12 reward 0.25 last quarter 0.38 groups with signal 0.50\n"
+        "size 3: valid 0.75 hole_ratio asked 0.30 made 0.22"
+    )
+    assert texts[6] == (
+        "Examples of failures in training\n\nfailed no_holes, in_bounds\nF H\nF F\n\n"
+        "failed parsable\nnonsense"
+    )
+    assert "nonsense" not in "\n".join(blocks(dataclasses.replace(FULL, examples=1), TOLD))
+    bare = blocks(FULL, RECORD)
+    assert bare[5].endswith("not recorded")
+    assert bare[6].endswith("none recorded")
+
+
+def test_no_held_out_item_is_ever_shown():
+    for spec in (FULL, *VARIANTS.values()):
+        assert "VALIDATION ITEM" not in compose(spec, TOLD)[0]["content"]
+
+
+def test_a_context_is_shortened_in_the_stated_order():
+    limits, notes = [], []
+    record = dataclasses.replace(
+        TOLD,
+        history=(RECORD.history[0], dataclasses.replace(RECORD.history[0], round=1),
+                 dataclasses.replace(TOLD.history[1], round=2)),
+        round=3, total_rounds=5,
+    )  # fmt: skip
+    longest = len(compose(FULL, record)[0]["content"])
+    seen = set()
+    for limit in range(longest, 0, -1):
+        shown = fitted(
+            FULL, record, lakes.FAMILY, lambda chat, n=limit: len(chat[0]["content"]) <= n
+        )
+        if shown is None:
+            break
+        (message,), left_out = shown
+        assert len(message["content"]) <= limit
+        assert lakes.INSTRUCTION in message["content"]  # never cut within
+        assert F.splitlines()[2] in message["content"]
+        assert message["content"].rstrip().endswith((lakes.OUTPUT_FORMAT, SUMMARY_REQUEST))
+        if left_out not in seen:
+            seen.add(left_out)
+            limits.append(limit)
+            notes = left_out
+    assert len(limits) == 11
+    assert [note.removeprefix("context: ").partition(" left out")[0] for note in notes] == [
+        "round 0 of the history",
+        "round 1 of the history",
+        "the history",
+        "example 2",
+        "example 1",
+        "the results of training",
+        "the details of the validation",
+        "the training details",
+        "the explanation",
+        "the guideline",
+    ]
+
+
 def test_unknown_names_and_missing_details_are_refused():
     with pytest.raises(ValueError, match=r"variant='V7' .*'V1', 'V2', 'V3', 'V4', 'V5', 'V6'"):
         compose("V7", RECORD)
@@ -139,6 +242,8 @@ def test_unknown_names_and_missing_details_are_refused():
         ContextSpec(history="some")
     with pytest.raises(ValueError, match=r"training='all' .*'bookkeeping'"):
         ContextSpec(training="all")
+    with pytest.raises(ValueError, match="examples=-1"):
+        ContextSpec(examples=-1)
     training = {"objective": "GRPO", "schedule": "constant"}
     incomplete = dataclasses.replace(RECORD, training=training)
     with pytest.raises(ValueError, match=r"\['reward'\] missing"):

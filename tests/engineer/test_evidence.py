@@ -1,11 +1,13 @@
 """Counting the outcomes of a validation."""
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
 
 from engineer.demonstrations import random_record
+from engineer.evidence import DrawnFailure, Evidence, Statistics, TrainingEvidence
 from engineer.lakes import CHECKS, FAMILY, lake_breakdown, lake_space
 from engineer.record import RoundRecord, RunRecord
 from engineer.space import on_grid, share_units
@@ -87,6 +89,44 @@ def test_a_run_record_is_in_order():
         fields = {**vars(record), **change}
         with pytest.raises(ValueError, match=message):
             RunRecord(**fields)
+
+
+def test_statistics_by_size():
+    times = np.array([-1, 2, -1, 3, -1])
+    gaps = np.array([0, -1, -1, -1, 4])
+    length = np.array([10, 20, 30, 40, 50])
+    three, five = lake_breakdown(
+        SIZES, VALID, OPTIMAL, FAILED, violation_time=times, gap=gaps, length=length
+    ).by_group
+    assert three.violation_time == Statistics(1, 3.0, 3.0, 3.0, 3.0)
+    assert five.violation_time == Statistics(1, 2.0, 2.0, 2.0, 2.0)
+    assert (three.gap.mean, five.gap.mean) == (0.0, 4.0)
+    assert three.length == Statistics(3, 26.6667, 10.0, 30.0, 40.0)
+    unknown = lake_breakdown(SIZES, VALID, OPTIMAL, FAILED, gap=np.full(5, -1))
+    assert unknown.by_group[0].gap is None
+    with pytest.raises(ValueError, match=r"gap: integers\[5\]"):
+        lake_breakdown(SIZES, VALID, OPTIMAL, FAILED, gap=gaps / 2)
+
+
+def test_evidence_and_runs_survive_json():
+    breakdown = lake_breakdown(SIZES, VALID, OPTIMAL, FAILED, length=np.arange(5))
+    evidence = Evidence(
+        breakdown,
+        TrainingEvidence(9, 0.5, 0.6, 0.7, {"3": 0.5}, {"3": {"x": 0.1}}, {"3": {"x": 0.2}}),
+        (DrawnFailure("3", ("conflict_free",), "a\nb", held_out=True),),
+    )
+    assert Evidence.from_dict(json.loads(json.dumps(evidence.to_dict()))) == evidence
+    record = random_record(2, lake_space((3, 4)), FAMILY)
+    first = dataclasses.replace(record.history[0], evidence=evidence)
+    record = dataclasses.replace(
+        record, history=(first, *record.history[1:]), initial=breakdown, training={"a": "b"}
+    )
+    assert RunRecord.from_dict(json.loads(json.dumps(record.to_dict()))) == record
+    for broken in ({}, {"validation": {}, "training": None, "failures": []}):
+        with pytest.raises(ValueError, match=r"evidence|breakdown"):
+            Evidence.from_dict(broken)
+    with pytest.raises(ValueError, match="signal_share=2"):
+        TrainingEvidence(1, 0.0, 0.0, 2.0)
 
 
 def test_grids_and_shares():
