@@ -387,13 +387,23 @@ class GRPOTrainer:
         indices = np.repeat(drawn.problems, config.group_size)
         return StepResult(step, state, figures, indices, drawn.answers, scores)
 
-    def lower(
-        self, prompt_length: int
-    ) -> tuple[dict[str, jax.stages.Lowered], dict[str, jax.stages.Lowered]]:
-        """The programs of sampling and of an update for the longest rows: `learner.plan`.
+    def lower_sampling(self, prompt_length: int) -> dict[str, jax.stages.Lowered]:
+        """The programs of sampling, ready to compile without any arrays: `learner.plan`.
 
-        Nothing is computed: `reference_params` and `base_params` may be `jax.ShapeDtypeStruct`s
-        with shardings.
+        Args:
+          prompt_length: tokens of the longest prompt.
+        """
+        config = self.config
+        state = abstract_train_state(self._model_config, config.optimizer, self._mesh)
+        return self._sampler.lower(
+            state.params, config.prompts_per_step, config.group_size, prompt_length
+        )
+
+    def lower_update(self, prompt_length: int) -> dict[str, jax.stages.Lowered]:
+        """The programs of an update with the longest rows, ready to compile without any arrays.
+
+        `reference_params` and `base_params` of the trainer may be `jax.ShapeDtypeStruct`s with
+        shardings here.
 
         Args:
           prompt_length: tokens of the longest prompt.
@@ -415,13 +425,8 @@ class GRPOTrainer:
             weights=numbers,
             old_logprobs=numbers if self._needs_old else None,
         )
-        arguments = (self._model_config, config.optimizer, self._mesh)
-        state = abstract_train_state(*arguments, config.lora)
-        params = abstract_train_state(*arguments).params
-        sampling = self._sampler.lower(
-            params, config.prompts_per_step, config.group_size, prompt_length
-        )
-        return sampling, self._update.lower(state, batch, self._extra)
+        state = abstract_train_state(self._model_config, config.optimizer, self._mesh, config.lora)
+        return self._update.lower(state, batch, self._extra)
 
     def evaluate(self, params: Any, task: Task, key: jax.Array) -> tuple[list[Answer], Scores]:
         """One answer to every problem of a task, sampled as in training, and its scores.

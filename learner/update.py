@@ -138,6 +138,31 @@ class Updater:
                 total = self._accumulate(total, state.params, jax.device_put(batch, rows), extra)
             return self._apply(state, total, jnp.int32(count_step))
 
+    def lower(
+        self, state: TrainState, micro_batch: Any, extra: Any = None
+    ) -> dict[str, jax.stages.Lowered]:
+        """The programs of an update, ready to compile without any arrays: `learner.plan`.
+
+        Args:
+          state: `jax.ShapeDtypeStruct`s with shardings, of `train_state.abstract_train_state`.
+          micro_batch: `jax.ShapeDtypeStruct`s with rows leading.
+          extra: as in `__call__`, arrays or `jax.ShapeDtypeStruct`s with shardings.
+        """
+        rows = sharding.batch_sharding(self._mesh)
+        batch = jax.tree.map(lambda x: x.update(sharding=rows), micro_batch)
+        whole = sharding.replicated(self._mesh)
+        with sharding.use(self._mesh):
+            gradients, *sums = jax.eval_shape(self._zero, state.params)
+            total = (
+                jax.tree.map(lambda x, p: x.update(sharding=p.sharding), gradients, state.params),
+                *jax.tree.map(lambda x: x.update(sharding=whole), sums),
+            )
+            steps = jax.ShapeDtypeStruct((), jnp.int32)
+            return {
+                "gradients": self._accumulate.lower(total, state.params, batch, extra),
+                "optimizer": self._apply.lower(state, total, steps),
+            }
+
 
 class NonFiniteError(RuntimeError):
     """A number that steers training was NaN or infinite, and the training stopped there.
