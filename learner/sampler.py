@@ -192,6 +192,17 @@ class Sampler:
         """
         return self._pieces(params, [prompt], key[None], 1, automaton, None)
 
+    def lower(
+        self, params: Params, num_prompts: int, num_samples: int, prompt_length: int
+    ) -> dict[str, jax.stages.Lowered]:
+        """The programs of a call, ready to compile without any arrays: `learner.plan`.
+
+        Args:
+            params: `jax.ShapeDtypeStruct`s with shardings.
+            prompt_length: tokens of the longest prompt.
+        """
+        return self.engine.lower(params, prompt_length, *self._slots(num_prompts, num_samples))
+
     def _pieces(
         self,
         params: Params,
