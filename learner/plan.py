@@ -1,0 +1,404 @@
+"""Does a model train and sample on given devices? The memory of every program, without weights.
+
+    python -m learner.plan --config=Qwen3-4B --mesh=1x1x1,1x8x1,32x8x1
+
+The programs are those of `learner.trainer`: sampling (parameters for decoding, prefill, a segment
+of decoding with room for the longest answers) and a GRPO update (gradients of one micro-batch of
+the longest rows, the optimizer). Each is traced, split over the mesh and compiled with abstract
+arrays, for as many devices as asked for, all of them pretended by this machine's CPU.
+
+What is exact: arguments and results, which follow from shapes and shardings alone. What is an
+estimate: temporaries, which are those of the CPU compiler. It turns bfloat16 products into float32
+ones and keeps whole copies of weights and caches for that, as no accelerator does; so the programs
+are compiled in float32, whose temporaries are about twice those of bfloat16. Attention is the
+reference; the kernels of accelerators need less.
+
+Exits with 1 if something does not fit.
+"""
+
+import argparse
+import dataclasses
+import math
+import os
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any, cast
+
+import jax
+from jax.sharding import Mesh
+
+from learner import hub, sharding
+from learner.grpo import ObjectiveConfig
+from learner.lora import LoraConfig
+from learner.qwen3 import model
+from learner.qwen3.config import DTYPES, REMAT, Qwen3Config
+from learner.qwen3.published import NAMES, published
+from learner.train_state import OptimizerConfig, abstract_train_state
+from learner.trainer import GRPOConfig, GRPOTrainer
+
+_GIGABYTE = 10**9
+_DEVICE_COUNT = "--xla_force_host_platform_device_count"
+# The order of operations that needs little memory, not the one that keeps many threads busy.
+_COMPILER_OPTIONS = {"xla_cpu_enable_concurrency_optimized_scheduler": False}
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """The memory of one device while one program runs, in bytes.
+
+    Attributes:
+        name: what it does.
+        arguments: its arguments; outputs: its results.
+        reused: arguments whose memory results take over.
+        temporaries: what the compiler adds; an estimate, see the module.
+        elsewhere: what lives on the device at that time and is no argument.
+    """
+
+    name: str
+    arguments: int
+    outputs: int
+    reused: int
+    temporaries: int
+    elsewhere: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.arguments + self.outputs - self.reused + self.temporaries + self.elsewhere
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The memory of one device in one part of a training step.
+
+    Attributes:
+        part: "sampling" or "training".
+        programs: in the order in which they run.
+    """
+
+    part: str
+    programs: tuple[Program, ...]
+
+    @property
+    def peak(self) -> int:
+        """Bytes of the program that needs most."""
+        return max(program.total for program in self.programs)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Vocabulary:
+    """What shapes depend on of a tokenizer."""
+
+    size: int
+    eos_token_id: int = 1
+    pad_token_id: int = 0
+
+    def get_vocab(self) -> dict[str, int]:
+        return {"last": self.size - 1}
+
+
+def plan_sampling(
+    config: Qwen3Config, training: GRPOConfig, mesh: Mesh, prompt_length: int
+) -> Plan:
+    """The memory of sampling the answers of one step; the state of training stays where it is.
+
+    Args:
+        config: the model.
+        training: how it is trained and sampled.
+        mesh: devices of any kind; nothing runs on them.
+        prompt_length: tokens of the longest prompt.
+
+    Raises:
+        ValueError: model, options and mesh do not go together.
+    """
+    real, compiled = (
+        _trainer(c, training, mesh).lower_sampling(prompt_length) for c in _both(config)
+    )
+    programs = {name: _program(name, real[name], compiled[name]) for name in real}
+    weights, prompt_cache = programs["prepare"].outputs, programs["prefill"].reused
+    sample_cache = programs["segment"].reused
+    resident = _state_bytes(config, training, mesh) + _frozen_bytes(config, training, mesh)
+    if training.lora.rank:
+        resident += _param_bytes(config, mesh)  # The base and its adapters, merged.
+    elsewhere = {
+        "prepare": resident - programs["prepare"].arguments,
+        "prefill": resident + sample_cache,
+        "resize": resident + weights + prompt_cache,
+        "segment": resident,
+    }
+    order = [name for name in elsewhere if name in programs]
+    return Plan(
+        "sampling",
+        tuple(dataclasses.replace(programs[n], elsewhere=elsewhere[n]) for n in order),
+    )
+
+
+def plan_training(
+    config: Qwen3Config, training: GRPOConfig, mesh: Mesh, prompt_length: int
+) -> Plan:
+    """The memory of an update; arguments and errors as of `plan_sampling`."""
+    real, compiled = (
+        _trainer(c, training, mesh).lower_update(prompt_length) for c in _both(config)
+    )
+    programs = {name: _program(name, real[name], compiled[name]) for name in real}
+    state = abstract_train_state(config, training.optimizer, mesh, training.lora)
+    elsewhere = {
+        "gradients": _tree_bytes(state.opt_state),
+        "optimizer": _frozen_bytes(config, training, mesh),
+    }
+    return Plan(
+        "training",
+        tuple(dataclasses.replace(programs[n], elsewhere=elsewhere[n]) for n in elsewhere),
+    )
+
+
+def _both(config: Qwen3Config) -> tuple[Qwen3Config, Qwen3Config]:
+    """The model as it is, and as it is compiled here."""
+    return config, dataclasses.replace(config, dtype="float32")
+
+
+def _trainer(config: Qwen3Config, training: GRPOConfig, mesh: Mesh) -> GRPOTrainer:
+    params = abstract_train_state(config, training.optimizer, mesh).params
+    return GRPOTrainer(
+        training,
+        config,
+        mesh,
+        _Vocabulary(config.vocab_size),
+        reference_params=params if training.objective.kl_coef > 0 else None,
+        base_params=params if training.lora.rank else None,
+    )
+
+
+def _program(name: str, real: Any, lowered: Any) -> Program:
+    """Arguments and results of `real`, temporaries of `lowered`, its float32 twin."""
+    compiled = lowered.compile(_COMPILER_OPTIONS)
+    # Arguments that the program does not use have no place on the devices.
+    arguments = _with_places(real.args_info, compiled.input_shardings)
+    used = [(argument, place) for argument, place in arguments if place is not None]
+    outputs = _with_places(real.out_info, compiled.output_shardings)
+    return Program(
+        name=name,
+        arguments=sum(_shard_bytes(argument, place) for argument, place in used),
+        outputs=sum(_shard_bytes(output, place) for output, place in outputs),
+        reused=sum(_shard_bytes(argument, place) for argument, place in used if argument.donated),
+        temporaries=compiled.memory_analysis().temp_size_in_bytes,
+        elsewhere=0,
+    )
+
+
+def _with_places(infos: Any, shardings: Any) -> list[tuple[Any, Any]]:
+    """Leaves and their shardings, which may be None."""
+    leaves, structure = jax.tree.flatten(infos)
+    places = cast(Any, structure).flatten_up_to(shardings)
+    return list(zip(leaves, places, strict=True))
+
+
+def _shard_bytes(leaf: Any, place: Any) -> int:
+    """Bytes on one device of an array that is placed so; None is whole."""
+    shape = leaf.shape if place is None else place.shard_shape(leaf.shape)
+    return math.prod(shape) * leaf.dtype.itemsize
+
+
+def _tree_bytes(tree: Any) -> int:
+    return sum(_shard_bytes(leaf, leaf.sharding) for leaf in jax.tree.leaves(tree))
+
+
+def _state_bytes(config: Qwen3Config, training: GRPOConfig, mesh: Mesh) -> int:
+    return _tree_bytes(abstract_train_state(config, training.optimizer, mesh, training.lora))
+
+
+def _param_bytes(config: Qwen3Config, mesh: Mesh) -> int:
+    return _tree_bytes(abstract_train_state(config, OptimizerConfig(), mesh).params)
+
+
+def _frozen_bytes(config: Qwen3Config, training: GRPOConfig, mesh: Mesh) -> int:
+    """Reference model and base of adapters."""
+    copies = (training.objective.kl_coef > 0) + (training.lora.rank > 0)
+    return copies * _param_bytes(config, mesh)
+
+
+# Report ----------------------------------------------------------------------
+
+
+def table(plan: Plan) -> str:
+    """The programs of a plan, a line each, in gigabytes (1e9 bytes) of one device."""
+    columns = ("arguments", "outputs", "reused", "temporaries", "elsewhere", "total")
+    lines = [f"{plan.part:<12}" + "".join(f"{column:>13}" for column in columns)]
+    for program in plan.programs:
+        values = (getattr(program, column) / _GIGABYTE for column in columns)
+        lines.append(f"{program.name:<12}" + "".join(f"{value:>13.2f}" for value in values))
+    return "\n".join(lines)
+
+
+def verdict(plan: Plan, config: Qwen3Config, training: GRPOConfig, mesh: Mesh, room: int) -> str:
+    """Whether a plan fits into `room` bytes; if not, what to change, the most useful first."""
+    needed = f"{plan.part} needs {plan.peak / _GIGABYTE:.1f} of {room / _GIGABYTE:.1f} GB"
+    if plan.peak <= room:
+        return f"{needed}: fits"
+    return "\n  ".join([f"{needed}: does not fit. What to change:", *_advice(
+        plan, config, training, mesh
+    )])  # fmt: skip
+
+
+def _advice(plan: Plan, config: Qwen3Config, training: GRPOConfig, mesh: Mesh) -> list[str]:
+    def gigabytes(size: int) -> str:
+        return f"{size / _GIGABYTE:.1f} GB"
+
+    state = _state_bytes(config, training, mesh)
+    advice = [
+        f"a larger fsdp axis (now {mesh.shape['fsdp']}): parameters and optimizer take "
+        f"{gigabytes(state)} of each device, in inverse proportion to it"
+    ]
+    shards = sharding.num_row_shards(mesh)
+    if plan.part == "training":
+        temporaries = max(program.temporaries for program in plan.programs)
+        rows = training.micro_batch_rows // shards
+        if rows > 1:
+            advice.append(
+                f"fewer rows at a time on each device (--rows, now {rows}): temporaries take "
+                f"{gigabytes(temporaries)}"
+            )
+        if config.remat not in ("full", "offload"):
+            advice.append(
+                f"--remat=full (now {config.remat}): keeps only the input of each block of the "
+                f"{gigabytes(temporaries)} of temporaries"
+            )
+        if training.answers_per_row > 1:
+            advice.append(
+                f"fewer answers in a row (--answers_per_row, now {training.answers_per_row})"
+            )
+    else:
+        segment = next(program for program in plan.programs if program.name == "segment")
+        answers = training.sampling_rows // shards
+        advice.append(
+            f"fewer answers at a time on each device (--answers, now {answers}), or shorter ones "
+            f"(--max_new_tokens, now {training.max_new_tokens}): their keys and values take "
+            f"{gigabytes(segment.reused)}"
+        )
+        kv_heads, tensor = config.num_key_value_heads, mesh.shape["tensor"]
+        larger = [n for n in range(tensor + 1, kv_heads + 1) if kv_heads % n == 0]
+        if larger:
+            weights = plan.programs[0].outputs
+            advice.append(
+                f"a larger tensor axis (now {tensor}; {larger[0]} is the next): the weights for "
+                f"decoding take {gigabytes(weights)}, and fsdp does not split them"
+            )
+    if training.optimizer.moment_dtype == "float32" and not training.lora.rank:
+        saved = _param_bytes(config, mesh) // 2
+        advice.append(f"--moment_dtype=bfloat16: saves {gigabytes(saved)}")
+    if not training.lora.rank:
+        advice.append("--lora_rank=16: no moments and no optimizer for the model's parameters")
+    return advice
+
+
+# Command ---------------------------------------------------------------------
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m learner.plan",
+        description=__doc__.split("\n\n")[0] if __doc__ else None,
+    )
+    add = parser.add_argument
+    add("--config", required=True, help=f"{', '.join(NAMES)}, or a folder with a config.json")
+    add("--mesh", default="1x1x1,1x8x1,32x8x1", help="data x fsdp x tensor, one or several")
+    add("--memory", type=float, default=141.0, help="gigabytes (1e9 bytes) of one device")
+    add("--parts", default="sampling,training", help="which to plan")
+    add("--dtype", choices=DTYPES, default="bfloat16", help="of activations, decoding and cache")
+    add("--remat", choices=REMAT, default="full", help="what the backward pass finds kept")
+    add("--moment_dtype", choices=DTYPES, default="float32", help="of Adam's first moment")
+    add("--lora_rank", type=int, default=0, help="adapters of this rank; 0 trains all parameters")
+    add("--kl_coef", type=float, default=0.0, help="above 0 there is a reference model")
+    add("--prompt_length", type=int, default=512, help="tokens of the longest prompt")
+    add("--max_new_tokens", type=int, default=1024, help="tokens of the longest answer")
+    add("--group_size", type=int, default=8, help="answers to each prompt")
+    add("--rows", type=int, default=1, help="rows of a micro-batch on each row shard")
+    add("--answers_per_row", type=int, default=1, help="answers that share a row")
+    add("--answers", type=int, default=64, help="answers sampled at a time on each row shard")
+    return parser.parse_args(argv)
+
+
+def _mesh_sizes(text: str) -> list[tuple[int, int, int]]:
+    sizes = []
+    for part in text.split(","):
+        if not re.fullmatch(r"[1-9]\d*x[1-9]\d*x[1-9]\d*", part):
+            raise ValueError(f"mesh is {part!r}; it must be data x fsdp x tensor, such as '1x8x1'")
+        data, fsdp, tensor = map(int, part.split("x"))
+        sizes.append((data, fsdp, tensor))
+    return sizes
+
+
+def _use_host_devices(count: int) -> None:
+    """Make this machine's CPU look like `count` devices; before anything uses JAX's devices."""
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    flags = [flag for flag in flags if not flag.startswith(_DEVICE_COUNT)]
+    os.environ["XLA_FLAGS"] = " ".join([*flags, f"{_DEVICE_COUNT}={count}"])
+    jax.config.update("jax_platforms", "cpu")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Plan for every mesh that is asked for, print, and return 1 if something does not fit."""
+    options = _arguments(argv)
+    planners = {"sampling": plan_sampling, "training": plan_training}
+    fits = True
+    try:
+        parts = options.parts.split(",")
+        if unknown := set(parts) - set(planners):
+            raise ValueError(f"parts is {sorted(unknown)}; allowed are {tuple(planners)}")
+        compute = {"dtype": options.dtype, "remat": options.remat}
+        if options.config.removeprefix("Qwen/") in NAMES:
+            config = published(options.config, **compute)
+        else:
+            config = Qwen3Config.from_folder(hub.model_folder(options.config), **compute)
+        sizes = _mesh_sizes(options.mesh)
+        _use_host_devices(max(math.prod(size) for size in sizes))
+        print(_heading(config, options))
+        for size in sizes:
+            mesh = sharding.make_mesh(*size)
+            training = _training(options, sharding.num_row_shards(mesh))
+            names = ", ".join(f"{axis} {n}" for axis, n in mesh.shape.items())
+            print(f"\n{mesh.size} device{'s' * (mesh.size > 1)} ({names}), GB of each")
+            for part in parts:
+                plan = planners[part](config, training, mesh, options.prompt_length)
+                room = int(options.memory * _GIGABYTE)
+                print(table(plan))
+                print(verdict(plan, config, training, mesh, room), flush=True)
+                fits &= plan.peak <= room
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0 if fits else 1
+
+
+def _training(options: argparse.Namespace, shards: int) -> GRPOConfig:
+    """So many prompts in a step that the answers sampled at a time are as many as allowed."""
+    answers = options.answers * shards
+    return GRPOConfig(
+        prompts_per_step=max(1, answers // options.group_size),
+        group_size=options.group_size,
+        micro_batch_rows=options.rows * shards,
+        answers_per_row=options.answers_per_row,
+        max_new_tokens=options.max_new_tokens,
+        sampling_rows=answers,
+        objective=ObjectiveConfig(kl_coef=options.kl_coef),
+        optimizer=OptimizerConfig(moment_dtype=options.moment_dtype),
+        lora=LoraConfig(rank=options.lora_rank),
+    )
+
+
+def _heading(config: Qwen3Config, options: argparse.Namespace) -> str:
+    parameters = sum(x.size for x in jax.tree.leaves(model.abstract_params(config)))
+    return (
+        f"{options.config}: {parameters / 1e9:.2f} billion parameters, {config.param_dtype}, "
+        f"computed in {config.dtype}, remat {config.remat}.\n"
+        f"Prompts of {options.prompt_length} tokens, answers of {options.max_new_tokens}; on each "
+        f"row shard {options.answers} answers sampled and {options.rows} rows of "
+        f"{options.answers_per_row} trained at a time.\n"
+        "Compiled for CPUs, in float32 and with the reference attention: arguments and outputs "
+        "are exact,\ntemporaries an upper estimate of what another platform needs."
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
