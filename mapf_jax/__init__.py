@@ -1,5 +1,6 @@
 """MAPF-FrozenLake in JAX: a batched simulator, an exact solver and an instance generator."""
 
+from mapf_jax.ascii import ascii_frames, ascii_instance, instance_from_ascii
 from mapf_jax.check import check_env
 from mapf_jax.env import MapfFrozenLake, RewardWeights
 from mapf_jax.environment_config import EnvironmentConfig
@@ -19,6 +20,8 @@ from mapf_jax.types import (
     TimeStep,
     Verdict,
     ViolationKind,
+    make_instance,
+    stack,
 )
 from mapf_jax.verify import verify
 from mapf_jax.wrappers import AutoReset, Batched, LogEpisodes, PoolAutoReset, RandomAutoReset
@@ -44,10 +47,14 @@ __all__ = [
     "TimeStep",
     "Verdict",
     "ViolationKind",
+    "ascii_frames",
+    "ascii_instance",
     "check_env",
     "fingerprints",
     "generate",
+    "instance_from_ascii",
     "make",
+    "make_instance",
     "pad_instance",
     "plans_from_texts",
     "prompt",
@@ -55,5 +62,6 @@ __all__ = [
     "registered_envs",
     "render_answer",
     "solve",
+    "stack",
     "verify",
 ]

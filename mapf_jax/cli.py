@@ -105,8 +105,8 @@ def _parser() -> argparse.ArgumentParser:
         return added
 
     making = command(_generate, "Make distinct solvable instances with their optimal plans.")
-    making.add_argument("--num-instances", type=_count, default=100, help="default: %(default)s")
-    making.add_argument("--num-agents", type=_count, default=2, help="default: %(default)s")
+    making.add_argument("--num-instances", type=_count, help="default: 100")
+    making.add_argument("--num-agents", type=_count, help="2 to 5 (default: 2)")
     making.add_argument(
         "--sizes", type=_sizes, help="lake sizes such as 3-10 or 4,6,8 (default: 3-10)"
     )
@@ -150,25 +150,43 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _generate(args: argparse.Namespace) -> None:
-    ratios = ("sizes", "hole_ratio", "wait_ratio")
-    given = [name for name in ratios if getattr(args, name) is not None]
-    if given and (args.config or args.benchmark):
-        other = "--config" if args.config else "--benchmark"
-        raise ValueError(f"--{given[0].replace('_', '-')} cannot go with {other}")
+    shape = ("sizes", "hole_ratio", "wait_ratio")
+    _refuse(args, shape, "config")
+    _refuse(args, (*shape, "config", "num_agents", "num_instances"), "benchmark")
     if args.config:
         config = _read_config(args.config)
+        if config.agents:
+            _refuse(args, ("num_agents",), "config")
     else:
         hole_ratio = 0.2 if args.hole_ratio is None else args.hole_ratio
         wait_ratio = 0.5 if args.wait_ratio is None else args.wait_ratio
         config = EnvironmentConfig.uniform(args.sizes or range(3, 11), hole_ratio, wait_ratio)
-    key = jax.random.key(args.seed)
     with _output(args.out) as out:
-        instances, report = generate(key, config, args.num_instances, args.num_agents)
-        for i in range(len(instances)):
-            instance = instances[i]
-            name = f"{int(instance.active.sum())}ag_{instance.size}x{instance.size}_{i:05d}"
-            _write(out, formats.to_record(instance, name))
+        names: Sequence[str]
+        if args.benchmark:
+            from mapf_jax.benchmark import benchmark_instances
+
+            made = benchmark_instances(args.seed)
+            instances, names = made.instances, made.ids
+            report = GenerationReport(len(instances), len(instances), made.reports)
+        else:
+            key, count = jax.random.key(args.seed), args.num_instances or 100
+            instances, report = generate(key, config, count, args.num_agents or 2)
+            counts = np.asarray(instances.active).sum(-1)
+            names = [
+                f"{counts[i]}ag_{instances.size[i]}x{instances.size[i]}_{i:05d}"
+                for i in range(len(instances))
+            ]
+        for i, name in enumerate(names):
+            _write(out, formats.to_record(instances[i], name))
     _tell_report(report, args.report)
+
+
+def _refuse(args: argparse.Namespace, options: Sequence[str], beside: str) -> None:
+    """Raises ValueError if one of these options was given together with another."""
+    for name in options:
+        if getattr(args, beside) and getattr(args, name) is not None:
+            raise ValueError(f"--{name.replace('_', '-')} cannot go with --{beside}")
 
 
 def _solve(args: argparse.Namespace) -> None:
@@ -361,11 +379,11 @@ def _read_config(path: Path) -> EnvironmentConfig:
 
 def _tell_report(report: GenerationReport, path: Path | None) -> None:
     """What was asked and what was made, as a table for people and as JSON on demand."""
-    table = report.to_dict()
     if path is not None:
-        path.write_text(json.dumps(table, indent=2) + "\n")
-    print(f"{table['made']} of {table['asked']} instances", file=sys.stderr)
-    rows = [list(table["sizes"][0]), *(list(row.values()) for row in table["sizes"])]
+        path.write_text(json.dumps(report.to_dict(), indent=2) + "\n")
+    print(f"{report.made} of {report.asked} instances", file=sys.stderr)
+    sizes = [dataclasses.asdict(size) for size in report.sizes]
+    rows = [list(sizes[0]), *(list(row.values()) for row in sizes)]
     widths = [max(len(str(cell)) for cell in column) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = (str(cell).rjust(width) for cell, width in zip(row, widths, strict=True))

@@ -471,7 +471,7 @@ def _mix(colour: str, other: str, share: float) -> str:
 
 def save_animation(path: Path, frames: Sequence["Image.Image"], durations: Sequence[int]) -> None:
     """Writes frames with their milliseconds as a GIF that repeats."""
-    reduced = [frame.quantize(128, dither=0) for frame in frames]
+    reduced = [frame.quantize(64, dither=0) for frame in frames]
     reduced[0].save(
         path, save_all=True, append_images=reduced[1:], duration=list(durations), loop=0
     )

@@ -50,7 +50,7 @@ def save(path: Path, instance: Instance, plan: Plan | None = None, cell: int = 4
     from mapf_jax import image  # Only pictures need Pillow.
 
     if suffix == ".png":
-        image.picture(instance, plan, cell).save(path)
+        image.picture(instance, plan, cell).save(path, optimize=True)
         return
     if plan is None:
         raise ValueError(f"{path}: an animation needs a plan")
