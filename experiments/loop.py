@@ -25,6 +25,7 @@ from engineer.record import RoundRecord, RunRecord
 from engineer.space import Configuration
 from experiments import designing, evidence
 from experiments import run_directory as files
+from experiments.engineer_training import EngineerTrainer
 from experiments.errors import UserError, user_errors
 from experiments.mapf_task import MapfTask
 from experiments.policy import Policy, Responder, load_params, load_policy
@@ -45,7 +46,7 @@ from learner.update import NonFiniteError
 from mapf_jax import EnvironmentConfig, formats
 
 # What the run's key is folded with, so that no two uses share one.
-_GENERATION, _TRAINING, _DESIGN, _COLD_START = range(4)
+_GENERATION, _TRAINING, _DESIGN, _COLD_START, _ENGINEER = range(5)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,6 +122,11 @@ class Loop:
         validation = self._validation_set()
         validator = Validator(settings, responder, validation)
         names = set(mapf_jax.fingerprints(validation))
+        engineer_trainer = None
+        if settings.engineer.training.steps:
+            engineer_trainer = EngineerTrainer(
+                settings, policy, trainer, responder, names, reference, base
+            )
         with Checkpoints(
             directory.root / "checkpoints",
             keep=settings.checkpoint.keep,
@@ -164,6 +170,15 @@ class Loop:
                     writers.write(position.total, _validation_figures(self._breakdown(path)))
                 self._evidence(index)
                 if index + 1 < settings.loop.rounds:
+                    if engineer_trainer is not None:
+                        # Done anew after a resume: the state of the checkpoint is from before it.
+                        state = engineer_trainer(
+                            state,
+                            self._record(index + 1),
+                            self._round_key(_ENGINEER, index),
+                            directory.round(index) / "engineer_training.jsonl",
+                        )
+                        policy_params = trainer.policy_params(state)
                     self._design(index + 1, policy, engineer, policy_params)
                 del policy_params  # The next step of training donates it.
                 self._report_round(index)

@@ -11,6 +11,7 @@
     rounds/R/train_failures.json    some failures of its last step, drawn
     rounds/R/validation.json        outcomes by size, and all answers in answers.jsonl
     rounds/R/evidence.json          what training and validation showed, for the engineer
+    rounds/R/engineer_training.jsonl  designs tried and what they taught, where that is trained
     rounds/R/design/                how round R + 1 came about: context.md as it was read,
                                     answers.md, design.json, analysis.json, and record.json:
                                     all that was known
