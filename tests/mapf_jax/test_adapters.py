@@ -1,0 +1,122 @@
+"""The adapters under their libraries' own checks, and against the simulator itself."""
+
+import warnings
+
+import gymnasium
+import jax
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+from gymnasium.vector import AutoresetMode
+from pettingzoo.test import parallel_api_test
+
+import mapf_jax
+from mapf_jax.adapters.gymnasium_env import MapfGymEnv, MapfVectorEnv
+from mapf_jax.adapters.pettingzoo_env import MapfParallelEnv
+from mapf_jax.random_instances import draw_instance
+from mapf_jax.types import make_instance
+
+OPEN = make_instance(["F F F", "F F F", "F F F"], [(0, 0), (2, 0)], [(0, 1), (2, 2)])
+
+
+def make(observation="positions", name="MapfFrozenLakeBlock-v0", **options):
+    options = {"num_agents": 3, "size": 4, "max_steps": 9, "window": 3, **options}
+    return mapf_jax.make(name, observation=observation, **options)
+
+
+def pool(count, size=4, agents=3):
+    keys = jax.random.split(jax.random.key(0), count)
+    return jax.jit(jax.vmap(lambda key: draw_instance(key, size, agents, 2)))(keys)
+
+
+@pytest.mark.parametrize(
+    ("observation", "name"),
+    [
+        ("positions", "MapfFrozenLake-v0"),
+        ("egocentric", "MapfFrozenLakeBlock-v0"),
+        ("planes", "MapfFrozenLakeSlippery-v0"),
+    ],
+)
+def test_libraries_checks(observation, name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        # It asks for an id to make the environment by, which this one does not need.
+        warnings.filterwarnings("ignore", message=".*spec.*")
+        check_env(MapfGymEnv(make(observation, name), render_mode="ansi"))
+        check_env(MapfGymEnv(make(observation, name, action_mask=True), instances=pool(5)))
+        for masked in (False, True):
+            parallel_api_test(
+                MapfParallelEnv(make(observation, name, action_mask=masked)), num_cycles=30
+            )
+
+
+def test_single_plays_what_the_simulator_plays():
+    env = make(num_agents=2, size=4, name="MapfFrozenLake-v0")
+    gym = MapfGymEnv(env, render_mode="ansi")
+    observation, info = gym.reset(options={"instance": OPEN})
+    state, timestep = env.reset(mapf_jax.pad_instance(OPEN, 4, 2))
+    assert observation["positions"].tolist() == [[0, 0], [2, 0]]
+    for actions in ([1, 3], [0, 3], [3, 4]):
+        state, timestep = env.step(state, np.array(actions))
+        observation, reward, terminated, truncated, info = gym.step(np.array(actions))
+        np.testing.assert_array_equal(observation["positions"], env.positions(state))
+        assert reward == pytest.approx(float(timestep.reward.sum()))
+        assert (terminated, truncated) == (bool(timestep.terminated), False)
+        np.testing.assert_array_equal(info["costs"], timestep.info.costs)
+    assert terminated
+    assert info["success"]
+    assert isinstance(gym.render(), str)
+    assert gym.render().count("H") == 0
+    with pytest.raises(ValueError, match="render_mode='human'"):
+        MapfGymEnv(env, render_mode="human")
+    with pytest.raises(ValueError, match="before reset"):
+        MapfGymEnv(env).step([0, 0])
+
+
+@pytest.mark.parametrize("name", ["MapfFrozenLake-v0", "MapfFrozenLakeSlippery-v0"])
+def test_vector_env_keeps_the_last_observation(name):
+    env, batch = make("planes", name=name, action_mask=True), 12
+    vector = MapfVectorEnv(env, pool(20), batch)
+    assert isinstance(vector, gymnasium.vector.VectorEnv)
+    assert vector.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
+    observations, _ = vector.reset(seed=3)
+    vector.action_space.seed(0)
+    played, ends = [], 0
+    for _ in range(25):
+        actions = vector.action_space.sample()
+        before = observations
+        observations, rewards, terminated, truncated, info = vector.step(actions)
+        assert vector.observation_space.contains(observations)
+        assert rewards.shape == terminated.shape == truncated.shape == (batch,)
+        np.testing.assert_allclose(rewards, info["rewards"].sum(-1), rtol=1e-6)
+        done = terminated | truncated
+        ends += done.sum()
+        if done.any():
+            np.testing.assert_array_equal(info["_final_obs"], done)
+            # The holes of the lake that was played are still there in the last observation.
+            np.testing.assert_array_equal(info["final_obs"][..., 0], before[..., 0])
+        # Nobody may walk into what the mask forbids, and waiting is always allowed.
+        assert info["action_mask"][..., 4].all()
+        played.append((actions, observations))
+    assert ends > batch
+    again = MapfVectorEnv(env, pool(20), batch)
+    again.reset(seed=3)
+    for actions, expected in played:
+        np.testing.assert_array_equal(again.step(actions)[0], expected)
+    following, _ = again.reset()
+    assert not np.array_equal(following, vector.reset(seed=3)[0])
+
+
+def test_parallel_agents_see_themselves_first_and_absent_ones_take_no_part():
+    parallel = MapfParallelEnv(make(num_agents=3, size=4, name="MapfFrozenLake-v0"))
+    views, _ = parallel.reset(seed=1, options={"instance": OPEN})
+    assert parallel.agents == ["agent_0", "agent_1"] == list(views)
+    assert views["agent_1"]["positions"].tolist() == [[2, 0], [-1, -1], [0, 0]]
+    _, rewards, terminated, _, infos = parallel.step({"agent_0": 3, "agent_1": 2})
+    assert terminated == {"agent_0": True, "agent_1": True}
+    assert infos["agent_1"]["violation"] == mapf_jax.ViolationKind.OUT_OF_BOUNDS
+    assert rewards["agent_1"] == pytest.approx(-1.01)
+    assert rewards["agent_0"] == pytest.approx(-0.01)
+    assert parallel.agents == []
+    with pytest.raises(ValueError, match="agent_2"):
+        parallel.step({"agent_2": 0})
