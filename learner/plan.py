@@ -22,7 +22,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import jax
@@ -112,10 +112,9 @@ def plan_sampling(
     Raises:
         ValueError: model, options and mesh do not go together.
     """
-    real, compiled = (
-        _trainer(c, training, mesh).lower_sampling(prompt_length) for c in _both(config)
+    programs = _programs(
+        config, lambda c: _trainer(c, training, mesh).lower_sampling(prompt_length)
     )
-    programs = {name: _program(name, real[name], compiled[name]) for name in real}
     weights, prompt_cache = programs["prepare"].outputs, programs["prefill"].reused
     sample_cache = programs["segment"].reused
     resident = _state_bytes(config, training, mesh) + _frozen_bytes(config, training, mesh)
@@ -138,10 +137,7 @@ def plan_training(
     config: Qwen3Config, training: GRPOConfig, mesh: Mesh, prompt_length: int
 ) -> Plan:
     """The memory of an update; arguments and errors as of `plan_sampling`."""
-    real, compiled = (
-        _trainer(c, training, mesh).lower_update(prompt_length) for c in _both(config)
-    )
-    programs = {name: _program(name, real[name], compiled[name]) for name in real}
+    programs = _programs(config, lambda c: _trainer(c, training, mesh).lower_update(prompt_length))
     state = abstract_train_state(config, training.optimizer, mesh, training.lora)
     elsewhere = {
         "gradients": _tree_bytes(state.opt_state),
@@ -153,9 +149,15 @@ def plan_training(
     )
 
 
-def _both(config: Qwen3Config) -> tuple[Qwen3Config, Qwen3Config]:
-    """The model as it is, and as it is compiled here."""
-    return config, dataclasses.replace(config, dtype="float32")
+def _programs(
+    config: Qwen3Config, lower: Callable[[Qwen3Config], dict[str, jax.stages.Lowered]]
+) -> dict[str, Program]:
+    """The programs that `lower` makes, compiled in float32 (see the module)."""
+    real = lower(config)
+    compiled = real
+    if config.dtype != "float32":
+        compiled = lower(dataclasses.replace(config, dtype="float32"))
+    return {name: _program(name, real[name], compiled[name]) for name in real}
 
 
 def _trainer(config: Qwen3Config, training: GRPOConfig, mesh: Mesh) -> GRPOTrainer:
