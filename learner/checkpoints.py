@@ -1,6 +1,7 @@
 """Checkpoints that a kill cannot halve: the training state and a small JSON record beside it."""
 
 import dataclasses
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -13,6 +14,9 @@ import orbax.checkpoint as ocp
 from learner.train_state import TrainState
 
 _STATE, _METADATA = "state", "metadata"
+# A checkpoint that is to go is first renamed into this folder: removing its files takes more than
+# one system call, and a kill in between would leave a part of it among the others.
+_REMOVED = "removed"
 # Beside the caller's own keys in the metadata.
 _SCORE = "checkpoint_score"
 
@@ -85,9 +89,12 @@ class Checkpoints:
                 read_only=read_only,
                 cleanup_tmp_directories=not read_only,
                 enable_async_checkpointing=asynchronous,
+                todelete_subdir=_REMOVED,
             ),
             item_names=(_STATE, _METADATA),
         )
+        self._read_only = read_only
+        self._sweep()
         for step in self.steps():
             score = self._read_metadata(step).get(_SCORE)
             if score is not None:
@@ -114,6 +121,7 @@ class Checkpoints:
         latest = self.latest_step()
         if latest is not None and step <= latest:
             raise ValueError(f"step={step}: the latest checkpoint is {latest}, allowed are larger")
+        self._sweep()
         if score is not None:
             self._keep.scores[step] = float(score)
         if jax.default_backend() == "cpu":
@@ -176,6 +184,11 @@ class Checkpoints:
     def close(self) -> None:
         """Waits for the last save and releases what Orbax holds; nothing works afterwards."""
         self._manager.close()
+        self._sweep()
+
+    def _sweep(self) -> None:
+        if not self._read_only:
+            shutil.rmtree(self._folder / _REMOVED, ignore_errors=True)
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,92 @@
+"""A small training run that continues from its folder; `test_kills.py` kills it.
+
+    python tests/learner/killable_run.py FOLDER STEPS
+
+Every step ends with a checkpoint in the background, so most moments are within a save. The final
+state goes to FOLDER/final.npz.
+"""
+
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from learner import metrics, sharding, tokens
+from learner.checkpoints import Checkpoints
+from learner.qwen3 import model
+from learner.qwen3.config import Qwen3Config
+from learner.task import Scores
+from learner.train_state import OptimizerConfig, abstract_train_state
+from learner.trainer import GRPOConfig, GRPOTrainer
+
+
+class Vowels:
+    """Rewards vowels, the more the less of them there were on average: a task with a state."""
+
+    average = 0.0
+
+    def __len__(self):
+        return 7
+
+    def messages(self, index):
+        return [{"role": "user", "content": "abcdefg"[index]}]
+
+    def score(self, indices, answers):
+        share = np.array([sum(c in "ae" for c in answer.text) / 4 for answer in answers])
+        self.average = 0.9 * self.average + 0.1 * float(share.mean())
+        return Scores((share * (1 - self.average)).astype(np.float32))
+
+    def state(self):
+        return {"average": self.average}
+
+    def restore(self, state):
+        self.average = state["average"]
+
+
+def main(folder, steps):
+    mesh, tokenizer, task = sharding.make_mesh(), tokens.character_tokenizer("abcdefg"), Vowels()
+    config = Qwen3Config(
+        vocab_size=8,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=16,
+        tie_word_embeddings=True,
+        max_position_embeddings=64,
+    )
+    training = GRPOConfig(
+        prompts_per_step=4,
+        group_size=4,
+        max_new_tokens=4,
+        micro_batch_rows=8,
+        updates_per_step=2,
+        no_signal="keep",  # One shape, so that every process compiles the same few programs.
+        optimizer=OptimizerConfig(learning_rate=1e-2, decay="linear", total_steps=2 * steps),
+    )
+    trainer = GRPOTrainer(training, config, mesh, tokenizer)
+    key, start = jax.random.key(3), 0
+    with Checkpoints(folder / "checkpoints") as checkpoints:
+        if checkpoints.latest_step() is None:
+            state = trainer.init_state(model.init_params(jax.random.key(0), config), key)
+        else:
+            state, record = checkpoints.restore(
+                abstract_train_state(config, training.optimizer, mesh)
+            )
+            task.restore(record["task"])
+            start = int(state.step)
+        log = metrics.JsonLines(folder / "train.jsonl", start)
+        for result in trainer.run(state, task, key, start, steps):
+            state = result.state
+            figures = result.metrics.items()
+            log.write(result.step, {k: v for k, v in figures if not k.startswith(metrics.MACHINE)})
+            checkpoints.save(result.step + 1, state, {"task": task.state()})
+            (folder / "alive").touch()
+    leaves = {str(i): np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
+    np.savez(folder / "final.npz", average=task.average, **leaves)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
