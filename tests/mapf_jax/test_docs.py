@@ -20,6 +20,7 @@ def blocks(language):
 
 def test_the_python_blocks_run(tmp_path, monkeypatch, capsys):
     pytest.importorskip("PIL")
+    pytest.importorskip("gymnasium")
     monkeypatch.chdir(tmp_path)
     code = blocks("python")
     assert len(code) >= 8
