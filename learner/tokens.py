@@ -164,11 +164,12 @@ def bucket(n: int, sizes: int | Sequence[int]) -> int:
 def octave_bucket(n: int, multiple: int, per_octave: int) -> int:
     """The smallest allowed length that holds n tokens: few lengths, little padding.
 
-    Allowed are the multiples of `multiple`, and from one power of two to the next only
-    `per_octave` of them, evenly spaced; so at most 1 / per_octave of a long row is padding.
+    Allowed are the multiples of a step, which is `multiple` doubled as often as leaves at least
+    `per_octave` of them from one power of two to the next. So at most 1 / per_octave of a long
+    row is padding. More tokens never get a shorter length.
     """
     octave = 1 << max(0, max(0, n - 1).bit_length() - 1)  # the power of two below n
-    return bucket(n, bucket(octave // per_octave, multiple))
+    return bucket(n, multiple << max(0, (octave // (per_octave * multiple)).bit_length() - 1))
 
 
 def pad_right(

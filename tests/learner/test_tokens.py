@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -79,6 +80,50 @@ def test_bucket():
     assert [tokens.bucket(n, [32, 4]) for n in (0, 4, 5)] == [4, 4, 32]
     with pytest.raises(ValueError, match="length is 33; the largest"):
         tokens.bucket(33, [4, 32])
+
+
+def test_octave_bucket():
+    """Every size holds its n; few sizes; a share of padding that is bounded."""
+    for multiple, per_octave in ((8, 4), (32, 2), (3, 1), (1, 4)):
+        sizes = [tokens.octave_bucket(n, multiple, per_octave) for n in range(1, 5000)]
+        assert all(size >= n for n, size in enumerate(sizes, 1))
+        assert all(size % multiple == 0 for size in sizes)
+        assert sizes == sorted(sizes)
+        assert len(set(sizes)) <= 2 * per_octave * 13
+        assert all(
+            size <= max(multiple, n * (1 + 1 / per_octave) + multiple)
+            for n, size in enumerate(sizes, 1)
+        )
+    assert tokens.octave_bucket(0, 8, 4) == 8
+    assert [tokens.octave_bucket(n, 32, 2) for n in (33, 128, 129, 193, 257)] == [
+        64, 128, 192, 256, 384,
+    ]  # fmt: skip
+
+
+def test_thinking_budget_has_the_models_own_closing_text():
+    class Words:
+        """As much of a tokenizer as is asked for: words and the tag are tokens."""
+
+        vocabulary: ClassVar[dict[str, int]] = {"</think>": 7}
+
+        def get_vocab(self):
+            return self.vocabulary
+
+        def encode(self, text, add_special_tokens):
+            assert not add_special_tokens
+            assert text.startswith("\n\nConsidering the limited time by the user, I have to")
+            assert text.endswith("directly now.\n</think>\n\n")
+            return [self.vocabulary.get(word, 1) for word in text.split()]
+
+    budget = tokens.thinking_budget(Words(), 40)
+    assert budget.max_tokens == 40
+    assert budget.end_id == 7
+    assert budget.closing_ids == (1,) * 19 + (7,)
+
+
+def test_thinking_needs_a_model_that_thinks(folder):
+    with pytest.raises(ValueError, match=r"max_tokens of thinking is 4, .* no token </think>"):
+        tokens.thinking_budget(tokens.load_tokenizer(folder), 4)
 
 
 def test_pad_right():

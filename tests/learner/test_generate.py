@@ -1,0 +1,100 @@
+"""The command that streams an answer, on a tiny model of its own."""
+
+import io
+
+import jax
+import numpy as np
+import pytest
+
+from learner import generate, sharding, tokens
+from learner.qwen3 import model, weights
+from learner.sampler import Piece, Sampler, SamplingParams
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, tiny_model, byte_tokenizer):
+    path = tmp_path_factory.mktemp("model")
+    params = model.init_params(jax.random.key(3), tiny_model)
+    weights.save(path, params, tiny_model, tokenizer=byte_tokenizer)
+    return path
+
+
+def answer(folder, tiny_model, byte_tokenizer, budget, **sampling):
+    """What the sampler says when it is asked directly."""
+    sampler = Sampler(
+        tiny_model,
+        sharding.make_mesh(),
+        SamplingParams(
+            max_new_tokens=budget, stop_token_ids=tokens.stop_token_ids(byte_tokenizer), **sampling
+        ),
+        tokens.pad_id(byte_tokenizer),
+        vocab_size=tokens.vocab_size(byte_tokenizer),
+    )
+    ids = tokens.encode_chat(byte_tokenizer, [{"role": "user", "content": "hé"}])
+    samples = sampler(weights.load(folder, tiny_model), [ids], jax.random.key(7)[None])
+    return samples.tokens[0, : samples.lengths[0]]
+
+
+def test_the_answer_goes_out_and_the_reason_to_the_log(folder, tiny_model, byte_tokenizer, capsys):
+    status = generate.main([f"--model={folder}", "--prompt=hé", "--seed=7", "--max_new_tokens=30"])
+    printed = capsys.readouterr()
+    want = answer(folder, tiny_model, byte_tokenizer, 30)
+    assert status == 0
+    assert printed.out == tokens.decode(byte_tokenizer, want) + "\n"
+    reason = "stop token" if want[-1] in tokens.stop_token_ids(byte_tokenizer) else "length"
+    assert f"[{reason}; {len(want)} tokens after a prompt of" in printed.err
+    assert "tokens/s" in printed.err
+
+
+def test_greedy_with_a_prompt_from_standard_input(
+    folder, tiny_model, byte_tokenizer, capsys, monkeypatch
+):
+    monkeypatch.setattr("sys.stdin", io.StringIO("hé"))
+    generate.main([f"--model={folder}", "--prompt=-", "--temperature=0", "--max_new_tokens=9"])
+    want = answer(folder, tiny_model, byte_tokenizer, 9, temperature=0.0)
+    assert capsys.readouterr().out == tokens.decode(byte_tokenizer, want) + "\n"
+
+
+def test_characters_are_shown_when_their_bytes_are_complete(byte_tokenizer):
+    ids = byte_tokenizer.encode("aé你b", add_special_tokens=False)
+    assert len(ids) == 7
+    pieces = [
+        Piece(0, i, np.array([token]), np.zeros(1), None if i < 6 else generate.FinishReason.LENGTH)
+        for i, token in enumerate(ids)
+    ]
+    shown = [text for text, _ in generate.readable(byte_tokenizer, iter(pieces))]
+    assert shown == ["a", "", "é", "", "", "你", "b"]
+
+
+def test_defaults_come_from_the_checkpoint(byte_tokenizer):
+    def params(*given, **defaults):
+        arguments = generate._parser().parse_args(["--model=m", "--prompt=p", *given])
+        return generate.sampling_params(arguments, defaults, byte_tokenizer, 50)
+
+    both = params(temperature=0.6, top_k=20, top_p=0.95, do_sample=True)
+    assert (both.temperature, both.top_k, both.top_p, both.min_p) == (0.6, 20, 0.95, 0.0)
+    assert both.max_new_tokens == 50
+    mine = params(
+        "--temperature=0.9", "--top_p=1", "--stop=a", "--stop=b", temperature=0.6, top_p=0.5
+    )
+    assert (mine.temperature, mine.top_p, mine.stop_strings) == (0.9, 1.0, ("a", "b"))
+    assert params(do_sample=False).temperature == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--model=/nowhere"], "model '/nowhere' is not a folder"),
+        (["--temperature=-1"], "temperature is -1"),
+        (["--max_new_tokens=127"], "prompt 0 has"),
+        (["--thinking_tokens=5"], "thinking_tokens is 5; it is for --thinking only"),
+        (["--thinking", "--thinking_tokens=5"], "has no token </think>"),
+    ],
+)
+def test_errors_are_one_line(folder, capsys, given, message):
+    status = generate.main([f"--model={folder}", "--prompt=hé", *given])
+    error = capsys.readouterr().err
+    assert status == 2
+    assert error.startswith("error: ")
+    assert message in error
+    assert error.count("\n") == 1
