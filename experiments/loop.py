@@ -40,6 +40,7 @@ from experiments.validation import (
 from learner import metrics, train_state
 from learner.checkpoints import Checkpoints
 from learner.preemption import Preempted, Preemption
+from learner.qwen3 import attention
 from learner.train_state import TrainState
 from learner.trainer import GRPOTrainer, StepResult
 from learner.update import NonFiniteError
@@ -119,6 +120,8 @@ class Loop:
             f"model {settings.model.path}: {count:,} parameters on "
             f"{policy.mesh.devices.size} x {policy.mesh.devices.flat[0].device_kind}"
         )
+        chosen = attention.choose(policy.config)
+        self._reporter.line(f"attention: {chosen.name} ({chosen.reason})")
         validation = self._validation_set()
         validator = Validator(settings, responder, validation)
         names = set(mapf_jax.fingerprints(validation))
