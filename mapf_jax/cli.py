@@ -24,8 +24,8 @@ from mapf_jax import formats, movingai, published, render
 from mapf_jax.blocks import BLOCK
 from mapf_jax.environment_config import EnvironmentConfig
 from mapf_jax.generator import GenerationReport, generate
-from mapf_jax.padding import stack_padded, stack_plans
-from mapf_jax.solver import solve
+from mapf_jax.padding import pad_instance, stack_padded, stack_plans
+from mapf_jax.solver import WIDTHS, solve
 from mapf_jax.text import parse_answer
 from mapf_jax.types import Instance, Plan, Status
 
@@ -193,11 +193,15 @@ def _solve(args: argparse.Namespace) -> None:
     counts: collections.Counter[str] = collections.Counter()
     with _output(args.out, args.input) as out:
         for chunk in _chunks(_entries(args)):
-            solution = solve(stack_padded([entry.instance for entry in chunk]))
+            batch = stack_padded([entry.instance for entry in chunk])
+            width, agents = batch.blocked.shape[-1], batch.starts.shape[-2]
+            # Widths that the solver works in anyway, so that chunks share compiled programs.
+            width = next((w for w in WIDTHS if w >= width), width)
+            solution = solve(pad_instance(batch, width, agents))
             for i, entry in enumerate(chunk):
                 single = jax.tree.map(lambda leaf, i=i: leaf[i], solution)
-                agents = np.arange(len(entry.instance.active))
-                fields = formats.solution_fields(single, agents)
+                active = np.arange(len(entry.instance.active))
+                fields = formats.solution_fields(single, active)
                 counts[fields["status"]] += 1
                 _write(out, entry.record | fields)
             out.flush()

@@ -7,9 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 
-from mapf_jax import formats
+from mapf_jax import EnvironmentConfig, benchmark, fingerprints, formats, generate
 from mapf_jax.cli import main
 
 RECORD = {
@@ -95,6 +97,34 @@ def test_generate_from_a_configuration(tmp_path, capsys):
     status, _, err = run(capsys, "generate", "--config", yaml)
     assert status == 2
     assert err.startswith(f"error: {yaml}: not YAML")
+
+
+def test_generate_the_benchmark(tmp_path, monkeypatch, capsys):
+    """What is written of it; a set of two agents stands for the real one, which takes minutes."""
+
+    def small(seed):
+        config = EnvironmentConfig.uniform((3, 5), 0.2, 0.5)
+        instances, report = generate(jax.random.key(seed), config, 6)
+        count, sizes = len(instances), instances.size
+        ids = tuple(f"bench-{i}" for i in range(count))
+        agents, ratio = np.full(count, 2), np.full(count, 0.5)
+        return benchmark.BenchmarkSet(instances, ids, agents, sizes, ratio, ratio, report.sizes)
+
+    monkeypatch.setattr(benchmark, "benchmark_instances", small)
+    made, report = tmp_path / "made.jsonl", tmp_path / "report.json"
+    options = ["--seed", "5", "--out", made, "--report", report]
+    status, _, err = run(capsys, "generate", "--benchmark", *options)
+    lines = records(made.read_text())
+    expected = small(5)
+    assert status == 0
+    assert err.startswith("6 of 6 instances\n")
+    assert [line["id"] for line in lines] == list(expected.ids)
+    read = formats.from_records(lines)
+    assert fingerprints(read) == fingerprints(expected.instances)
+    assert sum(row["made"] for row in json.loads(report.read_text())["sizes"]) == 6
+    for option in ("--num-instances", "--num-agents"):
+        status, _, err = run(capsys, "generate", "--benchmark", option, "3")
+        assert (status, err) == (2, f"error: {option} cannot go with --benchmark\n")
 
 
 def test_verify_says_what_went_wrong(tmp_path, capsys):

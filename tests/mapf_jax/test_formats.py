@@ -10,7 +10,7 @@ import pytest
 
 from mapf_jax import EnvironmentConfig, Status, formats, generate, movingai, published, solve
 from mapf_jax.ascii import ascii_instance
-from mapf_jax.padding import stack_padded
+from mapf_jax.padding import pad_instance, stack_padded
 from mapf_jax.text import prompt, render_answer
 from mapf_jax.types import make_instance
 
@@ -90,7 +90,8 @@ def test_solutions_as_records():
     batch = stack_padded(
         [formats.instance_from_record(r, "r") for r in (RECORD, WAITING, CORRIDOR)]
     )
-    solved = dataclasses.replace(batch, solution=solve(batch))
+    wide = pad_instance(batch, 5, 2)  # A width that other tests compile.
+    solved = dataclasses.replace(batch, solution=solve(wide))
     records = [formats.to_record(solved[i], name) for i, name in enumerate("abd")]
     assert [record.get("cost") for record in records] == [5, 6, None]
     assert [record.get("needs_wait") for record in records] == [False, True, None]

@@ -6,7 +6,7 @@ import strict_reader
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mapf_jax import plans_from_texts, prompt, render_answer, solve
+from mapf_jax import pad_instance, plans_from_texts, prompt, render_answer, solve
 from mapf_jax.text import MAX_STEPS, RULES, parse_answer
 from mapf_jax.types import make_instance, stack
 
@@ -45,7 +45,7 @@ def test_prompt_names_the_letters_that_the_rules_do_not():
 
 
 def test_answer_round_trip():
-    solution = solve(stack([INSTANCE]))
+    solution = solve(stack([pad_instance(INSTANCE, 5, 2)]))  # A width that other tests compile.
     text = render_answer(solution.paths[0], solution.num_steps[0])
     plan = plans_from_texts([text, "nothing"], 2)
     assert plan.parsable.tolist() == [True, False]

@@ -247,7 +247,7 @@ def judged(*paths):
 
 def test_gap_and_padding():
     lake = stack([LAKES[0]])
-    solution = solve(lake)
+    solution = solve(stack([pad_instance(LAKES[0], 5, 2)]))  # A width that other tests compile.
     assert solution.status[0] == Status.OPTIMAL
     plan = plans_from_texts([ANSWERS[0]], 2)
     verdict = verify(dataclasses.replace(lake, solution=solution), plan)
