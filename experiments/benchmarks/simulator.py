@@ -245,6 +245,8 @@ def _interpreters(pairs: Sequence[str]) -> dict[str, str]:
                 f"error: peer_python={pair!r}: NAME=INTERPRETER is needed, NAME one of "
                 f"{', '.join(peers_lib.PEERS)}"
             )
+        if not Path(path).is_file():
+            sys.exit(f"error: peer_python={pair!r}: there is no file {path!r}")
         result[name] = path
     return result
 
@@ -254,20 +256,17 @@ def main(argv: Sequence[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments {argv[1:]}; options look like --name=value")
     quick = _QUICK.value
-    about = records.facts()
-    accelerator = jax.default_backend() != "cpu"
+    load = round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
     agents = _integers("agents", _AGENTS.value or (["4"] if quick else ["2", "4", "8"]))
-    usual = ["1", "64", "1024", "8192", "65536"]
-    if accelerator:
-        usual += [str(1 << 20), str(1 << 22)]
-    batches = _integers("batches", _BATCHES.value or (["1", "1024"] if quick else usual))
+    usual = ["1", "1024"] if quick else ["1", "64", "1024", "8192", "65536"]
+    batches = _integers("batches", _BATCHES.value or usual)
     names = [name for name in _PEERS.value if name]
     for name in names:
         if name not in peers_lib.PEERS:
             sys.exit(f"error: peers={name!r}: known are {', '.join(peers_lib.PEERS)}")
     interpreters = _interpreters(_PEER_PYTHON.value)
 
-    # The peers come first, before this process holds memory of the device.
+    # The peers come first: once this process has touched an accelerator it holds most of its memory.
     peer_batches = (1, 1024) if quick else (1, 64, 1024, 8192)
     effort = peers_lib.Effort(peer_batches, 1 << 14 if quick else 1 << 19, 1 if quick else 3)
     rows: list[peers_lib.Row] = []
@@ -279,6 +278,10 @@ def main(argv: Sequence[str]) -> None:
         if problem is not None:
             problems[name] = problem
 
+    about = {**records.facts(), "load_before": load}
+    accelerator = about["backend"] != "cpu"
+    if accelerator and not _BATCHES.value and not quick:
+        batches += (1 << 20, 1 << 22)
     own = []
     for number in agents:
         for batch in batches:
