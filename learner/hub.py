@@ -1,19 +1,23 @@
 """Where a model's files are: a folder on this machine, or a name on the Hugging Face hub."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-# Configuration, weights, tokenizer and chat template; not the same weights in other formats.
-_FILES = ("*.json", "*.safetensors", "*.txt", "*.jinja")
+#: Configuration, weights, tokenizer and chat template; not the same weights in other formats.
+MODEL_FILES = ("*.json", "*.safetensors", "*.txt", "*.jinja")
 
 
-def model_folder(name: str | Path, revision: str | None = None) -> Path:
+def model_folder(
+    name: str | Path, revision: str | None = None, files: Sequence[str] = MODEL_FILES
+) -> Path:
     """The folder of a model; its files are downloaded if it is a hub name not yet in the cache.
 
     Args:
         name: a folder, or "owner/model". A folder of that name comes first.
         revision: a branch, tag or commit on the hub; None is its main branch.
+        files: patterns of the files that are needed, of those on the hub.
 
     Raises:
         ValueError: it is neither, or the hub could not be reached and has not been before.
@@ -29,7 +33,7 @@ def model_folder(name: str | Path, revision: str | None = None) -> Path:
     try:
         from huggingface_hub import snapshot_download
 
-        return Path(snapshot_download(str(name), revision=revision, allow_patterns=list(_FILES)))
+        return Path(snapshot_download(str(name), revision=revision, allow_patterns=list(files)))
     except Exception as error:  # Offline, not installed, no such model, no permission.
         raise ValueError(
             f"model {str(name)!r} is not a folder, and the Hugging Face hub did not give it "

@@ -229,13 +229,13 @@ def table(plan: Plan) -> str:
     lines = [f"{plan.part:<12}" + "".join(f"{column:>13}" for column in columns)]
     for program in plan.programs:
         values = (getattr(program, column) / _GIGABYTE for column in columns)
-        lines.append(f"{program.name:<12}" + "".join(f"{value:>13.2f}" for value in values))
+        lines.append(f"{program.name:<12}" + "".join(f"{value:>13.3g}" for value in values))
     return "\n".join(lines)
 
 
 def verdict(plan: Plan, config: Qwen3Config, training: GRPOConfig, mesh: Mesh, room: int) -> str:
     """Whether a plan fits into `room` bytes; if not, what to change, the most useful first."""
-    needed = f"{plan.part} needs {plan.peak / _GIGABYTE:.1f} of {room / _GIGABYTE:.1f} GB"
+    needed = f"{plan.part} needs {plan.peak / _GIGABYTE:.3g} of {room / _GIGABYTE:.3g} GB"
     if plan.peak <= room:
         return f"{needed}: fits"
     return "\n  ".join([f"{needed}: does not fit. What to change:", *_advice(
@@ -245,7 +245,7 @@ def verdict(plan: Plan, config: Qwen3Config, training: GRPOConfig, mesh: Mesh, r
 
 def _advice(plan: Plan, config: Qwen3Config, training: GRPOConfig, mesh: Mesh) -> list[str]:
     def gigabytes(size: int) -> str:
-        return f"{size / _GIGABYTE:.1f} GB"
+        return f"{size / _GIGABYTE:.3g} GB"
 
     state = _state_bytes(config, training, mesh)
     advice = [
@@ -303,7 +303,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__.split("\n\n")[0] if __doc__ else None,
     )
     add = parser.add_argument
-    add("--config", required=True, help=f"{', '.join(NAMES)}, or a folder with a config.json")
+    add("--config", required=True, help=f"{', '.join(NAMES)}, a folder, or a hub name")
     add("--mesh", default="1x1x1,1x8x1,32x8x1", help="data x fsdp x tensor, one or several")
     add("--memory", type=float, default=141.0, help="gigabytes (1e9 bytes) of one device")
     add("--parts", default="sampling,training", help="which to plan")
@@ -352,7 +352,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.config.removeprefix("Qwen/") in NAMES:
             config = published(options.config, **compute)
         else:
-            config = Qwen3Config.from_folder(hub.model_folder(options.config), **compute)
+            folder = hub.model_folder(options.config, files=["config.json"])
+            config = Qwen3Config.from_folder(folder, **compute)
         sizes = _mesh_sizes(options.mesh)
         _use_host_devices(max(math.prod(size) for size in sizes))
         print(_heading(config, options))

@@ -123,12 +123,12 @@ def test_verdict_says_what_to_change(tiny_model):
     sampling = plan.Plan("sampling", (program, dataclasses.replace(program, elsewhere=0)))
     assert sampling.peak == 50 * GB
     verdict = plan.verdict(sampling, tiny_model, training, mesh, 60 * GB)
-    assert verdict == "sampling needs 50.0 of 60.0 GB: fits"
+    assert verdict == "sampling needs 50 of 60 GB: fits"
     verdict = plan.verdict(sampling, tiny_model, training, mesh, 40 * GB)
-    assert verdict.startswith("sampling needs 50.0 of 40.0 GB: does not fit. What to change:")
+    assert verdict.startswith("sampling needs 50 of 40 GB: does not fit. What to change:")
     assert "larger fsdp axis (now 2)" in verdict
     assert "--answers, now 32" in verdict
-    assert "keys and values take 20.0 GB" in verdict
+    assert "keys and values take 20 GB" in verdict
     assert "larger tensor axis (now 1; 2 is the next)" in verdict
     update = dataclasses.replace(sampling, part="training")
     verdict = plan.verdict(update, tiny_model, training, mesh, 40 * GB)
