@@ -1,6 +1,7 @@
 """MAPF-FrozenLake in JAX: a batched simulator, an exact solver and an instance generator."""
 
 from mapf_jax.ascii import ascii_frames, ascii_instance, instance_from_ascii
+from mapf_jax.benchmark import BenchmarkSet, benchmark_instances
 from mapf_jax.check import check_env
 from mapf_jax.env import MapfFrozenLake, RewardWeights
 from mapf_jax.environment_config import EnvironmentConfig
@@ -31,6 +32,7 @@ __all__ = [
     "INFINITE_COST",
     "AutoReset",
     "Batched",
+    "BenchmarkSet",
     "EnvironmentConfig",
     "GenerationReport",
     "Instance",
@@ -49,6 +51,7 @@ __all__ = [
     "ViolationKind",
     "ascii_frames",
     "ascii_instance",
+    "benchmark_instances",
     "check_env",
     "fingerprints",
     "generate",

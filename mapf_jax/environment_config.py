@@ -7,6 +7,8 @@ from typing import Any
 
 MIN_SIZE = 3
 MAX_SIZE = 32
+MIN_AGENTS = 2
+MAX_AGENTS = 5
 PARAMETERS = ("data_ratio", "hole_ratio", "wait_ratio")
 _SUM_TOLERANCE = 1e-6
 
@@ -22,6 +24,8 @@ class EnvironmentConfig:
         exactly `floor(hole_ratio * N * N)` of them.
       wait_ratio: share of the instances of that size that need at least one wait action in
         every optimal solution, in [0, 1].
+      agents: ascending pairs (number of agents in 2..5, share of the instances of every size); the
+        shares sum to 1. A mapping is accepted too. Empty leaves the number to the generator.
 
     Raises:
       ValueError: a field is out of its range; the message names field, value and range.
@@ -31,6 +35,7 @@ class EnvironmentConfig:
     data_ratio: tuple[float, ...]
     hole_ratio: tuple[float, ...]
     wait_ratio: tuple[float, ...]
+    agents: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         sizes = tuple(_integer("sizes", size) for size in self.sizes)
@@ -49,14 +54,27 @@ class EnvironmentConfig:
                     f"{name}={values!r}: one number for each of the {len(sizes)} sizes is needed"
                 )
             numbers = tuple(
-                _unit_number(name, size, v) for size, v in zip(sizes, values, strict=True)
+                _unit_number(name, f"size {size}", v) for size, v in zip(sizes, values, strict=True)
             )
             object.__setattr__(self, name, numbers)
-        total = math.fsum(self.data_ratio)
-        if abs(total - 1.0) > _SUM_TOLERANCE:
-            raise ValueError(
-                f"data_ratio={self.data_ratio}: the shares sum to {total:.6g}, they must sum to 1"
+        _check_shares("data_ratio", self.data_ratio)
+        agents = tuple(
+            (_integer("agents", count), _unit_number("agents", f"{count} agents", share))
+            for count, share in (
+                self.agents.items() if isinstance(self.agents, Mapping) else self.agents
             )
+        )
+        counts = [count for count, _ in agents]
+        for count in counts:
+            if not MIN_AGENTS <= count <= MAX_AGENTS:
+                raise ValueError(
+                    f"agents: {count} is not allowed, only {MIN_AGENTS} to {MAX_AGENTS}"
+                )
+        if counts != sorted(set(counts)):
+            raise ValueError(f"agents={agents}: numbers must be ascending and distinct")
+        if agents:
+            _check_shares("agents", [share for _, share in agents])
+        object.__setattr__(self, "agents", agents)
 
     @classmethod
     def uniform(
@@ -73,11 +91,17 @@ class EnvironmentConfig:
         )
 
     def to_dict(self) -> dict[str, dict[str, float]]:
-        """`{"3": {"data_ratio": .., "hole_ratio": .., "wait_ratio": ..}, ...}`."""
-        return {
+        """`{"3": {"data_ratio": .., "hole_ratio": .., "wait_ratio": ..}, ...}`.
+
+        Where the configuration says how many agents there are, also `"agents": {"2": .., ...}`.
+        """
+        rows = {
             str(size): {name: getattr(self, name)[i] for name in PARAMETERS}
             for i, size in enumerate(self.sizes)
         }
+        if self.agents:
+            rows["agents"] = {str(count): share for count, share in self.agents}
+        return rows
 
     @classmethod
     def from_dict(cls, mapping: Mapping[Any, Mapping[str, Any]]) -> "EnvironmentConfig":
@@ -89,7 +113,12 @@ class EnvironmentConfig:
         if not isinstance(mapping, Mapping):
             raise ValueError(f"configuration={mapping!r}: a mapping from sizes is needed")
         rows: dict[int, Mapping[str, Any]] = {}
+        agents = mapping.get("agents", {})
+        if not isinstance(agents, Mapping):
+            raise ValueError(f"agents={agents!r}: a mapping from numbers of agents is needed")
         for key, row in mapping.items():
+            if key == "agents":
+                continue
             size = _integer("sizes", key)
             if size in rows:
                 raise ValueError(f"sizes: {size} is given twice")
@@ -108,6 +137,7 @@ class EnvironmentConfig:
             data_ratio=tuple(rows[s]["data_ratio"] for s in sizes),
             hole_ratio=tuple(rows[s]["hole_ratio"] for s in sizes),
             wait_ratio=tuple(rows[s]["wait_ratio"] for s in sizes),
+            agents=tuple(sorted((_integer("agents", n), share) for n, share in agents.items())),
         )
 
 
@@ -134,10 +164,16 @@ def _integer(name: str, value: Any) -> int:
     return number
 
 
-def _unit_number(name: str, size: int, value: Any) -> float:
+def _unit_number(name: str, whose: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError(f"{name} of size {size}: {value!r} is not a number")
+        raise ValueError(f"{name} of {whose}: {value!r} is not a number")
     number = float(value)
     if not (math.isfinite(number) and 0.0 <= number <= 1.0):
-        raise ValueError(f"{name} of size {size}: {number} is outside [0, 1]")
+        raise ValueError(f"{name} of {whose}: {number} is outside [0, 1]")
     return number
+
+
+def _check_shares(name: str, values: Sequence[float]) -> None:
+    total = math.fsum(values)
+    if abs(total - 1.0) > _SUM_TOLERANCE:
+        raise ValueError(f"{name}={values}: the shares sum to {total:.6g}, they must sum to 1")

@@ -14,13 +14,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mapf_jax import joint_search, solver
-from mapf_jax.environment_config import EnvironmentConfig, num_holes
+from mapf_jax import group_solver, joint_search, solver
+from mapf_jax.environment_config import MAX_AGENTS, MIN_AGENTS, EnvironmentConfig, num_holes
 from mapf_jax.types import INFINITE_COST, Instance, Solution, Status
 
-#: Lakes are drawn and solved on maps of these widths, so that sizes share compiled programs.
-_WIDTHS = (5, 8, 10, 16, 32)
 _BATCH = 2048  # Candidates drawn at once.
+_SLICE = 64  # Candidates of three and more agents solved at once.
+#: A candidate that these cannot decide is dropped and counted: a larger search of the few that
+#: remain would take most of the time.
+EFFORTS = group_solver.EFFORTS[:3]
 MAX_CANDIDATES = 1 << 17  # Default budget of a lake size.
 
 
@@ -30,35 +32,43 @@ class NoInstanceError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class SizeReport:
-    """What was asked of one lake size and what came out.
+    """What was asked of one lake size and number of agents and what came out.
 
     Attributes:
       size: lake size.
+      num_agents: number of agents.
       asked: instances asked for.
       made: instances made.
       asked_wait: instances asked for that need a wait.
       made_wait: instances made that need a wait.
       holes: number of holes of each lake.
       candidates: lakes drawn.
-      solvable: how many of the drawn lakes have a plan (only counted where both agents' goals
-        are reachable on their own; the others are unsolvable without a search).
+      connected: how many of those that were looked at let each agent reach its goal on its own;
+        the others are unsolvable without a search.
+      solvable: how many of the connected ones have a plan.
+      undecided: how many of the connected ones were too hard to solve. They are missing in the
+        set, which is a bias towards easier instances as far as this number matters.
       exhausted: the budget of candidates ended before both strata were filled.
     """
 
     size: int
+    num_agents: int
     asked: int
     made: int
     asked_wait: int
     made_wait: int
     holes: int
     candidates: int
+    connected: int
     solvable: int
+    undecided: int
     exhausted: bool
 
 
 @dataclasses.dataclass(frozen=True)
 class GenerationReport:
-    """Achieved ratios beside the asked ones, for a whole set."""
+    """Achieved ratios beside the asked ones, for a whole set; a row for each size and number of
+    agents."""
 
     asked: int
     made: int
@@ -83,111 +93,224 @@ class GenerationReport:
 def fingerprints(instances: Instance) -> list[bytes]:
     """One value for each instance of a batch, equal only for the same map, starts and goals."""
     size = np.asarray(instances.size, np.uint8)
-    blocked = np.asarray(instances.blocked)
-    cells = np.concatenate([instances.starts, instances.goals], axis=-2).astype(np.int8)
+    blocked, active = np.asarray(instances.blocked), np.asarray(instances.active)
+    starts = np.asarray(instances.starts, np.int8)
+    goals = np.asarray(instances.goals, np.int8)
     return [
         size[i].tobytes()
         + np.packbits(blocked[i, : size[i], : size[i]]).tobytes()
-        + cells[i].tobytes()
+        + starts[i, active[i]].tobytes()
+        + goals[i, active[i]].tobytes()
         for i in range(len(blocked))
     ]
 
 
-@functools.partial(jax.jit, static_argnames=("width", "batch"))
+@functools.partial(jax.jit, static_argnames=("width", "batch", "num_agents"))
 def _draw(
-    key: jax.Array, size: jax.Array, holes: jax.Array, width: int, batch: int
+    key: jax.Array, size: jax.Array, holes: jax.Array, width: int, batch: int, num_agents: int
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Uniform lakes with exactly `holes` holes and distinct free starts and goals of two agents.
+    """Uniform lakes with exactly `holes` holes and distinct free starts and goals.
 
     Returns:
-      (blocked bool[batch, width, width], starts int8[batch, 2, 2], goals likewise,
+      (blocked bool[batch, width, width], starts int8[batch, A, 2], goals likewise,
       connected bool[batch]: each agent's goal can be reached from its start).
     """
-    # One random order of the cells of each lake: the first four carry starts and goals, the next
+    # One random order of the cells of each lake: the first carry starts and goals, the next
     # `holes` are the holes.
+    taken = 2 * num_agents
     random = jax.random.uniform(key, (batch, width * width))
     row, column = jnp.divmod(jnp.arange(width * width), width)
     inside = (row < size) & (column < size)
     order = jnp.argsort(jnp.where(inside, random, 2.0), axis=1)
     rank = jnp.argsort(order, axis=1)
-    blocked = ~inside | ((rank >= 4) & (rank < 4 + holes))
+    blocked = ~inside | ((rank >= taken) & (rank < taken + holes))
     blocked = blocked.reshape(batch, width, width)
-    cells = jnp.stack(jnp.divmod(order[:, :4], width), -1).astype(jnp.int8)
-    starts, goals = cells[:, :2], cells[:, 2:]
+    cells = jnp.stack(jnp.divmod(order[:, :taken], width), -1).astype(jnp.int8)
+    starts, goals = cells[:, :num_agents], cells[:, num_agents:]
     solo = joint_search.shortest_costs(blocked, starts, goals)
     return blocked, starts, goals, jnp.all(solo < INFINITE_COST, axis=1)
 
 
-class _SizePool:
-    """The solved candidates of one lake size, drawn until two strata hold enough."""
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """One solved instance of a pool, on the pool's map width.
+
+    Attributes:
+      blocked: bool[S, S]; starts, goals: int8[A, 2].
+      cost, makespan, needs_wait: its labels.
+      paths: int8[T, A, 2], or None where plans are made at the end (two agents).
+    """
+
+    blocked: np.ndarray
+    starts: np.ndarray
+    goals: np.ndarray
+    cost: int
+    makespan: int
+    needs_wait: bool
+    paths: np.ndarray | None
+
+
+class CandidatePool:
+    """Solved candidates of one lake size and number of agents, in two strata, drawn on demand.
+
+    Equal arguments give equal candidates in equal order; no candidate is given twice.
+
+    Args:
+      key: PRNG key.
+      size: lake size.
+      holes: number of holes.
+      num_agents: number of agents.
+      seen: fingerprints that must not be made; the pool adds its own.
+      max_candidates: lakes drawn before it gives up.
+    """
 
     def __init__(
         self,
         key: jax.Array,
         size: int,
-        hole_ratio: float,
+        holes: int,
+        num_agents: int,
         seen: set[bytes],
-        max_candidates: int,
+        max_candidates: int = MAX_CANDIDATES,
     ) -> None:
-        self.size = size
-        self.holes = num_holes(hole_ratio, size)
+        self.size, self.holes, self.num_agents = size, holes, num_agents
         self.candidates = 0
+        self.connected = 0
         self.solvable = 0
+        self.undecided = 0
         self.exhausted = False
         self._key = key
         self._seen = seen
-        self._max_candidates = max_candidates
-        self._strata: dict[bool, list[tuple[Any, ...]]] = {False: [], True: []}
+        # Too few cells for the starts and goals: nothing can be drawn.
+        self._max_candidates = 0 if holes > size * size - 2 * num_agents else max_candidates
+        self._drawn: tuple[np.ndarray, ...] = ()  # Connected lakes that are not solved yet.
+        self._strata: dict[bool, list[Candidate]] = {False: [], True: []}
         self._taken = {False: 0, True: 0}
-        self._width = next((w for w in _WIDTHS if w >= size), size)
+        self._width = next((w for w in solver.WIDTHS if w >= size), size)
 
     def available(self, needs_wait: bool) -> int:
+        """Solved candidates of a stratum that are not taken yet."""
         return len(self._strata[needs_wait]) - self._taken[needs_wait]
 
-    def take(self, count: int, count_wait: int) -> list[tuple[Any, ...]]:
-        """`count` candidates, of which `count_wait` need a wait, as far as the budget allows."""
+    def take(self, count: int, count_wait: int, fill: bool = True) -> list[Candidate]:
+        """`count` candidates, of which `count_wait` need a wait, as far as the budget allows.
+
+        With `fill`, what one stratum cannot give the other one does.
+        """
         wanted = {True: count_wait, False: count - count_wait}
         while any(self.available(wait) < number for wait, number in wanted.items()):
-            if self.candidates >= self._max_candidates:
+            if not self._solve_more():
                 self.exhausted = True
                 break
-            self._draw_batch()
         taken = []
         for wait, number in wanted.items():
             taken += self._pop(wait, number)
-        # What one stratum could not give, the other one does: the data ratio is kept.
         for wait in (False, True):
-            taken += self._pop(wait, count - len(taken))
+            taken += self._pop(wait, count - len(taken)) if fill else []
         return taken
 
-    def _pop(self, wait: bool, number: int) -> list[tuple[Any, ...]]:
+    def _pop(self, wait: bool, number: int) -> list[Candidate]:
         first = self._taken[wait]
         number = min(number, self.available(wait))
         self._taken[wait] += number
         return self._strata[wait][first : first + number]
 
-    def _draw_batch(self) -> None:
-        key = jax.random.fold_in(self._key, self.candidates)
-        self.candidates += _BATCH
-        drawn = _draw(key, jnp.int32(self.size), jnp.int32(self.holes), self._width, _BATCH)
-        blocked, starts, goals, connected = (np.asarray(array) for array in drawn)
-        (rows,) = np.nonzero(connected)
-        if not rows.size:
-            return
-        blocked, starts, goals = blocked[rows], starts[rows], goals[rows]
-        labels = solver.label(blocked, starts, goals)
-        solvable = labels.cost < INFINITE_COST
+    def _solve_more(self) -> bool:
+        """Solves some more candidates; False if the budget is used up."""
+        while not self._drawn or not len(self._drawn[0]):
+            if self.candidates >= self._max_candidates:
+                return False
+            key = jax.random.fold_in(self._key, self.candidates)
+            self.candidates += _BATCH
+            drawn = _draw(
+                key, jnp.int32(self.size), jnp.int32(self.holes), self._width, _BATCH,
+                self.num_agents,
+            )  # fmt: skip
+            *lakes, connected = (np.asarray(array) for array in drawn)
+            self._drawn = tuple(array[connected] for array in lakes)
+        count = _BATCH if self.num_agents == 2 else _SLICE
+        blocked, starts, goals = (array[:count] for array in self._drawn)
+        self._drawn = tuple(array[count:] for array in self._drawn)
+        self._enter(blocked, starts, goals)
+        return True
+
+    def _enter(self, blocked: np.ndarray, starts: np.ndarray, goals: np.ndarray) -> None:
+        self.connected += len(blocked)
+        labels: solver.Labels | Solution
+        paths = None
+        if self.num_agents == 2:  # Always decided; plans are made only for what is taken.
+            labels = solver.label(blocked, starts, goals)
+            solvable = labels.cost < INFINITE_COST
+        else:
+            active = np.ones(starts.shape[:2], bool)
+            labels = solver.solve_arrays(blocked, starts, goals, active, EFFORTS)
+            solvable, paths = labels.status == Status.OPTIMAL, labels.paths
+            self.undecided += int((labels.status == Status.UNDECIDED).sum())
         self.solvable += int(solvable.sum())
         names = fingerprints(_as_instances(self.size, blocked, starts, goals))
         for i in np.nonzero(solvable)[0]:
             if names[i] in self._seen:
                 continue
             self._seen.add(names[i])
-            candidate = (
+            candidate = Candidate(
                 blocked[i], starts[i], goals[i],
-                labels.cost[i], labels.makespan[i], labels.needs_wait[i],
+                int(labels.cost[i]), int(labels.makespan[i]), bool(labels.needs_wait[i]),
+                None if paths is None else paths[i],
             )  # fmt: skip
-            self._strata[bool(labels.needs_wait[i])].append(candidate)
+            self._strata[candidate.needs_wait].append(candidate)
+
+    def finish(self, rows: list[Candidate], width: int, num_agents: int) -> Instance:
+        """A batch of candidates with their plans, padded to a map width and number of agents."""
+        blocked = np.stack([row.blocked for row in rows])
+        starts = np.stack([row.starts for row in rows])
+        goals = np.stack([row.goals for row in rows])
+        cost = np.array([row.cost for row in rows], np.int32)
+        makespan = np.array([row.makespan for row in rows], np.int32)
+        needs_wait = np.array([row.needs_wait for row in rows], bool)
+        plans = [row.paths for row in rows if row.paths is not None]
+        if plans:
+            longest = max(map(len, plans))
+            paths = np.stack(
+                [np.pad(p, ((0, longest - len(p)), (0, 0), (0, 0)), mode="edge") for p in plans]
+            )
+        else:
+            labels = solver.Labels(cost, makespan, needs_wait)
+            paths, _ = solver.optimal_paths(blocked, starts, goals, labels)
+        away = np.any(paths != goals[:, None], axis=(2, 3))
+        num_steps = np.max(np.where(away, np.arange(1, paths.shape[1] + 1), 0), axis=1)
+        full = np.ones((len(rows), width, width), bool)
+        full[:, : self.size, : self.size] = blocked[:, : self.size, : self.size]
+        absent = ((0, 0), (0, num_agents - self.num_agents), (0, 0))
+        instances = _as_instances(self.size, full, np.pad(starts, absent), np.pad(goals, absent))
+        active = np.arange(num_agents) < self.num_agents
+        solution = Solution(
+            status=np.full(len(rows), Status.OPTIMAL, np.int8),
+            cost=cost,
+            makespan=makespan,
+            needs_wait=needs_wait,
+            paths=np.pad(paths, ((0, 0), *absent)),
+            num_steps=num_steps.astype(np.int32),
+        )
+        return dataclasses.replace(
+            instances, active=np.broadcast_to(active, instances.active.shape), solution=solution
+        )
+
+    def report(self, rows: list[Candidate], asked: int, asked_wait: int) -> SizeReport:
+        """What was asked of the pool and what it gave."""
+        return SizeReport(
+            size=self.size,
+            num_agents=self.num_agents,
+            asked=asked,
+            made=len(rows),
+            asked_wait=asked_wait,
+            made_wait=sum(row.needs_wait for row in rows),
+            holes=self.holes,
+            candidates=self.candidates,
+            connected=self.connected,
+            solvable=self.solvable,
+            undecided=self.undecided,
+            exhausted=self.exhausted,
+        )
 
 
 def _as_instances(
@@ -203,48 +326,25 @@ def _as_instances(
     )
 
 
-def _finish(pool: _SizePool, rows: list[tuple[Any, ...]], width: int) -> Instance:
-    """Candidates of one size with their plans, on maps of `width`."""
-    blocked, starts, goals, cost, makespan, needs_wait = (
-        np.stack(column) for column in zip(*rows, strict=True)
-    )
-    labels = solver.Labels(cost, makespan, needs_wait)
-    paths, num_steps = solver.optimal_paths(blocked, starts, goals, labels)
-    full = np.ones((len(rows), width, width), bool)
-    full[:, : pool.size, : pool.size] = blocked[:, : pool.size, : pool.size]
-    solution = Solution(
-        status=np.full(len(rows), Status.OPTIMAL, np.int8),
-        cost=cost,
-        makespan=makespan,
-        needs_wait=needs_wait,
-        paths=paths,
-        num_steps=num_steps,
-    )
-    return dataclasses.replace(_as_instances(pool.size, full, starts, goals), solution=solution)
-
-
 def concatenate(batches: Iterable[Instance]) -> Instance:
-    """Joins solved batches of equal map width; plans are padded by resting on the goals."""
+    """Joins solved batches of equal map width and number of agents.
+
+    Plans are padded by resting on the goals.
+    """
     batches = list(batches)
     solutions = [batch.solution for batch in batches]
     if any(solution is None for solution in solutions):
         raise ValueError("batches: every batch needs its solution")
     steps = max(solution.paths.shape[1] for solution in solutions if solution is not None)
-
-    def padded(solution: Solution) -> Solution:
-        extra = steps - solution.paths.shape[1]
-        paths = np.pad(solution.paths, ((0, 0), (0, extra), (0, 0), (0, 0)), mode="edge")
-        return dataclasses.replace(solution, paths=paths)
-
     batches = [
-        dataclasses.replace(batch, solution=padded(batch.solution))
+        dataclasses.replace(batch, solution=solver.lengthen(batch.solution, steps))
         for batch in batches
         if batch.solution is not None
     ]
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *batches)
 
 
-def _shares(total: int, ratios: Iterable[float]) -> list[int]:
+def shares(total: int, ratios: Iterable[float]) -> list[int]:
     """Splits `total` by the largest remainder, so that the parts sum to it."""
     exact = [total * ratio for ratio in ratios]
     parts = [int(value) for value in exact]
@@ -271,13 +371,14 @@ def generate(
       key: PRNG key; equal keys and configurations give equal sets.
       config: what to make.
       num_instances: how many, at least 1.
-      num_agents: only 2 agents can be solved.
+      num_agents: agents of every instance, where the configuration does not say (`config.agents`).
       exclude: `fingerprints` of instances that must not be made.
-      max_candidates: lakes drawn of one size before it gives up.
+      max_candidates: lakes drawn of one size and number of agents before it gives up.
 
     Returns:
       (instances, report): a batch of at most `num_instances` instances in random order, its maps
-      as wide as the largest size of the configuration.
+      as wide as the largest size of the configuration; agents that an instance does not have are
+      not active.
 
     Raises:
       ValueError: an argument is out of range.
@@ -285,31 +386,35 @@ def generate(
     """
     if num_instances < 1:
         raise ValueError(f"num_instances={num_instances}: at least 1 is needed")
-    if num_agents != 2:
-        raise ValueError(f"num_agents={num_agents}: only 2 agents can be solved")
-    wanted = _shares(num_instances, config.data_ratio)
+    if not MIN_AGENTS <= num_agents <= MAX_AGENTS:
+        raise ValueError(f"num_agents={num_agents}: only {MIN_AGENTS} to {MAX_AGENTS} are allowed")
+    agents = config.agents or ((num_agents, 1.0),)
     seen = set(exclude)
-    pools: list[_SizePool] = []
-    asked_wait: list[int] = []
-    taken: list[list[tuple[Any, ...]]] = []
-    for i, size in enumerate(config.sizes):
-        pool = _SizePool(
-            jax.random.fold_in(key, size), size, config.hole_ratio[i], seen, max_candidates
-        )
-        pools.append(pool)
-        asked_wait.append(round(wanted[i] * config.wait_ratio[i]))
-        taken.append([])
-        if pool.holes > size * size - 2 * num_agents:
-            pool.exhausted = True  # Too few cells for the starts and goals.
-        elif wanted[i]:
-            taken[i] += pool.take(wanted[i], asked_wait[i])
+    pools: list[CandidatePool] = []
+    wanted: list[int] = []
+    wait_ratios: list[float] = []
+    for i, total in enumerate(shares(num_instances, config.data_ratio)):
+        size = config.sizes[i]
+        for (count, _), asked in zip(agents, shares(total, [r for _, r in agents]), strict=True):
+            size_key = jax.random.fold_in(key, size)
+            if count != 2:
+                size_key = jax.random.fold_in(size_key, count)
+            holes = num_holes(config.hole_ratio[i], size)
+            pools.append(CandidatePool(size_key, size, holes, count, seen, max_candidates))
+            wanted.append(asked)
+            wait_ratios.append(config.wait_ratio[i])
+    asked_wait = [round(n * ratio) for n, ratio in zip(wanted, wait_ratios, strict=True)]
+    taken = [
+        pool.take(n, wait) if n else []
+        for pool, n, wait in zip(pools, wanted, asked_wait, strict=True)
+    ]
     # What a size could not give is asked of the others, the largest shares first.
     for i in sorted(range(len(pools)), key=lambda i: -wanted[i]):
         missing = num_instances - sum(map(len, taken))
         if missing and wanted[i] and len(taken[i]) >= wanted[i]:
-            taken[i] += pools[i].take(missing, round(missing * config.wait_ratio[i]))
-    width = max(config.sizes)
-    made = [_finish(pool, rows, width) for pool, rows in zip(pools, taken, strict=True) if rows]
+            taken[i] += pools[i].take(missing, round(missing * wait_ratios[i]))
+    width, most = max(config.sizes), max(count for count, _ in agents)
+    made = [pool.finish(rows, width, most) for pool, rows in zip(pools, taken, strict=True) if rows]
     if not made:
         raise NoInstanceError(
             f"config={config}: no solvable instance was found among "
@@ -321,18 +426,8 @@ def generate(
         asked=num_instances,
         made=len(instances),
         sizes=tuple(
-            SizeReport(
-                size=pool.size,
-                asked=wanted[i],
-                made=len(taken[i]),
-                asked_wait=asked_wait[i],
-                made_wait=sum(bool(row[-1]) for row in taken[i]),
-                holes=pool.holes,
-                candidates=pool.candidates,
-                solvable=pool.solvable,
-                exhausted=pool.exhausted,
-            )
-            for i, pool in enumerate(pools)
+            pool.report(rows, n, wait)
+            for pool, rows, n, wait in zip(pools, taken, wanted, asked_wait, strict=True)
         ),
     )
     return instances[order], report

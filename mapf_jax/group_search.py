@@ -329,36 +329,37 @@ def _successors(
             # Who waits on its goal without staying there has to leave it and to come back.
             detour = jnp.where((option == _WAIT) & on_goal[:, None], 2, 0)
             rest = own.sum(-1, keepdims=True) - own[:, agent, None] + distance
-            least = new_paid + rest + detour
+            least = new_paid + rest + detour  # Without what pairs pay on top.
         else:
             legal &= option != _STAY
             new_paid = jnp.broadcast_to(paid[:, None], there.shape)
             mask = jnp.broadcast_to(mask, there.shape)
             least = jnp.maximum(most[:, None], time + 1 + distance)
-        together = jnp.broadcast_to(most[:, None], there.shape)
-        for other in range(agent):
-            pair = (other, agent)
-            total = _pair_total(group, pairs[pair], pair, after[:, other, None], there, mask)
-            if objective == COST:
-                total = total - own[:, other, None] - distance
-            else:
-                total = time + 1 + total
-            together = jnp.maximum(together, total)
-        if objective == COST:
-            least += together
-        else:
-            least = together = jnp.maximum(least, together)
         cut = legal & (least > bound) & (least < HOPELESS)
         next_bound = jnp.minimum(next_bound, jnp.min(jnp.where(cut, least, INFINITE_COST)))
         index, count = _compact((legal & (least <= bound)).reshape(-1), room)
         overflow |= count > room
-        alive = jnp.arange(room) < count
         origin = index // _NUM_OPTIONS
         source = source[origin]
         after = after[origin].at[:, agent].set(there.reshape(-1)[index])
         own = own[origin].at[:, agent].set(distance.reshape(-1)[index])
         parked, paid = mask.reshape(-1)[index], new_paid.reshape(-1)[index]
-        most = together.reshape(-1)[index]
+        least, most = least.reshape(-1)[index], most[origin]
+        # Pairs only now: a table look-up costs more than everything above.
+        for other in range(agent):
+            pair = (other, agent)
+            total = _pair_total(group, pairs[pair], pair, after[:, other], after[:, agent], parked)
+            if objective == COST:
+                most = jnp.maximum(most, total - own[:, other] - own[:, agent])
+            else:
+                most = jnp.maximum(most, time + 1 + total)
+        alive = jnp.arange(room) < count
+        least = least + most if objective == COST else jnp.maximum(least, most)
+        cut = alive & (least > bound) & (least < HOPELESS)
+        next_bound = jnp.minimum(next_bound, jnp.min(jnp.where(cut, least, INFINITE_COST)))
+        alive &= least <= bound
+        if objective == MAKESPAN:
+            most = least
     if objective == COST:
         least = paid + own.sum(-1) + lower_bound(pair_excess(group, after, parked), num_agents)
         cut = alive & (least > bound) & (least < HOPELESS)

@@ -25,9 +25,9 @@ from mapf_jax.types import INFINITE_COST, Array, Status
 
 MAX_WIDTH = 16  # Lakes up to this width have pair tables; wider ones only have certificates.
 EFFORTS = (
-    Effort(capacity=64, room=256, slots=1 << 11, chunk=32),
-    Effort(capacity=512, room=2048, slots=1 << 14, chunk=8),
-    Effort(capacity=4096, room=16384, slots=1 << 17, chunk=2),
+    Effort(capacity=64, room=384, slots=1 << 11, chunk=32),
+    Effort(capacity=512, room=3072, slots=1 << 14, chunk=8),
+    Effort(capacity=4096, room=20480, slots=1 << 17, chunk=2),
     Effort(capacity=32768, room=131072, slots=1 << 20, chunk=1),
 )
 _FIRST_ORDERS, _ALL_ORDERS = 8, 120

@@ -6,47 +6,93 @@ import itertools
 STEPS = ((0, 0), (-1, 0), (1, 0), (0, -1), (0, 1))
 
 
-def joint_optimum(blocked, starts, goals, allow_wait=True):
-    """Optimal sum of costs of two agents by Dijkstra over (cells, who has arrived for good).
+def _joint_moves(blocked, goals, cells, done):
+    """All legal joint steps: (new cells, new done, cost, whether an agent under way waits).
 
-    Returns None if there is no plan. An agent that has arrived costs nothing more and never moves
-    again; before that each step costs 1, and waits are optional.
+    An agent that has arrived for good costs nothing more and never moves again; before that each
+    step costs 1.
     """
     size = len(blocked)
-
-    def free(cell):
-        return 0 <= cell[0] < size and 0 <= cell[1] < size and not blocked[cell[0]][cell[1]]
-
-    def options(cell, goal, done):
-        if done:
-            return [(cell, True, 0)]
-        result = []
-        for step in STEPS:
-            if step == (0, 0) and not allow_wait:
-                continue
-            following = (cell[0] + step[0], cell[1] + step[1])
-            if free(following):
-                result.append((following, False, 1))
-                if following == goal:
-                    result.append((following, True, 1))
-        return result
-
-    queue = [(0, tuple(starts), (False, False))]
-    best = {}
-    while queue:
-        cost, cells, done = heapq.heappop(queue)
-        if done == (True, True):
-            return cost
-        if best.get((cells, done), 1 << 30) <= cost:
+    options = []
+    for cell, goal, arrived in zip(cells, goals, done, strict=True):
+        if arrived:
+            options.append([(cell, True, 0, False)])
             continue
-        best[cells, done] = cost
-        for (a, a_done, a_cost), (b, b_done, b_cost) in itertools.product(
-            options(cells[0], goals[0], done[0]), options(cells[1], goals[1], done[1])
+        own = []
+        for step in STEPS:
+            row, column = cell[0] + step[0], cell[1] + step[1]
+            if 0 <= row < size and 0 <= column < size and not blocked[row][column]:
+                own.append(((row, column), False, 1, step == (0, 0)))
+                if (row, column) == goal:
+                    own.append(((row, column), True, 1, step == (0, 0)))
+        options.append(own)
+    for joint in itertools.product(*options):
+        after = tuple(option[0] for option in joint)
+        if len(set(after)) < len(after) or any(
+            after[i] == cells[j] and after[j] == cells[i]
+            for i, j in itertools.combinations(range(len(cells)), 2)
         ):
-            if a == b or (a == cells[1] and b == cells[0]):
+            continue
+        yield (
+            after,
+            tuple(option[1] for option in joint),
+            sum(option[2] for option in joint),
+            any(option[3] for option in joint),
+        )
+
+
+def _joint_dijkstra(blocked, starts, goals, allow_wait):
+    """(optimum or None, {(cells, done): cost}, {state: [(state before, waits)] at least cost})."""
+    start = (tuple(starts), (False,) * len(starts))
+    queue, best, before = [(0, start)], {start: 0}, {}
+    closed = set()
+    optimum = None
+    while queue:
+        cost, state = heapq.heappop(queue)
+        if state in closed or (optimum is not None and cost > optimum):
+            continue
+        closed.add(state)
+        if all(state[1]):
+            optimum = cost
+            continue
+        for cells, done, step, waits in _joint_moves(blocked, goals, *state):
+            if waits and not allow_wait:
                 continue
-            heapq.heappush(queue, (cost + a_cost + b_cost, (a, b), (a_done, b_done)))
-    return None
+            following, total = (cells, done), cost + step
+            if total < best.get(following, 1 << 30):
+                best[following] = total
+                before[following] = []
+                heapq.heappush(queue, (total, following))
+            if total == best[following]:
+                before[following].append((state, waits))
+    return optimum, best, before
+
+
+def joint_optimum(blocked, starts, goals, allow_wait=True):
+    """Optimal sum of costs by Dijkstra over (cells, who has arrived for good); None if no plan."""
+    return _joint_dijkstra(blocked, starts, goals, allow_wait)[0]
+
+
+def every_optimal_plan_waits(blocked, starts, goals):
+    """Whether no optimal plan is free of waits before arrival, or None if there is no plan.
+
+    Walks through all optimal plans, that is all paths of tight edges from an end to the start.
+    """
+    optimum, best, before = _joint_dijkstra(blocked, starts, goals, True)
+    if optimum is None:
+        return None
+    start = (tuple(starts), (False,) * len(starts))
+    open_ = [state for state, cost in best.items() if all(state[1]) and cost == optimum]
+    seen = set(open_)
+    while open_:
+        state = open_.pop()
+        if state == start:
+            return False
+        for earlier, waits in before.get(state, []):
+            if not waits and earlier not in seen:
+                seen.add(earlier)
+                open_.append(earlier)
+    return True
 
 
 def makespan_optimum(blocked, starts, goals):

@@ -1,7 +1,6 @@
 """Sets of instances: proportions, distinctness, determinism and exact labels."""
 
 import dataclasses
-import json
 
 import jax
 import numpy as np
@@ -9,9 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mapf_jax import EnvironmentConfig, fingerprints, formats, generate, solve
+from mapf_jax import (
+    EnvironmentConfig,
+    Plan,
+    benchmark_instances,
+    fingerprints,
+    generate,
+    solve,
+    verify,
+)
 from mapf_jax.environment_config import max_hole_ratio, num_holes
-from mapf_jax.generator import _shares
+from mapf_jax.generator import shares
 
 CONFIG = EnvironmentConfig((3, 4, 6), (0.5, 0.3, 0.2), (0.2, 0.3, 0.1), (0.5, 0.25, 1.0))
 
@@ -75,23 +82,57 @@ def test_impossible_configurations_are_refused():
         generate(jax.random.key(0), config, 10)
     with pytest.raises(ValueError, match="num_instances=0"):
         generate(jax.random.key(0), CONFIG, 0)
-    with pytest.raises(ValueError, match="num_agents=3"):
-        generate(jax.random.key(0), CONFIG, 5, num_agents=3)
+    with pytest.raises(ValueError, match="num_agents=6"):
+        generate(jax.random.key(0), CONFIG, 5, num_agents=6)
 
 
-def test_json_lines_round_trip(made, tmp_path):
-    instances, _ = made
-    lines = [json.dumps(formats.to_record(instances[i], f"x-{i}")) for i in range(len(instances))]
-    (tmp_path / "set.jsonl").write_text("\n".join(lines))
-    records = list(formats.read_jsonl(tmp_path / "set.jsonl"))
-    assert records[7]["id"] == "x-7"
-    jax.tree.map(np.testing.assert_array_equal, instances, formats.from_records(records))
-    del records[0]["cost"]
-    with pytest.raises(ValueError, match=r"x-0: fields \['cost'\] are missing"):
-        formats.from_records(records)
-    (tmp_path / "bad.jsonl").write_text('{"id": 1}\n[')
-    with pytest.raises(ValueError, match=r"bad.jsonl:2: not JSON"):
-        list(formats.read_jsonl(tmp_path / "bad.jsonl"))
+def test_agents_as_a_dimension():
+    config = dataclasses.replace(
+        EnvironmentConfig.uniform((4, 5), 0.2, 0.5), agents={2: 0.25, 3: 0.75}
+    )
+    instances, report = generate(jax.random.key(0), config, 40)
+    counts = instances.active.sum(1)
+    assert [(row.size, row.num_agents, row.made) for row in report.sizes] == [
+        (4, 2, 5), (4, 3, 15), (5, 2, 5), (5, 3, 15),
+    ]  # fmt: skip
+    assert sorted(counts.tolist()) == [2] * 10 + [3] * 30
+    assert all(abs(row.made_wait - row.made / 2) <= 0.5 for row in report.sizes)
+    assert len(set(fingerprints(instances))) == 40
+    again = solve(dataclasses.replace(instances, solution=None))
+    plans = Plan(
+        positions=instances.solution.paths.astype(np.int16),
+        num_steps=instances.solution.num_steps,
+        parsable=np.ones(40, bool),
+        num_agents=counts,
+    )
+    assert np.asarray(verify(instances, plans).optimal).all()
+    for name in ("status", "cost", "makespan", "needs_wait"):
+        np.testing.assert_array_equal(
+            getattr(again, name), getattr(instances.solution, name), err_msg=name
+        )
+    assert EnvironmentConfig.from_dict(config.to_dict()) == config
+    two, _ = generate(jax.random.key(0), dataclasses.replace(config, agents=()), 40)
+    assert two.starts.shape == (40, 2, 2)
+
+
+def test_benchmark_has_the_published_make_up():
+    made = benchmark_instances(1, num_agents=(3,), sizes=(3, 4), per_hole_ratio=2)
+    assert len(made.ids) == len(set(made.ids)) == len(made.instances) == 2 * 3 * 5 * 2
+    assert made.ids[0] == "3ag_3x3_hr0.1_wr0.25_000"
+    assert len(set(fingerprints(made.instances))) == len(made.ids)
+    assert np.all(made.instances.active.sum(1) == made.num_agents)
+    waits = made.instances.solution.needs_wait
+    for size in (3, 4):
+        for ratio, number in ((0.25, 2), (0.5, 5), (0.75, 8)):
+            here = (made.size == size) & np.isclose(made.wait_ratio, ratio)
+            assert here.sum() == 10
+            assert waits[here].sum() == number
+    # Four holes leave five cells of a 3x3 lake, too few for six starts and goals.
+    (impossible,) = [row for row in made.reports if row.size == 3 and row.holes == 4]
+    assert impossible.exhausted
+    assert impossible.made == 0
+    again = benchmark_instances(1, num_agents=(3,), sizes=(3, 4), per_hole_ratio=2)
+    jax.tree.map(np.testing.assert_array_equal, made.instances, again.instances)
 
 
 @given(st.integers(1, 5000), st.lists(st.integers(0, 100), min_size=1, max_size=8))
@@ -99,7 +140,7 @@ def test_json_lines_round_trip(made, tmp_path):
 def test_shares_sum_to_the_total(total, weights):
     weights = [w + (sum(weights) == 0) for w in weights]
     ratios = [w / sum(weights) for w in weights]
-    parts = _shares(total, ratios)
+    parts = shares(total, ratios)
     assert sum(parts) == total
     assert all(
         abs(part - total * ratio) < 1 + 1e-6 for part, ratio in zip(parts, ratios, strict=True)
@@ -115,6 +156,8 @@ def test_shares_sum_to_the_total(total, weights):
         ({"hole_ratio": (0.5, 1.5, 0.5)}, "hole_ratio of size 4: 1.5"),
         ({"wait_ratio": (0.5, float("nan"), 0.5)}, "wait_ratio of size 4: nan"),
         ({"wait_ratio": (0.5, 0.5)}, "one number for each"),
+        ({"agents": {6: 1.0}}, "agents: 6 is not allowed, only 2 to 5"),
+        ({"agents": {2: 0.5, 3: 0.6}}, "sum to 1.1"),
     ],
 )
 def test_bad_configurations_name_the_field(change, message):

@@ -1,0 +1,161 @@
+"""The benchmark: 3,150 instances with three to five agents, made from a seed.
+
+Its make-up is that of the publication (arXiv 2606.17682): 3, 4 and 5 agents on lakes from 3x3, 4x4
+and 5x5 up to 10x10; for each number of agents, size and wait-ratio subset (.25, .50, .75) 50
+instances, 10 for each hole ratio .1 to .5. The published instances are another draw.
+"""
+
+import dataclasses
+
+import jax
+import numpy as np
+
+from mapf_jax.environment_config import num_holes
+from mapf_jax.generator import (
+    Candidate,
+    CandidatePool,
+    NoInstanceError,
+    SizeReport,
+    concatenate,
+    shares,
+)
+from mapf_jax.types import Instance
+
+SMALLEST_SIZE = {3: 3, 4: 4, 5: 5}  # By number of agents.
+LARGEST_SIZE = 10
+HOLE_RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5)
+WAIT_RATIOS = (0.25, 0.5, 0.75)
+PER_HOLE_RATIO = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchmarkSet:
+    """The instances and what each was made for; N of them.
+
+    Attributes:
+      instances: batch shape [N], maps of width 10, 5 agents of which `num_agents` are active.
+      ids: unique names such as `3ag_5x5_hr0.1_wr0.25_004`.
+      num_agents: int32[N].
+      size: int32[N].
+      hole_ratio: float32[N], the hole ratio of its cell of the table. Where a lake of that ratio
+        has no room for starts and goals, or too few such lakes have a plan, the instance has
+        fewer holes (see `reports`).
+      wait_ratio: float32[N], the subset it belongs to.
+      reports: how each number of agents, size and number of holes was made.
+    """
+
+    instances: Instance
+    ids: tuple[str, ...]
+    num_agents: np.ndarray
+    size: np.ndarray
+    hole_ratio: np.ndarray
+    wait_ratio: np.ndarray
+    reports: tuple[SizeReport, ...]
+
+
+class _Cell:
+    """The pools of one number of agents and lake size, by number of holes."""
+
+    def __init__(
+        self, key: jax.Array, size: int, num_agents: int, seen: set[bytes], max_candidates: int
+    ) -> None:
+        self._make = lambda holes: CandidatePool(
+            jax.random.fold_in(key, holes), size, holes, num_agents, seen, max_candidates
+        )
+        self._pools: dict[int, CandidatePool] = {}
+        self._given: dict[int, list[Candidate]] = {}
+        self._asked: dict[int, list[bool]] = {}
+
+    def take(self, holes: int, needs_wait: bool, count: int) -> list[tuple[int, Candidate]]:
+        """(number of holes, candidate) pairs: with `holes` holes, or else with fewer.
+
+        Where there are not enough of one stratum with any number of holes, the other fills up.
+        """
+        self._asked.setdefault(holes, []).extend([needs_wait] * count)
+        taken: list[tuple[int, Candidate]] = []
+        for stratum in (needs_wait, not needs_wait):
+            for fewer in range(holes, -1, -1):
+                missing = count - len(taken)
+                if missing:
+                    pool = self._pools.setdefault(fewer, self._make(fewer))
+                    rows = pool.take(missing, missing if stratum else 0, fill=False)
+                    self._given.setdefault(fewer, []).extend(rows)
+                    taken += [(fewer, row) for row in rows]
+        return taken
+
+    def finish(self, rows: list[tuple[int, Candidate]], width: int, num_agents: int) -> Instance:
+        """The instances of `rows`, in their order."""
+        parts = [self._pools[holes].finish([row], width, num_agents) for holes, row in rows]
+        return concatenate(parts)
+
+    def reports(self) -> list[SizeReport]:
+        """One for each number of holes that was drawn."""
+        return [
+            pool.report(
+                self._given.get(holes, []),
+                len(self._asked.get(holes, [])),
+                sum(self._asked.get(holes, [])),
+            )
+            for holes, pool in sorted(self._pools.items())
+        ]
+
+
+def benchmark_instances(
+    seed: int,
+    num_agents: tuple[int, ...] = tuple(SMALLEST_SIZE),
+    sizes: tuple[int, ...] = tuple(range(3, LARGEST_SIZE + 1)),
+    per_hole_ratio: int = PER_HOLE_RATIO,
+    max_candidates: int = 1 << 15,
+) -> BenchmarkSet:
+    """Makes the benchmark, the same for the same seed. All instances are distinct.
+
+    Of the instances of a subset the share `wait_ratio` needs a wait. What a hole ratio cannot give
+    is taken from the next smaller number of holes that can.
+
+    Args:
+      seed: any integer.
+      num_agents: leave out numbers of agents (of 3, 4, 5) for a part of the benchmark.
+      sizes: likewise, lake sizes.
+      per_hole_ratio: instances for each number of agents, size, subset and hole ratio.
+      max_candidates: lakes drawn for each number of agents, size and number of holes at most.
+    """
+    parts: list[Instance] = []
+    ids: list[str] = []
+    facts: list[tuple[int, int, float, float]] = []
+    reports: list[SizeReport] = []
+    seen: set[bytes] = set()
+    most = max(SMALLEST_SIZE)
+    for agents in num_agents:
+        for size in (size for size in sizes if size >= SMALLEST_SIZE[agents]):
+            key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), agents), size)
+            cell = _Cell(key, size, agents, seen, max_candidates)
+            rows: list[tuple[int, Candidate]] = []
+            for wait_ratio in WAIT_RATIOS:
+                total = round(len(HOLE_RATIOS) * per_hole_ratio * wait_ratio)
+                waits = shares(total, [1 / len(HOLE_RATIOS)] * len(HOLE_RATIOS))
+                for hole_ratio, waiting in zip(HOLE_RATIOS, waits, strict=True):
+                    holes = num_holes(hole_ratio, size)
+                    for needs_wait, count in ((True, waiting), (False, per_hole_ratio - waiting)):
+                        rows += cell.take(holes, needs_wait, count)
+                    for number in range(per_hole_ratio):
+                        ids.append(
+                            f"{agents}ag_{size}x{size}_hr{hole_ratio}_wr{wait_ratio}_{number:03d}"
+                        )
+                        facts.append((agents, size, hole_ratio, wait_ratio))
+            if len(rows) < len(WAIT_RATIOS) * len(HOLE_RATIOS) * per_hole_ratio:
+                raise NoInstanceError(
+                    f"num_agents={agents}, size={size}: only {len(rows)} instances were found "
+                    f"among {max_candidates} candidates for each number of holes"
+                )
+            parts.append(cell.finish(rows, LARGEST_SIZE, most))
+            reports += cell.reports()
+    columns = list(zip(*facts, strict=True))
+    return BenchmarkSet(
+        instances=concatenate(parts),
+        ids=tuple(ids),
+        num_agents=np.array(columns[0], np.int32),
+        size=np.array(columns[1], np.int32),
+        hole_ratio=np.array(columns[2], np.float32),
+        wait_ratio=np.array(columns[3], np.float32),
+        reports=tuple(reports),
+    )
