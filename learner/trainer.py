@@ -361,14 +361,14 @@ class GRPOTrainer:
             all_scores.append(scores)
             if sum(int(draw.signal.sum()) for draw in draws) >= config.prompts_per_step:
                 break
+        del params
         drawn = Rollout.concatenate(draws)
         # Groups with a signal first, in the order they were drawn; always the same number.
         chosen = np.argsort(~drawn.signal, kind="stable")[: config.prompts_per_step]
         batch = drawn.take(np.sort(chosen))
 
         with clock.measure("update"):
-            updates, state = self._train(state, params, batch)
-        del params
+            updates, state = self.update(state, batch)
         scores = _merge_scores(all_scores)
         seconds = clock.seconds
         update_tokens = sum(float(update.sums.tokens) for update in updates)
@@ -504,10 +504,13 @@ class GRPOTrainer:
                 raise NonFiniteError(step, f"{what} is not finite", {}, state, rollout)
         return rollout, scores
 
-    def _train(
-        self, state: TrainState, params: Any, batch: Rollout
-    ) -> tuple[list[UpdateResult], TrainState]:
-        """The updates on a batch; stops after one that is not finite."""
+    def update(self, state: TrainState, batch: Rollout) -> tuple[list[UpdateResult], TrainState]:
+        """The updates of one step on a rollout; stops after one that is not finite.
+
+        Args:
+          state: whose policy gave the answers; donated.
+          batch: `prompts_per_step` groups, with or without signal.
+        """
         config = self.config
         advantages = np.asarray(self._advantages(batch.groups)).reshape(-1)
         keep = np.repeat(batch.signal | (config.no_signal == "keep"), config.group_size)
@@ -523,7 +526,8 @@ class GRPOTrainer:
             return [], _count_step(state)
         work: list[Any] = [self._micro_batches(batch, advantages, share) for share in shares]
         if self._needs_old:
-            # Before any update: `params` may be the arrays that the first one donates.
+            # Before any update: without adapters these are the arrays that the first one donates.
+            params = self.policy_params(state)
             work = [[self._with_old(params, micro) for micro in micros] for micros in work]
         updates: list[UpdateResult] = []
         for u, micro_batches in enumerate(work):

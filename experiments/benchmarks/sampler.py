@@ -29,7 +29,7 @@ from learner.qwen3.config import Qwen3Config
 _ENGINES = Path(__file__).with_name("sampler_engines.py")
 _ROOT = Path(__file__).parents[2]
 
-_SMALL = Qwen3Config(
+SMALL = Qwen3Config(
     vocab_size=4096,
     hidden_size=256,
     intermediate_size=768,
@@ -41,7 +41,7 @@ _SMALL = Qwen3Config(
     max_position_embeddings=1024,
 )
 # Qwen/Qwen3-4B, config.json
-_QWEN3_4B = Qwen3Config(
+QWEN3_4B = Qwen3Config(
     vocab_size=151_936,
     hidden_size=2560,
     intermediate_size=9728,
@@ -75,7 +75,7 @@ class Scale:
     answers: int = 512
     uneven_prompt_tokens: int = 32
     uneven_new_tokens: int = 256
-    model: Qwen3Config = _SMALL
+    model: Qwen3Config = SMALL
 
 
 QUICK = Scale(rounds=2, new_tokens=64, slots=16, answers=128, uneven_new_tokens=128)
@@ -84,7 +84,7 @@ QUICK = Scale(rounds=2, new_tokens=64, slots=16, answers=128, uneven_new_tokens=
 class Engine:
     """One engine in its process."""
 
-    def __init__(self, name: str, task: Path, python: str) -> None:
+    def __init__(self, name: str, task: Path, python: str, script: Path = _ENGINES) -> None:
         self.name = name
         path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
         variables = {
@@ -95,7 +95,7 @@ class Engine:
         }
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (`close` closes it)
         self._process = subprocess.Popen(
-            [python, str(_ENGINES), name, str(task)],
+            [python, str(script), name, str(task)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -324,7 +324,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     else:
         cases = [(64, 1024)] if parsed.quick else [(64, 1024), (256, 1024), (64, 8192), (256, 8192)]
         with tempfile.TemporaryDirectory() as name:
-            tables = [roofline(_QWEN3_4B, cases, Path(name), rounds=2 if parsed.quick else 5)]
+            tables = [roofline(QWEN3_4B, cases, Path(name), rounds=2 if parsed.quick else 5)]
     for table in tables:
         print(table.to_markdown())
     pages = records.write("sampler", "Sampler", tables, folder=parsed.out, about=about)

@@ -302,12 +302,12 @@ def _lines(measure: Measure) -> Iterator[str]:
         yield json.dumps(measure())
 
 
-def main() -> None:
+def main(engines: Mapping[str, Callable[[Task], Measure]] = ENGINES) -> None:
     """The process: load, then one measurement for each line of input."""
     out, sys.stdout = sys.stdout, sys.stderr  # what libraries print must not mix in
     name, path = sys.argv[1:]
     try:
-        measure = ENGINES[name](json.loads(pathlib.Path(path).read_text()))
+        measure = engines[name](json.loads(pathlib.Path(path).read_text()))
     except ImportError as error:
         print(json.dumps({"missing": str(error)}), file=out, flush=True)
         return
