@@ -266,7 +266,7 @@ def main(argv: Sequence[str]) -> None:
             sys.exit(f"error: peers={name!r}: known are {', '.join(peers_lib.PEERS)}")
     interpreters = _interpreters(_PEER_PYTHON.value)
 
-    # The peers come first: once this process has touched an accelerator it holds most of its memory.
+    # The peers come first: once this process has touched an accelerator it holds its memory.
     peer_batches = (1, 1024) if quick else (1, 64, 1024, 8192)
     effort = peers_lib.Effort(peer_batches, 1 << 14 if quick else 1 << 19, 1 if quick else 3)
     rows: list[peers_lib.Row] = []

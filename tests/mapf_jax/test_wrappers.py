@@ -225,3 +225,29 @@ def test_slippery_wrappers_take_a_key():
     with pytest.raises(ValueError, match=r"hole_ratio=0\.9"):
         RandomAutoReset(env, hole_ratio=0.9)
     assert dataclasses.replace(RandomAutoReset(env), hole_ratio=0.0).hole_ratio == 0.0
+
+
+def test_what_nobody_reads_costs_nothing():
+    """A program that only wants rewards is the same whatever the agents might be shown."""
+    costs = []
+    for observation in ("positions", "planes", "egocentric"):
+        env = mapf_jax.make(
+            "MapfFrozenLake-v0", num_agents=3, size=8, observation=observation,
+            action_mask=observation == "planes",
+        )  # fmt: skip
+        wrapper = PoolAutoReset(env)
+        pool = wrapper.pool(pool_of(8))
+        batched = Batched(wrapper)
+        state, _ = jax.jit(batched.reset)(pool, jax.random.split(jax.random.key(0), BATCH))
+
+        @jax.jit
+        def step(state, actions, pool, batched=batched):
+            state, timestep = batched.step(state, actions, pool)
+            return state, timestep.reward
+
+        actions = jnp.zeros((BATCH, 3), jnp.int32)
+        costs.append(step.lower(state, actions, pool).compile().cost_analysis())
+    assert costs[0]["bytes accessed"] > 0
+    for cost in costs[1:]:
+        assert cost["flops"] == costs[0]["flops"]
+        assert cost["bytes accessed"] == costs[0]["bytes accessed"]
