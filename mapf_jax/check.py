@@ -147,9 +147,9 @@ def _form(tree: Any) -> Any:
 
 
 def _same(what: str, found: Any, expected: Any) -> None:
-    expected_leaves, structure = jax.tree.flatten(expected)
-    found_structure = jax.tree.flatten(found)[1]
-    _require(found_structure == structure, f"{what}: another structure, {found_structure}")
+    structures: list[Any] = [jax.tree.structure(tree) for tree in (found, expected)]
+    _require(structures[0] == structures[1], f"{what}: another structure, {structures[0]}")
+    expected_leaves = jax.tree.leaves(expected)
     for (path, leaf), other in zip(
         jax.tree_util.tree_leaves_with_path(found), expected_leaves, strict=True
     ):
