@@ -1,0 +1,99 @@
+"""Designs of models that cannot design, sampled by the real sampler under the grammar."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from engineer import demonstrations, lakes
+from engineer.proposal import Unreadable, parse, project, render_config
+from experiments import settings as settings_lib
+from experiments.configs import tiny
+from experiments.designing import design_automaton, design_responder
+from experiments.policy import load_params, load_policy
+from learner import sharding
+from learner.qwen3 import model
+
+COUNT = 200
+
+
+@pytest.fixture(scope="module")
+def world():
+    """(settings, policy, untrained parameters, contexts)."""
+    settings = settings_lib.from_config(tiny.get_config())
+    policy = load_policy(settings)
+    params = jax.device_put(
+        model.init_params(jax.random.key(0), policy.config),
+        sharding.param_shardings(policy.config, policy.mesh),
+    )
+    space = settings.environment.space()
+    chats = [
+        demonstrations.demonstration(seed, "V6", space, lakes.FAMILY)[0] for seed in range(COUNT)
+    ]
+    return settings, policy, params, chats
+
+
+def with_engineer(settings, **options):
+    engineer = dataclasses.replace(
+        settings.engineer, temperature=1.0, top_p=1.0, top_k=0, **options
+    )
+    return dataclasses.replace(settings, engineer=engineer)
+
+
+def read(answers, space):
+    return [parse(answer.text, space) for answer in answers]
+
+
+def test_200_of_200_are_well_formed(world):
+    settings, policy, params, chats = world
+    space = settings.environment.space()
+    under = with_engineer(settings, decoding="grammar")
+    answers = design_responder(under, policy)(params, chats, jax.random.key(1))
+    configs = set()
+    for answer in answers:
+        assert not answer.truncated
+        config, repairs = project(parse(answer.text, space), space.uniform(), space)
+        assert repairs == ()
+        assert answer.text == render_config(config, space)
+        configs.add(config)
+    assert len(answers) == COUNT
+    assert len(configs) == COUNT  # the grammar leaves the choice to the model
+    free = design_responder(with_engineer(settings), policy)(params, chats, jax.random.key(1))
+    readable = sum(not isinstance(reading, Unreadable) for reading in read(free, space))
+    print(f"untrained: {len(answers)} of {COUNT} under the grammar, {readable} of {COUNT} without")
+    assert readable < COUNT / 10
+
+    # The committed checkpoint, which has learned to design.
+    trained = load_params(settings, policy)
+    answers = design_responder(under, policy)(trained, chats, jax.random.key(1))
+    wanted = [project(reading, space.uniform(), space) for reading in read(answers, space)]
+    assert all(repairs == () for _, repairs in wanted)
+    shares = np.array([config.column("hole_ratio") for config, _ in wanted])
+    assert shares.std() < 0.2  # it chooses, rather than draws at random
+
+
+def test_reasoning_comes_first_and_ends(world):
+    settings, policy, params, chats = world
+    space = settings.environment.space()
+    under = with_engineer(
+        settings, decoding="grammar", reasoning_tokens=20, trigger="\nConfiguration:\n"
+    )
+    answers = design_responder(under, policy)(params, chats[:40], jax.random.key(2))
+    # A stop token within the reasoning ends an answer; such a one is asked for again.
+    whole = [answer.text for answer in answers if "\nConfiguration:\n" in answer.text]
+    assert len(whole) >= 30
+    for text in whole:
+        prose, _, design = text.rpartition("\nConfiguration:\n")
+        assert prose
+        assert project(parse(design, space), space.uniform(), space)[1] == ()
+
+
+def test_a_budget_that_is_too_small_is_refused(world):
+    settings, policy, _, _ = world
+    small = with_engineer(settings, decoding="grammar", max_new_tokens=20)
+    with pytest.raises(ValueError, match="max_new_tokens=20: a design under the grammar takes up"):
+        design_automaton(small, policy)
+    thoughtful = with_engineer(settings, thinking=True, thinking_tokens=10)
+    with pytest.raises(ValueError, match="no token </think>"):
+        design_responder(thoughtful, policy)
