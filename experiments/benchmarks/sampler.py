@@ -78,7 +78,7 @@ class Scale:
     model: Qwen3Config = SMALL
 
 
-QUICK = Scale(rounds=2, new_tokens=64, slots=16, answers=128, uneven_new_tokens=128)
+QUICK = Scale(rounds=2, new_tokens=128, answers=192)
 
 
 class Engine:

@@ -156,7 +156,6 @@ def test_eight_devices_give_the_tokens_of_one(axes, temperature):
     "otherwise",
     [
         {"max_rows": 1},
-        {"max_rows": 2, "segment_tokens": 5},
         {"max_rows": 7, "prompt_bucket_multiple": 16, "segment_tokens": 1},
         {"max_rows": 200},
     ],
@@ -216,7 +215,7 @@ def test_few_programs_serve_all_calls(monkeypatch):
 # Ends of answers --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("max_rows", [1, 2, 64])
+@pytest.mark.parametrize("max_rows", [2, 64])
 def test_all_stop_at_the_first_token(max_rows):
     got = sampler(max_rows=max_rows, stop_token_ids=tuple(range(96)))(PARAMS, PROMPTS, keys(5))
     assert (got.lengths == 1).all()
@@ -226,11 +225,10 @@ def test_all_stop_at_the_first_token(max_rows):
     np.testing.assert_allclose(got.logprobs[:, 0], free.logprobs[:, 0], atol=1e-5)
 
 
-@pytest.mark.parametrize("max_rows", [2, 64])
-def test_budgets_cut_the_very_same_answers(max_rows):
+def test_budgets_cut_the_very_same_answers():
     budgets = np.array([1, 12, 5, 2, 11, 1, 3, 12, 7, 9])
     free = sampler()(PARAMS, PROMPTS, keys(5), 2)
-    got = sampler(max_rows=max_rows, segment_tokens=4)(PARAMS, PROMPTS, keys(5), 2, budgets=budgets)
+    got = sampler(max_rows=2, segment_tokens=4)(PARAMS, PROMPTS, keys(5), 2, budgets=budgets)
     np.testing.assert_array_equal(got.lengths, budgets)
     assert (got.finish == FinishReason.LENGTH).all()
     for n, budget in enumerate(budgets):
@@ -250,7 +248,7 @@ def letters(ids):
     return text
 
 
-@pytest.mark.parametrize("segment_tokens", [1, 5, 32])
+@pytest.mark.parametrize("segment_tokens", [1, 32])
 def test_stop_strings_end_an_answer_at_the_token_that_completes_them(segment_tokens):
     strings, stop = ("ab", "cde", "z", "qr"), (30, 31)
     free = sampler(stop_token_ids=stop, max_new_tokens=40)(PARAMS, PROMPTS, keys(5), 8)
