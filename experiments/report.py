@@ -17,6 +17,7 @@ from absl import app
 
 import mapf_jax
 from experiments import run_directory as files
+from experiments.evidence import one_of_each_kind
 from mapf_jax import formats, render
 
 # Okabe and Ito's palette, told apart by people with any kind of colour vision.
@@ -189,7 +190,7 @@ def _failure_section(root: Path, rounds: Sequence[int]) -> list[str]:
     by_id = {record["id"]: record for record in instances}
     answers = [r for r in formats.read_jsonl(folder / "answers.jsonl") if not r["valid"]]
     drawings = []
-    for answer in _spread(answers, _FAILURES_SHOWN):
+    for answer in one_of_each_kind(answers, lambda row: tuple(row["failed"]), _FAILURES_SHOWN):
         instance = formats.from_records([by_id[answer["id"]]])
         plan = mapf_jax.plans_from_texts([answer["text"]], instance.starts.shape[-2])
         failed = ", ".join(check.replace("_", " ") for check in answer["failed"])
@@ -209,18 +210,6 @@ def _failure_section(root: Path, rounds: Sequence[int]) -> list[str]:
         "H a hole; step by step digits are the agents and # marks a broken rule.</p>",
         f'<div class="failures">{"".join(drawings)}</div>' if drawings else "<p>None.</p>",
     ]
-
-
-def _spread(records: Sequence[Any], count: int) -> list[Any]:
-    """Some of the records, one of each kind of failure before a second of any."""
-    chosen: list[Any] = []
-    kinds: set[tuple[str, ...]] = set()
-    for record in records:
-        if tuple(record["failed"]) not in kinds:
-            kinds.add(tuple(record["failed"]))
-            chosen.append(record)
-    chosen += [record for record in records if record not in chosen]
-    return chosen[:count]
 
 
 def _axes(panels: int, width: float = 4.6) -> Any:

@@ -154,18 +154,3 @@ def test_other_options_and_bad_options_stop_at_once(undisturbed, tmp_path):
         assert code != 0
         assert message in err
         assert not (tmp_path / "new" / "rounds").exists()
-
-
-@pytest.mark.parametrize("designer", ["fixed", "random"])
-def test_baseline_designers(undisturbed, tmp_path, designer):
-    whole, cache, _ = undisturbed
-    options = [f"--config.engineer.designer={designer}", "--config.loop.rounds=2"]
-    code, _, err = finish(start(tmp_path / designer, cache, *options))
-    assert code == 0, err[-3000:]
-    rounds = tmp_path / designer / "rounds"
-    configs = [(rounds / str(index) / "environment.yaml").read_text() for index in range(2)]
-    assert configs[0] == (whole / "rounds" / "0" / "environment.yaml").read_text()
-    assert (configs[1] == configs[0]) == (designer == "fixed")
-    design = json.loads((rounds / "0" / "design" / "design.json").read_text())
-    assert design["source"] == designer
-    assert not design["raw_texts"]
