@@ -15,7 +15,7 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLS = int(os.environ.get("KILLS", "3"))
-STEPS = 40 * KILLS
+STEPS = 12 * KILLS
 
 
 def start(folder, cache):
