@@ -125,7 +125,7 @@ def own_update(task: Task) -> Measure:
         lengths=np.full(count, length, np.int32),
         truncated=np.ones(count, bool),
         answers=[Answer("", length, True)] * count,
-        rewards=rng.random(count, np.float32),
+        rewards=np.asarray(rng.uniform(size=count), np.float32),
     )
 
     def measure() -> dict[str, Any]:
