@@ -146,6 +146,8 @@ class ValidationSettings:
       seed: of the set; independent of the run's seed, so that runs are comparable.
       max_new_tokens: budget of an answer, stop token included.
       temperature: of sampling; 0 is greedy.
+      thinking_tokens: most tokens of thinking (`training.thinking`), after which Qwen3's text for
+        that ends it; 0 sets no limit.
     """
 
     num_instances: int = 400
@@ -154,9 +156,10 @@ class ValidationSettings:
     seed: int = 20_260_617
     max_new_tokens: int = 4096
     temperature: float = 0.0
+    thinking_tokens: int = 0
 
     def __post_init__(self) -> None:
-        checks.integers(self, num_instances=1, seed=0, max_new_tokens=1)
+        checks.integers(self, num_instances=1, seed=0, max_new_tokens=1, thinking_tokens=0)
         if self.temperature < 0:
             raise ValueError(f"temperature={self.temperature}: allowed are numbers from 0 up")
         for name in ("hole_ratio", "wait_ratio"):
@@ -340,6 +343,10 @@ class EngineerSettings:
         if self.decoding == "grammar":
             if self.designer == "endpoint":
                 raise ValueError("decoding='grammar': not for designer='endpoint'")
+            if self.thinking and not self.thinking_tokens:
+                raise ValueError("thinking_tokens=0: under the grammar thinking needs a limit")
+            if self.thinking and self.reasoning_tokens:
+                raise ValueError("reasoning_tokens: not together with thinking")
             if bool(self.reasoning_tokens) != bool(self.trigger):
                 raise ValueError(
                     f"reasoning_tokens={self.reasoning_tokens}, trigger={self.trigger!r}: either "
@@ -417,6 +424,11 @@ class Settings:
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 1 << 32:
             raise ValueError(f"seed={self.seed}: allowed are integers from 0 to 2**32 - 1")
+        if self.validation.thinking_tokens and not self.training.thinking:
+            raise ValueError(
+                f"validation.thinking_tokens={self.validation.thinking_tokens}: only with "
+                "training.thinking=True"
+            )
         limit, group = self.training.sampling_rows, self.training.group_size
         shards = self.mesh.data * self.mesh.fsdp
         if limit < group * shards:

@@ -10,6 +10,7 @@ import mapf_jax
 from experiments.mapf_task import Judgement, judge
 from experiments.policy import Policy, Responder
 from experiments.settings import Settings
+from learner import tokens
 from learner.sampler import SamplingParams
 from learner.task import Answer
 
@@ -61,14 +62,22 @@ class ValidationResult:
 
 
 def validation_responder(settings: Settings, policy: Policy) -> Responder:
-    """How validation answers are sampled."""
+    """How validation answers are sampled; with thinking where training has it.
+
+    Raises:
+      ValueError: thinking is limited, and the tokenizer has no token that ends it.
+    """
     validation = settings.validation
+    limit = validation.thinking_tokens
     return Responder(
         policy,
         SamplingParams(
-            max_new_tokens=validation.max_new_tokens, temperature=validation.temperature
+            max_new_tokens=validation.max_new_tokens,
+            temperature=validation.temperature,
+            thinking=tokens.thinking_budget(policy.tokenizer, limit) if limit else None,
         ),
         settings.training.sampling_rows,
+        thinking=settings.training.thinking,
     )
 
 

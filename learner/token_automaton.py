@@ -27,10 +27,11 @@ class ThinkingBudget:
     Attributes:
         max_tokens: at least 0.
         end_id: the token `</think>`.
-        closing_ids: what ends the thought, `end_id` among them.
+        closing_ids: what ends the thought; `end_id` is the last of them, so that what follows
+            begins after it in any case.
 
     Raises:
-        ValueError: `max_tokens` is negative, or `closing_ids` lacks `end_id`.
+        ValueError: `max_tokens` is negative, or `closing_ids` do not end with `end_id`.
     """
 
     max_tokens: int
@@ -40,10 +41,8 @@ class ThinkingBudget:
     def __post_init__(self) -> None:
         if self.max_tokens < 0:
             raise ValueError(f"max_tokens of thinking is {self.max_tokens}; it must be at least 0")
-        if self.end_id not in self.closing_ids:
-            raise ValueError(
-                f"closing_ids are {self.closing_ids}; {self.end_id} must be among them"
-            )
+        if self.closing_ids[-1:] != (self.end_id,):
+            raise ValueError(f"closing_ids are {self.closing_ids}; {self.end_id} must be the last")
 
 
 @jax.tree_util.register_dataclass
@@ -143,8 +142,7 @@ class TokenAutomaton:
     def thinking(cls, budget: ThinkingBudget, then: Self | None = None) -> Self:
         """Free thought within the budget; then an answer in `then`, or anything.
 
-        State i counts i tokens of thought. `then` begins after `</think>`, or after the closing
-        tokens where those were needed.
+        State i counts i tokens of thought. `then` begins after `</think>`.
         """
         N = budget.max_tokens
         rest = cls.forcing(budget.closing_ids)  # its last state is free for ever

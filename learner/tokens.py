@@ -15,7 +15,7 @@ _THINK_END = "</think>"
 # What Qwen3 was shown to go on from when its thought is cut off (arXiv 2505.09388, section 4.3).
 _EARLY_STOP = (
     "\n\nConsidering the limited time by the user, I have to give the solution based on the "
-    f"thinking directly now.\n{_THINK_END}\n\n"
+    f"thinking directly now.\n{_THINK_END}"
 )
 
 

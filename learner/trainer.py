@@ -54,6 +54,7 @@ class GRPOConfig:
       length_multiple: rows are padded to a multiple of this many tokens; each multiple that
         occurs is compiled once. Rows are sorted by length first, so short ones stay short.
       max_new_tokens: budget of an answer, stop token included.
+      thinking: let the chat template open the model's thinking, which then counts as answer.
       sampling_rows: answers sampled at a time, at least `group_size` for each row shard of the
         mesh; bounds the memory of the key/value cache.
       temperature: of sampling and of the policy that is optimised; > 0.
@@ -82,6 +83,7 @@ class GRPOConfig:
     answers_per_row: int = 1
     length_multiple: int = 32
     max_new_tokens: int = 1024
+    thinking: bool = False
     sampling_rows: int = 512
     temperature: float = 1.0
     objective: grpo.ObjectiveConfig = dataclasses.field(default_factory=grpo.ObjectiveConfig)
@@ -445,7 +447,10 @@ class GRPOTrainer:
         self, params: Any, task: Task, problems: np.ndarray, key: jax.Array, num_samples: int
     ) -> tuple[list[list[int]], Samples]:
         """The prompts of some problems, and `num_samples` answers to each."""
-        prompts = [tokens.encode_chat(self._tokenizer, task.messages(int(i))) for i in problems]
+        prompts = [
+            tokens.encode_chat(self._tokenizer, task.messages(int(i)), self.config.thinking)
+            for i in problems
+        ]
         keys = jax.random.split(key, len(prompts))
         return prompts, self._sampler(params, prompts, keys, num_samples=num_samples)
 

@@ -323,7 +323,7 @@ def test_an_automaton_masks_on_the_device():
 
 def test_thinking_is_ended_within_its_budget():
     """The closing tokens have probability one; what follows has the model's own."""
-    think_end, closing = 20, (33, 20, 34)
+    think_end, closing = 20, (33, 34, 20)
     thinking = ThinkingBudget(max_tokens=5, end_id=think_end, closing_ids=closing)
     got = sampler(max_new_tokens=16, thinking=thinking, max_rows=4)(PARAMS, PROMPTS, keys(5), 4)
     free = sampler(max_new_tokens=16)(PARAMS, PROMPTS, keys(5), 4)
@@ -381,7 +381,7 @@ def test_budgets_and_automata_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match=r"the automaton lists token 90; allowed are 0\.\.89"):
         run(PARAMS, [[1]], keys(1), automaton=TokenAutomaton.forcing([90]))
     with pytest.raises(ValueError, match="max_new_tokens is 8; it must exceed 8"):
-        SamplingParams(max_new_tokens=8, thinking=ThinkingBudget(5, 1, (0, 1, 2)))
+        SamplingParams(max_new_tokens=8, thinking=ThinkingBudget(5, 1, (0, 2, 1)))
 
 
 def test_sampler_arguments_are_checked():
