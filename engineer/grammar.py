@@ -86,7 +86,7 @@ def build(
       stop_ids: tokens that end an answer, at least one.
       exact_shares: shares of a group sum to 1.
       reasoning_tokens: most tokens of free reasoning before the trigger; 0 for none. A stop token
-        within the reasoning still ends the answer; whoever samples has to ask again then.
+        within the reasoning still ends the answer; whoever samples has to finish it then.
       trigger: the text that ends the reasoning, such as "</think>". It is recognised in the
         model's own tokens, and forced where the budget ends. Needed if there is a budget.
       opening: text between the trigger and the configuration.

@@ -14,7 +14,7 @@ from engineer.context import Message
 from engineer.designers import Designer, Generate
 from engineer.endpoint import Endpoint
 from engineer.space import Configuration, ConfigurationSpace
-from experiments.policy import Policy, Responder
+from experiments.policy import Ending, Policy, Responder
 from experiments.settings import EngineerSettings, Settings
 from learner import tokens
 from learner.sampler import SamplingParams
@@ -40,40 +40,64 @@ def design_responder(settings: Settings, policy: Policy) -> Responder:
         top_k=engineer.top_k,
         thinking=_thinking_budget(engineer, policy),
     )
+    automaton, ending = design_automaton(settings, policy)
     return Responder(
         policy,
         sampling,
         settings.training.sampling_rows,
         thinking=engineer.thinking,
-        automaton=design_automaton(settings, policy),
+        automaton=automaton,
+        ending=ending,
     )
 
 
-def design_automaton(settings: Settings, policy: Policy) -> TokenAutomaton | None:
-    """The grammar of designs over the policy's tokens; None if designs are not under it."""
+def design_automaton(
+    settings: Settings, policy: Policy
+) -> tuple[TokenAutomaton | None, Ending | None]:
+    """The grammar of designs over the policy's tokens, and the end of answers that stop early.
+
+    Both are None if designs are not under the grammar. A stop token in the midst of the reasoning
+    ends an answer for the sampler; it is then finished with the trigger and a configuration.
+
+    Raises:
+      ValueError: a design may not fit the budget.
+    """
     engineer = settings.engineer
     if engineer.decoding != "grammar":
-        return None
+        return None, None
     tokenizer = policy.tokenizer
-    tables = grammar.build(
-        settings.environment.space(),
-        lambda text: tokenizer.encode(text, add_special_tokens=False),
-        tokens.stop_token_ids(tokenizer),
-        exact_shares=engineer.exact_shares,
-        reasoning_tokens=engineer.reasoning_tokens,
-        trigger=engineer.trigger,
-        # Where the automaton begins after the thought, a blank line does: models write it so.
-        opening="\n\n" if engineer.thinking else "",
-    )
+
+    def tokenize(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    def tables(reasoning_tokens: int) -> grammar.TokenTables:
+        return grammar.build(
+            settings.environment.space(),
+            tokenize,
+            tokens.stop_token_ids(tokenizer),
+            exact_shares=engineer.exact_shares,
+            reasoning_tokens=reasoning_tokens,
+            trigger=engineer.trigger,
+            # Where the automaton begins after the thought, a blank line does: models write it so.
+            opening="\n\n" if engineer.thinking else "",
+        )
+
+    def automaton(found: grammar.TokenTables) -> TokenAutomaton:
+        return TokenAutomaton.create(
+            found.tokens, found.targets, found.free, found.otherwise, policy.config.vocab_size
+        )
+
+    whole, alone = tables(engineer.reasoning_tokens), tables(0)
     thought = engineer.thinking_tokens + 1 if engineer.thinking else 0
-    if tables.longest + thought > engineer.max_new_tokens:
+    if whole.longest + thought > engineer.max_new_tokens:
         raise ValueError(
             f"engineer.max_new_tokens={engineer.max_new_tokens}: a design under the grammar takes "
-            f"up to {tables.longest + thought} tokens, so many are needed"
+            f"up to {whole.longest + thought} tokens, so many are needed"
         )
-    return TokenAutomaton.create(
-        tables.tokens, tables.targets, tables.free, tables.otherwise, policy.config.vocab_size
-    )
+    trigger = engineer.trigger or (_THINK_END if engineer.thinking else "")
+    if not trigger:
+        return automaton(whole), None
+    return automaton(whole), Ending(tuple(tokenize(trigger)), automaton(alone), alone.longest)
 
 
 def _thinking_budget(engineer: EngineerSettings, policy: Policy) -> ThinkingBudget | None:

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
 from experiments.settings import Settings
@@ -32,6 +31,21 @@ class Policy:
     mesh: Mesh
 
 
+@dataclasses.dataclass(frozen=True)
+class Ending:
+    """What an answer that stopped too early is finished with.
+
+    Attributes:
+      trigger: token ids without which an answer is not whole; appended where they are missing.
+      automaton: which tokens may follow them.
+      max_new_tokens: budget of what follows, stop token included.
+    """
+
+    trigger: tuple[int, ...]
+    automaton: TokenAutomaton
+    max_new_tokens: int
+
+
 class Responder:
     """Answers chats with one way of sampling; compiled once for each shape.
 
@@ -41,6 +55,7 @@ class Responder:
       max_rows: rows answered at a time; bounds the memory of the key/value cache.
       thinking: let the chat template open the model's thinking.
       automaton: which tokens an answer may have; None allows all.
+      ending: how answers are finished that a stop token ended before their trigger.
     """
 
     def __init__(
@@ -50,25 +65,25 @@ class Responder:
         max_rows: int,
         thinking: bool = False,
         automaton: TokenAutomaton | None = None,
+        ending: Ending | None = None,
     ) -> None:
         self._policy = policy
         self._thinking = thinking
         self._automaton = automaton
-        self._sampler = Sampler(
-            policy.config,
-            policy.mesh,
-            dataclasses.replace(sampling, stop_token_ids=tokens.stop_token_ids(policy.tokenizer)),
-            tokens.pad_id(policy.tokenizer),
-            max_rows=max_rows,
-            vocab_size=min(tokens.vocab_size(policy.tokenizer), policy.config.vocab_size),
-        )
+        self._ending = ending
+        self._sampler = _sampler(policy, sampling, max_rows)
+        if ending is not None:
+            self._finisher = _sampler(
+                policy,
+                dataclasses.replace(sampling, max_new_tokens=ending.max_new_tokens, thinking=None),
+                max_rows,
+            )
         self._longest_prompt = policy.config.max_position_embeddings - sampling.max_new_tokens
 
     def __call__(
         self, params: Any, chats: Sequence[Sequence[Message]], key: jax.Array, count: int = 1
     ) -> list[Answer]:
         """`count` answers to each chat, all to the first, then all to the second, ..."""
-        tokenizer = self._policy.tokenizer
         prompts = [self._encode(chat) for chat in chats]
         samples = self._sampler(
             params,
@@ -77,11 +92,27 @@ class Responder:
             num_samples=count,
             automaton=self._automaton,
         )
-        ids, lengths = np.asarray(samples.tokens), np.asarray(samples.lengths)
-        stopped = np.asarray(samples.stopped)
+        rows = [row[:n].tolist() for row, n in zip(samples.tokens, samples.lengths, strict=True)]
+        stopped = [bool(done) for done in samples.stopped]
+        if self._ending is not None:
+            trigger = list(self._ending.trigger)
+            early = [i for i, row in enumerate(rows) if stopped[i] and not _contains(row, trigger)]
+            begun = {i: [*rows[i][:-1], *trigger] for i in early}
+            if early:
+                ends = self._finisher(
+                    params,
+                    [[*prompts[i // count], *begun[i]] for i in early],
+                    jax.random.split(jax.random.fold_in(key, 1), len(early)),
+                    automaton=self._ending.automaton,
+                )
+                for i, row, n, done in zip(
+                    early, ends.tokens, ends.lengths, ends.stopped, strict=True
+                ):
+                    rows[i], stopped[i] = [*begun[i], *row[:n].tolist()], bool(done)
+        tokenizer = self._policy.tokenizer
         return [
-            Answer(tokens.decode(tokenizer, row[:n].tolist()), int(n), not bool(done))
-            for row, n, done in zip(ids, lengths, stopped, strict=True)
+            Answer(tokens.decode(tokenizer, row), len(row), not done)
+            for row, done in zip(rows, stopped, strict=True)
         ]
 
     def fits(self, chat: Sequence[Message]) -> bool:
@@ -90,6 +121,21 @@ class Responder:
 
     def _encode(self, chat: Sequence[Message]) -> list[int]:
         return tokens.encode_chat(self._policy.tokenizer, chat, self._thinking)
+
+
+def _sampler(policy: Policy, sampling: SamplingParams, max_rows: int) -> Sampler:
+    return Sampler(
+        policy.config,
+        policy.mesh,
+        dataclasses.replace(sampling, stop_token_ids=tokens.stop_token_ids(policy.tokenizer)),
+        tokens.pad_id(policy.tokenizer),
+        max_rows=max_rows,
+        vocab_size=min(tokens.vocab_size(policy.tokenizer), policy.config.vocab_size),
+    )
+
+
+def _contains(row: list[int], part: list[int]) -> bool:
+    return any(row[i : i + len(part)] == part for i in range(len(row) - len(part) + 1))
 
 
 def load_policy(settings: Settings) -> Policy:

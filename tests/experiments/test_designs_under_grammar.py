@@ -80,12 +80,12 @@ def test_reasoning_comes_first_and_ends(world):
         settings, decoding="grammar", reasoning_tokens=20, trigger="\nConfiguration:\n"
     )
     answers = design_responder(under, policy)(params, chats[:40], jax.random.key(2))
-    # A stop token within the reasoning ends an answer; such a one is asked for again.
-    whole = [answer.text for answer in answers if "\nConfiguration:\n" in answer.text]
-    assert len(whole) >= 30
-    for text in whole:
-        prose, _, design = text.rpartition("\nConfiguration:\n")
-        assert prose
+    # A stop token within the reasoning is no way out: such answers are finished.
+    assert len({answer.num_tokens for answer in answers}) > 1
+    for answer in answers:
+        _, found, design = answer.text.rpartition("\nConfiguration:\n")
+        assert found
+        assert not answer.truncated
         assert project(parse(design, space), space.uniform(), space)[1] == ()
 
 

@@ -1,0 +1,214 @@
+"""Every designer in the same loop, from the command line, with a minimal budget."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import yaml
+
+from engineer import context, lakes
+from engineer.proposal import parse, render_config
+from engineer.record import RunRecord
+from engineer.space import Configuration
+from experiments import settings
+from experiments.settings import DESIGNERS
+from mapf_jax import formats, render
+
+ROOT = Path(__file__).parent.parent.parent
+SPACE = lakes.lake_space((3, 4, 5))
+ANSWER = SPACE.random(4)
+SMALL = [
+    "--config=experiments/configs/tiny.py",
+    "--config.loop.rounds=2",
+    "--config.environment.num_instances=8",
+    "--config.environment.max_candidates=4096",
+    "--config.validation.num_instances=24",
+    "--config.training.epochs=1.0",
+    "--config.training.prompts_per_step=8",
+    "--config.training.group_size=4",
+]
+# Imports are paid for once: every run is a fork, with a command line of its own, two at a time.
+DRIVER = """
+import json, os, sys
+from experiments import command_line, main
+def run(line):
+    child = os.fork()
+    if child:
+        return child
+    sys.argv = ["main", *line]
+    main.main(command_line.parse_flags(sys.argv)[:1])
+    os._exit(0)
+lines = json.loads(sys.stdin.read())
+run(lines.pop(0))
+failed = os.wait()[1]  # The first fills the cache of compiled programs for the others.
+running = 0
+while lines or running:
+    if lines and running < 2:
+        run(lines.pop(0))
+        running += 1
+    else:
+        failed |= os.wait()[1]
+        running -= 1
+sys.exit(failed != 0)
+"""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        reply = {"choices": [{"message": {"content": render_config(ANSWER, SPACE)}}]}
+        raw = json.dumps(reply).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(raw)))
+        self.end_headers()
+        self.wfile.write(raw)
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """The folder of one run of every designer, and of some further ways of designing."""
+    folder = tmp_path_factory.mktemp("designers")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    start = folder / "start.yaml"
+    start.write_text(render_config(SPACE.random(8), SPACE))
+    options = {name: [f"--config.engineer.designer={name}"] for name in DESIGNERS}
+    options["endpoint"] += [
+        f"--config.engineer.endpoint.url=http://127.0.0.1:{server.server_port}/v1",
+        "--config.engineer.endpoint.model=m",
+    ]
+    options["fixed"] += ["--config.engineer.start=uniform"]
+    options["staged"] += [f"--config.engineer.start={start}"]
+    options["base"] += [
+        "--config.engineer.decoding=grammar",
+        "--config.engineer.proposals=3",
+        "--config.engineer.choice=best",
+        "--config.engineer.largest_share_move=0.1",
+        "--config.engineer.rollback_margin=0.5",
+        "--config.engineer.context=own",
+        "--config.engineer.modules.details=True",
+        "--config.engineer.modules.results=True",
+    ]
+    options["current"] += [
+        "--config.engineer.training.steps=1",
+        "--config.engineer.training.group_size=2",
+        "--config.engineer.training.probe_steps=1",
+        "--config.engineer.training.probe_instances=8",
+        "--config.engineer.training.judge_instances=24",
+    ]
+    lines = [[*SMALL, f"--workdir={folder / name}", *extra] for name, extra in options.items()]
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER],
+        input=json.dumps(lines),
+        cwd=ROOT,
+        env={**os.environ, "XLA_FLAGS": "", "JAX_COMPILATION_CACHE_DIR": str(folder / "cache"),
+             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )  # fmt: skip
+    server.shutdown()
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+def read(folder, *names):
+    return json.loads(folder.joinpath(*names).read_text())
+
+
+@pytest.mark.parametrize("name", DESIGNERS)
+def test_every_designer_designs_the_next_round(runs, name):
+    run = runs / name
+    design = read(run, "rounds", "0", "design", "design.json")
+    assert design["source"] == name
+    assert bool(design["raw_texts"]) == (name in ("current", "base", "endpoint"))
+    made = yaml.safe_load((run / "rounds" / "1" / "environment.yaml").read_text())
+    assert Configuration.from_dict(made) == Configuration.from_dict(design["config"])
+    assert (run / "rounds" / "1" / "validation.json").exists()
+    assert read(run, "rounds", "0", "design", "analysis.json")["share_moved"] >= 0
+    assert (run / "report.html").exists()
+
+
+def test_the_designs_are_those_of_their_designers(runs):
+    configs = {
+        name: [
+            Configuration.from_dict(
+                yaml.safe_load((runs / name / "rounds" / str(i) / "environment.yaml").read_text())
+            )
+            for i in range(2)
+        ]
+        for name in DESIGNERS
+    }
+    first = configs["current"][0]
+    alike = [name for name in DESIGNERS if configs[name][0] == first]
+    assert set(DESIGNERS) - set(alike) == {"fixed", "staged"}  # which were told to start elsewhere
+    assert configs["endpoint"][1] == ANSWER
+    assert configs["fixed"][0] == configs["fixed"][1]
+    assert configs["fixed"][0].column("data_ratio") == pytest.approx((1 / 3,) * 3)
+    assert configs["staged"][0] == SPACE.random(8)
+    assert configs["random"][1] != first
+    for name in ("failures", "learnability", "progress"):
+        assert configs[name][1].column("hole_ratio") == first.column("hole_ratio")
+        assert configs[name][1].column("data_ratio") != first.column("data_ratio")
+    moves = [
+        abs(a - b)
+        for a, b in zip(*(config.column("data_ratio") for config in configs["base"]), strict=True)
+    ]
+    assert max(moves) <= 0.1 + 1e-9
+    design = read(runs / "base", "rounds", "0", "design", "design.json")
+    assert len(design["raw_texts"]) == 3
+    for text in design["raw_texts"]:
+        reading = parse(text, SPACE)
+        assert text == render_config(Configuration.from_dict(reading.values), SPACE)
+    assert "Latest training" in design["context_messages"][0]["content"]
+    trained = (runs / "current" / "rounds" / "0" / "engineer_training.jsonl").read_text()
+    assert [len(json.loads(line)["answers"]) for line in trained.splitlines()] == [2]
+
+
+def test_contexts_of_a_run_hold_no_validation_item(runs):
+    run = runs / "current"
+    record = RunRecord.from_dict(read(run, "rounds", "0", "design", "record.json"))
+    shown = (run / "rounds" / "0" / "design" / "context.md").read_text()
+    assert shown == context.compose("V6", record, lakes.FAMILY)[0]["content"] + "\n"
+    assert any(failure.held_out for failure in record.history[0].evidence.failures)
+    everything = context.ContextSpec(
+        guideline=True, history="all", summary=True, training="full", details=True, results=True,
+        examples=99,
+    )  # fmt: skip
+    texts = [
+        context.compose(spec, record, lakes.FAMILY)[0]["content"]
+        for spec in (everything, *context.VARIANTS)
+    ]
+    assert "failed" in texts[0]
+    answers = {row["id"]: row["text"] for row in formats.read_jsonl(run / "rounds/0/answers.jsonl")}
+    for row in formats.read_jsonl(run / "validation" / "instances.jsonl"):
+        instance = formats.from_records([row])[0]
+        drawing = render.ascii_instance(instance)
+        for text in texts:
+            assert drawing not in text
+            assert row["id"] not in text
+            assert len(answers[row["id"]]) < 20 or answers[row["id"]] not in text
+
+
+def test_settings_that_do_not_go_together_are_refused(tmp_path):
+    for engineer, message in (
+        ({"designer": "endpoint"}, "endpoint.url"),
+        ({"context": "V1", "modules": {"guideline": True}}, "modules: given with context='V1'"),
+        ({"trigger": "x"}, "decoding='grammar' only"),
+        ({"decoding": "grammar", "reasoning_tokens": 3}, "either both or neither"),
+        ({"thinking_tokens": 3}, "only with thinking=True"),
+        ({"designer": "fixed", "training": {"steps": 1}}, "only for designer='current'"),
+        ({"start": str(tmp_path / "none")}, "start="),
+        ({"largest_share_move": 0.0}, "largest_share_move=0.0"),
+        ({"choice": "worst"}, "choice='worst': allowed are"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            settings.from_config({"engineer": engineer})
