@@ -37,7 +37,8 @@ def check_env(
     key = jax.random.key(seed)
     if instance is None:
         holes = min(env.size**2 // 5, env.size**2 - 2 * env.num_agents)
-        instance = draw_instance(key, env.size, env.num_agents, holes)
+        draw = jax.jit(draw_instance, static_argnums=(1, 2))
+        instance = draw(key, env.size, env.num_agents, holes)
     needs_key = bool(getattr(env, "needs_key", False))
     traces = {"reset": 0, "step": 0}
 
