@@ -90,6 +90,7 @@ class ModelDesigner:
       proposals: answers asked for in each try, at least 1.
       choice: one of `choice.CHOICES`, how one design is made of the readable ones.
       limits: how far the design may move.
+      trigger: text after which the configuration stands, if the answers have one.
       source: name under which the designs are recorded.
       fits: whether the model's window holds a chat. As long as it does not, parts are left out of
         the context in the order that `context.fitted` states.
@@ -102,6 +103,7 @@ class ModelDesigner:
     proposals: int = 1
     choice: str = "first"
     limits: MoveLimits = dataclasses.field(default_factory=MoveLimits)
+    trigger: str = ""
     source: str = "current"
     fits: Callable[[Sequence[Message]], bool] = lambda chat: True
 
@@ -140,7 +142,7 @@ class ModelDesigner:
             texts.extend(answers)
             readings = []
             for answer in answers:
-                reading = proposal.parse(answer, space)
+                reading = proposal.parse(answer, space, self.trigger)
                 if isinstance(reading, proposal.Unreadable):
                     reasons.append(f"try {attempt}: {reading.reason}")
                 else:

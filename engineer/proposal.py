@@ -60,7 +60,7 @@ class _Candidate:
     text: str
 
 
-def parse(text: str, space: ConfigurationSpace) -> Proposal | Unreadable:
+def parse(text: str, space: ConfigurationSpace, trigger: str = "") -> Proposal | Unreadable:
     """Reads the last configuration of an answer.
 
     Reasoning in `<think>` blocks is skipped. The configuration may be YAML or JSON, fenced or
@@ -74,6 +74,8 @@ def parse(text: str, space: ConfigurationSpace) -> Proposal | Unreadable:
     Args:
       text: the answer; anything.
       space: the rows and parameters that are asked for.
+      trigger: where the answer has this text, only what follows its last occurrence is read, and
+        what stands before it is the explanation.
 
     Returns:
       The proposal, or why there is none. Never raises on account of `text`.
@@ -84,7 +86,9 @@ def parse(text: str, space: ConfigurationSpace) -> Proposal | Unreadable:
         visible = visible[:opened]
         if not visible.strip():
             return Unreadable("the answer ends within its reasoning")
-    visible = visible[-MAX_TEXT:].encode("utf-8", "replace").decode("utf-8")
+    before, found, after = visible.rpartition(trigger) if trigger else ("", "", visible)
+    visible = after[-MAX_TEXT:].encode("utf-8", "replace").decode("utf-8")
+    reasoning = before[-MAX_TEXT:].encode("utf-8", "replace").decode("utf-8") if found else ""
     if not visible.strip():
         return Unreadable("the answer is empty")
 
@@ -104,10 +108,11 @@ def parse(text: str, space: ConfigurationSpace) -> Proposal | Unreadable:
             if not any(known):
                 continue
             notes = tuple(reading.notes[:_MAX_NOTES])
-            found = Proposal(reading.values, notes, _prose(visible[: candidate.start]))
+            prose = _prose(reasoning or visible[: candidate.start])
+            complete = Proposal(reading.values, notes, prose)
             if all(name in numbers for numbers in known for name in space.names):
-                return found
-            partial = partial or found
+                return complete
+            partial = partial or complete
     if partial is not None:
         return partial
     reason = f"no configuration with a number for one of the {space.label}s {' '.join(space.rows)}"

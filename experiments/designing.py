@@ -155,6 +155,7 @@ def _plain_designer(
                 share=_or_infinite(engineer.largest_share_move),
                 value=_or_infinite(engineer.largest_value_move),
             ),
+            trigger=engineer.trigger,
             source=name,
             fits=fits,
         )

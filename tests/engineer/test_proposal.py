@@ -295,6 +295,17 @@ def test_prose_before_the_configuration_is_the_explanation():
     assert set(long.split()) == {"word"}
 
 
+def test_after_a_trigger_nothing_before_it_is_read():
+    text = f"Maybe 3: {{data_ratio: plan{ASKED}"  # reasoning that breaks off within a row
+    assert parse(text, SPACE).values != WANTED
+    reading = parse(text, SPACE, trigger=" plan")
+    assert reading.values == WANTED
+    assert reading.explanation == "Maybe 3: {data_ratio:"
+    assert parse(ASKED, SPACE, trigger=" plan") == parse(ASKED, SPACE)  # it has none
+    twice = parse(f"{OTHER} plan hm plan{ASKED}", SPACE, trigger=" plan")
+    assert twice.values == WANTED
+
+
 def test_numbers_that_are_none_are_noted():
     reading = parse("3: {data_ratio: high, hole_ratio: [1], wait_ratio: 0.5}", SPACE)
     assert reading.values == {"3": {"wait_ratio": 0.5}}
