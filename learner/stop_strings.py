@@ -29,8 +29,6 @@ class StopStrings:
         """
         first = max(0, start - self._reach)
         if not self._contained(tokens[first:]):
-            # Text of the whole may differ from that of its prefixes in the last character only,
-            # where the bytes of one character are spread over tokens.
             return None
         for length in range(start + 1, len(tokens) + 1):
             if self._contained(tokens[first:length]):
