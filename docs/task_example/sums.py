@@ -1,0 +1,59 @@
+"""Three-digit sums, a task of its own: `python docs/task_example/sums.py` (see docs/tasks.md)."""
+
+import jax
+import numpy as np
+
+from learner import sft, sharding, tokens
+from learner.qwen3 import model
+from learner.qwen3.config import Qwen3Config
+from learner.task import Scores
+from learner.train_state import OptimizerConfig, create_train_state
+from learner.trainer import GRPOConfig, GRPOTrainer
+
+
+class Sums:  # Problems like "123+456", whose answer is "975": the digits, the last one first.
+    def __init__(self, pairs):
+        self.questions = [f"{a}+{b}" for a, b in pairs]
+        self.answers = [str(a + b)[::-1] for a, b in pairs]
+
+    def __len__(self):
+        return len(self.questions)
+
+    def messages(self, index):
+        return [{"role": "user", "content": self.questions[index]}]
+
+    def score(self, indices, answers):  # The reward is the share of digits that are right.
+        pairs = [(answer.text, self.answers[i]) for i, answer in zip(indices, answers, strict=True)]
+        rewards = [sum(map(str.__eq__, *pair)) / max(map(len, pair)) for pair in pairs]
+        return Scores(np.float32(rewards), {"right": np.mean([a == b for a, b in pairs])})
+
+    state, restore = (lambda self: {}), (lambda self, state: None)
+
+
+def main(warm_up=600, steps=1001):
+    keys, mesh = jax.random.split(jax.random.key(0), 4), sharding.make_mesh()
+    numbers = np.random.default_rng(0).integers(100, 1000, (60_000, 2))
+    seen, trained, unseen = (Sums(part) for part in np.split(numbers, [39_488, 59_488]))
+    coder = tokens.character_tokenizer("0123456789+")
+    config = Qwen3Config(vocab_size=12, hidden_size=64, intermediate_size=256, head_dim=32,
+                         num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+                         tie_word_embeddings=True, scan_unroll=2)  # fmt: skip
+    warm = sft.SFTConfig(256, 1.0, 256, 16, optimizer=OptimizerConfig(3e-3, 20, b2=0.99))
+    state = create_train_state(model.init_params(keys[0], config), config, warm.optimizer, mesh)
+    lessons = [sft.encode_example(coder, seen.messages(i), a) for i, a in enumerate(seen.answers)]
+    teacher = sft.SFTTrainer(warm, config, mesh, tokens.pad_id(coder))
+    for result in teacher.run(state, lessons, keys[1], 0, warm_up):
+        if result.metrics["loss"] < 0.45:  # It knows the digits, but seldom what is carried over.
+            break
+    grpo = GRPOConfig(64, 8, answers_per_row=8, micro_batch_rows=64, length_multiple=64,
+                      max_new_tokens=6, optimizer=OptimizerConfig(1e-3, 5, b2=0.99))  # fmt: skip
+    trainer = GRPOTrainer(grpo, config, mesh, coder)
+    state = trainer.init_state(result.state.params, keys[2])
+    for result in trainer.run(state, trained, keys[3], 0, steps):
+        if result.step % 50 == 0:
+            _, scores = trainer.evaluate(result.state.params, unseen, keys[1])
+            print(f"step {result.step}: {scores.metrics['right']:.1%} of unseen sums are right")
+
+
+if __name__ == "__main__":
+    main()

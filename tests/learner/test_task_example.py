@@ -1,0 +1,62 @@
+"""The example of `docs/tasks.md`: short, on the learner alone, and it learns.
+
+The whole of it takes minutes, so that is for `WHOLE_EXAMPLE=1 python -m pytest -s ...`; otherwise
+only a few steps are taken.
+"""
+
+import ast
+import importlib.util
+import os
+import re
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from learner.task import Answer, Task
+
+PATH = Path(__file__).parents[2] / "docs" / "task_example" / "sums.py"
+
+
+@pytest.fixture(scope="module")
+def example():
+    spec = importlib.util.spec_from_file_location("sums", PATH)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_it_is_short_and_needs_the_learner_alone():
+    text = PATH.read_text()
+    assert len(text.splitlines()) < 60
+    modules = {
+        node.module.split(".")[0] if isinstance(node, ast.ImportFrom) else node.names[0].name
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+    }
+    assert modules == {"jax", "numpy", "learner"}
+
+
+def test_its_score(example):
+    task = example.Sums([(123, 456), (999, 1)])
+    assert isinstance(task, Task)
+    assert task.messages(1) == [{"role": "user", "content": "999+1"}]
+    answers = [Answer(text, 4, False) for text in ("975", "970", "0001", "", "00011")]
+    scores = task.score(np.array([0, 0, 1, 1, 1]), answers)
+    np.testing.assert_allclose(scores.rewards, [1, 2 / 3, 1, 0, 4 / 5])
+    assert scores.metrics["right"] == 2 / 5
+
+
+def test_it_learns(example, capsys):
+    begin = time.monotonic()
+    if "WHOLE_EXAMPLE" not in os.environ:
+        example.main(warm_up=2, steps=2)
+        assert "step 0: 0.0% of unseen sums are right" in capsys.readouterr().out
+        return
+    example.main()
+    curve = [float(x) for x in re.findall(r"([\d.]+)% of unseen", capsys.readouterr().out)]
+    with capsys.disabled():
+        print(f"\n{curve} % in {time.monotonic() - begin:.0f} s")
+    assert curve[0] < 20
+    assert max(curve[-3:]) > 90
