@@ -1,5 +1,7 @@
 """Calls of jitted batched functions on a fixed number of rows, so that each is compiled once."""
 
+import concurrent.futures
+import os
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -9,6 +11,7 @@ import numpy as np
 T = TypeVar("T")
 
 BLOCK = 512
+_WORKERS = min(os.cpu_count() or 1, 8)
 
 
 def in_blocks(function: Callable[..., T], *arrays: object, block: int = BLOCK) -> T:
@@ -23,10 +26,17 @@ def in_blocks(function: Callable[..., T], *arrays: object, block: int = BLOCK) -
       The results for the B rows, with NumPy leaves.
     """
     batch = len(jax.tree.leaves(arrays)[0])
-    pieces = []
-    for first in range(0, batch, block):
+
+    def piece(first: int) -> T:
         rows = np.arange(first, first + block) % batch
-        result = function(*jax.tree.map(lambda leaf, rows=rows: np.asarray(leaf)[rows], arrays))
+        result = function(*jax.tree.map(lambda leaf: np.asarray(leaf)[rows], arrays))
         keep = min(block, batch - first)
-        pieces.append(jax.tree.map(lambda leaf, keep=keep: np.asarray(leaf)[:keep], result))
+        return jax.tree.map(lambda leaf: np.asarray(leaf)[:keep], result)
+
+    first, *others = range(0, batch, block)
+    pieces = [piece(first)]
+    if others:
+        # A compiled loop of small operations keeps one core busy; several run side by side.
+        with concurrent.futures.ThreadPoolExecutor(_WORKERS) as workers:
+            pieces += workers.map(piece, others)
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *pieces)

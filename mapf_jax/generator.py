@@ -22,7 +22,7 @@ _BATCH = 2048  # Candidates drawn at once.
 _SLICE = 64  # Candidates of three and more agents solved at once.
 #: A candidate that these cannot decide is dropped and counted: a larger search of the few that
 #: remain would take most of the time.
-EFFORTS = group_solver.EFFORTS[:3]
+EFFORTS = group_solver.EFFORTS[:-1]
 MAX_CANDIDATES = 1 << 17  # Default budget of a lake size.
 
 
@@ -106,7 +106,7 @@ def fingerprints(instances: Instance) -> list[bytes]:
 
 
 @functools.partial(jax.jit, static_argnames=("width", "batch", "num_agents"))
-def _draw(
+def draw(
     key: jax.Array, size: jax.Array, holes: jax.Array, width: int, batch: int, num_agents: int
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Uniform lakes with exactly `holes` holes and distinct free starts and goals.
@@ -222,7 +222,7 @@ class CandidatePool:
                 return False
             key = jax.random.fold_in(self._key, self.candidates)
             self.candidates += _BATCH
-            drawn = _draw(
+            drawn = draw(
                 key, jnp.int32(self.size), jnp.int32(self.holes), self._width, _BATCH,
                 self.num_agents,
             )  # fmt: skip
@@ -244,7 +244,8 @@ class CandidatePool:
         else:
             active = np.ones(starts.shape[:2], bool)
             labels = solver.solve_arrays(blocked, starts, goals, active, EFFORTS)
-            solvable, paths = labels.status == Status.OPTIMAL, labels.paths
+            solvable = np.asarray(labels.status == Status.OPTIMAL)
+            paths = np.asarray(labels.paths)
             self.undecided += int((labels.status == Status.UNDECIDED).sum())
         self.solvable += int(solvable.sum())
         names = fingerprints(_as_instances(self.size, blocked, starts, goals))

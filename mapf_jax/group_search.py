@@ -418,6 +418,9 @@ def _search_chunk(
         limit = jnp.minimum(limit, best - 1)
         following = dataclasses.replace(following, alive=following.alive & ~done)
         table, alive = remember(table, following)
+        if objective == MAKESPAN:
+            # A search of everything that can be reached is in vain once something was dropped.
+            alive &= ~(more & (bound >= HOPELESS - 1))[:, None]
         following = dataclasses.replace(following, alive=alive)
         layer, parent, count = select(following, source)
         positions = positions.at[time + 1].set(layer.positions.astype(small))

@@ -25,10 +25,11 @@ from mapf_jax.types import INFINITE_COST, Array, Status
 
 MAX_WIDTH = 16  # Lakes up to this width have pair tables; wider ones only have certificates.
 EFFORTS = (
-    Effort(capacity=64, room=384, slots=1 << 11, chunk=32),
-    Effort(capacity=512, room=3072, slots=1 << 14, chunk=8),
-    Effort(capacity=4096, room=20480, slots=1 << 17, chunk=2),
-    Effort(capacity=32768, room=131072, slots=1 << 20, chunk=1),
+    Effort(capacity=64, room=128, slots=1 << 11, chunk=32),
+    Effort(capacity=512, room=1024, slots=1 << 14, chunk=8),
+    Effort(capacity=4096, room=8192, slots=1 << 17, chunk=2),
+    Effort(capacity=16384, room=65536, slots=1 << 19, chunk=1),
+    Effort(capacity=65536, room=262144, slots=1 << 21, chunk=1),
 )
 _FIRST_ORDERS, _ALL_ORDERS = 8, 120
 _PLANLESS_ROUNDS = 6  # Bounds tried of a group without any known plan, for each effort.
@@ -71,8 +72,8 @@ def solve_groups(
     """
     batch = len(blocked)
     pieces = [
-        _solve_batch(*(x[i : i + _BATCH] for x in (blocked, starts, goals)), efforts)
-        for i in range(0, batch, _BATCH)
+        _solve_batch(blocked[rows], starts[rows], goals[rows], efforts)
+        for rows in (slice(i, i + _BATCH) for i in range(0, batch, _BATCH))
     ]
     return GroupSolutions(
         **{
@@ -272,7 +273,7 @@ def _find_waits(
         result = _run(state, groups, pending, state.upper[at], False, effort, COST)
         found = result.cost < INFINITE_COST
         paths = _cells(result.paths, state.width)
-        state.adopt(at, result.cost, paths, np.zeros(len(at), bool))
+        state.adopt(at, np.asarray(result.cost), paths, np.zeros(len(at), bool))
         known = found | ~result.overflow
         state.wait_known[at] = known
         state.needs_wait[at] = known & ~found
@@ -296,7 +297,7 @@ def _run(
     return in_blocks(function, chosen, bound.astype(np.int32), waits, block=effort.chunk)
 
 
-def _cells(paths: np.ndarray, width: int) -> np.ndarray:
+def _cells(paths: Array, width: int) -> np.ndarray:
     """int8[..., 2] from cell numbers."""
     return np.stack(np.divmod(paths, width), -1).astype(np.int8)
 

@@ -100,13 +100,15 @@ def solve(instances: Instance, efforts: Sequence[Effort] = group_solver.EFFORTS)
     """
     width = instances.blocked.shape[-1]
     sizes = np.asarray(instances.size)
-    arrays = [np.asarray(x) for x in (instances.starts, instances.goals, instances.active)]
+    starts, goals = np.asarray(instances.starts), np.asarray(instances.goals)
+    active = np.asarray(instances.active)
     pieces: list[tuple[np.ndarray, Solution]] = []
     widths = np.array([min([w for w in WIDTHS if size <= w < width] + [width]) for size in sizes])
     for cut in np.unique(widths):
         (rows,) = np.nonzero(widths == cut)
         blocked = np.asarray(instances.blocked)[rows, :cut, :cut]
-        pieces.append((rows, solve_arrays(blocked, *(x[rows] for x in arrays), efforts=efforts)))
+        solved = solve_arrays(blocked, starts[rows], goals[rows], active[rows], efforts)
+        pieces.append((rows, solved))
     steps = max(piece.paths.shape[1] for _, piece in pieces)
     order = np.argsort(np.concatenate([rows for rows, _ in pieces]))
     return jax.tree.map(
