@@ -5,10 +5,10 @@ w9-pathfinding one instance at a time in the same run; a training set of 4,000 i
 benchmark of 3,150 instances. Also says how many instances stayed undecided.
 """
 
+import argparse
 import contextlib
 import functools
 import itertools
-import os
 import statistics
 import sys
 import time
@@ -18,18 +18,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags
 
 import mapf_jax
 from experiments.benchmarks import records
 from mapf_jax import generator, solver
 from mapf_jax.environment_config import num_holes
 from mapf_jax.types import Status
-
-_QUICK = flags.DEFINE_bool("quick", False, "A few short measurements instead of all of them.")
-_AGENTS = flags.DEFINE_list("agents", None, "Numbers of agents; 2,3,4,5 if not given.")
-_SIZES = flags.DEFINE_list("sizes", None, "Lake sizes; 4,5,6,8,10 if not given.")
-_OUT = flags.DEFINE_string("out", None, "Folder for generator.json and generator.md.")
 
 _HOLE_RATIOS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 _W9_SECONDS = 1.0  # Limit for one instance.
@@ -154,15 +148,20 @@ def _median(function: Callable[[], Any], repeats: int) -> float:
     return statistics.median(taken)
 
 
-def main(argv: Sequence[str]) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Measures, prints the page, and writes it if a folder is given."""
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected arguments {argv[1:]}; options look like --name=value")
-    quick = _QUICK.value
-    load = round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
-    agents = [int(n) for n in _AGENTS.value or (["2", "3"] if quick else ["2", "3", "4", "5"])]
-    sizes = [int(n) for n in _SIZES.value or (["4"] if quick else ["4", "5", "6", "8", "10"])]
-    about = {**records.facts(), "load_before": load}
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.benchmarks.generator", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("--quick", action="store_true", help="a few short measurements")
+    parser.add_argument("--agents", help="numbers of agents, separated by commas; 2,3,4,5")
+    parser.add_argument("--sizes", help="lake sizes, separated by commas; 4,5,6,8,10")
+    parser.add_argument("--out", help="folder for generator.json and generator.md")
+    options = parser.parse_args(argv)
+    quick = options.quick
+    about = records.facts()
+    agents = [int(n) for n in (options.agents or ("2,3" if quick else "2,3,4,5")).split(",")]
+    sizes = [int(n) for n in (options.sizes or ("4" if quick else "4,5,6,8,10")).split(",")]
     rows = []
     for number in agents:
         count = 64 if quick else 4096 if number == 2 else 512
@@ -196,10 +195,10 @@ def main(argv: Sequence[str]) -> None:
     notes = ["A quick run: single short measurements."] if quick else []
     print(f"{about['processor']}, {about['cores']} cores; ran on {about['device']}")
     print("\n".join(table.to_markdown() for table in tables))
-    if _OUT.value:
-        for path in records.write("generator", "Generator", tables, _OUT.value, notes, about):
+    if options.out:
+        for path in records.write("generator", "Generator", tables, options.out, notes, about):
             print(f"wrote {path}")
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main()

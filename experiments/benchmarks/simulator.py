@@ -4,6 +4,7 @@ Environment steps a second with auto-reset from a pool of instances and per-agen
 actions drawn beforehand, beside other libraries' grid worlds measured in the same run.
 """
 
+import argparse
 import dataclasses
 import json
 import os
@@ -15,28 +16,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from absl import app, flags
 
 import mapf_jax
 from experiments.benchmarks import peers as peers_lib
 from experiments.benchmarks import records
 from mapf_jax.random_instances import draw_instance
 from mapf_jax.wrappers import Batched, Pool, PoolAutoReset
-
-_QUICK = flags.DEFINE_bool("quick", False, "A few short measurements instead of all of them.")
-_AGENTS = flags.DEFINE_list("agents", None, "Numbers of agents; 2,4,8 if not given.")
-_BATCHES = flags.DEFINE_list(
-    "batches", None, "Environments at once; 1,64,1024,8192,65536 if not given, more on a GPU."
-)
-_SIZE = flags.DEFINE_integer("size", 8, "Width of the lakes.", lower_bound=3, upper_bound=126)
-_CONFLICT = flags.DEFINE_enum("conflict", "fail", ["fail", "block"], "The rule of conflicts.")
-_PEERS = flags.DEFINE_list(
-    "peers", list(peers_lib.PEERS), "Other libraries to measure (extra `peers`); none: --peers="
-)
-_PEER_PYTHON = flags.DEFINE_multi_string(
-    "peer_python", [], "NAME=INTERPRETER to measure a library with, if it wants other versions."
-)
-_OUT = flags.DEFINE_string("out", None, "Folder for simulator.json and simulator.md.")
 
 _HOLE_RATIO = 0.2
 _MAX_STEPS = 100  # As many as the peers' environments have, where it can be chosen.
@@ -226,13 +211,13 @@ def tables(
     return result
 
 
-def _integers(name: str, values: Sequence[str]) -> tuple[int, ...]:
+def _integers(name: str, values: str) -> tuple[int, ...]:
     try:
-        numbers = tuple(int(value) for value in values)
+        numbers = tuple(int(value) for value in values.split(","))
     except ValueError:
-        sys.exit(f"error: {name}={','.join(values)}: integers separated by commas are needed")
+        sys.exit(f"error: {name}={values}: integers separated by commas are needed")
     if any(number < 1 for number in numbers):
-        sys.exit(f"error: {name}={','.join(values)}: numbers of at least 1 are needed")
+        sys.exit(f"error: {name}={values}: numbers of at least 1 are needed")
     return numbers
 
 
@@ -251,20 +236,47 @@ def _interpreters(pairs: Sequence[str]) -> dict[str, str]:
     return result
 
 
-def main(argv: Sequence[str]) -> None:
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.benchmarks.simulator", description=__doc__.splitlines()[0]
+    )
+    add = parser.add_argument
+    add("--quick", action="store_true", help="a few short measurements instead of all of them")
+    add("--agents", help="numbers of agents, separated by commas; 2,4,8 if not given")
+    add("--batches", help="environments at once; 1,64,1024,8192,65536 if not given, more on a GPU")
+    add(
+        "--size", type=int, default=8, choices=range(3, 127), metavar="N", help="width of the lakes"
+    )
+    add("--conflict", default="fail", choices=["fail", "block"], help="the rule of conflicts")
+    add(
+        "--peers",
+        default=",".join(peers_lib.PEERS),
+        help="other libraries to measure (extra `peers`); none: --peers=",
+    )
+    add(
+        "--peer_python",
+        action="append",
+        default=[],
+        metavar="NAME=INTERPRETER",
+        help="an interpreter to measure a library with, if it wants other versions",
+    )
+    add("--out", help="folder for simulator.json and simulator.md")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
     """Measures, prints the page, and writes it if a folder is given."""
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected arguments {argv[1:]}; options look like --name=value")
-    quick = _QUICK.value
+    options = _parser().parse_args(argv)
+    quick = options.quick
     load = round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
-    agents = _integers("agents", _AGENTS.value or (["4"] if quick else ["2", "4", "8"]))
-    usual = ["1", "1024"] if quick else ["1", "64", "1024", "8192", "65536"]
-    batches = _integers("batches", _BATCHES.value or usual)
-    names = [name for name in _PEERS.value if name]
+    agents = _integers("agents", options.agents or ("4" if quick else "2,4,8"))
+    usual = "1,1024" if quick else "1,64,1024,8192,65536"
+    batches = _integers("batches", options.batches or usual)
+    names = [name for name in options.peers.split(",") if name]
     for name in names:
         if name not in peers_lib.PEERS:
             sys.exit(f"error: peers={name!r}: known are {', '.join(peers_lib.PEERS)}")
-    interpreters = _interpreters(_PEER_PYTHON.value)
+    interpreters = _interpreters(options.peer_python)
 
     # The peers come first: once this process has touched an accelerator it holds its memory.
     peer_batches = (1, 1024) if quick else (1, 64, 1024, 8192)
@@ -280,7 +292,7 @@ def main(argv: Sequence[str]) -> None:
 
     about = {**records.facts(), "load_before": load}
     accelerator = about["backend"] != "cpu"
-    if accelerator and not _BATCHES.value and not quick:
+    if accelerator and not options.batches and not quick:
         batches += (1 << 20, 1 << 22)
     own = []
     for number in agents:
@@ -290,28 +302,28 @@ def main(argv: Sequence[str]) -> None:
                 measure(
                     agents=number,
                     batch=batch,
-                    size=_SIZE.value,
-                    conflict=_CONFLICT.value,
+                    size=options.size,
+                    conflict=options.conflict,
                     steps=1 << 18 if quick else 1 << (28 if accelerator else 23),
                     pool_size=1024 if quick else 16_384,
                     repeats=1 if quick else 5,
                 )
             )
+    lakes = f"{options.size} x {options.size} lakes, {_HOLE_RATIO:.0%} holes"
     notes = [
-        f"{_SIZE.value} x {_SIZE.value} lakes, {_HOLE_RATIO:.0%} holes, rule {_CONFLICT.value!r}, "
-        f"at most {_MAX_STEPS} steps an episode, auto-reset from a pool of instances, a reward for "
-        "every agent. Actions are drawn beforehand; one compiled scan; compilation and a warm-up "
-        "are not counted; the median of the repeats. Each peer runs in a process of its own with "
-        "its own auto-reset.",
+        f"{lakes}, rule {options.conflict!r}, at most {_MAX_STEPS} steps an episode, auto-reset "
+        "from a pool of instances, a reward for every agent. Actions are drawn beforehand; one "
+        "compiled scan; compilation and a warm-up are not counted; the median of the repeats. "
+        "Each peer runs in a process of its own with its own auto-reset.",
         *(["A quick run: single short measurements."] if quick else []),
     ]
     pages = tables(own, rows, problems)
     print(f"{about['processor']}, {about['cores']} cores; ran on {about['device']}")
     print("\n".join(table.to_markdown() for table in pages))
-    if _OUT.value:
-        for path in records.write("simulator", "Simulator", pages, _OUT.value, notes, about):
+    if options.out:
+        for path in records.write("simulator", "Simulator", pages, options.out, notes, about):
             print(f"wrote {path}")
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main()
