@@ -163,12 +163,16 @@ def _invert(weights: Array, uniform: Array) -> tuple[Array, Array]:
     """The index in weights [..., n] at which the cumulative share exceeds uniform in [0, 1).
 
     Also returns how far into that weight the uniform number fell, itself a number in [0, 1).
+    Some weight of every row must be positive; an index whose weight is zero is never returned.
     """
     ends = jnp.cumsum(weights, axis=-1)
-    # A uniform number is at most 1 - 2^-24, so the threshold stays below the last end.
     threshold = (uniform * ends[..., -1])[..., None]
-    # The first end above the threshold: it exceeds its predecessor, so its weight is not zero.
-    index = jnp.argmax(ends > threshold, axis=-1)
+    # Sums of different prefixes may be rounded differently: ends can rise, or fall, where the
+    # weight is zero, and the last end need not be the largest.
+    positive = weights > 0
+    hit = (ends > threshold) & positive
+    last = weights.shape[-1] - 1 - jnp.argmax(positive[..., ::-1], axis=-1)
+    index = jnp.where(jnp.any(hit, axis=-1), jnp.argmax(hit, axis=-1), last)
     weight = jnp.take_along_axis(weights, index[..., None], axis=-1)
     end = jnp.take_along_axis(ends, index[..., None], axis=-1)
     rest = 1.0 - (end - threshold) / weight

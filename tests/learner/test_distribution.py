@@ -1,12 +1,14 @@
 """The filters against their definitions in float64, and draws against the filtered distribution."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
 
-from learner.distribution import SamplingParams, draw, filter_logits, logprob
+from learner.distribution import SamplingParams, _invert, draw, filter_logits, logprob
 from learner.token_automaton import TokenAutomaton
 
 RNG = np.random.default_rng(0)
@@ -77,6 +79,32 @@ def test_a_certain_token_is_always_drawn_in_a_large_vocabulary():
     logits = jnp.full((200, 5000), -jnp.inf).at[jnp.arange(200), jnp.arange(200) * 25].set(3.0)
     keys = jax.random.split(jax.random.key(0), 200)
     np.testing.assert_array_equal(draw(keys, logits), np.arange(200) * 25)
+
+
+@pytest.mark.parametrize("cumsum", [jnp.cumsum, "scan"])
+def test_a_weight_of_zero_is_never_chosen_where_rounding_lifts_its_end(cumsum, monkeypatch):
+    """Uniform numbers inside the gaps that rounding opens at weights of zero, and at the end."""
+    if cumsum == "scan":  # what other platforms than CPUs make of a cumulative sum
+        cumsum = functools.partial(jax.lax.associative_scan, jnp.add)
+        monkeypatch.setattr(jnp, "cumsum", cumsum)
+    rng = np.random.default_rng(3)
+    weights = (rng.random((400, 390)) * (rng.random((400, 390)) < 0.5)).astype(np.float32)
+    weights[:, -3:] = 0
+    ends = np.asarray(cumsum(weights, axis=-1))
+    rows, places = np.nonzero((weights[:, 1:] == 0) & (ends[:, 1:] > ends[:, :-1]))
+    assert len(rows) > 100
+    low, high, total = ends[rows, places], ends[rows, places + 1], ends[rows, -1]
+    inside = ((low.astype(np.float64) + high) / 2 / total).astype(np.float32)
+    for uniform in (low / total, inside, np.full_like(low, 1 - 2.0**-24), 0 * low):
+        uniform = np.minimum(uniform, np.float32(1 - 2.0**-24))
+        index, rest = (np.asarray(x) for x in _invert(weights[rows], uniform))
+        assert (weights[rows, index] > 0).all()
+        assert ((rest >= 0) & (rest < 1)).all()
+        # The right weight, to rounding: its share of the exact sums holds the uniform number.
+        exact = np.cumsum(weights[rows].astype(np.float64), axis=-1)
+        end = exact[np.arange(len(rows)), index] / exact[:, -1]
+        begin = end - weights[rows, index] / exact[:, -1]
+        assert ((begin - 1e-5 < uniform) & (uniform < end + 1e-5)).all()
 
 
 def test_ties_at_the_edge_are_kept():
