@@ -2,18 +2,18 @@
 
 The chat completions protocol over HTTP, with the standard library alone. Whatever a server does,
 a call ends within its time and tries, with a text, with `NoAnswerError` (asking again may help),
-or with a ValueError that names what was refused. The key is read from the environment when it is
-needed; it is sent to the configured server only, stands in no message and in no attribute.
+or with a `RefusedError` that names what was refused. The key is read from the environment when it
+is needed; it is sent to the configured server only, stands in no message and in no attribute.
 """
 
+import contextlib
 import dataclasses
 import http.client
 import json
 import os
+import socket
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -26,11 +26,8 @@ _TRANSIENT = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 5
 _DETAIL = 200
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirect would carry the key to another address."""
-
-    def redirect_request(self, *arguments: Any, **keywords: Any) -> None:
-        return None
+class RefusedError(ValueError):
+    """The server refuses the request itself: address, key, model or parameters are not its own."""
 
 
 class _TransientError(Exception):
@@ -50,7 +47,8 @@ class Endpoint:
       model: name that the server knows the model by.
       key_variable: environment variable that holds the key; without such a variable no key is
         sent, which is what local servers want.
-      timeout: seconds that one request may take from first to last byte.
+      timeout: seconds that one request may take from first to last byte. Only the head of a reply
+        may take longer, if its pieces come so long after each other.
       tries: requests for one answer, at least 1.
       backoff: seconds before the second request; doubled before each further one, up to 60. A
         server's Retry-After counts instead if it is longer, up to 60 as well.
@@ -77,6 +75,10 @@ class Endpoint:
 
     def __post_init__(self) -> None:
         parts = urllib.parse.urlsplit(self.url)
+        try:
+            _ = parts.port
+        except ValueError as error:
+            raise ValueError(f"url={self.url!r}: {error}") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"url={self.url!r}: an address with http:// or https:// is needed")
         if parts.username or parts.password or parts.query:
@@ -94,7 +96,7 @@ class Endpoint:
 
         Raises:
           NoAnswerError: every try failed for a passing reason (time-out, overload, a broken reply).
-          ValueError: the server refuses the request itself (address, key, model, parameters).
+          RefusedError: the server refuses the request itself (address, key, model, parameters).
         """
         return [self._answer(messages, seed + i) for i in range(count)]
 
@@ -125,51 +127,65 @@ class Endpoint:
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if key:
             headers["Authorization"] = f"Bearer {key}"
-        address = self.url.rstrip("/") + "/chat/completions"
-        request = urllib.request.Request(address, data=body, headers=headers, method="POST")
-        # No proxy from the environment: a key is for the configured server alone.
-        opener = urllib.request.build_opener(_NoRedirect, urllib.request.ProxyHandler({}))
+        if not (key.isascii() and key.isprintable()):
+            raise RefusedError(
+                f"{self.key_variable}: the key must be of printable ASCII characters"
+            )
+        # Neither redirects nor proxies, which would carry the key to another address.
+        address = urllib.parse.urlsplit(self.url)
+        https = address.scheme == "https"
+        connect = http.client.HTTPSConnection if https else http.client.HTTPConnection
+        connection = connect(address.hostname or "", address.port, timeout=self.timeout)
         deadline = time.monotonic() + self.timeout
+        connected = False
         try:
-            with opener.open(request, timeout=self.timeout) as reply:
-                raw = _read(reply, deadline)
-        except urllib.error.HTTPError as error:
-            with error:
-                raise self._refusal(error, key) from None
+            with contextlib.closing(connection):
+                connection.connect()
+                connected, link = True, connection.sock
+                link.settimeout(_left(deadline))
+                path = address.path.rstrip("/") + "/chat/completions"
+                connection.request("POST", path, body, headers)
+                reply = connection.getresponse()
+                if not 200 <= reply.status < 300:
+                    raise self._refusal(reply, key)
+                raw = _read(reply, link, deadline)
         except TimeoutError:
             raise _TransientError(f"no answer within {self.timeout:g} s") from None
-        except urllib.error.URLError as error:
-            if isinstance(error.reason, TimeoutError):
-                raise _TransientError(f"no answer within {self.timeout:g} s") from None
-            raise _TransientError(f"no connection ({type(error.reason).__name__})") from None
         except (http.client.HTTPException, OSError) as error:
-            raise _TransientError(f"the reply broke off ({type(error).__name__})") from None
+            what = "the reply broke off" if connected else "no connection"
+            raise _TransientError(f"{what} ({type(error).__name__})") from None
         return _stream_text(raw) if self.stream else _reply_text(raw)
 
-    def _refusal(self, error: urllib.error.HTTPError, key: str) -> Exception:
+    def _refusal(self, reply: http.client.HTTPResponse, key: str) -> Exception:
         """What an error status means; without the key, even if the server repeats it."""
         try:
-            detail = error.read(4096).decode("utf-8", "replace")
+            detail = reply.read(4096).decode("utf-8", "replace")
         except (http.client.HTTPException, OSError):
             detail = ""
         if key:
             detail = detail.replace(key, "***")
         detail = " ".join(detail.split())[:_DETAIL]
-        if error.code in _TRANSIENT:
-            return _TransientError(f"status {error.code}", _seconds(error.headers))
-        return ValueError(
+        if reply.status in _TRANSIENT:
+            return _TransientError(f"status {reply.status}", _seconds(reply.headers))
+        return RefusedError(
             f"endpoint {self.url}, model {self.model!r}, key from {self.key_variable} "
-            f"({'set' if key else 'not set'}): refused with status {error.code}: {detail}"
+            f"({'set' if key else 'not set'}): refused with status {reply.status}: {detail}"
         )
 
 
-def _read(reply: Any, deadline: float) -> bytes:
+def _left(deadline: float) -> float:
+    """Seconds up to the deadline, more than 0."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
+
+
+def _read(reply: http.client.HTTPResponse, link: socket.socket, deadline: float) -> bytes:
     """The whole body, within the deadline: a server that drips byte by byte is no exception."""
     parts, size = [], 0
-    while True:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
+    while not reply.isclosed():
+        link.settimeout(_left(deadline))
         part = reply.read1(_CHUNK)
         if not part:
             break

@@ -13,7 +13,7 @@ from engineer import lakes
 from engineer.context import compose, variant
 from engineer.demonstrations import random_record
 from engineer.designers import ModelDesigner, NoAnswerError
-from engineer.endpoint import Endpoint
+from engineer.endpoint import Endpoint, RefusedError
 from engineer.proposal import render_config
 
 SPACE = lakes.lake_space((3, 4, 5))
@@ -205,6 +205,22 @@ def test_a_server_that_never_answers_keeps_the_previous_configuration():
         nobody([{"role": "user", "content": "hi"}], 1, 0)
 
 
+def test_the_time_counts_from_the_first_to_the_last_byte():
+    def stalled(handler):
+        time.sleep(0.4)
+        handler.send_response(200)
+        handler.send_header("Content-Length", "99")
+        handler.end_headers()
+        time.sleep(1.0)
+
+    with Server(stalled) as server:
+        ask, _ = endpoint(server, tries=1, timeout=0.5)
+        start = time.monotonic()
+        with pytest.raises(NoAnswerError, match=r"no answer within 0\.5 s"):
+            ask([{"role": "user", "content": "hi"}], 1, 0)
+        assert time.monotonic() - start < 0.8  # not 0.4 and then 0.5 again
+
+
 def test_a_refusal_is_told_at_once_and_without_the_key(monkeypatch):
     monkeypatch.setenv("OTHER_KEY", KEY)
 
@@ -217,15 +233,20 @@ def test_a_refusal_is_told_at_once_and_without_the_key(monkeypatch):
     for act in (refuse, redirect):
         with Server(act) as server:
             ask, waits = endpoint(server, key_variable="OTHER_KEY")
-            with pytest.raises(ValueError, match=r"key from OTHER_KEY \(set\): refused") as error:
+            with pytest.raises(RefusedError, match=r"key from OTHER_KEY \(set\): refused") as error:
                 ask([{"role": "user", "content": "hi"}], 1, 0)
         assert KEY not in str(error.value)
         assert (len(server.requests), waits) == (1, [])
+    monkeypatch.setenv("OTHER_KEY", f"{KEY}\n")
+    with pytest.raises(RefusedError, match="OTHER_KEY: the key must be of printable") as error:
+        ask([{"role": "user", "content": "hi"}], 1, 0)
+    assert KEY not in str(error.value)
 
 
 def test_bad_fields_are_named():
     for options, message in (
         ({"url": "ftp://x"}, "url='ftp://x'"),
+        ({"url": "http://x:99999/v1"}, "url='http://x:99999/v1': Port out of range"),
         ({"url": "http://user:word@x/v1"}, "neither user nor password"),
         ({"model": ""}, "model=''"),
         ({"tries": 0}, "tries=0"),
