@@ -207,7 +207,9 @@ class MapfFrozenLake:
             cells = jnp.where(broken, state.cells, wanted)
 
         active = jnp.asarray(state.cells != dynamics.ABSENT)
-        time = state.time + jnp.ones((), state.time.dtype)
+        # Stays at the highest number there is, however long it goes on after the end.
+        latest = np.iinfo(self.time_dtype).max
+        time = state.time + (state.time < latest).astype(state.time.dtype)
         at_goal = cells == state.goals  # True of absent agents, too.
         was_at_goal = jnp.asarray(state.cells == state.goals)
         costs = jnp.where(at_goal & was_at_goal, state.costs, time)

@@ -129,6 +129,21 @@ def test_leaving_a_goal_costs_its_rest_and_the_steps_sum_to_the_cost():
     np.testing.assert_allclose(total, [2 - 4, 2 - 5])
 
 
+def test_time_stands_still_rather_than_begin_again_long_after_the_end():
+    env = MapfFrozenLake(size=3, max_steps=250)
+    start, _ = env.reset(make_instance(CORNER, [(0, 0), (2, 0)], [(0, 1), (2, 2)]))
+
+    def wait(state, _):
+        state, timestep = env.step(state, jnp.array([4, 4]))
+        return state, (state.time, timestep.info.costs, timestep.truncated)
+
+    times, costs, truncated = jax.lax.scan(wait, start, None, 260)[1]
+    expected = np.minimum(np.arange(1, 261), 255)
+    np.testing.assert_array_equal(times, expected)
+    np.testing.assert_array_equal(costs, expected[:, None].repeat(2, 1))
+    np.testing.assert_array_equal(truncated, expected >= 250)
+
+
 @pytest.mark.parametrize(
     ("name", "observation"),
     [
