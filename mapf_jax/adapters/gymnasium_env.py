@@ -89,7 +89,9 @@ class MapfVectorEnv(VectorEnv):
 
     The autoreset mode is SAME_STEP: where an episode ends, the observation is the first of the
     next one, `info["final_obs"]` holds the last one of every environment (worth reading where
-    `info["_final_obs"]` is True) and `info["final_info"]` what else is known of the step.
+    `info["_final_obs"]` is True) and `info["final_info"]` what else is known of its last step. At
+    the top level, `info["action_mask"]` is of the observation and so of the next episode; all else
+    is of the step that was made, that is of the episode that ended.
 
     Args:
       env: from `mapf_jax.make`.
@@ -142,7 +144,7 @@ class MapfVectorEnv(VectorEnv):
             info |= {
                 "final_obs": as_numpy(timestep.final_observation),
                 "_final_obs": done,
-                "final_info": _info(timestep),
+                "final_info": {k: v for k, v in info.items() if k != "action_mask"},
                 "_final_info": done,
             }
         return (

@@ -95,6 +95,10 @@ def test_vector_env_keeps_the_last_observation(name):
             np.testing.assert_array_equal(info["_final_obs"], done)
             # The holes of the lake that was played are still there in the last observation.
             np.testing.assert_array_equal(info["final_obs"][..., 0], before[..., 0])
+            # What may be done next is known of the next episode only.
+            assert set(info["final_info"]) == {
+                "rewards", "violation", "at_goal", "success", "costs",
+            }  # fmt: skip
         # Nobody may walk into what the mask forbids, and waiting is always allowed.
         assert info["action_mask"][..., 4].all()
         played.append((actions, observations))
