@@ -149,10 +149,6 @@ class Checkpoints:
         """The newest complete checkpoint, or None."""
         return max(self.steps(), default=None)
 
-    def best_step(self) -> int | None:
-        """The complete checkpoint of the highest score, or None if none has one."""
-        return next(iter(self._keep.best(self.steps())), None)
-
     def restore(
         self, abstract_state: TrainState, step: int | None = None
     ) -> tuple[TrainState, dict[str, Any]]:

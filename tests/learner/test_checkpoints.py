@@ -82,7 +82,6 @@ def test_keeps_the_best(tiny_model, one_device, tmp_path):
                 checkpoints.save(step, state, {"step": step}, score=scores[step])
             kept = checkpoints.steps()
             assert kept == ([1, 2, 3] if 3 in steps else [2, 5, 6, 7])
-            assert checkpoints.best_step() == (2 if 3 in steps else 5)
             assert checkpoints.metadata(kept[0]) == {"step": kept[0]}
     with pytest.raises(ValueError, match="keep_best=-1"):
         Checkpoints(tmp_path, keep_best=-1)
