@@ -77,7 +77,9 @@ class _Cell:
             for fewer in range(holes, -1, -1):
                 missing = count - len(taken)
                 if missing:
-                    pool = self._pools.setdefault(fewer, self._make(fewer))
+                    if fewer not in self._pools:
+                        self._pools[fewer] = self._make(fewer)
+                    pool = self._pools[fewer]
                     rows = pool.take(missing, missing if stratum else 0, fill=False)
                     self._given.setdefault(fewer, []).extend(rows)
                     taken += [(fewer, row) for row in rows]
@@ -118,7 +120,18 @@ def benchmark_instances(
       sizes: likewise, lake sizes.
       per_hole_ratio: instances for each number of agents, size, subset and hole ratio.
       max_candidates: lakes drawn for each number of agents, size and number of holes at most.
+
+    Raises:
+      ValueError: a number of agents or a size is not one of the benchmark's.
+      NoInstanceError: too few instances were found within `max_candidates`.
     """
+    for name, values, allowed in (
+        ("num_agents", num_agents, tuple(SMALLEST_SIZE)),
+        ("sizes", sizes, tuple(range(min(SMALLEST_SIZE.values()), LARGEST_SIZE + 1))),
+        ("per_hole_ratio", (per_hole_ratio,), tuple(range(1, 101))),
+    ):
+        if not values or not set(values) <= set(allowed):
+            raise ValueError(f"{name}={values}: only {allowed[0]} to {allowed[-1]} are allowed")
     parts: list[Instance] = []
     ids: list[str] = []
     facts: list[tuple[int, int, float, float]] = []

@@ -10,11 +10,11 @@ import numpy as np
 
 T = TypeVar("T")
 
-BLOCK = 512
+BLOCK = 512  # Lakes that the solver takes at once.
 _WORKERS = min(os.cpu_count() or 1, 8)
 
 
-def in_blocks(function: Callable[..., T], *arrays: object, block: int = BLOCK) -> T:
+def in_blocks(function: Callable[..., T], *arrays: object, block: int) -> T:
     """Calls a jitted batched function on rows of fixed number.
 
     Args:

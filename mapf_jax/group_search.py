@@ -59,10 +59,9 @@ class Group:
     pairs: Array
 
 
-@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Effort:
-    """How much one search may keep; all static.
+    """How much one search may keep.
 
     Attributes:
       capacity: states of a layer.
@@ -270,6 +269,7 @@ def _remember(table: _Table, layer: _Layer, cells: int) -> tuple[_Table, jax.Arr
         )
         winner = jnp.minimum(winner, count - 1)
         beaten = wants & ~wins & (low[winner] == low) & (high[winner] == high)
+        beaten &= paid[winner] <= paid  # Ranks tie at high costs.
         alive &= ~beaten
         looking &= ~wins & ~beaten
         slot = (slot + 1) & (slots - 1)
@@ -329,12 +329,13 @@ def _successors(
             # Who waits on its goal without staying there has to leave it and to come back.
             detour = jnp.where((option == _WAIT) & on_goal[:, None], 2, 0)
             rest = own.sum(-1, keepdims=True) - own[:, agent, None] + distance
-            least = new_paid + rest + detour  # Without what pairs pay on top.
+            base = new_paid + rest
+            least = base + detour
         else:
             legal &= option != _STAY
             new_paid = jnp.broadcast_to(paid[:, None], there.shape)
             mask = jnp.broadcast_to(mask, there.shape)
-            least = jnp.maximum(most[:, None], time + 1 + distance)
+            base = least = jnp.maximum(most[:, None], time + 1 + distance)
         cut = legal & (least > bound) & (least < HOPELESS)
         next_bound = jnp.minimum(next_bound, jnp.min(jnp.where(cut, least, INFINITE_COST)))
         index, count = _compact((legal & (least <= bound)).reshape(-1), room)
@@ -344,8 +345,9 @@ def _successors(
         after = after[origin].at[:, agent].set(there.reshape(-1)[index])
         own = own[origin].at[:, agent].set(distance.reshape(-1)[index])
         parked, paid = mask.reshape(-1)[index], new_paid.reshape(-1)[index]
-        least, most = least.reshape(-1)[index], most[origin]
-        # Pairs only now: a table look-up costs more than everything above.
+        # Pairs only now: a table look-up costs more than everything above. What a pair pays on top
+        # may be that very detour, so the detour does not count here.
+        base, most = base.reshape(-1)[index], most[origin]
         for other in range(agent):
             pair = (other, agent)
             total = _pair_total(group, pairs[pair], pair, after[:, other], after[:, agent], parked)
@@ -354,7 +356,7 @@ def _successors(
             else:
                 most = jnp.maximum(most, time + 1 + total)
         alive = jnp.arange(room) < count
-        least = least + most if objective == COST else jnp.maximum(least, most)
+        least = base + most if objective == COST else jnp.maximum(base, most)
         cut = alive & (least > bound) & (least < HOPELESS)
         next_bound = jnp.minimum(next_bound, jnp.min(jnp.where(cut, least, INFINITE_COST)))
         alive &= least <= bound

@@ -19,7 +19,7 @@ import numpy as np
 from mapf_jax import group_search, search
 from mapf_jax.blocks import in_blocks
 from mapf_jax.group_search import COST, HOPELESS, MAKESPAN, Effort, Group
-from mapf_jax.joint_search import TABLE_INFINITE, pair_tables
+from mapf_jax.joint_search import TABLE_INFINITE, distance_fields, pair_tables, shortest_costs
 from mapf_jax.prioritized import prioritized_plans
 from mapf_jax.types import INFINITE_COST, Array, Status
 
@@ -90,9 +90,11 @@ class _Batch:
         self.blocked, self.starts, self.goals = blocked, starts, goals
         self.batch, self.num_agents = starts.shape[:2]
         self.width = blocked.shape[-1]
-        # Longest plan, in steps. Twice the length of a path that winds through the whole lake.
-        self.horizon = 16 * max(self.width, 10)
-        shortest = in_blocks(_shortest, blocked, starts, goals, block=_PLAN_BLOCK)
+        shortest = in_blocks(shortest_costs, blocked, starts, goals, block=_PLAN_BLOCK)
+        # Longest plan, in steps: well above the longest path that winds through a lake of at most
+        # 16 x 16, and enough for an agent alone on any.
+        alone = -(-int(shortest.max()) // 16) * 16 if self.num_agents == 1 else 0
+        self.horizon = max(16 * max(self.width, 10), alone)
         self.shortest = shortest.sum(1)
         self.lower, self.upper = self.shortest.copy(), np.full(self.batch, INFINITE_COST)
         self.lower_makespan = shortest.max(1)
@@ -251,6 +253,8 @@ def _close(
         complete = ~result.overflow
         proven = np.minimum(result.next_bound, upper[at])
         lower[at] = np.where(complete, np.maximum(lower[at], proven), lower[at])
+        if np.any(lower[at] > upper[at]):
+            raise RuntimeError(f"{objective}: a lower bound above the cost of a plan")
         none = complete & (upper[at] == INFINITE_COST) & (result.next_bound == INFINITE_COST)
         state.unsolvable[at] |= none
         still = (lower[at] < upper[at]) & ~state.unsolvable[at]
@@ -316,18 +320,6 @@ def _waits(paths: np.ndarray, arrivals: np.ndarray) -> np.ndarray:
     return np.any(still & early, axis=(1, 2))
 
 
-def _distances(blocked: Array, goals: Array) -> jax.Array:
-    """int32[B, A, S, S]."""
-    return jax.vmap(search.distance_field, in_axes=(None, 1), out_axes=1)(blocked, goals)
-
-
-@jax.jit
-def _shortest(blocked: Array, starts: Array, goals: Array) -> jax.Array:
-    fields = _distances(blocked, goals)
-    rows, agents = jnp.arange(blocked.shape[0])[:, None], jnp.arange(starts.shape[1])[None]
-    return fields[rows, agents, starts[..., 0], starts[..., 1]]
-
-
 @functools.partial(jax.jit, static_argnames=("cells",))
 def _build_groups(
     blocked: Array, starts: Array, goals: Array, cells: int
@@ -345,7 +337,7 @@ def _build_groups(
     around = search.neighbours(jnp.where(blocked, -1, number), -1)
     neighbours = jnp.stack([x.reshape(batch, own_cells) for x in around], -1)
     neighbours = jnp.pad(neighbours, ((0, 0), (0, pad), (0, 0)), constant_values=-1)
-    distance = _distances(blocked, goals).reshape(batch, num_agents, own_cells)
+    distance = distance_fields(blocked, goals).reshape(batch, num_agents, own_cells)
     distance = jnp.pad(distance, ((0, 0), (0, 0), (0, pad)), constant_values=INFINITE_COST)
     costs, makespans = [], []
     fill = TABLE_INFINITE

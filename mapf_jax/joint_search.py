@@ -444,10 +444,15 @@ def pair_tables(blocked: Array, goals: Array) -> PairTables:
     return map_chunks(_tables_chunk, chunk, blocked, goals)
 
 
+def distance_fields(blocked: Array, goals: Array) -> jax.Array:
+    """int32[B, A, S, S]: from every cell the length of a shortest path to each agent's goal."""
+    return jax.vmap(search.distance_field, in_axes=(None, 1), out_axes=1)(blocked, goals)
+
+
 @jax.jit
 def shortest_costs(blocked: Array, starts: Array, goals: Array) -> jax.Array:
     """int32[B, A]: length of each agent's own shortest path; the others are ignored."""
-    fields = jax.vmap(search.distance_field, in_axes=(None, 1), out_axes=1)(blocked, goals)
+    fields = distance_fields(blocked, goals)
     batch = jnp.arange(blocked.shape[0])[:, None]
     agent = jnp.arange(starts.shape[1])[None]
     return fields[batch, agent, starts[..., 0], starts[..., 1]]

@@ -8,13 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mapf_jax import group_solver, joint_search, search
-from mapf_jax.blocks import in_blocks
+from mapf_jax import group_solver, joint_search
+from mapf_jax.blocks import BLOCK, in_blocks
 from mapf_jax.group_search import Effort
 from mapf_jax.types import INFINITE_COST, Array, Instance, Solution, Status
 
 #: Maps are cut to the next of these widths, so that lake sizes share compiled programs.
 WIDTHS = (5, 8, 10, 16, 32)
+_WIDE_BLOCK = 32  # Lakes of a call that are more than 16 cells wide.
+_HISTORY_BYTES = 1 << 28  # What the layers of one call of the plan search may take.
 _HORIZON_STEP = 16  # Plan lengths are rounded up to a multiple, so that few programs are compiled.
 
 
@@ -41,8 +43,9 @@ def label(blocked: Array, starts: Array, goals: Array) -> Labels:
       starts: int[B, 2, 2].
       goals: int[B, 2, 2].
     """
-    costs = in_blocks(_free_costs, blocked, starts, goals)
-    solo = in_blocks(joint_search.shortest_costs, blocked, starts, goals).sum(-1)
+    block = BLOCK if blocked.shape[-1] <= 16 else _WIDE_BLOCK
+    costs = in_blocks(_free_costs, blocked, starts, goals, block=block)
+    solo = in_blocks(joint_search.shortest_costs, blocked, starts, goals, block=block).sum(-1)
     solvable = costs.cost < INFINITE_COST
     gap = np.where(solvable, costs.cost - solo, 0)
     # On a grid, moves alternate the colour of an agent's cell, so without waits the sum of costs
@@ -52,8 +55,9 @@ def label(blocked: Array, starts: Array, goals: Array) -> Labels:
     (open_,) = np.nonzero((gap > 0) & (gap % 2 == 0))
     if open_.size:
         moving = in_blocks(
-            _moving_costs, np.asarray(blocked)[open_], starts[open_], goals[open_], block=128
-        )
+            _moving_costs, np.asarray(blocked)[open_], starts[open_], goals[open_],
+            block=min(block, 128),
+        )  # fmt: skip
         needs_wait[open_] = moving.cost > costs.cost[open_]
     return Labels(np.asarray(costs.cost), np.asarray(costs.makespan), needs_wait)
 
@@ -77,7 +81,11 @@ def optimal_paths(
     search = functools.partial(
         joint_search.joint_paths, joint_horizon=horizon // 2, horizon=horizon
     )
-    paths, num_steps = in_blocks(search, blocked, starts, goals, labels.needs_wait, block=256)
+    # The search keeps every layer: wide lakes and long plans are cut into smaller calls.
+    width = blocked.shape[-1]
+    layers = width**3 * (2 if width <= 16 else 4) * (horizon // 2 + 1)
+    block = 1 << int(np.log2(np.clip(_HISTORY_BYTES // layers, 1, 256)))
+    paths, num_steps = in_blocks(search, blocked, starts, goals, labels.needs_wait, block=block)
     return paths[:, : int(num_steps.max()) + 1], num_steps
 
 
@@ -98,6 +106,10 @@ def solve(instances: Instance, efforts: Sequence[Effort] = group_solver.EFFORTS)
       A `Solution` of batch shape [B] with NumPy leaves. An instance without a plan has the status
       UNSOLVABLE; where the status is not OPTIMAL, the paths rest on the starts.
     """
+    if instances.batch_shape == () or not len(instances):
+        raise ValueError(
+            f"instances: batch shape {instances.batch_shape}, one of [B >= 1] is needed"
+        )
     width = instances.blocked.shape[-1]
     sizes = np.asarray(instances.size)
     starts, goals = np.asarray(instances.starts), np.asarray(instances.goals)
@@ -141,7 +153,7 @@ def solve_arrays(
       efforts: what a search may keep, smallest first.
     """
     batch, num_agents = active.shape
-    reach = in_blocks(_reaches, blocked, starts, goals)
+    reach = in_blocks(_reaches, blocked, starts, goals, block=BLOCK)
     reach &= active[:, :, None] & active[:, None, :]
     # The first agent whose goal an agent can reach names its part of the lake.
     part = np.argmax(reach, axis=1)
@@ -218,7 +230,7 @@ def _solve_teams(
 @jax.jit
 def _reaches(blocked: Array, starts: Array, goals: Array) -> jax.Array:
     """bool[B, A, A]: is there a way from the start of agent j to the goal of agent i?"""
-    fields = jax.vmap(search.distance_field, in_axes=(None, 1), out_axes=1)(blocked, goals)
+    fields = joint_search.distance_fields(blocked, goals)
     lake = jnp.arange(blocked.shape[0])[:, None, None]
     agent = jnp.arange(goals.shape[1])[None, :, None]
     row, column = starts[:, None, :, 0], starts[:, None, :, 1]

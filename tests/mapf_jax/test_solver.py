@@ -54,10 +54,12 @@ def cells_of(array):
         (3, 3, 0.2, 60),
         (3, 4, 0.5, 60),
         (4, 3, 0.0, 10),
-        (4, 4, 0.7, 20),
+        (4, 4, 0.7, 16),
     ],
 )
 def test_optimum_labels_and_plans(num_agents, size, density, count):
+    """`MAPF_LABEL_FACTOR` multiplies how many: 2 makes over 2,000."""
+    count *= int(os.environ.get("MAPF_LABEL_FACTOR", "1"))
     instances = random_instances(size, size, density, count, num_agents)
     solution = solve(instances)
     verdict = verify(dataclasses.replace(instances, solution=solution), as_plan(solution))
@@ -131,23 +133,72 @@ def test_wide_and_padded_lakes_have_the_costs_of_narrow_ones():
     np.testing.assert_array_equal(small.makespan, large.makespan)
 
 
-def test_parts_of_a_lake_are_solved_apart():
-    # Two pairs in two bays: the left one has to pass each other, the right one cannot.
-    left, right = ["F H F H", "F F F H"], ["F F F F", "H H H H"]
-    starts, goals = [(0, 0), (0, 2), (3, 0), (3, 1)], [(1, 2), (1, 0), (3, 2), (3, 3)]
-    rows = [*left, "H H H H", "F F F F"]
-    solution = solve(stack([make_instance(rows, starts, goals)]))
+# Tight lakes whose optimum an inadmissible bound has missed, in every order of the agents.
+TIGHT = [
+    (
+        ["F H F F", "F F F H", "F H F F", "H H H F"],
+        [(3, 3), (0, 3), (1, 1), (1, 2)],
+        [(1, 0), (0, 0), (2, 2), (2, 0)],
+        25,
+    ),
+    (
+        ["F H H F", "F F F F", "H F H H", "H F F H"],
+        [(2, 1), (3, 1), (3, 2), (1, 2)],
+        [(0, 3), (1, 3), (0, 0), (1, 0)],
+        24,
+    ),
+]
+
+
+@pytest.mark.parametrize(("rows", "starts", "goals", "cost"), TIGHT)
+def test_tight_lakes_in_every_order_of_the_agents(rows, starts, goals, cost):
     blocked = [[c == "H" for c in row.split()] for row in rows]
+    assert reference.joint_optimum(blocked, starts, goals) == cost
+    orders = list(itertools.permutations(range(4)))
+    batch = Instance(
+        size=np.full(24, 4, np.int32),
+        blocked=np.broadcast_to(np.array(blocked), (24, 4, 4)),
+        starts=np.array(starts, np.int8)[np.array(orders)],
+        goals=np.array(goals, np.int8)[np.array(orders)],
+        active=np.ones((24, 4), bool),
+    )
+    solution = solve(batch)
+    np.testing.assert_array_equal(solution.cost, cost)
+    assert len({int(makespan) for makespan in solution.makespan}) == 1
+    assert len({bool(wait) for wait in solution.needs_wait}) == 1
+
+
+def test_parts_of_a_lake_are_solved_apart():
+    # The left pair has to get past each other in its bay; the right pair follows in a corridor.
+    rows = ["F F F H F F F F", *["F F H H H H H H"], *["H H H H H H H H"] * 6]
+    starts, goals = [(0, 0), (0, 2), (0, 4), (0, 5)], [(0, 2), (0, 0), (0, 6), (0, 7)]
+    blocked = [[c == "H" for c in row.split()] for row in rows]
+    instance = Instance(
+        size=np.int32(8),
+        blocked=np.array(blocked),
+        starts=np.array(starts, np.int8),
+        goals=np.array(goals, np.int8),
+        active=np.ones(4, bool),
+    )
     alone = [reference.joint_optimum(blocked, starts[i : i + 2], goals[i : i + 2]) for i in (0, 2)]
-    assert alone[1] == 4
-    if alone[0] is None:
-        assert solution.status[0] == Status.UNSOLVABLE
-    else:
-        assert solution.cost[0] == sum(alone)
-    # The right pair exchanged: no plan, whatever the left one does.
-    goals[2:] = [(3, 3), (3, 2)]
-    swapped = make_instance([*rows[:3], right[0]], starts, goals)
+    assert alone == [6, 4]
+    solution = solve(stack([instance]))
+    assert (solution.cost[0], solution.status[0]) == (10, Status.OPTIMAL)
+    # The right pair exchanged has no plan, whatever the left one does.
+    swapped = dataclasses.replace(instance, goals=instance.goals[[0, 1, 3, 2]])
     assert solve(stack([swapped])).status[0] == Status.UNSOLVABLE
+
+
+def test_an_agent_that_starts_on_its_goal_costs_nothing():
+    instance = Instance(
+        size=np.int32(3),
+        blocked=np.zeros((3, 3), bool),
+        starts=np.array([(0, 0), (1, 1), (2, 0)], np.int8),
+        goals=np.array([(0, 0), (1, 2), (2, 2)], np.int8),
+        active=np.ones(3, bool),
+    )
+    solution = solve(stack([instance]))
+    assert (solution.cost[0], solution.makespan[0]) == (3, 2)
 
 
 def test_mixed_sizes_and_numbers_of_agents():
@@ -238,6 +289,7 @@ def test_optimum_against_w9_pathfinding():
     table = [(a, s, h) for a, s, h in table if s * s - int(h / 10 * s * s) >= 2 * a]
     each = -(-total // len(table))
     compared = late = undecided = 0
+    worst = 0.0
     for num_agents, size, tenths in table:
         rng = np.random.default_rng([num_agents, size, tenths])
         order = np.stack([rng.permutation(size * size) for _ in range(each)])
@@ -257,6 +309,10 @@ def test_optimum_against_w9_pathfinding():
                 active=np.ones((each, num_agents), bool),
             )
         )
+        rate = float(np.mean(solution.status == Status.UNDECIDED))
+        worst = max(worst, rate)
+        if num_agents == 5 and tenths == 5:
+            assert rate <= 0.01
         for i in range(each):
             known = w9_optimum(
                 blocked[i], cells[i, :num_agents], cells[i, num_agents:], seconds=2.0
@@ -269,6 +325,7 @@ def test_optimum_against_w9_pathfinding():
             assert solution.cost[i] == (INFINITE_COST if known is None else known), (
                 num_agents, size, tenths, i,
             )  # fmt: skip
-    print(f"{compared} compared, {undecided} undecided, {late} too late for w9-pathfinding")
+    print(f"{compared} compared, {undecided} undecided, {late} too late for w9-pathfinding;")
+    print(f"largest share of undecided lakes in a cell: {worst:.2%}")
     assert compared >= 0.97 * each * len(table)
     assert undecided <= 0.01 * each * len(table)
