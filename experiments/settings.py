@@ -19,7 +19,7 @@ from experiments.reward import RewardConfig
 from learner import checks
 from learner.qwen3.config import DTYPES, REMAT
 from learner.trainer import GRPOConfig
-from mapf_jax.environment_config import MIN_SIZE, max_hole_ratio
+from mapf_jax.environment_config import MAX_AGENTS, MIN_AGENTS, MIN_SIZE, max_hole_ratio
 
 T = TypeVar("T")
 
@@ -95,7 +95,7 @@ class EnvironmentSettings:
 
     Attributes:
       sizes: lake sizes, ascending.
-      num_agents: agents in every instance; only 2 can be solved exactly.
+      num_agents: agents in every instance, 2 to 5.
       num_instances: instances of a round's training set.
       max_candidates: lakes drawn of one size before the generator gives up on it.
       highest_hole_ratio: upper bound of every hole ratio; lakes with more holes have hardly any
@@ -117,8 +117,15 @@ class EnvironmentSettings:
             raise ValueError(
                 f"sizes={self.sizes}: allowed are ascending, distinct sizes from {MIN_SIZE} to 10"
             )
-        if self.num_agents != 2:
-            raise ValueError(f"num_agents={self.num_agents}: allowed is only 2")
+        if not MIN_AGENTS <= self.num_agents <= MAX_AGENTS:
+            raise ValueError(
+                f"num_agents={self.num_agents}: allowed are {MIN_AGENTS} to {MAX_AGENTS}"
+            )
+        if max_hole_ratio(sizes[0], self.num_agents) < 0:
+            raise ValueError(
+                f"sizes={self.sizes}: a lake of size {sizes[0]} has no room for the starts and "
+                f"goals of {self.num_agents} agents"
+            )
         if not 0 <= self.highest_hole_ratio <= 1:
             raise ValueError(
                 f"highest_hole_ratio={self.highest_hole_ratio}: allowed are numbers in [0, 1]"

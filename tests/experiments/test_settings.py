@@ -36,7 +36,7 @@ def test_every_configuration_file_is_valid(name, tmp_path):
         ({"loop": 3}, "loop=3: a group of fields is needed"),
         ({"environment": {"sizes": [3, "x"]}}, r"environment.sizes\[1\]='x': int is needed"),
         ({"environment": {"sizes": [5, 3]}}, r"environment.sizes=\(5, 3\): allowed are ascending"),
-        ({"environment": {"num_agents": 3}}, "environment.num_agents=3: allowed is only 2"),
+        ({"environment": {"num_agents": 6}}, "environment.num_agents=6: allowed are 2 to 5"),
         ({"engineer": {"designer": "me"}}, "engineer.designer='me': allowed are"),
         ({"engineer": {"context": "V9"}}, "engineer.context='V9': allowed are"),
         ({"validation": {"hole_ratio": 1.5}}, "validation.hole_ratio=1.5: allowed are numbers in"),
