@@ -2,10 +2,15 @@
 
 import functools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.sharding import PartitionSpec as P
+
+from learner import sharding
 
 # Far below any logit; its exponential is 0, and dividing it by a temperature does not overflow.
 _IMPOSSIBLE = -1e30
@@ -23,15 +28,19 @@ def token_logprobs(
     """Log-probability of each target token, and the entropy of its distribution.
 
     The tokens are cut into chunks along their last axis, and the backward pass computes the
-    logits of each chunk anew, so about `chunk` x V logits exist at a time (at least one position
-    of every row). The leading axes are never cut, so their sharding stays.
+    logits of each chunk anew, so about `chunk` x V logits exist at a time on a device (at least one
+    position of each of its rows).
+
+    Under a mesh (`sharding.use`) every device works on its own rows of the first axis, which is
+    split over `sharding.BATCH_AXES`, and sums up its own gradient of the matrix; these sums meet
+    once, after the last chunk. The vocabulary stays split over the tensor axis.
 
     Args:
         hidden: [..., T, D], final hidden states; their dtype is that of the matrix products.
         unembedding: [D, V].
         targets: i32[..., T], each in [0, V).
         temperature: divides the logits; positive.
-        chunk: number of tokens whose logits may exist at once.
+        chunk: number of tokens whose logits may exist at once on a device.
         vocab_size: if given, ids from there on are no part of the distribution (a tokenizer may
             know fewer ids than the model has rows).
         entropy_gradient: False if the entropies are only reported: no gradient then flows through
@@ -41,14 +50,18 @@ def token_logprobs(
         Log-probabilities f32[..., T] and entropies f32[..., T], both in nats.
 
     Raises:
-        ValueError: `temperature` or `chunk` is not positive.
+        ValueError: `temperature` or `chunk` is not positive, or the first axis does not divide over
+            the mesh.
     """
     if temperature <= 0:
         raise ValueError(f"temperature is {temperature}; it must be positive")
     if chunk < 1:
         raise ValueError(f"chunk is {chunk}; it must be at least 1")
     *lead, T, _ = hidden.shape
-    size = max(1, min(T, chunk // max(1, math.prod(lead))))
+    shards = _row_shards() if lead else 1
+    if lead and lead[0] % shards:
+        raise ValueError(f"rows of hidden are {lead[0]}; allowed are multiples of {shards}")
+    size = max(1, min(T, chunk // max(1, math.prod(lead) // shards)))
     count = -(-T // size)
     axis = len(lead)
 
@@ -81,6 +94,36 @@ def limit_vocabulary(logits: Array, vocab_size: int | None) -> Array:
 # out because differentiating log_softmax passes several times more often over the logits.
 
 
+def _row_shards() -> int:
+    """Over how many devices rows are split where this is called."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return 1 if mesh.empty else sharding.num_row_shards(mesh)
+
+
+_ROWS = P(None, sharding.BATCH_AXES)  # The first axis counts chunks.
+_MATRIX = P("fsdp")
+
+
+def _over_mesh(
+    local: Callable[..., Any], in_specs: tuple[P, ...], out_specs: P | tuple[P, ...], split: bool
+) -> Callable[..., Any]:
+    """`local` on the rows of each device; XLA goes on to split its arrays over the tensor axis."""
+    if not split:
+        return local
+    return jax.shard_map(
+        local,
+        in_specs=in_specs,
+        out_specs=out_specs,
+        axis_names=set(sharding.BATCH_AXES),
+        check_vma=False,
+    )
+
+
+def _split(targets: Array) -> bool:
+    """Whether there is a mesh, and rows to split over it, in targets [count, ..., size]."""
+    return targets.ndim > 2 and not jax.sharding.get_abstract_mesh().empty
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
 def _chunked(
     hidden: Array,
@@ -102,6 +145,12 @@ def _logits(hidden: Array, matrix: Array, temperature: float, vocab_size: int | 
     return limit_vocabulary(logits, vocab_size) / temperature
 
 
+def _whole(part: Array, dtype: Any, split: bool) -> Array:
+    """The matrix from one device's share of its rows, in the dtype of the products."""
+    part = part.astype(dtype)
+    return jax.lax.all_gather(part, "fsdp", axis=0, tiled=True) if split else part
+
+
 def _forward(
     hidden: Array,
     unembedding: Array,
@@ -109,24 +158,30 @@ def _forward(
     temperature: float,
     vocab_size: int | None,
 ) -> tuple[Array, Array, Array]:
-    matrix = unembedding.astype(hidden.dtype)
+    split = _split(targets)
 
-    def one(h: Array, target: Array) -> tuple[Array, Array, Array]:
-        logits = _logits(h, matrix, temperature, vocab_size)
-        highest = jnp.max(logits, axis=-1, keepdims=True)
-        powers = jnp.exp(logits - highest)
-        total = jnp.sum(powers, axis=-1)
-        mean = jnp.sum(powers * logits, axis=-1) / total
-        normaliser = highest[:, 0] + jnp.log(total)
-        chosen = jnp.take_along_axis(logits, target.reshape(-1, 1), axis=-1)[:, 0]
-        shape = target.shape
-        return (
-            (chosen - normaliser).reshape(shape),
-            (normaliser - mean).reshape(shape),
-            normaliser.reshape(shape),
-        )
+    def local(hidden: Array, part: Array, targets: Array) -> tuple[Array, Array, Array]:
+        matrix = _whole(part, hidden.dtype, split)
 
-    return jax.lax.map(lambda args: one(*args), (hidden, targets))
+        def one(h: Array, target: Array) -> tuple[Array, Array, Array]:
+            logits = _logits(h, matrix, temperature, vocab_size)
+            highest = jnp.max(logits, axis=-1, keepdims=True)
+            powers = jnp.exp(logits - highest)
+            total = jnp.sum(powers, axis=-1)
+            mean = jnp.sum(powers * logits, axis=-1) / total
+            normaliser = highest[:, 0] + jnp.log(total)
+            chosen = jnp.take_along_axis(logits, target.reshape(-1, 1), axis=-1)[:, 0]
+            shape = target.shape
+            return (
+                (chosen - normaliser).reshape(shape),
+                (normaliser - mean).reshape(shape),
+                normaliser.reshape(shape),
+            )
+
+        return jax.lax.map(lambda args: one(*args), (hidden, targets))
+
+    run = _over_mesh(local, (_ROWS, _MATRIX, _ROWS), (_ROWS, _ROWS, _ROWS), split)
+    return run(hidden, unembedding, targets)
 
 
 def _chunked_forward(
@@ -149,29 +204,43 @@ def _chunked_backward(
     cotangents: tuple[Array, Array],
 ) -> tuple[Array, Array, None]:
     hidden, unembedding, targets, normaliser, entropy = saved
-    matrix = unembedding.astype(hidden.dtype)
+    split = _split(targets)
 
-    def one(total: Array, args: tuple[Array, ...]) -> tuple[Array, Array]:
-        h, *columns = args
-        target, z, ent, logp_bar, entropy_bar = (x.reshape(-1, 1) for x in columns)
-        logits = _logits(h, matrix, temperature, vocab_size)
-        log_p = logits - z
-        factor = logp_bar
-        if entropy_gradient:
-            factor = factor + entropy_bar * (log_p + ent)
-        onehot = jnp.arange(logits.shape[-1]) == target
-        logits_bar = jnp.where(onehot, logp_bar, 0.0) - factor * jnp.exp(log_p)
-        # In the dtype of the model, as every other matrix product of the backward pass.
-        logits_bar = (logits_bar / temperature).astype(h.dtype)
-        h_bar = jnp.matmul(logits_bar, matrix.T).reshape(h.shape)
-        flat = h.reshape(-1, h.shape[-1])
-        more = jnp.matmul(flat.T, logits_bar, preferred_element_type=total.dtype)
-        return total + more, h_bar
+    def local(hidden: Array, part: Array, *columns: Array) -> tuple[Array, Array]:
+        matrix = _whole(part, hidden.dtype, split)
 
-    zeros = jnp.zeros_like(unembedding)
+        def one(total: Array, args: tuple[Array, ...]) -> tuple[Array, Array]:
+            h, *columns = args
+            target, z, ent, logp_bar, entropy_bar = (x.reshape(-1, 1) for x in columns)
+            logits = _logits(h, matrix, temperature, vocab_size)
+            log_p = logits - z
+            factor = logp_bar
+            if entropy_gradient:
+                factor = factor + entropy_bar * (log_p + ent)
+            onehot = jnp.arange(logits.shape[-1]) == target
+            logits_bar = jnp.where(onehot, logp_bar, 0.0) - factor * jnp.exp(log_p)
+            # In the dtype of the model, as every other matrix product of the backward pass.
+            logits_bar = (logits_bar / temperature).astype(h.dtype)
+            h_bar = jnp.matmul(logits_bar, matrix.T).reshape(h.shape)
+            flat = h.reshape(-1, h.shape[-1])
+            more = jnp.matmul(flat.T, logits_bar, preferred_element_type=total.dtype)
+            return total + more, h_bar
+
+        zeros = jnp.zeros_like(matrix, part.dtype)
+        total, hidden_bar = jax.lax.scan(one, zeros, (hidden, *columns))
+        if split:
+            # Not over axes of one device: XLA runs such a sum and even copies for it.
+            mesh = jax.sharding.get_abstract_mesh()
+            if mesh.shape["fsdp"] > 1:
+                total = jax.lax.psum_scatter(total, "fsdp", scatter_dimension=0, tiled=True)
+            if mesh.shape["data"] > 1:
+                total = jax.lax.psum(total, "data")
+        return hidden_bar, total
+
     columns = (targets, normaliser, entropy, *cotangents)
-    unembedding_bar, hidden_bar = jax.lax.scan(one, zeros, (hidden, *columns))
-    return hidden_bar, unembedding_bar, None
+    in_specs = (_ROWS, _MATRIX, *[_ROWS] * len(columns))
+    run = _over_mesh(local, in_specs, (_ROWS, _MATRIX), split)
+    return *run(hidden, unembedding, *columns), None
 
 
 _chunked.defvjp(_chunked_forward, _chunked_backward)

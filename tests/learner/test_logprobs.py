@@ -1,10 +1,15 @@
 """Chunked log-probabilities against the whole array of logits."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
+from learner import sharding
 from learner.logprobs import token_logprobs
 
 RNG = np.random.default_rng(0)
@@ -130,7 +135,73 @@ def test_never_holds_all_logits():
     assert compiled.memory_analysis().temp_size_in_bytes < all_logits / 2
 
 
+def in_loops(text):
+    """The lines of all computations that a while loop of a compiled program runs."""
+    bodies = {}
+    for block in re.split(r"\n(?=\S)", text):
+        if match := re.match(r"(?:ENTRY )?%?([\w.\-]+) .*\{", block):
+            bodies[match[1]] = block
+    todo, seen = re.findall(r"body=%?([\w.\-]+)", text), set()
+    while todo:
+        name = todo.pop()
+        if name not in seen:
+            seen.add(name)
+            todo += [
+                other for other in re.findall(r"%?([\w.\-]+)", bodies[name]) if other in bodies
+            ]
+    return "\n".join(bodies[name] for name in seen)
+
+
+def collectives(text):
+    """(operation, elements) of the collectives in the lines of a compiled program."""
+    found = []
+    pattern = r"= (\(?[a-z].*?) (all-reduce|all-gather|reduce-scatter|all-to-all)(?:-start)?\("
+    for shapes, name in re.findall(pattern, text):
+        for dims in re.findall(r"\w+\[([\d,]*)\]", shapes):
+            found.append((name, int(np.prod([int(n) for n in dims.split(",") if n]))))
+    return found
+
+
+@pytest.mark.parametrize("layout", [(8, 1, 1), (1, 8, 1), (1, 1, 2), (2, 2, 2)])
+def test_a_mesh_adds_up_the_gradient_of_the_matrix_once(layout):
+    """Chunks are counted for each device, and no loop holds a collective of the matrix's size."""
+    rows, length, width, vocab, chunk = 16, 12, 16, 512, 8
+    hidden = RNG.normal(size=(rows, length, width)).astype(np.float32)
+    output = RNG.normal(size=(width, vocab)).astype(np.float32)
+    targets = RNG.integers(0, 500, (rows, length)).astype(np.int32)
+    weight = RNG.normal(size=(2, rows, length)).astype(np.float32)
+
+    def loss(hidden, output):
+        logp, entropy = token_logprobs(hidden, output, targets, chunk=chunk, vocab_size=500)
+        return jnp.sum(weight[0] * logp + weight[1] * entropy), (logp, entropy)
+
+    gradient = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
+    (_, want_values), want = jax.jit(gradient)(hidden, output)
+    mesh = sharding.make_mesh(*layout)
+    places = sharding.batch_sharding(mesh), NamedSharding(mesh, P("fsdp", "tensor"))
+    with sharding.use(mesh):
+        placed = jax.device_put((hidden, output), places)
+        compiled = jax.jit(gradient, out_shardings=(None, places)).lower(*placed).compile()
+        (_, values), got = compiled(*placed)
+    for a, b in zip((*values, *got), (*want_values, *want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=5e-5)
+
+    text = compiled.as_text()
+    rows_of_one = rows // sharding.num_row_shards(mesh)
+    steps = -(-length // max(1, chunk // rows_of_one))
+    assert re.findall(r"known_trip_count\W+n\W+(\d+)", text) == [str(steps)] * 2
+    # In the loops only what belongs to a chunk's tokens: statistics, gradients of hidden states.
+    allowed = rows_of_one * max(1, chunk // rows_of_one) * width
+    assert all(size <= allowed for _, size in collectives(in_loops(text)))
+    # The matrix's gradient: one sum over the row shards, whatever the number of chunks.
+    part = width * vocab // layout[1] // layout[2]
+    sums = [size for name, size in collectives(text) if name != "all-gather" and size >= part]
+    assert len(sums) == (layout[0] > 1) + (layout[1] > 1)
+
+
 def test_bad_arguments():
+    with sharding.use(sharding.make_mesh(8)), pytest.raises(ValueError, match="multiples of 8"):
+        token_logprobs(HIDDEN, OUTPUT, TARGETS)
     with pytest.raises(ValueError, match="temperature is 0"):
         token_logprobs(HIDDEN, OUTPUT, TARGETS, temperature=0)
     with pytest.raises(ValueError, match="chunk is 0"):
