@@ -57,7 +57,8 @@ class SampleCache:
 def decoding_params(params: Params, config: Qwen3Config) -> Params:
     """The parameters for decoding: a tuple of layers, everything in `config.dtype`.
 
-    Slicing stacked weights anew at every step would copy them at every step.
+    A copy, also where the parameters have that dtype already and nothing is cast: slicing stacked
+    weights anew at every step would copy them at every step.
     """
     cast = jax.tree.map(lambda x: x.astype(config.dtype), params)
     layers = tuple(

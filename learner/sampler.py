@@ -1,4 +1,9 @@
-"""Sampling of answers with the very weights that training updates, on the same mesh.
+"""Sampling of answers from the parameters that training updates, where they lie on the mesh.
+
+There is no second engine that weights must be sent to. Every call makes a copy of its own for
+decoding, layer by layer and in `config.dtype`, and drops it when it ends: that costs a pass over
+the weights, and while the call runs the memory of one copy (2 bytes a parameter in bfloat16), which
+is not split over `fsdp`.
 
 `Sampler` takes any number of prompts, answers each `num_samples` times, and returns tokens, their
 log-probabilities, and why each answer ended. The work is done by `learner.slots`.
@@ -19,12 +24,15 @@ from learner.qwen3.model import Params
 from learner.slots import FinishReason, Piece, SlotEngine, Work
 from learner.stop_strings import StopStrings
 from learner.token_automaton import TokenAutomaton
+from learner.tokens import octave_bucket
 
 __all__ = ["FinishReason", "Piece", "Sampler", "Samples", "SamplingParams"]
 
 # Samples of a prompt that run side by side where not all answers find room at once. More of them
 # read the prompt's cache less often; fewer leave less idle while the last one of them ends.
 _SIDE_BY_SIDE = 4
+
+_KEY_IMPL = "threefry2x32"
 
 
 class Samples(NamedTuple):
@@ -53,7 +61,7 @@ class Sampler:
     """Samples answers to prompts, all with the same `SamplingParams`.
 
     Holds only static things and jitted functions: parameters, prompts and keys are arguments, so
-    new weights need no hand-over.
+    a call after an update samples from the updated parameters.
     """
 
     def __init__(
@@ -149,7 +157,7 @@ class Sampler:
         Args:
             params: stacked, as everywhere; placed by `param_shardings(config, mesh)`.
             prompts: token ids, each prompt at least one.
-            keys: PRNG keys [len(prompts)].
+            keys: PRNG keys [len(prompts)], threefry.
             automaton: which tokens are allowed, from the first on; with `sampling.thinking`, from
                 the end of thought on. None allows all.
             budgets: i32[len(prompts) * num_samples], the most tokens of each answer, each in
@@ -160,8 +168,8 @@ class Sampler:
 
         Raises:
             ValueError: a prompt is empty, has an id outside the vocabulary, or leaves no room
-                for `max_new_tokens`; keys and prompts differ in number; `num_samples` is less
-                than 1; a budget or a token of the automaton is out of range.
+                for `max_new_tokens`; keys and prompts differ in number; keys are not threefry;
+                `num_samples` is less than 1; a budget or a token of the automaton is out of range.
         """
         if num_samples < 1:
             raise ValueError(f"num_samples is {num_samples}; it must be at least 1")
@@ -215,6 +223,11 @@ class Sampler:
         """Check everything, then generate."""
         if keys.shape != (len(prompts),):
             raise ValueError(f"keys have shape {keys.shape}; expected ({len(prompts)},)")
+        if (impl := str(jax.random.key_impl(keys))) != _KEY_IMPL:
+            raise ValueError(
+                f"keys are of the implementation {impl!r}; it must be {_KEY_IMPL!r}: with others "
+                "the numbers of one key depend on the keys drawn beside it"
+            )
         self._check_prompts(prompts)
         work = Work(
             prompts=prompts,
@@ -279,13 +292,19 @@ class Sampler:
         return TokenAutomaton.thinking(thinking, automaton)
 
     def _slots(self, num_prompts: int, num_samples: int) -> tuple[int, int]:
-        """Slots for prompts, fixed for large calls and a power of two for small ones; and lanes."""
+        """Slots for prompts, few different numbers of them, and lanes in each; fills `max_rows`.
+
+        As many slots as there are prompts, but no more than leave room for some samples of each
+        side by side; then as many lanes as fit. Where all answers fit at once, slots are a power
+        of two; elsewhere at most a quarter of them stays empty.
+        """
         shards = sharding.num_row_shards(self.mesh)
         needed = -(-num_prompts // shards)
         per_shard = self.max_rows // shards
+        crowded = needed * num_samples > per_shard
         lanes = num_samples
-        if needed * num_samples > per_shard:
+        if crowded:
             rounds = -(-num_samples // _SIDE_BY_SIDE)
             lanes = min(-(-num_samples // rounds), per_shard)
-        slots = min(per_shard // lanes, 1 << max(0, needed - 1).bit_length())
-        return shards * slots, lanes
+        slots = min(per_shard // lanes, octave_bucket(needed, 1, 4 if crowded else 1))
+        return shards * slots, min(num_samples, per_shard // slots)

@@ -9,6 +9,9 @@ lane busy and not the batch.
 An answer depends on its prompt, its own key and its own tokens; not on its slot, its neighbours, or
 the time it was started (beyond rounding, where shapes differ).
 
+A call decodes with a copy of the parameters, made by `SlotEngine.prepare` and gone with the call:
+unstacked layers in `config.dtype`, whole on every device of `fsdp`.
+
 Everything that compiles has one of few shapes: P and G are fixed during a call, the room for
 answers has two sizes an octave, that for prompts four, and prompts are prefilled in powers of two.
 """
@@ -47,7 +50,11 @@ _REFILL_SHARE = 1 / 8
 
 
 class FinishReason(enum.IntEnum):
-    """Why an answer ended. The first that applies, from the last to the first."""
+    """Why an answer ended.
+
+    A stop token that is also the last of the budget, or that completes a stop string, counts as a
+    stop token; a stop string that the last token of the budget completes, as a stop string.
+    """
 
     LENGTH = 0  # its budget was spent
     STOP_TOKEN = 1

@@ -181,6 +181,38 @@ def test_a_sample_depends_on_its_own_key_alone(otherwise):
             assert together.finish[a] == apart.finish[b]
 
 
+@pytest.mark.parametrize(
+    ("max_rows", "shards", "prompts", "samples", "slots", "lanes"),
+    [
+        (512, 1, 32, 32, 32, 16),  # all rows run, though not all answers find room
+        (64, 1, 4, 32, 4, 16),
+        (512, 1, 33, 32, 40, 12),
+        (512, 1, 1000, 32, 128, 4),
+        (512, 8, 32, 32, 32, 16),
+        (512, 8, 500, 6, 168, 3),
+        (512, 1, 5, 8, 8, 8),  # all answers at once
+        (512, 1, 300, 1, 512, 1),
+        (3, 1, 1, 32, 1, 3),
+        (1, 1, 7, 7, 1, 1),
+    ],
+)
+def test_answers_that_run_at_a_time(max_rows, shards, prompts, samples, slots, lanes):
+    run = sampler(sharding.make_mesh(data=shards, devices=jax.devices()[:shards]),
+                  max_rows=max_rows)  # fmt: skip
+    assert run._slots(prompts, samples) == (slots, lanes)
+
+
+def test_rows_are_used_whatever_is_asked_for():
+    """Never more than `max_rows`, and at most a quarter of what could run is left idle."""
+    run = sampler(max_rows=512)
+    for prompts in range(1, 600, 7):
+        for samples in (1, 2, 3, 4, 8, 16, 32, 100, 600):
+            slots, lanes = run._slots(prompts, samples)
+            assert slots * lanes <= 512
+            busy = min(prompts, slots) * lanes
+            assert busy > 0.7 * min(512, prompts * samples), (prompts, samples, slots, lanes)
+
+
 def test_other_keys_give_other_samples():
     one, other = (sampler()(PARAMS, PROMPTS, keys(5, seed=seed)) for seed in (1, 2))
     assert (one.tokens != other.tokens).any(axis=1).all()
@@ -367,6 +399,8 @@ def test_prompts_that_do_not_fit_are_refused_by_number():
         run(PARAMS, [[1], [96, 1]], keys(2))
     with pytest.raises(ValueError, match=r"keys have shape \(3,\); expected \(1,\)"):
         run(PARAMS, [[1]], keys(3))
+    with pytest.raises(ValueError, match="keys are of the implementation 'rbg'; it must be 'thr"):
+        run(PARAMS, [[1]], jax.random.split(jax.random.key(0, impl="rbg"), 1))
     with pytest.raises(ValueError, match="num_samples is 0"):
         run(PARAMS, [[1]], keys(1), num_samples=0)
 
