@@ -1,8 +1,13 @@
-"""Checks of option fields, with errors that name the field, its value and what is allowed."""
+"""Checks of option fields: errors name the field, its value and what is allowed, in one line."""
 
 import math
 from collections.abc import Sequence
 from typing import Any
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message; empty if it has none."""
+    return next(iter(str(error).strip().splitlines()), "")
 
 
 def integers(options: Any, **least: int) -> None:

@@ -4,6 +4,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from learner.checks import first_line
+
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 #: Configuration, weights, tokenizer and chat template; not the same weights in other formats.
 MODEL_FILES = ("*.json", "*.safetensors", "*.txt", "*.jinja")
@@ -37,6 +39,6 @@ def model_folder(
     except Exception as error:  # Offline, not installed, no such model, no permission.
         raise ValueError(
             f"model {str(name)!r} is not a folder, and the Hugging Face hub did not give it "
-            f"({type(error).__name__}: {str(error).strip().splitlines()[0]}); without a "
+            f"({type(error).__name__}: {first_line(error)}); without a "
             "connection, name a folder that holds its files"
         ) from error

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from learner.checks import first_line
 from learner.qwen3.config import Qwen3Config
 
 # Finite, so that a query without any valid key (padding) gives finite, unused numbers.
@@ -148,7 +149,7 @@ def _try(name: str, config: Qwen3Config) -> str | None:
         valid: Any = np.ones((1, T), bool)
         want = run(functools.partial(reference_attention, mask=RowMask(valid)))
     except Exception as error:  # Whatever a driver or a compiler may raise means the same here.
-        return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
+        return f"{type(error).__name__}: {first_line(error)[:200]}"
     for a, b in zip(got, want, strict=True):
         # Some units in the last of bfloat16's eight bits.
         if not np.abs(a - b).max() <= 0.03 * max(1.0, np.abs(b).max()):
@@ -165,7 +166,7 @@ def self_attention(q: Array, k: Array, v: Array, mask: RowMask, implementation: 
     Args:
         q: [B, T, H, h]; k, v: [B, T, K, h] with H a multiple of K.
         mask: who sees whom.
-        implementation: `Choice.name`; used where it can do these rows, or else the reference.
+        implementation: `Choice.name`; used for plainly causal rows, or else the reference.
 
     Returns:
         [B, T, H, h], in the dtype of `q`; finite and meaningless where not valid. Scores and
@@ -175,7 +176,7 @@ def self_attention(q: Array, k: Array, v: Array, mask: RowMask, implementation: 
         return reference_attention(q, k, v, mask)
     if implementation == "cudnn":
         return _cudnn(q, k, v)
-    if implementation == "splash" and q.shape[1] % _LANES == 0:
+    if implementation == "splash":
         return _over_mesh(_splash, q, k, v)
     return reference_attention(q, k, v, mask)
 
@@ -208,9 +209,10 @@ def _einsum_attention(q: Array, k: Array, v: Array, visible: Array) -> Array:
     """q [B, Q, H, h], k and v [B, T, K, h], visible bool[B, Q, T] -> [B, Q, H, h]."""
     B, Q, H, h = q.shape
     K = k.shape[2]
-    grouped = (q * h**-0.5).reshape(B, Q, K, H // K, h)
+    grouped = q.reshape(B, Q, K, H // K, h)
     scores = jnp.einsum("bqkrh,btkh->bkrqt", grouped, k, preferred_element_type=jnp.float32)
-    probs = jax.nn.softmax(jnp.where(visible[:, None, None], scores, _MASKED))
+    # Scaled in float32, as cuDNN does: most widths have no exact scale in bfloat16.
+    probs = jax.nn.softmax(jnp.where(visible[:, None, None], scores * h**-0.5, _MASKED))
     return jnp.einsum("bkrqt,btkh->bqkrh", probs.astype(v.dtype), v).reshape(B, Q, H, h)
 
 
@@ -222,11 +224,16 @@ def _cudnn(q: Array, k: Array, v: Array) -> Array:
 def _splash(q: Array, k: Array, v: Array, interpret: bool = False) -> Array:
     """Splash attention, JAX's sparse flash kernel for TPUs, of the rows and heads of one device.
 
+    The kernel takes whole tiles: rows are padded on the right, where no token of theirs looks.
+    It has no scale of its own, so queries are scaled before, in their own dtype.
+
     `interpret` runs the kernel's steps one by one on any platform.
     """
     from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
-    T, H, h = q.shape[1:]
+    length, H, h = q.shape[1:]
+    padding = -length % _LANES
+    T = length + padding
     size = next(size for size in _SPLASH_BLOCKS if T % size == 0)
     tiles: dict[str, Any] = dict.fromkeys(_SPLASH_TILES, size)
     kernel = splash.make_splash_mha(
@@ -236,8 +243,11 @@ def _splash(q: Array, k: Array, v: Array, interpret: bool = False) -> Array:
         q_seq_shards=1,
         interpret=interpret,
     )
-    heads_first = (x.transpose(0, 2, 1, 3) for x in ((q * h**-0.5).astype(q.dtype), k, v))
-    return jax.vmap(kernel)(*heads_first).transpose(0, 2, 1, 3)
+    heads_first = (
+        jnp.pad(x.transpose(0, 2, 1, 3), ((0, 0), (0, 0), (0, padding), (0, 0)))
+        for x in ((q * h**-0.5).astype(q.dtype), k, v)
+    )
+    return jax.vmap(kernel)(*heads_first).transpose(0, 2, 1, 3)[:, :length]
 
 
 _KERNELS: dict[str, Callable[..., Array]] = {"cudnn": _cudnn, "splash": _splash}
@@ -288,10 +298,10 @@ def cached_attention(
     def by_sample(x: Array) -> Array:  # and back
         return x.reshape(P, K, G, R, -1).transpose(0, 2, 1, 3, 4)
 
-    q = (q * h**-0.5).reshape(P, G, K, R, h)
-    own = jnp.where(own_mask, product(q, keys), _MASKED)
+    q = q.reshape(P, G, K, R, h)
+    own = jnp.where(own_mask, product(q, keys) * h**-0.5, _MASKED)
     # All samples of a prompt meet its keys in one matrix product.
-    shared = jnp.where(prompt_mask, product(by_prompt(q), prompt_keys), _MASKED)
+    shared = jnp.where(prompt_mask, product(by_prompt(q), prompt_keys) * h**-0.5, _MASKED)
     top = jnp.maximum(
         jnp.max(own, axis=-1, keepdims=True), by_sample(jnp.max(shared, axis=-1, keepdims=True))
     )

@@ -327,12 +327,21 @@ def test_reference_attention_equals_that_of_jax_in_blocks_too(monkeypatch):
                 np.testing.assert_allclose(a, b, atol=2e-5)
 
 
-@pytest.mark.parametrize("axes", [None, {"data": 2, "tensor": 2}])
-def test_splash_attention_equals_the_reference(axes, monkeypatch):
+@pytest.mark.parametrize(
+    ("axes", "length"), [(None, 256), ({"data": 2, "tensor": 2}, 256), (None, 160)]
+)
+def test_splash_attention_equals_the_reference(axes, length, monkeypatch):
     """The TPU kernel, its steps run one by one on the CPU, alone and split over a mesh."""
-    monkeypatch.setattr(attention, "_splash", functools.partial(attention._splash, interpret=True))
-    qkv = random_qkv(2, 256, 4, 2, 128)
-    rows = attention.RowMask(jnp.ones((2, 256), bool), right_padded=True)
+    called = []
+
+    def splash(*qkv):
+        called.append(qkv[0].shape)
+        return kernel(*qkv, interpret=True)
+
+    kernel = attention._splash
+    monkeypatch.setattr(attention, "_splash", splash)
+    qkv = random_qkv(2, length, 4, 2, 128)
+    rows = attention.RowMask(jnp.ones((2, length), bool), right_padded=True)
 
     def run(implementation):
         attend = functools.partial(
@@ -343,6 +352,7 @@ def test_splash_attention_equals_the_reference(axes, monkeypatch):
     want = run("reference")
     with sharding.use(sharding.make_mesh(**axes)) if axes else contextlib.nullcontext():
         got = run("splash")
+    assert called
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a, b, atol=5e-5)
 
@@ -391,6 +401,7 @@ def test_choice_of_attention_says_why(monkeypatch):
         "works": lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=True),
         "is wrong": lambda q, k, v: jax.nn.dot_product_attention(q, k, v),
         "is not there": attention._KERNELS["cudnn"],
+        "has no message": lambda *_: next(iter(())),
     }
     chosen = {}
     for case, kernel in stand_ins.items():
@@ -401,6 +412,7 @@ def test_choice_of_attention_says_why(monkeypatch):
     assert chosen["is wrong"].name == chosen["is not there"].name == "reference"
     assert "differs from the reference" in chosen["is wrong"].reason
     assert "cuDNN is not detected" in chosen["is not there"].reason
+    assert chosen["has no message"].reason == "cudnn failed when tried: StopIteration: "
 
 
 # Configuration ---------------------------------------------------------------
