@@ -66,7 +66,11 @@ def sampling_params(
     if limit is not None and not arguments.thinking:
         raise ValueError(f"thinking_tokens is {limit}; it is for --thinking only")
     return SamplingParams(
-        max_new_tokens=arguments.max_new_tokens or max(1, min(_DEFAULT_NEW_TOKENS, room)),
+        max_new_tokens=(
+            max(1, min(_DEFAULT_NEW_TOKENS, room))
+            if arguments.max_new_tokens is None
+            else arguments.max_new_tokens
+        ),
         stop_token_ids=tokens.stop_token_ids(tokenizer),
         stop_strings=tuple(arguments.stop),
         thinking=None if limit is None else tokens.thinking_budget(tokenizer, limit),

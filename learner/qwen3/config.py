@@ -142,7 +142,13 @@ class Qwen3Config:
 
     @classmethod
     def from_folder(cls, folder: str | Path, **compute: Any) -> Self:
-        """Read `folder/config.json`; see `from_hf`."""
+        """Read `folder/config.json`; see `from_hf`.
+
+        Raises:
+            ValueError: there is no such file, or `from_hf` refuses what it says.
+        """
+        if not (Path(folder) / "config.json").is_file():
+            raise ValueError(f"model folder {str(folder)!r} has no config.json; it must hold one")
         with open(Path(folder) / "config.json", encoding="utf-8") as file:
             return cls.from_hf(json.load(file), **compute)
 

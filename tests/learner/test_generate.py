@@ -1,6 +1,7 @@
 """The command that streams an answer, on a tiny model of its own."""
 
 import io
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -86,6 +87,8 @@ def test_defaults_come_from_the_checkpoint(byte_tokenizer):
     [
         (["--model=/nowhere"], "model '/nowhere' is not a folder"),
         (["--temperature=-1"], "temperature is -1"),
+        (["--max_new_tokens=0"], "max_new_tokens is 0; it must be at least 1"),
+        ([f"--model={Path(__file__).parent}"], "has no config.json"),
         (["--max_new_tokens=127"], "prompt 0 has"),
         (["--thinking_tokens=5"], "thinking_tokens is 5; it is for --thinking only"),
         (["--thinking", "--thinking_tokens=5"], "has no token </think>"),
