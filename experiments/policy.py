@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from experiments.settings import Settings
@@ -14,6 +15,10 @@ from learner.qwen3.config import Qwen3Config
 from learner.sampler import Sampler, SamplingParams
 from learner.task import Answer, Message
 from learner.token_automaton import TokenAutomaton
+
+# Folded into a call's key for the keys of endings. Not the number of any chat: with threefry,
+# `split(key, n)[i]` is `fold_in(key, i)`.
+_ENDINGS = 2**32 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +107,10 @@ class Responder:
                 ends = self._finisher(
                     params,
                     [[*prompts[i // count], *begun[i]] for i in early],
-                    jax.random.split(jax.random.fold_in(key, 1), len(early)),
+                    # By the number of the answer: how many others stopped early does not matter.
+                    jax.vmap(jax.random.fold_in, (None, 0))(
+                        jax.random.fold_in(key, _ENDINGS), np.array(early)
+                    ),
                     automaton=self._ending.automaton,
                 )
                 for i, row, n, done in zip(
