@@ -12,7 +12,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from learner.qwen3.config import Qwen3Config
@@ -147,7 +147,7 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, P(BATCH_AXES))
 
 
-def num_row_shards(mesh: Mesh) -> int:
+def num_row_shards(mesh: Mesh | AbstractMesh) -> int:
     """Over how many parts rows are split."""
     return mesh.shape["data"] * mesh.shape["fsdp"]
 
