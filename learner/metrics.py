@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -57,6 +58,11 @@ def machine(seconds: Mapping[str, float]) -> dict[str, float]:
     return figures
 
 
+def first_not_finite(figures: Mapping[str, float]) -> str | None:
+    """The name of the first figure that is NaN or infinite, or None."""
+    return next((name for name, value in figures.items() if not math.isfinite(value)), None)
+
+
 def rate(part: str, tokens: float, seconds: Mapping[str, float]) -> dict[str, float]:
     """`machine/PART_tokens_per_second`."""
     return {f"{MACHINE}{part}_tokens_per_second": tokens / max(seconds[part], 1e-9)}
@@ -94,8 +100,12 @@ class JsonLines:
         self._file = path.open("a")
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
-        """Appends a line and hands it to the system."""
-        self._file.write(json.dumps({"step": step, **figures}) + "\n")
+        """Appends a line and hands it to the system.
+
+        Raises:
+          ValueError: a figure is NaN or infinite, for which JSON has no word.
+        """
+        self._file.write(json.dumps({"step": step, **figures}, allow_nan=False) + "\n")
         self._file.flush()
 
     def close(self) -> None:

@@ -174,7 +174,6 @@ class SFTTrainer:
 
         self._update = Updater(
             loss,
-            lambda: (jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)),
             lambda a, b: jax.tree.map(jnp.add, a, b),
             model_config,
             config.optimizer,

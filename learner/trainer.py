@@ -34,6 +34,7 @@ NoSignal = Literal["drop", "redraw", "keep"]
 
 # What the key is folded with; `problem_indices` folds it with 0.
 _SAMPLING, _REDRAWING, _ADAPTERS = 1, 2, 3
+_LENGTHS_PER_OCTAVE = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,18 +46,20 @@ class GRPOConfig:
       group_size: G, answers to each; at least 2.
       epochs: passes over the task's problems; may be a fraction.
       updates_per_step: optimizer updates on the answers of one step, each on its share of the
-        groups (mu in DeepSeekMath, arXiv 2402.03300). 1 is strictly on-policy.
+        groups, so every answer is used once. (mu in DeepSeekMath, arXiv 2402.03300, is another
+        thing: it goes over all answers so many times.) 1 is strictly on-policy.
       micro_batch_rows: rows that go through the model at once; a multiple of data * fsdp of the
         mesh. It changes memory and speed, never the result.
       answers_per_row: answers to one prompt that share a row, and so one pass over the prompt.
         Pays where answers are not much longer than prompts: attention grows with the square of
         the row. It changes memory and speed, never the result.
-      length_multiple: rows are padded to a multiple of this many tokens; each multiple that
-        occurs is compiled once. Rows are sorted by length first, so short ones stay short.
+      length_multiple: rows are padded to a multiple of this many tokens, long ones to one of four
+        lengths between a power of two and the next; see `row_shape`. Each shape that occurs is
+        compiled once. Rows are sorted by length first, so short ones stay short.
       max_new_tokens: budget of an answer, stop token included.
       thinking: let the chat template open the model's thinking, which then counts as answer.
-      sampling_rows: answers sampled at a time, at least `group_size` for each row shard of the
-        mesh; bounds the memory of the key/value cache.
+      sampling_rows: answers sampled at a time, at least one for each row shard of the mesh;
+        bounds the memory of the key/value cache. Larger groups are sampled in parts.
       temperature: of sampling and of the policy that is optimised; > 0.
       objective: the loss.
       optimizer: the optimizer.
@@ -108,11 +111,6 @@ class GRPOConfig:
         )
         checks.positive(self, "epochs", "temperature")
         checks.choices(self, no_signal=get_args(NoSignal))
-        if self.sampling_rows < self.group_size:
-            raise ValueError(
-                f"sampling_rows={self.sampling_rows}: allowed are integers from "
-                f"group_size={self.group_size} up"
-            )
         if self.updates_per_step > self.prompts_per_step:
             raise ValueError(
                 f"updates_per_step={self.updates_per_step}: allowed are 1 to "
@@ -128,6 +126,28 @@ class GRPOConfig:
         """
         # The small number keeps 1.1 * 100 / 10, which is 11.000000000000002, at 11.
         return math.ceil(self.epochs * num_problems / self.prompts_per_step - 1e-9)
+
+    def row_shape(self, longest_row: int, longest_answer: int) -> tuple[int, int]:
+        """The length and the window of a micro-batch: few pairs, as each is compiled once.
+
+        Args:
+          longest_row: tokens of the longest row, prompt and answers.
+          longest_answer: tokens of the longest answer in any row.
+
+        Returns:
+          The tokens that rows are padded to, and the tokens that answers are padded to where their
+          log-probabilities are computed: a quarter, a half or all of `max_new_tokens`. Both grow
+          with the arguments.
+        """
+        length = tokens.octave_bucket(longest_row, self.length_multiple, _LENGTHS_PER_OCTAVE)
+        windows = [
+            min(
+                self.max_new_tokens,
+                tokens.bucket(-(-self.max_new_tokens // n), self.length_multiple),
+            )
+            for n in (4, 2, 1)
+        ]
+        return length, tokens.bucket(longest_answer, windows)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -289,7 +309,6 @@ class GRPOTrainer:
         self._score = jax.jit(lambda params, batch: forward(params, batch)[0], out_shardings=rows)
         self._update = Updater(
             loss,
-            grpo.ObjectiveSums.zero,
             grpo.ObjectiveSums.merge,
             model_config,
             config.optimizer,
@@ -348,8 +367,9 @@ class GRPOTrainer:
         """One step; see `run`.
 
         Raises:
-          NonFiniteError: a log-probability, a reward, the loss or the gradient was NaN or
-            infinite. The state from before that update and the answers are in the error.
+          NonFiniteError: a log-probability, a reward, the loss, the gradient or any other figure
+            was NaN or infinite. The last finite state and the answers are in the error. A figure
+            that does not exist (a mean of nothing) has to be left out by the task.
           ValueError: the task returned rewards of a wrong shape.
         """
         config = self.config
@@ -386,6 +406,10 @@ class GRPOTrainer:
         }
         if updates and not updates[-1].finite:
             raise NonFiniteError(step, not_finite(figures), figures, state, batch)
+        name = metrics.first_not_finite(figures)
+        if name is not None:
+            what = f"{name} {figures[name]} is not finite"
+            raise NonFiniteError(step, what, figures, state, batch, weights_kept=not updates)
         indices = np.repeat(drawn.problems, config.group_size)
         return StepResult(step, state, figures, indices, drawn.answers, scores)
 
@@ -412,9 +436,7 @@ class GRPOTrainer:
         """
         config = self.config
         rows, window = (config.micro_batch_rows, config.answers_per_row), config.max_new_tokens
-        length = tokens.bucket(
-            prompt_length + config.answers_per_row * window, config.length_multiple
-        )
+        length, _ = config.row_shape(prompt_length + config.answers_per_row * window, window)
 
         def integers(*shape: int) -> Any:
             return jax.ShapeDtypeStruct(shape, np.int32)
@@ -591,8 +613,7 @@ class GRPOTrainer:
             for prompt, given in zip(chosen, answers, strict=True)
         ]
         longest = max(int(lengths[row].max()) for row in rows)
-        length = tokens.bucket(max(totals), config.length_multiple)
-        window = min(config.max_new_tokens, tokens.bucket(longest, config.length_multiple))
+        length, window = config.row_shape(max(totals), longest)
         # Index N stands for an answer that is not there.
         index = np.full((config.micro_batch_rows, config.answers_per_row), len(lengths))
         for i, row in enumerate(rows):
@@ -651,7 +672,7 @@ def _rollout_metrics(drawn: Rollout) -> dict[str, float]:
         "answer_tokens_p50": float(middle),
         "answer_tokens_p90": float(high),
         "answer_tokens_max": float(lengths.max()),
-        "answer_tokens_mean_ended": float(ended.mean()) if ended.size else 0.0,
+        **({"answer_tokens_mean_ended": float(ended.mean())} if ended.size else {}),
         "truncated_share": float(drawn.truncated.mean()),
     }
 

@@ -1,8 +1,13 @@
 """One optimizer update from any number of micro-batches of any widths.
 
-Gradients are summed over micro-batches by one compiled function (one compilation for each width)
-and applied by another. The host decides how many micro-batches there are, so rows that teach
-nothing cost nothing and nothing is traced anew.
+One compiled function gives the gradients of the first micro-batch, another one adds those of each
+further one to the sum, which it is given to write into (donated), and a third one applies them. So
+a single micro-batch needs no memory for a sum.
+
+The loop over micro-batches is the host's, not a scan: a scan would need rows of one width, so all
+padded to the widest, and a program for every number of micro-batches, which changes with the rows
+that teach something. Here there is one program for each width, and since calls are asynchronous
+the devices need not wait for the host between them.
 """
 
 import dataclasses
@@ -52,7 +57,6 @@ class Updater:
     Args:
       loss: (params, micro_batch, extra) -> (f32[] loss, sums). Losses and gradients of the
         micro-batches of one update are added, so normalisation has to be in the loss.
-      zero_sums: () -> the neutral sums.
       merge_sums: (sums, sums) -> sums.
       config: the model.
       optimizer: the optimizer.
@@ -63,7 +67,6 @@ class Updater:
     def __init__(
         self,
         loss: Callable[[Any, Any, Any], tuple[jax.Array, Any]],
-        zero_sums: Callable[[], Any],
         merge_sums: Callable[[Any, Any], Any],
         config: Qwen3Config,
         optimizer: OptimizerConfig,
@@ -76,12 +79,13 @@ class Updater:
         state_shardings = train_state_shardings(config, optimizer, mesh, adapters)
         replicated = sharding.replicated(mesh)
 
-        def zero(params: Any) -> Any:
-            return jax.tree.map(jnp.zeros_like, params), jnp.zeros((), jnp.float32), zero_sums()
+        def first(params: Any, batch: Any, extra: Any) -> Any:
+            (value, sums), gradients = jax.value_and_grad(loss, has_aux=True)(params, batch, extra)
+            return gradients, value, sums
 
         def accumulate(total: Any, params: Any, batch: Any, extra: Any) -> Any:
             gradients, losses, sums = total
-            (value, more), gradient = jax.value_and_grad(loss, has_aux=True)(params, batch, extra)
+            gradient, value, more = first(params, batch, extra)
             return (
                 jax.tree.map(jnp.add, gradients, gradient),
                 losses + value,
@@ -109,7 +113,7 @@ class Updater:
             return new_state, result
 
         total_shardings = (state_shardings.params, replicated, replicated)
-        self._zero = jax.jit(zero, out_shardings=total_shardings)
+        self._first = jax.jit(first, out_shardings=total_shardings)
         self._accumulate = jax.jit(accumulate, out_shardings=total_shardings, donate_argnums=0)
         self._apply = jax.jit(apply, out_shardings=(state_shardings, replicated), donate_argnums=0)
 
@@ -124,24 +128,35 @@ class Updater:
 
         Args:
           state: donated: it cannot be used afterwards.
-          micro_batches: pytrees of host or device arrays with rows leading.
+          micro_batches: at least one pytree of host or device arrays with rows leading.
           extra: arrays handed to the loss with every micro-batch (a reference model, say), or None.
           count_step: whether this update completes a training step.
 
         Returns:
           The new state and the result; if that is not finite, the new state is the old one.
+
+        Raises:
+          ValueError: there is no micro-batch.
         """
         rows = sharding.batch_sharding(self._mesh)
         with sharding.use(self._mesh):
-            total = self._zero(state.params)
-            for batch in micro_batches:
-                total = self._accumulate(total, state.params, jax.device_put(batch, rows), extra)
+            total = None
+            for micro_batch in micro_batches:
+                batch = jax.device_put(micro_batch, rows)
+                if total is None:
+                    total = self._first(state.params, batch, extra)
+                else:
+                    total = self._accumulate(total, state.params, batch, extra)
+            if total is None:
+                raise ValueError("micro_batches=[]: at least one is needed")
             return self._apply(state, total, jnp.int32(count_step))
 
     def lower(
         self, state: TrainState, micro_batch: Any, extra: Any = None
     ) -> dict[str, jax.stages.Lowered]:
         """The programs of an update, ready to compile without any arrays: `learner.plan`.
+
+        The gradients are those of a further micro-batch, which need the most memory.
 
         Args:
           state: `jax.ShapeDtypeStruct`s with shardings, of `train_state.abstract_train_state`.
@@ -152,7 +167,7 @@ class Updater:
         batch = jax.tree.map(lambda x: x.update(sharding=rows), micro_batch)
         whole = sharding.replicated(self._mesh)
         with sharding.use(self._mesh):
-            gradients, *sums = jax.eval_shape(self._zero, state.params)
+            gradients, *sums = jax.eval_shape(self._first, state.params, batch, extra)
             total = (
                 jax.tree.map(lambda x, p: x.update(sharding=p.sharding), gradients, state.params),
                 *jax.tree.map(lambda x: x.update(sharding=whole), sums),
@@ -170,7 +185,8 @@ class NonFiniteError(RuntimeError):
     Attributes:
       step: the training step.
       metrics: the metrics of the step, as far as they are known.
-      state: the last state of finite numbers, usable: that before the update.
+      state: the last state of finite numbers, usable: that before the update, or after it where
+        the update was finite and another figure of the step was not.
       rollout: what the step trained on (`learner.rollout.Rollout`), None in supervised training.
     """
 
@@ -181,8 +197,10 @@ class NonFiniteError(RuntimeError):
         metrics: dict[str, float],
         state: TrainState,
         rollout: Any = None,
+        weights_kept: bool = True,
     ) -> None:
-        super().__init__(f"step {step}: {what}; the weights were left as they were")
+        after = "; the weights were left as they were" if weights_kept else ""
+        super().__init__(f"step {step}: {what}{after}")
         self.step = step
         self.metrics = metrics
         self.state = state

@@ -21,8 +21,49 @@ def test_json_lines_go_on_where_the_checkpoint_stands(tmp_path):
     assert rows == [{"step": i, "loss": loss} for i, loss in enumerate((0.0, 0.5, 7.0))]
 
 
-def test_tensorboard_and_several_writers(tmp_path):
+def test_only_finite_figures_are_written(tmp_path):
+    log = metrics.JsonLines(tmp_path / "train.jsonl", 0)
+    assert metrics.first_not_finite({"loss": 1.0, "kl": 2.0}) is None
+    for value in (float("nan"), float("inf")):
+        assert metrics.first_not_finite({"loss": 1.0, "kl": value, "z": value}) == "kl"
+        with pytest.raises(ValueError, match="not JSON compliant"):
+            log.write(0, {"kl": value})
+    log.close()
+    assert (tmp_path / "train.jsonl").read_text() == ""
+
+
+def read_events(file):
     events = pytest.importorskip("tensorboardX.event_file_writer")
+    content, found = file.read_bytes(), []
+    while content:  # Records of: length, its checksum, the event, its checksum.
+        length = int.from_bytes(content[:8], "little")
+        found.append(events.event_pb2.Event.FromString(content[12 : 12 + length]))
+        content = content[16 + length :]
+    return found
+
+
+def test_tensorboard_keeps_the_history_of_a_resumed_run(tmp_path):
+    """Only steps from `first_step` on are hidden; TensorBoard does that at the START event."""
+    events = pytest.importorskip("tensorboardX.event_file_writer")
+    for first, steps in ((1, (1, 2, 3)), (3, (3, 4))):
+        folder = tmp_path / str(first)  # A file of its own: names are cut to seconds.
+        writer = metrics.TensorBoard(folder, first)
+        for step in steps:
+            writer.write(step, {"reward": float(10 * first + step)})
+        writer.close()
+    shown = {}
+    for first in (1, 3):
+        (file,) = (tmp_path / str(first)).iterdir()
+        for event in read_events(file):
+            if event.session_log.status == events.event_pb2.SessionLog.START:
+                shown = {step: value for step, value in shown.items() if step < event.step}
+            for value in event.summary.value:
+                shown[event.step] = value.simple_value
+    assert shown == {1: 11.0, 2: 12.0, 3: 33.0, 4: 34.0}
+
+
+def test_tensorboard_and_several_writers(tmp_path):
+    pytest.importorskip("tensorboardX")
     writers = metrics.Writers(
         [metrics.TensorBoard(tmp_path / "tb"), metrics.JsonLines(tmp_path / "log", 0)]
     )
@@ -31,13 +72,11 @@ def test_tensorboard_and_several_writers(tmp_path):
     writers.close()
     assert len((tmp_path / "log").read_text().splitlines()) == 2
     (file,) = (tmp_path / "tb").iterdir()
-    found = []
-    content = file.read_bytes()
-    while content:  # Records of: length, its checksum, the event, its checksum.
-        length = int.from_bytes(content[:8], "little")
-        event = events.event_pb2.Event.FromString(content[12 : 12 + length])
-        found += [(v.tag, event.step, v.simple_value) for v in event.summary.value]
-        content = content[16 + length :]
+    found = [
+        (value.tag, event.step, value.simple_value)
+        for event in read_events(file)
+        for value in event.summary.value
+    ]
     assert found == [("reward", 1, 0.25), ("task/valid_3", 1, 1.0), ("reward", 2, 0.5)]
 
 

@@ -490,6 +490,54 @@ def test_a_reward_that_is_not_finite_stops_the_run(
         run(CONFIG, tiny_model, one_device, byte_tokenizer, params, letter_task)
 
 
+def test_any_figure_that_is_not_finite_stops_the_run(
+    tiny_model, tiny_params, one_device, byte_tokenizer, letter_task
+):
+    class NoFigure(BrokenTask):
+        def score(self, indices, answers):
+            scores = self.inner.score(indices, answers)
+            return dataclasses.replace(scores, metrics={"letters": 0.5, "share": float("nan")})
+
+    with pytest.raises(NonFiniteError, match="step 0: task/share nan is not finite") as error:
+        run(CONFIG, tiny_model, one_device, byte_tokenizer, tiny_params, NoFigure(letter_task, 0))
+    assert "weights were left" not in str(error.value)  # The update itself was finite.
+    assert int(error.value.state.updates) == 1
+    assert np.isfinite(error.value.metrics["loss"])
+
+
+def test_few_shapes_of_rows_in_a_long_run():
+    """Uneven answers in 200 steps of 32 micro-batches: few programs, little padding."""
+    config = GRPOConfig(max_new_tokens=1024, length_multiple=32, micro_batch_rows=8)
+    rng = np.random.default_rng(0)
+    shapes, padded, needed = [], 0, 0
+    for step in range(200):
+        # Answers of 60 to 600 tokens on average, most of them in some steps out of budget.
+        answers = np.minimum(rng.geometric(1 / rng.uniform(60, 600), 256), 1024)
+        totals = rng.integers(100, 1500, 32).repeat(8) + answers
+        order = np.argsort(totals)
+        for chosen in order.reshape(32, 8):
+            row, answer = int(totals[chosen].max()), int(answers[chosen].max())
+            length, window = config.row_shape(row, answer)
+            assert length >= row
+            assert answer <= window <= 1024
+            shapes.append((step, length, window))
+            padded, needed = padded + length, needed + row
+    pairs = {(length, window) for _, length, window in shapes}
+    assert len(pairs) <= 51  # 17 lengths up to 2,560 tokens, 3 windows.
+    assert {length for length, _ in pairs} <= {
+        *range(32, 257, 32), *range(320, 513, 64), *range(640, 1025, 128), *range(1280, 2561, 256)
+    }  # fmt: skip
+    early = {(length, window) for step, length, window in shapes if step < 20}
+    assert len(pairs - early) <= 8
+    assert padded < 1.15 * needed
+    # A step's longest rows, for which memory is planned, have the largest shape.
+    assert config.row_shape(2500, 1024) == (2560, 1024)
+    # Small budgets are not cut up.
+    assert {dataclasses.replace(config, max_new_tokens=40).row_shape(9, n) for n in (1, 32)} == {
+        (32, 32)
+    }
+
+
 def test_every_pass_holds_every_problem_once():
     key = jax.random.key(3)
     stream = np.concatenate([problem_indices(key, step, 4, 10) for step in range(10)])
