@@ -50,18 +50,20 @@ class Scale:
 QUICK = Scale(rounds=2, num_prompts=4, new_tokens=32)
 
 
-def flops_per_token(config: Qwen3Config, length: int) -> float:
+def flops_per_token(config: Qwen3Config, length: int, answer_share: float) -> float:
     """Operations of the forward and backward pass for each token of rows of `length` tokens.
 
-    6 for every weight of a matrix product, the output matrix included, and 6 * heads * head width
-    * length for causal attention (2 products of half the square, backward twice the forward;
-    PaLM, arXiv 2204.02311, appendix B, counts the whole square). What is computed twice to save
-    memory is not counted, as is usual for the model's share of the peak (MFU).
+    6 for every weight of a matrix product, that with the output matrix for answer tokens alone (the
+    share `answer_share` of a row), and 6 * heads * head width * length for causal attention (2
+    products of half the square, backward twice the forward; PaLM, arXiv 2204.02311, appendix B,
+    counts the whole square). What is computed twice to save memory is not counted, as is usual for
+    the model's share of the peak (MFU).
     """
     heads = config.num_attention_heads * config.head_dim
     keys = config.num_key_value_heads * config.head_dim
     block = config.hidden_size * (2 * heads + 2 * keys + 3 * config.intermediate_size)
-    matrices = config.num_hidden_layers * block + config.vocab_size * config.hidden_size
+    output = config.vocab_size * config.hidden_size * answer_share
+    matrices = config.num_hidden_layers * block + output
     return 6.0 * matrices + 6.0 * config.num_hidden_layers * heads * length
 
 
@@ -225,7 +227,8 @@ def gpu_table(config: Qwen3Config, quick: bool, folder: Path) -> records.Table:
             continue
         seconds = min(result["seconds"] for result in found)
         speed = scale.num_prompts * scale.group_size * length / seconds
-        share = speed * flops_per_token(config, length) / peak if peak else None
+        flops = flops_per_token(config, length, scale.new_tokens / length)
+        share = speed * flops / peak if peak else None
         rows_out.append((name, speed, seconds, share, found[-1]["memory_gib"], ""))
     return records.Table(
         f"Update of all parameters, rows of {length} tokens, one device",
