@@ -436,12 +436,11 @@ class Settings:
                 f"validation.thinking_tokens={self.validation.thinking_tokens}: only with "
                 "training.thinking=True"
             )
-        limit, group = self.training.sampling_rows, self.training.group_size
         shards = self.mesh.data * self.mesh.fsdp
-        if limit < group * shards:
+        if self.training.sampling_rows < shards:
             raise ValueError(
-                f"training.sampling_rows={limit}: allowed are integers from {group * shards} up, "
-                f"that is group_size={group} for each of data * fsdp = {shards} row shards"
+                f"training.sampling_rows={self.training.sampling_rows}: allowed are integers from "
+                f"data * fsdp = {shards} up, one for each row shard"
             )
         if self.training.micro_batch_rows % shards:
             raise ValueError(
