@@ -21,11 +21,6 @@ STEP = 0.05
 EASY, HARD = 0.7, 0.3
 START = 0.2
 BASE_WEIGHT = 0.05
-EXPLANATION = (
-    "More data for the sizes that are solved about half of the time, "
-    "harder lakes where most answers are valid, easier lakes where few are."
-)
-"""The explanation in a demonstration whose context carries one forward."""
 
 
 def rule_design(
@@ -82,14 +77,14 @@ def demonstration(
 
     Returns:
       The chat (one user message) and the answer: the configuration as `render_config` writes it,
-      after `EXPLANATION` where the context asks for one.
+      after the family's explanation where the context asks for one.
     """
     if isinstance(spec, str):
         spec = variant(spec)
     record = random_record(seed, space, family)
     answer = render_config(rule_design(record, space, spec), space)
     if spec.summary:
-        answer = f"{EXPLANATION}\n{answer}"
+        answer = f"{family.explanation}\n{answer}"
     return compose(spec, record, family), answer
 
 
@@ -112,25 +107,25 @@ def random_record(
     past: tuple[RoundRecord, ...] = ()
     for index in range(finished):
         if past and rng.random() < 0.5:
-            config = rule_design(_record(past, total_rounds, epochs, False), space)
+            config = rule_design(_record(past, total_rounds, epochs, None), space)
         else:
             config = space.random(rng)
         rates = 1.0 / (1.0 + np.exp(-skill))
         breakdown = _random_breakdown(rng, space, family, answers.tolist(), rates.tolist())
         past = (*past, RoundRecord(index, config, Evidence(breakdown), cold_start=index == 0))
         skill = skill + rng.normal(0.3, 0.4, size=len(space.rows))
-    return _record(past, total_rounds, epochs, explained)
+    return _record(past, total_rounds, epochs, family.explanation if explained else None)
 
 
 def _record(
-    past: tuple[RoundRecord, ...], total_rounds: int, epochs: int, explained: bool
+    past: tuple[RoundRecord, ...], total_rounds: int, epochs: int, summary: str | None
 ) -> RunRecord:
     return RunRecord(
         history=past,
         round=len(past),
         total_rounds=total_rounds,
         epochs_per_round=epochs,
-        summary=EXPLANATION if explained else None,
+        summary=summary,
         training=dict.fromkeys(TRAINING_DETAILS, "as in every round"),
     )
 

@@ -27,6 +27,7 @@ class Family:
       guideline: module G, how the parameters bear on learnability.
       output_format: how the configuration is to be written.
       failure_words: the failures shown, in this order, each with the checks that it counts.
+      explanation: of the designs in demonstrations, where a context carries one forward.
     """
 
     label: str
@@ -36,6 +37,7 @@ class Family:
     guideline: str
     output_format: str
     failure_words: Mapping[str, tuple[str, ...]]
+    explanation: str
 
 
 def plain_family(space: ConfigurationSpace, task: str, checks: Sequence[str]) -> Family:
@@ -84,4 +86,8 @@ def plain_family(space: ConfigurationSpace, task: str, checks: Sequence[str]) ->
             f"{space.label} in the given order, {low_high}, in this form: NAME: {{{form}}}"
         ),
         failure_words={check: (check,) for check in checks},
+        explanation=(
+            f"More data for each {space.label} that is solved about half of the time, harder "
+            "problems where most answers are valid, easier ones where few are."
+        ),
     )

@@ -87,6 +87,12 @@ FAILURE_WORDS = {
 of agents could not be read as an answer to its question, so it counts with those that could not be
 read at all (no answer counts under both)."""
 
+EXPLANATION = (
+    "More data for the sizes that are solved about half of the time, "
+    "harder lakes where most answers are valid, easier lakes where few are."
+)
+"""What the rule of `demonstrations` does, in words."""
+
 
 FAMILY = Family(
     label=LABEL,
@@ -96,6 +102,7 @@ FAMILY = Family(
     guideline=GUIDELINE,
     output_format=OUTPUT_FORMAT,
     failure_words=FAILURE_WORDS,
+    explanation=EXPLANATION,
 )
 """The family of frozen lakes."""
 
@@ -143,6 +150,8 @@ def lake_space(
             Parameter("wait_ratio", tuple((wait_bounds or {}).get(size, full) for size in sizes)),
         ),
         simplexes=(column(rows, "data_ratio"),),
+        row_keys=("N", "map_size", "lake_size"),
+        row_suffix="(?: ?x ?[0-9]{1,3})?",  # As in 3x3.
     )
 
 

@@ -264,24 +264,24 @@ def _forms(space: ConfigurationSpace) -> _Forms:
     label = words([space.label])
     numbered = all(row.isdecimal() for row in space.rows)
     if numbered:
-        row = rf"(?:{label}[ _]?)?([0-9]{{1,3}})(?: ?x ?[0-9]{{1,3}})?"
+        row = rf"(?:{label}[ _]?)?([0-9]{{1,3}}){space.row_suffix}"
     else:
-        row = rf"(?:{label}[ _]?)?({words(space.rows)})"
+        row = rf"(?:{label}[ _]?)?({words(space.rows)}){space.row_suffix}"
     parameter = rf"(?:{words(space.names)})"
+    keys = words([*space.row_keys, "name"])
     # All white space in a line is bounded: unbounded neighbours would make the search quadratic.
     line = (
         rf"(?:-[ \t]{{1,8}})?(?:"
-        rf"[\"']?(?:{row}|{parameter}|(?:[a-z]{{1,12}}_)?{label}|N|name)[\"']?[ \t]{{0,8}}:.*"
+        rf"[\"']?(?:{row}|{parameter}|(?:[a-z]{{1,12}}_)?{label}|{keys})[\"']?[ \t]{{0,8}}:.*"
         rf"|[\"']?[A-Za-z_][A-Za-z_ -]{{0,40}}[\"']?[ \t]{{0,8}}:[ \t]{{0,8}}[\[{{]?"
         rf"|[\[\]{{}}, \t]+|-|---|\{{.*\}},?|#.*"
         rf")"
     )
     name = _name(space.label)
-    prefixes = ("", "map_", "lake_", "row_")
     return _Forms(
         rows={_name(text): text for text in space.rows},
         parameters={_name(text): text for text in space.names},
-        row_labels=frozenset({*(prefix + name for prefix in prefixes), "n", "name"}),
+        row_labels=frozenset({name, f"row_{name}", "name", *map(_name, space.row_keys)}),
         numbered=numbered,
         parameter=re.compile(parameter, re.IGNORECASE),
         row_key=re.compile(row, re.IGNORECASE),

@@ -171,6 +171,10 @@ class ConfigurationSpace:
       parameters: the columns.
       simplexes: groups of cells whose numbers are shares of one whole: at least 0, with sum 1.
         No cell is in two groups, and the bounds of all are (0, 1).
+      row_keys: further keys, besides the label and "name", under which a mapping may name its own
+        row where an answer is read; capitals do not matter.
+      row_suffix: a regular expression for what may follow the name of a row there; it must not
+        match unbounded repetitions.
 
     Raises:
       ValueError: a field is out of its range; the message names field, value and range.
@@ -180,6 +184,8 @@ class ConfigurationSpace:
     rows: tuple[str, ...]
     parameters: tuple[Parameter, ...]
     simplexes: tuple[tuple[Cell, ...], ...] = ()
+    row_keys: tuple[str, ...] = ()
+    row_suffix: str = ""
 
     def __post_init__(self) -> None:
         names = tuple(parameter.name for parameter in self.parameters)

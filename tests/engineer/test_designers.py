@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from engineer import context, demonstrations, designers, lakes
 from engineer.context import VARIANTS, variant
-from engineer.demonstrations import EXPLANATION, rule_design
+from engineer.demonstrations import rule_design
 from engineer.designers import (
     FixedDesigner,
     RandomDesigner,
@@ -217,7 +217,7 @@ def test_demonstrations_answer_in_the_asked_form(seed, name, space):
     wanted = rule_design(record, space, name)
     assert project(reading, record.config, space) == (wanted, ())
     assert space.contains(wanted)
-    assert reading.explanation == (EXPLANATION if variant(name).summary else "")
+    assert reading.explanation == (lakes.EXPLANATION if variant(name).summary else "")
     again = demonstrations.demonstration(seed, name, space, lakes.FAMILY)
     assert again == (messages, answer)
 
