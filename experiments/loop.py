@@ -7,7 +7,8 @@ file, so a run that was killed anywhere goes on as if it had not been.
 import contextlib
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+import importlib.util
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,12 +91,13 @@ class Loop:
             on is in the folder `non_finite`.
           Preempted: SIGTERM came; all work up to the current step is saved.
         """
-        with self._preemption.watch(), contextlib.closing(self._writers()) as writers:
-            self._run(writers)
+        with self._preemption.watch():
+            self._run()
 
-    def _run(self, writers: metrics.Writers) -> None:
+    def _run(self) -> None:
         settings, directory = self._settings, self._directory
         # Everything that can refuse its settings comes before anything that takes long.
+        self._check_packages()
         with user_errors():
             policy = load_policy(settings)
             responder = validation_responder(settings, policy)
@@ -130,16 +132,20 @@ class Loop:
             engineer_trainer = EngineerTrainer(
                 settings, policy, trainer, responder, names, reference, base
             )
-        with Checkpoints(
-            directory.root / "checkpoints",
-            keep=settings.checkpoint.keep,
-            keep_best=settings.checkpoint.keep_best,
-        ) as checkpoints:
+        with contextlib.ExitStack() as stack:
+            checkpoints = stack.enter_context(
+                Checkpoints(
+                    directory.root / "checkpoints",
+                    keep=settings.checkpoint.keep,
+                    keep_best=settings.checkpoint.keep_best,
+                )
+            )
             initial = directory.root / "initial" / "validation.json"
             if not initial.exists():
                 self._validate(validator, params, initial)
             self._line("before training", self._breakdown(initial))
             task_state: dict[str, Any] = {}
+            rewards: list[float] = []
             position = Position(0, 0, 0)
             if checkpoints.latest_step() is None:
                 state = trainer.init_state(params, self._key)
@@ -151,11 +157,13 @@ class Loop:
                     )
                 )
                 position = Position(**metadata["position"])
-                task_state = metadata["task"]
+                task_state, rewards = metadata["task"], metadata["rewards"]
                 self._reporter.line(
                     f"resuming after step {position.step} of round {position.round}"
                 )
             del params
+            # Not earlier: TensorBoard hides what an interrupted run wrote of the steps to come.
+            writers = stack.enter_context(contextlib.closing(self._writers(position.total + 1)))
             for index in range(settings.loop.rounds):
                 if index < position.round:
                     self._report_round(index)
@@ -164,8 +172,9 @@ class Loop:
                 if index > position.round:
                     position = Position(index, 0, position.total)
                 state, position, task_state = self._train(
-                    trainer, state, instances, task_state, position, checkpoints, writers
+                    trainer, state, instances, task_state, rewards, position, checkpoints, writers
                 )
+                rewards = []
                 path = directory.round(index) / "validation.json"
                 policy_params = trainer.policy_params(state)
                 if not path.exists():
@@ -175,33 +184,37 @@ class Loop:
                 if index + 1 < settings.loop.rounds:
                     if engineer_trainer is not None:
                         # Done anew after a resume: the state of the checkpoint is from before it.
-                        state = engineer_trainer(
-                            state,
-                            self._record(index + 1),
-                            self._round_key(_ENGINEER, index),
-                            directory.round(index) / "engineer_training.jsonl",
-                        )
+                        with self._batch_kept(f"round-{index}-engineer", checkpoints):
+                            state = engineer_trainer(
+                                state,
+                                self._record(index + 1),
+                                self._round_key(_ENGINEER, index),
+                                directory.round(index) / "engineer_training.jsonl",
+                            )
                         policy_params = trainer.policy_params(state)
                     self._design(index + 1, policy, engineer, policy_params)
                 del policy_params  # The next step of training donates it.
                 self._report_round(index)
 
-    def _writers(self) -> metrics.Writers:
+    def _check_packages(self) -> None:
+        log = self._settings.log
+        for package, wanted in (("tensorboardX", log.tensorboard), ("wandb", log.wandb_project)):
+            if wanted and importlib.util.find_spec(package) is None:
+                raise UserError(
+                    f"log={log}: needs the package {package}, which is not installed; "
+                    "the extras `tensorboard` and `wandb` have them"
+                )
+
+    def _writers(self, first_step: int) -> metrics.Writers:
         """Where figures go beside the files of the rounds; steps count over all rounds."""
         log, root = self._settings.log, self._directory.root
         writers: list[metrics.Writer] = []
-        try:
-            if log.tensorboard:
-                writers.append(metrics.TensorBoard(root / "tensorboard"))
-            if log.wandb_project:
-                run_id = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:12]
-                options = self._settings.to_dict()
-                writers.append(metrics.WandB(log.wandb_project, root, run_id, options))
-        except ImportError as error:
-            raise UserError(
-                f"log={log}: needs a package that is not installed ({error}); "
-                "the extras `tensorboard` and `wandb` have them"
-            ) from error
+        if log.tensorboard:
+            writers.append(metrics.TensorBoard(root / "tensorboard", first_step))
+        if log.wandb_project:
+            run_id = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:12]
+            options = self._settings.to_dict()
+            writers.append(metrics.WandB(log.wandb_project, root, run_id, options))
         return metrics.Writers(writers)
 
     # Training sets
@@ -287,11 +300,16 @@ class Loop:
         state: TrainState,
         instances: mapf_jax.Instance,
         task_state: dict[str, Any],
+        rewards: list[float],
         position: Position,
         checkpoints: Checkpoints,
         writers: metrics.Writers,
     ) -> tuple[TrainState, Position, dict[str, Any]]:
-        """Trains from `position` to the end of its round, with checkpoints on the way."""
+        """Trains from `position` to the end of its round, with checkpoints on the way.
+
+        `rewards` are the means of the steps since the last regular checkpoint. The next regular
+        one is scored by them, so the one that is written on leaving keeps them and has no score.
+        """
         settings, index = self._settings, position.round
         task = MapfTask(instances, settings.reward, settings.environment.list_holes)
         if task_state:
@@ -299,48 +317,58 @@ class Loop:
         steps = settings.training.num_steps(len(task))
         log = metrics.JsonLines(self._directory.round(index) / "train.jsonl", position.step)
         results = trainer.run(state, task, self._round_key(_TRAINING, index), position.step, steps)
-        rewards: list[float] = []  # Since the last checkpoint.
+        rewards = list(rewards)
         with (
             self._preemption.hold(),
             contextlib.closing(log),
             self._reporter.bar(f"round {index} training", steps, position.step) as advance,
+            self._batch_kept(f"round-{index}", checkpoints),
         ):
-            try:
-                for result in results:
-                    state, figures = result.state, result.metrics
-                    position = Position(index, result.step + 1, position.total + 1)
-                    log.write(result.step, figures)
-                    writers.write(position.total, figures)
-                    rewards.append(figures["reward"])
-                    advance(
-                        position.step,
-                        f"reward {figures['reward']:.2f} valid {figures['task/valid']:.2f}",
-                    )
-                    if position.step == steps:
-                        self._draw_failures(index, instances, result)
-                    leave = self._preemption.requested
-                    regular = position.step % settings.checkpoint.every_steps == 0
-                    if leave or regular or position.step == steps:
-                        checkpoints.save(
-                            position.total,
-                            state,
-                            {"position": dataclasses.asdict(position), "task": task.state()},
-                            score=float(np.mean(rewards)),
-                        )
-                        rewards = []
-                    if leave:
-                        checkpoints.wait()
-                        raise Preempted
-            except NonFiniteError as error:
-                folder = self._directory.root / "non_finite" / f"round-{index}-step-{error.step}"
-                error.rollout.save(folder)
-                files.write_json(folder / "metrics.json", error.metrics)
-                self._reporter.line(
-                    f"round {index} stopped at step {error.step}: its batch is in {folder}, the "
-                    f"last good checkpoint is {checkpoints.latest_step()}"
+            for result in results:
+                state, figures = result.state, result.metrics
+                position = Position(index, result.step + 1, position.total + 1)
+                log.write(result.step, figures)
+                writers.write(position.total, figures)
+                rewards.append(figures["reward"])
+                advance(
+                    position.step,
+                    f"reward {figures['reward']:.2f} valid {figures['task/valid']:.2f}",
                 )
-                raise
+                last = position.step == steps
+                if last:
+                    self._draw_failures(index, instances, result)
+                leave = self._preemption.requested
+                regular = last or position.step % settings.checkpoint.every_steps == 0
+                if leave or regular:
+                    score = float(np.mean(rewards)) if regular else None
+                    rewards = [] if regular else rewards
+                    metadata = {
+                        "position": dataclasses.asdict(position),
+                        "task": task.state(),
+                        "rewards": rewards,
+                    }
+                    checkpoints.save(position.total, state, metadata, score)
+                if leave:
+                    checkpoints.wait()
+                    raise Preempted
         return state, position, task.state()
+
+    @contextlib.contextmanager
+    def _batch_kept(self, name: str, checkpoints: Checkpoints) -> Iterator[None]:
+        """Keeps what a step trained on that stops with `NonFiniteError`, and says where."""
+        try:
+            yield
+        except NonFiniteError as error:
+            folder = self._directory.root / "non_finite" / f"{name}-step-{error.step}"
+            error.rollout.save(folder)
+            # JSON has no word for NaN.
+            known = {k: v if np.isfinite(v) else str(v) for k, v in error.metrics.items()}
+            files.write_json(folder / "metrics.json", known)
+            self._reporter.line(
+                f"{name} stopped at step {error.step}: its batch is in {folder}, the "
+                f"last good checkpoint is {checkpoints.latest_step()}"
+            )
+            raise
 
     def _draw_failures(self, index: int, instances: mapf_jax.Instance, result: StepResult) -> None:
         texts = [answer.text for answer in result.answers]
