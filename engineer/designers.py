@@ -122,9 +122,13 @@ class ModelDesigner:
         Raises:
           ValueError: `generate` returns another number of texts than it was asked for.
         """
+        # Where the configuration stays, so does its explanation.
+        explained = (record.summary or "") if self.spec.summary else ""
         context = fitted(self.spec, record, self.family, self.fits)
         if context is None:
-            return keep(record, space, self.source, "the context does not fit the model's window")
+            reason = "the context does not fit the model's window"
+            kept = keep(record, space, self.source, reason)
+            return dataclasses.replace(kept, summary=explained)
         messages, left_out = context
         texts: list[str] = []
         reasons: list[str] = []
@@ -162,12 +166,11 @@ class ModelDesigner:
                 repairs=(*left_out, *projected[index][1], *mixing, *drawn_back),
                 summary=readings[index].explanation if self.spec.summary else "",
             )
-        # The configuration stays, and so does its explanation.
         return dataclasses.replace(
             keep(record, space, self.source, "; ".join(reasons)),
             context_messages=tuple(messages),
             raw_texts=tuple(texts),
-            summary=(record.summary or "") if self.spec.summary else "",
+            summary=explained,
         )
 
 
@@ -230,7 +233,8 @@ class AcceptanceTest:
                     f"the valid rate fell by {fall:.3f} in round {latest.round}, more than "
                     f"{self.margin:g}: back to the configuration of round {before.round}"
                 )
-                return keep(record, space, "rollback", reason, before.config)
+                kept = keep(record, space, "rollback", reason, before.config)
+                return dataclasses.replace(kept, summary=before.summary or "")
         return self.inner.design(record, space, seed)
 
 

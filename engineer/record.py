@@ -17,12 +17,15 @@ class RoundRecord:
       config: the configuration of its training set.
       evidence: the validation after its training, and the training itself.
       cold_start: True if nobody designed the configuration (the start of a run).
+      summary: the engineer's own explanation of the configuration, if any. A context shows that of
+        the latest round alone (`RunRecord.summary`).
     """
 
     round: int
     config: Configuration
     evidence: Evidence
     cold_start: bool
+    summary: str | None = None
 
     def __post_init__(self) -> None:
         if self.round < 0:
@@ -40,6 +43,7 @@ class RoundRecord:
             "config": self.config.to_dict(),
             "evidence": self.evidence.to_dict(),
             "cold_start": self.cold_start,
+            "summary": self.summary,
         }
 
     @classmethod
@@ -49,7 +53,7 @@ class RoundRecord:
         Raises:
           ValueError: a field is missing or not allowed.
         """
-        for name in ("round", "config", "evidence", "cold_start"):
+        for name in ("round", "config", "evidence", "cold_start", "summary"):
             if name not in mapping:
                 raise ValueError(f"round record: {name} is missing")
         return cls(
@@ -57,6 +61,7 @@ class RoundRecord:
             config=Configuration.from_dict(mapping["config"]),
             evidence=Evidence.from_dict(mapping["evidence"]),
             cold_start=bool(mapping["cold_start"]),
+            summary=mapping["summary"],
         )
 
 

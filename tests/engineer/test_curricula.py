@@ -159,6 +159,13 @@ def test_roll_back():
     assert (design.config, design.source, design.kept_previous) == (first, "rollback", True)
     assert "fell by 0.100 in round 1, more than 0.05" in design.reason
     assert inner.count == 0
+    # What is restored has its own explanation again, not that of the design that failed.
+    history = tuple(
+        dataclasses.replace(past, summary=text)
+        for past, text in zip(worse.history, ("first", "second"), strict=True)
+    )
+    explained = dataclasses.replace(worse, history=history, summary="second")
+    assert test.design(explained, SPACE, 0).summary == "first"
     for run in (
         record((60, 60, 60)),  # nothing to compare with
         record((60, 60, 60), (56, 56, 56), configs=[first, second]),  # within the margin
