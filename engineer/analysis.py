@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engineer.choice import relative_moves
-from engineer.designers import Generate
+from engineer.designers import Generate, NoAnswerError
 from engineer.evidence import FailureBreakdown
 from engineer.record import RunRecord
 from engineer.space import Configuration, ConfigurationSpace
@@ -232,7 +232,7 @@ def read_design(
       tries: how often the reader is asked until its answer can be read.
 
     Returns:
-      The judgement, or None if no answer could be read.
+      The judgement, or None if the reader gave no answer that can be read.
     """
     questions = "\n".join(f"{name}: {text}" for name, text in QUESTIONS.items())
     form = ", ".join(f'"{name}": 1' for name in QUESTIONS)
@@ -244,7 +244,10 @@ def read_design(
         f"### What the designer was shown\n{context}\n\n### What it answered\n{answer}"
     )
     for attempt in range(tries):
-        (text,) = generate([{"role": "user", "content": content}], 1, seed + attempt)
+        try:
+            (text,) = generate([{"role": "user", "content": content}], 1, seed + attempt)
+        except NoAnswerError:
+            continue
         for written in reversed(_OBJECT.findall(text)):
             try:
                 scores = json.loads(written)

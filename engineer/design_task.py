@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from engineer import proposal
-from engineer.context import ContextSpec, Message, compose
+from engineer.context import ContextSpec, Message, fitted
 from engineer.family import Family
 from engineer.record import RunRecord
 from engineer.space import Configuration, ConfigurationSpace
@@ -59,9 +59,11 @@ class DesignTask:
       space: what may be chosen.
       probe: measures a design.
       unreadable: reward of an answer without a configuration.
+      trigger: text after which the configuration stands, if the answers have one.
+      fits: whether the model's window holds a chat; contexts are shortened until it does.
 
     Raises:
-      ValueError: there is no record.
+      ValueError: there is no record, or the context of one cannot be made to fit.
     """
 
     def __init__(
@@ -72,11 +74,19 @@ class DesignTask:
         space: ConfigurationSpace,
         probe: Probe,
         unreadable: float = -1.0,
+        trigger: str = "",
+        fits: Callable[[Sequence[Message]], bool] = lambda chat: True,
     ) -> None:
         if not records:
             raise ValueError("records=(): at least one is needed")
         self._records = tuple(records)
-        self._chats = [compose(spec, record, family) for record in self._records]
+        self._chats: list[list[Message]] = []
+        for i, record in enumerate(self._records):
+            found = fitted(spec, record, family, fits)
+            if found is None:
+                raise ValueError(f"records[{i}]: no context of it fits the model's window")
+            self._chats.append(found[0])
+        self._trigger = trigger
         self._space = space
         self._probe = probe
         self._unreadable = unreadable
@@ -98,7 +108,7 @@ class DesignTask:
         records: list[dict[str, Any]] = []
         rewards = np.full(len(answers), self._unreadable, np.float32)
         for i, (index, answer) in enumerate(zip(indices.tolist(), answers, strict=True)):
-            reading = proposal.parse(answer.text, self._space)
+            reading = proposal.parse(answer.text, self._space, self._trigger)
             if isinstance(reading, proposal.Unreadable):
                 records.append({"reason": reading.reason})
                 continue

@@ -175,6 +175,16 @@ def _plain_designer(
     }[name]()
 
 
+def make_reader(settings: Settings) -> Generate | None:
+    """The model that judges designs, or None if there is to be none.
+
+    Raises:
+      ValueError: the address of its server is none.
+    """
+    reader = settings.engineer.reader
+    return Endpoint(**dataclasses.asdict(reader)) if reader.url else None
+
+
 def start_config(settings: Settings, space: ConfigurationSpace, seed: int) -> Configuration:
     """The configuration of round 0.
 

@@ -6,7 +6,7 @@ under each, and the rise of its mean reward on a probe set is the design's rewar
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 
 import mapf_jax
 from engineer import lakes
+from engineer.context import fitted
 from engineer.design_task import DesignTask
 from engineer.record import RunRecord
 from engineer.space import Configuration
@@ -32,7 +33,9 @@ from learner.trainer import GRPOTrainer
 from learner.update import NonFiniteError
 
 # What the key of a round's engineer training is folded with.
-_JUDGE, _DESIGNS, _PROBE_SET, _PROBE, _ANSWERS = range(5)
+_JUDGE, _DESIGNS, _STEPS = range(3)
+# What the key of a step is folded with.
+_PROBE_SET, _PROBE, _ANSWERS = range(3)
 WORST = -1.0
 """Reward of a design that cannot be read, has no solvable instance, or breaks training."""
 
@@ -46,6 +49,7 @@ class EngineerTrainer:
       trainer: of the plans; the probes use it.
       respond: how plans are sampled for the probe set.
       exclude: fingerprints of validation instances, of which no probe may have any.
+      fits: whether the model's window holds a chat and a design.
       reference: parameters of the reference model, as the trainer has them.
       base: parameters under the adapters, as the trainer has them.
 
@@ -60,6 +64,7 @@ class EngineerTrainer:
         trainer: GRPOTrainer,
         respond: Responder,
         exclude: set[bytes],
+        fits: Callable[[Sequence[Message]], bool],
         reference: Any = None,
         base: Any = None,
     ) -> None:
@@ -73,7 +78,7 @@ class EngineerTrainer:
             micro_batch_rows=shards,
             answers_per_row=1,
             max_new_tokens=settings.engineer.max_new_tokens,
-            sampling_rows=max(training.sampling_rows, options.group_size * shards),
+            thinking=settings.engineer.thinking,
             temperature=settings.engineer.temperature,
             no_signal="drop",
         )
@@ -84,38 +89,68 @@ class EngineerTrainer:
         self._plans = trainer
         self._respond = respond
         self._exclude = exclude
+        self._fits = fits
         self._space = settings.environment.space()
 
+    def judge_set(self, key: jax.Array, trained: set[bytes]) -> mapf_jax.Instance:
+        """The probe set of a round.
+
+        Args:
+          key: as of `__call__`.
+          trained: fingerprints of the training sets so far, of which it has none.
+
+        Raises:
+          NoInstanceError: no instance can be made.
+        """
+        environment = self._settings.environment
+        judged, _ = mapf_jax.generate(
+            jax.random.fold_in(key, _JUDGE),
+            validation_config(self._settings),
+            self._settings.engineer.training.judge_instances,
+            environment.num_agents,
+            exclude=self._exclude | trained,
+            max_candidates=environment.max_candidates,
+        )
+        return judged
+
     def __call__(
-        self, state: TrainState, record: RunRecord, key: jax.Array, log: Path
+        self,
+        state: TrainState,
+        record: RunRecord,
+        judged: mapf_jax.Instance,
+        key: jax.Array,
+        log: Path,
     ) -> TrainState:
         """The state after training on the design that `record` asks for.
+
+        It is the same state if no context fits the model's window, as no design can be made then.
 
         Args:
           state: where to start from; donated.
           record: the run so far.
+          judged: the probe set, of `judge_set`.
           key: a typed JAX key of this round's training.
           log: a JSON lines file, one line a step with every design and its progress; written anew.
 
         Raises:
           NonFiniteError: loss or gradient of the training on designs was NaN or infinite.
         """
-        options, environment = self._settings.engineer.training, self._settings.environment
-        judged, _ = mapf_jax.generate(
-            jax.random.fold_in(key, _JUDGE),
-            validation_config(self._settings),
-            options.judge_instances,
-            environment.num_agents,
-            exclude=self._exclude,
-            max_candidates=environment.max_candidates,
-        )
-        lines = []
-        for step in range(options.steps):
-            step_key = jax.random.fold_in(key, step)
+        engineer = self._settings.engineer
+        lines: list[dict[str, Any]] = []
+        whether = fitted(engineer.spec, record, lakes.FAMILY, self._fits) is not None
+        for step in range(engineer.training.steps if whether else 0):
+            step_key = jax.random.fold_in(jax.random.fold_in(key, _STEPS), step)
             probe = _Probe(self, state, judged, step_key)
             task = _LearnerTask(
                 DesignTask(
-                    [record], self._settings.engineer.spec, lakes.FAMILY, self._space, probe, WORST
+                    [record],
+                    engineer.spec,
+                    lakes.FAMILY,
+                    self._space,
+                    probe,
+                    WORST,
+                    trigger=engineer.trigger,
+                    fits=self._fits,
                 )
             )
             result = self._designs.step(state, task, jax.random.fold_in(key, _DESIGNS), step)

@@ -20,6 +20,7 @@ import yaml
 import mapf_jax
 from engineer import analysis
 from engineer.context import Message
+from engineer.endpoint import RefusedError
 from engineer.evidence import Evidence, FailureBreakdown
 from engineer.proposal import render_config
 from engineer.record import RoundRecord, RunRecord
@@ -49,6 +50,8 @@ from mapf_jax import EnvironmentConfig, formats
 
 # What the run's key is folded with, so that no two uses share one.
 _GENERATION, _TRAINING, _DESIGN, _COLD_START, _ENGINEER = range(5)
+
+_JUDGE_SET = "engineer_judge.jsonl"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +108,7 @@ class Loop:
             if settings.engineer.designer in designing.MODEL_DESIGNERS:
                 engineer = designing.design_responder(settings, policy)
             designing.make_designer(settings, _no_answer, lambda chat: True)
+            designing.make_reader(settings)
             self._start = designing.start_config(
                 settings, self._space, self._round_seed(_COLD_START, 0)
             )
@@ -129,8 +133,9 @@ class Loop:
         names = set(mapf_jax.fingerprints(validation))
         engineer_trainer = None
         if settings.engineer.training.steps:
+            assert engineer is not None  # Only the current checkpoint is trained as engineer.
             engineer_trainer = EngineerTrainer(
-                settings, policy, trainer, responder, names, reference, base
+                settings, policy, trainer, responder, names, engineer.fits, reference, base
             )
         with contextlib.ExitStack() as stack:
             checkpoints = stack.enter_context(
@@ -168,7 +173,8 @@ class Loop:
                 if index < position.round:
                     self._report_round(index)
                     continue
-                instances = self._training_set(index, names)
+                judged = self._fingerprints(_JUDGE_SET, index)
+                instances = self._training_set(index, names | judged)
                 if index > position.round:
                     position = Position(index, 0, position.total)
                 state, position, task_state = self._train(
@@ -188,6 +194,7 @@ class Loop:
                             state = engineer_trainer(
                                 state,
                                 self._record(index + 1),
+                                self._judge_set(index, engineer_trainer),
                                 self._round_key(_ENGINEER, index),
                                 directory.round(index) / "engineer_training.jsonl",
                             )
@@ -252,6 +259,27 @@ class Loop:
             files.write_text(folder / "environment.yaml", text + "\n")
             self._write_instances(path, instances, f"round-{index}")
         return formats.from_records(list(formats.read_jsonl(path)))
+
+    def _judge_set(self, index: int, trainer: EngineerTrainer) -> mapf_jax.Instance:
+        """What the designs of a round are judged on in training; no round trains on any of it."""
+        path = self._directory.round(index) / _JUDGE_SET
+        if not path.exists():
+            trained = self._fingerprints("instances.jsonl", index + 1)
+            judged = trainer.judge_set(self._round_key(_ENGINEER, index), trained)
+            self._write_instances(path, judged, f"judge-{index}")
+        return formats.from_records(list(formats.read_jsonl(path)))
+
+    def _fingerprints(self, name: str, rounds: int) -> set[bytes]:
+        """Of all instances in the files of that name of the first rounds, where there are any."""
+        paths = [self._directory.round(index) / name for index in range(rounds)]
+        return {
+            fingerprint
+            for path in paths
+            if path.exists()
+            for fingerprint in mapf_jax.fingerprints(
+                formats.from_records(list(formats.read_jsonl(path)))
+            )
+        }
 
     def _tell_shortfall(self, report: mapf_jax.GenerationReport) -> None:
         for row in report.sizes:
@@ -423,10 +451,20 @@ class Loop:
         fits = (lambda chat: True) if responder is None else responder.fits
         designer = designing.make_designer(settings, generate, fits)
         record = self._record(index)
-        design = designer.design(record, self._space, self._round_seed(_DESIGN, index))
-        context = "\n\n".join(message["content"] for message in design.context_messages)
+        reader, seed = designing.make_reader(settings), self._round_seed(_DESIGN, index)
+        try:
+            design = designer.design(record, self._space, seed)
+            context = "\n\n".join(message["content"] for message in design.context_messages)
+            answers = "\n\n---\n\n".join(design.raw_texts)
+            if reader is not None and design.raw_texts:
+                made = f"{answers}\n\nUsed next:\n{render_config(design.config, self._space)}"
+                reading = analysis.read_design(reader, context, made, seed)
+                told = None if reading is None else dataclasses.asdict(reading)
+                files.write_json(folder / "reading.json", told)
+        except RefusedError as error:
+            raise UserError(f"engineer: {error}") from error
         files.write_text(folder / "context.md", context + "\n")
-        files.write_text(folder / "answers.md", "\n\n---\n\n".join(design.raw_texts) + "\n")
+        files.write_text(folder / "answers.md", answers + "\n")
         files.write_json(folder / "record.json", record.to_dict())
         measures = analysis.analyse(record, design.config, self._space)
         files.write_json(folder / "analysis.json", measures.to_dict())
@@ -440,22 +478,28 @@ class Loop:
                 config=self._config(past),
                 evidence=self._evidence(past),
                 cold_start=past == 0,
+                summary=self._explanation(past),
             )
             for past in range(index)
         )
-        summary = None
-        if index > 1:
-            design = files.read_json(self._directory.round(index - 2) / "design" / "design.json")
-            summary = design["summary"] or None
         return RunRecord(
             history=history,
             round=index,
             total_rounds=self._settings.loop.rounds,
             epochs_per_round=self._settings.training.epochs,
-            summary=summary,
+            summary=history[-1].summary,
             training=designing.training_texts(self._settings),
             initial=self._breakdown(self._directory.root / "initial" / "validation.json"),
         )
+
+    def _explanation(self, index: int) -> str | None:
+        """The engineer's own, of the configuration that round `index` was trained with."""
+        if index == 0:
+            return None
+        if files.read_json(self._directory.round(index) / "generated.json")["note"]:
+            return self._explanation(index - 1)  # The design was not used.
+        design = files.read_json(self._directory.round(index - 1) / "design" / "design.json")
+        return design["summary"] or None
 
     # Keys and lines
 

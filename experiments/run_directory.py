@@ -12,9 +12,10 @@
     rounds/R/validation.json        outcomes by size, and all answers in answers.jsonl
     rounds/R/evidence.json          what training and validation showed, for the engineer
     rounds/R/engineer_training.jsonl  designs tried and what they taught, where that is trained
+    rounds/R/engineer_judge.jsonl   the instances that tell what they taught
     rounds/R/design/                how round R + 1 came about: context.md as it was read,
-                                    answers.md, design.json, analysis.json, and record.json:
-                                    all that was known
+                                    answers.md, design.json, analysis.json, record.json: all
+                                    that was known, and reading.json if a reader judged it
     checkpoints/                    weights, optimizer, position
     tensorboard/                    event files, if asked for
     non_finite/                     the batch of a step that was stopped, for a look

@@ -193,7 +193,7 @@ DECODING = ("parsed", "grammar")
 
 @dataclasses.dataclass(frozen=True)
 class EndpointSettings:
-    """The server of designer "endpoint"; any that speaks OpenAI's chat completions protocol.
+    """A server: any that speaks OpenAI's chat completions protocol.
 
     Attributes:
       url: base address, such as "http://127.0.0.1:8000/v1".
@@ -224,7 +224,9 @@ class EngineerTraining:
 
     A design is an answer whose reward is the learning progress under it: a copy of the weights is
     trained for a few steps on a small set made from the design, and the reward is by how much its
-    mean reward on a fixed probe set rises. That set is neither training nor validation data.
+    mean reward on a fixed probe set rises. No round trains on an instance of that set, and none is
+    of the validation set. The designs are sampled as `EngineerSettings` says, except that top_p,
+    top_k and thinking_tokens, which the objective knows nothing of, are off.
 
     Attributes:
       steps: GRPO steps before each design; 0 is off. Each costs group_size probes.
@@ -284,6 +286,8 @@ class EngineerSettings:
         the sizes in order.
       stage_threshold: valid rate at which the next stage begins.
       endpoint: the server of "endpoint".
+      reader: a server whose model judges each design that a model made, see
+        `engineer.analysis.read_design`; off without a url.
       training: training of the current checkpoint as engineer.
     """
 
@@ -310,6 +314,7 @@ class EngineerSettings:
     stages: str = ""
     stage_threshold: float = 0.6
     endpoint: EndpointSettings = dataclasses.field(default_factory=EndpointSettings)
+    reader: EndpointSettings = dataclasses.field(default_factory=EndpointSettings)
     training: EngineerTraining = dataclasses.field(default_factory=EngineerTraining)
 
     def __post_init__(self) -> None:
@@ -363,6 +368,16 @@ class EngineerSettings:
             raise ValueError("reasoning_tokens and trigger are for decoding='grammar' only")
         if self.designer == "endpoint" and not (self.endpoint.url and self.endpoint.model):
             raise ValueError("designer='endpoint': endpoint.url and endpoint.model are needed")
+        if bool(self.reader.url) != bool(self.reader.model):
+            raise ValueError(
+                f"reader: url={self.reader.url!r}, model={self.reader.model!r}: either both or "
+                "neither"
+            )
+        if self.training.steps and self.decoding == "grammar":
+            raise ValueError(
+                f"training.steps={self.training.steps}: only with decoding='parsed'; designs under "
+                "the grammar are not trained on"
+            )
         if self.training.steps and self.designer != "current":
             raise ValueError(
                 f"training.steps={self.training.steps}: only for designer='current', which alone "

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -11,17 +12,22 @@ from pathlib import Path
 import pytest
 import yaml
 
+import mapf_jax
 from engineer import context, lakes
+from engineer.analysis import QUESTIONS
 from engineer.proposal import parse, render_config
 from engineer.record import RunRecord
 from engineer.space import Configuration
-from experiments import settings
+from experiments import loop, settings
+from experiments.errors import UserError
+from experiments.run_directory import RunDirectory
 from experiments.settings import DESIGNERS
 from mapf_jax import formats, render
 
 ROOT = Path(__file__).parent.parent.parent
 SPACE = lakes.lake_space((3, 4, 5))
 ANSWER = SPACE.random(4)
+SCORES = dict.fromkeys(QUESTIONS, 3)
 SMALL = [
     "--config=experiments/configs/tiny.py",
     "--config.loop.rounds=2",
@@ -60,10 +66,11 @@ sys.exit(failed != 0)
 
 class _Handler(BaseHTTPRequestHandler):
     def do_POST(self):
-        self.rfile.read(int(self.headers["Content-Length"]))
-        reply = {"choices": [{"message": {"content": render_config(ANSWER, SPACE)}}]}
-        raw = json.dumps(reply).encode()
-        self.send_response(200)
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        judging = "You judge how" in asked["messages"][0]["content"]
+        text = json.dumps(SCORES) if judging else render_config(ANSWER, SPACE)
+        raw = json.dumps({"choices": [{"message": {"content": text}}]}).encode()
+        self.send_response(401 if asked["model"] == "unknown" else 200)
         self.send_header("Content-Length", str(len(raw)))
         self.end_headers()
         self.wfile.write(raw)
@@ -84,6 +91,8 @@ def runs(tmp_path_factory):
     options["endpoint"] += [
         f"--config.engineer.endpoint.url=http://127.0.0.1:{server.server_port}/v1",
         "--config.engineer.endpoint.model=m",
+        f"--config.engineer.reader.url=http://127.0.0.1:{server.server_port}/v1",
+        "--config.engineer.reader.model=reader",
     ]
     options["fixed"] += ["--config.engineer.start=uniform"]
     options["staged"] += [f"--config.engineer.start={start}"]
@@ -171,6 +180,41 @@ def test_the_designs_are_those_of_their_designers(runs):
     assert "Latest training" in design["context_messages"][0]["content"]
     trained = (runs / "current" / "rounds" / "0" / "engineer_training.jsonl").read_text()
     assert [len(json.loads(line)["answers"]) for line in trained.splitlines()] == [2]
+    assert read(runs / "endpoint", "rounds", "0", "design", "reading.json")["scores"] == SCORES
+    assert not (runs / "current" / "rounds" / "0" / "design" / "reading.json").exists()
+
+
+def test_designs_are_judged_on_what_nothing_trains_on_or_validates_with(runs):
+    names = [
+        set(mapf_jax.fingerprints(formats.from_records(list(formats.read_jsonl(path)))))
+        for path in (
+            runs / "current" / folder
+            for folder in (
+                "rounds/0/engineer_judge.jsonl",
+                "rounds/0/instances.jsonl",
+                "rounds/1/instances.jsonl",
+                "validation/instances.jsonl",
+            )
+        )
+    ]
+    assert len(names[0]) == 24
+    assert not names[0] & (names[1] | names[2] | names[3])
+
+
+def test_a_refusal_is_told_as_an_error_of_the_user(runs, tmp_path):
+    folder = shutil.copytree(runs / "endpoint", tmp_path / "run")
+    (folder / "rounds" / "0" / "design" / "design.json").unlink()
+    options = read(folder, "config.json")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}/v1"
+    options["engineer"]["reader"]["url"] = ""
+    options["engineer"]["reader"]["model"] = ""
+    options["engineer"]["endpoint"] |= {"url": url, "model": "unknown"}
+    run = loop.Loop(settings.from_config(options), RunDirectory(folder), None)
+    with pytest.raises(UserError, match=r"model 'unknown', key .* refused with status 401"):
+        run._design(1, None, None, None)
+    server.shutdown()
 
 
 def test_contexts_of_a_run_hold_no_validation_item(runs):
@@ -208,6 +252,8 @@ def test_settings_that_do_not_go_together_are_refused(tmp_path):
         ({"designer": "fixed", "training": {"steps": 1}}, "only for designer='current'"),
         ({"start": str(tmp_path / "none")}, "start="),
         ({"largest_share_move": 0.0}, "largest_share_move=0.0"),
+        ({"decoding": "grammar", "training": {"steps": 1}}, "only with decoding='parsed'"),
+        ({"reader": {"url": "http://x"}}, "reader: url='http://x', model='': either both"),
         ({"choice": "worst"}, "choice='worst': allowed are"),
     ):
         with pytest.raises(ValueError, match=message):
