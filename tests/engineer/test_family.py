@@ -191,6 +191,18 @@ def test_designing_is_a_task():
     assert scores.metrics["readable"] == 0.75
     assert scores.records[1]["reason"].startswith("no configuration")
     task.restore(task.state())
+    # Contexts are shortened and answers are read as those of a designer are.
+    whole, spec = context.compose("V3", RECORD, FAMILY), context.variant("V3")
+    shorter = DesignTask(
+        [RECORD], spec, FAMILY, SPACE, probe, trigger="So:", fits=lambda chat: chat != whole
+    )
+    assert len(shorter.messages(0)[0]["content"]) < len(whole[0]["content"])
+    text = f"{ANSWER}\nSo: nothing yet"  # What stands before the trigger is no design.
+    scores = shorter.score(np.array([0]), [types.SimpleNamespace(text=text)])
+    assert scores.metrics == {"readable": 0.0}
+    assert task.score(np.array([0]), [types.SimpleNamespace(text=text)]).metrics["readable"] == 1.0
+    with pytest.raises(ValueError, match=r"records\[0\]: no context"):
+        DesignTask([RECORD], spec, FAMILY, SPACE, probe, fits=lambda chat: False)
     with pytest.raises(ValueError, match="not finite"):
         DesignTask(records, context.variant("V1"), FAMILY, SPACE, lambda c: float("nan")).score(
             np.array([0]), answers[:1]
