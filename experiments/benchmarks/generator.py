@@ -29,6 +29,17 @@ _HOLE_RATIOS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 _W9_SECONDS = 1.0  # Limit for one instance.
 _W9_CELL_SECONDS = 1.5  # Time for all instances of a row.
 
+_COLUMNS = (
+    "agents", "size", "holes", "connected share", "instances", "unsolvable", "undecided",
+    "instances/s", "w9-pathfinding CBS, one by one, instances/s", "ratio",
+)  # fmt: skip
+_NOTE = (
+    "Lakes drawn uniformly in which each agent can reach its own goal ('connected share' of all "
+    "draws). A label is the exact sum of costs, makespan and need of a wait; for three and more "
+    "agents also a plan. w9-pathfinding gives a plan of optimal sum of costs only; where it is not "
+    f"done with an instance after {_W9_SECONDS:g} s it gives up."
+)
+
 
 def draw(agents: int, size: int, hole_ratio: float, count: int) -> tuple[np.ndarray, ...] | None:
     """(blocked, starts, goals, share) of `count` lakes in which each agent can reach its goal.
@@ -163,42 +174,36 @@ def main(argv: Sequence[str] | None = None) -> None:
     about = records.facts()
     agents = [int(n) for n in (options.agents or ("2,3" if quick else "2,3,4,5")).split(",")]
     sizes = [int(n) for n in (options.sizes or ("4" if quick else "5,8,10")).split(",")]
-    rows = []
+    tables: list[records.Table] = []
+    notes = ["A quick run: single short measurements."] if quick else []
+    print(f"{about['processor']}, {about['cores']} cores; ran on {about['device']}")
+
+    def add(table: records.Table) -> None:
+        """Prints a table and writes the page anew, so that a run cut short leaves what it has."""
+        tables.append(table)
+        print(table.to_markdown(), flush=True)
+        if options.out:
+            records.write("generator", "Generator", tables, options.out, notes, about)
+
     for number in agents:
         count = 64 if quick else 4096 if number == 2 else 128
-        rows += rows_of_labels(number, sizes, count, repeats=1 if quick or number > 2 else 3)
-    tables = [
-        records.Table(
-            "Exactly labelled instances",
-            (
-                "agents", "size", "holes", "connected share", "instances", "unsolvable",
-                "undecided", "instances/s", "w9-pathfinding CBS, one by one, instances/s", "ratio",
-            ),
-            rows,
-            note="Lakes drawn uniformly in which each agent can reach its own goal ('connected "
-            "share' of all draws). A label is the exact sum of costs, makespan and need of a wait; "
-            "for three and more agents also a plan. w9-pathfinding gives a plan of optimal sum of "
-            "costs only; where it is not done with an instance after "
-            f"{_W9_SECONDS:g} s it gives up, and it cannot tell an unsolvable instance.",
-        ),
+        rows = rows_of_labels(number, sizes, count, repeats=1 if quick or number > 2 else 3)
+        add(records.Table(f"Exactly labelled instances, {number} agents", _COLUMNS, rows, _NOTE))
+    add(
         records.Table(
             "A training set: sizes 3 to 10, 20% holes, half of it needs a wait, two agents",
             ("call", "instances", "need a wait", "seconds", "instances/s"),
             training_set(200 if quick else 4000),
-        ),
+        )
+    )
+    add(
         records.Table(
             "The benchmark set",
             ("agents", "instances", "need a wait", "candidates solved", "undecided", "seconds"),
             benchmark_set(quick),
             note="Compilation is included.",
-        ),
-    ]  # fmt: skip
-    notes = ["A quick run: single short measurements."] if quick else []
-    print(f"{about['processor']}, {about['cores']} cores; ran on {about['device']}")
-    print("\n".join(table.to_markdown() for table in tables))
-    if options.out:
-        for path in records.write("generator", "Generator", tables, options.out, notes, about):
-            print(f"wrote {path}")
+        )
+    )
 
 
 if __name__ == "__main__":
