@@ -1,7 +1,8 @@
 """On-policy training on a `Task`: choose problems, sample, score, update; one step at a time.
 
-The sampler reads the very arrays that the update writes, so there is nothing to synchronise. A
-step depends on its arguments alone (state, task state, key, step number): a run that is killed and
+The weights are those of training, on the same mesh: there is nothing to synchronise. While it
+samples, a step holds a decoding copy of them besides (`learner.decoding.decoding_params`). A step
+depends on its arguments alone (state, task state, key, step number): a run that is killed and
 resumed from a checkpoint goes on with bitwise the same weights on the same machine.
 """
 

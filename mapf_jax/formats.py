@@ -17,11 +17,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from mapf_jax.blocks import in_blocks
 from mapf_jax.padding import stack_padded, stack_plans
+from mapf_jax.plans import arrivals, waiting
 from mapf_jax.text import FROZEN, HOLE
 from mapf_jax.types import (
     CHECKS,
@@ -34,7 +34,7 @@ from mapf_jax.types import (
     ViolationKind,
     make_instance,
 )
-from mapf_jax.verify import path_costs, verify
+from mapf_jax.verify import verify
 
 _LABELS = ("cost", "makespan", "needs_wait", "paths")
 _BLOCK = 256  # Plans judged at once, so that one program serves any number of records.
@@ -257,10 +257,8 @@ def _check_labels(
     verdicts = judge(instances, plans)
     distances = np.abs(instances.goals.astype(int) - instances.starts).sum(-1).max(-1)
     positions = np.asarray(plans.positions)
-    arrivals = np.asarray(jax.vmap(path_costs)(positions, instances.goals))
-    times = np.arange(positions.shape[1] - 1)[:, None]
-    stays = np.all(positions[:, 1:] == positions[:, :-1], axis=-1)
-    waits = np.any(stays & (times < arrivals[:, None]) & instances.active[:, None], axis=(1, 2))
+    waits = waiting(positions, arrivals(positions, np.asarray(instances.goals)))
+    waits = np.any(waits & instances.active, axis=1)
     for i in map(int, np.nonzero(solution.status == Status.OPTIMAL)[0]):
         name, cost, makespan = names[i], solution.cost[i], solution.makespan[i]
         if not verdicts.valid[i]:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mapf_jax import group_solver, joint_search, solver
+from mapf_jax import group_solver, joint_search, plans, solver
 from mapf_jax.environment_config import MAX_AGENTS, MIN_AGENTS, EnvironmentConfig, num_holes
 from mapf_jax.types import INFINITE_COST, Instance, Solution, Status
 
@@ -268,17 +268,14 @@ class CandidatePool:
         cost = np.array([row.cost for row in rows], np.int32)
         makespan = np.array([row.makespan for row in rows], np.int32)
         needs_wait = np.array([row.needs_wait for row in rows], bool)
-        plans = [row.paths for row in rows if row.paths is not None]
-        if plans:
-            longest = max(map(len, plans))
-            paths = np.stack(
-                [np.pad(p, ((0, longest - len(p)), (0, 0), (0, 0)), mode="edge") for p in plans]
-            )
+        given = [row.paths for row in rows if row.paths is not None]
+        if given:
+            steps = max(map(len, given))
+            paths = np.concatenate([plans.rest(path[None], steps) for path in given])
         else:
             labels = solver.Labels(cost, makespan, needs_wait)
             paths, _ = solver.optimal_paths(blocked, starts, goals, labels)
-        away = np.any(paths != goals[:, None], axis=(2, 3))
-        num_steps = np.max(np.where(away, np.arange(1, paths.shape[1] + 1), 0), axis=1)
+        num_steps = plans.arrivals(paths, goals).max(1)
         full = np.ones((len(rows), width, width), bool)
         full[:, : self.size, : self.size] = blocked[:, : self.size, : self.size]
         absent = ((0, 0), (0, num_agents - self.num_agents), (0, 0))
@@ -290,7 +287,7 @@ class CandidatePool:
             makespan=makespan,
             needs_wait=needs_wait,
             paths=np.pad(paths, ((0, 0), *absent)),
-            num_steps=num_steps.astype(np.int32),
+            num_steps=num_steps,
         )
         return dataclasses.replace(
             instances, active=np.broadcast_to(active, instances.active.shape), solution=solution
@@ -333,16 +330,12 @@ def concatenate(batches: Iterable[Instance]) -> Instance:
     Plans are padded by resting on the goals.
     """
     batches = list(batches)
-    solutions = [batch.solution for batch in batches]
-    if any(solution is None for solution in solutions):
+    solutions = [batch.solution for batch in batches if batch.solution is not None]
+    if len(solutions) < len(batches):
         raise ValueError("batches: every batch needs its solution")
-    steps = max(solution.paths.shape[1] for solution in solutions if solution is not None)
-    batches = [
-        dataclasses.replace(batch, solution=solver.lengthen(batch.solution, steps))
-        for batch in batches
-        if batch.solution is not None
-    ]
-    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *batches)
+    unsolved = [dataclasses.replace(batch, solution=None) for batch in batches]
+    joined = jax.tree.map(lambda *leaves: np.concatenate(leaves), *unsolved)
+    return dataclasses.replace(joined, solution=plans.join(solutions))
 
 
 def shares(total: int, ratios: Iterable[float]) -> list[int]:

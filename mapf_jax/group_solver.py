@@ -7,7 +7,6 @@
    with more. What does not fit into the largest effort stays undecided.
 """
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Sequence
@@ -16,12 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mapf_jax import group_search, search
+from mapf_jax import group_search, plans, search
 from mapf_jax.blocks import in_blocks
 from mapf_jax.group_search import COST, HOPELESS, MAKESPAN, Effort, Group
 from mapf_jax.joint_search import TABLE_INFINITE, distance_fields, pair_tables, shortest_costs
 from mapf_jax.prioritized import prioritized_plans
-from mapf_jax.types import INFINITE_COST, Array, Status
+from mapf_jax.types import INFINITE_COST, Array, Solution, Status
 
 MAX_WIDTH = 16  # Lakes up to this width have pair tables; wider ones only have certificates.
 EFFORTS = (
@@ -37,31 +36,12 @@ _PLAN_BLOCK, _TABLE_BLOCK, _BATCH = 64, 32, 512
 _CELLS = (100, 256)  # Searches run on graphs of so many cells, so that widths share programs.
 
 
-@dataclasses.dataclass
-class GroupSolutions:
-    """What is known of B groups, as NumPy arrays.
-
-    Attributes:
-      status: int8[B], a `Status`; OPTIMAL only if cost, makespan and needs_wait are all exact.
-      cost: int32[B], smallest sum of costs; `INFINITE_COST` unless the status is OPTIMAL.
-      makespan: int32[B]; likewise.
-      needs_wait: bool[B].
-      paths: int8[B, T, A, 2], a plan of optimal cost; filler unless the status is OPTIMAL.
-    """
-
-    status: np.ndarray
-    cost: np.ndarray
-    makespan: np.ndarray
-    needs_wait: np.ndarray
-    paths: np.ndarray
-
-
 def solve_groups(
     blocked: np.ndarray,
     starts: np.ndarray,
     goals: np.ndarray,
     efforts: Sequence[Effort] = EFFORTS,
-) -> GroupSolutions:
+) -> Solution:
     """Exact optima of groups of agents that can all reach their own goals.
 
     Args:
@@ -69,17 +49,14 @@ def solve_groups(
       starts: int8[B, A, 2], A >= 1.
       goals: int8[B, A, 2].
       efforts: what the searches may keep, smallest first.
+
+    Returns:
+      A `Solution` of batch shape [B] with NumPy leaves. The status is OPTIMAL only if cost,
+      makespan and needs_wait are all exact; the paths are filler elsewhere.
     """
-    batch = len(blocked)
-    pieces = [
-        _solve_batch(blocked[rows], starts[rows], goals[rows], efforts)
-        for rows in (slice(i, i + _BATCH) for i in range(0, batch, _BATCH))
-    ]
-    return GroupSolutions(
-        **{
-            field.name: np.concatenate([getattr(piece, field.name) for piece in pieces])
-            for field in dataclasses.fields(GroupSolutions)
-        }
+    batches = (slice(i, i + _BATCH) for i in range(0, len(blocked), _BATCH))
+    return plans.join(
+        [_solve_batch(blocked[rows], starts[rows], goals[rows], efforts) for rows in batches]
     )
 
 
@@ -112,11 +89,11 @@ class _Batch:
         if not rows.size:
             return
         function = functools.partial(prioritized_plans, num_orders=num_orders, horizon=horizon)
-        plans = in_blocks(
+        found = in_blocks(
             function, self.blocked[rows], self.starts[rows], self.goals[rows], block=_PLAN_BLOCK
         )
-        self.adopt(rows, plans.cost, plans.paths, plans.waits)
-        self.upper_makespan[rows] = np.minimum(self.upper_makespan[rows], plans.makespan)
+        self.adopt(rows, found.cost, found.paths, found.waits)
+        self.upper_makespan[rows] = np.minimum(self.upper_makespan[rows], found.makespan)
 
     def adopt(
         self, rows: np.ndarray, cost: np.ndarray, paths: np.ndarray, waits: np.ndarray
@@ -135,7 +112,7 @@ class _Batch:
 
 def _solve_batch(
     blocked: np.ndarray, starts: np.ndarray, goals: np.ndarray, efforts: Sequence[Effort]
-) -> GroupSolutions:
+) -> Solution:
     state = _Batch(blocked, starts, goals)
     everything = np.arange(state.batch)
     state.try_orders(everything, _FIRST_ORDERS, 4 * state.width + 8)
@@ -157,12 +134,14 @@ def _solve_batch(
     decided &= ~state.unsolvable
     status = np.where(decided, Status.OPTIMAL, Status.UNDECIDED)
     status = np.where(state.unsolvable, Status.UNSOLVABLE, status).astype(np.int8)
-    return GroupSolutions(
+    num_steps = plans.arrivals(state.paths, goals).max(1)
+    return Solution(
         status=status,
         cost=np.where(decided, state.upper, INFINITE_COST).astype(np.int32),
         makespan=np.where(decided, state.upper_makespan, INFINITE_COST).astype(np.int32),
         needs_wait=needs_wait & decided,
         paths=state.paths,
+        num_steps=np.where(decided, num_steps, 0).astype(np.int32),
     )
 
 
@@ -245,9 +224,9 @@ def _close(
         result = _run(state, groups, pending, bound, True, effort, objective)
         found = result.cost < INFINITE_COST
         paths = _cells(result.paths, state.width)
-        arrivals = _arrivals(paths, state.goals[at])
+        arrivals = plans.arrivals(paths, state.goals[at])
         cost = np.where(found, arrivals.sum(1), INFINITE_COST)
-        state.adopt(at, cost, paths, _waits(paths, arrivals))
+        state.adopt(at, cost, paths, np.asarray(plans.waiting(paths, arrivals).any(1)))
         makespan = np.where(found, arrivals.max(1), INFINITE_COST)
         state.upper_makespan[at] = np.minimum(state.upper_makespan[at], makespan)
         complete = ~result.overflow
@@ -306,20 +285,6 @@ def _cells(paths: Array, width: int) -> np.ndarray:
     return np.stack(np.divmod(paths, width), -1).astype(np.int8)
 
 
-def _arrivals(paths: np.ndarray, goals: np.ndarray) -> np.ndarray:
-    """int[B, A]: first time from which each agent stays on its goal."""
-    away = np.any(paths != goals[:, None], axis=-1)
-    times = np.arange(1, paths.shape[1] + 1)
-    return np.max(np.where(away, times[None, :, None], 0), axis=1)
-
-
-def _waits(paths: np.ndarray, arrivals: np.ndarray) -> np.ndarray:
-    """bool[B]: some agent waits before its arrival."""
-    still = np.all(paths[:, 1:] == paths[:, :-1], axis=-1)
-    early = np.arange(paths.shape[1] - 1)[None, :, None] < arrivals[:, None]
-    return np.any(still & early, axis=(1, 2))
-
-
 @functools.partial(jax.jit, static_argnames=("cells",))
 def _build_groups(
     blocked: Array, starts: Array, goals: Array, cells: int
@@ -339,31 +304,23 @@ def _build_groups(
     neighbours = jnp.pad(neighbours, ((0, 0), (0, pad), (0, 0)), constant_values=-1)
     distance = distance_fields(blocked, goals).reshape(batch, num_agents, own_cells)
     distance = jnp.pad(distance, ((0, 0), (0, 0), (0, pad)), constant_values=INFINITE_COST)
-    costs, makespans = [], []
-    fill = TABLE_INFINITE
-    for pair in itertools.combinations(range(num_agents), 2):
-        tables = pair_tables(blocked, goals[:, jnp.array(pair)])
-        square = ((0, 0), (0, pad), (0, pad))
-        both = jnp.pad(tables.cost, square, constant_values=fill).reshape(batch, -1)
-        rest = jnp.pad(tables.rest, ((0, 0), (0, 0), (0, pad)), constant_values=fill)
-        costs.append(jnp.concatenate([both, rest.reshape(batch, -1)], 1))
-        fastest = jnp.pad(tables.makespan, square, constant_values=fill).reshape(batch, -1)
-        makespans.append(fastest)
+    # All pairs of all lakes are one batch of the table search.
+    pairs = np.array(list(itertools.combinations(range(num_agents), 2)))
+    tables = pair_tables(jnp.repeat(blocked, len(pairs), axis=0), goals[:, pairs].reshape(-1, 2, 2))
+    fill, square = TABLE_INFINITE, ((0, 0), (0, pad), (0, pad))
+    shape = (batch, len(pairs), -1)
+    cost = jnp.pad(tables.cost, square, constant_values=fill).reshape(shape)
+    rest = jnp.pad(tables.rest, ((0, 0), (0, 0), (0, pad)), constant_values=fill).reshape(shape)
+    fastest = jnp.pad(tables.makespan, square, constant_values=fill).reshape(shape)
     begin, end = (cell[..., 0] * width + cell[..., 1] for cell in (starts, goals))
     begin, end = begin.astype(jnp.int32), end.astype(jnp.int32)
-    cost_group = Group(neighbours, begin, end, distance, jnp.stack(costs, 1))
-    makespan_group = Group(neighbours, begin, end, distance, jnp.stack(makespans, 1))
+    cost_group = Group(neighbours, begin, end, distance, jnp.concatenate([cost, rest], -1))
+    makespan_group = Group(neighbours, begin, end, distance, fastest)
     parked = jnp.zeros((1,), jnp.int32)
     excess = jax.vmap(lambda g, p: group_search.pair_excess(g, p[None], parked)[0])(
         cost_group, begin
     )
-    index = jnp.stack(
-        [
-            begin[:, i] * cells + begin[:, j]
-            for i, j in itertools.combinations(range(num_agents), 2)
-        ],
-        1,
-    )
-    fastest = jnp.take_along_axis(makespan_group.pairs, index[..., None], axis=2)[..., 0]
-    fastest = jnp.where(fastest == fill, 0, fastest).max(1)
-    return cost_group, makespan_group, excess, fastest.astype(jnp.int32)
+    index = begin[:, pairs[:, 0]] * cells + begin[:, pairs[:, 1]]
+    slowest = jnp.take_along_axis(fastest, index[..., None], axis=2)[..., 0]
+    slowest = jnp.where(slowest == fill, 0, slowest).max(1)
+    return cost_group, makespan_group, excess, slowest.astype(jnp.int32)

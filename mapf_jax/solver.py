@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mapf_jax import group_solver, joint_search
+from mapf_jax import group_solver, joint_search, plans
 from mapf_jax.blocks import BLOCK, in_blocks
 from mapf_jax.group_search import Effort
 from mapf_jax.types import INFINITE_COST, Array, Instance, Solution, Status
@@ -121,19 +121,9 @@ def solve(instances: Instance, efforts: Sequence[Effort] = group_solver.EFFORTS)
         blocked = np.asarray(instances.blocked)[rows, :cut, :cut]
         solved = solve_arrays(blocked, starts[rows], goals[rows], active[rows], efforts)
         pieces.append((rows, solved))
-    steps = max(piece.paths.shape[1] for _, piece in pieces)
     order = np.argsort(np.concatenate([rows for rows, _ in pieces]))
-    return jax.tree.map(
-        lambda *leaves: np.concatenate(leaves)[order],
-        *(lengthen(piece, steps) for _, piece in pieces),
-    )
-
-
-def lengthen(solution: Solution, steps: int) -> Solution:
-    """The same with paths of `steps` entries: the agents rest on their goals."""
-    extra = steps - solution.paths.shape[1]
-    paths = np.pad(solution.paths, ((0, 0), (0, extra), (0, 0), (0, 0)), mode="edge")
-    return dataclasses.replace(solution, paths=paths)
+    joined = plans.join([piece for _, piece in pieces])
+    return jax.tree.map(lambda leaf: leaf[order], joined)
 
 
 def solve_arrays(
@@ -161,43 +151,37 @@ def solve_arrays(
     status = np.where(stuck, Status.UNSOLVABLE, Status.OPTIMAL)
     cost, makespan = np.zeros(batch, np.int32), np.zeros(batch, np.int32)
     needs_wait = np.zeros(batch, bool)
-    paths = np.repeat(starts[:, None].astype(np.int8), 1, axis=1)
-    teams: dict[int, list[tuple[int, np.ndarray]]] = {}
-    for row in np.nonzero(~stuck)[0]:
-        for first in np.unique(part[row, active[row]]):
-            (agents,) = np.nonzero(active[row] & (part[row] == first))
-            teams.setdefault(len(agents), []).append((int(row), agents))
-    for members in teams.values():
-        rows = np.array([row for row, _ in members])
-        agents = np.stack([agents for _, agents in members])
+    paths = starts[:, None].astype(np.int8)
+    # teams[b, i, j]: agent j lives in the part of the lake that agent i names.
+    teams = active[:, None] & (part[:, None] == np.arange(num_agents)[:, None])
+    sizes = np.where(stuck[:, None], 0, teams.sum(-1))
+    for size in np.unique(sizes[sizes > 0]):
+        rows, names = np.nonzero(sizes == size)
+        agents = np.argsort(~teams[rows, names], axis=1, kind="stable")[:, :size]
         solved = _solve_teams(
             blocked[rows], starts[rows[:, None], agents], goals[rows[:, None], agents], efforts
         )
         # A part without a plan settles its lake, also where another part stays open.
-        for verdict in (Status.UNDECIDED, Status.UNSOLVABLE):
-            marked = rows[solved.status == verdict]
-            if verdict == Status.UNDECIDED:
-                marked = marked[status[marked] != Status.UNSOLVABLE]
-            status[marked] = verdict
-        np.add.at(cost, rows, np.where(solved.cost < INFINITE_COST, solved.cost, 0))
-        np.maximum.at(makespan, rows, np.where(solved.cost < INFINITE_COST, solved.makespan, 0))
+        undecided = rows[solved.status == Status.UNDECIDED]
+        status[undecided[status[undecided] != Status.UNSOLVABLE]] = Status.UNDECIDED
+        status[rows[solved.status == Status.UNSOLVABLE]] = Status.UNSOLVABLE
+        known = solved.status == Status.OPTIMAL
+        np.add.at(cost, rows, np.where(known, solved.cost, 0))
+        np.maximum.at(makespan, rows, np.where(known, solved.makespan, 0))
         np.logical_or.at(needs_wait, rows, solved.needs_wait)
         steps = max(paths.shape[1], solved.paths.shape[1])
-        paths = np.pad(paths, ((0, 0), (0, steps - paths.shape[1]), (0, 0), (0, 0)), mode="edge")
-        path = np.pad(
-            solved.paths, ((0, 0), (0, steps - solved.paths.shape[1]), (0, 0), (0, 0)), mode="edge"
-        )
-        paths[rows[:, None, None], np.arange(steps)[None, :, None], agents[:, None, :]] = path
-    solved = status == Status.OPTIMAL
-    paths = np.where(solved[:, None, None, None], paths, starts[:, None])
-    away = np.any((paths != goals[:, None]) & active[:, None, :, None], axis=(2, 3))
-    num_steps = np.max(np.where(away, np.arange(1, paths.shape[1] + 1), 0), axis=1)
-    num_steps = np.where(solved, num_steps, 0).astype(np.int32)
+        paths = plans.rest(paths, steps)
+        team_paths = plans.rest(np.asarray(solved.paths), steps)
+        paths[rows[:, None, None], np.arange(steps)[None, :, None], agents[:, None, :]] = team_paths
+    optimal = status == Status.OPTIMAL
+    paths = np.where(optimal[:, None, None, None], paths, starts[:, None])
+    num_steps = np.where(active, plans.arrivals(paths, goals), 0).max(1)
+    num_steps = np.where(optimal, num_steps, 0).astype(np.int32)
     return Solution(
         status=status.astype(np.int8),
-        cost=np.where(solved, cost, INFINITE_COST).astype(np.int32),
-        makespan=np.where(solved, makespan, INFINITE_COST).astype(np.int32),
-        needs_wait=needs_wait & solved,
+        cost=np.where(optimal, cost, INFINITE_COST).astype(np.int32),
+        makespan=np.where(optimal, makespan, INFINITE_COST).astype(np.int32),
+        needs_wait=needs_wait & optimal,
         paths=paths[:, : int(num_steps.max(initial=0)) + 1].astype(np.int8),
         num_steps=num_steps,
     )
@@ -205,25 +189,26 @@ def solve_arrays(
 
 def _solve_teams(
     blocked: np.ndarray, starts: np.ndarray, goals: np.ndarray, efforts: Sequence[Effort]
-) -> group_solver.GroupSolutions:
+) -> Solution:
     """Teams of one number of agents that live in one part of their lakes."""
     if starts.shape[1] != 2:
         return group_solver.solve_groups(blocked, starts, goals, efforts)
     labels = label(blocked, starts, goals)
     solvable = labels.cost < INFINITE_COST
-    paths = np.repeat(starts[:, None].astype(np.int8), 1, axis=1)
+    paths, num_steps = starts[:, None].astype(np.int8), np.zeros(len(starts), np.int32)
     (rows,) = np.nonzero(solvable)
     if rows.size:
         known = Labels(labels.cost[rows], labels.makespan[rows], labels.needs_wait[rows])
-        found, _ = optimal_paths(blocked[rows], starts[rows], goals[rows], known)
+        found, num_steps[rows] = optimal_paths(blocked[rows], starts[rows], goals[rows], known)
         paths = np.repeat(paths, found.shape[1], axis=1)
         paths[rows] = found
-    return group_solver.GroupSolutions(
+    return Solution(
         status=np.where(solvable, Status.OPTIMAL, Status.UNSOLVABLE).astype(np.int8),
         cost=labels.cost,
         makespan=labels.makespan,
         needs_wait=labels.needs_wait,
         paths=paths,
+        num_steps=num_steps,
     )
 
 
