@@ -20,7 +20,9 @@ def wilson(successes: float, trials: float, level: float = 0.95) -> tuple[float,
       ValueError: an argument is out of its range.
     """
     if not 0 <= successes <= trials or not math.isfinite(trials):
-    X
+        raise ValueError(
+            f"successes={successes}, trials={trials}: allowed are 0 <= successes <= trials"
+        )
     if not 0 < level < 1:
         raise ValueError(f"level={level}: allowed are numbers in (0, 1)")
     if trials == 0:
