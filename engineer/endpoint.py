@@ -30,6 +30,24 @@ class RefusedError(ValueError):
     """The server refuses the request itself: address, key, model or parameters are not its own."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Reply:
+    """One answer, with what the server says about it.
+
+    Attributes:
+      text: the answer.
+      finish: why it ended: "stop", "length" if its budget was used up, or what else the server
+        says; empty if it says nothing.
+      prompt_tokens, answer_tokens: what they count as at the server, reasoning included; None if
+        it says nothing.
+    """
+
+    text: str
+    finish: str = ""
+    prompt_tokens: int | None = None
+    answer_tokens: int | None = None
+
+
 class _TransientError(Exception):
     """This attempt failed; `wait` is what the server asked for, in seconds."""
 
@@ -53,9 +71,12 @@ class Endpoint:
       backoff: seconds before the second request; doubled before each further one, up to 60. A
         server's Retry-After counts instead if it is longer, up to 60 as well.
       max_tokens: budget of an answer; None leaves it to the server.
+      budget_field: the field of a request that holds it; "max_completion_tokens" for servers that
+        want that instead.
       temperature: of sampling; None leaves it to the server.
       stream: ask for the answer piece by piece, which keeps connections alive under long
         reasoning.
+      extra: further fields of every request, such as {"reasoning_effort": "low"}.
       sleep: waits; a test may replace it.
 
     Raises:
@@ -69,8 +90,10 @@ class Endpoint:
     tries: int = 5
     backoff: float = 1.0
     max_tokens: int | None = None
+    budget_field: str = "max_tokens"
     temperature: float | None = None
     stream: bool = False
+    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     sleep: Callable[[float], None] = time.sleep
 
     def __post_init__(self) -> None:
@@ -90,6 +113,11 @@ class Endpoint:
                 f"tries={self.tries}, timeout={self.timeout}, backoff={self.backoff}: allowed are "
                 "tries from 1, a timeout above 0, and a backoff from 0"
             )
+        own = {"model", "messages", "seed", "temperature", "stream", self.budget_field}
+        if taken := sorted(own & self.extra.keys()):
+            raise ValueError(
+                f"extra: {taken} cannot be among its fields, they have their own place"
+            )
 
     def __call__(self, messages: Sequence[Mapping[str, str]], count: int, seed: int) -> list[str]:
         """`count` answers to one chat, each from a request with a seed of its own.
@@ -98,17 +126,26 @@ class Endpoint:
           NoAnswerError: every try failed for a passing reason (time-out, overload, a broken reply).
           RefusedError: the server refuses the request itself (address, key, model, parameters).
         """
-        return [self._answer(messages, seed + i) for i in range(count)]
+        return [self.ask(messages, seed + i).text for i in range(count)]
 
-    def _answer(self, messages: Sequence[Mapping[str, str]], seed: int) -> str:
+    def ask(self, messages: Sequence[Mapping[str, str]], seed: int) -> Reply:
+        """One answer to one chat; may be called from several threads.
+
+        Raises:
+          NoAnswerError, RefusedError: as a call.
+        """
         body: dict[str, Any] = {
+            **self.extra,
             "model": self.model,
             "messages": [dict(message) for message in messages],
             "seed": seed % (1 << 31),
         }
-        for name in ("max_tokens", "temperature"):
-            if getattr(self, name) is not None:
-                body[name] = getattr(self, name)
+        for name, value in (
+            (self.budget_field, self.max_tokens),
+            ("temperature", self.temperature),
+        ):
+            if value is not None:
+                body[name] = value
         if self.stream:
             body["stream"] = True
         reasons = []
@@ -122,7 +159,7 @@ class Endpoint:
                     self.sleep(min(max(wait, error.wait or 0.0), 60.0))
         raise NoAnswerError(f"{self.url} gave no answer: {'; '.join(reasons)}")
 
-    def _request(self, body: bytes) -> str:
+    def _request(self, body: bytes) -> Reply:
         key = os.environ.get(self.key_variable, "")
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if key:
@@ -154,7 +191,7 @@ class Endpoint:
         except (http.client.HTTPException, OSError) as error:
             what = "the reply broke off" if connected else "no connection"
             raise _TransientError(f"{what} ({type(error).__name__})") from None
-        return _stream_text(raw) if self.stream else _reply_text(raw)
+        return _streamed(raw) if self.stream else _whole(raw)
 
     def _refusal(self, reply: http.client.HTTPResponse, key: str) -> Exception:
         """What an error status means; without the key, even if the server repeats it."""
@@ -198,26 +235,31 @@ def _read(reply: http.client.HTTPResponse, link: socket.socket, deadline: float)
     return b"".join(parts)
 
 
-def _reply_text(raw: bytes) -> str:
-    return _content(_json(raw), "message")
+def _whole(raw: bytes) -> Reply:
+    reply = _json(raw)
+    return Reply(_content(reply, "message"), _finish(reply), *_usage(reply))
 
 
-def _stream_text(raw: bytes) -> str:
-    """The text of server-sent events; only one that says it is finished counts."""
-    texts, finished = [], False
+def _streamed(raw: bytes) -> Reply:
+    """The answer in server-sent events; only one that says it is finished counts."""
+    texts, finished, finish = [], False, ""
+    used: tuple[int | None, int | None] = (None, None)
     for line in raw.decode("utf-8", "replace").splitlines():
         data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
         if data == "[DONE]":
             finished = True
         elif data:
             event = _json(data.encode())
-            if isinstance(event, dict) and event.get("choices") == []:
-                continue  # an event with the usage alone
+            if isinstance(event, dict):
+                used = _usage(event) if event.get("usage") else used
+                if event.get("choices") == []:
+                    continue  # an event with the usage alone
             texts.append(_content(event, "delta"))
-            finished = finished or bool(event["choices"][0].get("finish_reason"))
+            finish = _finish(event) or finish
+            finished = finished or bool(finish)
     if not finished:
         raise _TransientError("the stream broke off")
-    return "".join(texts)
+    return Reply("".join(texts), finish, *used)
 
 
 def _json(raw: bytes) -> Any:
@@ -237,6 +279,23 @@ def _content(reply: Any, field: str) -> str:
     if not isinstance(content, str):
         raise _TransientError("the content of the reply is no text")
     return content
+
+
+def _finish(reply: Any) -> str:
+    """Why the answer ended; after `_content` has found the choice."""
+    finish = reply["choices"][0].get("finish_reason")
+    return finish if isinstance(finish, str) else ""
+
+
+def _usage(reply: Any) -> tuple[int | None, int | None]:
+    """Tokens of the prompt and of the answer, where the server counts them."""
+    usage = reply.get("usage")
+    counts = usage if isinstance(usage, dict) else {}
+    prompt, answer = counts.get("prompt_tokens"), counts.get("completion_tokens")
+    return (
+        prompt if isinstance(prompt, int) else None,
+        answer if isinstance(answer, int) else None,
+    )
 
 
 def _seconds(headers: Any) -> float | None:

@@ -1,7 +1,8 @@
 """A model, its tokenizer and its mesh, and how it answers chats."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -9,10 +10,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from experiments.settings import Settings
-from learner import sharding, tokens
+from learner import lora, sharding, tokens, train_state
+from learner.checkpoints import Checkpoints
 from learner.qwen3 import weights
 from learner.qwen3.config import Qwen3Config
-from learner.sampler import Sampler, SamplingParams
+from learner.sampler import FinishReason, Sampler, SamplingParams
 from learner.task import Answer, Message
 from learner.token_automaton import TokenAutomaton
 
@@ -123,6 +125,28 @@ class Responder:
             for row, done in zip(rows, stopped, strict=True)
         ]
 
+    def stream(
+        self, params: Any, chats: Sequence[Sequence[Message]], keys: jax.Array
+    ) -> Iterator[tuple[int, Answer]]:
+        """One answer to each chat, (number of the chat, answer) as soon as it has ended.
+
+        An answer depends on its chat and on its key alone, beyond rounding. Neither `automaton`
+        nor `ending` apply.
+
+        Args:
+          params: of the model.
+          chats: N of them.
+          keys: PRNG keys [N].
+        """
+        prompts = [self._encode(chat) for chat in chats]
+        rows: list[list[int]] = [[] for _ in prompts]
+        for piece in self._sampler.pieces(params, prompts, keys):
+            rows[piece.row] += piece.tokens.tolist()
+            if piece.finish is not None:
+                row, rows[piece.row] = rows[piece.row], []
+                cut = piece.finish == FinishReason.LENGTH
+                yield piece.row, Answer(tokens.decode(self._policy.tokenizer, row), len(row), cut)
+
     def fits(self, chat: Sequence[Message]) -> bool:
         """Whether the model's window holds a chat and an answer to it."""
         return len(self._encode(chat)) <= self._longest_prompt
@@ -162,3 +186,32 @@ def load_policy(settings: Settings) -> Policy:
 def load_params(settings: Settings, policy: Policy) -> Any:
     """The parameters that a run starts from, placed on the mesh."""
     return weights.load(settings.model.folder, policy.config, policy.mesh)
+
+
+def load_checkpoint(settings: Settings, policy: Policy, folder: Path, step: int) -> Any:
+    """The parameters of a checkpoint of a run, adapters added, placed on the mesh.
+
+    The optimizer's moments are read too, and dropped.
+
+    Args:
+      settings: of the run; its mesh may be another one than the run had.
+      policy: of `load_policy`.
+      folder: with the run's checkpoints.
+      step: which one.
+
+    Raises:
+      FileNotFoundError: there is no such checkpoint.
+    """
+    training = settings.training
+    abstract = train_state.abstract_train_state(
+        policy.config, training.optimizer, policy.mesh, training.lora
+    )
+    with Checkpoints(folder, read_only=True) as checkpoints:
+        state, _ = checkpoints.restore(abstract, step)
+    if not training.lora.rank:
+        return state.params
+    merge = jax.jit(
+        lambda base, adapters: lora.merge(base, adapters, training.lora),
+        out_shardings=sharding.param_shardings(policy.config, policy.mesh),
+    )
+    return merge(load_params(settings, policy), state.params)

@@ -85,7 +85,7 @@ class RunDirectory:
             write_json(path, now)
             return
         before = json.loads(path.read_text())
-        changed = sorted(_differences(before, now))
+        changed = sorted(differences(before, now))
         if changed:
             raise UserError(
                 f"workdir={self.root}: the run there was started with other options "
@@ -136,9 +136,10 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_text())
 
 
-def _differences(before: Any, now: Any, path: str = "") -> Iterator[str]:
+def differences(before: Any, now: Any, path: str = "") -> Iterator[str]:
+    """A sentence for every field in which two JSON-able values differ, naming it by its path."""
     if isinstance(before, dict) and isinstance(now, dict):
         for name in before.keys() | now.keys():
-            yield from _differences(before.get(name), now.get(name), f"{path}{name}.")
+            yield from differences(before.get(name), now.get(name), f"{path}{name}.")
     elif before != now:
         yield f"{path.rstrip('.')} was {before!r} and is {now!r}"

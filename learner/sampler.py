@@ -200,6 +200,17 @@ class Sampler:
         """
         return self._pieces(params, [prompt], key[None], 1, automaton, None)
 
+    def pieces(
+        self, params: Params, prompts: Sequence[Sequence[int]], keys: Array
+    ) -> Iterator[Piece]:
+        """One answer to every prompt, piece by piece as they are generated, for whoever keeps each
+        answer as soon as it has ended; the same tokens as `__call__` gives.
+
+        Raises:
+            ValueError: as `__call__`.
+        """
+        return self._pieces(params, prompts, keys, 1, None, None)
+
     def lower(
         self, params: Params, num_prompts: int, num_samples: int, prompt_length: int
     ) -> dict[str, jax.stages.Lowered]:

@@ -123,12 +123,17 @@ def write(
         "tables": [table.to_dict() for table in tables],
     }
     json_path.write_text(json.dumps(content, indent=1, default=_plain, allow_nan=False) + "\n")
+    page_path.write_text(page(title, tables, notes, about))
+    return json_path, page_path
+
+
+def page(title: str, tables: Sequence[Table], notes: Sequence[str], about: dict[str, Any]) -> str:
+    """The Markdown page; arguments as of `write`."""
     lines = [f"# {title}", "", f"`{about['command']}`", ""]
     lines += [f"- {key.replace('_', ' ')}: {_text(value)}" for key, value in about.items()]
     lines += ["", *(f"{note}\n" for note in notes)]
     lines += [table.to_markdown() for table in tables]
-    page_path.write_text("\n".join(lines))
-    return json_path, page_path
+    return "\n".join(lines)
 
 
 def seconds(
