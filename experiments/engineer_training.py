@@ -23,7 +23,6 @@ from engineer.space import Configuration
 from experiments import run_directory as files
 from experiments.mapf_task import MapfTask, judge
 from experiments.policy import Policy, Responder
-from experiments.reward import accuracy_reward
 from experiments.settings import Settings
 from experiments.validation import validation_config
 from learner import sharding
@@ -31,6 +30,7 @@ from learner.task import Answer, Message, Scores
 from learner.train_state import TrainState
 from learner.trainer import GRPOTrainer
 from learner.update import NonFiniteError
+from mapf_jax.answer_reward import accuracy_reward
 
 # What the key of a round's engineer training is folded with.
 _JUDGE, _DESIGNS, _STEPS = range(3)

@@ -10,8 +10,8 @@ import numpy as np
 import mapf_jax
 from engineer.evidence import FailureBreakdown
 from engineer.lakes import lake_breakdown
-from experiments.reward import RewardConfig, accuracy_reward, length_reward, reward_weights
 from learner.task import Answer, Message, Scores
+from mapf_jax.answer_reward import RewardConfig, answer_rewards, next_short_share
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,26 +97,24 @@ class MapfTask:
         """R = w_acc R_acc + w_len R_len of every answer."""
         judgement = judge(self._instances, indices, [answer.text for answer in answers])
         num_tokens = np.array([answer.num_tokens for answer in answers])
-        accuracy = accuracy_reward(judgement.verdict, judgement.optimum)
-        length = length_reward(num_tokens, self._reward)
-        w_accuracy, w_length = reward_weights(self._short_share)
-        decay = self._reward.average_decay
-        short = float(np.mean(num_tokens <= self._reward.short_length))
-        self._short_share = decay * self._short_share + (1 - decay) * short
+        rewards = answer_rewards(
+            judgement.verdict, judgement.optimum, num_tokens, self._short_share, self._reward
+        )
+        self._short_share = next_short_share(self._short_share, num_tokens, self._reward)
         valid, optimal = judgement.verdict.valid, judgement.verdict.optimal
         metrics = {
             "valid": float(np.mean(valid)),
             "optimal": float(np.mean(optimal)),
-            "reward_accuracy": float(np.mean(accuracy)),
-            "reward_length": float(np.mean(length)),
-            "weight_accuracy": w_accuracy,
+            "reward_accuracy": float(np.mean(rewards.accuracy)),
+            "reward_length": float(np.mean(rewards.length)),
+            "weight_accuracy": rewards.accuracy_weight,
             "short_share": self._short_share,
         }
         for size in np.unique(judgement.sizes):
             here = judgement.sizes == size
             metrics[f"valid_{size}"] = float(np.mean(valid[here]))
             metrics[f"optimal_{size}"] = float(np.mean(optimal[here]))
-        return Scores(rewards=w_accuracy * accuracy + w_length * length, metrics=metrics)
+        return Scores(rewards=rewards.total, metrics=metrics)
 
     def state(self) -> dict[str, Any]:
         """The moving average."""

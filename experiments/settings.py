@@ -15,10 +15,10 @@ from engineer.choice import CHOICES
 from engineer.context import DEFAULT_VARIANT, VARIANTS, ContextSpec, variant
 from engineer.space import ConfigurationSpace
 from experiments.errors import user_errors
-from experiments.reward import RewardConfig
 from learner import checks
 from learner.qwen3.config import DTYPES, REMAT
 from learner.trainer import GRPOConfig
+from mapf_jax.answer_reward import RewardConfig
 from mapf_jax.environment_config import MAX_AGENTS, MIN_AGENTS, MIN_SIZE, max_hole_ratio
 
 T = TypeVar("T")

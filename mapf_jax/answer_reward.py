@@ -1,16 +1,20 @@
-"""The reward of an answer, from the verifier's verdict and the answer's length."""
+"""The reward of an answer in words, from the verifier's verdict and the answer's length.
+
+The formulas are those of "From Trainee to Trainer" (arXiv 2606.17682), as secondary sources state
+them; the simulator's reward of a move is another one (`env.RewardWeights`).
+"""
 
 import dataclasses
 import math
 
 import numpy as np
 
-from mapf_jax import Verdict
+from mapf_jax.types import Verdict
 
 
 @dataclasses.dataclass(frozen=True)
 class RewardConfig:
-    """The reward of "From Trainee to Trainer" (arXiv 2606.17682), with its lengths as options.
+    """What the publication's reward leaves open, and its two lengths.
 
     Attributes:
       short_length: L1, response tokens up to which length costs nothing.
@@ -59,3 +63,54 @@ def reward_weights(short_share: float) -> tuple[float, float]:
     """
     accuracy = 0.5 + 0.3 * min(max((short_share - 0.5) / 0.4, 0.0), 1.0)
     return accuracy, 1.0 - accuracy
+
+
+def next_short_share(short_share: float, num_tokens: np.ndarray, config: RewardConfig) -> float:
+    """The moving average after a batch of responses.
+
+    Args:
+      short_share: the average before it.
+      num_tokens: i[N], tokens of each response, N >= 1.
+      config: the reward.
+    """
+    decay = config.average_decay
+    short = float(np.mean(np.asarray(num_tokens) <= config.short_length))
+    return decay * short_share + (1 - decay) * short
+
+
+@dataclasses.dataclass(frozen=True)
+class AnswerRewards:
+    """Rewards of N answers, and what they are made of.
+
+    Attributes:
+      total: f32[N], w_acc * accuracy + w_len * length.
+      accuracy: f32[N], R_acc.
+      length: f32[N], R_len.
+      accuracy_weight: w_acc; w_len is 1 - w_acc.
+    """
+
+    total: np.ndarray
+    accuracy: np.ndarray
+    length: np.ndarray
+    accuracy_weight: float
+
+
+def answer_rewards(
+    verdict: Verdict,
+    optimum: np.ndarray,
+    num_tokens: np.ndarray,
+    short_share: float,
+    config: RewardConfig,
+) -> AnswerRewards:
+    """R = w_acc R_acc + w_len R_len of N answers.
+
+    Args:
+      verdict: batch shape [N], with the gaps.
+      optimum: i[N], optimal sum of costs.
+      num_tokens: i[N], tokens of each answer.
+      short_share: moving average of the share of short responses, before these.
+      config: the reward.
+    """
+    accuracy, length = accuracy_reward(verdict, optimum), length_reward(num_tokens, config)
+    w_accuracy, w_length = reward_weights(short_share)
+    return AnswerRewards(w_accuracy * accuracy + w_length * length, accuracy, length, w_accuracy)
