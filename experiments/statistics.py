@@ -6,7 +6,7 @@ A study has few seeds, often five. That decides what is used as the main interva
   interval of their mean. It assumes about normal differences, and then it covers what it says at
   any number of seeds; with mild skew or heavy tails it stays close.
 * `bootstrap` resamples the seeds. With five of them the percentile interval covers some 83 % where
-  95 % are asked for and BCa some 82 %: both are here for studies of many seeds and for comparison.
+  95 % are asked for, and so does BCa: both are here for studies of many seeds and for comparison.
   The tests hold these figures.
 * `crossed_bootstrap` resamples seeds and validation instances at once. It knows of the instances,
   which Student's interval takes as fixed, and has the bootstrap's fault at few seeds; it is
