@@ -118,7 +118,7 @@ def write(
     found = gather(root, study, settings, shared)
     files.write_json(root / "study.json", found)
     files.write_text(root / "comparison.csv", _csv(found))
-    files.write_text(root / "comparison.md", _markdown(found))
+    files.write_text(root / "comparison.md", markdown(found))
     return found
 
 
@@ -437,7 +437,8 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.6g}"
 
 
-def _markdown(found: Mapping[str, Any]) -> str:
+def markdown(found: Mapping[str, Any]) -> str:
+    """`comparison.md`, from what `study.json` holds."""
     labels = {arm["name"]: arm["label"] for arm in found["arms"]}
     state, equal = found["state"], found["budget"]["equal"]
     lines = [

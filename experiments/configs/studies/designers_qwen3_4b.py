@@ -1,0 +1,13 @@
+"""Who should design, with Qwen3-4B; needs `--config.model.path`. It has not been run."""
+
+import ml_collections
+
+from experiments.configs.studies import arms, bases, designers_tiny
+from experiments.study_plan import Study
+
+STUDY = Study(question=designers_tiny.STUDY.question, arms=arms.DESIGNERS, reference="fixed_random")
+
+
+def get_config() -> ml_collections.ConfigDict:
+    """Qwen3-4B as published."""
+    return bases.qwen3_base()

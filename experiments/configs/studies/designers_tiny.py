@@ -1,0 +1,20 @@
+"""Who should design: eight designers, five seeds, the tiny model."""
+
+import ml_collections
+
+from experiments.configs.studies import arms, bases
+from experiments.study_plan import Study
+
+STUDY = Study(
+    question=(
+        "Who designs the next training environment best: nobody, chance, an automatic curriculum, "
+        "the checkpoint that is being trained, or the one that training started from?"
+    ),
+    arms=arms.DESIGNERS,
+    reference="fixed_random",
+)
+
+
+def get_config() -> ml_collections.ConfigDict:
+    """The tiny model."""
+    return bases.tiny_base()

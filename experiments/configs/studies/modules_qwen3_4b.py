@@ -1,0 +1,13 @@
+"""How much of the training Qwen3-4B should be told; needs `--config.model.path`. Not run."""
+
+import ml_collections
+
+from experiments.configs.studies import arms, bases, modules_tiny
+from experiments.study_plan import Study
+
+STUDY = Study(question=modules_tiny.STUDY.question, arms=arms.MODULES, reference="bookkeeping")
+
+
+def get_config() -> ml_collections.ConfigDict:
+    """Qwen3-4B as published."""
+    return bases.qwen3_base()

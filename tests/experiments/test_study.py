@@ -1,0 +1,326 @@
+"""A whole study in small: killed, resumed, with a run that fails; what it shares; its tables."""
+
+import csv
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from experiments import study_plan, study_results, study_runs
+from experiments.configs.studies import bases, designers_tiny
+from experiments.errors import UserError
+from experiments.progress import Reporter
+from experiments.study_plan import Arm, Study
+
+ROOT = Path(__file__).parent.parent.parent
+STUDIES = sorted((ROOT / "experiments" / "configs" / "studies").glob("*_*.py"))
+PLAN = """
+from experiments.configs.studies import bases
+from experiments.study_plan import Arm, Study
+
+STUDY = Study(
+    question="Does it run?",
+    arms=(
+        Arm("fixed", "fixed", {"engineer.designer": "fixed"}),
+        Arm("failures", "failures", {"engineer.designer": "failures"}),
+        # Refused when it starts: no design has room in so few tokens.
+        Arm("broken", "broken", {"engineer.max_new_tokens": 8}),
+    ),
+    reference="fixed",
+    seeds=(0, 1),
+)
+
+
+def get_config():
+    config = bases.tiny_base()
+    config.loop.rounds = 2
+    config.environment.num_instances = 16
+    config.environment.max_candidates = 4096
+    config.validation.num_instances = 24
+    config.training.epochs = 1.0
+    config.training.prompts_per_step = 8
+    config.training.group_size = 4
+    return config
+"""
+
+
+def start(folder, *options):
+    flags = (f"--config={folder / 'plan.py'}", f"--workdir={folder / 'study'}", "--workers=2")
+    return subprocess.Popen(
+        [sys.executable, "-m", "experiments.study", *flags, *options],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "XLA_FLAGS": "",
+            # The test alone may run twice; the study itself would keep its cache in its folder.
+            "JAX_COMPILATION_CACHE_DIR": str(folder / "cache"),
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process):
+    out, err = process.communicate(timeout=300)
+    return process.returncode, out, err
+
+
+def story(folder):
+    """What a run is about, without what depends on the machine."""
+    names = ["initial/validation.json", "initial/answers.jsonl", "validation/instances.jsonl"]
+    for index in range(2):
+        names += [
+            f"rounds/{index}/{name}"
+            for name in ("environment.yaml", "instances.jsonl", "validation.json", "answers.jsonl")
+        ]
+    told = {name: (folder / name).read_text() for name in [*names, "rounds/0/design/design.json"]}
+    for index in range(2):
+        lines = (folder / "rounds" / str(index) / "train.jsonl").read_text().splitlines()
+        told[f"train {index}"] = [
+            {k: v for k, v in json.loads(line).items() if not k.startswith("machine/")}
+            for line in lines
+        ]
+    return told
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """(folder, what the end of the study printed); killed on the way and begun again."""
+    folder = tmp_path_factory.mktemp("study")
+    (folder / "plan.py").write_text(PLAN)
+    process = start(folder)
+    while not list(folder.glob("study/runs/*/seed-0/rounds/0/design/design.json")):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not (folder / "study" / "study.json").exists()
+    code, out, err = finish(start(folder))
+    assert code == 1, err[-3000:]  # One arm fails.
+    return folder, out
+
+
+def read(folder):
+    return json.loads((folder / "study" / "study.json").read_text())
+
+
+def test_a_killed_study_goes_on_and_a_failure_stops_no_other_run(done):
+    folder, out = done
+    found = read(folder)
+    assert found["state"] == {"planned": 6, "finished": 4, "failed": 2, "missing": 0}
+    for run in found["runs"]:
+        broken = run["arm"] == "broken"
+        assert run["status"] == ("failed" if broken else "finished")
+        assert ("max_new_tokens" in (run["error"] or "")) == broken
+        assert len(run["points"]) == (1 + 1 if broken else 1 + 2)
+        assert run["seconds"] > 0
+    assert "broken, seed 1 failed" in out
+
+
+def test_runs_share_their_beginning_and_are_as_if_alone(done, monkeypatch):
+    folder, _ = done
+    runs = folder / "study" / "runs"
+    first, second = story(runs / "fixed" / "seed-0"), story(runs / "failures" / "seed-0")
+    other = story(runs / "fixed" / "seed-1")
+    for name in first:
+        if name.startswith(("validation", "initial")):  # One for all seeds.
+            assert first[name] == second[name] == other[name]
+        elif name.startswith(("rounds/0", "train 0")) and "design" not in name:
+            assert first[name] == second[name] != other[name]
+    assert first["rounds/1/environment.yaml"] != second["rounds/1/environment.yaml"]
+    shared = [run["shared"]["folder"] for run in read(folder)["runs"]]
+    assert len(set(shared)) == len(list((folder / "study" / "shared").iterdir())) == 2
+    assert shared[0] == shared[2] != shared[1]
+
+    # Alone, from the start to the end.
+    study = study_plan.load(str(folder / "plan.py"))
+    (alone,) = (
+        dataclasses.replace(job, shared=None)
+        for job in study_runs.jobs(study, study.settings(config(folder)))
+        if (job.arm, job.settings.seed) == ("failures", 0)
+    )
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(folder / "cache"))
+    monkeypatch.setenv("XLA_FLAGS", "")
+    slots = study_runs.slots(folder, 1, alone.settings)
+    assert study_runs.Runner(folder / "alone", [alone], slots, Reporter()).run()
+    assert story(folder / "alone" / alone.folder) == second
+
+
+def config(folder):
+    space: dict = {}
+    exec((folder / "plan.py").read_text(), space)
+    return space["get_config"]()
+
+
+def test_what_is_finished_stays(done):
+    folder, _ = done
+    before = (folder / "study" / "comparison.csv").read_text()
+    marks = {path: path.stat().st_mtime_ns for path in folder.glob("study/runs/*/*/times.jsonl")}
+    code, _, err = finish(start(folder, "--tables_only"))
+    assert code == 1, err[-3000:]
+    assert (folder / "study" / "comparison.csv").read_text() == before
+    assert marks == {path: path.stat().st_mtime_ns for path in marks}
+    code, _, err = finish(start(folder, "--tables_only", "--config.training.group_size=8"))
+    assert code == 1
+    assert "started with other options (training.group_size was 4 and is 8)" in err
+    assert "Traceback" not in err
+
+
+def answers(folder, arm, seed, part, name):
+    path = folder / "study" / "runs" / arm / f"seed-{seed}" / part / "answers.jsonl"
+    return np.array([json.loads(line)[name] for line in path.read_text().splitlines()], float)
+
+
+def test_tables(done):
+    folder, _ = done
+    found = read(folder)
+    assert found["schema"] == study_results.SCHEMA
+    assert found["budget"]["differs"] == {}
+    assert found["budget"]["equal"] == {
+        "rounds": 2,
+        "instances": 32,
+        "steps": 4,
+        "updates": 4,
+        "answers": 128,
+        "validated": 72,
+        "engineer_steps": 0,
+    }
+    run = found["runs"][0]
+    assert run["used"] == {
+        "instances_asked": 32,
+        "instances": 32,
+        "steps": 4,
+        "updates": run["used"]["updates"],
+        "answers": 128,
+    }
+    assert [point["steps"] for point in run["points"]] == [0, 2, 4]
+    assert [point["round"] for point in run["points"]] == [None, 0, 1]
+    assert run["points"][2]["design"]["source"] == "fixed"
+    for point in run["points"]:
+        assert sum(row["valid"] for row in point["by_row"].values()) == point["valid"]
+        assert point["answers"] == 24
+    rows = {(row["metric"], row["arm"]): row for row in found["comparison"]}
+    parts = ["initial", "rounds/0", "rounds/1"]
+    for name in ("valid", "optimal"):
+        differences = []
+        for seed in (0, 1):
+            final = {}
+            for arm in ("fixed", "failures"):
+                curve = [answers(folder, arm, seed, part, name).mean() for part in parts]
+                final[arm] = curve[-1]
+                values = rows[f"{name}_final", arm]["values"]
+                assert values[str(seed)] == pytest.approx(curve[-1])
+                area = np.trapezoid(curve, [0, 0.5, 1])
+                assert rows[f"{name}_area", arm]["values"][str(seed)] == pytest.approx(area)
+            differences.append(final["failures"] - final["fixed"])
+        told = rows[f"{name}_final", "failures"]["difference"]
+        assert told["mean"] == pytest.approx(np.mean(differences))
+        expected = scipy.stats.ttest_1samp(differences, 0)
+        if np.ptp(differences) > 0:
+            assert told["p"] == pytest.approx(expected.pvalue)
+            low, high = expected.confidence_interval()
+            assert (told["low"], told["high"]) == pytest.approx((low, high))
+        assert told["crossed_low"] <= told["mean"] <= told["crossed_high"]
+        assert rows[f"{name}_final", "fixed"]["difference"] is None
+        assert rows[f"{name}_final", "broken"]["mean"] is None
+    with (folder / "study" / "comparison.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert [row["arm"] for row in table[:3]] == ["fixed", "failures", "broken"]
+    assert float(table[1]["difference"]) == pytest.approx(
+        rows["valid_final", "failures"]["difference"]["mean"], abs=1e-6
+    )
+    page = (folder / "study" / "comparison.md").read_text()
+    assert "4 of 6 runs are finished" in page
+    assert "instances 32, steps 4, updates 4" in page
+    assert "- broken, seed 0 is failed: " in page
+
+
+def test_less_than_the_budget_is_told(done, tmp_path):
+    folder, _ = done
+    found = read(folder)
+    found["runs"][0]["used"] |= {"instances": 30, "steps": 3}
+    page = study_results.markdown(found)
+    assert "- fixed trained on less than its budget: seed 0: 30 instances, 3 steps." in page
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_every_study_has_equal_budgets(path, tmp_path):
+    study = study_plan.load(str(path))
+    space: dict = {}
+    exec(path.read_text(), space)
+    base = space["get_config"]()
+    if "qwen3" in path.stem:
+        with pytest.raises(UserError, match=r"model\.path"):
+            study.settings(base)
+        (tmp_path / "config.json").write_text("{}")
+        base.model.path = str(tmp_path)
+    settings = study.settings(base)
+    assert len(study.seeds) >= 5
+    jobs = study_runs.jobs(study, settings)
+    assert len({job.folder for job in jobs}) == len(jobs)
+    assert len([job for job in jobs if job.arm]) == len(study.arms) * len(study.seeds)
+    if path.stem == "budget_tiny":
+        assert not any(job.shared for job in jobs)  # No two arms begin alike.
+    if path.stem.startswith("designers"):
+        alone = {job.arm for job in jobs if job.arm and job.shared is None}
+        assert alone == {"fixed_uniform"}
+
+
+def test_unequal_budgets_are_refused():
+    arms = (Arm("a", "a"), Arm("b", "b", {"environment.num_instances": 960}))
+    study = Study("", arms, "a")
+    with pytest.raises(UserError, match=r"instances differs between arms, \{'a': 2880, 'b': 5760"):
+        study.settings(bases.tiny_base())
+    free = ("instances", "steps", "updates", "answers")
+    dataclasses.replace(study, may_differ=free).settings(bases.tiny_base())
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: Arm("Big Name", ""), "small letters"),
+        (lambda: Arm("a", "", {"engineer.desinger": 1}), "did you mean engineer.designer"),
+        (lambda: Arm("a", "", {"seed": 1}), "those of the study"),
+        (lambda: Study("", (Arm("a", ""),), "a"), "at least two"),
+        (lambda: Study("", (Arm("a", ""), Arm("b", "")), "c"), "reference='c'"),
+        (lambda: dataclasses.replace(designers_tiny.STUDY, seeds=(1, 1)), "seeds"),
+        (lambda: dataclasses.replace(designers_tiny.STUDY, may_differ=("time",)), "may_differ"),
+        (lambda: study_plan.load("experiments/configs/tiny.py"), "holds no STUDY"),
+    ],
+)
+def test_bad_plans(make, told):
+    with pytest.raises(ValueError, match=told):
+        make()
+
+
+def test_where_processes_compute(tmp_path, monkeypatch):
+    settings = designers_tiny.STUDY.settings(bases.tiny_base())["current"][0]
+
+    def slots(workers):
+        return study_runs.slots(tmp_path, workers, settings)
+
+    monkeypatch.setattr(study_runs, "_devices", lambda: ("cpu", 1))
+    monkeypatch.setattr(study_runs, "_cores", lambda: [0, 1, 4, 5, 6])
+    cores = [slot.arguments for slot in slots(2)]
+    assert cores == [("--cores=0,1",), ("--cores=4,5,6",)]
+    assert len(slots(0)) == 5
+    assert [slot.arguments for slot in slots(7)][5:] == [("--cores=0",), ("--cores=1",)]
+    monkeypatch.setattr(study_runs, "_devices", lambda: ("gpu", 2))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    visible = [slot.environment["CUDA_VISIBLE_DEVICES"] for slot in slots(0)]
+    assert visible == ["3", "5"]
+    shared = [slot.environment["XLA_PYTHON_CLIENT_MEM_FRACTION"] for slot in slots(4)]
+    assert shared == ["0.450"] * 4
+    monkeypatch.setattr(study_runs, "_devices", lambda: ("tpu", 4))
+    assert len(slots(0)) == 1
+    with pytest.raises(UserError, match="workers=2"):
+        slots(2)
