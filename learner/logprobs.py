@@ -33,7 +33,7 @@ def token_logprobs(
 
     Under a mesh (`sharding.use`) every device works on its own rows of the first axis, which is
     split over `sharding.BATCH_AXES`, and sums up its own gradient of the matrix; these sums meet
-    once, after the last chunk. The vocabulary stays split over the tensor axis.
+    once, after the last chunk. The vocabulary stays split over the tensor axis, which divides V.
 
     Args:
         hidden: [..., T, D], final hidden states; their dtype is that of the matrix products.
@@ -79,14 +79,18 @@ def token_logprobs(
     return unchunk(logp), unchunk(entropy)
 
 
-def limit_vocabulary(logits: Array, vocab_size: int | None) -> Array:
+def limit_vocabulary(logits: Array, vocab_size: int | None, first: Array | int = 0) -> Array:
     """Logits [..., V] that make ids from `vocab_size` on impossible; unchanged if it is None.
 
     Their logit is finite, since the gradient of an entropy with infinite ones is not a number.
+
+    Args:
+        first: the id of the first logit.
     """
-    if vocab_size is None or vocab_size >= logits.shape[-1]:
+    size = logits.shape[-1]
+    if vocab_size is None or (isinstance(first, int) and vocab_size >= first + size):
         return logits
-    return jnp.where(jnp.arange(logits.shape[-1]) < vocab_size, logits, _IMPOSSIBLE)
+    return jnp.where(first + jnp.arange(size) < vocab_size, logits, _IMPOSSIBLE)
 
 
 # With l the logits, Z their log-sum-exp, p = exp(l - Z) and y the target: log p_y = l_y - Z and
@@ -101,22 +105,16 @@ def _row_shards() -> int:
 
 
 _ROWS = P(None, sharding.BATCH_AXES)  # The first axis counts chunks.
-_MATRIX = P("fsdp")
+_MATRIX = P("fsdp", "tensor")
 
 
 def _over_mesh(
     local: Callable[..., Any], in_specs: tuple[P, ...], out_specs: P | tuple[P, ...], split: bool
 ) -> Callable[..., Any]:
-    """`local` on the rows of each device; XLA goes on to split its arrays over the tensor axis."""
+    """`local` on the rows of each device and its part of the vocabulary."""
     if not split:
         return local
-    return jax.shard_map(
-        local,
-        in_specs=in_specs,
-        out_specs=out_specs,
-        axis_names=set(sharding.BATCH_AXES),
-        check_vma=False,
-    )
+    return jax.shard_map(local, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
 def _split(targets: Array) -> bool:
@@ -138,11 +136,28 @@ def _chunked(
     return logp, entropy
 
 
-def _logits(hidden: Array, matrix: Array, temperature: float, vocab_size: int | None) -> Array:
-    """f32[tokens, V] from hidden [..., D] and the matrix in its dtype."""
+def _vocabulary_split(split: bool) -> bool:
+    """Whether a device has a part of the vocabulary, where `local` of `_over_mesh` runs."""
+    return split and jax.sharding.get_abstract_mesh().shape["tensor"] > 1
+
+
+def _first(matrix: Array, split: bool) -> Array | int:
+    """The id of the first column of a device's matrix [D, its part of V]."""
+    return jax.lax.axis_index("tensor") * matrix.shape[-1] if _vocabulary_split(split) else 0
+
+
+def _sums(parts: Any, split: bool) -> Any:
+    """Sums over the vocabulary from those over the part of each device."""
+    return jax.lax.psum(parts, "tensor") if _vocabulary_split(split) else parts
+
+
+def _logits(
+    hidden: Array, matrix: Array, temperature: float, vocab_size: int | None, first: Array | int
+) -> Array:
+    """f32[tokens, V] from hidden [..., D] and the matrix in its dtype, whose first id is given."""
     flat = hidden.reshape(-1, hidden.shape[-1])
     logits = jnp.matmul(flat, matrix, preferred_element_type=jnp.float32)
-    return limit_vocabulary(logits, vocab_size) / temperature
+    return limit_vocabulary(logits, vocab_size, first) / temperature
 
 
 def _whole(part: Array, dtype: Any, split: bool) -> Array:
@@ -162,15 +177,27 @@ def _forward(
 
     def local(hidden: Array, part: Array, targets: Array) -> tuple[Array, Array, Array]:
         matrix = _whole(part, hidden.dtype, split)
+        first = _first(matrix, split)
 
         def one(h: Array, target: Array) -> tuple[Array, Array, Array]:
-            logits = _logits(h, matrix, temperature, vocab_size)
+            logits = _logits(h, matrix, temperature, vocab_size, first)
             highest = jnp.max(logits, axis=-1, keepdims=True)
+            if _vocabulary_split(split):
+                highest = jax.lax.pmax(highest, "tensor")
             powers = jnp.exp(logits - highest)
-            total = jnp.sum(powers, axis=-1)
-            mean = jnp.sum(powers * logits, axis=-1) / total
+            column = target.reshape(-1, 1) - first
+            here = (column >= 0) & (column < logits.shape[-1])
+            chosen = jnp.take_along_axis(logits, jnp.where(here, column, 0), axis=-1)
+            total, weighted, chosen = _sums(
+                (
+                    jnp.sum(powers, axis=-1),
+                    jnp.sum(powers * logits, axis=-1),
+                    jnp.where(here, chosen, 0.0)[:, 0],
+                ),
+                split,
+            )
+            mean = weighted / total
             normaliser = highest[:, 0] + jnp.log(total)
-            chosen = jnp.take_along_axis(logits, target.reshape(-1, 1), axis=-1)[:, 0]
             shape = target.shape
             return (
                 (chosen - normaliser).reshape(shape),
@@ -208,16 +235,17 @@ def _chunked_backward(
 
     def local(hidden: Array, part: Array, *columns: Array) -> tuple[Array, Array]:
         matrix = _whole(part, hidden.dtype, split)
+        first = _first(matrix, split)
 
         def one(total: Array, args: tuple[Array, ...]) -> tuple[Array, Array]:
             h, *columns = args
             target, z, ent, logp_bar, entropy_bar = (x.reshape(-1, 1) for x in columns)
-            logits = _logits(h, matrix, temperature, vocab_size)
+            logits = _logits(h, matrix, temperature, vocab_size, first)
             log_p = logits - z
             factor = logp_bar
             if entropy_gradient:
                 factor = factor + entropy_bar * (log_p + ent)
-            onehot = jnp.arange(logits.shape[-1]) == target
+            onehot = first + jnp.arange(logits.shape[-1]) == target
             logits_bar = jnp.where(onehot, logp_bar, 0.0) - factor * jnp.exp(log_p)
             # In the dtype of the model, as every other matrix product of the backward pass.
             logits_bar = (logits_bar / temperature).astype(h.dtype)
@@ -228,6 +256,7 @@ def _chunked_backward(
 
         zeros = jnp.zeros_like(matrix, part.dtype)
         total, hidden_bar = jax.lax.scan(one, zeros, (hidden, *columns))
+        hidden_bar = _sums(hidden_bar, split)
         if split:
             # Not over axes of one device: XLA runs such a sum and even copies for it.
             mesh = jax.sharding.get_abstract_mesh()

@@ -33,6 +33,7 @@ RULES: tuple[tuple[str, str | tuple[str, ...] | None], ...] = (
     ("norm", None),
 
     ("batch", BATCH_AXES),
+    ("data_batch", "data"),
     ("length", None),
     ("activation", None),
 )  # fmt: skip

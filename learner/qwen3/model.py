@@ -206,7 +206,7 @@ class Qwen3(nn.Module):
             unroll=min(c.scan_unroll, c.num_hidden_layers),
             metadata_params={nn.PARTITION_NAME: "layers"},
         )
-        x, _ = layers(Block(c, name="layers"), embed(embedding, tokens, c), None)
+        x, _ = layers(Block(c, name="layers"), embed_split(embedding, tokens, c), None)
         return RMSNorm(c, "norm", name="final_norm")(x)
 
 
@@ -215,6 +215,19 @@ def embed(embedding: Array, tokens: Array, config: Qwen3Config) -> Array:
     # Whole rows on every device: a lookup in split rows would have to move the activations.
     rows = nn.with_logical_constraint(embedding, ("vocab", "activation"))
     return jnp.take(rows, tokens, axis=0).astype(config.dtype)
+
+
+def embed_split(embedding: Array, tokens: Array, config: Qwen3Config) -> Array:
+    """`embed` for training, where `fsdp` splits both the rows of tokens and the width D.
+
+    Each device looks its part of the width up for all rows of its group, and then the group
+    exchanges parts of the width for rows. So the whole embedding is on no device, neither in
+    float32 nor as a gradient; what moves are activations, far fewer than the vocabulary has rows.
+    """
+    tokens = nn.with_logical_constraint(tokens, ("data_batch", "length"))
+    x = jnp.take(embedding, tokens, axis=0).astype(config.dtype)
+    x = nn.with_logical_constraint(x, ("data_batch", "length", "embed"))
+    return nn.with_logical_constraint(x, ("batch", "length", "activation"))
 
 
 # Whole sequences -------------------------------------------------------------
