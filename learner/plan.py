@@ -113,7 +113,7 @@ def plan_sampling(
         ValueError: model, options and mesh do not go together.
     """
     programs = _programs(
-        config, lambda c: _trainer(c, training, mesh).lower_sampling(prompt_length)
+        config, lambda c: abstract_trainer(c, training, mesh).lower_sampling(prompt_length)
     )
     weights, prompt_cache = programs["prepare"].outputs, programs["prefill"].reused
     sample_cache = programs["segment"].reused
@@ -137,7 +137,9 @@ def plan_training(
     config: Qwen3Config, training: GRPOConfig, mesh: Mesh, prompt_length: int
 ) -> Plan:
     """The memory of an update; arguments and errors as of `plan_sampling`."""
-    programs = _programs(config, lambda c: _trainer(c, training, mesh).lower_update(prompt_length))
+    programs = _programs(
+        config, lambda c: abstract_trainer(c, training, mesh).lower_update(prompt_length)
+    )
     state = abstract_train_state(config, training.optimizer, mesh, training.lora)
     elsewhere = {
         "gradients": _tree_bytes(state.opt_state),
@@ -160,7 +162,8 @@ def _programs(
     return {name: _program(name, real[name], compiled[name]) for name in real}
 
 
-def _trainer(config: Qwen3Config, training: GRPOConfig, mesh: Mesh) -> GRPOTrainer:
+def abstract_trainer(config: Qwen3Config, training: GRPOConfig, mesh: Mesh) -> GRPOTrainer:
+    """A trainer without any arrays, whose programs can be lowered."""
     params = abstract_train_state(config, training.optimizer, mesh).params
     return GRPOTrainer(
         training,
@@ -321,7 +324,26 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _mesh_sizes(text: str) -> list[tuple[int, int, int]]:
+def model_config(name: str, **compute: Any) -> Qwen3Config:
+    """The configuration of a published model, of a folder, or of a model on the hub.
+
+    Args:
+        compute: compute options, as of `Qwen3Config.from_hf`.
+
+    Raises:
+        ValueError: there is none, or an option is invalid.
+    """
+    if name.removeprefix("Qwen/") in NAMES:
+        return published(name, **compute)
+    return Qwen3Config.from_folder(hub.model_folder(name, files=["config.json"]), **compute)
+
+
+def mesh_sizes(text: str) -> list[tuple[int, int, int]]:
+    """Sizes of (data, fsdp, tensor) from text such as "1x8x1,32x8x1".
+
+    Raises:
+        ValueError: it is something else.
+    """
     sizes = []
     for part in text.split(","):
         if not re.fullmatch(r"[1-9]\d*x[1-9]\d*x[1-9]\d*", part):
@@ -331,7 +353,7 @@ def _mesh_sizes(text: str) -> list[tuple[int, int, int]]:
     return sizes
 
 
-def _use_host_devices(count: int) -> None:
+def use_host_devices(count: int) -> None:
     """Make this machine's CPU look like `count` devices; before anything uses JAX's devices."""
     flags = os.environ.get("XLA_FLAGS", "").split()
     flags = [flag for flag in flags if not flag.startswith(_DEVICE_COUNT)]
@@ -348,14 +370,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         parts = options.parts.split(",")
         if unknown := set(parts) - set(planners):
             raise ValueError(f"parts is {sorted(unknown)}; allowed are {tuple(planners)}")
-        compute = {"dtype": options.dtype, "remat": options.remat}
-        if options.config.removeprefix("Qwen/") in NAMES:
-            config = published(options.config, **compute)
-        else:
-            folder = hub.model_folder(options.config, files=["config.json"])
-            config = Qwen3Config.from_folder(folder, **compute)
-        sizes = _mesh_sizes(options.mesh)
-        _use_host_devices(max(math.prod(size) for size in sizes))
+        config = model_config(options.config, dtype=options.dtype, remat=options.remat)
+        sizes = mesh_sizes(options.mesh)
+        use_host_devices(max(math.prod(size) for size in sizes))
         print(_heading(config, options))
         for size in sizes:
             mesh = sharding.make_mesh(*size)
