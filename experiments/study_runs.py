@@ -124,7 +124,7 @@ def check_unchanged(root: Path, all_jobs: Sequence[Job]) -> None:
 def slots(root: Path, workers: int, settings: Settings) -> list[Slot]:
     """Where the processes of a study compute.
 
-    On CPUs the cores are divided between them. On GPUs each has as many devices of its own as the
+    On CPUs the cores are divided equally between them. On GPUs each has as many devices of its own as the
     mesh takes; more workers than that share devices and divide their memory. On anything else one
     process has all devices.
 
@@ -194,11 +194,14 @@ def _cores() -> list[int]:
 
 
 def _divided(cores: Sequence[int], workers: int) -> list[list[int]]:
-    """The cores of each worker: equal parts, or single cores in turn if there are too few."""
-    if workers >= len(cores):
+    """The cores of each worker, equally many: the number of threads decides how sums are rounded.
+
+    If there are fewer cores than workers, one each, some of them shared.
+    """
+    each = len(cores) // workers
+    if not each:
         return [[cores[i % len(cores)]] for i in range(workers)]
-    bounds = [i * len(cores) // workers for i in range(workers + 1)]
-    return [list(cores[bounds[i] : bounds[i + 1]]) for i in range(workers)]
+    return [list(cores[i * each : (i + 1) * each]) for i in range(workers)]
 
 
 class Runner:

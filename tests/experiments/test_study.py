@@ -150,8 +150,9 @@ def test_runs_share_their_beginning_and_are_as_if_alone(done, monkeypatch):
     )
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(folder / "cache"))
     monkeypatch.setenv("XLA_FLAGS", "")
-    slots = study_runs.slots(folder, 1, alone.settings)
-    assert study_runs.Runner(folder / "alone", [alone], slots, Reporter()).run()
+    # On as many cores as before: how sums are divided over threads decides how they are rounded.
+    slots = study_runs.slots(folder, 2, alone.settings)
+    assert study_runs.Runner(folder / "alone", [alone], slots[1:], Reporter()).run()
     assert story(folder / "alone" / alone.folder) == second
 
 
@@ -278,7 +279,7 @@ def test_every_study_has_equal_budgets(path, tmp_path):
 def test_unequal_budgets_are_refused():
     arms = (Arm("a", "a"), Arm("b", "b", {"environment.num_instances": 960}))
     study = Study("", arms, "a")
-    with pytest.raises(UserError, match=r"instances differs between arms, \{'a': 2880, 'b': 5760"):
+    with pytest.raises(UserError, match=r"instances differs between arms, \{'a': 2400, 'b': 5760"):
         study.settings(bases.tiny_base())
     free = ("instances", "steps", "updates", "answers")
     dataclasses.replace(study, may_differ=free).settings(bases.tiny_base())
@@ -311,7 +312,7 @@ def test_where_processes_compute(tmp_path, monkeypatch):
     monkeypatch.setattr(study_runs, "_devices", lambda: ("cpu", 1))
     monkeypatch.setattr(study_runs, "_cores", lambda: [0, 1, 4, 5, 6])
     cores = [slot.arguments for slot in slots(2)]
-    assert cores == [("--cores=0,1",), ("--cores=4,5,6",)]
+    assert cores == [("--cores=0,1",), ("--cores=4,5",)]
     assert len(slots(0)) == 5
     assert [slot.arguments for slot in slots(7)][5:] == [("--cores=0",), ("--cores=1",)]
     monkeypatch.setattr(study_runs, "_devices", lambda: ("gpu", 2))

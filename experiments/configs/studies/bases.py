@@ -13,7 +13,8 @@ def tiny_base() -> ml_collections.ConfigDict:
     """
     config = tiny.get_config()
     config.loop.rounds = 6
-    config.environment.num_instances = 480
+    config.environment.num_instances = 400
+    config.training.prompts_per_step = 40
     # A killed run loses one round at most.
     config.checkpoint.every_steps = 1000
     config.checkpoint.keep = 1
