@@ -1,4 +1,4 @@
-"""The command line: `python -m mapf_jax generate|solve|verify|render`.
+"""The command line: `python -m mapf_jax generate|solve|verify|render|export`.
 
 Instances go in and out as JSON lines (see `formats`), by files or by standard input and output,
 written as they are computed. Input that cannot be used ends the command with one line that names
@@ -24,6 +24,7 @@ from mapf_jax import formats, movingai, published, render
 from mapf_jax.blocks import BLOCK
 from mapf_jax.environment_config import EnvironmentConfig
 from mapf_jax.generator import GenerationReport, generate
+from mapf_jax.integrations.dataset import write_dataset
 from mapf_jax.padding import pad_instance, stack_padded, stack_plans
 from mapf_jax.solver import WIDTHS, solve
 from mapf_jax.text import parse_answer
@@ -92,13 +93,16 @@ def _parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         added.set_defaults(run=run)
-        if name != "generate":
+        if name == "export":
+            added.add_argument("input", nargs="+", metavar="INPUT", help="what to read, see below")
+            added.add_argument("--out", required=True, type=Path, metavar="FOLDER")
+        elif name != "generate":
             added.add_argument("input", metavar="INPUT", help="what to read, see below")
             added.add_argument("--map", type=Path, metavar="FILE", help="the .map of a .scen")
             added.add_argument(
                 "--agents", type=_count, metavar="N", help="take the first N agents of a .scen"
             )
-        if name != "render":
+        if name not in ("render", "export"):
             added.add_argument(
                 "--out", default="-", metavar="FILE", help="default: standard output"
             )
@@ -143,6 +147,16 @@ def _parser() -> argparse.ArgumentParser:
     drawing.add_argument("--id", help="draw this instance only")
     drawing.add_argument("--no-paths", action="store_true", help="do not draw paths")
     drawing.add_argument("--cell", type=_count, default=48, help="pixels (default: %(default)s)")
+
+    exporting = command(
+        _export, "Write solved instances as a data set for `datasets.load_dataset`."
+    )
+    exporting.add_argument(
+        "--format", choices=("parquet", "jsonl"), default="parquet", help="default: %(default)s"
+    )
+    exporting.add_argument(
+        "--list-holes", action="store_true", help="also list the holes' cells in the prompts"
+    )
     return parser
 
 
@@ -162,23 +176,19 @@ def _generate(args: argparse.Namespace) -> None:
         wait_ratio = 0.5 if args.wait_ratio is None else args.wait_ratio
         config = EnvironmentConfig.uniform(args.sizes or range(3, 11), hole_ratio, wait_ratio)
     with _output(args.out) as out:
-        names: Sequence[str]
         if args.benchmark:
             from mapf_jax.benchmark import benchmark_instances
 
             made = benchmark_instances(args.seed)
-            instances, names = made.instances, made.ids
-            report = GenerationReport(len(instances), len(instances), made.reports)
+            named = enumerate(made.ids)
+            records = [formats.to_record(made.instances[i], name) for i, name in named]
+            report = GenerationReport(len(records), len(records), made.reports)
         else:
             key, count = jax.random.key(args.seed), args.num_instances or 100
             instances, report = generate(key, config, count, args.num_agents or 2)
-            counts = np.asarray(instances.active).sum(-1)
-            names = [
-                f"{counts[i]}ag_{instances.size[i]}x{instances.size[i]}_{i:05d}"
-                for i in range(len(instances))
-            ]
-        for i, name in enumerate(names):
-            _write(out, formats.to_record(instances[i], name))
+            records = formats.to_records(instances)
+        for record in records:
+            _write(out, record)
     _tell_report(report, args.report)
 
 
@@ -288,6 +298,22 @@ def _save(path: Path, entry: _Entry, plan: Plan | None, cell: int) -> None:
         render.save(path, entry.instance, plan, cell)
     except ValueError as error:
         raise ValueError(f"{entry.where}: {error}") from error
+
+
+def _export(args: argparse.Namespace) -> None:
+    """Each input is a split that is called as its file is."""
+    splits: dict[str, list[dict[str, Any]]] = {}
+    for name in args.input:
+        split = Path(name).stem
+        if split in splits:
+            raise ValueError(f"{name}: there is a split {split!r} already")
+        single = argparse.Namespace(input=name, map=None, agents=None)
+        splits[split] = [entry.record for entry in _entries(single)]
+        if not splits[split]:
+            raise ValueError(f"{name}: no instance")
+    write_dataset(args.out, splits, args.format, args.list_holes)
+    for split, records in splits.items():
+        print(f"{split}: {len(records)} instances", file=sys.stderr)
 
 
 # Input and output

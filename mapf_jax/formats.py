@@ -62,6 +62,15 @@ def to_record(instance: Instance, name: str) -> dict[str, Any]:
     return record
 
 
+def to_records(instances: Instance) -> list[dict[str, Any]]:
+    """The records of a batch, each named by its agents, its size and its place."""
+    counts, sizes = np.asarray(instances.active).sum(-1), np.asarray(instances.size)
+    return [
+        to_record(instances[i], f"{counts[i]}ag_{sizes[i]}x{sizes[i]}_{i:05d}")
+        for i in range(len(instances))
+    ]
+
+
 def solution_fields(solution: Solution, agents: np.ndarray) -> dict[str, Any]:
     """Status, cost, makespan, needs_wait and paths of a single solution as in a record.
 

@@ -1,0 +1,234 @@
+"""Solved instances as a data set of the Hugging Face hub's form: prompts, records, labels.
+
+A folder with one file a split and a card, `README.md`, that says which type each column has.
+`datasets.load_dataset(folder)` loads it; so does the hub if it is uploaded.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from mapf_jax import formats
+from mapf_jax.environment_config import EnvironmentConfig
+from mapf_jax.generator import generate
+from mapf_jax.text import prompt, render_answer
+from mapf_jax.types import Status
+
+FileFormat = Literal["parquet", "jsonl"]
+DATA_SOURCE = "mapf_frozenlake"
+
+#: The type of every column: the name of an Arrow type, `[type]` for lists, `{name: type}`.
+SCHEMA: dict[str, Any] = {
+    "id": "string",
+    "prompt": [{"role": "string", "content": "string"}],
+    "answer": "string",
+    "num_agents": "int32",
+    "size": "int32",
+    "num_holes": "int32",
+    "map": ["string"],
+    "starts": [["int32"]],
+    "goals": [["int32"]],
+    "cost": "int32",
+    "makespan": "int32",
+    "needs_wait": "bool",
+    "paths": [[["int32"]]],
+    "data_source": "string",
+    "ability": "string",
+    "reward_model": {"style": "string", "ground_truth": "string"},
+    "extra_info": {"split": "string", "index": "int64"},
+}
+
+_MEANING = {
+    "id": "name of the instance",
+    "prompt": "chat messages: one of the user that poses the instance",
+    "answer": "an optimal answer in the form that the prompt asks for",
+    "num_agents": "number of agents",
+    "size": "the lake has size x size cells",
+    "num_holes": "number of holes",
+    "map": "rows of `F` (frozen) and `H` (hole)",
+    "starts": "[row, column] of each agent, counted from 0 at the upper left",
+    "goals": "likewise",
+    "cost": "optimal sum of costs: for each agent the first time from which it stays on its goal",
+    "makespan": "smallest time by which all agents can be on their goals",
+    "needs_wait": "no optimal plan is free of waits before arrival",
+    "paths": "an optimal plan, [agent][time][row, column]; a shorter path stays at its end",
+    "data_source": "for verl",
+    "ability": "for verl",
+    "reward_model": "for verl: `ground_truth` is the record of the instance as JSON",
+    "extra_info": "for verl",
+}
+
+
+def made_records(
+    num_instances: int,
+    sizes: Iterable[int] = range(3, 11),
+    hole_ratio: float = 0.2,
+    wait_ratio: float = 0.5,
+    num_agents: int = 2,
+    seed: int = 0,
+) -> list[dict[str, Any]]:
+    """Records of distinct new instances with their optima, sizes in equal shares.
+
+    Args:
+      num_instances: how many, at least 1; fewer are made where there are not enough.
+      sizes: lake sizes.
+      hole_ratio: share of holes.
+      wait_ratio: share of the instances that need a wait.
+      num_agents: 2 to 5.
+      seed: equal seeds give equal instances.
+
+    Raises:
+      ValueError: an argument is out of range.
+      NoInstanceError: there are no such instances.
+    """
+    config = EnvironmentConfig.uniform(sizes, hole_ratio, wait_ratio)
+    instances, _ = generate(jax.random.key(seed), config, num_instances, num_agents)
+    return formats.to_records(instances)
+
+
+def dataset_rows(
+    records: Sequence[Mapping[str, Any]], split: str = "train", list_holes: bool = False
+) -> list[dict[str, Any]]:
+    """One row of `SCHEMA` for each solved record.
+
+    Args:
+      records: solved records as `formats` has them, at least one.
+      split: name of the split, for the column `extra_info`.
+      list_holes: also list the cells of the holes in the prompts.
+
+    Raises:
+      ValueError: a record is not an instance with a valid optimum; names its id and the field.
+    """
+    instances = formats.from_records(records)
+    if instances.solution is None:
+        raise ValueError(f"{records[0].get('id')}: cost: missing, solve the instances first")
+    rows = []
+    for i, known in enumerate(instances.solution.status == Status.OPTIMAL):
+        name = str(records[i]["id"])
+        if not known:
+            raise ValueError(f"{name}: cost: missing, solve the instances first")
+        record = formats.to_record(instances[i], name)
+        truth = {field: record[field] for field in ("id", "map", "starts", "goals", "cost")}
+        paths = np.array(record["paths"]).transpose(1, 0, 2)
+        rows.append(
+            {
+                **record,
+                "prompt": [{"role": "user", "content": prompt(instances[i], list_holes)}],
+                "answer": render_answer(paths, len(paths) - 1),
+                "num_agents": len(record["starts"]),
+                "size": len(record["map"]),
+                "num_holes": "".join(record["map"]).count("H"),
+                "data_source": DATA_SOURCE,
+                "ability": "planning",
+                "reward_model": {"style": "rule", "ground_truth": json.dumps(truth)},
+                "extra_info": {"split": split, "index": i},
+            }
+        )
+    return [{column: row[column] for column in SCHEMA} for row in rows]
+
+
+def write_dataset(
+    folder: Path,
+    splits: Mapping[str, Sequence[Mapping[str, Any]]],
+    file_format: FileFormat = "parquet",
+    list_holes: bool = False,
+) -> None:
+    """Writes `data/SPLIT.parquet` or `.jsonl` for every split, and the card.
+
+    Args:
+      folder: made if it does not exist; what it holds of this data set is replaced.
+      splits: solved records by name of the split.
+      file_format: "parquet" needs the package `datasets`.
+      list_holes: also list the cells of the holes in the prompts.
+
+    Raises:
+      ValueError: a split has no name that `datasets` takes, or a record is not solved.
+      ImportError: Parquet without the package `datasets`.
+    """
+    for split in splits:
+        if not re.fullmatch(r"\w+(\.\w+)*", split):
+            raise ValueError(f"split={split!r}: letters, digits, _ and inner dots are allowed")
+    if file_format == "parquet":
+        import datasets  # Before anything is written.
+    tables = {split: dataset_rows(records, split, list_holes) for split, records in splits.items()}
+    (folder / "data").mkdir(parents=True, exist_ok=True)
+    for split, rows in tables.items():
+        path = folder / "data" / f"{split}.{file_format}"
+        if file_format == "parquet":
+            features = datasets.Features(_features(SCHEMA, datasets.Value))
+            datasets.Dataset.from_list(rows, features=features).to_parquet(path)
+        else:
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "README.md").write_text(_card(tables, file_format))
+
+
+def _features(kind: Any, value: Any) -> Any:
+    """A type of `SCHEMA` as `datasets` has it."""
+    if isinstance(kind, str):
+        return value(kind)
+    if isinstance(kind, list):
+        return [_features(kind[0], value)]
+    return {name: _features(part, value) for name, part in kind.items()}
+
+
+def _described(kind: Any) -> dict[str, Any]:
+    """A type of `SCHEMA` as the head of a card has it."""
+    if isinstance(kind, str):
+        return {"dtype": kind}
+    if isinstance(kind, dict):
+        return {"struct": [{"name": name, **_described(part)} for name, part in kind.items()]}
+    (part,) = kind
+    if isinstance(part, str):
+        return {"list": part}
+    return {"list": _described(part).get("struct", _described(part))}
+
+
+def _card(tables: Mapping[str, Sequence[Mapping[str, Any]]], file_format: FileFormat) -> str:
+    total = sum(map(len, tables.values()))
+    files = [{"split": split, "path": f"data/{split}.{file_format}"} for split in tables]
+    columns = [{"name": name, **_described(kind)} for name, kind in SCHEMA.items()]
+    lines = [
+        "---",
+        "pretty_name: MAPF-FrozenLake",
+        "language: [en]",
+        "task_categories: [text-generation]",
+        "tags: [multi-agent-path-finding, planning, reinforcement-learning]",
+        "configs:",
+        "- config_name: default",
+        "  data_files:",
+        # JSON is YAML as well.
+        *(f"  - {json.dumps(file)}" for file in files),
+        "dataset_info:",
+        "  features:",
+        *(f"  - {json.dumps(column)}" for column in columns),
+        "---",
+        "",
+        "# MAPF-FrozenLake",
+        "",
+        f"{total} instances of multi-agent path finding on lakes with holes, each with an optimal "
+        "plan. The task is that of *From Trainee to Trainer: LLM-Designed Training Environment for "
+        "RL with Multi-Agent Reasoning* (arXiv 2606.17682); the instances are not the published "
+        "ones. They were made, solved and written by `mapf_jax`, which also judges answers.",
+        "",
+        "| split | agents | size | instances | need a wait | mean share of holes |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for split, rows in tables.items():
+        groups: dict[tuple[int, int], list[Mapping[str, Any]]] = {}
+        for row in rows:
+            groups.setdefault((row["num_agents"], row["size"]), []).append(row)
+        for (agents, size), group in sorted(groups.items()):
+            waits = sum(row["needs_wait"] for row in group) / len(group)
+            holes = sum(row["num_holes"] for row in group) / len(group) / size**2
+            lines.append(
+                f"| {split} | {agents} | {size} x {size} | {len(group)} | {waits:.1%} "
+                f"| {holes:.1%} |"
+            )
+    lines += ["", "| column | meaning |", "| --- | --- |"]
+    lines += [f"| `{name}` | {_MEANING[name]} |" for name in SCHEMA]
+    return "\n".join(lines) + "\n"
