@@ -124,9 +124,9 @@ def check_unchanged(root: Path, all_jobs: Sequence[Job]) -> None:
 def slots(root: Path, workers: int, settings: Settings) -> list[Slot]:
     """Where the processes of a study compute.
 
-    On CPUs the cores are divided equally between them. On GPUs each has as many devices of its own as the
-    mesh takes; more workers than that share devices and divide their memory. On anything else one
-    process has all devices.
+    On CPUs the cores are divided equally between them. On GPUs each has as many devices of its own
+    as the mesh takes; more workers than that share devices and divide their memory. On anything
+    else one process has all devices.
 
     Args:
       root: the study's folder.
