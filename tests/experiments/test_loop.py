@@ -89,8 +89,8 @@ def test_three_rounds_two_designs_and_a_report(undisturbed):
     assert "round 2: valid" in out
     assert "next: 3x3 share" in out
     page = (workdir / "report.html").read_text()
-    assert page.count("data:image/png;base64") == 3
-    assert (workdir / "figures" / "validation.png").stat().st_size > 5000
+    assert page.count('class="chart"') == len(list((workdir / "figures").glob("*.png"))) > 10
+    assert page.count('class="lake"') == 12
 
 
 def test_killed_runs_end_like_the_undisturbed_one(undisturbed, tmp_path):

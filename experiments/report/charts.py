@@ -1,0 +1,360 @@
+"""Charts: each is drawn once and kept as a picture, as part of the page, and as its numbers."""
+
+import csv
+import dataclasses
+import io
+import math
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from experiments import run_directory as files
+from experiments.report import style
+from experiments.report.page import Content, Html, element
+
+_WIDTH = 4.3  # Inches; the text of a chart of this width is readable on a phone.
+_FONT = 9.0
+_SETTINGS = {
+    "font.family": "DejaVu Sans",
+    "font.size": _FONT,
+    "axes.titlesize": _FONT + 1,
+    "legend.fontsize": _FONT - 0.5,
+    "text.parse_math": False,
+    "svg.fonttype": "none",
+    "text.color": style.INK,
+    "axes.labelcolor": style.INK,
+    "axes.edgecolor": style.INK,
+    "xtick.color": style.INK,
+    "ytick.color": style.INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": style.GRID,
+    "grid.linewidth": 0.7,
+    "legend.frameon": False,
+    "legend.handlelength": 3.0,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 5.5,
+}
+
+
+class Chart(Protocol):
+    """Something to be drawn, with the numbers that are drawn.
+
+    Attributes:
+      name: of its files; letters, digits, hyphens and underscores.
+      title: what it shows.
+      description: in one sentence, for those who cannot see it.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def description(self) -> str: ...
+
+    def table(self) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+        """(names of the columns, rows): every number that is drawn."""
+        ...
+
+    def draw(self) -> Any:
+        """A Matplotlib figure."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Series:
+    """One line of a chart.
+
+    Attributes:
+      name: as the legend has it.
+      x: where.
+      y: how much; None where nothing is known, which breaks the line.
+      low: lower ends of intervals around `y`, if there are any.
+      high: their upper ends.
+      look: number of its `style.look`; None is for what is common to all others.
+      faint: a thin line in the background, not in the legend.
+    """
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float | None]
+    low: Sequence[float | None] = ()
+    high: Sequence[float | None] = ()
+    look: int | None = 0
+    faint: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("y", "low", "high"):
+            values = getattr(self, name)
+            if len(values) != len(self.x) and (values or name == "y"):
+                raise ValueError(
+                    f"{self.name}: {len(values)} values of {name} for {len(self.x)} of x"
+                )
+
+
+@dataclasses.dataclass(frozen=True)
+class Lines:
+    """Lines over a common axis; see `Chart` for the first three.
+
+    Attributes:
+      x_label: name of the horizontal axis.
+      y_label: name of the vertical axis, with its unit.
+      series: the lines.
+      x_names: what to call the places of the horizontal axis, if they are not numbers.
+      y_range: (low, high) of the vertical axis; chosen by the data if None.
+      begins: where something new begins: dotted upright lines.
+      markers: mark every point; for lines of few points.
+    """
+
+    name: str
+    title: str
+    description: str
+    x_label: str
+    y_label: str
+    series: tuple[Series, ...]
+    x_names: Mapping[float, str] = dataclasses.field(default_factory=dict)
+    y_range: tuple[float, float] | None = None
+    begins: Sequence[float] = ()
+    markers: bool = True
+
+    def table(self) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+        """See `Chart`; one row for each point."""
+        rows = [
+            (
+                line.name,
+                self.x_names.get(x, x),
+                line.y[i],
+                line.low[i] if line.low else None,
+                line.high[i] if line.high else None,
+            )
+            for line in self.series
+            for i, x in enumerate(line.x)
+        ]
+        return ("series", self.x_label, self.y_label, "low", "high"), rows
+
+    def draw(self) -> Any:
+        """See `Chart`."""
+        named = [line for line in self.series if not line.faint]
+        columns = _legend_columns([line.name for line in named])
+        legend_rows = math.ceil(len(named) / columns) if len(named) > 1 else 0
+        figure, axes = _axes(2.75 + 0.19 * legend_rows)
+        for begin in self.begins:
+            axes.axvline(begin, color=style.INK, linewidth=0.8, linestyle=":")
+        for line in self.series:
+            self._draw_line(axes, line)
+        if self.x_names:
+            axes.set_xticks(list(self.x_names), list(self.x_names.values()))
+            axes.set_xlim(min(self.x_names) - 0.25, max(self.x_names) + 0.25)
+        else:
+            axes.xaxis.get_major_locator().set_params(integer=True, steps=[1, 2, 5, 10])
+        if self.y_range is not None:
+            # Points on an end are drawn whole.
+            reach = 0.03 * (self.y_range[1] - self.y_range[0])
+            axes.set_ylim(self.y_range[0] - reach, self.y_range[1] + reach)
+        axes.set(title=self.title, xlabel=self.x_label, ylabel=self.y_label)
+        if legend_rows:
+            figure.legend(loc="outside lower center", ncols=columns)
+        return figure
+
+    def _draw_line(self, axes: Any, line: Series) -> None:
+        y = [math.nan if value is None else value for value in line.y]
+        colour, marker, dashes = style.INK, "o", ()
+        if line.look is not None:
+            look = style.look(line.look)
+            colour, marker, dashes = look.light, look.marker, look.dashes
+        if line.faint:
+            axes.plot(line.x, y, color=colour, linewidth=0.7, alpha=0.45)
+            return
+        (drawn,) = axes.plot(
+            line.x,
+            y,
+            color=colour,
+            marker=marker if self.markers else None,
+            markeredgewidth=0,
+            linewidth=2.6 if line.look is None else None,
+            label=line.name,
+        )
+        if dashes:
+            drawn.set_dashes(dashes)
+        if line.low:
+            low = [math.nan if value is None else value for value in line.low]
+            high = [math.nan if value is None else value for value in line.high]
+            axes.vlines(line.x, low, high, color=colour, linewidth=1.2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """One row of a chart of estimates.
+
+    Attributes:
+      name: what is estimated.
+      value: the estimate, None if there is none.
+      low: lower end of its interval, None if there is none.
+      high: its upper end.
+      points: what the estimate is made of, by name.
+    """
+
+    name: str
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+    points: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimates:
+    """Estimates with intervals below each other; see `Chart` for the first three fields.
+
+    Attributes:
+      x_label: what is estimated, with its unit.
+      rows: from top to bottom.
+      reference: where an upright line stands, such as at no difference.
+    """
+
+    name: str
+    title: str
+    description: str
+    x_label: str
+    rows: tuple[Estimate, ...]
+    reference: float | None = None
+
+    def table(self) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+        """See `Chart`; an estimate and then its points."""
+        rows: list[tuple[Any, ...]] = []
+        for row in self.rows:
+            rows.append((row.name, "mean", row.value, row.low, row.high))
+            rows += [(row.name, name, value, None, None) for name, value in row.points.items()]
+        return ("name", "what", self.x_label, "low", "high"), rows
+
+    def draw(self) -> Any:
+        """See `Chart`."""
+        figure, axes = _axes(1.0 + 0.36 * len(self.rows))
+        if self.reference is not None:
+            axes.axvline(self.reference, color=style.INK, linewidth=1.0, linestyle=":")
+        for place, row in enumerate(self.rows):
+            look = style.look(place)
+            points = list(row.points.values())
+            axes.plot(
+                points,
+                [place + 0.22] * len(points),
+                linestyle="",
+                marker="o",
+                markersize=3,
+                markeredgewidth=0,
+                color=look.light,
+                alpha=0.7,
+            )
+            if row.low is not None and row.high is not None:
+                axes.hlines(place, row.low, row.high, color=look.light, linewidth=2.2)
+            if row.value is not None:
+                axes.plot([row.value], [place], marker=look.marker, color=look.light, markersize=7)
+        names = [textwrap.fill(row.name, 24) for row in self.rows]
+        axes.set_yticks(range(len(names)), names)
+        axes.set_ylim(len(names) - 0.4, -0.6)
+        axes.grid(visible=False, axis="y")
+        axes.set(title=self.title, xlabel=self.x_label)
+        return figure
+
+
+class Gallery:
+    """The charts of a page and their files below a folder.
+
+    Args:
+      root: the folder; pictures go to `figures`, numbers to `data`.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.names: list[str] = []
+
+    def add(self, chart: Chart, remark: Content = None) -> Html:
+        """Draws a chart and writes its files.
+
+        Args:
+          chart: with a name that no other of this page has.
+          remark: what stands below it.
+
+        Returns:
+          The chart as part of a page, where it takes the page's colours.
+        """
+        if chart.name in self.names:
+            raise ValueError(f"name={chart.name!r}: another chart has it")
+        self.names.append(chart.name)
+        import matplotlib
+
+        with matplotlib.rc_context({**_SETTINGS, "svg.hashsalt": chart.name}):
+            figure = chart.draw()
+            picture, drawing = io.BytesIO(), io.StringIO()
+            figure.savefig(picture, format="png", dpi=160, facecolor=style.PAPER)
+            figure.savefig(drawing, format="svg", transparent=True, metadata={"Date": None})
+        path = self._root / "figures" / f"{chart.name}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(picture.getvalue())
+        files.write_text(self._root / "data" / f"{chart.name}.csv", csv_text(*chart.table()))
+        caption = None if remark is None else element("figcaption", remark)
+        return element("figure", _inline(drawing.getvalue(), chart), caption)
+
+
+def csv_text(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A table as comma-separated values; None is an empty field."""
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\n").writerows([header, *rows])
+    return buffer.getvalue()
+
+
+def running_mean(values: Sequence[float], window: int) -> list[float]:
+    """The mean of each value and the `window` - 1 before it, as far as there are so many."""
+    sums = [0.0]
+    for value in values:
+        sums.append(sums[-1] + value)
+    return [
+        (sums[end] - sums[max(0, end - window)]) / min(end, window)
+        for end in range(1, len(values) + 1)
+    ]
+
+
+def _axes(height: float) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def _legend_columns(names: Sequence[str]) -> int:
+    longest = max((len(name) for name in names), default=0)
+    most = max(1, int(66 / (longest + 9)))
+    rows = math.ceil(len(names) / most)
+    return math.ceil(len(names) / max(rows, 1))
+
+
+def _inline(svg: str, chart: Chart) -> Html:
+    """Matplotlib's SVG as part of a page: without a prologue, in the page's colours."""
+    svg = svg[svg.index("<svg") :]
+    box = re.search(r'viewBox="([^"]*)"', svg)
+    assert box is not None
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"<style[^>]*>.*?</style>", "", svg, flags=re.DOTALL)
+    svg = svg.replace("xlink:href", "href")
+    svg = re.sub(r'(\bid="|\bhref="#|url\(#)', rf"\g<1>{chart.name}-", svg)
+    svg = re.sub(r'\bd="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path.group()), svg)
+    svg = re.sub(r"font: ([^;\"]*?)'DejaVu Sans'[^;\"]*", r"font: \1system-ui, sans-serif", svg)
+    colours = {look.light: f"var(--c{i})" for i, look in enumerate(style.LOOKS)}
+    colours |= {style.INK: "currentColor", style.GRID: "var(--grid)", style.BAD: "var(--bad)"}
+    for colour, name in colours.items():
+        svg = svg.replace(f": {colour}", f": {name}")
+    content = svg[svg.index(">") + 1 : svg.rindex("</svg>")]
+    return element(
+        "svg",
+        Html(content.strip()),
+        class_="chart",
+        viewBox=box.group(1),
+        role="img",
+        aria_label=f"{chart.title}. {chart.description}",
+    )

@@ -1,0 +1,735 @@
+"""The page of a study: arms that differ in a few options, over the same seeds and budget.
+
+It is made from `study.json`, whose fields `experiments.study_results` describes. Where the folders
+of the runs are there too, measures of their designs and drawn answers come from them.
+"""
+
+import json
+import statistics as plain
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from engineer.space import Configuration
+from experiments import run_directory as files
+from experiments.report import answers, measures, published_shares
+from experiments.report.charts import Estimate, Estimates, Gallery, Lines, Series
+from experiments.report.page import (
+    DASH,
+    NOTHING,
+    Content,
+    Heat,
+    Html,
+    Section,
+    bullets,
+    charts,
+    code,
+    document,
+    duration,
+    element,
+    files_section,
+    fold,
+    heading,
+    join,
+    number,
+    paragraph,
+    percent,
+    table,
+    text_block,
+    tiles,
+)
+from experiments.report.reading import Run, is_run, read_run
+
+_FILE = "study.json"
+_SCHEMA = 1
+_DRAWN_ARMS = 2
+
+
+def is_study(root: Path) -> bool:
+    """Whether a folder is that of a study."""
+    return (root / _FILE).is_file()
+
+
+def page(root: Path, gallery: Gallery) -> Html:
+    """The page; its charts go to the gallery.
+
+    Raises:
+      ValueError: the file of the study, or one of a run, is damaged or of another version.
+    """
+    path = root / _FILE
+    try:
+        found = files.read_json(path)
+    except ValueError as error:
+        raise ValueError(f"{path}: damaged: {error}") from error
+    if not isinstance(found, dict) or found.get("schema") != _SCHEMA:
+        raise ValueError(f"{path}: schema {_SCHEMA} is needed; make it anew with experiments.study")
+    runs = _runs(root, found)
+    sections = [
+        Section("comparison", "Comparison", _comparison(found, gallery)),
+        Section("set-up", "What was compared", _set_up(found)),
+        Section("learning", "Learning curves", _learning(found, gallery)),
+        Section("configurations", "Configurations", _configurations(found, gallery)),
+        Section("designs", "Designs", _designs(found, runs)),
+        Section("failures", "What fails", _failures(found)),
+        Section("answers", "Answers, drawn", _answers(found, runs)),
+        Section("cost", "Cost and runs", _cost(found)),
+        Section("limits", "What the numbers do not show", _limits(found)),
+        Section("files", "Files", files_section(gallery.names)),
+    ]
+    return document(f"Study {found['name']}", _introduction(found), sections)
+
+
+def _runs(root: Path, found: Mapping[str, Any]) -> dict[tuple[str, int], Run]:
+    """The finished runs whose folders are there, by arm and seed."""
+    return {
+        (run["arm"], run["seed"]): read_run(root / run["folder"])
+        for run in found["runs"]
+        if run["status"] == "finished" and is_run(root / run["folder"])
+    }
+
+
+def _labels(found: Mapping[str, Any]) -> dict[str, str]:
+    return {arm["name"]: arm["label"] for arm in found["arms"]}
+
+
+def _finished(found: Mapping[str, Any], arm: str) -> list[Mapping[str, Any]]:
+    return [run for run in found["runs"] if run["arm"] == arm and run["status"] == "finished"]
+
+
+def _level(found: Mapping[str, Any]) -> str:
+    return f"{100 * found['level']:.0f} %"
+
+
+# The top of the page
+
+
+def _introduction(found: Mapping[str, Any]) -> Html:
+    labels, state = _labels(found), found["state"]
+    metric = found["metrics"][0]
+    rows = [row for row in found["comparison"] if row["metric"] == metric["name"]]
+    known = [row for row in rows if row["mean"] is not None]
+    reference = next((row for row in known if row["arm"] == found["reference"]), None)
+    facts: list[tuple[Content, Content, Content]] = [
+        (
+            "runs finished",
+            f"{state['finished']} of {state['planned']}",
+            f"{len(found['arms'])} arms, {len(found['seeds'])} seeds",
+        )
+    ]
+    if reference is not None:
+        facts.append(
+            (
+                f"reference: {labels[found['reference']]}",
+                percent(reference["mean"]),
+                metric["label"],
+            )
+        )
+    if known:
+        best = max(known, key=lambda row: row["mean"])
+        facts.append(
+            (
+                f"highest mean: {labels[best['arm']]}",
+                percent(best["mean"]),
+                _difference_text(best["difference"], found)
+                if best["difference"]
+                else "the reference itself",
+            )
+        )
+    return join([paragraph(found["question"]), tiles(facts), _verdict(found, rows)])
+
+
+def _difference_text(difference: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    if difference["mean"] is None:
+        return "no common seed with the reference"
+    told = f"{100 * difference['mean']:+.1f} points"
+    if difference["low"] is None:
+        return told
+    low, high = 100 * difference["low"], 100 * difference["high"]
+    return f"{told} ({_level(found)}: {low:+.1f} to {high:+.1f})"
+
+
+def _verdict(found: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Html:
+    """Which arms are told from the reference in the first metric, in words."""
+    labels = _labels(found)
+    tested = [row for row in rows if row["difference"] and row["difference"]["p_holm"] is not None]
+    if not tested:
+        return paragraph(
+            element("b", "Nothing can be compared yet: "),
+            "two seeds of an arm and of the reference have to be finished.",
+        )
+    alpha = 1 - found["level"]
+    told = [row for row in tested if row["difference"]["p_holm"] < alpha]
+    name = found["metrics"][0]["label"]
+    against = labels[found["reference"]]
+    if not told:
+        return paragraph(
+            element("b", "No difference is shown. "),
+            f"In “{name}” none of {len(tested)} arms is told from {against} at "
+            f"{100 * alpha:.0f} % after Holm's correction. That is no proof that they are equal: "
+            "the intervals below say which differences remain possible.",
+        )
+    sentences = [
+        f"{labels[row['arm']]} {_difference_text(row['difference'], found)}" for row in told
+    ]
+    return join(
+        [
+            paragraph(
+                element("b", f"Told from {against} "),
+                f"in “{name}” at {100 * alpha:.0f} % after Holm's correction: {len(told)} of "
+                f"{len(tested)} arms.",
+            ),
+            bullets(sentences),
+        ]
+    )
+
+
+# Comparison
+
+
+def _comparison(found: Mapping[str, Any], gallery: Gallery) -> Html:
+    labels, level = _labels(found), _level(found)
+    against = labels[found["reference"]]
+    parts: list[Content] = []
+    for metric in found["metrics"]:
+        rows = [row for row in found["comparison"] if row["metric"] == metric["name"]]
+        means = tuple(
+            Estimate(
+                labels[row["arm"]],
+                *(_hundred(row[name]) for name in ("mean", "low", "high")),
+                {f"seed {seed}": 100 * value for seed, value in row["values"].items()},
+            )
+            for row in rows
+        )
+        differences = tuple(
+            Estimate(
+                labels[row["arm"]],
+                *(_hundred(row["difference"][name]) for name in ("mean", "low", "high")),
+                {
+                    f"seed {seed}": 100 * value
+                    for seed, value in row["difference"]["values"].items()
+                },
+            )
+            for row in rows
+            if row["difference"]
+        )
+        parts += [
+            heading(f"{metric['label'][0].upper()}{metric['label'][1:]}"),
+            charts(
+                gallery.add(
+                    Estimates(
+                        metric["name"],
+                        metric["label"],
+                        f"Mean over seeds of every arm with its {level} interval.",
+                        "percent",
+                        means,
+                    )
+                ),
+                gallery.add(
+                    Estimates(
+                        f"{metric['name']}_difference",
+                        f"minus {against}",
+                        f"Difference of every arm from {against}, paired by seed, with its "
+                        f"{level} interval.",
+                        "points",
+                        differences,
+                        0.0,
+                    )
+                ),
+            ),
+            _comparison_table(found, rows),
+        ]
+    return join(
+        [
+            *parts,
+            paragraph(
+                "Small dots are seeds. Means have Student's interval over seeds. Differences are "
+                "paired by seed, with Student's interval and the paired t-test; Holm's correction "
+                "and that of Benjamini and Hochberg are over the arms of one table. The exact test "
+                f"flips signs and cannot fall below 2 / 2^n for n seeds. Intervals hold {level} of "
+                "the time for one arm alone, not for all arms together. “With instances” is the "
+                "bootstrap over seeds and validation instances, which at few seeds is too narrow.",
+                class_="note",
+            ),
+        ]
+    )
+
+
+def _hundred(value: float | None) -> float | None:
+    return None if value is None else 100 * value
+
+
+def _comparison_table(found: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Html:
+    labels, level = _labels(found), _level(found)
+    written = []
+    for row in rows:
+        difference = row["difference"] or {}
+        written.append(
+            (
+                labels[row["arm"]],
+                len(row["values"]),
+                percent(row["mean"]),
+                _between(row["low"], row["high"], ""),
+                percent(row["sd"]),
+                "reference"
+                if row["difference"] is None
+                else number(_hundred(difference["mean"]), 1, sign=True),
+                _between(difference.get("low"), difference.get("high"), "+"),
+                _between(difference.get("crossed_low"), difference.get("crossed_high"), "+"),
+                *(_p_value(difference.get(name)) for name in ("p", "p_holm", "p_fdr", "p_exact")),
+            )
+        )
+    header = (
+        "arm",
+        "seeds",
+        "mean",
+        level,
+        "sd of seeds",
+        f"minus {labels[found['reference']]}",
+        level,
+        "with instances",
+        "p",
+        "p (Holm)",
+        "p (B.-H.)",
+        "p (exact)",
+    )
+    return table("Comparison of the arms", header, written)
+
+
+def _between(low: float | None, high: float | None, sign: str) -> str:
+    if low is None or high is None:
+        return DASH
+    return f"{100 * low:{sign}.1f} to {100 * high:{sign}.1f}"
+
+
+def _p_value(value: float | None) -> str:
+    if value is None:
+        return DASH
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+# What was compared
+
+
+def _set_up(found: Mapping[str, Any]) -> Html:
+    differs = found["budget"]["differs"]
+    arms = []
+    for arm in found["arms"]:
+        name = arm["label"] + (" (reference)" if arm["name"] == found["reference"] else "")
+        changes = [
+            join([code(path), f" = {json.dumps(value)}"]) for path, value in arm["changes"].items()
+        ]
+        budget = ", ".join(
+            f"{part.replace('_', ' ')} {v[arm['name']]:,}" for part, v in differs.items()
+        )
+        arms.append((name, bullets(changes) if changes else "none", budget or "the common one"))
+    equal = [
+        f"{value:,} {part.replace('_', ' ')}" for part, value in found["budget"]["equal"].items()
+    ]
+    versions = found["versions"] or {}
+    facts = [
+        ("seeds", ", ".join(str(seed) for seed in found["seeds"])),
+        ("budget of every run", ", ".join(equal)),
+        ("model", str(found["base"]["model"]["path"])),
+        ("devices of a run", str(versions.get("devices", "not recorded"))),
+    ]
+    others = [(name, str(value)) for name, value in versions.items() if name != "devices"]
+    return join(
+        [
+            table("What all arms have in common", ("what", "value"), facts, text=True),
+            table("The arms", ("arm", "options of its own", "budget of its own"), arms, text=True),
+            fold(
+                "All options of the reference, first seed",
+                text_block(json.dumps(found["base"], indent=1)),
+            ),
+            fold("Versions and machine", table("Versions", ("what", "version"), others, text=True)),
+        ]
+    )
+
+
+# Learning curves
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return plain.fmean(values) if values else None
+
+
+def _learning(found: Mapping[str, Any], gallery: Gallery) -> Html:
+    labels = _labels(found)
+    count = max((len(run["points"]) for run in found["runs"]), default=0)
+    if not any(_finished(found, arm) for arm in labels):
+        return paragraph("No run has finished yet.")
+    names = {float(i): "start" if i == 0 else str(i - 1) for i in range(count)}
+    places = tuple(names)
+
+    def curve(runs: Sequence[Mapping[str, Any]], kind: str) -> list[float | None]:
+        return [
+            _mean(
+                [
+                    100 * run["points"][i][kind] / run["points"][i]["answers"]
+                    for run in runs
+                    if i < len(run["points"])
+                ]
+            )
+            for i in range(count)
+        ]
+
+    figures = []
+    for kind in ("valid", "optimal"):
+        lines = tuple(
+            Series(label, places, curve(_finished(found, arm), kind), look=i)
+            for i, (arm, label) in enumerate(labels.items())
+        )
+        figures.append(
+            gallery.add(
+                Lines(
+                    f"learning_{kind}",
+                    f"{kind} answers, means over seeds",
+                    f"Mean share of {kind} validation answers of every arm by round.",
+                    "after round",
+                    "percent",
+                    lines,
+                    names,
+                )
+            )
+        )
+    reference = curve(_finished(found, found["reference"]), "valid")
+    single = []
+    values = [
+        value
+        for run in found["runs"]
+        if run["status"] == "finished"
+        for value in curve([run], "valid")
+        if value is not None
+    ]
+    y_range = (min(values), max(values)) if max(values) > min(values) else None
+    for i, (arm, label) in enumerate(labels.items()):
+        runs = _finished(found, arm)
+        if not runs:
+            continue
+        lines = tuple(
+            Series(f"seed {run['seed']}", places, curve([run], "valid"), look=i, faint=True)
+            for run in runs
+        )
+        lines += (Series("mean", places, curve(runs, "valid"), look=i),)
+        if arm != found["reference"]:
+            name = f"mean of {labels[found['reference']]}"
+            lines += (Series(name, places, reference, look=None),)
+        single.append(
+            gallery.add(
+                Lines(
+                    f"learning_valid_{arm}",
+                    label,
+                    f"Share of valid validation answers of every seed of {label} by round.",
+                    "after round",
+                    "percent valid",
+                    lines,
+                    names,
+                    y_range,
+                )
+            )
+        )
+    return join(
+        [charts(*figures), heading("Valid answers of every seed (thin lines)"), charts(*single)]
+    )
+
+
+# Configurations
+
+
+def _configurations(found: Mapping[str, Any], gallery: Gallery) -> Html:
+    labels = _labels(found)
+    figures = []
+    for arm, label in labels.items():
+        points = [
+            (point["round"], Configuration.from_dict(point["config"]))
+            for run in _finished(found, arm)
+            for point in run["points"]
+            if point["config"] is not None
+        ]
+        rounds = sorted({index for index, _ in points})
+        if not rounds:
+            continue
+        lines = tuple(
+            Series(
+                f"{size}x{size}",
+                [float(index) for index in rounds],
+                [
+                    _mean([config[size, "data_ratio"] for at, config in points if at == index])
+                    for index in rounds
+                ],
+                look=i,
+            )
+            for i, size in enumerate(found["rows"])
+        )
+        figures.append(
+            gallery.add(
+                Lines(
+                    f"shares_{arm}",
+                    label,
+                    f"Mean share of the training set of every lake size by round, of {label}.",
+                    "round",
+                    "data_ratio, mean over seeds",
+                    lines,
+                    {float(index): str(index) for index in rounds},
+                    (0, 1),
+                )
+            )
+        )
+    if not figures:
+        return paragraph("No run has finished yet.")
+    return join(
+        [
+            paragraph(
+                "Share of the training set by lake size and round. Every arm of a seed begins with "
+                "the same configuration unless its options say otherwise."
+            ),
+            charts(*figures),
+            heading("The published shares"),
+            charts(published_shares.chart(gallery)),
+            paragraph(published_shares.REMARK, class_="note"),
+        ]
+    )
+
+
+# Designs
+
+
+def _designs(found: Mapping[str, Any], runs: Mapping[tuple[str, int], Run]) -> Html:
+    labels = _labels(found)
+    rows = []
+    for arm, label in labels.items():
+        designs = [
+            point["design"]
+            for run in _finished(found, arm)
+            for point in run["points"]
+            if point["design"] is not None
+        ]
+        if designs:
+            rows.append(
+                (
+                    label,
+                    len(designs),
+                    sum(design["kept_previous"] for design in designs),
+                    number(_mean([design["repairs"] for design in designs])),
+                    number(_mean([design["tries"] for design in designs])),
+                )
+            )
+    measured = {
+        label: [
+            each.design.measures
+            for (name, _), run in runs.items()
+            if name == arm
+            for each in run.rounds
+            if each.design is not None and each.design.measures is not None
+        ]
+        for arm, label in labels.items()
+    }
+    measured = {label: found for label, found in measured.items() if found}
+    header = ("arm", "designs", "earlier one kept", "repairs a design", "answers read a design")
+    return join(
+        [
+            table("Designs of every arm", header, rows)
+            if rows
+            else paragraph("There are none yet."),
+            *(
+                [
+                    heading("What the designs did with their evidence"),
+                    measures.of_arms(measured),
+                ]
+                if measured
+                else []
+            ),
+        ]
+    )
+
+
+# Failures
+
+
+def _failures(found: Mapping[str, Any]) -> Html:
+    labels = _labels(found)
+    checks = found["checks"]
+    by_check, by_size = [], []
+    for arm, label in labels.items():
+        last = [run["points"][-1] for run in _finished(found, arm)]
+        if not last:
+            continue
+        by_check.append(
+            (
+                label,
+                *(
+                    Heat(_mean([point["failed"][check] / point["answers"] for point in last]))
+                    for check in checks
+                ),
+            )
+        )
+        rows = [[point["by_row"][size] for point in last] for size in found["rows"]]
+        by_size.append(
+            (
+                label,
+                *(
+                    f"{percent(_mean([row['valid'] / row['answers'] for row in each]))} / "
+                    f"{percent(_mean([row['optimal'] / row['answers'] for row in each]))}"
+                    for each in rows
+                ),
+            )
+        )
+    if not by_check:
+        return paragraph("No run has finished yet.")
+    return join(
+        [
+            paragraph(
+                "Share of the answers of the last validation that fail each check, mean over "
+                "seeds; an answer may fail several."
+            ),
+            table(
+                "Failed checks by arm",
+                ("arm", *(check.replace("_", " ") for check in checks)),
+                by_check,
+            ),
+            heading("Valid / optimal by lake size"),
+            table(
+                "Valid and optimal by arm and size",
+                ("arm", *(f"{size}x{size}" for size in found["rows"])),
+                by_size,
+            ),
+        ]
+    )
+
+
+# Answers
+
+
+def _answers(found: Mapping[str, Any], runs: Mapping[tuple[str, int], Run]) -> Html:
+    labels = _labels(found)
+    metric = found["metrics"][0]["name"]
+    means = {
+        row["arm"]: row["mean"]
+        for row in found["comparison"]
+        if row["metric"] == metric and row["mean"] is not None
+    }
+    others = sorted(
+        (arm for arm in means if arm != found["reference"]), key=lambda arm: -means[arm]
+    )
+    parts: list[Content] = []
+    for arm in [found["reference"], *others][:_DRAWN_ARMS]:
+        seeds = [seed for name, seed in runs if name == arm]
+        drawn = answers.of_run(runs[arm, min(seeds)], 3, f"{len(parts)}") if seeds else None
+        if drawn is not None:
+            parts += [heading(f"{labels[arm]}, seed {min(seeds)}"), drawn]
+    if not parts:
+        return paragraph("The folders of the runs are not there, or no run has finished yet.")
+    return join([paragraph(answers.LEGEND), answers.PAUSE, *parts])
+
+
+# Cost
+
+
+def _cost(found: Mapping[str, Any]) -> Html:
+    labels = _labels(found)
+    by_arm, by_run = [], []
+    for arm, label in labels.items():
+        done = _finished(found, arm)
+        if done:
+            used = [
+                number(_mean([run["used"][part] for run in done]), 0)
+                for part in ("instances", "steps", "updates", "answers")
+            ]
+            own = [
+                duration(plain.fmean([run[part] for run in done]))
+                for part in ("seconds", "cpu_seconds")
+            ]
+            shared = [run["shared"]["seconds"] for run in done if run["shared"]]
+            by_arm.append((label, *used, *own, duration(plain.fmean(shared)) if shared else DASH))
+    for run in found["runs"]:
+        first, last = (run["points"][0], run["points"][-1]) if run["points"] else (None, None)
+        by_run.append(
+            (
+                f"{labels[run['arm']]}, seed {run['seed']}",
+                run["status"],
+                DASH if first is None else percent(first["valid"] / first["answers"]),
+                DASH if last is None else percent(last["valid"] / last["answers"]),
+                DASH if last is None else percent(last["optimal"] / last["answers"]),
+                duration(run["seconds"]),
+                code(run["folder"]),
+                run["error"],
+            )
+        )
+    shared_folders = {
+        run["shared"]["folder"]: run["shared"]["seconds"] for run in found["runs"] if run["shared"]
+    }
+    total = sum(run["seconds"] for run in found["runs"]) + sum(shared_folders.values())
+    return join(
+        [
+            table(
+                "What a run of every arm used",
+                (
+                    "arm, mean of its runs",
+                    "instances",
+                    "steps",
+                    "updates",
+                    "answers sampled",
+                    "time",
+                    "CPU time",
+                    "time of the common beginning",
+                ),
+                by_arm,
+            )
+            if by_arm
+            else NOTHING,
+            paragraph(
+                f"All runs together took {duration(total)} of wall time on the machine above, "
+                "those that ran at the same time counted one by one. Where arms begin alike, "
+                "validation before training and round 0 were computed once for all of them.",
+                class_="note",
+            ),
+            fold(
+                f"All runs ({len(by_run)})",
+                table(
+                    "All runs",
+                    (
+                        "run",
+                        "status",
+                        "valid at the start",
+                        "valid at the end",
+                        "optimal at the end",
+                        "time",
+                        "folder",
+                        "error",
+                    ),
+                    by_run,
+                ),
+            ),
+        ]
+    )
+
+
+def _limits(found: Mapping[str, Any]) -> Html:
+    seeds = len(found["seeds"])
+    state = found["state"]
+    items: list[Content] = [
+        f"There are {seeds} seeds. Student's interval supposes that the results of seeds are "
+        "spread normally, which so few cannot show; effects smaller than the intervals are wide "
+        "would go unseen.",
+        "All seeds answer the same validation instances, so the means are about these. Designers "
+        "that read results read those of this very set.",
+        "Arms are equal in the parts of the budget that are named, not in all things: a designer "
+        "that is a model also spends answers on designs, and harder lakes have longer answers.",
+        "p-values are corrected within one table. Whoever picks the best of four metrics after "
+        "looking has tested more than that.",
+        "What holds for this model and these lake sizes need not hold for larger ones.",
+    ]
+    if found["base"]["model"]["path"] == "tiny":
+        items.append(
+            "The model has about a million parameters and was prepared on the solver's plans and "
+            "on demonstrations of one simple rule of design. A current checkpoint that designs "
+            "well here does so by that rule, not by insight."
+        )
+    if state["finished"] < state["planned"]:
+        items.append(
+            f"{state['planned'] - state['finished']} runs are missing or have failed. If they "
+            "failed because of how their arm behaves, the means of the others flatter it."
+        )
+    if found["budget"]["differs"]:
+        items.append("The arms differ in their budget on purpose: see What was compared.")
+    return bullets(items)
