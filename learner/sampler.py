@@ -303,19 +303,29 @@ class Sampler:
         return TokenAutomaton.thinking(thinking, automaton)
 
     def _slots(self, num_prompts: int, num_samples: int) -> tuple[int, int]:
-        """Slots for prompts, few different numbers of them, and lanes in each; fills `max_rows`.
-
-        As many slots as there are prompts, but no more than leave room for some samples of each
-        side by side; then as many lanes as fit. Where all answers fit at once, slots are a power
-        of two; elsewhere at most a quarter of them stays empty.
-        """
+        """Slots and lanes of a call."""
         shards = sharding.num_row_shards(self.mesh)
-        needed = -(-num_prompts // shards)
-        per_shard = self.max_rows // shards
-        crowded = needed * num_samples > per_shard
-        lanes = num_samples
-        if crowded:
-            rounds = -(-num_samples // _SIDE_BY_SIDE)
-            lanes = min(-(-num_samples // rounds), per_shard)
-        slots = min(per_shard // lanes, octave_bucket(needed, 1, 4 if crowded else 1))
-        return shards * slots, min(num_samples, per_shard // slots)
+        return slots_and_lanes(num_prompts, num_samples, shards, self.max_rows // shards)
+
+
+def slots_and_lanes(
+    num_prompts: int, num_samples: int, shards: int, per_shard: int
+) -> tuple[int, int]:
+    """Slots for prompts, few different numbers of them, and lanes in each; fills `per_shard`.
+
+    As many slots as there are prompts, but no more than leave room for some samples of each side
+    by side; then as many lanes as fit. Where all answers fit at once, slots are a power of two;
+    elsewhere at most a quarter of them stays empty.
+
+    Args:
+        num_prompts, num_samples: what is asked for.
+        shards: row shards; per_shard: answers that one of them runs at a time.
+    """
+    needed = -(-num_prompts // shards)
+    crowded = needed * num_samples > per_shard
+    lanes = num_samples
+    if crowded:
+        rounds = -(-num_samples // _SIDE_BY_SIDE)
+        lanes = min(-(-num_samples // rounds), per_shard)
+    slots = min(per_shard // lanes, octave_bucket(needed, 1, 4 if crowded else 1))
+    return shards * slots, min(num_samples, per_shard // slots)
