@@ -223,8 +223,10 @@ def _write(
     notes = benchmark_table.notes(questions, outcomes)
     title = "Benchmark of planners" + (" (PARTIAL)" if questions.partial else "")
     for one in outcomes:
-        told = ", ".join(f"{key} {value}" for key, value in one.options.items() if key != "kind")
-        notes.append(f"{one.name}: {one.options['kind']}, {told}")
+        told = ", ".join(f"{key} {value}" for key, value in one.options.items())
+        if one.options["kind"] == "oracle":
+            told += f" ({ORACLES[one.options['model']].description})"
+        notes.append(f"`{one.name}`: {told}.")
     files.write_text(root / "results.md", records.page(title, tables, notes, about))
     results = {"title": title, "facts": about, "notes": notes}
     results |= benchmark_table.to_json(questions, outcomes)

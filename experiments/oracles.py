@@ -83,24 +83,27 @@ class Oracle:
     """A planner.
 
     Attributes:
-      title: what it is, for a table.
+      description: what it is, for the page.
       answers: (instances [B], PRNG keys [B]) to one text for each.
       random: whether the keys change anything.
     """
 
-    title: str
+    description: str
     answers: Callable[[mapf_jax.Instance, jax.Array], list[str]]
     random: bool = False
 
 
 ORACLES: Mapping[str, Oracle] = {
-    "exact": Oracle("exact solver", exact),
-    "prioritized": Oracle("prioritised planning, one order of the agents", prioritized),
+    "exact": Oracle("the optimal plans of the exact solver", exact),
+    "prioritized": Oracle(
+        "agents one by one in one fixed order, each by its shortest path round the earlier ones",
+        prioritized,
+    ),
     "prioritized-all": Oracle(
-        "prioritised planning, best of all orders",
+        "the cheapest such plan of all orders of the agents",
         functools.partial(prioritized, num_orders=_ALL_ORDERS),
     ),
-    "random": Oracle("random legal moves", random_moves, random=True),
+    "random": Oracle("random moves that break no rule by themselves", random_moves, random=True),
 }
 
 
