@@ -19,7 +19,8 @@ from mapf_jax.environment_config import MAX_AGENTS, MIN_AGENTS, EnvironmentConfi
 from mapf_jax.types import INFINITE_COST, Instance, Solution, Status
 
 _BATCH = 2048  # Candidates drawn at once.
-_SLICE = 64  # Candidates of three and more agents solved at once.
+_SLICE = 16  # Candidates of three and more agents are solved in multiples of this number,
+_MOST_SLICES = 32  # at most so many of them at once.
 #: A candidate that these cannot decide is dropped and counted: a larger search of the few that
 #: remain would take most of the time.
 EFFORTS = group_solver.EFFORTS[:-1]
@@ -198,8 +199,8 @@ class CandidatePool:
         With `fill`, what one stratum cannot give the other one does.
         """
         wanted = {True: count_wait, False: count - count_wait}
-        while any(self.available(wait) < number for wait, number in wanted.items()):
-            if not self._solve_more():
+        while missing := sum(max(n - self.available(wait), 0) for wait, n in wanted.items()):
+            if not self._solve_more(missing):
                 self.exhausted = True
                 break
         taken = []
@@ -215,8 +216,8 @@ class CandidatePool:
         self._taken[wait] += number
         return self._strata[wait][first : first + number]
 
-    def _solve_more(self) -> bool:
-        """Solves some more candidates; False if the budget is used up."""
+    def _solve_more(self, missing: int) -> bool:
+        """Solves about so many candidates more; False if the budget is used up."""
         while not self._drawn or not len(self._drawn[0]):
             if self.candidates >= self._max_candidates:
                 return False
@@ -228,7 +229,9 @@ class CandidatePool:
             )  # fmt: skip
             *lakes, connected = (np.asarray(array) for array in drawn)
             self._drawn = tuple(array[connected] for array in lakes)
-        count = _BATCH if self.num_agents == 2 else _SLICE
+        count = min(-(-missing // _SLICE), _MOST_SLICES) * _SLICE
+        if self.num_agents == 2:  # All at once: that is as fast.
+            count = _BATCH
         blocked, starts, goals = (array[:count] for array in self._drawn)
         self._drawn = tuple(array[count:] for array in self._drawn)
         self._enter(blocked, starts, goals)

@@ -29,6 +29,10 @@ MAX_AGENTS = 6  # A state is compared as two words of 32 bits.
 HOPELESS = 1 << 16  # Estimates from here on mean that some pair of agents can never arrive.
 _WAIT, _STAY = 4, 5  # After the four moves: wait, and stay on the goal for good.
 _NUM_OPTIONS = 6
+_SPARSE = (
+    8  # Layers that fill less than this part of the capacity go through this part of the room,
+)
+_SPARSE_CAPACITY = 4096  # in searches large enough to be worth a second program.
 _PROBES = 2  # Slots of the table of visited states that are tried for a state.
 
 #: COST minimises the sum of costs, MAKESPAN the makespan.
@@ -398,15 +402,19 @@ def _search_chunk(
         jnp.zeros(slots, jnp.uint32), jnp.zeros(slots, jnp.uint32), jnp.full(slots, -1, jnp.int32)
     )
     successors = jax.vmap(
-        functools.partial(_successors, room=effort.room, objective=objective),
-        in_axes=(0, 0, None, 0, 0),
+        functools.partial(_successors, objective=objective), in_axes=(0, 0, None, 0, 0, None)
     )
     select = jax.vmap(functools.partial(_select, capacity=capacity))
     remember = jax.vmap(functools.partial(_remember, cells=cells))
 
-    def level(carry):  # type: ignore[no-untyped-def]
-        time, layer, table, best, end, limit, overflow, peak, next_bound, positions, parents = carry
-        following, source, more, cut = successors(group, layer, time, limit, allow_wait)
+    def expand(carry, room):  # type: ignore[no-untyped-def]
+        """One level. Where `room` is less than `effort.room` and too little, nothing is entered."""
+        (
+            time, _, layer, table, best, end, limit, overflow, peak, next_bound, positions, parents,
+        ) = carry  # fmt: skip
+        following, source, more, cut = successors(group, layer, time, limit, allow_wait, room)
+        retry = jnp.any(more) if room < effort.room else jnp.zeros((), bool)
+        following = dataclasses.replace(following, alive=following.alive & ~retry)
         done = following.alive & jnp.all(following.positions == group.goals[:, None], axis=-1)
         total = following.paid if objective == COST else jnp.full_like(following.paid, time + 1)
         total = jnp.where(done, total, INFINITE_COST)
@@ -424,27 +432,49 @@ def _search_chunk(
             # A search of everything that can be reached is in vain once something was dropped.
             alive &= ~(more & (bound >= HOPELESS - 1))[:, None]
         following = dataclasses.replace(following, alive=alive)
-        layer, parent, count = select(following, source)
+        selected, parent, count = select(following, source)
+        layer = jax.tree.map(lambda old, new: jnp.where(retry, old, new), layer, selected)
         positions = positions.at[time + 1].set(layer.positions.astype(small))
         parents = parents.at[time + 1].set(parent)
         return (
-            time + 1, layer, table, best, end, limit, overflow | more | (count > capacity),
-            jnp.maximum(peak, count), jnp.minimum(next_bound, cut), positions, parents,
+            jnp.where(retry, time, time + 1), retry, layer, table, best, end, limit,
+            overflow | (more & ~retry) | (count > capacity), jnp.maximum(peak, count),
+            jnp.minimum(next_bound, cut), positions, parents,
         )  # fmt: skip
 
     def unfinished(carry):  # type: ignore[no-untyped-def]
-        return (carry[0] < horizon) & jnp.any(carry[1].alive)
+        return (carry[0] < horizon) & jnp.any(carry[2].alive)
+
+    def crowded(carry):  # type: ignore[no-untyped-def]
+        """Whether the next level wants the whole room."""
+        count = jnp.sum(carry[2].alive, axis=1, dtype=jnp.int32)
+        return carry[1] | jnp.any(count > capacity // _SPARSE)
+
+    def level(carry):  # type: ignore[no-untyped-def]
+        """Levels of few states in a part of the room, then one or more in the whole of it."""
+        if capacity < _SPARSE_CAPACITY:
+            return expand(carry, effort.room)
+        carry = jax.lax.while_loop(
+            lambda carry: unfinished(carry) & ~crowded(carry),
+            lambda carry: expand(carry, effort.room // _SPARSE),
+            carry,
+        )
+        return jax.lax.while_loop(
+            lambda carry: unfinished(carry) & crowded(carry),
+            lambda carry: expand(carry, effort.room),
+            carry,
+        )
 
     zeros = jnp.zeros((batch,), jnp.int32)
     history = (horizon + 1, batch, capacity)
     carry = (
-        jnp.zeros((), jnp.int32), first, table, zeros + INFINITE_COST, (zeros, zeros), bound,
-        jnp.zeros((batch,), bool), zeros, zeros + INFINITE_COST,
+        jnp.zeros((), jnp.int32), jnp.zeros((), bool), first, table, zeros + INFINITE_COST,
+        (zeros, zeros), bound, jnp.zeros((batch,), bool), zeros, zeros + INFINITE_COST,
         jnp.zeros((*history, num_agents), small).at[0].set(first.positions.astype(small)),
         jnp.zeros(history, jnp.int32),
     )  # fmt: skip
     carry = jax.lax.while_loop(unfinished, level, carry)
-    _, layer, _, best, end, _, overflow, peak, next_bound, positions, parents = carry
+    _, _, layer, _, best, end, _, overflow, peak, next_bound, positions, parents = carry
 
     def backward(state, time):  # type: ignore[no-untyped-def]
         state = jnp.where(time == end[0], end[1], state)

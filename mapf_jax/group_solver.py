@@ -32,7 +32,7 @@ EFFORTS = (
 )
 _FIRST_ORDERS, _ALL_ORDERS = 8, 120
 _PLANLESS_ROUNDS = 6  # Bounds tried of a group without any known plan, for each effort.
-_PLAN_BLOCK, _TABLE_BLOCK, _BATCH = 64, 32, 512
+_PLAN_BLOCK, _ALL_BLOCK, _TABLE_BLOCK, _BATCH = 64, 8, 16, 512  # Groups of one call.
 _CELLS = (100, 256)  # Searches run on graphs of so many cells, so that widths share programs.
 
 
@@ -84,13 +84,13 @@ class _Batch:
         self.wait_known = np.zeros(self.batch, bool)
         self.unsolvable = np.zeros(self.batch, bool)
 
-    def try_orders(self, rows: np.ndarray, num_orders: int, horizon: int) -> None:
+    def try_orders(self, rows: np.ndarray, num_orders: int, horizon: int, block: int) -> None:
         """Prioritised plans for some groups."""
         if not rows.size:
             return
         function = functools.partial(prioritized_plans, num_orders=num_orders, horizon=horizon)
         found = in_blocks(
-            function, self.blocked[rows], self.starts[rows], self.goals[rows], block=_PLAN_BLOCK
+            function, self.blocked[rows], self.starts[rows], self.goals[rows], block=block
         )
         self.adopt(rows, found.cost, found.paths, found.waits)
         self.upper_makespan[rows] = np.minimum(self.upper_makespan[rows], found.makespan)
@@ -115,9 +115,9 @@ def _solve_batch(
 ) -> Solution:
     state = _Batch(blocked, starts, goals)
     everything = np.arange(state.batch)
-    state.try_orders(everything, _FIRST_ORDERS, 4 * state.width + 8)
+    state.try_orders(everything, _FIRST_ORDERS, 4 * state.width + 8, _PLAN_BLOCK)
     (planless,) = np.nonzero(state.upper == INFINITE_COST)
-    state.try_orders(planless, _ALL_ORDERS, state.horizon)
+    state.try_orders(planless, _ALL_ORDERS, state.horizon, _ALL_BLOCK)
     (rows,) = np.nonzero(
         (state.upper > state.lower) | (state.upper_makespan > state.lower_makespan)
     )
@@ -160,6 +160,8 @@ def _search(state: _Batch, rows: np.ndarray, efforts: Sequence[Effort]) -> None:
     state.lower_makespan[rows] = np.maximum(state.lower_makespan[rows], fastest)
 
     closer = functools.partial(_close, state, rows)
+    # Few groups are searched for the fastest plan; every other effort spares programs to compile.
+    for_makespan = efforts[::-2][::-1]
     open_ = ~hopeless & (state.lower[rows] < state.upper[rows])
     (pending,) = np.nonzero(open_)
     for effort in efforts:
@@ -168,7 +170,8 @@ def _search(state: _Batch, rows: np.ndarray, efforts: Sequence[Effort]) -> None:
         planless = state.upper[rows[pending]] == INFINITE_COST
         left = closer(groups, COST, pending[planless], effort, _PLANLESS_ROUNDS)
         left = left[state.upper[rows[left]] == INFINITE_COST]
-        closer(makespans, MAKESPAN, left, effort, _PLANLESS_ROUNDS)
+        if effort in for_makespan:
+            closer(makespans, MAKESPAN, left, effort, _PLANLESS_ROUNDS)
         pending = pending[~state.unsolvable[rows[pending]]]
         known = state.upper[rows[pending]] < INFINITE_COST
         left = closer(groups, COST, pending[known], effort)
@@ -181,7 +184,7 @@ def _search(state: _Batch, rows: np.ndarray, efforts: Sequence[Effort]) -> None:
     slow = open_ & (state.lower_makespan[rows] < state.upper_makespan[rows])
     slow &= state.upper_makespan[rows] < INFINITE_COST
     (pending,) = np.nonzero(slow)
-    for effort in efforts:
+    for effort in for_makespan:
         pending = closer(makespans, MAKESPAN, pending, effort)
 
 
