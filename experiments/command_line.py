@@ -1,4 +1,4 @@
-"""The `--config` flag of the commands, with errors that say what is allowed."""
+"""Flags that several commands have, with errors that say what is allowed."""
 
 import sys
 from pathlib import Path
@@ -7,6 +7,8 @@ from absl import flags
 from ml_collections import config_flags
 
 from experiments import settings as settings_lib
+from experiments.errors import user_errors
+from learner import distributed
 
 DEFAULT_CONFIG = "experiments/configs/tiny.py"
 
@@ -18,6 +20,29 @@ def define_config() -> flags.FlagHolder:
     return config_flags.DEFINE_config_file(
         "config", None, f"A Python file with get_config(); {DEFAULT_CONFIG} if not given."
     )
+
+
+def define_processes() -> None:
+    """Defines the flags of a program of several processes; `start_processes` reads them."""
+    flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, for several processes.")
+    flags.DEFINE_integer(
+        "num_processes",
+        None,
+        "How many processes there are; 1 for one alone in a cluster. Not needed where Slurm, "
+        "Open MPI or a TPU pod tells, nor for one process elsewhere.",
+    )
+    flags.DEFINE_integer("process_id", None, "Number of this process, from 0.")
+
+
+def start_processes() -> None:
+    """Joins the other processes; see `learner.distributed.start`.
+
+    Raises:
+      UserError: the flags do not say enough.
+    """
+    values = flags.FLAGS
+    with user_errors():
+        distributed.start(values.coordinator, values.num_processes, values.process_id)
 
 
 def parse_flags(argv: list[str]) -> list[str]:
@@ -35,7 +60,8 @@ def parse_flags(argv: list[str]) -> list[str]:
     if file is None:
         argv = [argv[0], f"--config={DEFAULT_CONFIG}", *argv[1:]]
         file = DEFAULT_CONFIG
-    if not Path(file).is_file():
+    # A configuration may take an argument: FILE.py:ARGUMENT.
+    if not Path(file.replace(".py:", ".py\n").partition("\n")[0]).is_file():
         sys.exit(f"error: config={file!r}: there is no such file; see experiments/configs/")
     try:
         return flags.FLAGS(argv)

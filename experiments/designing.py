@@ -16,7 +16,7 @@ from engineer.endpoint import Endpoint
 from engineer.space import Configuration, ConfigurationSpace
 from experiments.policy import Ending, Policy, Responder
 from experiments.settings import EngineerSettings, Settings
-from learner import tokens
+from learner import distributed, tokens
 from learner.sampler import SamplingParams
 from learner.token_automaton import ThinkingBudget, TokenAutomaton
 
@@ -137,10 +137,12 @@ def _plain_designer(
     name = engineer.designer
     if name in (*MODEL_DESIGNERS, "endpoint"):
         if name == "endpoint":
-            generate = Endpoint(
-                **dataclasses.asdict(engineer.endpoint),
-                max_tokens=engineer.max_new_tokens,
-                temperature=engineer.temperature,
+            generate = _asked_once(
+                Endpoint(
+                    **dataclasses.asdict(engineer.endpoint),
+                    max_tokens=engineer.max_new_tokens,
+                    temperature=engineer.temperature,
+                )
             )
         assert generate is not None
         greedy = name != "endpoint" and engineer.temperature == 0
@@ -182,7 +184,16 @@ def make_reader(settings: Settings) -> Generate | None:
       ValueError: the address of its server is none.
     """
     reader = settings.engineer.reader
-    return Endpoint(**dataclasses.asdict(reader)) if reader.url else None
+    return _asked_once(Endpoint(**dataclasses.asdict(reader))) if reader.url else None
+
+
+def _asked_once(endpoint: Generate) -> Generate:
+    """Of several processes the first asks the server, and tells the others what it said."""
+
+    def generate(chat: Sequence[Message], count: int, seed: int) -> Sequence[str]:
+        return distributed.on_first(lambda: endpoint(chat, count, seed))
+
+    return generate
 
 
 def start_config(settings: Settings, space: ConfigurationSpace, seed: int) -> Configuration:

@@ -25,7 +25,7 @@ from experiments.mapf_task import MapfTask, judge
 from experiments.policy import Policy, Responder
 from experiments.settings import Settings
 from experiments.validation import validation_config
-from learner import sharding
+from learner import distributed, sharding
 from learner.task import Answer, Message, Scores
 from learner.train_state import TrainState
 from learner.trainer import GRPOTrainer
@@ -170,7 +170,8 @@ class EngineerTrainer:
                     ],
                 }
             )
-        files.write_jsonl(log, lines)
+        if distributed.is_first():
+            files.write_jsonl(log, lines)
         return state
 
     def _reward(self, params: Any, judged: mapf_jax.Instance, key: jax.Array) -> float:

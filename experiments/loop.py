@@ -2,6 +2,9 @@
 
 Every random choice is derived from the run's seed and the round, and every finished step leaves a
 file, so a run that was killed anywhere goes on as if it had not been.
+
+Several processes (`learner.distributed`) go through it together. Only the first touches the files
+of the run, checkpoints apart: what it reads it tells the others, so all take the same turns.
 """
 
 import contextlib
@@ -39,7 +42,7 @@ from experiments.validation import (
     validation_responder,
     validation_set,
 )
-from learner import metrics, train_state
+from learner import distributed, metrics, train_state
 from learner.checkpoints import Checkpoints
 from learner.preemption import Preempted, Preemption
 from learner.qwen3 import attention
@@ -125,6 +128,7 @@ class Loop:
         self._reporter.line(
             f"model {settings.model.path}: {count:,} parameters on "
             f"{policy.mesh.devices.size} x {policy.mesh.devices.flat[0].device_kind}"
+            + (f" of {jax.process_count()} processes" if distributed.together() else "")
         )
         chosen = attention.choose(policy.config)
         self._reporter.line(f"attention: {chosen.name} ({chosen.reason})")
@@ -146,7 +150,7 @@ class Loop:
                 )
             )
             initial = directory.root / "initial" / "validation.json"
-            if not initial.exists():
+            if not _exists(initial):
                 self._validate(validator, params, initial)
             self._line("before training", self._breakdown(initial))
             task_state: dict[str, Any] = {}
@@ -183,7 +187,7 @@ class Loop:
                 rewards = []
                 path = directory.round(index) / "validation.json"
                 policy_params = trainer.policy_params(state)
-                if not path.exists():
+                if not _exists(path):
                     self._validate(validator, policy_params, path)
                     writers.write(position.total, _validation_figures(self._breakdown(path)))
                 self._evidence(index)
@@ -216,6 +220,8 @@ class Loop:
         """Where figures go beside the files of the rounds; steps count over all rounds."""
         log, root = self._settings.log, self._directory.root
         writers: list[metrics.Writer] = []
+        if not distributed.is_first():
+            return metrics.Writers(writers)
         if log.tensorboard:
             writers.append(metrics.TensorBoard(root / "tensorboard", first_step))
         if log.wandb_project:
@@ -229,19 +235,21 @@ class Loop:
     def _validation_set(self) -> mapf_jax.Instance:
         folder = self._directory.root / "validation"
         path = folder / "instances.jsonl"
-        if not path.exists():
+        if not _exists(path):
             self._reporter.line("making the validation set")
             instances, report = validation_set(self._settings)
             self._tell_shortfall(report)
-            files.write_json(folder / "generated.json", report.to_dict())
-            self._write_instances(path, instances, "validation")
-        return formats.from_records(list(formats.read_jsonl(path)))
+            if distributed.is_first():
+                files.write_json(folder / "generated.json", report.to_dict())
+                self._write_instances(path, instances, "validation")
+            self._preemption.agree()
+        return _read_instances(path)
 
     def _training_set(self, index: int, exclude: set[bytes]) -> mapf_jax.Instance:
         """The instances of a round; makes them if that has not been done."""
         folder = self._directory.round(index)
         path = folder / "instances.jsonl"
-        if not path.exists():
+        if not _exists(path):
             config, note = self._asked_config(index), ""
             self._reporter.line(f"round {index}: making the training set")
             try:
@@ -254,32 +262,35 @@ class Loop:
                 self._reporter.line(f"round {index}: {note}")
                 instances, report = self._generate(index, config, exclude)
             self._tell_shortfall(report)
-            files.write_json(folder / "generated.json", {"note": note, **report.to_dict()})
-            text = render_config(config, self._space)
-            files.write_text(folder / "environment.yaml", text + "\n")
-            self._write_instances(path, instances, f"round-{index}")
-        return formats.from_records(list(formats.read_jsonl(path)))
+            if distributed.is_first():
+                files.write_json(folder / "generated.json", {"note": note, **report.to_dict()})
+                text = render_config(config, self._space)
+                files.write_text(folder / "environment.yaml", text + "\n")
+                self._write_instances(path, instances, f"round-{index}")
+            self._preemption.agree()
+        return _read_instances(path)
 
     def _judge_set(self, index: int, trainer: EngineerTrainer) -> mapf_jax.Instance:
         """What the designs of a round are judged on in training; no round trains on any of it."""
         path = self._directory.round(index) / _JUDGE_SET
-        if not path.exists():
+        if not _exists(path):
             trained = self._fingerprints("instances.jsonl", index + 1)
             judged = trainer.judge_set(self._round_key(_ENGINEER, index), trained)
-            self._write_instances(path, judged, f"judge-{index}")
-        return formats.from_records(list(formats.read_jsonl(path)))
+            if distributed.is_first():
+                self._write_instances(path, judged, f"judge-{index}")
+        return _read_instances(path)
 
     def _fingerprints(self, name: str, rounds: int) -> set[bytes]:
         """Of all instances in the files of that name of the first rounds, where there are any."""
         paths = [self._directory.round(index) / name for index in range(rounds)]
-        return {
-            fingerprint
-            for path in paths
-            if path.exists()
-            for fingerprint in mapf_jax.fingerprints(
-                formats.from_records(list(formats.read_jsonl(path)))
-            )
-        }
+        return distributed.on_first(
+            lambda: {
+                fingerprint
+                for path in paths
+                if path.exists()
+                for fingerprint in mapf_jax.fingerprints(_read_instances(path))
+            }
+        )
 
     def _tell_shortfall(self, report: mapf_jax.GenerationReport) -> None:
         for row in report.sizes:
@@ -311,13 +322,14 @@ class Loop:
         """What round 0 starts from, or what the engineer designed for a later round."""
         if index == 0:
             return self._start
-        design = files.read_json(self._directory.round(index - 1) / "design" / "design.json")
+        design = _read_json(self._directory.round(index - 1) / "design" / "design.json")
         return Configuration.from_dict(design["config"])
 
     def _config(self, index: int) -> Configuration:
         """What the training set of a round was made from."""
+        path = self._directory.round(index) / "environment.yaml"
         return Configuration.from_dict(
-            yaml.safe_load((self._directory.round(index) / "environment.yaml").read_text())
+            distributed.on_first(lambda: yaml.safe_load(path.read_text()))
         )
 
     # Training
@@ -343,7 +355,9 @@ class Loop:
         if task_state:
             task.restore(task_state)
         steps = settings.training.num_steps(len(task))
-        log = metrics.JsonLines(self._directory.round(index) / "train.jsonl", position.step)
+        log: metrics.Writer = metrics.Writers(())
+        if distributed.is_first():
+            log = metrics.JsonLines(self._directory.round(index) / "train.jsonl", position.step)
         results = trainer.run(state, task, self._round_key(_TRAINING, index), position.step, steps)
         rewards = list(rewards)
         with (
@@ -365,6 +379,7 @@ class Loop:
                 last = position.step == steps
                 if last:
                     self._draw_failures(index, instances, result)
+                self._preemption.agree()
                 leave = self._preemption.requested
                 regular = last or position.step % settings.checkpoint.every_steps == 0
                 if leave or regular:
@@ -388,10 +403,11 @@ class Loop:
             yield
         except NonFiniteError as error:
             folder = self._directory.root / "non_finite" / f"{name}-step-{error.step}"
-            error.rollout.save(folder)
             # JSON has no word for NaN.
             known = {k: v if np.isfinite(v) else str(v) for k, v in error.metrics.items()}
-            files.write_json(folder / "metrics.json", known)
+            if distributed.is_first():
+                error.rollout.save(folder)
+                files.write_json(folder / "metrics.json", known)
             self._reporter.line(
                 f"{name} stopped at step {error.step}: its batch is in {folder}, the "
                 f"last good checkpoint is {checkpoints.latest_step()}"
@@ -401,36 +417,43 @@ class Loop:
     def _draw_failures(self, index: int, instances: mapf_jax.Instance, result: StepResult) -> None:
         texts = [answer.text for answer in result.answers]
         failures = evidence.training_failures(instances, result.indices, texts)
-        files.write_json(self._directory.round(index) / "train_failures.json", failures)
+        if distributed.is_first():
+            files.write_json(self._directory.round(index) / "train_failures.json", failures)
 
     # Validation
 
     def _validate(self, validator: Validator, params: Any, path: Path) -> None:
         result = validator(params)
-        files.write_jsonl(path.with_name("answers.jsonl"), _answer_records(result))
         tokens = [answer.num_tokens for answer in result.answers]
         truncated = [answer.truncated for answer in result.answers]
-        files.write_json(
-            path,
-            {
-                **result.judgement.breakdown(np.asarray(tokens)).to_dict(),
-                "answer_tokens_mean": round(float(np.mean(tokens)), 2),
-                "truncated_share": round(float(np.mean(truncated)), 4),
-            },
-        )
+        if distributed.is_first():
+            files.write_jsonl(path.with_name("answers.jsonl"), _answer_records(result))
+            files.write_json(
+                path,
+                {
+                    **result.judgement.breakdown(np.asarray(tokens)).to_dict(),
+                    "answer_tokens_mean": round(float(np.mean(tokens)), 2),
+                    "truncated_share": round(float(np.mean(truncated)), 4),
+                },
+            )
+        self._preemption.agree()
 
     def _breakdown(self, path: Path) -> FailureBreakdown:
-        return FailureBreakdown.from_dict(files.read_json(path))
+        return FailureBreakdown.from_dict(_read_json(path))
 
     def _evidence(self, index: int) -> Evidence:
         """All that is known of a finished round; gathered once."""
         path = self._directory.round(index) / "evidence.json"
-        if not path.exists():
-            gathered = evidence.round_evidence(
-                path.parent, self._directory.root / "validation" / "instances.jsonl"
-            )
-            files.write_json(path, gathered.to_dict())
-        return Evidence.from_dict(files.read_json(path))
+
+        def known() -> dict[str, Any]:
+            if not path.exists():
+                gathered = evidence.round_evidence(
+                    path.parent, self._directory.root / "validation" / "instances.jsonl"
+                )
+                files.write_json(path, gathered.to_dict())
+            return files.read_json(path)
+
+        return Evidence.from_dict(distributed.on_first(known))
 
     # Design
 
@@ -438,7 +461,7 @@ class Loop:
         """Designs the configuration of round `index`, unless that has been done."""
         settings = self._settings
         folder = self._directory.round(index - 1) / "design"
-        if (folder / "design.json").exists():
+        if _exists(folder / "design.json"):
             return
         if settings.engineer.designer == "base":
             params = load_params(settings, policy)
@@ -460,9 +483,13 @@ class Loop:
                 made = f"{answers}\n\nUsed next:\n{render_config(design.config, self._space)}"
                 reading = analysis.read_design(reader, context, made, seed)
                 told = None if reading is None else dataclasses.asdict(reading)
-                files.write_json(folder / "reading.json", told)
+                if distributed.is_first():
+                    files.write_json(folder / "reading.json", told)
         except RefusedError as error:
             raise UserError(f"engineer: {error}") from error
+        self._preemption.agree()
+        if not distributed.is_first():
+            return
         files.write_text(folder / "context.md", context + "\n")
         files.write_text(folder / "answers.md", answers + "\n")
         files.write_json(folder / "record.json", record.to_dict())
@@ -496,9 +523,9 @@ class Loop:
         """The engineer's own, of the configuration that round `index` was trained with."""
         if index == 0:
             return None
-        if files.read_json(self._directory.round(index) / "generated.json")["note"]:
+        if _read_json(self._directory.round(index) / "generated.json")["note"]:
             return self._explanation(index - 1)  # The design was not used.
-        design = files.read_json(self._directory.round(index - 1) / "design" / "design.json")
+        design = _read_json(self._directory.round(index - 1) / "design" / "design.json")
         return design["summary"] or None
 
     # Keys and lines
@@ -514,8 +541,8 @@ class Loop:
         folder = self._directory.round(index)
         line = ""
         path = folder / "design" / "design.json"
-        if path.exists():
-            design = files.read_json(path)
+        if _exists(path):
+            design = _read_json(path)
             line = describe(Configuration.from_dict(design["config"]))
             if design["kept_previous"]:
                 line += f" (kept: {design['reason']})"
@@ -531,6 +558,18 @@ class Loop:
             f" (valid/optimal {sizes})"
         )
         self._reporter.line(text + (f"; next: {design}" if design else ""))
+
+
+def _exists(path: Path) -> bool:
+    return distributed.on_first(path.exists)
+
+
+def _read_json(path: Path) -> Any:
+    return distributed.on_first(lambda: files.read_json(path))
+
+
+def _read_instances(path: Path) -> mapf_jax.Instance:
+    return distributed.on_first(lambda: formats.from_records(list(formats.read_jsonl(path))))
 
 
 def describe(config: Configuration) -> str:

@@ -2,14 +2,22 @@
 
 Exit codes: 0 when the run is complete; 1 for what the user can mend, or a number that is not
 finite, with one line that says so; 75 (EX_TEMPFAIL) after SIGTERM, when everything is saved and
-the same command goes on from there.
+the same command goes on from there. Of several processes (docs/hosts.md), 69 (EX_UNAVAILABLE)
+where another one is gone, or 134 (SIGABRT) where jax noticed that first: all of them started again
+go on from the last checkpoint.
 """
 
+import contextlib
+import json
 import logging
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
+
+import jax
 
 # Messages of libraries about accelerators that are not there say nothing to a user.
 logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
@@ -23,13 +31,14 @@ from experiments.errors import UserError  # noqa: E402
 from experiments.loop import Loop  # noqa: E402
 from experiments.progress import Reporter  # noqa: E402
 from experiments.run_directory import RunDirectory  # noqa: E402
-from learner import preemption  # noqa: E402
+from learner import distributed, preemption  # noqa: E402
 from learner.update import NonFiniteError  # noqa: E402
 
 _CONFIG = command_line.define_config()
 _WORKDIR = flags.DEFINE_string(
     "workdir", "runs/tiny", "Folder of the run; started again with the same one, it resumes."
 )
+command_line.define_processes()
 
 
 def main(argv: Sequence[str]) -> None:
@@ -39,17 +48,13 @@ def main(argv: Sequence[str]) -> None:
     begin = time.monotonic()
     allocator.keep_freed_memory()
     absl_logging.set_verbosity(absl_logging.WARNING)  # Orbax tells every step of every save.
-    reporter = Reporter()
     try:
-        settings = settings_lib.from_config(_CONFIG.value)
-        directory = RunDirectory(Path(_WORKDIR.value))
-    except (UserError, OSError) as error:
+        command_line.start_processes()
+    except UserError as error:
         sys.exit(f"error: {error}")
+    reporter = Reporter(quiet=not distributed.is_first())
     try:
-        with directory.locked():
-            directory.claim(settings)
-            Loop(settings, directory, reporter).run()
-            path = report.write(directory.root)
+        path = _run(reporter)
     except UserError as error:
         logging.debug("where the error was raised", exc_info=True)
         sys.exit(f"error: {error}")
@@ -58,7 +63,43 @@ def main(argv: Sequence[str]) -> None:
         sys.exit(preemption.EXIT_CODE)
     except NonFiniteError as error:
         sys.exit(f"error: {error}")
+    except Exception as error:
+        if not distributed.together():
+            raise
+        _leave_the_others(error)
     reporter.line(f"done in {time.monotonic() - begin:.0f} s; report: {path}")
+
+
+def _run(reporter: Reporter) -> Path:
+    """The whole run; returns the path of its report."""
+    try:
+        settings = settings_lib.from_config(_CONFIG.value)
+        directory = RunDirectory(Path(_WORKDIR.value))
+    except OSError as error:
+        raise UserError(str(error)) from error
+    options = json.dumps(settings.to_dict())
+    if len(set(distributed.gather(options))) > 1:
+        raise UserError("the processes were started with different options")
+    with contextlib.ExitStack() as stack:
+        # The folder is the first process's alone, checkpoints apart.
+        distributed.on_first(lambda: stack.enter_context(directory.locked()))
+        distributed.on_first(lambda: directory.claim(settings))
+        Loop(settings, directory, reporter).run()
+        return distributed.on_first(lambda: report.write(directory.root))
+
+
+def _leave_the_others(error: Exception) -> NoReturn:
+    """Ends this one of several processes, on which the others, or which on others, cannot wait."""
+    if distributed.lost_process(error):
+        logging.debug("where the error was raised", exc_info=True)
+        print(
+            f"error: process {jax.process_index()}: another process is gone; stopped. Started "
+            f"again, all go on from the last checkpoint ({error})",
+            file=sys.stderr,
+        )
+        distributed.leave(distributed.LOST_PROCESS_EXIT_CODE)
+    traceback.print_exception(error)
+    distributed.leave(1)
 
 
 if __name__ == "__main__":

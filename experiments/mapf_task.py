@@ -10,6 +10,7 @@ import numpy as np
 import mapf_jax
 from engineer.evidence import FailureBreakdown
 from engineer.lakes import lake_breakdown
+from learner import distributed
 from learner.task import Answer, Message, Scores
 from mapf_jax.answer_reward import RewardConfig, answer_rewards, next_short_share
 
@@ -47,7 +48,7 @@ class Judgement:
 
 
 def judge(instances: mapf_jax.Instance, indices: np.ndarray, texts: Sequence[str]) -> Judgement:
-    """Verifies `texts[i]` as the answer to `instances[indices[i]]`.
+    """Verifies `texts[i]` as the answer to `instances[indices[i]]`; several processes share this.
 
     Args:
       instances: batch with solutions.
@@ -55,8 +56,12 @@ def judge(instances: mapf_jax.Instance, indices: np.ndarray, texts: Sequence[str
       texts: N answers.
     """
     chosen = instances[np.asarray(indices)]
-    plans = mapf_jax.plans_from_texts(texts, chosen.starts.shape[-2])
-    verdict = jax.tree.map(np.asarray, mapf_jax.verify(chosen, plans))
+
+    def verdicts(rows: np.ndarray) -> mapf_jax.Verdict:
+        plans = mapf_jax.plans_from_texts([texts[i] for i in rows], chosen.starts.shape[-2])
+        return jax.tree.map(np.asarray, mapf_jax.verify(chosen[rows], plans))
+
+    verdict = distributed.in_shares(verdicts, len(texts))
     assert chosen.solution is not None
     return Judgement(np.asarray(chosen.size), verdict, np.asarray(chosen.solution.cost))
 

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from experiments.settings import Settings
-from learner import lora, sharding, tokens, train_state
+from learner import distributed, lora, sharding, tokens, train_state
 from learner.checkpoints import Checkpoints
 from learner.qwen3 import weights
 from learner.qwen3.config import Qwen3Config
@@ -120,10 +120,14 @@ class Responder:
                 ):
                     rows[i], stopped[i] = [*begun[i], *row[:n].tolist()], bool(done)
         tokenizer = self._policy.tokenizer
-        return [
-            Answer(tokens.decode(tokenizer, row), len(row), not done)
-            for row, done in zip(rows, stopped, strict=True)
-        ]
+
+        def read(indices: np.ndarray) -> list[Answer]:
+            return [
+                Answer(tokens.decode(tokenizer, rows[i]), len(rows[i]), not stopped[i])
+                for i in indices
+            ]
+
+        return distributed.in_shares(read, len(rows))
 
     def stream(
         self, params: Any, chats: Sequence[Sequence[Message]], keys: jax.Array

@@ -17,10 +17,11 @@ class Reporter:
 
     Args:
       console: where to; the standard output by default.
+      quiet: print nothing.
     """
 
-    def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console(highlight=False, soft_wrap=True)
+    def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
+        self._console = console or Console(highlight=False, soft_wrap=True, quiet=quiet)
 
     def line(self, text: str) -> None:
         """One line that stays."""

@@ -74,6 +74,8 @@ class RunDirectory:
     def claim(self, settings: Settings) -> None:
         """Notes the options of a new run, or checks that they are those of the run to resume.
 
+        Only the mesh may be another one: it says what computes, not what.
+
         Raises:
           UserError: the run was started with other options; the message names them.
         """
@@ -85,7 +87,7 @@ class RunDirectory:
             write_json(path, now)
             return
         before = json.loads(path.read_text())
-        changed = sorted(differences(before, now))
+        changed = sorted(differences({**before, "mesh": None}, {**now, "mesh": None}))
         if changed:
             raise UserError(
                 f"workdir={self.root}: the run there was started with other options "

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
+from learner import distributed
 from learner.train_state import TrainState
 
 _STATE, _METADATA = "state", "metadata"
@@ -54,6 +55,10 @@ class Checkpoints:
     lists is complete; what an interrupted save left behind is ignored, and removed when the folder
     is opened for writing.
 
+    Several processes share one folder, on storage that all of them reach, and call everything here
+    together: each writes and reads the parts of the arrays that its devices hold. Another number
+    of processes may restore.
+
     Args:
       folder: created if needed.
       keep: how many of the newest to keep, at least 1; None keeps all.
@@ -90,6 +95,8 @@ class Checkpoints:
                 cleanup_tmp_directories=not read_only,
                 enable_async_checkpointing=asynchronous,
                 todelete_subdir=_REMOVED,
+                # Of several processes the first looks at the folder, so that all see the same.
+                single_host_load_and_broadcast=True,
             ),
             item_names=(_STATE, _METADATA),
         )
@@ -183,7 +190,7 @@ class Checkpoints:
         self._sweep()
 
     def _sweep(self) -> None:
-        if not self._read_only:
+        if not self._read_only and distributed.is_first():
             shutil.rmtree(self._folder / _REMOVED, ignore_errors=True)
 
     def __enter__(self) -> Self:

@@ -6,7 +6,8 @@ the weights, and while the call runs the memory of one copy (2 bytes a parameter
 is not split over `fsdp`.
 
 `Sampler` takes any number of prompts, answers each `num_samples` times, and returns tokens, their
-log-probabilities, and why each answer ended. The work is done by `learner.slots`.
+log-probabilities, and why each answer ended. The work is done by `learner.slots`. With several
+processes each answers its share of the prompts, and all get all answers.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 
-from learner import sharding
+from learner import distributed, sharding
 from learner.distribution import SamplingParams
 from learner.qwen3.config import Qwen3Config
 from learner.qwen3.model import Params
@@ -173,11 +174,24 @@ class Sampler:
         """
         if num_samples < 1:
             raise ValueError(f"num_samples is {num_samples}; it must be at least 1")
-        count, M = len(prompts) * num_samples, self.sampling.max_new_tokens
+        work = self._work(prompts, keys, num_samples, automaton, budgets)
+        if not prompts:
+            return self._samples(work, iter(()))
+        decoding_copy = self.engine.decoding_copy(params)
+
+        def sample(indices: np.ndarray) -> Samples:
+            part = work.take(indices)
+            return self._samples(part, self._run(decoding_copy, part))
+
+        return distributed.in_shares(sample, len(prompts))
+
+    def _samples(self, work: Work, pieces: Iterator[Piece]) -> Samples:
+        """Puts the pieces of all answers together."""
+        count, M = work.budgets.size, self.sampling.max_new_tokens
         tokens = np.full((count, M), self.pad_id, np.int32)
         logprobs = np.zeros((count, M), np.float32)
         lengths, finish = np.zeros(count, np.int32), np.zeros(count, np.int32)
-        for piece in self._pieces(params, prompts, keys, num_samples, automaton, budgets):
+        for piece in pieces:
             end = piece.start + len(piece.tokens)
             tokens[piece.row, piece.start : end] = piece.tokens
             logprobs[piece.row, piece.start : end] = piece.logprobs
@@ -198,7 +212,7 @@ class Sampler:
         Raises:
             ValueError: as `__call__`.
         """
-        return self._pieces(params, [prompt], key[None], 1, automaton, None)
+        return self._pieces(params, self._work([prompt], key[None], 1, automaton))
 
     def pieces(
         self, params: Params, prompts: Sequence[Sequence[int]], keys: Array
@@ -209,7 +223,7 @@ class Sampler:
         Raises:
             ValueError: as `__call__`.
         """
-        return self._pieces(params, prompts, keys, 1, None, None)
+        return self._pieces(params, self._work(prompts, keys, 1))
 
     def lower(
         self, params: Params, num_prompts: int, num_samples: int, prompt_length: int
@@ -222,16 +236,24 @@ class Sampler:
         """
         return self.engine.lower(params, prompt_length, *self._slots(num_prompts, num_samples))
 
-    def _pieces(
+    def _pieces(self, params: Params, work: Work) -> Iterator[Piece]:
+        if not work.prompts:
+            return iter(())
+        return self._run(self.engine.decoding_copy(params), work)
+
+    def _run(self, decoding_copy: Params, work: Work) -> Iterator[Piece]:
+        slots, lanes = self._slots(len(work.prompts), work.num_samples)
+        return self.engine.run(decoding_copy, work, slots, lanes)
+
+    def _work(
         self,
-        params: Params,
         prompts: Sequence[Sequence[int]],
         keys: Array,
         num_samples: int,
-        automaton: TokenAutomaton | None,
-        budgets: np.ndarray | None,
-    ) -> Iterator[Piece]:
-        """Check everything, then generate."""
+        automaton: TokenAutomaton | None = None,
+        budgets: np.ndarray | None = None,
+    ) -> Work:
+        """Check everything."""
         if keys.shape != (len(prompts),):
             raise ValueError(f"keys have shape {keys.shape}; expected ({len(prompts)},)")
         if (impl := str(jax.random.key_impl(keys))) != _KEY_IMPL:
@@ -240,16 +262,13 @@ class Sampler:
                 "the numbers of one key depend on the keys drawn beside it"
             )
         self._check_prompts(prompts)
-        work = Work(
+        return Work(
             prompts=prompts,
             key_data=np.asarray(jax.random.key_data(keys)),
             key_impl=jax.random.key_impl(keys),
             budgets=self._budgets(budgets, len(prompts), num_samples),
             automaton=self._automaton(automaton),
         )
-        if not prompts:
-            return iter(())
-        return self.engine.run(params, work, *self._slots(len(prompts), num_samples))
 
     def _check_prompts(self, prompts: Sequence[Sequence[int]]) -> None:
         longest = self.config.max_position_embeddings - self.sampling.max_new_tokens
@@ -303,9 +322,10 @@ class Sampler:
         return TokenAutomaton.thinking(thinking, automaton)
 
     def _slots(self, num_prompts: int, num_samples: int) -> tuple[int, int]:
-        """Slots and lanes of a call."""
-        shards = sharding.num_row_shards(self.mesh)
-        return slots_and_lanes(num_prompts, num_samples, shards, self.max_rows // shards)
+        """Slots and lanes of a call; of several processes those of one, for its prompts."""
+        shards = sharding.num_row_shards(distributed.local_mesh(self.mesh))
+        per_shard = self.max_rows // sharding.num_row_shards(self.mesh)
+        return slots_and_lanes(num_prompts, num_samples, shards, per_shard)
 
 
 def slots_and_lanes(

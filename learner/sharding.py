@@ -12,6 +12,8 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -44,8 +46,13 @@ def make_mesh(
 ) -> Mesh:
     """A mesh of `data` x `fsdp` x `tensor` devices.
 
+    With several processes it takes the devices of all of them. Those of one process then are a
+    block with `tensor` whole, and `fsdp` as far as they reach, so that the axes that communicate
+    most stay within a process.
+
     Args:
-        devices: those to use, as many as the product; the first ones of `jax.devices()` if None.
+        devices: those to use, as many as the product; if None, the first ones of `jax.devices()`,
+            or all of several processes.
 
     Raises:
         ValueError: a size is not positive or the number of devices does not fit.
@@ -55,6 +62,8 @@ def make_mesh(
         if size < 1:
             raise ValueError(f"mesh axis {name} is {size}; it must be at least 1")
     count = math.prod(sizes)
+    if devices is None and jax.process_count() > 1:
+        return Mesh(_across_processes(sizes), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
     available = list(jax.devices()[:count] if devices is None else devices)
     if len(available) != count:
         raise ValueError(
@@ -62,6 +71,22 @@ def make_mesh(
             f"there are {len(available)}"
         )
     return jax.make_mesh(sizes, MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=available)
+
+
+def _across_processes(sizes: tuple[int, int, int]) -> np.ndarray:
+    """The devices of all processes as an array of these sizes; see `make_mesh`."""
+    data, fsdp, tensor = sizes
+    local = jax.local_device_count()
+    if data * fsdp * tensor != jax.device_count() or local % tensor:
+        raise ValueError(
+            f"a mesh of data={data}, fsdp={fsdp}, tensor={tensor}: over {jax.process_count()} "
+            f"processes with {local} devices each, allowed are products of {jax.device_count()} "
+            f"with a tensor that divides {local}"
+        )
+    rows = local // tensor
+    within = (rows // math.gcd(fsdp, rows), math.gcd(fsdp, rows), tensor)
+    across = tuple(whole // part for whole, part in zip(sizes, within, strict=True))
+    return mesh_utils.create_hybrid_device_mesh(within, across, process_is_granule=True)
 
 
 @contextlib.contextmanager

@@ -9,8 +9,9 @@ lane busy and not the batch.
 An answer depends on its prompt, its own key and its own tokens; not on its slot, its neighbours, or
 the time it was started (beyond rounding, where shapes differ).
 
-A call decodes with a copy of the parameters, made by `SlotEngine.prepare` and gone with the call:
-unstacked layers in `config.dtype`, whole on every device of `fsdp`.
+A call decodes with a copy of the parameters, made by `SlotEngine.decoding_copy` and gone with the
+call: unstacked layers in `config.dtype`, whole on every device of `fsdp`. With several processes
+each runs slots of its own on its own devices (`learner.distributed` says why).
 
 Everything that compiles has one of few shapes: P and G are fixed during a call, the room for
 answers has two sizes an octave, that for prompts four, and prompts are prefilled in powers of two.
@@ -31,7 +32,7 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from learner import decoding, sharding
+from learner import decoding, distributed, sharding
 from learner.decoding import PromptCache, SampleCache
 from learner.distribution import SamplingParams, draw, filter_logits, logprob
 from learner.logprobs import limit_vocabulary
@@ -103,6 +104,15 @@ class Work:
     def num_samples(self) -> int:
         """Answers to each prompt."""
         return self.budgets.shape[1]
+
+    def take(self, indices: np.ndarray) -> "Work":
+        """The work on some of the prompts, i64[n]."""
+        return dataclasses.replace(
+            self,
+            prompts=[self.prompts[i] for i in indices],
+            key_data=self.key_data[indices],
+            budgets=self.budgets[indices],
+        )
 
 
 @jax.tree_util.register_dataclass
@@ -214,7 +224,8 @@ class SlotEngine:
     ) -> None:
         """Prepare; nothing is compiled yet. Arguments as those of `learner.sampler.Sampler`."""
         self._config = config
-        self._mesh = mesh
+        self._whole_mesh = mesh
+        self._mesh = mesh = distributed.local_mesh(mesh)
         self._pad_id = pad_id
         self._prompt_multiple = prompt_multiple
         self._steps = steps
@@ -224,12 +235,13 @@ class SlotEngine:
         per_step = NamedSharding(mesh, P(None, sharding.BATCH_AXES))
         prompts, samples = cache_shardings(mesh)
         on_mesh = functools.partial(_on_mesh, mesh)
-        self.prepare = on_mesh(
+        self.prepare = _on_mesh(
+            self._whole_mesh,
             jax.jit(
                 functools.partial(decoding.decoding_params, config=config),
-                in_shardings=(sharding.param_shardings(config, mesh),),
-                out_shardings=_whole_rows(config, mesh),
-            )
+                in_shardings=(sharding.param_shardings(config, self._whole_mesh),),
+                out_shardings=_whole_rows(config, self._whole_mesh),
+            ),
         )
         self.new_prompts = jax.jit(
             functools.partial(decoding.prompt_cache, config),
@@ -258,15 +270,22 @@ class SlotEngine:
             )
         )
 
+    def decoding_copy(self, params: Params) -> Params:
+        """The parameters for `run`; with several processes all of them have to call this.
+
+        Args:
+            params: stacked, placed by `param_shardings`.
+        """
+        return distributed.local_copy(self.prepare(params))
+
     def run(self, params: Params, work: Work, slots: int, lanes: int) -> Iterator[Piece]:
         """Generate all answers; yields what each segment adds to each.
 
         Args:
-            params: stacked, placed by `param_shardings`.
-            slots: P, a multiple of the row shards.
+            params: of `decoding_copy`.
+            slots: P, a multiple of the row shards of this process.
             lanes: G.
         """
-        params = self.prepare(params)
         automaton = jax.device_put(work.automaton, sharding.replicated(self._mesh))
         # Longest first: prompts that are prefilled together are of similar length.
         waiting = collections.deque(

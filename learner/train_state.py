@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from learner import checks, lora, sharding
+from learner import checks, distributed, lora, sharding
 from learner.lora import LoraConfig
 from learner.qwen3 import model
 from learner.qwen3.config import DTYPES, Qwen3Config
@@ -147,12 +147,12 @@ def create_train_state(
       parameters they belong to. Adapters, which are small, are whole on every device.
     """
     shardings = train_state_shardings(config, optimizer, mesh, adapters)
-    params = jax.device_put(params, shardings.params)
+    params = distributed.put(params, shardings.params)
     init = jax.jit(make_optimizer(optimizer).init, out_shardings=shardings.opt_state)
     return TrainState(
         # Two zeros, not one: every buffer of the state is donated once.
-        step=jax.device_put(np.int32(0), shardings.step),
-        updates=jax.device_put(np.int32(0), shardings.updates),
+        step=distributed.put(np.int32(0), shardings.step),
+        updates=distributed.put(np.int32(0), shardings.updates),
         params=params,
         opt_state=init(params),
     )

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from learner import checks, grpo, lora, metrics, sharding, tokens
+from learner import checks, distributed, grpo, lora, metrics, sharding, tokens
 from learner.answers import AnswerRows, answer_logprobs, pack_rows
 from learner.lora import LoraConfig
 from learner.qwen3.config import Qwen3Config
@@ -478,11 +478,16 @@ class GRPOTrainer:
         return prompts, self._sampler(params, prompts, keys, num_samples=num_samples)
 
     def _answers(self, samples: Samples) -> list[Answer]:
-        rows = zip(samples.tokens, samples.lengths, samples.stopped, strict=True)
-        return [
-            Answer(tokens.decode(self._tokenizer, ids[:n].tolist()), int(n), not bool(stopped))
-            for ids, n, stopped in rows
-        ]
+        def read(rows: np.ndarray) -> list[Answer]:
+            chosen = zip(
+                samples.tokens[rows], samples.lengths[rows], samples.stopped[rows], strict=True
+            )
+            return [
+                Answer(tokens.decode(self._tokenizer, ids[:n].tolist()), int(n), not bool(stopped))
+                for ids, n, stopped in chosen
+            ]
+
+        return distributed.in_shares(read, len(samples.lengths))
 
     def _draw(
         self,
@@ -567,7 +572,7 @@ class GRPOTrainer:
         return updates, state
 
     def _with_old(self, params: Any, batch: _MicroBatch) -> _MicroBatch:
-        batch = jax.device_put(batch, sharding.batch_sharding(self._mesh))
+        batch = distributed.put(batch, sharding.batch_sharding(self._mesh))
         with sharding.use(self._mesh):
             return dataclasses.replace(batch, old_logprobs=self._score(params, batch))
 
@@ -639,7 +644,7 @@ class GRPOTrainer:
 
 
 def _count_step(state: TrainState) -> TrainState:
-    step = jax.device_put(np.asarray(state.step) + np.int32(1), state.step.sharding)
+    step = distributed.put(np.asarray(state.step) + np.int32(1), state.step.sharding)
     return dataclasses.replace(state, step=step)
 
 

@@ -16,10 +16,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from learner import sharding
+from learner import distributed, sharding
 from learner.lora import LoraConfig
 from learner.qwen3.config import Qwen3Config
 from learner.train_state import (
@@ -142,14 +143,14 @@ class Updater:
         with sharding.use(self._mesh):
             total = None
             for micro_batch in micro_batches:
-                batch = jax.device_put(micro_batch, rows)
+                batch = distributed.put(micro_batch, rows)
                 if total is None:
                     total = self._first(state.params, batch, extra)
                 else:
                     total = self._accumulate(total, state.params, batch, extra)
             if total is None:
                 raise ValueError("micro_batches=[]: at least one is needed")
-            return self._apply(state, total, jnp.int32(count_step))
+            return self._apply(state, total, np.int32(count_step))
 
     def lower(
         self, state: TrainState, micro_batch: Any, extra: Any = None

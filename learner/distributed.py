@@ -1,0 +1,295 @@
+"""Several processes as one program: starting them, what they tell each other, arrays between them.
+
+All processes run the same program on the same values and reach the same calls in the same order;
+what is in the hands of one alone (files, its share of the answers) reaches the others through
+`on_first`, `gather` and `in_shares`. With one process none of these communicates.
+
+Updates are one program over the devices of all processes (`put` places its inputs). Sampling is
+not: a process takes the decoding copy of the weights as its own devices hold it (`local_copy`) and
+runs the slots of its share of the prompts alone. In one program for all, every token would wait for
+all hosts and a freed lane for the slowest of them; this way they meet when all answers are there.
+It costs that prompts are dealt out beforehand, so a process with short answers waits for the one
+with the longest, and that a copy of the weights has to fit the devices of one process: mesh axis
+`tensor` must not reach beyond it.
+
+Where one process fails or is killed, the others cannot go on. Between processes on CPUs and GPUs
+the next exchange fails at once (`lost_process`); where it hangs, the coordination service of
+`jax.distributed` ends a process that has not heard of another one for `HEARTBEAT_SECONDS`.
+"""
+
+import os
+import pickle
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn, TypeVar
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding
+
+from learner.tokens import octave_bucket
+
+T = TypeVar("T")
+
+#: What a process exits with when another one is gone: the EX_UNAVAILABLE of sysexits.h.
+LOST_PROCESS_EXIT_CODE = 69
+#: After so long without a sign of life of a process jax ends the others, with SIGABRT.
+HEARTBEAT_SECONDS = 40
+# At its exit jax waits so long for the other processes to come to theirs.
+_SHUTDOWN_SECONDS = 30
+_SECONDS_TO_NOTICE = 5
+# How failed exchanges name themselves: gloo, NCCL, the coordination service.
+_LOST = ("gloo", "connection closed by peer", "connection reset", "nccl", "coordination service",
+         "unavailable:", "heartbeat", "barrier")  # fmt: skip
+_alone = threading.local()
+
+
+def start(
+    coordinator: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+) -> None:
+    """Joins the other processes, if there are any. Call before anything else of jax.
+
+    Without arguments jax finds out whether it was started by Slurm, Open MPI, or on a TPU pod, and
+    what it then needs; elsewhere the process stays alone.
+
+    Args:
+      coordinator: HOST:PORT of process 0, which the others can reach.
+      num_processes: of them all; 1 means alone, whatever the surroundings are.
+      process_id: of this one, from 0.
+
+    Raises:
+      ValueError: some of the three are missing and cannot be found out, or are out of range.
+    """
+    if num_processes is not None and num_processes < 1:
+        raise ValueError(f"num_processes={num_processes}: allowed are integers from 1 up")
+    if num_processes == 1:
+        return
+    given = {
+        "coordinator": coordinator,
+        "num_processes": num_processes,
+        "process_id": process_id,
+    }
+    missing = [name for name, value in given.items() if value is None]
+    if None not in (num_processes, process_id) and not 0 <= process_id < num_processes:
+        raise ValueError(
+            f"process_id={process_id}: allowed are 0 to num_processes - 1 = {num_processes - 1}"
+        )
+    if coordinator is not None and not coordinator.rpartition(":")[2].isdigit():
+        raise ValueError(f"coordinator={coordinator!r}: HOST:PORT is needed")
+    # Its handler of SIGTERM would take the place of the one that makes a process leave.
+    jax.config.update("jax_enable_preemption_service", False)
+    try:
+        jax.distributed.initialize(
+            coordinator,
+            num_processes,
+            process_id,
+            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+            shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
+        )
+    except ValueError as error:
+        if len(missing) == len(given):
+            return  # No cluster was found.
+        if missing:
+            raise ValueError(
+                f"{', '.join(missing)}: not given, and there is no cluster that would tell; all of "
+                f"{', '.join(given)} are needed"
+            ) from error
+        raise
+
+
+def leave(code: int) -> NoReturn:
+    """Ends this process without waiting for others that may be gone, as it would at its exit."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if is_first():
+        # The others hang on its coordination service: time for them to notice by themselves.
+        time.sleep(_SECONDS_TO_NOTICE)
+    os._exit(code)
+
+
+def lost_process(error: BaseException) -> bool:
+    """Whether an exchange failed because another process is gone."""
+    text = str(error).lower()
+    return num_processes() > 1 and any(sign in text for sign in _LOST)
+
+
+def together() -> bool:
+    """Whether there are other processes. Asks nothing of jax's devices, unlike the others here."""
+    return jax.distributed.is_initialized() and jax.process_count() > 1
+
+
+def num_processes() -> int:
+    """How many processes share the work: 1 within `on_first`."""
+    return 1 if getattr(_alone, "now", False) else jax.process_count()
+
+
+def is_first() -> bool:
+    """Whether this is the process that writes files and talks to people."""
+    return jax.process_index() == 0
+
+
+# Values -------------------------------------------------------------------------------------------
+
+
+def on_first(function: Callable[[], T]) -> T:
+    """What `function` returns or raises on the first process, for all of them.
+
+    Within it that process is on its own: it may call anything of this module.
+
+    Args:
+      function: its result is pickled.
+    """
+    if num_processes() == 1:
+        return function()
+    value, error = None, None
+    if is_first():
+        try:
+            with _on_its_own():
+                value = function()
+        except Exception as raised:
+            error = raised
+    message = _broadcast((value, _portable(error)) if is_first() else None)
+    if error is not None:
+        raise error
+    value, error = message
+    if error is not None:
+        raise error
+    return value  # type: ignore[return-value]
+
+
+def gather(value: T) -> list[T]:
+    """The values of all processes, in the order of the processes; they are pickled."""
+    if num_processes() == 1:
+        return [value]
+    data = pickle.dumps(value)
+    sizes = multihost_utils.process_allgather(np.int32(len(data)))
+    rows = multihost_utils.process_allgather(_padded(data, int(sizes.max())))
+    return [pickle.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
+
+
+def any_process(flag: bool) -> bool:
+    """Whether the flag is set on any process."""
+    if num_processes() == 1:
+        return flag
+    return bool(multihost_utils.process_allgather(np.int32(flag)).any())
+
+
+def share(count: int) -> np.ndarray:
+    """Which of `count` pieces of work are this process's: a run of indices, i64[n]."""
+    if num_processes() == 1:
+        return np.arange(count)
+    return np.array_split(np.arange(count), jax.process_count())[jax.process_index()]
+
+
+def in_shares(function: Callable[[np.ndarray], T], count: int) -> T:
+    """`function(np.arange(count))`, every process working on its share of the indices.
+
+    Args:
+      function: from i64[n] to a list of n values or a pytree of host arrays [n, ...]; the result
+        for an index must not depend on the others.
+      count: at least 1. Where it is less than the number of processes, the first does it all.
+    """
+    if count < num_processes():
+        return on_first(lambda: function(np.arange(count)))
+    parts = gather(function(share(count)))
+    if len(parts) == 1:
+        return parts[0]
+    if isinstance(parts[0], list):
+        return [row for part in parts for row in part]  # type: ignore[return-value]
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+
+
+@contextmanager
+def _on_its_own() -> Iterator[None]:
+    _alone.now = True
+    try:
+        yield
+    finally:
+        _alone.now = False
+
+
+def _broadcast(value: Any) -> Any:
+    """The first process's value, for all."""
+    data = pickle.dumps(value)
+    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(data))))
+    row = multihost_utils.broadcast_one_to_all(_padded(data if is_first() else b"", size))
+    return pickle.loads(row[:size].tobytes())
+
+
+def _padded(data: bytes, size: int) -> np.ndarray:
+    """u8 of at least `size`, of few different lengths, as each is compiled once."""
+    row = np.zeros(octave_bucket(size, 1024, 2), np.uint8)
+    row[: len(data)] = np.frombuffer(data, np.uint8)
+    return row
+
+
+def _portable(error: Exception | None) -> Exception | None:
+    """The error itself if other processes can be sent it, else one that says the same."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
+# Arrays -------------------------------------------------------------------------------------------
+
+
+def put(tree: Any, where: Any) -> Any:
+    """Arrays placed by shardings that may reach over several processes.
+
+    Args:
+      tree: of host arrays that are the same on every process, or of arrays on devices.
+      where: a sharding, or a tree of them of which the tree's may be a prefix.
+    """
+    if jax.process_count() == 1:
+        return jax.device_put(tree, where)
+    return jax.tree.map(_put, tree, jax.tree.broadcast(where, tree))
+
+
+def _put(value: Any, where: Any) -> jax.Array:
+    if isinstance(value, jax.Array) and not value.is_fully_addressable:
+        return jax.device_put(value, where)
+    host = np.asarray(value)
+    return jax.make_array_from_callback(host.shape, where, lambda index: host[index])
+
+
+def local_mesh(mesh: Mesh) -> Mesh:
+    """The part of a mesh that is this process's.
+
+    Raises:
+      ValueError: its axis `tensor` reaches over several processes.
+    """
+    if jax.process_count() == 1:
+        return mesh
+    part = mesh.local_mesh
+    if part.shape["tensor"] != mesh.shape["tensor"]:
+        raise ValueError(
+            f"mesh axis tensor={mesh.shape['tensor']} reaches over several processes; allowed are "
+            f"divisors of the {jax.local_device_count()} devices of a process"
+        )
+    return part
+
+
+def local_copy(tree: Any) -> Any:
+    """Arrays that are split over mesh axis `tensor` at most, as `local_mesh` holds them.
+
+    Nothing is copied: these are the same buffers.
+    """
+    if jax.process_count() == 1:
+        return tree
+
+    def local(x: jax.Array) -> jax.Array:
+        assert isinstance(x.sharding, NamedSharding)
+        assert isinstance(x.sharding.mesh, Mesh)
+        where = NamedSharding(local_mesh(x.sharding.mesh), x.sharding.spec)
+        buffers = [shard.data for shard in x.addressable_shards]
+        return jax.make_array_from_single_device_arrays(x.shape, where, buffers)
+
+    return jax.tree.map(local, tree)
