@@ -98,6 +98,13 @@ def run_folder(arm: str, seed: int) -> Path:
     return Path("runs") / arm / f"seed-{seed}"
 
 
+def write_error(folder: Path, error: str) -> str:
+    """Notes in the folder of a run why its last process failed; returns it as one line."""
+    line = " ".join(error.split())
+    files.write_text(folder / ERROR, line + "\n")
+    return line
+
+
 def write(
     root: Path,
     study: Study,

@@ -22,13 +22,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments import run_directory as files
 from experiments.errors import UserError
 from experiments.progress import Reporter
 from experiments.run_directory import RunDirectory
 from experiments.settings import EngineerSettings, LogSettings, LoopSettings, Settings
 from experiments.study_plan import Study
-from experiments.study_results import ERROR, FINISHED, run_folder
+from experiments.study_results import ERROR, FINISHED, run_folder, write_error
 
 _BEGINNING = ("validation", "initial", "rounds/0", "checkpoints")
 _MEMORY = 0.9
@@ -278,8 +277,9 @@ class Runner:
                 if process is None or process.poll() is not None:
                     process = self._start(slot)
                 reply = self._ask(process, job)
-            except OSError as error:
-                reply = {"status": "failed", "error": str(error)}
+            except Exception as error:  # Others may wait for this job: it must come to an end.
+                reply = {"status": "failed", "error": f"{type(error).__name__}: {error}"}
+                write_error(self._root / job.folder, reply["error"])
             self._finish(job, reply, time.monotonic() - begin)
         if process is not None:
             assert process.stdin is not None
@@ -320,7 +320,7 @@ class Runner:
             return {"status": "preempted", "error": None}
         reason = f"signal {-code}" if code < 0 else f"exit code {code}"
         error = f"its process died ({reason}); what it printed is in log.txt"
-        files.write_text(folder / ERROR, error + "\n")
+        write_error(folder, error)
         return {"status": "failed", "error": error}
 
     def _take(self) -> Job | None:
@@ -346,8 +346,7 @@ class Runner:
         assert job.shared is not None
         error = (self._root / job.shared / ERROR).read_text().strip()
         error = f"its common beginning with other runs ({job.shared}) failed: {error}"
-        (self._root / job.folder).mkdir(parents=True, exist_ok=True)
-        files.write_text(self._root / job.folder / ERROR, error + "\n")
+        write_error(self._root / job.folder, error)
         self._failed.add(job.folder)
         self._done += 1
         self._reporter.line(f"{self._done}/{self._total} {job.title}: failed: {error}")

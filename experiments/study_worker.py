@@ -36,7 +36,8 @@ def main() -> None:
     from experiments import allocator
 
     allocator.keep_freed_memory()
-    replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # Whatever is printed between runs is no reply.
     requests: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
     busy = threading.Event()
 
@@ -63,8 +64,8 @@ def main() -> None:
 def _serve(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
     """Computes or resumes a run; leaves its times, and its end or its error, in its folder."""
     from experiments.errors import UserError
-    from experiments.run_directory import json_line, write_json, write_text
-    from experiments.study_results import ERROR, FINISHED, TIMES
+    from experiments.run_directory import json_line, write_json
+    from experiments.study_results import ERROR, FINISHED, TIMES, write_error
     from learner.preemption import Preempted
     from learner.update import NonFiniteError
 
@@ -93,8 +94,7 @@ def _serve(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
     if status == "finished":
         write_json(folder / FINISHED, {"finished": True})
     if error is not None:
-        error = " ".join(error.split())
-        write_text(folder / ERROR, error + "\n")
+        error = write_error(folder, error)
     return {"status": status, "error": error}
 
 
