@@ -1,0 +1,416 @@
+"""The benchmark of models: oracles, resumption, a failing server, the tiny model, the tables."""
+
+import contextlib
+import csv
+import json
+import re
+import threading
+import time
+import types
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import jax
+import numpy as np
+import pytest
+
+import mapf_jax
+from experiments import benchmark, benchmark_table, published
+from experiments import run_directory as files
+from experiments import settings as settings_lib
+from experiments.benchmark_set import BenchmarkQuestions, SetOptions, open_set
+from experiments.configs import tiny
+from experiments.policy import load_params, load_policy
+from experiments.progress import Reporter
+from learner import train_state
+from learner.checkpoints import Checkpoints
+from mapf_jax import formats
+
+KEY = "sk-very-secret-0123456789"
+
+
+def read_lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def unsolved_records():
+    """Two agents on 3x3 and 4x4 lakes, the last one walled in; optima are left to the benchmark."""
+    generator = np.random.default_rng(0)
+    records = []
+    for size in (3, 4):
+        for wait in (0.25, 0.5):
+            for number in range(6):
+                cells = [(r, c) for r in range(size) for c in range(size)]
+                chosen = [cells[i] for i in generator.permutation(len(cells))[:5]]
+                rows = [["F"] * size for _ in range(size)]
+                rows[chosen[4][0]][chosen[4][1]] = "H"
+                instance = mapf_jax.make_instance([" ".join(r) for r in rows], *chunks(chosen))
+                name = f"2ag_{size}x{size}_hr0.1_wr{wait}_{number:03d}"
+                records.append(formats.to_record(instance, name))
+    walled = mapf_jax.instance_from_ascii("S H g F\nH H F F\nF F F F\nF F G s")
+    records[-1] = formats.to_record(walled, records[-1]["id"])
+    return records
+
+
+def chunks(cells):
+    return cells[0:2], cells[2:4]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    path = tmp_path_factory.mktemp("set") / "mine.jsonl"
+    path.write_text("".join(map(files.json_line, unsolved_records())))
+    return path
+
+
+def run(source, out, *options):
+    arguments = [f"--out={out}", *([f"--set={source}"] if source else []), *options]
+    return benchmark.main(arguments)
+
+
+@pytest.fixture(scope="module")
+def oracles(source, tmp_path_factory):
+    out = tmp_path_factory.mktemp("oracles") / "out"
+    models = ["--model=exact", "--model=prioritized", "--model=prioritized-all", "--model=random"]
+    assert run(source, out, *models) == 0
+    return out
+
+
+def test_oracles_pass_the_reader_and_the_verifier(oracles):
+    results = json.loads((oracles / "results.json").read_text())
+    measured = {one["model"]: one for one in results["measured"]}
+    assert results["instances"] == 24
+    assert results["optimum_unknown"] == 1  # the one that is walled in
+    whole = {name: one["figures"][0] for name, one in measured.items()}
+    assert whole["exact"]["valid"]["successes"] == 23
+    assert whole["exact"]["optimal"]["successes"] == whole["exact"]["optimal"]["trials"] == 23
+    assert whole["prioritized"]["valid"]["successes"] <= 23
+    ranks = [whole[name]["optimal"]["successes"] for name in
+             ("random", "prioritized", "prioritized-all", "exact")]  # fmt: skip
+    assert ranks == sorted(ranks)
+    assert ranks[0] < ranks[1]
+    for record in read_lines(oracles / "models" / "random" / "answers.jsonl"):
+        alone = ("parsable", "legal_moves", "starts_correct", "agent_count", "no_holes")
+        assert all(record["checks"][check] for check in (*alone, "in_bounds")), record["text"]
+
+
+def test_shares_are_those_of_the_answers(oracles):
+    """Counted again from the log and the names alone."""
+    records = read_lines(oracles / "models" / "prioritized" / "answers.jsonl")
+    results = json.loads((oracles / "results.json").read_text())
+    (measured,) = [one for one in results["measured"] if one["model"] == "prioritized"]
+    for figure in measured["figures"]:
+
+        def belongs(record, figure=figure):
+            agents, size, hole, wait = re.fullmatch(
+                r"(\d+)ag_(\d+)x\d+_hr([\d.]+)_wr([\d.]+)_\d+", record["id"]
+            ).groups()
+            has = {"num_agents": agents, "size": size, "hole_ratio": hole, "wait_ratio": wait}
+            return all(float(has[k]) == figure[k] for k in has if k in figure)
+
+        here = [record for record in records if belongs(record)]
+        by_size = {}
+        for record in here:
+            by_size.setdefault(record["id"][:7], []).append(record["valid"])
+        expected = 100 * np.mean([np.mean(flags) for flags in by_size.values()])
+        assert figure["valid"]["percent"] == pytest.approx(expected)
+        assert figure["valid"]["trials"] == len(here)
+        assert figure["valid"]["low"] <= expected <= figure["valid"]["high"]
+    page = (oracles / "results.md").read_text()
+    exact = "100.0 (75.8 to 100.0)"  # Wilson's 12 of 12: 12 / (12 + 1.96 ** 2)
+    assert f"| measured | exact | {exact} | " in page
+    assert "No published rows by size: the 24 instances are not made up" in page
+    assert published.SOURCE not in (oracles / "results.csv").read_text()
+
+
+def test_shares_of_several_cells():
+    flags = [np.arange(10) < 8, np.arange(10) < 2]
+    both = benchmark_table.mean_share(flags)
+    assert (both.percent, both.successes, both.trials) == (50.0, 10, 20)
+    # As for 10 of 20 at once (Brown, Cai and DasGupta 2001, formula 4).
+    assert (both.low, both.high) == pytest.approx((29.93, 70.07), abs=0.01)
+    uneven = benchmark_table.mean_share([np.arange(10) < 8, np.arange(40) < 8])
+    assert uneven.percent == pytest.approx(50.0)
+    # The variance p (1 - p) (1 / 10 + 1 / 40) / 4 is that of 32 trials, of which half succeed.
+    assert uneven.high - uneven.low == pytest.approx(2 * 16.369, abs=0.01)
+    assert benchmark_table.mean_share([np.zeros(0, bool)]) is None
+
+
+def test_a_cut_log_is_mended_and_other_options_are_refused(source, oracles, capsys):
+    log = oracles / "models" / "random" / "answers.jsonl"
+    whole = log.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    log.write_bytes(b"".join(lines[:10]) + lines[10][: len(lines[10]) // 2])
+    assert run(source, oracles, "--model=random") == 0
+    assert log.read_bytes() == whole
+    # Answers depend on the seed and the name, not on what was asked before.
+    log.write_bytes(b"".join(lines[5:9]))
+    assert run(source, oracles, "--model=random") == 0
+    assert sorted(log.read_bytes().splitlines()) == sorted(whole.splitlines())
+
+    capsys.readouterr()
+    assert run(source, oracles, "--model=random", "--seed=1") == 1
+    assert "options.seed was 0 and is 1" in capsys.readouterr().err
+    assert run(source, oracles, "--model=random", "--limit=5") == 1
+    assert "limit was None and is 5" in capsys.readouterr().err
+    log.write_bytes(lines[0] + b"{broken\n" + lines[1])
+    assert run(source, oracles, "--model=random") == 1
+    assert "answers.jsonl:2" in capsys.readouterr().err
+    log.write_bytes(whole)
+    # Without a model the tables are made of what is there.
+    (oracles / "results.md").unlink()
+    assert run(None, oracles) == 0
+    assert "measured | random" in (oracles / "results.md").read_text()
+    for options, words in (
+        (("--model=nowhere",), "prioritized-all"),
+        (("--model=exact", "--limit=0"), "limit=0"),
+        (("--model=exact", "--name=a", "--name=b"), "2 times for 1 models"),
+        (("--model=tiny", "--thinking_tokens=5"), "only with --thinking"),
+        (("--model=endpoint:http://x/v1#m", "--thinking"), "--extra"),
+        (("--model=endpoint:nowhere#m",), "url='nowhere'"),
+        (("--model=endpoint:http://x/v1#m", "--max_cost=1"), "needs price_in"),
+    ):
+        assert run(source, oracles, *options) == 1
+        assert words in capsys.readouterr().err
+
+
+class Server:
+    """Answers questions from a table; `act` may do something else with the n-th request."""
+
+    def __init__(self, answers, act):
+        self.prompts, self.keys, self.most = [], set(), 0
+        outer, lock, running = self, threading.Lock(), [0]
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                prompt = body["messages"][0]["content"]
+                with lock:
+                    number = len(outer.prompts)
+                    outer.prompts.append(prompt)
+                    outer.keys.add(self.headers["Authorization"])
+                    running[0] += 1
+                    outer.most = max(outer.most, running[0])
+                time.sleep(0.03)
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    status, raw = act(number, prompt) or (200, None)
+                    if raw is None:
+                        choice = {"message": {"content": answers[prompt]}, "finish_reason": "stop"}
+                        usage = {"prompt_tokens": 500, "completion_tokens": 40}
+                        raw = json.dumps({"choices": [choice], "usage": usage}).encode()
+                    with lock:  # Before the client can know: it may ask again at once.
+                        running[0] -= 1
+                    self.send_response(status)
+                    self.send_header("Content-Length", str(len(raw)))
+                    self.end_headers()
+                    self.wfile.write(raw)
+
+            def log_message(self, *arguments):
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.http.daemon_threads = True
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+        self.model = f"endpoint:http://127.0.0.1:{self.http.server_port}/v1#m"
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.http.shutdown()
+        self.http.server_close()
+
+
+def test_a_server_that_fails_now_and_then(source, oracles, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("BENCHMARK_KEY", KEY)
+    out = tmp_path / "out"
+    records = read_lines(oracles / "instances.jsonl")
+    names = {mapf_jax.prompt(formats.instance_from_record(r, r["id"])): r["id"] for r in records}
+    texts = {r["id"]: r["text"] for r in read_lines(oracles / "models/exact/answers.jsonl")}
+    never = records[7]["id"]  # is refused every time
+
+    def act(number, prompt):
+        if names[prompt] == never:
+            return 400, b"no such thought " + KEY.encode()
+        acts = {2: (429, b"slow down"), 3: (200, b'{"choices": [{"mess'), 4: (503, b"")}
+        if number == 5:
+            time.sleep(2.6)
+        return acts.get(number)
+
+    options = ["--concurrency=4", "--timeout=2", "--max_new_tokens=200", "--temperature=0.5"]
+    options += ["--key_variable=BENCHMARK_KEY", "--price_in=2", "--price_out=10"]
+    with Server({p: texts[name] for p, name in names.items()}, act) as server:
+        options += [f"--model={server.model}", "--name=server"]
+        assert run(source, out, *options, "--max_cost=0.01") == 1
+        assert "max_cost=0.01: 24 answers may cost" in capsys.readouterr().err
+        assert not server.prompts
+        assert run(source, out, *options) == 0
+        assert server.most == 4
+        assert server.keys == {f"Bearer {KEY}"}
+        assert len(server.prompts) == 24 + 4
+        told = capsys.readouterr().out
+        assert "24 questions to m: about" in told
+        assert "at most 4,800 answer tokens (200 each)" in told
+        assert "Answers are missing: server 1." in told
+
+        answers = read_lines(out / "models/server/answers.jsonl")
+        assert sorted(a["id"] for a in answers) == sorted(set(texts) - {never})
+        assert sum(a["valid"] for a in answers) == 22
+        assert {a["tokens"] for a in answers} == {40}
+        (failure,) = read_lines(out / "models/server/failures.jsonl")
+        assert failure["id"] == never
+        assert "status 400" in failure["why"]
+        (measured,) = json.loads((out / "results.json").read_text())["measured"]
+        assert (measured["answered"], measured["missing"]) == (23, 1)
+        assert measured["figures"][0]["valid"]["trials"] == 23
+        everything = "".join(p.read_text() for p in out.rglob("*") if p.is_file())
+        assert KEY not in everything + told
+
+        never = ""
+        asked = len(server.prompts)
+        assert run(source, out, *options) == 0
+        assert [names[p] for p in server.prompts[asked:]] == [failure["id"]]
+        assert len(read_lines(out / "models/server/answers.jsonl")) == 24
+
+    with Server({}, lambda number, prompt: (401, b"who are you?")) as server:
+        assert run(source, tmp_path / "refused", f"--model={server.model}") == 1
+        assert "refused with status 401: who are you?" in capsys.readouterr().err
+        assert len(server.prompts) <= 8
+
+
+def test_the_tiny_model_and_the_checkpoint_of_a_run(source, tmp_path):
+    out = tmp_path / "out"
+    sampled = ["--limit=6", "--max_new_tokens=48", "--rows=8", "--temperature=0.7"]
+    assert run(source, out, "--model=tiny", *sampled) == 0
+    log = out / "models" / "tiny" / "answers.jsonl"
+    first = {record["id"]: record for record in read_lines(log)}
+    assert len(first) == 6
+    assert any(record["checks"]["parsable"] for record in first.values())
+    assert all(0 < record["tokens"] <= 48 for record in first.values())
+    page = (out / "results.md").read_text()
+    assert "# Benchmark of planners (PARTIAL)" in page
+    assert page.count("(PARTIAL: 6 of 24 instances)") == page.count("\n## ")
+    with (out / "results.csv").open() as file:
+        assert {row["partial"] for row in csv.DictReader(file)} == {"1"}
+
+    # A run whose checkpoint holds the same weights answers alike.
+    root = tmp_path / "run"
+    settings = settings_lib.from_config(tiny.get_config())
+    policy = load_policy(settings)
+    state = train_state.create_train_state(
+        load_params(settings, policy), policy.config, settings.training.optimizer, policy.mesh
+    )
+    files.write_json(root / "config.json", settings.to_dict())
+    with Checkpoints(root / "checkpoints") as checkpoints:
+        checkpoints.save(7, state, {})
+    assert run(source, out, f"--model={root}:7", "--name=run", *sampled) == 0
+    again = {r["id"]: r for r in read_lines(out / "models" / "run" / "answers.jsonl")}
+    assert {name: r["text"] for name, r in again.items()} == {
+        name: r["text"] for name, r in first.items()
+    }
+    options = files.read_json(out / "models" / "run" / "options.json")["options"]
+    assert (options["step"], options["temperature"], options["list_holes"]) == (7, 0.7, True)
+    assert run(source, out, f"--model={root}:8", "--name=other", *sampled) == 1
+
+
+def test_files_of_the_published_set(source, tmp_path):
+    texts = ["S F g\nF F F\nG F s", "S F F\nF H g\nG F s"]
+    paths = []
+    for subset, text in zip(("wr0.25", "wr75"), texts, strict=True):
+        path = tmp_path / f"benchmark_{subset}.jsonl"
+        record = {
+            "sample_id": "2ag_3x3_hr0.1_000",
+            "num_agents": 2,
+            "text": f"Plan for this lake:\n{text}\nThank you.",
+        }
+        path.write_text(files.json_line(record))
+        paths.append(str(path))
+    questions = open_set(tmp_path / "set", SetOptions(tuple(paths)), Reporter())
+    assert questions.names == ("2ag_3x3_hr0.1_wr0.25_000", "2ag_3x3_hr0.1_wr0.75_000")
+    assert questions.wait_ratio.tolist() == [0.25, 0.75]
+    assert questions.hole_ratio.tolist() == [0.1, 0.1]
+    assert questions.solved.all()
+    assert questions.instances.solution.cost.tolist() == [4, 3]
+    twice = SetOptions((str(source), str(source)))
+    with pytest.raises(ValueError, match="occurs 2 times"):
+        open_set(tmp_path / "twice", twice, Reporter())
+
+
+def whole_benchmark():
+    """The published make-up without its instances."""
+    cells = [
+        (agents, size, wait)
+        for agents, smallest in ((3, 3), (4, 4), (5, 5))
+        for size in range(smallest, 11)
+        for wait in (0.25, 0.5, 0.75)
+        for _ in range(50)
+    ]
+    agents, size, wait = map(np.array, zip(*cells, strict=True))
+    status = np.full(len(cells), mapf_jax.Status.OPTIMAL)
+    solution = types.SimpleNamespace(status=status)
+    return BenchmarkQuestions(
+        names=tuple(f"q{i}" for i in range(len(cells))),
+        instances=types.SimpleNamespace(solution=solution),
+        num_agents=agents,
+        size=size,
+        wait_ratio=wait,
+        hole_ratio=np.full(len(cells), np.nan),
+        about={"options": {"set": "builtin"}, "of": len(cells)},
+    )
+
+
+def test_published_rows_stand_apart_beside_the_whole_benchmark(tmp_path):
+    questions = whole_benchmark()
+    assert len(questions) == 3150
+    checks = dict.fromkeys(mapf_jax.CHECKS, True)
+    records = [
+        {"id": name, "valid": i % 2 == 0, "optimal": i % 5 == 0, "checks": checks}
+        | {"truncated": False, "tokens": 10}
+        for i, name in enumerate(questions.names)
+    ]
+    one = benchmark_table.Outcomes.create("ours", {"kind": "run"}, {}, records, questions)
+    tables = {table.title: table for table in benchmark_table.tables(questions, [one])}
+    by_size = tables["3 agents, valid by lake size"]
+    last = by_size.rows[-1]
+    assert last[0] == "published (arXiv 2606.17682)"
+    assert last[1] == "Qwen3-4B + GRPO, configuration redesigned by the current checkpoint"
+    assert last[2:] == ("68.67", "64.67", "62.67", "52.67", "46.00", "42.67", "44.00", "32.00",
+                        "51.67")  # fmt: skip
+    assert by_size.rows[0][:3] == ("measured", "ours", "50.0 (42.1 to 57.9)")
+    v6 = tables["Valid by wait-ratio subset"].rows[-1]
+    assert (v6[1].endswith("V6"), v6[2:]) == (True, ("all", "45.2", "35.7", "27.3"))
+    rows = list(csv.DictReader(benchmark_table.to_csv(questions, [one]).splitlines()))
+    apart = [row for row in rows if row["source"] != "measured"]
+    # Seven models of 21 cells and 3 means, two more of 3 means, in both metrics; six contexts.
+    assert len(apart) == (7 * 24 + 2 * 3) * 2 + 6 * 3
+    assert not any(row["low"] for row in apart)
+    assert len({row["model"] for row in rows if row["source"] == "measured"}) == 1
+
+    part = BenchmarkQuestions(**{**vars(questions), "about": {**questions.about, "of": 9999}})
+    one = benchmark_table.Outcomes.create("ours", {"kind": "run"}, {}, records, part)
+    assert "published (" not in str(benchmark_table.tables(part, [one]))
+
+
+def test_published_means_are_those_of_the_cells():
+    """As far as they are: the two exceptions are noted in the file."""
+    exceptions = {("Kimi-K2.5", 5), ("Gemini-3.1-Pro", 4)}
+    for model in published.models():
+        if model.by_size:
+            for agents, mean in model.means.items():
+                cells = [r.valid for (count, _), r in model.by_size.items() if count == agents]
+                agrees = abs(np.mean(cells) - mean.valid) < 0.011
+                assert agrees == ((model.name, agents) not in exceptions)
+    cells = [rates.valid for rates in published.models()[6].by_size.values()]
+    subsets = published.valid_by_wait_subset()["V6"].values()
+    assert np.mean(cells) == pytest.approx(np.mean(list(subsets)), abs=0.05)
+
+
+def test_keys_depend_on_the_name_alone():
+    questions = whole_benchmark()
+    some, all_ = np.array([5, 900]), np.arange(len(questions))
+    few = jax.random.key_data(questions.keys(3, some))
+    many = jax.random.key_data(questions.keys(3, all_))
+    assert (few == many[some]).all()
+    assert len(np.unique(np.asarray(many), axis=0)) == len(questions)
+    assert not (jax.random.key_data(questions.keys(4, some)) == few).any()
