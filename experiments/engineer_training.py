@@ -110,6 +110,7 @@ class EngineerTrainer:
             environment.num_agents,
             exclude=self._exclude | trained,
             max_candidates=environment.max_candidates,
+            spread=distributed.in_shares,
         )
         return judged
 
@@ -214,6 +215,7 @@ class _Probe:
                 settings.environment.num_agents,
                 exclude=owner._exclude | set(mapf_jax.fingerprints(self._judged)),
                 max_candidates=settings.environment.max_candidates,
+                spread=distributed.in_shares,
             )
             task = MapfTask(instances, settings.reward, settings.environment.list_holes)
             state = jax.tree.map(jnp.copy, self._state)  # Training donates what it is given.

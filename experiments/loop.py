@@ -312,6 +312,7 @@ class Loop:
             environment.num_agents,
             exclude=exclude,
             max_candidates=environment.max_candidates,
+            spread=distributed.in_shares,
         )
 
     def _write_instances(self, path: Path, instances: mapf_jax.Instance, prefix: str) -> None:

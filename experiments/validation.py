@@ -10,7 +10,7 @@ import mapf_jax
 from experiments.mapf_task import Judgement, judge
 from experiments.policy import Policy, Responder
 from experiments.settings import Settings
-from learner import tokens
+from learner import distributed, tokens
 from learner.sampler import SamplingParams
 from learner.task import Answer
 
@@ -41,6 +41,7 @@ def validation_set(settings: Settings) -> tuple[mapf_jax.Instance, mapf_jax.Gene
         settings.validation.num_instances,
         settings.environment.num_agents,
         max_candidates=settings.environment.max_candidates,
+        spread=distributed.in_shares,
     )
     empty = [row.size for row in report.sizes if not row.made]
     if empty:

@@ -202,7 +202,8 @@ class Checkpoints:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close()
+        if error is None or not distributed.lost_process(error):
+            self.close()  # A save in the background would wait for a process that is gone.
 
     def _read_metadata(self, step: int) -> dict[str, Any]:
         restored = self._manager.restore(

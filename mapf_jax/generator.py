@@ -7,8 +7,9 @@ rejected, and the two strata (needs a wait or not) are filled to the wait ratio.
 
 import dataclasses
 import functools
-from collections.abc import Collection, Iterable
-from typing import Any
+import itertools
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,16 @@ _MOST_SLICES = 32  # at most so many of them at once.
 #: remain would take most of the time.
 EFFORTS = group_solver.EFFORTS[:-1]
 MAX_CANDIDATES = 1 << 17  # Default budget of a lake size.
+
+
+#: `spread(function, count)` is `function(np.arange(count))`, a list with one value for each index
+#: that does not depend on the others, so several processes may each make a part of it.
+Spread = Callable[[Callable[[np.ndarray], list[Any]], int], list[Any]]
+
+
+def here(function: Callable[[np.ndarray], list[Any]], count: int) -> list[Any]:
+    """The `Spread` of one process."""
+    return function(np.arange(count))
 
 
 class NoInstanceError(ValueError):
@@ -151,6 +162,17 @@ class Candidate:
     paths: np.ndarray | None
 
 
+class _Solved(NamedTuple):
+    """What is known of a connected lake; `paths` as those of a `Candidate`."""
+
+    solvable: bool
+    undecided: bool
+    cost: int
+    makespan: int
+    needs_wait: bool
+    paths: np.ndarray | None
+
+
 class CandidatePool:
     """Solved candidates of one lake size and number of agents, in two strata, drawn on demand.
 
@@ -163,6 +185,7 @@ class CandidatePool:
       num_agents: number of agents.
       seen: fingerprints that must not be made; the pool adds its own.
       max_candidates: lakes drawn before it gives up.
+      spread: how the solving is shared; see `Spread`.
     """
 
     def __init__(
@@ -173,6 +196,7 @@ class CandidatePool:
         num_agents: int,
         seen: set[bytes],
         max_candidates: int = MAX_CANDIDATES,
+        spread: Spread = here,
     ) -> None:
         self.size, self.holes, self.num_agents = size, holes, num_agents
         self.candidates = 0
@@ -182,6 +206,7 @@ class CandidatePool:
         self.exhausted = False
         self._key = key
         self._seen = seen
+        self._spread = spread
         # Too few cells for the starts and goals: nothing can be drawn.
         self._max_candidates = 0 if holes > size * size - 2 * num_agents else max_candidates
         self._drawn: tuple[np.ndarray, ...] = ()  # Connected lakes that are not solved yet.
@@ -238,30 +263,41 @@ class CandidatePool:
         return True
 
     def _enter(self, blocked: np.ndarray, starts: np.ndarray, goals: np.ndarray) -> None:
-        self.connected += len(blocked)
-        labels: solver.Labels | Solution
-        paths = None
-        if self.num_agents == 2:  # Always decided; plans are made only for what is taken.
-            labels = solver.label(blocked, starts, goals)
-            solvable = labels.cost < INFINITE_COST
-        else:
-            active = np.ones(starts.shape[:2], bool)
-            labels = solver.solve_arrays(blocked, starts, goals, active, EFFORTS)
-            solvable = np.asarray(labels.status == Status.OPTIMAL)
-            paths = np.asarray(labels.paths)
-            self.undecided += int((labels.status == Status.UNDECIDED).sum())
-        self.solvable += int(solvable.sum())
+        if not len(blocked):
+            return
+        solved: list[_Solved] = self._spread(
+            lambda rows: self._solve(blocked[rows], starts[rows], goals[rows]), len(blocked)
+        )
+        self.connected += len(solved)
+        self.undecided += sum(found.undecided for found in solved)
+        self.solvable += sum(found.solvable for found in solved)
         names = fingerprints(_as_instances(self.size, blocked, starts, goals))
-        for i in np.nonzero(solvable)[0]:
-            if names[i] in self._seen:
+        for i, found in enumerate(solved):
+            if not found.solvable or names[i] in self._seen:
                 continue
             self._seen.add(names[i])
             candidate = Candidate(
                 blocked[i], starts[i], goals[i],
-                int(labels.cost[i]), int(labels.makespan[i]), bool(labels.needs_wait[i]),
-                None if paths is None else paths[i],
+                found.cost, found.makespan, found.needs_wait, found.paths,
             )  # fmt: skip
             self._strata[candidate.needs_wait].append(candidate)
+
+    def _solve(self, blocked: np.ndarray, starts: np.ndarray, goals: np.ndarray) -> list[_Solved]:
+        labels: solver.Labels | Solution
+        paths: Iterable[Any] = itertools.repeat(None)
+        if self.num_agents == 2:  # Always decided; plans are made only for what is taken.
+            labels = solver.label(blocked, starts, goals)
+            solvable = labels.cost < INFINITE_COST
+            undecided = np.zeros_like(solvable)
+        else:
+            active = np.ones(starts.shape[:2], bool)
+            labels = solver.solve_arrays(blocked, starts, goals, active, EFFORTS)
+            solvable = np.asarray(labels.status == Status.OPTIMAL)
+            undecided = np.asarray(labels.status == Status.UNDECIDED)
+            paths = np.asarray(labels.paths)
+        columns = (solvable, undecided, labels.cost, labels.makespan, labels.needs_wait)
+        rows = zip(*(np.asarray(column).tolist() for column in columns), strict=True)
+        return [_Solved(*row, plan) for row, plan in zip(rows, paths, strict=False)]
 
     def finish(self, rows: list[Candidate], width: int, num_agents: int) -> Instance:
         """A batch of candidates with their plans, padded to a map width and number of agents."""
@@ -272,12 +308,17 @@ class CandidatePool:
         makespan = np.array([row.makespan for row in rows], np.int32)
         needs_wait = np.array([row.needs_wait for row in rows], bool)
         given = [row.paths for row in rows if row.paths is not None]
-        if given:
-            steps = max(map(len, given))
-            paths = np.concatenate([plans.rest(path[None], steps) for path in given])
-        else:
-            labels = solver.Labels(cost, makespan, needs_wait)
-            paths, _ = solver.optimal_paths(blocked, starts, goals, labels)
+        if not given:
+
+            def planned(some: np.ndarray) -> list[np.ndarray]:
+                labels = solver.Labels(cost[some], makespan[some], needs_wait[some])
+                return list(
+                    solver.optimal_paths(blocked[some], starts[some], goals[some], labels)[0]
+                )
+
+            given = self._spread(planned, len(rows))
+        steps = max(map(len, given))
+        paths = np.concatenate([plans.rest(path[None], steps) for path in given])
         num_steps = plans.arrivals(paths, goals).max(1)
         full = np.ones((len(rows), width, width), bool)
         full[:, : self.size, : self.size] = blocked[:, : self.size, : self.size]
@@ -358,6 +399,7 @@ def generate(
     num_agents: int = 2,
     exclude: Collection[bytes] = (),
     max_candidates: int = MAX_CANDIDATES,
+    spread: Spread = here,
 ) -> tuple[Instance, GenerationReport]:
     """Makes a set of distinct solvable instances with their optimal plans.
 
@@ -371,6 +413,8 @@ def generate(
       num_agents: agents of every instance, where the configuration does not say (`config.agents`).
       exclude: `fingerprints` of instances that must not be made.
       max_candidates: lakes drawn of one size and number of agents before it gives up.
+      spread: how the solving is shared by several processes; see `Spread`. The set does not depend
+        on it.
 
     Returns:
       (instances, report): a batch of at most `num_instances` instances in random order, its maps
@@ -397,7 +441,7 @@ def generate(
             if count != 2:
                 size_key = jax.random.fold_in(size_key, count)
             holes = num_holes(config.hole_ratio[i], size)
-            pools.append(CandidatePool(size_key, size, holes, count, seen, max_candidates))
+            pools.append(CandidatePool(size_key, size, holes, count, seen, max_candidates, spread))
             wanted.append(asked)
             wait_ratios.append(config.wait_ratio[i])
     asked_wait = [round(n * ratio) for n, ratio in zip(wanted, wait_ratios, strict=True)]
