@@ -1,0 +1,44 @@
+"""The notebook runs top to bottom, as on a machine without accelerators."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PATH = ROOT / "notebooks" / "mapf_frozenlake.ipynb"
+
+
+def test_it_runs_top_to_bottom(tmp_path, monkeypatch):
+    nbclient = pytest.importorskip("nbclient")
+    nbformat = pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
+    pytest.importorskip("PIL")
+    # As if the packages were installed, wherever the kernel is started.
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setenv("XLA_FLAGS", "")  # One device, as there.
+    notebook = nbformat.read(PATH, as_version=4)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert all(cell.execution_count is None and not cell.outputs for cell in code)
+    client = nbclient.NotebookClient(
+        notebook, timeout=400, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
+    )
+    client.execute()
+    shown = [
+        "".join(output.get("text", "") for output in cell.outputs if output.name == "stdout")
+        if all(output.output_type == "stream" for output in cell.outputs)
+        else cell.outputs
+        for cell in code
+    ]
+    assert shown[0] == ""  # Nothing was installed.
+    assert "episodes ended" in shown[2]
+    assert shown[3].startswith("valid\nfailed: ['legal_moves'")
+    # The picture of a plan, and one of the report.
+    for outputs in (shown[4], shown[6]):
+        assert any("image/" in kind for o in outputs for kind in o.get("data", {}))
+    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+    assert "round 1" in shown[5]
+    assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
