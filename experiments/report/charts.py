@@ -199,6 +199,7 @@ class Estimate:
       low: lower end of its interval, None if there is none.
       high: its upper end.
       points: what the estimate is made of, by name.
+      look: number of its `style.look`.
     """
 
     name: str
@@ -206,6 +207,7 @@ class Estimate:
     low: float | None = None
     high: float | None = None
     points: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    look: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,7 +241,7 @@ class Estimates:
         if self.reference is not None:
             axes.axvline(self.reference, color=style.INK, linewidth=1.0, linestyle=":")
         for place, row in enumerate(self.rows):
-            look = style.look(place)
+            look = style.look(row.look)
             points = list(row.points.values())
             axes.plot(
                 points,

@@ -14,12 +14,12 @@ REMARK = (
 )
 
 
-def chart(gallery: Gallery, top: float | None = None) -> Html:
+def chart(gallery: Gallery, top: float) -> Html:
     """The published shares by lake size, marked as those of another model.
 
     Args:
       gallery: where the chart goes.
-      top: upper end of the axis; chosen by the shares if None.
+      top: upper end of the axis.
     """
     found = published.tables()["data_ratio_chosen"]
     return gallery.add(
@@ -60,7 +60,7 @@ def _lines(
     name: str,
     title: str,
     lines: Sequence[tuple[str, Sequence[str], Sequence[float]]],
-    top: float | None,
+    top: float,
 ) -> Lines:
     sizes = [float(size) for size in lines[0][1]]
     return Lines(
@@ -71,5 +71,5 @@ def _lines(
         "data_ratio",
         tuple(Series(who, sizes, shares, look=i) for i, (who, _, shares) in enumerate(lines)),
         {size: f"{size:g}" for size in sizes},
-        None if top is None else (0, top),
+        (0, top),
     )

@@ -142,10 +142,8 @@ def _difference_text(difference: Mapping[str, Any], found: Mapping[str, Any]) ->
     if difference["mean"] is None:
         return "no common seed with the reference"
     told = f"{100 * difference['mean']:+.1f} points"
-    if difference["low"] is None:
-        return told
-    low, high = 100 * difference["low"], 100 * difference["high"]
-    return f"{told} ({_level(found)}: {low:+.1f} to {high:+.1f})"
+    between = _interval(difference["low"], difference["high"], "+")
+    return f"{told} ({_level(found)}: {between})" if between else told
 
 
 def _verdict(found: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Html:
@@ -164,7 +162,7 @@ def _verdict(found: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Htm
     if not told:
         return paragraph(
             element("b", "No difference is shown. "),
-            f"In “{name}” none of {len(tested)} arms is told from {against} at "
+            f"In “{name}” no other arm is told from {against} at "
             f"{100 * alpha:.0f} % after Holm's correction. That is no proof that they are equal: "
             "the intervals below say which differences remain possible.",
         )
@@ -176,7 +174,7 @@ def _verdict(found: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Htm
             paragraph(
                 element("b", f"Told from {against} "),
                 f"in “{name}” at {100 * alpha:.0f} % after Holm's correction: {len(told)} of "
-                f"{len(tested)} arms.",
+                f"{len(tested)} other arms.",
             ),
             bullets(sentences),
         ]
@@ -197,8 +195,9 @@ def _comparison(found: Mapping[str, Any], gallery: Gallery) -> Html:
                 labels[row["arm"]],
                 *(_hundred(row[name]) for name in ("mean", "low", "high")),
                 {f"seed {seed}": 100 * value for seed, value in row["values"].items()},
+                i,
             )
-            for row in rows
+            for i, row in enumerate(rows)
         )
         differences = tuple(
             Estimate(
@@ -208,8 +207,9 @@ def _comparison(found: Mapping[str, Any], gallery: Gallery) -> Html:
                     f"seed {seed}": 100 * value
                     for seed, value in row["difference"]["values"].items()
                 },
+                i,
             )
-            for row in rows
+            for i, row in enumerate(rows)
             if row["difference"]
         )
         parts += [
@@ -243,8 +243,9 @@ def _comparison(found: Mapping[str, Any], gallery: Gallery) -> Html:
             *parts,
             paragraph(
                 "Small dots are seeds. Means have Student's interval over seeds. Differences are "
-                "paired by seed, with Student's interval and the paired t-test; Holm's correction "
-                "and that of Benjamini and Hochberg are over the arms of one table. The exact test "
+                "paired by seed, with Student's interval and the p-value of the paired t-test; "
+                "Holm's correction of it and that of Benjamini and Hochberg (B.-H.) are over the "
+                "arms of one table. The exact test "
                 f"flips signs and cannot fall below 2 / 2^n for n seeds. Intervals hold {level} of "
                 "the time for one arm alone, not for all arms together. “With instances” is the "
                 "bootstrap over seeds and validation instances, which at few seeds is too narrow.",
@@ -267,37 +268,45 @@ def _comparison_table(found: Mapping[str, Any], rows: Sequence[Mapping[str, Any]
             (
                 labels[row["arm"]],
                 len(row["values"]),
-                percent(row["mean"]),
-                _between(row["low"], row["high"], ""),
+                _with_interval(row["mean"], row["low"], row["high"], "", "%"),
                 percent(row["sd"]),
                 "reference"
                 if row["difference"] is None
-                else number(_hundred(difference["mean"]), 1, sign=True),
-                _between(difference.get("low"), difference.get("high"), "+"),
-                _between(difference.get("crossed_low"), difference.get("crossed_high"), "+"),
+                else _with_interval(
+                    difference["mean"], difference["low"], difference["high"], "+", ""
+                ),
+                _interval(difference.get("crossed_low"), difference.get("crossed_high"), "+")
+                or DASH,
                 *(_p_value(difference.get(name)) for name in ("p", "p_holm", "p_fdr", "p_exact")),
             )
         )
     header = (
         "arm",
         "seeds",
-        "mean",
-        level,
+        f"mean ({level})",
         "sd of seeds",
-        f"minus {labels[found['reference']]}",
-        level,
+        f"minus {labels[found['reference']]} ({level})",
         "with instances",
         "p",
-        "p (Holm)",
-        "p (B.-H.)",
-        "p (exact)",
+        "Holm",
+        "B.-H.",
+        "exact",
     )
     return table("Comparison of the arms", header, written)
 
 
-def _between(low: float | None, high: float | None, sign: str) -> str:
-    if low is None or high is None:
+def _with_interval(
+    mean: float | None, low: float | None, high: float | None, sign: str, unit: str
+) -> str:
+    if mean is None:
         return DASH
+    between = _interval(low, high, sign)
+    return f"{100 * mean:{sign}.1f}{unit}" + (f" ({between})" if between else "")
+
+
+def _interval(low: float | None, high: float | None, sign: str) -> str:
+    if low is None or high is None:
+        return ""
     return f"{100 * low:{sign}.1f} to {100 * high:{sign}.1f}"
 
 
@@ -485,7 +494,7 @@ def _configurations(found: Mapping[str, Any], gallery: Gallery) -> Html:
             ),
             charts(*figures),
             heading("The published shares"),
-            charts(published_shares.chart(gallery)),
+            charts(published_shares.chart(gallery, 0.2)),
             paragraph(published_shares.REMARK, class_="note"),
         ]
     )

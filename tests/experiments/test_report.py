@@ -1,0 +1,673 @@
+"""Pages about runs and studies made by hand: valid, self-contained, true to the files, and safe."""
+
+import csv
+import dataclasses
+import itertools
+import json
+import math
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engineer.analysis import DesignAnalysis
+from engineer.proposal import render_config
+from engineer.space import Configuration
+from experiments import published, report, study_results
+from experiments import run_directory as files
+from experiments.configs import tiny
+from experiments.mapf_task import judge
+from experiments.report import charts, lakes, measures, style
+from experiments.report.page import Html, element
+from experiments.settings import from_config
+from experiments.study_plan import Arm, Study
+from mapf_jax import CHECKS, ViolationKind, formats
+
+ROOT = Path(__file__).parent.parent.parent
+EVIL = '<script>alert("x")</script><img src="https://e.example/x.png" onerror="alert(1)">'
+
+AROUND = {
+    "map": ["F F F", "F H F", "F F F"],
+    "starts": [[0, 0], [2, 2]],
+    "goals": [[2, 0], [0, 1]],
+    "cost": 5,
+    "makespan": 3,
+    "needs_wait": False,
+    "paths": [[[0, 0], [1, 0], [2, 0]], [[2, 2], [1, 2], [0, 2], [0, 1]]],
+}
+OPEN = {
+    "map": ["F F F F"] * 4,
+    "starts": [[0, 0], [3, 3]],
+    "goals": [[0, 2], [3, 1]],
+    "cost": 4,
+    "makespan": 2,
+    "needs_wait": False,
+    "paths": [[[0, 0], [0, 1], [0, 2]], [[3, 3], [3, 2], [3, 1]]],
+}
+
+
+def says(*paths):
+    """The answer with these paths."""
+    steps = max(map(len, paths))
+    whole = [[*path, *path[-1:] * (steps - len(path))] for path in paths]
+    lines = [
+        f"{time}: " + " ".join(f"({row},{column})" for row, column in cells)
+        for time, cells in enumerate(zip(*whole, strict=True))
+    ]
+    return "<answer>\n" + "\n".join(lines) + "\n</answer>"
+
+
+SOLVED = {3: says(*AROUND["paths"]), 4: says(*OPEN["paths"])}
+IN_A_HOLE = says([[0, 0], [1, 0], [1, 1], [2, 1], [2, 0]], AROUND["paths"][1])
+LATE = says([[0, 0], [0, 0], [0, 1], [0, 2]], OPEN["paths"][1])
+MEETING = says([[0, 0], [0, 1], [0, 2]], [[3, 3], [0, 1], [3, 1]])
+THREE = says(*OPEN["paths"], [[1, 1]])
+
+VALIDATION = [{"id": f"validation-{i}", **(AROUND if i % 2 == 0 else OPEN)} for i in range(6)]
+BEFORE = [IN_A_HOLE, MEETING, EVIL, THREE, SOLVED[3], LATE]
+AFTER = [SOLVED[3], SOLVED[4], IN_A_HOLE, EVIL, SOLVED[3], LATE]
+START = {"3": (0.5, 0.1, 0.2), "4": (0.5, 0.3, 0.4)}
+DESIGNED = {"3": (0.2, 0.2, 0.2), "4": (0.8, 0.3, 0.1)}
+
+
+def options(seed=0, designer="current", rounds=2):
+    config = tiny.get_config()
+    config.seed = seed
+    config.environment.sizes = (3, 4)
+    config.loop.rounds = rounds
+    config.engineer.designer = designer
+    return from_config(config)
+
+
+def configuration(table):
+    names = ("data_ratio", "hole_ratio", "wait_ratio")
+    return Configuration.from_dict(
+        {size: dict(zip(names, numbers, strict=True)) for size, numbers in table.items()}
+    )
+
+
+def write_validation(folder, texts):
+    instances = formats.from_records(VALIDATION)
+    judgement = judge(instances, np.arange(len(texts)), texts)
+    breakdown = judgement.breakdown(np.full(len(texts), 20)).to_dict()
+    verdict = judgement.verdict
+    rows = [
+        {
+            "id": f"validation-{i}",
+            "size": int(judgement.sizes[i]),
+            "valid": bool(verdict.valid[i]),
+            "optimal": bool(verdict.optimal[i]),
+            "failed": [name for name in CHECKS if not getattr(verdict, name)[i]],
+            "optimum": int(judgement.optimum[i]),
+            "tokens": 20,
+            "text": text,
+        }
+        for i, text in enumerate(texts)
+    ]
+    files.write_jsonl(folder / "answers.jsonl", rows)
+    extra = {"answer_tokens_mean": 20.0, "truncated_share": 0.0}
+    files.write_json(folder / "validation.json", {**breakdown, **extra})
+
+
+def write_run(root, settings=None, rounds=2, after=AFTER):
+    """The folder of a run as `experiments.main` leaves it, as far as a report reads it."""
+    settings = settings or options()
+    files.write_json(root / "config.json", settings.to_dict())
+    files.write_json(root / "versions.json", {"jax": "1.2.3", "devices": "1 x abacus"})
+    files.write_jsonl(root / "validation" / "instances.jsonl", VALIDATION)
+    write_validation(root / "initial", BEFORE)
+    space = settings.environment.space()
+    for index in range(rounds):
+        folder = root / "rounds" / str(index)
+        config = configuration(START if index == 0 else DESIGNED)
+        files.write_text(folder / "environment.yaml", render_config(config, space) + "\n")
+        sizes = [
+            {
+                "size": size,
+                "asked": 10,
+                "made": 10,
+                "asked_wait": 4,
+                "made_wait": 4 - index,
+                "holes": 1,
+                "candidates": 64,
+                "achieved_data_ratio": 0.5,
+                "achieved_wait_ratio": 0.3,
+            }
+            for size in (3, 4)
+        ]
+        generated = {"note": "", "asked": 20, "made": 20, "sizes": sizes}
+        files.write_json(folder / "generated.json", generated)
+        files.write_jsonl(folder / "train.jsonl", [step(index, n) for n in range(40)])
+        write_validation(folder, after)
+        files.write_json(folder / "evidence.json", {})
+        if index + 1 < rounds:
+            write_design(folder / "design", space)
+    return root
+
+
+def step(index, number):
+    return {
+        "step": number,
+        "reward": 0.1 * index + 0.01 * number,
+        "signal_share": 0.5,
+        "answer_tokens_mean": 20.0,
+        "answer_tokens_p90": 30.0,
+        "draws": 1.0,
+        "updates": 1.0,
+        "entropy": 0.3,
+        "grad_norm": 0.1,
+        "clip_low": 0.0,
+        "clip_high": 0.0,
+        "task/valid": 0.4,
+        "task/optimal": 0.2,
+        "task/valid_3": 0.6,
+        "task/valid_4": 0.2,
+        "machine/sample_seconds": 2.0,
+        "machine/score_seconds": 1.0,
+        "machine/update_seconds": 3.0,
+    }
+
+
+def write_design(folder, space):
+    config = configuration(DESIGNED)
+    space.check(config)
+    design = {
+        "config": config.to_dict(),
+        "source": "current",
+        "context_messages": [],
+        "raw_texts": [EVIL],
+        "repairs": ["data_ratio: sum 0.98 rescaled to 1"],
+        "kept_previous": False,
+        "reason": "",
+        "summary": "",
+    }
+    numbers = {field.name: 0.25 for field in dataclasses.fields(DesignAnalysis)}
+    files.write_json(folder / "design.json", design)
+    files.write_json(folder / "analysis.json", {**numbers, "followed": "no_holes", "mistakes": 3})
+    files.write_text(folder / "context.md", f"What was shown {EVIL}\n")
+    files.write_text(folder / "answers.md", f"{EVIL}\n")
+
+
+class Page(HTMLParser):
+    """Reads a page strictly: every element that is opened is closed, in order."""
+
+    VOID = ("meta", "input")
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.open, self.tags, self.attributes, self.text = [], [], [], ""
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        assert len({name for name, _ in attributes}) == len(attributes), self.get_starttag_text()
+        self.attributes += [(tag, name, value) for name, value in attributes]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value) for name, value in attributes]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] != "style":
+            self.text += data
+
+
+def check_page(path):
+    """A page that is valid, needs nothing else, and runs nothing."""
+    text = path.read_text()
+    assert text.startswith("<!doctype html>\n")
+    assert len(text) < 3_000_000
+    page = Page(text)
+    assert not {"script", "img", "link", "iframe", "object", "image"} & set(page.tags)
+    names = [value for _, name, value in page.attributes if name == "id"]
+    assert len(set(names)) == len(names)
+    for tag, name, value in page.attributes:
+        assert not name.startswith("on")
+        assert name != "src"
+        if name in ("href", "xlink:href"):
+            assert value[0] == "#"
+            assert value[1:] in names, (tag, value)
+    for target in re.findall(r"url\(([^)]*)\)", text):
+        assert target.strip("\"'")[1:] in names
+    assert "@import" not in text
+    assert text.count("http") == page.text.count("http")
+    pictures = {file.stem for file in (path.parent / "figures").glob("*.png")}
+    assert pictures == {file.stem for file in (path.parent / "data").glob("*.csv")}
+    drawn = [value for _, name, value in page.attributes if name == "class"]
+    assert drawn.count("chart") == len(pictures)
+    return page
+
+
+def data(root, name):
+    with (root / "data" / f"{name}.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def run_page(tmp_path_factory):
+    root = write_run(tmp_path_factory.mktemp("runs") / "a&b")
+    return root, check_page(report.write(root))
+
+
+def test_a_run_tells_what_was_run_and_what_came_of_it(run_page):
+    root, page = run_page
+    assert page.text.count("Run a&b") == 2
+    # 2 of 6 valid before training, 4 of 6 after, of which 3 are optimal; 1 was before.
+    assert "33.3% → 66.7%" in page.text
+    assert "16.7% → 50.0%" in page.text
+    for words in (
+        "1 x abacus",
+        "jax1.2.3",
+        "data_ratio: sum 0.98 rescaled to 1",
+        "0.50 → 0.20 (-0.30)",
+        "shares follow failures0.25",
+        "check followed mostno holes",
+        "earlier changes followed by a loss3",
+        "What the numbers do not show",
+        "Round 1: of 3x3, 4x4 the generator found fewer instances",
+        "another model, other sizes",
+        "arXiv 2606.17682",
+    ):
+        assert words in page.text, words
+    # 40 steps of 48 prompts with 8 answers of 20 tokens, in 2, 1 and 3 seconds each.
+    assert re.search(
+        r"round 0\s*20\s*40\s*40\s*15,360\s*307,200\s*6\s*1\s*80\s*40\s*120", page.text
+    )
+    valid = data(root, "validation_valid")
+    assert [(row["series"], row["after round"], float(row["percent"])) for row in valid[:3]] == [
+        ("all sizes", "start", pytest.approx(100 / 3)),
+        ("all sizes", "0", pytest.approx(200 / 3)),
+        ("all sizes", "1", pytest.approx(200 / 3)),
+    ]
+    # Wilson's interval of 2 of 6, by hand.
+    z, n, p = 1.959964, 6, 1 / 3
+    middle, reach = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + (z / (2 * n)) ** 2)
+    assert float(valid[0]["low"]) == pytest.approx(
+        100 * (middle - reach) / (1 + z * z / n), abs=1e-3
+    )
+    assert float(valid[0]["high"]) == pytest.approx(
+        100 * (middle + reach) / (1 + z * z / n), abs=1e-3
+    )
+    reward = data(root, "training_reward")
+    whole = [float(row["mean reward"]) for row in reward if row["series"] == "reward, every step"]
+    assert whole == pytest.approx([0.1 * i + 0.01 * n for i in range(2) for n in range(40)])
+    smooth = [float(row["mean reward"]) for row in reward if row["series"] == "reward"]
+    assert smooth[2:] == pytest.approx(np.convolve(whole, np.ones(3) / 3, "valid"))
+    asked = data(root, "configuration_hole_ratio")
+    assert [(row["series"], row["round"], float(row["hole_ratio"])) for row in asked] == [
+        ("3x3", "0", 0.1),
+        ("3x3", "1", 0.2),
+        ("4x4", "0", 0.3),
+        ("4x4", "1", 0.3),
+    ]
+    assert not (root / "data" / "training_clip.csv").exists()  # Nothing was clipped.
+    holes = [row for row in data(root, "failures") if row["series"] == "no holes"]
+    assert [float(row["percent"]) for row in holes] == pytest.approx([100 / 6] * 3)
+
+
+def test_published_shares_are_those_printed_and_marked(run_page):
+    root, _ = run_page
+    rows = data(root, "shares_published")
+    printed = published.tables()["data_ratio_chosen"]
+    for index in (1, 2):
+        shares = [float(row["data_ratio"]) for row in rows if row["series"] == f"round {index}"]
+        assert shares == printed[f"for_round_{index}"]
+    assert {row["series"] for row in data(root, "shares")} == {"round 0", "round 1"}
+
+
+def test_what_others_wrote_is_shown_and_never_run(run_page):
+    _, page = run_page
+    assert page.text.count(EVIL) == 3  # An answer of the model, a design, its context.
+    assert str(element("p", EVIL, title='"><b>')) == (
+        '<p title="&quot;&gt;&lt;b&gt;">'
+        + EVIL.replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")
+        + "</p>"
+    )
+    assert str(element("p", Html("<b>x</b>"), None, 3)) == "<p><b>x</b>3</p>"
+
+
+def test_drawn_answers_move_as_they_say(run_page):
+    root, page = run_page
+    text = (root / "report.html").read_text()
+    assert page.text.count("Not solved before training.") == 2
+    assert "at time 2 of 4 agent 0 enters a hole" in page.text
+    assert "valid, cost 5, optimum 4" in page.text
+    figures = lakes.drawings([lakes.Answer(VALIDATION[0], IN_A_HOLE)], "p")
+    (figure,) = figures
+    for agent, path in enumerate(
+        ([[0, 0], [1, 0], [1, 1], [2, 1], [2, 0]], [[2, 2], [1, 2], [0, 2], [0, 1], [0, 1]])
+    ):
+        (rule,) = re.findall(rf"@keyframes p0-{agent}\{{((?:[^{{}}]*\{{[^{{}}]*\}})*)\}}", figure)
+        found = re.findall(r"([\d.]+)%\{transform:translate\((-?[\d.]+)px,(-?[\d.]+)px\)\}", rule)
+        cells = [(float(y), float(x)) for _, x, y in found]
+        assert [found[0][0], found[-1][0]] == ["0.00", "100.00"]
+        aside = 0.13 * (2 * agent - 1)
+        assert np.array(cells) == pytest.approx(np.array([path[0], *path, path[-1]]) + aside)
+    assert figure.count('stroke="var(--bad)"') == 2  # A cross in the hole, a stroke on its time.
+    assert "prefers-reduced-motion: reduce" in text
+    kinds = {kind.name.lower() for kind in ViolationKind if kind is not ViolationKind.NONE}
+    assert set(lakes._SENTENCES) == kinds
+
+
+def test_measures_are_those_of_the_analysis():
+    assert set(measures.MEASURES) == {field.name for field in dataclasses.fields(DesignAnalysis)}
+
+
+def killed_in_round_0(root):
+    shutil.rmtree(root / "rounds" / "1")
+    shutil.rmtree(root / "rounds" / "0" / "design")
+    for name in ("validation.json", "answers.jsonl", "evidence.json"):
+        (root / "rounds" / "0" / name).unlink()
+    path = root / "rounds" / "0" / "train.jsonl"
+    path.write_text("\n".join(path.read_text().split("\n")[:7]) + '\n{"step": 7, "rew')
+
+
+def only_begun(root):
+    for name in ("rounds", "initial", "validation"):
+        shutil.rmtree(root / name)
+    (root / "versions.json").unlink()
+
+
+def without_extras(root):
+    (root / "rounds" / "0" / "design" / "analysis.json").unlink()
+    (root / "rounds" / "0" / "design" / "context.md").unlink()
+    (root / "rounds" / "1" / "answers.jsonl").unlink()
+    path = root / "initial" / "validation.json"
+    found = json.loads(path.read_text())
+    del found["answer_tokens_mean"]
+    path.write_text(json.dumps(found))
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (killed_in_round_0, ["33.3%", "0 of 2", "7 training steps", "This run is not complete"]),
+        (only_begun, ["No validation of this run has finished yet", "0 of 2"]),
+        (without_extras, ["33.3% → 66.7%", "2 of 2"]),
+    ],
+)
+def test_runs_that_are_not_whole_have_a_page(tmp_path, damage, words):
+    root = write_run(tmp_path / "run")
+    damage(root)
+    page = check_page(report.write(root))
+    for word in words:
+        assert word in page.text, word
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("rounds/0/validation.json", "{"),
+        ("rounds/0/validation.json", '{"by_size": {"3": {"answers": 0}}}'),
+        ("rounds/0/environment.yaml", "3: {data_ratio: [}"),
+        ("rounds/1/train.jsonl", 'no\n{"step": 1}\n'),
+        ("config.json", ""),
+    ],
+)
+def test_damaged_files_are_named(tmp_path, name, text):
+    root = write_run(tmp_path / "run")
+    (root / name).write_text(text)
+    with pytest.raises(ValueError, match=re.escape(str(root / name))):
+        report.write(root)
+
+
+def test_a_folder_without_a_run_is_one_line_of_error(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "experiments.report", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert f"error: {tmp_path}: neither a run" in done.stderr
+
+
+# Studies
+
+STUDY = Study(
+    question="Who designs better, & why?",
+    arms=(
+        Arm("fixed", "nobody <fixed>", {"engineer.designer": "fixed"}),
+        Arm("current", "the checkpoint", {"engineer.designer": "current"}),
+        Arm(
+            "uniform",
+            "nobody, uniform",
+            {"engineer.designer": "fixed", "engineer.start": "uniform"},
+        ),
+    ),
+    reference="fixed",
+    seeds=(0, 1, 2),
+)
+
+
+def write_study(root, finished=None):
+    """A study whose checkpoint arm is the better by one or two answers a seed."""
+    base = tiny.get_config()
+    base.environment.sizes = (3, 4)
+    base.loop.rounds = 2
+    settings = STUDY.settings(base)
+    for arm, seed in itertools.product(settings, STUDY.seeds):
+        if finished is not None and (arm, seed) not in finished:
+            continue
+        after = list(AFTER)
+        if arm == "current":
+            after[2 : 3 + seed // 2] = [SOLVED[3], SOLVED[4]][: 1 + seed // 2]
+        folder = root / study_results.run_folder(arm, seed)
+        write_run(folder, settings[arm][seed], after=after)
+        files.write_text(folder / study_results.TIMES, '{"seconds": 60.0, "cpu_seconds": 90.0}\n')
+        files.write_json(folder / study_results.FINISHED, {"finished": True})
+    return study_results.write(root, STUDY, settings, {})
+
+
+@pytest.fixture(scope="module")
+def study_page(tmp_path_factory):
+    root = tmp_path_factory.mktemp("studies") / "who"
+    found = write_study(root)
+    return root, found, check_page(report.write(root))
+
+
+def test_a_study_shows_its_comparison_with_intervals(study_page):
+    root, found, page = study_page
+    (row,) = (
+        row
+        for row in found["comparison"]
+        if (row["metric"], row["arm"]) == ("valid_final", "current")
+    )
+    difference = row["difference"]
+    assert difference["values"] == {
+        "0": pytest.approx(1 / 6),
+        "1": pytest.approx(1 / 6),
+        "2": pytest.approx(1 / 3),
+    }
+    low, high = (100 * difference[name] for name in ("low", "high"))
+    assert f"+22.2 ({low:+.1f} to {high:+.1f})" in page.text
+    drawn = {(line["name"], line["what"]): line for line in data(root, "valid_final_difference")}
+    assert float(drawn["the checkpoint", "mean"]["points"]) == pytest.approx(100 * 2 / 9)
+    assert float(drawn["the checkpoint", "mean"]["low"]) == pytest.approx(low)
+    assert float(drawn["the checkpoint", "seed 2"]["points"]) == pytest.approx(100 / 3)
+    assert ("nobody <fixed>", "mean") not in drawn
+    for words in (
+        "Who designs better, & why?",
+        "9 of 9",
+        "nobody <fixed> (reference)",
+        'engineer.start = "uniform"',
+        "Student's interval",
+        "shares follow failures0.25",
+        "the checkpoint, seed 0",
+        "1 x abacus",
+    ):
+        assert words in page.text, words
+    curve = [line for line in data(root, "learning_valid") if line["series"] == "the checkpoint"]
+    expected = [100 / 3, 100 * (5 + 5 + 6) / 18, 100 * (5 + 5 + 6) / 18]
+    assert [float(line["percent"]) for line in curve] == pytest.approx(expected)
+    shares = [line for line in data(root, "shares_current") if line["series"] == "4x4"]
+    assert [float(line["data_ratio, mean over seeds"]) for line in shares] == pytest.approx(
+        [0.5, 0.8]
+    )
+
+
+def test_the_verdict_of_a_study_follows_its_corrected_p_values(study_page, tmp_path):
+    _, found, page = study_page
+    p_values = {
+        row["arm"]: row["difference"]["p_holm"]
+        for row in found["comparison"]
+        if row["metric"] == "valid_final" and row["difference"]
+    }
+    assert p_values["current"] > 0.05
+    assert "No difference is shown." in page.text
+    for row in found["comparison"]:
+        if row["metric"] == "valid_final" and row["arm"] == "current":
+            row["difference"]["p_holm"] = 0.01
+    files.write_json(tmp_path / "study.json", found)
+    page = check_page(report.write(tmp_path))  # Without the folders of the runs, too.
+    assert "Told from nobody <fixed>" in page.text
+    assert "1 of 2 other arms" in page.text
+    assert "The folders of the runs are not there" in page.text
+
+
+def test_a_study_that_is_not_whole_has_a_page(tmp_path):
+    write_study(tmp_path / "half", {("fixed", 0), ("current", 0), ("current", 1)})
+    page = check_page(report.write(tmp_path / "half"))
+    assert "3 of 9" in page.text
+    assert "Nothing can be compared yet" in page.text
+    assert "6 runs are missing or have failed" in page.text
+    write_study(tmp_path / "none", set())
+    page = check_page(report.write(tmp_path / "none"))
+    assert "0 of 9" in page.text
+
+
+def test_a_study_of_another_schema_is_refused(tmp_path):
+    (tmp_path / "study.json").write_text('{"schema": 0}')
+    with pytest.raises(ValueError, match=r"study\.json: schema 1 is needed"):
+        report.write(tmp_path)
+
+
+# Charts
+
+
+def test_files_of_a_chart_hold_what_is_drawn(tmp_path):
+    chart = charts.Lines(
+        "some",
+        "title $x$ & <b>",
+        "What it shows.",
+        "round",
+        "percent",
+        (
+            charts.Series("a", [0, 1, 2], [1.0, None, 3.5], [0.5, None, 3.0], [1.5, None, 4.0]),
+            charts.Series("b", [0, 1, 2], [7.25, 8.0, 9.0], look=1),
+        ),
+        {0: "start", 1: "0", 2: "1"},
+    )
+    figure = chart.draw()
+    (axes,) = figure.axes
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["start", "0", "1"]
+    gallery = charts.Gallery(tmp_path)
+    html = gallery.add(chart)
+    rows = data(tmp_path, "some")
+    for line, name in zip(axes.get_lines(), "ab", strict=True):
+        mine = [row for row in rows if row["series"] == name]
+        ys = [float(row["percent"]) if row["percent"] else math.nan for row in mine]
+        assert np.array_equal(line.get_ydata(), ys, equal_nan=True)
+    (bars,) = axes.collections
+    ends = [segment[:, 1].tolist() for segment in bars.get_segments() if len(segment)]
+    assert ends == [[float(row["low"]), float(row["high"])] for row in rows if row["low"]]
+    assert "title $x$ &amp; &lt;b&gt;" in html
+    assert "var(--c0)" in html
+    assert "currentColor" in html
+    assert not any(look.light in html for look in style.LOOKS)
+    assert (tmp_path / "figures" / "some.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ValueError, match="another chart has it"):
+        gallery.add(chart)
+    with pytest.raises(ValueError, match="2 values of y for 1 of x"):
+        charts.Series("c", [0], [1.0, 2.0])
+
+
+def test_estimates_are_drawn_where_they_are(tmp_path):
+    chart = charts.Estimates(
+        "est",
+        "title",
+        "What it shows.",
+        "points",
+        (
+            charts.Estimate("one", 1.0, -0.5, 2.5, {"seed 0": 0.0, "seed 1": 2.0}),
+            charts.Estimate("none", None, look=1),
+        ),
+        0.0,
+    )
+    (axes,) = chart.draw().axes
+    charts.Gallery(tmp_path).add(chart)
+    rows = data(tmp_path, "est")
+    assert [row["points"] for row in rows] == ["1.0", "0.0", "2.0", ""]
+    drawn = [line.get_xdata() for line in axes.get_lines()[1:]]
+    assert [list(x) for x in drawn] == [[0.0, 2.0], [1.0], []]
+    (bar,) = axes.collections
+    assert [segment[:, 0].tolist() for segment in bar.get_segments()] == [[-0.5, 2.5]]
+
+
+# After Machado, Oliveira and Fernandes (2009), severity 1, for linear RGB.
+VISION = {
+    "usual": np.eye(3),
+    "protanopia": np.array(
+        [
+            [0.152286, 1.052583, -0.204868],
+            [0.114503, 0.786281, 0.099216],
+            [-0.003882, -0.048116, 1.051998],
+        ]
+    ),
+    "deuteranopia": np.array(
+        [
+            [0.367322, 0.860646, -0.227968],
+            [0.280085, 0.672501, 0.047413],
+            [-0.011820, 0.042940, 0.968881],
+        ]
+    ),
+    "tritanopia": np.array(
+        [
+            [1.255528, -0.076749, -0.178779],
+            [-0.078411, 0.930809, 0.147602],
+            [0.004733, 0.691367, 0.303900],
+        ]
+    ),
+}
+
+
+def linear(colour):
+    parts = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    return np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+
+
+def lab(rgb):
+    to_xyz = np.array(
+        [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    )
+    t = to_xyz @ np.clip(rgb, 0, 1) / (0.95047, 1, 1.08883)
+    x, y, z = np.where(t > 0.008856, np.cbrt(t), 7.787 * t + 16 / 116)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize(("mode", "paper"), [("light", style.PAPER), ("dark", "#12171c")])
+def test_colours_stand_out_and_apart_for_every_kind_of_sight(mode, paper):
+    assert f"--paper: {paper};" in style.STYLE
+    colours = [linear(getattr(look, mode)) for look in style.LOOKS]
+    luminance = np.array([0.2126, 0.7152, 0.0722])
+    for colour in colours:
+        bright = sorted((float(luminance @ colour), float(luminance @ linear(paper))))
+        assert (bright[1] + 0.05) / (bright[0] + 0.05) >= 3
+    for matrix in VISION.values():
+        for one, other in itertools.combinations(colours, 2):
+            assert np.linalg.norm(lab(matrix @ one) - lab(matrix @ other)) >= 20
+    shapes = {(look.light, look.marker, look.dashes) for look in map(style.look, range(16))}
+    assert len(shapes) == 16
