@@ -447,11 +447,19 @@ def _failed(one: Outcomes) -> dict[str, int]:
 
 
 def _tokens(one: Outcomes) -> dict[str, Any] | None:
-    """Of the answers whose length is known; None if that is none."""
+    """Of the answers whose length is known; None if that is none.
+
+    `prompts` is the sum over the prompts, where a server counts them.
+    """
     lengths = [record["tokens"] for record in one.records if record["tokens"] is not None]
     if not lengths:
         return None
-    return {"mean": float(np.mean(lengths)), "total": sum(lengths), "answers": len(lengths)}
+    return {
+        "mean": float(np.mean(lengths)),
+        "total": sum(lengths),
+        "answers": len(lengths),
+        "prompts": sum(record["prompt_tokens"] or 0 for record in one.records),
+    }
 
 
 def _values(column: np.ndarray) -> list[float]:

@@ -264,6 +264,12 @@ def test_a_server_that_fails_now_and_then(source, oracles, tmp_path, capsys, mon
         (measured,) = json.loads((out / "results.json").read_text())["measured"]
         assert (measured["answered"], measured["missing"]) == (23, 1)
         assert measured["figures"][0]["valid"]["trials"] == 23
+        assert measured["tokens"] == {
+            "mean": 40.0,
+            "total": 23 * 40,
+            "answers": 23,
+            "prompts": 23 * 500,
+        }
         everything = "".join(p.read_text() for p in out.rglob("*") if p.is_file())
         assert KEY not in everything + told
 
@@ -366,7 +372,7 @@ def test_published_rows_stand_apart_beside_the_whole_benchmark(tmp_path):
     checks = dict.fromkeys(mapf_jax.CHECKS, True)
     records = [
         {"id": name, "valid": i % 2 == 0, "optimal": i % 5 == 0, "checks": checks}
-        | {"truncated": False, "tokens": 10}
+        | {"truncated": False, "tokens": 10, "prompt_tokens": None}
         for i, name in enumerate(questions.names)
     ]
     one = benchmark_table.Outcomes.create("ours", {"kind": "run"}, {}, records, questions)
