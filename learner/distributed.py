@@ -93,7 +93,7 @@ def start(
             shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
         )
     except ValueError as error:
-        if len(missing) == len(given):
+        if len(missing) == len(given) and "defined" in str(error):
             return  # No cluster was found.
         if missing:
             raise ValueError(

@@ -1,0 +1,44 @@
+"""Writes the smallest model that a run can train: one layer, random, often at an end.
+
+python tests/experiments/micro_model.py FOLDER
+"""
+
+import shutil
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from experiments.settings import ModelSettings
+from learner import tokens
+from learner.qwen3 import model, weights
+from learner.qwen3.config import Qwen3Config
+
+
+def main(folder):
+    config = Qwen3Config(
+        vocab_size=1024,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=16,
+        tie_word_embeddings=True,
+        max_position_embeddings=2048,
+    )
+    params = model.init_params(jax.random.key(1), config)
+    tokenizer = tokens.load_tokenizer(ModelSettings().folder)
+    # Answers of all lengths: the likelihood of the end varies much from token to token.
+    ends = np.array(tokens.stop_token_ids(tokenizer))
+    embedding = params["embedding"].at[ends].set(jax.random.normal(jax.random.key(2), (32,)))
+    weights.save(folder, {**params, "embedding": embedding}, config)
+    for path in ModelSettings().folder.glob("*token*"):
+        shutil.copy(path, folder)
+    for path in ModelSettings().folder.glob("*.jinja"):
+        shutil.copy(path, folder)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,237 @@
+"""Several processes over the loopback: one history, whoever dies on the way.
+
+Four devices in every run: of one process, of two with two each, or of four with one each. So all
+compute the same sharded programs. What remains is the order of sums between devices, of which
+Adam's division makes a little more in every step.
+"""
+
+import dataclasses
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+DEVICES = 4
+OPTIONS = [
+    "--config=experiments/configs/tiny.py",
+    "--config.model.scan_unroll=1",
+    "--config.mesh.data=2",
+    "--config.mesh.fsdp=2",
+    "--config.loop.rounds=2",
+    "--config.environment.sizes=(3,4)",
+    "--config.environment.num_instances=16",
+    "--config.environment.max_candidates=4096",
+    "--config.validation.num_instances=16",
+    "--config.validation.max_new_tokens=16",
+    "--config.reward.short_length=2",
+    "--config.reward.long_length=16",
+    "--config.training.epochs=2.0",
+    "--config.training.prompts_per_step=4",
+    "--config.training.group_size=4",
+    "--config.training.max_new_tokens=16",
+    "--config.training.micro_batch_rows=4",
+    "--config.training.answers_per_row=4",
+    "--config.training.optimizer.learning_rate=5e-5",
+    "--config.checkpoint.every_steps=2",
+    "--config.engineer.max_new_tokens=16",
+    "--config.engineer.tries=1",
+]
+STEPS = 8
+#: Between the figures of a step of runs with different numbers of processes.
+TOLERANCE = 1e-4
+
+
+@dataclasses.dataclass
+class Run:
+    """The processes of one run, and the files with what each printed."""
+
+    processes: list
+    logs: list
+
+    def finish(self, timeout=100):
+        """Exit codes of all; kills what has not ended in time."""
+        end = time.monotonic() + timeout
+        try:
+            for process in self.processes:
+                process.wait(max(0.1, end - time.monotonic()))
+        finally:
+            self.kill()
+        return [process.returncode for process in self.processes]
+
+    def kill(self):
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+    def text(self, index):
+        return self.logs[index].read_text()
+
+    def wait_for(self, condition, timeout=100):
+        end = time.monotonic() + timeout
+        while not condition():
+            assert all(process.poll() is None for process in self.processes), self.text(0)[-3000:]
+            assert time.monotonic() < end, self.text(0)[-3000:]
+            time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    """Starts a number of processes of the run in a folder; none of them outlives the tests."""
+    shared = tmp_path_factory.mktemp("shared")
+    micro = Path(__file__).with_name("micro_model.py")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "JAX_COMPILATION_CACHE_DIR": str(shared / "cache"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+    subprocess.run([sys.executable, micro, shared / "model"], env=environment, check=True)
+    runs = []
+
+    def begin(workdir, count, *options):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        flags = (
+            f"--xla_force_host_platform_device_count={DEVICES // count}",
+            # Most of the time goes into compiling, as processes have no cache in common.
+            "--xla_backend_optimization_level=0",
+            "--xla_llvm_disable_expensive_passes=true",
+        )
+        command = [sys.executable, "-m", "experiments.main", f"--workdir={workdir}", *OPTIONS]
+        command += [f"--config.model.path={shared / 'model'}", *options]
+        run = Run([], [])
+        for index in range(count):
+            where = [f"--coordinator=127.0.0.1:{port}", f"--num_processes={count}"]
+            where += [f"--process_id={index}"]
+            log = shared / f"{len(runs)}-{index}.log"
+            with log.open("w") as file:
+                run.processes.append(
+                    subprocess.Popen(
+                        [*command, *(where if count > 1 else [])],
+                        cwd=ROOT,
+                        env={**environment, "XLA_FLAGS": " ".join(flags)},
+                        stdout=file,
+                        stderr=subprocess.STDOUT,
+                    )
+                )
+            run.logs.append(log)
+        runs.append(run)
+        return run
+
+    yield begin
+    for run in runs:
+        run.kill()
+
+
+def lines(workdir, index):
+    """What is there of the training log of a round."""
+    path = workdir / "rounds" / str(index) / "train.jsonl"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def figures(workdir, index):
+    return [
+        {k: v for k, v in json.loads(line).items() if not k.startswith("machine/")}
+        for line in lines(workdir, index)
+    ]
+
+
+def story(workdir):
+    """The texts that a run is about: instances, answers, validations, designs."""
+    names = ["validation/instances.jsonl", "initial/validation.json", "initial/answers.jsonl"]
+    for index in range(2):
+        folder = f"rounds/{index}"
+        names += [f"{folder}/{name}" for name in ("environment.yaml", "instances.jsonl")]
+        names += [f"{folder}/generated.json", f"{folder}/validation.json"]
+        names += [f"{folder}/answers.jsonl", f"{folder}/train_failures.json"]
+    names += ["rounds/0/design/context.md", "rounds/0/design/design.json"]
+    return {name: (workdir / name).read_text() for name in names}
+
+
+def assert_same_history(got, want):
+    assert story(got) == story(want)
+    for index in range(2):
+        ours, theirs = figures(got, index), figures(want, index)
+        assert len(ours) == len(theirs) == STEPS
+        for mine, other in zip(ours, theirs, strict=True):
+            assert mine.keys() == other.keys()
+            for name, value in mine.items():
+                np.testing.assert_allclose(
+                    value, other[name], rtol=TOLERANCE, atol=TOLERANCE, err_msg=name
+                )
+
+
+@pytest.fixture(scope="module")
+def one_process(start, tmp_path_factory):
+    """The folder of a run of one process."""
+    workdir = tmp_path_factory.mktemp("one")
+    run = start(workdir, 1)
+    assert run.finish() == [0], run.text(0)[-3000:]
+    history = [row for index in range(2) for row in figures(workdir, index)]
+    # There is something to agree about.
+    assert len({row["reward"] for row in history}) > STEPS, history
+    assert sum(row["updates"] for row in history) > STEPS
+    return workdir
+
+
+def test_two_processes_asked_to_leave_and_killed(start, one_process, tmp_path):
+    run = start(tmp_path, 2)
+    run.wait_for(lambda: len(lines(tmp_path, 0)) >= 3)
+    run.processes[1].send_signal(signal.SIGTERM)
+    assert run.finish() == [75, 75], run.text(0)[-3000:]
+    steps = len(lines(tmp_path, 0)) + len(lines(tmp_path, 1))
+    assert 3 <= steps < 2 * STEPS
+    assert (tmp_path / "checkpoints" / str(steps)).is_dir()
+    assert "the same command goes on" in run.text(0)
+
+    # Process 0 has the coordination service, which jax notices to be gone by itself.
+    run = start(tmp_path, 2)
+    run.wait_for(lambda: len(lines(tmp_path, 0)) + len(lines(tmp_path, 1)) > steps)
+    run.processes[0].kill()
+    began = time.monotonic()
+    assert run.finish(60)[1] in (69, -signal.SIGABRT)
+    assert time.monotonic() - began < 60
+    assert "another process is gone" in run.text(1) or "another task died" in run.text(1)
+
+    run = start(tmp_path, 2)
+    assert run.finish() == [0, 0], run.text(0)[-3000:]
+    assert "resuming after step" in run.text(0)
+    assert "before training" not in run.text(1), "only the first process tells of the run"
+    assert_same_history(tmp_path, one_process)
+
+
+def test_four_processes_one_killed_and_restarted_as_another_number(start, one_process, tmp_path):
+    run = start(tmp_path, 4)
+    run.wait_for(lambda: len(lines(tmp_path, 1)) >= 3)
+    run.processes[2].kill()
+    began = time.monotonic()
+    codes = run.finish(60)
+    assert time.monotonic() - began < 60
+    assert codes[2] == -signal.SIGKILL
+    assert {codes[index] for index in (0, 1, 3)} <= {69, -signal.SIGABRT}
+    assert "another process is gone" in run.text(0)
+
+    run = start(tmp_path, 1)
+    assert run.finish() == [0], run.text(0)[-3000:]
+    assert "resuming after step" in run.text(0)
+    assert "of round 1" in run.text(0)
+    assert_same_history(tmp_path, one_process)
+
+
+def test_different_options_and_impossible_meshes_stop_all(start, tmp_path):
+    axes = ("data=1", "fsdp=1", "tensor=4")
+    run = start(tmp_path, 2, *(f"--config.mesh.{axis}" for axis in axes))
+    assert run.finish() == [1, 1]
+    for index in range(2):
+        assert "allowed are products of 4 with a tensor that divides 2" in run.text(index)

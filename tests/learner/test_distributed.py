@@ -1,0 +1,37 @@
+"""What one process sees of it; `tests/experiments/test_processes.py` has several."""
+
+import jax
+import numpy as np
+import pytest
+
+from learner import distributed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((None, 0, None), "num_processes=0: allowed are integers from 1 up"),
+        (("host:1", 2, 2), "process_id=2: allowed are 0 to num_processes - 1 = 1"),
+        (("host:1", 2, -1), "process_id=-1: allowed are 0 to num_processes - 1 = 1"),
+        (("host", 2, 0), "coordinator='host': HOST:PORT is needed"),
+    ],
+)
+def test_start_refuses(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        distributed.start(*arguments)
+
+
+def test_one_process_alone_is_not_started():
+    distributed.start(num_processes=1)
+    assert not jax.distributed.is_initialized()
+    assert not distributed.together()
+
+
+def test_one_process_does_everything():
+    assert distributed.in_shares(lambda rows: [int(i) ** 2 for i in rows], 4) == [0, 1, 4, 9]
+    np.testing.assert_array_equal(distributed.share(3), [0, 1, 2])
+    assert distributed.gather("x") == ["x"]
+    with pytest.raises(KeyError):
+        distributed.on_first(lambda: {}["absent"])
+    # An error that only sounds like a lost process: there was none to lose.
+    assert not distributed.lost_process(ValueError("Gloo AllGather failed: Connection closed"))
