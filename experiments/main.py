@@ -84,7 +84,9 @@ def _run(reporter: Reporter) -> Path:
         # The folder is the first process's alone, checkpoints apart.
         distributed.on_first(lambda: stack.enter_context(directory.locked()))
         distributed.on_first(lambda: directory.claim(settings))
-        Loop(settings, directory, reporter).run()
+        with contextlib.ExitStack() as timing:
+            distributed.on_first(lambda: timing.enter_context(directory.timed()))
+            Loop(settings, directory, reporter).run()
         return distributed.on_first(lambda: report.write(directory.root))
 
 

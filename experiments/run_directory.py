@@ -19,7 +19,8 @@
     checkpoints/                    weights, optimizer, position
     tensorboard/                    event files, if asked for
     non_finite/                     the batch of a step that was stopped, for a look
-    report.html, figures/
+    times.jsonl                     one line for each process that worked on it, with its seconds
+    report.html, figures/, data/
 
 A file appears when it is complete, so what exists is finished and what is missing is done again.
 """
@@ -30,6 +31,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,7 @@ import jax
 from experiments.errors import UserError
 from experiments.settings import Settings
 
+TIMES = "times.jsonl"
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "numpy")
 
 
@@ -70,6 +73,20 @@ class RunDirectory:
             except OSError as error:
                 raise UserError(f"workdir={self.root}: another process is running there") from error
             yield
+
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[None]:
+        """Notes the wall time and the processor time of its body, however it ends."""
+        begin, processor = time.monotonic(), time.process_time()
+        try:
+            yield
+        finally:
+            times = {
+                "seconds": round(time.monotonic() - begin, 2),
+                "cpu_seconds": round(time.process_time() - processor, 2),
+            }
+            with (self.root / TIMES).open("a") as file:
+                file.write(json_line(times))
 
     def claim(self, settings: Settings) -> None:
         """Notes the options of a new run, or checks that they are those of the run to resume.

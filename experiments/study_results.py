@@ -85,7 +85,7 @@ RESAMPLES = 4000
 _CROSSED = ("crossed_low", "crossed_high")
 _P_VALUES = ("p", "p_holm", "p_fdr", "p_exact")
 
-TIMES = "times.jsonl"
+TIMES = files.TIMES
 """In a run's folder: one line for each process that worked on it, with its seconds."""
 FINISHED = "finished.json"
 """In a run's folder, once it is complete."""

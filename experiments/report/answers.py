@@ -10,7 +10,7 @@ from experiments.report.reading import Run, json_lines
 from mapf_jax import formats
 
 LEGEND = (
-    "A disc is an agent, a ring its start, a square its goal, a dark cell a hole. A red cross "
+    "A disc is an agent, a ring its start, a square its goal, a filled cell a hole. A red cross "
     "marks a broken rule; the dot below a lake runs through the times of the answer."
 )
 PAUSE = element(

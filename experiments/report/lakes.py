@@ -89,6 +89,10 @@ def _caption(answer: Answer, verdict: Mapping[str, Any], steps: int) -> list[Htm
         parts.append(f"valid, cost {verdict['plan_cost']}")
         if verdict["gap"] is not None:
             parts.append(f", optimum {optimum}" if verdict["gap"] else ", optimal")
+    elif not verdict["checks"]["parsable"]:
+        parts.append("no plan could be read")
+    elif not verdict["checks"]["agent_count"]:
+        parts.append("a plan for another number of agents")
     else:
         failed = [check.replace("_", " ") for check, ok in verdict["checks"].items() if not ok]
         parts.append(f"failed {', '.join(failed)}")
@@ -129,13 +133,6 @@ def _drawing(
         seconds = _BEFORE + _STEP * steps + _AFTER
         for agent in range(agents):
             parts.append(_trail(cells[:, agent] + aside[agent], agent))
-    for agent in range(agents):
-        here = (starts[agent] if cells is None else cells[-1, agent]) + aside[agent]
-        moving = ""
-        if cells is not None and len(cells) > 1:
-            moving = f"{name}-{agent}"
-            rules.append(_walk(moving, cells[:, agent] + aside[agent], seconds))
-        parts.append(_disc(agent, here, moving, seconds))
     if cells is not None:
         for time, agent in np.argwhere(kinds[:, :agents] != mapf_jax.ViolationKind.NONE).tolist():
             appearing = f"{name}-x{time}"
@@ -144,6 +141,14 @@ def _drawing(
             parts.append(
                 _cross(cells[time, agent] + aside[agent], appearing if time else "", seconds)
             )
+    for agent in range(agents):
+        here = (starts[agent] if cells is None else cells[-1, agent]) + aside[agent]
+        moving = ""
+        if cells is not None and len(cells) > 1:
+            moving = f"{name}-{agent}"
+            rules.append(_walk(moving, cells[:, agent] + aside[agent], seconds))
+        parts.append(_disc(agent, here, moving, seconds))
+    if cells is not None:
         parts += _clock(size, len(cells) - 1, kinds[:, :agents], name, seconds, rules)
     style = element("style", Html("".join(dict.fromkeys(rules)))) if rules else None
     side = size + 2 * _MARGIN
@@ -249,7 +254,7 @@ def _disc(agent: int, where: np.ndarray, moving: str, seconds: float) -> Html:
 
 def _cross(where: np.ndarray, appearing: str, seconds: float) -> Html:
     row, column = where
-    lines = "M-.2 -.2L.2 .2M-.2 .2L.2 -.2"
+    lines = "M-.34 -.34L.34 .34M-.34 .34L.34 -.34"  # Its ends show around a disc on it.
     return element(
         "g",
         element("path", d=lines, stroke="var(--paper)", stroke_width=0.19),

@@ -11,7 +11,6 @@ import yaml
 from engineer.evidence import FailureBreakdown
 from engineer.space import Configuration
 from experiments import run_directory as files
-from experiments.study_results import TIMES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +77,8 @@ class Run:
       root: its folder.
       settings: all options, nested.
       versions: what it was made with.
-      seconds: wall time of all processes that worked on it, where it was noted.
+      seconds: wall time of the processes that worked on it, where it was noted. A study computes
+        the common beginning of its runs elsewhere.
       initial: the validation before training.
       rounds: those that have begun.
     """
@@ -123,7 +123,7 @@ def read_run(root: Path) -> Run:
         raise ValueError(f"{root}: no run is there (a run has a config.json)")
     folders = [path for path in (root / "rounds").glob("*") if path.name.isdecimal()]
     rounds = [_round(path) for path in sorted(folders, key=lambda path: int(path.name))]
-    times = json_lines(root / TIMES)
+    times = json_lines(root / files.TIMES)
     return Run(
         root=root,
         settings=_json(root / "config.json"),

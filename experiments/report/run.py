@@ -120,8 +120,8 @@ def _introduction(run: Run) -> Html:
     )
     parts = [_seconds(run.steps, part) for part in _PARTS]
     seconds = sum(part for part in parts if part is not None)
-    if run.seconds is not None:
-        facts.append(("wall time", duration(run.seconds), "of all its processes"))
+    if run.seconds is not None and run.seconds > seconds:
+        facts.append(("wall time", duration(run.seconds), "of all processes that worked on it"))
     elif seconds:
         facts.append(("time in training steps", duration(seconds), "not the whole run, see below"))
     state = NOTHING
@@ -261,9 +261,10 @@ def _cost(run: Run) -> Html:
                 [(name, *(number(value, 0) for value in figures)) for name, figures in rows],
             ),
             paragraph(
-                "Seconds are wall time of the training steps on the machine above, compilation "
-                "within them included. Making the instances, validating, designing and saving are "
-                "not in them, and a step that was done again after an interruption counts once.",
+                "Seconds by part are wall time of the training steps on the machine above, with "
+                "what was compiled within them. Making the instances, validating, designing and "
+                "saving are not in them, and a step that was done again after an interruption "
+                "counts once.",
                 class_="note",
             ),
         ]

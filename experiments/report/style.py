@@ -136,6 +136,7 @@ body:has(#pause:checked) .moving { animation-play-state: paused !important; }
   .moving { animation: none !important; }
   h2, h3 { break-after: avoid; }
   figure, .tile, tr { break-inside: avoid; }
+  .design { break-inside: avoid; }
   .charts { grid-template-columns: repeat(2, 1fr); }
   .lakes { grid-template-columns: repeat(3, 1fr); }
   .tiles { grid-template-columns: repeat(4, 1fr); }

@@ -118,6 +118,7 @@ def write_run(root, settings=None, rounds=2, after=AFTER):
     """The folder of a run as `experiments.main` leaves it, as far as a report reads it."""
     settings = settings or options()
     files.write_json(root / "config.json", settings.to_dict())
+    files.write_jsonl(root / "times.jsonl", [{"seconds": 500.0}, {"seconds": 100.0}])
     files.write_json(root / "versions.json", {"jax": "1.2.3", "devices": "1 x abacus"})
     files.write_jsonl(root / "validation" / "instances.jsonl", VALIDATION)
     write_validation(root / "initial", BEFORE)
@@ -269,6 +270,7 @@ def test_a_run_tells_what_was_run_and_what_came_of_it(run_page):
     assert "16.7% → 50.0%" in page.text
     for words in (
         "1 x abacus",
+        "wall time10 min",  # 480 seconds of it in steps.
         "jax1.2.3",
         "data_ratio: sum 0.98 rescaled to 1",
         "0.50 → 0.20 (-0.30)",
