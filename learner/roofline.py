@@ -16,9 +16,11 @@ from learner.qwen3.config import Qwen3Config
 _BF16, _F32 = 2, 4
 # Master parameters and two moments, read and written, and gradients, read; all float32.
 _OPTIMIZER_BYTES = 7 * _F32
-# Sums over the tensor axis of a layer: two forwards, two when computed again, and two backwards,
-# where the gradient of the attention's input, and of the feed-forward layer's, are one sum each.
-_TENSOR_SUMS = 6
+# Sums of hidden states over the tensor axis, of each layer: two forwards, one when computed again,
+# and backwards one for each of the five matrices that take a block's input.
+_TENSOR_SUMS = 8
+# Those outside of the layers: the embedding's rows, in float32, and the output matrix's gradient.
+_OTHER_SUMS = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,9 +125,12 @@ class Deployment:
             length: tokens of each, padding included.
             answer_tokens: positions of each row that go through the output matrix.
         """
-        # Forwards, again, and twice as much backwards; attention backwards has five products
-        # where it has two forwards. The logits are made twice and meet two gradients.
-        layers = 4 * 2 * self.layer_parameters * length
+        # Forwards, again, and twice as much backwards; only the last product of a block, which
+        # nothing in it needs, is not made again. Attention backwards has five products where it
+        # has two forwards. The logits are made twice and meet two gradients.
+        c = self.config
+        last = c.num_hidden_layers * c.intermediate_size * c.hidden_size
+        layers = 2 * (4 * self.layer_parameters - last) * length
         attention = 4.5 * self._attention(length)
         output = 4 * 2 * self.vocabulary_matrix * answer_tokens
         return rows * (layers + attention + output) / self.tensor
@@ -140,7 +145,8 @@ class Deployment:
         copies = (_BF16 * layers + _F32 * 2 * matrix) / self.fsdp
         tokens = rows * length
         looked_up = 2 * ring * tokens * self.config.hidden_size * _BF16
-        sums = _TENSOR_SUMS * self.config.num_hidden_layers * self._sum_over_tensor(tokens)
+        count = _TENSOR_SUMS * self.config.num_hidden_layers + _OTHER_SUMS
+        sums = count * self._sum_over_tensor(tokens)
         return ring * (gathered + scattered) + 2 * (1 - 1 / self.data) * copies + looked_up + sums
 
     def micro_batch_seconds(self, rows: int, length: int, answer_tokens: int) -> float:
