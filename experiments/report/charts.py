@@ -165,7 +165,8 @@ class Lines:
 
     def _draw_line(self, axes: Any, line: Series) -> None:
         y = [math.nan if value is None else value for value in line.y]
-        colour, marker, dashes = style.INK, "o", ()
+        colour, marker = style.INK, "o"
+        dashes: tuple[float, ...] = ()
         if line.look is not None:
             look = style.look(line.look)
             colour, marker, dashes = look.light, look.marker, look.dashes

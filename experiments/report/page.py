@@ -105,8 +105,8 @@ def table(
     """
     head = element("tr", *(element("th", cell, scope="col") for cell in header))
     body = [
-        element("tr", element("th", first, scope="row"), *(_cell(cell) for cell in rest))
-        for first, *rest in rows
+        element("tr", _cell(row[0], "th", scope="row"), *(_cell(cell) for cell in row[1:]))
+        for row in rows
     ]
     return element(
         "div",
@@ -227,14 +227,13 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def _cell(content: Content | Heat) -> Html:
+def _cell(content: Content | Heat, name: str = "td", **attributes: Content) -> Html:
     if not isinstance(content, Heat):
-        return element("td", content)
+        return element(name, content, **attributes)
     if content.share is None:
-        return element("td", DASH)
-    return element(
-        "td", percent(content.share), class_="heat", style=f"--heat: {content.share:.3f}"
-    )
+        return element(name, DASH, **attributes)
+    style = f"--heat: {content.share:.3f}"
+    return element(name, percent(content.share), class_="heat", style=style, **attributes)
 
 
 def _escaped(content: Content) -> str:

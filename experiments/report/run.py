@@ -315,9 +315,9 @@ def _validation(run: Run, gallery: Gallery) -> Html:
         count = each.breakdown.answers
         cells: list[Content] = [name]
         for kind in ("valid", "optimal"):
-            rate = _rate(each, kind)
-            low, high = wilson(round(rate * count), count)
-            cells += [percent(rate), f"{percent(low)} to {percent(high)}"]
+            share = _rate(each, kind)
+            interval = wilson(round(share * count), count)
+            cells += [percent(share), f"{percent(interval.low)} to {percent(interval.high)}"]
         rows.append([*cells, number(each.tokens, 1), percent(each.truncated)])
     header = (
         "after round",

@@ -190,28 +190,12 @@ def _comparison(found: Mapping[str, Any], gallery: Gallery) -> Html:
     parts: list[Content] = []
     for metric in found["metrics"]:
         rows = [row for row in found["comparison"] if row["metric"] == metric["name"]]
-        means = tuple(
-            Estimate(
-                labels[row["arm"]],
-                *(_hundred(row[name]) for name in ("mean", "low", "high")),
-                {f"seed {seed}": 100 * value for seed, value in row["values"].items()},
-                i,
-            )
-            for i, row in enumerate(rows)
-        )
-        differences = tuple(
-            Estimate(
-                labels[row["arm"]],
-                *(_hundred(row["difference"][name]) for name in ("mean", "low", "high")),
-                {
-                    f"seed {seed}": 100 * value
-                    for seed, value in row["difference"]["values"].items()
-                },
-                i,
-            )
+        means = [_estimate(labels[row["arm"]], row, i) for i, row in enumerate(rows)]
+        differences = [
+            _estimate(labels[row["arm"]], row["difference"], i)
             for i, row in enumerate(rows)
             if row["difference"]
-        )
+        ]
         parts += [
             heading(f"{metric['label'][0].upper()}{metric['label'][1:]}"),
             charts(
@@ -221,7 +205,7 @@ def _comparison(found: Mapping[str, Any], gallery: Gallery) -> Html:
                         metric["label"],
                         f"Mean over seeds of every arm with its {level} interval.",
                         "percent",
-                        means,
+                        tuple(means),
                     )
                 ),
                 gallery.add(
@@ -231,7 +215,7 @@ def _comparison(found: Mapping[str, Any], gallery: Gallery) -> Html:
                         f"Difference of every arm from {against}, paired by seed, with its "
                         f"{level} interval.",
                         "points",
-                        differences,
+                        tuple(differences),
                         0.0,
                     )
                 ),
@@ -255,13 +239,18 @@ def _comparison(found: Mapping[str, Any], gallery: Gallery) -> Html:
     )
 
 
-def _hundred(value: float | None) -> float | None:
-    return None if value is None else 100 * value
+def _estimate(name: str, found: Mapping[str, Any], look: int) -> Estimate:
+    """A mean or a difference of `study.json`, in percent."""
+    mean, low, high = (
+        None if found[key] is None else 100 * found[key] for key in ("mean", "low", "high")
+    )
+    points = {f"seed {seed}": 100 * value for seed, value in found["values"].items()}
+    return Estimate(name, mean, low, high, points, look)
 
 
 def _comparison_table(found: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Html:
     labels, level = _labels(found), _level(found)
-    written = []
+    written: list[tuple[Content, ...]] = []
     for row in rows:
         difference = row["difference"] or {}
         written.append(
@@ -558,7 +547,8 @@ def _designs(found: Mapping[str, Any], runs: Mapping[tuple[str, int], Run]) -> H
 def _failures(found: Mapping[str, Any]) -> Html:
     labels = _labels(found)
     checks = found["checks"]
-    by_check, by_size = [], []
+    by_check: list[tuple[Content | Heat, ...]] = []
+    by_size = []
     for arm, label in labels.items():
         last = [run["points"][-1] for run in _finished(found, arm)]
         if not last:
@@ -636,7 +626,7 @@ def _answers(found: Mapping[str, Any], runs: Mapping[tuple[str, int], Run]) -> H
 
 def _cost(found: Mapping[str, Any]) -> Html:
     labels = _labels(found)
-    by_arm, by_run = [], []
+    by_arm, by_run = [], list[tuple[Content, ...]]()
     for arm, label in labels.items():
         done = _finished(found, arm)
         if done:
