@@ -17,6 +17,7 @@ the next exchange fails at once (`lost_process`); where it hangs, the coordinati
 `jax.distributed` ends a process that has not heard of another one for `HEARTBEAT_SECONDS`.
 """
 
+import math
 import os
 import pickle
 import sys
@@ -76,10 +77,11 @@ def start(
         "process_id": process_id,
     }
     missing = [name for name, value in given.items() if value is None]
-    if None not in (num_processes, process_id) and not 0 <= process_id < num_processes:
-        raise ValueError(
-            f"process_id={process_id}: allowed are 0 to num_processes - 1 = {num_processes - 1}"
-        )
+    if process_id is not None and not 0 <= process_id < (num_processes or math.inf):
+        allowed = "integers from 0 up"
+        if num_processes is not None:
+            allowed = f"0 to num_processes - 1 = {num_processes - 1}"
+        raise ValueError(f"process_id={process_id}: allowed are {allowed}")
     if coordinator is not None and not coordinator.rpartition(":")[2].isdigit():
         raise ValueError(f"coordinator={coordinator!r}: HOST:PORT is needed")
     # Its handler of SIGTERM would take the place of the one that makes a process leave.
@@ -89,6 +91,8 @@ def start(
             coordinator,
             num_processes,
             process_id,
+            # With everything given nothing is to be found out, least of all which devices to use.
+            cluster_detection_method=None if missing else "deactivate",
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
             shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
         )
@@ -197,7 +201,7 @@ def in_shares(function: Callable[[np.ndarray], T], count: int) -> T:
     """
     if count < num_processes():
         return on_first(lambda: function(np.arange(count)))
-    parts = gather(function(share(count)))
+    parts: list[Any] = gather(function(share(count)))
     if len(parts) == 1:
         return parts[0]
     if isinstance(parts[0], list):

@@ -297,7 +297,7 @@ class CandidatePool:
             paths = np.asarray(labels.paths)
         columns = (solvable, undecided, labels.cost, labels.makespan, labels.needs_wait)
         rows = zip(*(np.asarray(column).tolist() for column in columns), strict=True)
-        return [_Solved(*row, plan) for row, plan in zip(rows, paths, strict=False)]
+        return [_Solved._make((*row, plan)) for row, plan in zip(rows, paths, strict=False)]
 
     def finish(self, rows: list[Candidate], width: int, num_agents: int) -> Instance:
         """A batch of candidates with their plans, padded to a map width and number of agents."""
