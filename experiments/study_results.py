@@ -479,7 +479,9 @@ def markdown(found: Mapping[str, Any]) -> str:
                 labels[row["arm"]],
                 str(len(row["values"])),
                 _percent(row["mean"], row["low"], row["high"]),
-                _points_apart(d.get("mean"), d.get("low"), d.get("high")),
+                "reference"
+                if row["arm"] == found["reference"]
+                else _points_apart(d.get("mean"), d.get("low"), d.get("high")),
                 _points_apart(None, d.get("crossed_low"), d.get("crossed_high")),
                 *(_p(d.get(name)) for name in ("p", "p_holm", "p_exact")),
             )
