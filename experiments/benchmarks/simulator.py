@@ -186,29 +186,33 @@ def tables(
                 "there, not that the same was computed.",
             )
         )
-    shared = [row for row in rows if row.shared_grid]
     best_own = [m for m in own if m.agents == _TARGET_AGENTS]
-    if shared and best_own:
-        peer = max(shared, key=lambda row: row.steps_per_second)
-        result.append(
-            records.Table(
-                "Against the best multi-agent grid world",
-                ("batch", "env steps/s", "best peer", "its env steps/s", "ratio"),
-                [
-                    (
-                        m.batch,
-                        m.steps_per_second,
-                        f"{peer.library} {peer.environment}, {peer.agents} agents, "
-                        f"batch {peer.batch}",
-                        peer.steps_per_second,
-                        m.steps_per_second / peer.steps_per_second,
-                    )
-                    for m in best_own
-                ],
-                f"{_TARGET_AGENTS} agents against the peer's best figure at any batch size.",
-            )
-        )
+    shared = [row for row in rows if row.shared_grid]
+    same = [row for row in shared if row.agents == _TARGET_AGENTS]
+    for peers, by_agent in ((same, False), (shared, True)):
+        if peers and best_own:
+            result.append(_against(best_own, peers, by_agent))
     return result
+
+
+def _against(
+    own: Sequence[Measurement], peers: Sequence[peers_lib.Row], by_agent: bool
+) -> records.Table:
+    """Our speed beside the best of the peers at any batch size: in steps, or in steps of agents."""
+
+    def speed(row: Measurement | peers_lib.Row) -> float:
+        return row.steps_per_second * (row.agents if by_agent else 1)
+
+    peer = max(peers, key=speed)
+    unit = "agent steps/s" if by_agent else "env steps/s"
+    name = f"{peer.library} {peer.environment}, {peer.agents} agents, batch {peer.batch}"
+    which = "multi-agent grid world" if by_agent else f"grid world of {_TARGET_AGENTS} agents"
+    return records.Table(
+        f"Against the best {which}, in {unit}",
+        ("agents", "batch", unit, "best peer", f"its {unit}", "ratio"),
+        [(m.agents, m.batch, speed(m), name, speed(peer), speed(m) / speed(peer)) for m in own],
+        "The peer's best figure at any batch size.",
+    )
 
 
 def _integers(name: str, values: str) -> tuple[int, ...]:
