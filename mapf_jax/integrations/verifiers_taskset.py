@@ -82,7 +82,7 @@ class MapfConfig(vf.TasksetConfig):
     """
 
     num_instances: int = 1000
-    sizes: tuple[int, ...] = tuple(range(3, 11))
+    sizes: list[int] = list(range(3, 11))  # noqa: RUF012 - Pydantic copies defaults.
     hole_ratio: float = 0.2
     wait_ratio: float = 0.5
     num_agents: int = 2
