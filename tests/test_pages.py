@@ -1,0 +1,137 @@
+"""The pages: links lead somewhere, code runs, commands and options exist."""
+
+import importlib.util
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from experiments.settings import check_field
+from mapf_jax.cli import main as mapf_jax_main
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted(
+    [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+    + [path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "contexts"]
+)
+NAMES = [str(path.relative_to(ROOT)) for path in PAGES]
+_FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
+
+
+def blocks(path, language):
+    """The fenced blocks of a page in one language."""
+    return [code for kind, code in _FENCE.findall(path.read_text()) if kind == language]
+
+
+def anchors(path):
+    """What the headings of a page are called in links, as GitHub makes it."""
+    text = _FENCE.sub("", path.read_text())
+    found: dict[str, int] = {}
+    for title in re.findall(r"^#+ +(.*?) *$", text, re.MULTILINE):
+        title = re.sub(r"\[(.*?)\]\(.*?\)", r"\1", title).lower()
+        name = re.sub(r"[^\w\- ]", "", title).replace(" ", "-")
+        found[name] = found.get(name, 0) + 1
+    return {f"{name}-{i}" if i else name for name, count in found.items() for i in range(count)}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_lead_somewhere(name):
+    page = ROOT / name
+    text = re.sub(r"`[^`\n]*`", "", _FENCE.sub("", page.read_text()))
+    targets = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r"<img [^>]*src=\"(.*?)\"", text)
+    for target in targets:
+        if re.match(r"[a-z]+:", target):
+            continue
+        file, _, anchor = target.partition("#")
+        path = (page.parent / file).resolve() if file else page
+        assert path.exists(), f"{name}: {target}"
+        assert path.is_relative_to(ROOT), f"{name}: {target}"
+        if anchor and path.suffix == ".md":
+            assert anchor in anchors(path), f"{name}: {target}"
+
+
+def test_every_page_can_be_reached():
+    index = (ROOT / "docs" / "index.md").read_text()
+    linked = {(ROOT / "docs" / target).resolve() for target in re.findall(r"\]\(([^)#]+)", index)}
+    for path in (ROOT / "docs").glob("*.md"):
+        assert path.name == "index.md" or path in linked, path.name
+    assert "docs/index.md" in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_commands_and_options_exist(name):
+    text = (ROOT / name).read_text()
+    for module in re.findall(r"-m ((?:mapf_jax|learner|engineer|experiments)[\w.]*)", text):
+        assert importlib.util.find_spec(module), f"{name}: {module}"
+    for file in re.findall(
+        r"\b((?:mapf_jax|learner|engineer|experiments|tests)/[\w/]+\.\w+)", text
+    ):
+        assert (ROOT / file).is_file(), f"{name}: {file}"
+    for option in re.findall(r"--config\.([a-z_.0-9]+[a-z_0-9])=", text):
+        check_field(option)
+
+
+def test_the_code_of_extending_runs(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    code = blocks(ROOT / "docs" / "extending.md", "python")
+    assert len(code) >= 6
+    space = {"__name__": "page"}
+    monkeypatch.setitem(sys.modules, "page", type(sys)("page"))  # Dataclasses look there.
+    for number, block in enumerate(code):
+        exec(compile(block, f"extending.md, block {number}", "exec"), space)
+    printed = capsys.readouterr().out
+    assert "Valid rates of the rounds so far" in printed
+    assert "topic carry: answers" in printed
+    assert "[1. 0.]" in printed
+
+
+def test_the_code_of_integrations_runs(tmp_path, monkeypatch, capsys):
+    """Each block where its packages are installed; the others are named and left out."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.syspath_prepend(str(ROOT / "environments" / "mapf_frozenlake"))
+    (tmp_path / "experiments").symlink_to(ROOT / "experiments")
+    page = ROOT / "docs" / "integrations.md"
+    for block in blocks(page, "sh"):
+        for line in block.splitlines():
+            if line.startswith("python -m mapf_jax") and _installed("datasets"):
+                assert mapf_jax_main(shlex.split(line)[3:]) == 0
+    space = {"__name__": "page"}
+    left_out = []
+    for number, block in enumerate(blocks(page, "python")):
+        names = re.findall(r"^(?:import|from) ([\w.]+)", block, re.MULTILINE)
+        if "mapf_jax.integrations.verifiers_env" in names:
+            names.append("verifiers.envs.singleturn_env")
+        if re.search(r"\b(row|data)\[", block):  # Of the first block.
+            names.append("datasets")
+        missing = [name for name in names if not _installed(name)]
+        if missing:
+            left_out.append(f"block {number}: no {missing[0]}")
+            continue
+        exec(compile(block, f"integrations.md, block {number}", "exec"), space)
+    if _installed("datasets"):
+        assert "1.0 1.0" in capsys.readouterr().out
+    if left_out:
+        pytest.skip("; ".join(left_out))
+
+
+def _installed(name):
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def test_citation():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["cff-version"] == "1.2.0"
+    assert {"message", "title", "authors", "license", "type"} <= set(citation)
+    version = re.search(r"^version = (.*)$", (ROOT / "setup.cfg").read_text(), re.MULTILINE)
+    assert version is not None
+    assert citation["version"] == version[1]
+    assert f"## [{version[1]}]" in (ROOT / "CHANGELOG.md").read_text()
+    (paper,) = citation["references"]
+    assert paper["identifiers"][0]["value"] == "arXiv:2606.17682"
