@@ -5,6 +5,7 @@ of the runs are there too, measures of their designs and drawn answers come from
 """
 
 import json
+import math
 import statistics as plain
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -353,76 +354,53 @@ def _mean(values: Sequence[float]) -> float | None:
 
 def _learning(found: Mapping[str, Any], gallery: Gallery) -> Html:
     labels = _labels(found)
-    count = max((len(run["points"]) for run in found["runs"]), default=0)
-    if not any(_finished(found, arm) for arm in labels):
+    finished = {arm: runs for arm in labels if (runs := _finished(found, arm))}
+    if not finished:
         return paragraph("No run has finished yet.")
-    names = {float(i): "start" if i == 0 else str(i - 1) for i in range(count)}
-    places = tuple(names)
-
-    def curve(runs: Sequence[Mapping[str, Any]], kind: str) -> list[float | None]:
-        return [
-            _mean(
-                [
-                    100 * run["points"][i][kind] / run["points"][i]["answers"]
-                    for run in runs
-                    if i < len(run["points"])
-                ]
-            )
-            for i in range(count)
-        ]
-
     figures = []
     for kind in ("valid", "optimal"):
         lines = tuple(
-            Series(label, places, curve(_finished(found, arm), kind), look=i)
+            Series(label, *_curve(finished[arm], kind), look=i)
             for i, (arm, label) in enumerate(labels.items())
+            if arm in finished
         )
         figures.append(
             gallery.add(
                 Lines(
                     f"learning_{kind}",
                     f"{kind} answers, means over seeds",
-                    f"Mean share of {kind} validation answers of every arm by round.",
-                    "after round",
+                    f"Mean share of {kind} validation answers of every arm over training.",
+                    "training steps, a point after every round",
                     "percent",
                     lines,
-                    names,
                 )
             )
         )
-    reference = curve(_finished(found, found["reference"]), "valid")
-    single = []
-    values = [
-        value
-        for run in found["runs"]
-        if run["status"] == "finished"
-        for value in curve([run], "valid")
-        if value is not None
+    shares = [
+        share for runs in finished.values() for run in runs for share in _curve([run], "valid")[1]
     ]
-    y_range = (min(values), max(values)) if max(values) > min(values) else None
+    single = []
     for i, (arm, label) in enumerate(labels.items()):
-        runs = _finished(found, arm)
-        if not runs:
+        if arm not in finished:
             continue
         lines = tuple(
-            Series(f"seed {run['seed']}", places, curve([run], "valid"), look=i, faint=True)
-            for run in runs
+            Series(f"seed {run['seed']}", *_curve([run], "valid"), look=i, faint=True)
+            for run in finished[arm]
         )
-        lines += (Series("mean", places, curve(runs, "valid"), look=i),)
-        if arm != found["reference"]:
+        lines += (Series("mean", *_curve(finished[arm], "valid"), look=i),)
+        if arm != found["reference"] and found["reference"] in finished:
             name = f"mean of {labels[found['reference']]}"
-            lines += (Series(name, places, reference, look=None),)
+            lines += (Series(name, *_curve(finished[found["reference"]], "valid"), look=None),)
         single.append(
             gallery.add(
                 Lines(
                     f"learning_valid_{arm}",
                     label,
-                    f"Share of valid validation answers of every seed of {label} by round.",
-                    "after round",
+                    f"Share of valid validation answers of every seed over training: {label}.",
+                    "training steps",
                     "percent valid",
                     lines,
-                    names,
-                    y_range,
+                    y_range=(min(shares), max(shares) + 1),
                 )
             )
         )
@@ -431,50 +409,63 @@ def _learning(found: Mapping[str, Any], gallery: Gallery) -> Html:
     )
 
 
+def _curve(runs: Sequence[Mapping[str, Any]], kind: str) -> tuple[list[float], list[float]]:
+    """(training steps, percent of the validation answers) after every round, means over runs."""
+    steps, shares = [], []
+    for points in zip(*(run["points"] for run in runs), strict=True):
+        steps.append(plain.fmean(point["steps"] for point in points))
+        shares.append(plain.fmean(100 * point[kind] / point["answers"] for point in points))
+    return steps, shares
+
+
 # Configurations
 
 
 def _configurations(found: Mapping[str, Any], gallery: Gallery) -> Html:
     labels = _labels(found)
-    figures = []
-    for arm, label in labels.items():
+    curves: dict[str, list[Series]] = {}
+    for arm in labels:
         points = [
-            (point["round"], Configuration.from_dict(point["config"]))
+            (float(point["round"]), Configuration.from_dict(point["config"]))
             for run in _finished(found, arm)
             for point in run["points"]
             if point["config"] is not None
         ]
         rounds = sorted({index for index, _ in points})
-        if not rounds:
-            continue
-        lines = tuple(
-            Series(
-                f"{size}x{size}",
-                [float(index) for index in rounds],
-                [
-                    _mean([config[size, "data_ratio"] for at, config in points if at == index])
-                    for index in rounds
-                ],
-                look=i,
-            )
-            for i, size in enumerate(found["rows"])
-        )
+        if rounds:
+            curves[arm] = [
+                Series(
+                    f"{size}x{size}",
+                    rounds,
+                    [
+                        plain.fmean(
+                            config[size, "data_ratio"] for at, config in points if at == index
+                        )
+                        for index in rounds
+                    ],
+                    look=i,
+                )
+                for i, size in enumerate(found["rows"])
+            ]
+    if not curves:
+        return paragraph("No run has finished yet.")
+    highest = max(share or 0 for lines in curves.values() for line in lines for share in line.y)
+    figures = []
+    for arm, lines in curves.items():
         figures.append(
             gallery.add(
                 Lines(
                     f"shares_{arm}",
-                    label,
-                    f"Mean share of the training set of every lake size by round, of {label}.",
+                    labels[arm],
+                    f"Mean share of the training set of every lake size by round: {labels[arm]}.",
                     "round",
                     "data_ratio, mean over seeds",
-                    lines,
-                    {float(index): str(index) for index in rounds},
-                    (0, 1),
+                    tuple(lines),
+                    {index: f"{index:g}" for index in lines[0].x},
+                    (0, math.ceil(10 * highest) / 10),
                 )
             )
         )
-    if not figures:
-        return paragraph("No run has finished yet.")
     return join(
         [
             paragraph(

@@ -99,7 +99,7 @@ svg.lake { max-width: 22rem; }
           max-width: max-content; }
 .scroll:focus-visible { outline: 2px solid var(--c0); }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9375rem; }
-th, td { padding: .35rem .8rem; border-bottom: 1px solid var(--grid); text-align: right;
+th, td { padding: .35rem .65rem; border-bottom: 1px solid var(--grid); text-align: right;
          vertical-align: top; }
 tbody tr:last-child > * { border-bottom: 0; }
 thead th { background: var(--panel); font-weight: 600; vertical-align: bottom; }
@@ -127,7 +127,8 @@ body:has(#pause:checked) .moving { animation-play-state: paused !important; }
   html { scroll-behavior: auto; } .moving { animation: none !important; } .pause { display: none; }
 }
 @media (max-width: 30rem) {
-  th, td { padding: .3rem .55rem; } .numbers { font-size: .875rem; }
+  th, td { padding: .3rem .5rem; } .numbers { font-size: .875rem; }
+  .numbers tbody th { white-space: normal; max-width: 8.5rem; }
   .design { padding-inline: .7rem; }
 }
 @media print {

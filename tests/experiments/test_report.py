@@ -515,6 +515,8 @@ def test_a_study_shows_its_comparison_with_intervals(study_page):
     curve = [line for line in data(root, "learning_valid") if line["series"] == "the checkpoint"]
     expected = [100 / 3, 100 * (5 + 5 + 6) / 18, 100 * (5 + 5 + 6) / 18]
     assert [float(line["percent"]) for line in curve] == pytest.approx(expected)
+    steps = [float(line["training steps, a point after every round"]) for line in curve]
+    assert steps == [0, 40, 80]
     shares = [line for line in data(root, "shares_current") if line["series"] == "4x4"]
     assert [float(line["data_ratio, mean over seeds"]) for line in shares] == pytest.approx(
         [0.5, 0.8]
