@@ -7,6 +7,7 @@ go through the vocabulary projection.
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,10 +17,15 @@ import numpy as np
 
 from learner.logprobs import token_logprobs
 from learner.qwen3 import model
+from learner.qwen3.attention import SharedPrompt
 from learner.qwen3.config import Qwen3Config
 
 
-@jax.tree_util.register_dataclass
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("tokens", "prompt_lengths", "answer_lengths"),
+    meta_fields=("prompt_room",),
+)
 @dataclasses.dataclass(frozen=True)
 class AnswerRows:
     """R rows of a prompt and up to A answers to it.
@@ -28,11 +34,13 @@ class AnswerRows:
       tokens: i32[R, T], prompt, its answers one after another, padding.
       prompt_lengths: i32[R], at least 1.
       answer_lengths: i32[R, A], stop tokens included; 0 for an answer that is not there.
+      prompt_room: static, slots that hold the longest prompt; only counts where A > 1.
     """
 
     tokens: jax.Array
     prompt_lengths: jax.Array
     answer_lengths: jax.Array
+    prompt_room: int
 
 
 def pack_rows(
@@ -42,6 +50,7 @@ def pack_rows(
     answers_per_row: int,
     length: int,
     pad_id: int,
+    prompt_room: int | None = None,
 ) -> AnswerRows:
     """Rows as NumPy arrays of the shape asked for; missing rows have no answer.
 
@@ -53,6 +62,7 @@ def pack_rows(
       answers_per_row: A.
       length: T, at least the longest prompt and its answers together.
       pad_id: what fills the rest.
+      prompt_room: as in `AnswerRows`, from the longest prompt to T; T if None.
 
     Raises:
       ValueError: a prompt is empty, or something does not fit.
@@ -60,6 +70,11 @@ def pack_rows(
     if len(prompts) != len(answers) or len(prompts) > rows:
         raise ValueError(
             f"rows={rows}: cannot hold {len(prompts)} prompts with {len(answers)} lists of answers"
+        )
+    prompt_room = length if prompt_room is None else prompt_room
+    if not max(map(len, prompts), default=0) <= prompt_room <= length:
+        raise ValueError(
+            f"prompt_room={prompt_room}: must hold the longest prompt and be at most {length}"
         )
     tokens = np.full((rows, length), pad_id, np.int32)
     # A filler row still needs a token to attend to, so that nothing in it is undefined.
@@ -76,7 +91,7 @@ def pack_rows(
         tokens[i, : len(row)] = row
         prompt_lengths[i] = len(prompt)
         answer_lengths[i, : len(given)] = [len(answer) for answer in given]
-    return AnswerRows(tokens, prompt_lengths, answer_lengths)  # type: ignore[arg-type]
+    return AnswerRows(tokens, prompt_lengths, answer_lengths, prompt_room)  # type: ignore[arg-type]
 
 
 def answer_logprobs(
@@ -111,12 +126,16 @@ def answer_logprobs(
     slots = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), rows.tokens.shape)
     answer = jnp.sum(slots[:, :, None] >= ends[:, None, :], axis=2)  # A behind the last one.
     # One answer sees all of its row: causality is mask enough, and a kernel may do it.
-    segments = jnp.where(slots < prompt, 0, answer + 1) if starts.shape[1] > 1 else None
+    shared = None
+    if starts.shape[1] > 1:
+        shared = SharedPrompt(
+            rows.prompt_lengths, starts, rows.answer_lengths, rows.prompt_room, window
+        )
     start = jnp.take_along_axis(starts, jnp.minimum(answer, starts.shape[1] - 1), axis=1)
     positions = jnp.where(slots < prompt, slots, prompt + slots - start)
     valid = slots < ends[:, -1:]
     hidden = model.hidden_states(
-        params, config, rows.tokens, positions, valid, segments, right_padded=True
+        params, config, rows.tokens, positions, valid, shared, right_padded=True
     )
 
     # Token t of an answer stands at start + t and is predicted by the token before it, the first

@@ -34,7 +34,7 @@ from jax.sharding import PartitionSpec as P
 
 from learner import decoding, distributed, sharding
 from learner.decoding import PromptCache, SampleCache
-from learner.distribution import SamplingParams, draw, filter_logits, logprob
+from learner.distribution import SamplingParams, draw, filter_logits, logprob, most_likely
 from learner.logprobs import limit_vocabulary
 from learner.qwen3 import model
 from learner.qwen3.config import Qwen3Config
@@ -179,7 +179,7 @@ def _segment(
             logits = automaton.mask(lanes.states, logits)
         logits = filter_logits(logits, sampling)
         if sampling.temperature == 0:
-            token = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+            token = most_likely(logits)
         else:
             token = draw(jax.vmap(jax.vmap(jax.random.fold_in))(keys, lanes.counts), logits)
         counts = lanes.counts + 1

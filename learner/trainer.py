@@ -150,6 +150,13 @@ class GRPOConfig:
         ]
         return length, tokens.bucket(longest_answer, windows)
 
+    def prompt_room(self, length: int, longest_prompt: int) -> int:
+        """Tokens that hold a prompt which answers share: an eighth, a quarter, a half or all of a
+        row of `length`; all of it where every answer has a row of its own."""
+        if self.answers_per_row == 1:
+            return length
+        return tokens.bucket(longest_prompt, [-(-length // n) for n in (8, 4, 2, 1)])
+
 
 @dataclasses.dataclass(frozen=True)
 class StepResult:
@@ -438,13 +445,16 @@ class GRPOTrainer:
         config = self.config
         rows, window = (config.micro_batch_rows, config.answers_per_row), config.max_new_tokens
         length, _ = config.row_shape(prompt_length + config.answers_per_row * window, window)
+        prompt_room = config.prompt_room(length, prompt_length)
 
         def integers(*shape: int) -> Any:
             return jax.ShapeDtypeStruct(shape, np.int32)
 
         numbers: Any = jax.ShapeDtypeStruct((*rows, window), np.float32)
         batch = _MicroBatch(
-            rows=AnswerRows(integers(rows[0], length), integers(rows[0]), integers(*rows)),
+            rows=AnswerRows(
+                integers(rows[0], length), integers(rows[0]), integers(*rows), prompt_room
+            ),
             sampled_logprobs=numbers,
             advantages=numbers.update(shape=rows),
             weights=numbers,
@@ -636,6 +646,7 @@ class GRPOTrainer:
                 config.answers_per_row,
                 length,
                 self._pad_id,
+                config.prompt_room(length, max(map(len, chosen))),
             ),
             sampled_logprobs=gather(batch.logprobs[:, :window]),
             advantages=gather(advantages),

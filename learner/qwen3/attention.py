@@ -3,8 +3,9 @@
 Whole sequences go through the kernel of the platform where it applies (cuDNN on GPUs, splash
 attention on TPUs), and through a plain reference everywhere else. Both kernels do causal attention
 over rows that are padded on the right, which is what training and prefill have: a token never sees
-what is behind it, so the padding needs no mask. Rows padded on the left, and rows in which several
-answers share a prompt, take the reference on every platform.
+what is behind it, so the padding needs no mask. Where several answers share the prompt of a row,
+that holds for the prompt; the answers, and rows padded on the left, take the reference on every
+platform.
 
 Letters in shapes: B rows, T tokens, H query heads, K key/value heads, R = H / K query heads per
 key/value head, h head width; in decoding P prompts, G samples of each, S slots of one sample.
@@ -42,36 +43,45 @@ _SPLASH_TILES = (
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=("valid", "segments"),
+    data_fields=("prompt_lengths", "starts", "lengths"),
+    meta_fields=("prompt_room", "window"),
+)
+@dataclasses.dataclass(frozen=True)
+class SharedPrompt:
+    """Rows of a prompt and A answers behind it that do not see each other.
+
+    Attributes:
+        prompt_lengths: i32[B]; the prompt of a row stands in its first slots.
+        starts, lengths: i32[B, A], where the answers stand, one after another; a length may be 0.
+        prompt_room: slots that hold the longest prompt, at most T.
+        window: slots that hold the longest answer, at most T.
+    """
+
+    prompt_lengths: Array
+    starts: Array
+    lengths: Array
+    prompt_room: int
+    window: int
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("valid", "shared"),
     meta_fields=("right_padded",),
 )
 @dataclasses.dataclass(frozen=True)
 class RowMask:
-    """Which slots of its row a slot sees: no later ones, valid ones, and those of its segment.
+    """Which slots of its row a slot sees: no later ones, valid ones, and no other answer's.
 
     Attributes:
         valid: bool[B, T].
-        segments: i32[B, T] or None; a slot sees only those of segment 0 and of its own.
+        shared: where the answers to the prompts stand if there are several in a row, or None.
         right_padded: the caller's word that in every row the valid slots come first.
     """
 
     valid: Array
-    segments: Array | None = None
+    shared: SharedPrompt | None = None
     right_padded: bool = False
-
-    def visible(self, queries: Array) -> Array:
-        """bool[B, Q, T] for the query slots i32[Q]."""
-        slots = jnp.arange(self.valid.shape[-1])
-        mask = (slots <= queries[:, None]) & self.valid[:, None, :]
-        if self.segments is None:
-            return mask
-        keys, own = self.segments[:, None, :], self.segments[:, queries, None]
-        return mask & ((keys == 0) | (keys == own))
-
-    @property
-    def plainly_causal(self) -> bool:
-        """Whether causality alone is enough of a mask for everything valid."""
-        return self.right_padded and self.segments is None
 
 
 # Choice ----------------------------------------------------------------------
@@ -172,7 +182,9 @@ def self_attention(q: Array, k: Array, v: Array, mask: RowMask, implementation: 
         [B, T, H, h], in the dtype of `q`; finite and meaningless where not valid. Scores and
         softmax are float32.
     """
-    if not mask.plainly_causal:
+    if mask.shared is not None:
+        return _shared_attention(q, k, v, mask.shared, implementation)
+    if not mask.right_padded:
         return reference_attention(q, k, v, mask)
     if implementation == "cudnn":
         return _cudnn(q, k, v)
@@ -182,27 +194,87 @@ def self_attention(q: Array, k: Array, v: Array, mask: RowMask, implementation: 
 
 
 def reference_attention(q: Array, k: Array, v: Array, mask: RowMask) -> Array:
-    """`self_attention` in plain operations, for every platform, dtype and mask.
+    """`self_attention` of rows without shared prompts, for every platform, dtype and padding."""
+    slots = jnp.arange(q.shape[1])
 
-    Long rows go through in blocks of queries, and the backward pass computes a block's
-    probabilities again, so memory grows with the length and not with its square.
+    def visible(queries: Array) -> Array:
+        return (slots <= queries[:, None]) & mask.valid[:, None, :]
+
+    return _blocked_attention(q, k, v, visible)
+
+
+def _shared_attention(
+    q: Array, k: Array, v: Array, rows: SharedPrompt, implementation: str
+) -> Array:
+    """`self_attention` where answers share prompts.
+
+    The prompts attend to themselves, and every answer, cut out of its row, to its prompt and to
+    itself. So nothing is computed for pairs of answers, which in one square of the whole row would
+    be most pairs.
     """
     B, T, H, h = q.shape
-    if T <= _QUERY_BLOCK:
-        return _einsum_attention(q, k, v, mask.visible(jnp.arange(T)))
-    count = -(-T // _QUERY_BLOCK)
-    padding = count * _QUERY_BLOCK - T
+    A, P, M = rows.starts.shape[1], rows.prompt_room, rows.window
+    slots, times = jnp.arange(T), jnp.arange(M)
+    in_prompt = jnp.arange(P) < rows.prompt_lengths[:, None]
+
+    def take(x: Array, index: Array) -> Array:  # [B, T, n, h], [B, m] -> [B, m, n, h]
+        return jnp.take_along_axis(x, index[:, :, None, None], axis=1)
+
+    mask = RowMask(in_prompt, right_padded=True)
+    prompts = self_attention(*(x[:, :P] for x in (q, k, v)), mask, implementation)
+
+    index = jnp.minimum(rows.starts[:, :, None] + times, T - 1).reshape(B, A * M)
+
+    def keys(x: Array) -> Array:  # Of the prompt and of an answer: [B * A, P + M, K, h].
+        own = take(x, index).reshape(B, A, M, *x.shape[2:])
+        shared = jnp.broadcast_to(x[:, None, :P], (B, A, P, *x.shape[2:]))
+        return jnp.concatenate([shared, own], axis=2).reshape(B * A, P + M, *x.shape[2:])
+
+    def visible(queries: Array) -> Array:
+        own = jnp.broadcast_to(times <= queries[:, None], (B, A, len(queries), M))
+        shared = jnp.broadcast_to(in_prompt[:, None, None], (B, A, len(queries), P))
+        return jnp.concatenate([shared, own], axis=3).reshape(B * A, len(queries), P + M)
+
+    answers = _blocked_attention(
+        take(q, index).reshape(B * A, M, H, h), keys(k), keys(v), visible
+    ).reshape(B, A * M, H, h)
+
+    # Back into the rows: every slot takes from its prompt or from its answer.
+    ends = rows.starts + rows.lengths
+    answer = jnp.minimum(jnp.sum(slots[:, None] >= ends[:, None], axis=2), A - 1)
+    time = slots - jnp.take_along_axis(rows.starts, answer, axis=1)
+    place = jnp.where(
+        slots < rows.prompt_lengths[:, None], slots, P + answer * M + jnp.clip(time, 0, M - 1)
+    )
+    return take(jnp.concatenate([prompts, answers], axis=1), place)
+
+
+def _blocked_attention(q: Array, k: Array, v: Array, visible: Callable[[Array], Array]) -> Array:
+    """Attention of Q queries to T keys, in blocks of queries if there are many.
+
+    The backward pass computes a block's probabilities again, so memory grows with Q and not with
+    Q times T.
+
+    Args:
+        q: [B, Q, H, h]; k, v: [B, T, K, h].
+        visible: i32[n], numbers of queries -> bool[B, n, T].
+    """
+    B, Q, H, h = q.shape
+    if Q <= _QUERY_BLOCK:
+        return _einsum_attention(q, k, v, visible(jnp.arange(Q)))
+    count = -(-Q // _QUERY_BLOCK)
+    padding = count * _QUERY_BLOCK - Q
     blocks = jnp.pad(q, ((0, 0), (0, padding), (0, 0), (0, 0)))
     blocks = jnp.moveaxis(blocks.reshape(B, count, _QUERY_BLOCK, H, h), 1, 0)
     # Queries of padding stand at the last slot: any slot that exists does.
-    slots = jnp.minimum(jnp.arange(count * _QUERY_BLOCK), T - 1).reshape(count, _QUERY_BLOCK)
+    numbers = jnp.minimum(jnp.arange(count * _QUERY_BLOCK), Q - 1).reshape(count, _QUERY_BLOCK)
 
     @jax.checkpoint
     def one(block: Array, queries: Array) -> Array:
-        return _einsum_attention(block, k, v, mask.visible(queries))
+        return _einsum_attention(block, k, v, visible(queries))
 
-    out = jax.lax.map(lambda args: one(*args), (blocks, slots))
-    return jnp.moveaxis(out, 0, 1).reshape(B, -1, H, h)[:, :T]
+    out = jax.lax.map(lambda args: one(*args), (blocks, numbers))
+    return jnp.moveaxis(out, 0, 1).reshape(B, -1, H, h)[:, :Q]
 
 
 def _einsum_attention(q: Array, k: Array, v: Array, visible: Array) -> Array:

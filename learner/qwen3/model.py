@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
-from learner.qwen3.attention import RowMask, choose, self_attention
+from learner.qwen3.attention import RowMask, SharedPrompt, choose, self_attention
 from learner.qwen3.config import Qwen3Config
 
 Params = dict[str, Any]
@@ -264,25 +264,25 @@ def hidden_states(
     tokens: Array,
     positions: Array,
     valid: Array,
-    segments: Array | None = None,
+    shared: SharedPrompt | None = None,
     right_padded: bool = False,
 ) -> Array:
     """Final hidden states of whole sequences, after the last norm (the training path).
 
     A slot sees the valid slots up to itself, so rows may be padded on either side as long as
-    `positions` count the valid tokens. With segments, several continuations (1, 2, ...) of one
-    beginning (0) share a row without seeing each other.
+    `positions` count the valid tokens. Several answers to one prompt may share a row without
+    seeing each other.
 
     Args:
         tokens: i32[B, T], each in [0, V); positions: i32[B, T]; valid: bool[B, T].
-        segments: i32[B, T] or None; see `RowMask`.
+        shared: where the answers stand if there are several in a row, or None.
         right_padded: static; the caller's word that the valid slots of every row come first.
-            Without segments, the attention kernels of accelerators then apply.
+            The attention kernels of accelerators then apply (to the prompts, if shared).
 
     Returns:
         [B, T, D] in `config.dtype`; meaningless where not valid.
     """
-    mask = RowMask(valid, segments, right_padded)
+    mask = RowMask(valid, shared, right_padded)
     return Qwen3(config).apply({"params": params}, tokens, positions, mask)
 
 

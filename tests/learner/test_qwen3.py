@@ -300,27 +300,36 @@ def output_and_gradient(attend, *qkv):
 def test_reference_attention_equals_that_of_jax_in_blocks_too(monkeypatch):
     """Rows padded on both sides and shared prompts; whole rows and blocks that do not divide."""
     qkv = random_qkv(2, 7, 6, 2, 8)
-    valid = np.ones((2, 7), bool)
-    valid[0, :2] = False
-    valid[1, 5:] = False
-    segments = np.array([[0, 0, 0, 1, 1, 2, 2], [0, 1, 1, 2, 2, 3, 3]])
-    for rows in (attention.RowMask(valid), attention.RowMask(valid, jnp.asarray(segments))):
-        mask = np.tril(np.ones((7, 7), bool)) & valid[:, None, :]
-        if rows.segments is not None:
-            mask &= (segments == 0)[:, None, :] | (segments[:, :, None] == segments[:, None, :])
-        np.testing.assert_array_equal(rows.visible(jnp.arange(7)), mask)
+    padded = np.ones((2, 7), bool)
+    padded[0, :2] = False
+    padded[1, 5:] = False
+    # Answers of unequal length, one of them empty; rooms that have space to spare or none.
+    owner = np.array([[0, 0, 0, 1, 1, 3, -1], [0, 2, 2, 2, 3, -1, -1]])
+    lengths = np.stack([(owner == n).sum(1) for n in (1, 2, 3)], 1)
+    prompts = (owner == 0).sum(1)
+    starts = prompts[:, None] + np.cumsum(lengths, 1) - lengths
+    for prompt_room, window in ((None, None), (3, 3), (7, 7)):
+        causal = np.tril(np.ones((7, 7), bool))
+        if window is None:
+            valid, shared, mask = padded, None, causal & padded[:, None, :]
+        else:
+            valid = owner >= 0
+            shared = attention.SharedPrompt(prompts, starts, lengths, prompt_room, window)
+            same = owner[:, :, None] == owner[:, None, :]
+            mask = causal & ((owner == 0)[:, None, :] | same)
+        rows = attention.RowMask(valid, shared, right_padded=shared is not None)
 
-        def want(q, k, v, mask=mask):
+        def want(q, k, v, mask=mask, valid=valid):
             out = jax.nn.dot_product_attention(q, k, v, mask=jnp.asarray(mask)[:, None])
             return jnp.where(valid[..., None, None], out, 0)
 
-        def got(q, k, v, rows=rows):
+        def got(q, k, v, rows=rows, valid=valid):
             out = attention.self_attention(q, k, v, rows, "reference")
             # A number that is not finite in the padding would show up in the gradient.
             return jnp.where(valid[..., None, None], out, 0)
 
         wanted = jax.jit(functools.partial(output_and_gradient, want))(*qkv)
-        for block in (512, 3):
+        for block in (512, 2):
             monkeypatch.setattr(attention, "_QUERY_BLOCK", block)
             results = jax.jit(functools.partial(output_and_gradient, got))(*qkv)
             for a, b in zip(results, wanted, strict=True):
@@ -368,11 +377,11 @@ def test_kernels_lower_for_their_platform(name, platform, kernel, monkeypatch):
     config = dataclasses.replace(config, dtype="bfloat16", attention=name, remat="full")
     ids = jax.ShapeDtypeStruct((2, 128), jnp.int32)
 
-    def program(right_padded, segments=None):
+    def program(right_padded, shared=None):
         def loss(params, tokens):
             valid = jnp.ones((2, 128), bool)
             hidden = model.hidden_states(
-                params, config, tokens, tokens, valid, segments, right_padded
+                params, config, tokens, tokens, valid, shared, right_padded
             )
             return jnp.sum(hidden.astype(jnp.float32))
 
@@ -382,7 +391,10 @@ def test_kernels_lower_for_their_platform(name, platform, kernel, monkeypatch):
     assert kernel in program(right_padded=True)
     # What the kernels cannot do goes to the reference.
     assert kernel not in program(right_padded=False)
-    assert kernel not in program(right_padded=True, segments=jnp.ones((2, 128), jnp.int32))
+    # Prompts that answers share go through the kernel too.
+    two = jnp.array([[64, 96], [64, 96]])
+    shared = attention.SharedPrompt(two[:, 0], two, jnp.full((2, 2), 32), 64, 32)
+    assert kernel in program(right_padded=True, shared=shared)
 
 
 def test_choice_of_attention_says_why(monkeypatch):
