@@ -11,6 +11,7 @@ import dataclasses
 import math
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import ml_collections
 from jax.sharding import AbstractMesh
@@ -189,7 +190,8 @@ def plans(name: str, parts: Sequence[str] = ("sampling", "training")) -> list[pl
 def verdicts(name: str, made: Sequence[plan.Plan]) -> list[str]:
     """Whether each plan fits the machine, and if not, what to change."""
     place = layout(name)
-    mesh = AbstractMesh((place.data, place.fsdp, place.tensor), sharding.MESH_AXES)
+    # Sizes are all that is asked of it, so there need not be as many devices.
+    mesh: Any = AbstractMesh((place.data, place.fsdp, place.tensor), sharding.MESH_AXES)
     training = run_settings(config(name)).training
     room = MACHINES[split(name)[1]].room
     return [plan.verdict(one, model_config(name), training, mesh, room) for one in made]

@@ -336,12 +336,16 @@ def _sample(
     per_shard = max(1, rows // machine.row_shards)
     prompt_room = octave_bucket(workload.prompt_tokens - 1, _PROMPT_MULTIPLE, 4)
     at_once = max(1, _PREFILL_TOKENS // prompt_room)
-    decoding, hosts, prefill = [], [], []
+    decoding: list[float] = []
+    hosts: list[float] = []
+    prefill: list[float] = []
     busy = slotted = 0.0
     for group in range(groups):
         mine = lengths[group::groups]
         if not len(mine):
-            decoding.append(0.0), hosts.append(0.0), prefill.append(0.0)
+            decoding.append(0.0)
+            hosts.append(0.0)
+            prefill.append(0.0)
             continue
         slots, lanes = slots_and_lanes(len(mine), samples, shards, per_shard)
         seconds = host = 0.0

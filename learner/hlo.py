@@ -19,6 +19,7 @@ import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -29,7 +30,7 @@ _BYTES = {"pred": 1, "s4": 1, "u4": 1, "token": 0, "opaque": 0}
 
 # The partitioner is early in the pipeline; whatever the backend does afterwards is not looked at.
 _PASS = "spmd-partitioning"
-_OPTIONS = {
+_OPTIONS: dict[str, Any] = {
     "xla_dump_hlo_as_text": True,
     "xla_dump_hlo_pass_re": _PASS,
     "xla_backend_optimization_level": 0,

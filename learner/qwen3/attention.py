@@ -221,7 +221,7 @@ def _shared_attention(
         return jnp.take_along_axis(x, index[:, :, None, None], axis=1)
 
     mask = RowMask(in_prompt, right_padded=True)
-    prompts = self_attention(*(x[:, :P] for x in (q, k, v)), mask, implementation)
+    prompts = self_attention(q[:, :P], k[:, :P], v[:, :P], mask, implementation)
 
     index = jnp.minimum(rows.starts[:, :, None] + times, T - 1).reshape(B, A * M)
 
