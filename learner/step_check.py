@@ -241,13 +241,16 @@ def _bfloat16(
             plain = not instruction.attribute("lhs_batch_dims")
             if plain and any(op.shapes[0].dtype == "f32" for op in visit.operands):
                 yield Violation("bfloat16", f"{_told(visit)} multiplies float32 by a weight")
+    # The largest that may be float32: cosines and sines of the rotation, half a head a token.
+    rotation = expected.tokens * config.head_dim // 2
+    smallest = max(rotation + 1, expected.tokens * min(expected.widths))
     for visit in loops:
         for shape in visit.instruction.shapes:
             if shape.dtype != "f32" or shape.dims in own:
                 continue
             stacked = shape.dims[:1] == (config.num_hidden_layers,)
             kept = stacked and shape.size > config.num_hidden_layers * vector
-            if kept or (not stacked and shape.size >= expected.tokens * min(expected.widths)):
+            if kept or (not stacked and shape.size >= smallest):
                 yield Violation(
                     "bfloat16", f"{_told(visit)} carries activations as {shape} over the layers"
                 )
