@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.benchmarks import peers, records, simulator
+from experiments.benchmarks import generator, peers, records, simulator
 
 ROOT = Path(__file__).parents[2]
 
@@ -83,7 +83,7 @@ def test_a_peer_that_is_not_there_or_breaks_is_reported(monkeypatch):
     assert problem.startswith("failed: ")
 
 
-def test_the_ratio_is_against_the_best_grid_that_agents_share():
+def test_the_ratios_are_against_the_best_grids_that_agents_share():
     own = [
         simulator.Measurement(4, 1024, 8e6, 100, 1e10),
         simulator.Measurement(2, 64, 5e6, 60, 1e10),
@@ -93,13 +93,30 @@ def test_the_ratio_is_against_the_best_grid_that_agents_share():
         peers.Row("b 1", "fast", 2, True, 64, 2e5),
         peers.Row("c 1", "alone", 1, False, 64, 9e6),
     ]
-    speeds, others, ratio = simulator.tables(own, rows, {"d": "not installed"})
+    speeds, others, same, by_agent = simulator.tables(own, rows, {"d": "not installed"})
     assert speeds.rows[0][-1] == pytest.approx(8e6 * 100 / 1e10)
     assert others.rows[-1][0] == "d"
     assert others.rows[-1][-1] == "not installed"
-    assert len(ratio.rows) == 1
-    assert ratio.rows[0][-1] == pytest.approx(40)
-    assert "b 1 fast" in ratio.rows[0][2]
+    # As many agents: environment steps; other numbers of agents: steps of agents.
+    (row,) = same.rows
+    assert "a 1 slow" in row[3]
+    assert row[-1] == pytest.approx(800)
+    (row,) = by_agent.rows
+    assert "b 1 fast" in row[3]
+    assert row[-1] == pytest.approx(4 * 8e6 / (2 * 2e5))
+
+
+def test_generator_tells_rates_and_what_became_of_the_instances(monkeypatch):
+    monkeypatch.setattr(generator, "_HOLE_RATIOS", (0.1,))
+    monkeypatch.setattr(generator, "_W9_CELL_SECONDS", 0.1)
+    for agents, count in ((2, 128), (3, 64)):
+        (row,) = generator.rows_of_labels(agents, (3,), count, repeats=1)
+        number, size, _, share, instances, unsolvable, undecided, ours, theirs, ratio = row
+        assert (number, size, instances, undecided) == (agents, 3, count, 0)
+        assert 0 <= unsolvable < 1
+        assert 0 < share <= 1
+        assert ratio is None if theirs is None else ratio == pytest.approx(ours / theirs)
+    assert [row[1] for row in generator.training_set(40)] == [40, 40]
 
 
 def test_records_refuse_ragged_rows_and_write_plain_values(tmp_path):
