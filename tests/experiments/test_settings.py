@@ -8,7 +8,9 @@ import pytest
 import experiments.configs
 from experiments import settings
 
-CONFIGS = [module.name for module in pkgutil.iter_modules(experiments.configs.__path__)]
+CONFIGS = [  # Those of studies are a package of their own, see test_study.py.
+    module.name for module in pkgutil.iter_modules(experiments.configs.__path__) if not module.ispkg
+]
 
 
 def test_defaults_round_trip():
