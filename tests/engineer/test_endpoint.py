@@ -3,11 +3,10 @@
 import contextlib
 import json
 import logging
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from local_server import Handler, LocalServer
 
 from engineer import lakes
 from engineer.context import compose, variant
@@ -27,16 +26,14 @@ def completion(text):
     return {"choices": [{"message": {"role": "assistant", "content": text}}]}
 
 
-class Server:
+class Server(LocalServer):
     """Plays one prepared act for each request; the last one again and again."""
 
     def __init__(self, *acts):
         self.requests = []
         outer = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
+        class Prepared(Handler):
             def do_POST(self):
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 number = len(outer.requests)
@@ -49,28 +46,7 @@ class Server:
                 outer.requests.append((self.path, dict(self.headers), None))
                 self.send_error(500)
 
-            def send(self, status, raw, headers=(), announced=None):
-                self.send_response(status)
-                for name, value in headers:
-                    self.send_header(name, value)
-                self.send_header("Content-Length", str(announced or len(raw)))
-                self.end_headers()
-                self.wfile.write(raw)
-
-            def log_message(self, *arguments):
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.http.daemon_threads = True
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
-        self.url = f"http://127.0.0.1:{self.http.server_port}/v1"
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self.http.shutdown()
-        self.http.server_close()
+        super().__init__(Prepared)
 
 
 def answer(handler, text=ANSWER):

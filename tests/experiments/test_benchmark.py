@@ -7,11 +7,11 @@ import re
 import threading
 import time
 import types
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import jax
 import numpy as np
 import pytest
+from local_server import Handler, LocalServer
 
 import mapf_jax
 from experiments import benchmark, benchmark_table, published
@@ -173,16 +173,14 @@ def test_a_cut_log_is_mended_and_other_options_are_refused(source, oracles, caps
         assert words in capsys.readouterr().err
 
 
-class Server:
+class Server(LocalServer):
     """Answers questions from a table; `act` may do something else with the n-th request."""
 
     def __init__(self, answers, act):
         self.prompts, self.keys, self.most = [], set(), 0
         outer, lock, running = self, threading.Lock(), [0]
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
+        class Table(Handler):
             def do_POST(self):
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 prompt = body["messages"][0]["content"]
@@ -201,25 +199,10 @@ class Server:
                         raw = json.dumps({"choices": [choice], "usage": usage}).encode()
                     with lock:  # Before the client can know: it may ask again at once.
                         running[0] -= 1
-                    self.send_response(status)
-                    self.send_header("Content-Length", str(len(raw)))
-                    self.end_headers()
-                    self.wfile.write(raw)
+                    self.send(status, raw)
 
-            def log_message(self, *arguments):
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.http.daemon_threads = True
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
-        self.model = f"endpoint:http://127.0.0.1:{self.http.server_port}/v1#m"
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self.http.shutdown()
-        self.http.server_close()
+        super().__init__(Table)
+        self.model = f"endpoint:{self.url}#m"
 
 
 def test_a_server_that_fails_now_and_then(source, oracles, tmp_path, capsys, monkeypatch):

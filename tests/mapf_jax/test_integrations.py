@@ -9,13 +9,12 @@ import importlib.util
 import json
 import math
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from local_server import Handler, LocalServer
 
 import mapf_jax
 from mapf_jax import formats
@@ -331,11 +330,11 @@ def test_verl_calls_it(rows, tmp_path):
 # Verifiers
 
 
-class ChatServer:
+class ChatServer(LocalServer):
     """Answers each chat by what `answers` has for the text of its last message."""
 
     def __init__(self, answers):
-        class Handler(BaseHTTPRequestHandler):
+        class Answers(Handler):
             def do_POST(self):
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 content = body["messages"][-1]["content"]
@@ -350,26 +349,10 @@ class ChatServer:
                     "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
                     "usage": {"prompt_tokens": 9, "completion_tokens": 20, "total_tokens": 29},
                 }
-                raw = json.dumps(reply).encode()
-                self.send_response(200)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(raw)))
-                self.end_headers()
-                self.wfile.write(raw)
+                kind = [("Content-Type", "application/json")]
+                self.send(200, json.dumps(reply).encode(), kind)
 
-            def log_message(self, *arguments):
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
-        self.url = f"http://127.0.0.1:{self.http.server_port}/v1"
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self.http.shutdown()
-        self.http.server_close()
+        super().__init__(Answers)
 
 
 def test_single_turn_environment(monkeypatch):
