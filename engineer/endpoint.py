@@ -8,6 +8,7 @@ is needed; it is sent to the configured server only, stands in no message and in
 
 import contextlib
 import dataclasses
+import email.utils
 import http.client
 import json
 import os
@@ -24,6 +25,7 @@ MAX_BYTES = 16 << 20
 _CHUNK = 1 << 16
 _TRANSIENT = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529})
 _DETAIL = 200
+_LONGEST_WAIT, _LONGEST_RETRY_AFTER = 60.0, 600.0
 
 
 class RefusedError(ValueError):
@@ -69,7 +71,7 @@ class Endpoint:
         may take longer, if its pieces come so long after each other.
       tries: requests for one answer, at least 1.
       backoff: seconds before the second request; doubled before each further one, up to 60. A
-        server's Retry-After counts instead if it is longer, up to 60 as well.
+        server's Retry-After counts instead if it is longer, up to 600.
       max_tokens: budget of an answer; None leaves it to the server.
       budget_field: the field of a request that holds it; "max_completion_tokens" for servers that
         want that instead.
@@ -155,8 +157,8 @@ class Endpoint:
             except _TransientError as error:
                 reasons.append(str(error))
                 if attempt + 1 < self.tries:
-                    wait = self.backoff * 2.0**attempt
-                    self.sleep(min(max(wait, error.wait or 0.0), 60.0))
+                    wait = min(self.backoff * 2.0**attempt, _LONGEST_WAIT)
+                    self.sleep(max(wait, min(error.wait or 0.0, _LONGEST_RETRY_AFTER)))
         raise NoAnswerError(f"{self.url} gave no answer: {'; '.join(reasons)}")
 
     def _request(self, body: bytes) -> Reply:
@@ -299,8 +301,12 @@ def _usage(reply: Any) -> tuple[int | None, int | None]:
 
 
 def _seconds(headers: Any) -> float | None:
-    """Retry-After in seconds; a date is not understood and counts as absent."""
+    """Retry-After in seconds, whether it is a number of them or a date (RFC 9110, 10.2.3)."""
+    text = headers.get("Retry-After", "")
+    with contextlib.suppress(ValueError):
+        return max(float(text), 0.0)
     try:
-        return max(float(headers.get("Retry-After", "")), 0.0)
-    except ValueError:
+        until = email.utils.parsedate_to_datetime(text).timestamp()
+    except (ValueError, OverflowError):
         return None
+    return max(until - time.time(), 0.0)

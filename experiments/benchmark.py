@@ -290,7 +290,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--extra", default="{}", help="further fields of a request, as JSON")
     add("--price_in", type=float, help="price of a million prompt tokens")
     add("--price_out", type=float, help="price of a million answer tokens")
-    add("--max_cost", type=float, help="refuse to begin where the answers may cost more")
+    add("--max_cost", type=float, help="refuse to begin where a model's answers may cost more")
     return parser
 
 

@@ -219,11 +219,13 @@ def _read_sources(sources: Sequence[str]) -> Iterator[dict[str, Any]]:
                         formats.instance_from_record(record, where)
                         match = _NAME.fullmatch(record["id"])
                         hole_ratio, wait_ratio = match.groups() if match else (None, None)
-                        yield {
-                            **record,
+                        told = {
                             "hole_ratio": record.get("hole_ratio", _number(hole_ratio)),
                             "wait_ratio": record.get("wait_ratio", _number(wait_ratio) or subset),
                         }
+                        for name, value in told.items():
+                            _check_ratio(value, f"{where}: {name}")
+                        yield {**record, **told}
         except OSError as error:
             raise ValueError(f"set={source}: {error.strerror}") from error
 
@@ -297,6 +299,12 @@ def _solve(records: list[dict[str, Any]], reporter: Reporter) -> None:
 def _ratio(record: Mapping[str, Any], name: str) -> float:
     value = record.get(name)
     return float("nan") if value is None else float(value)
+
+
+def _check_ratio(value: Any, where: str) -> None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if value is not None and not (number and 0 <= value <= 1):
+        raise ValueError(f"{where}: {value!r} is neither a number from 0 to 1 nor null")
 
 
 def _number(text: str | None) -> float | None:

@@ -104,8 +104,21 @@ class Outcomes:
         judged = {"valid": answered, "optimal": answered & questions.solved}
         return cls(name, options, versions, records, answered, success, judged)
 
+    @property
+    def label(self) -> str:
+        """The name, and how far the model has come if it has not answered everything."""
+        if self.answered.all():
+            return self.name
+        return f"{self.name} ({int(self.answered.sum()):,} of {len(self.answered):,} answers)"
+
     def share(self, metric: str, cells: Sequence[np.ndarray]) -> Share | None:
-        """The share over cells, each a bool[N] of its questions."""
+        """The share over cells, each a bool[N] of its questions.
+
+        None where a cell has no answer yet: questions are not asked in a random order, so the
+        mean over the other cells would be that of easier or of harder ones.
+        """
+        if not all((cell & self.answered).any() for cell in cells):
+            return None
         judged = self.judged[metric]
         return mean_share([self.success[metric][cell & judged] for cell in cells])
 
@@ -228,8 +241,8 @@ def notes(questions: BenchmarkQuestions, outcomes: Sequence[Outcomes]) -> list[s
     told = ", ".join(f"{name} {count:,}" for name, count in missing if count)
     if told:
         made.append(
-            f"**Answers are missing: {told}.** They count neither as right nor as wrong; the next "
-            "start asks for them again."
+            f"**Answers are missing: {told}.** They count neither as right nor as wrong, and what "
+            "spans a lake size without any answer is left out; the next start asks for them again."
         )
     refused = comparable(questions)
     if not refused["by size"]:
@@ -358,7 +371,7 @@ def _by_agents(
     rows: list[tuple[Any, ...]] = [
         (
             HERE,
-            one.name,
+            one.label,
             *(
                 _cell(one.share(metric, found[("num_agents", count),].cells))
                 for count in counts
@@ -391,7 +404,7 @@ def _by_size(
     rows: list[tuple[Any, ...]] = [
         (
             HERE,
-            one.name,
+            one.label,
             *(_cell(one.share(metric, found[key].cells)) for key in keys),
             _cell(one.share(metric, found[("num_agents", count),].cells)),
         )
@@ -421,7 +434,7 @@ def _by_wait(
             key = () if count is None else (("num_agents", count),)
             cells = [found.get((*key, ("wait_ratio", wait))) for wait in waits]
             shares = [None if cell is None else one.share(metric, cell.cells) for cell in cells]
-            rows.append((HERE, one.name, "all" if count is None else count, *map(_cell, shares)))
+            rows.append((HERE, one.label, "all" if count is None else count, *map(_cell, shares)))
     if metric == "valid" and not refused["by wait subset"]:
         for context, by_wait in published.valid_by_wait_subset().items():
             name = f"Qwen3-4B + GRPO, redesigned by the current checkpoint from context {context}"
@@ -434,7 +447,7 @@ def _checks(outcomes: Sequence[Outcomes]) -> Table:
     rows = []
     for one in outcomes:
         total, failed = max(len(one.records), 1), _failed(one)
-        rows.append((one.name, *(f"{100 * failed[name] / total:.1f}" for name in failed)))
+        rows.append((one.label, *(f"{100 * failed[name] / total:.1f}" for name in failed)))
     columns = ("model", *(name.replace("_", " ") for name in mapf_jax.CHECKS))
     note = "An answer that cannot be read, or is about another number of agents, fails them all."
     return Table("Checks failed, percent of the answers", columns, rows, note)

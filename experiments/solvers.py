@@ -31,6 +31,7 @@ ENDPOINT = "endpoint:"
 # Prompts of numbers and single letters; a guess for servers whose tokenizer is not known.
 _CHARACTERS_PER_TOKEN = 3
 _FAILURES_IN_A_ROW = 20
+_FAILURES_AT_FIRST = 3  # Of a server that has never answered: its address is wrong, or it is down.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +75,7 @@ class SolverOptions:
     rows: int | None = None
     concurrency: int = 8
     timeout: float = 300.0
-    tries: int = 5
+    tries: int = 8  # With their pauses two minutes: limits are often so many requests a minute.
     key_variable: str = "OPENAI_API_KEY"
     budget_field: str = "max_tokens"
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -411,7 +412,7 @@ class EndpointSolver:
         """Answers of several requests at a time, each when it comes.
 
         Raises:
-          UserError: the server refuses before it has answered anything, or failures do not end.
+          UserError: the server has never answered anything and refuses, or failures do not end.
         """
         waiting: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
         done: queue.SimpleQueue[tuple[Given, bool] | BaseException] = queue.SimpleQueue()
@@ -432,19 +433,20 @@ class EndpointSolver:
         # Daemons: whoever interrupts the program does not wait for requests under way.
         for _ in range(min(self._options.concurrency, len(rows))):
             threading.Thread(target=work, daemon=True).start()
-        answered, in_a_row = 0, 0
+        # Of an earlier start there may be answers: what is left may be just what it refuses.
+        known, in_a_row = len(rows) < len(questions), 0
         try:
             for _ in rows:
                 outcome = done.get()
                 if isinstance(outcome, BaseException):
                     raise outcome
                 given, refused = outcome
-                if refused and not answered:
+                if refused and not known:
                     raise UserError(f"model={ENDPOINT}{self._endpoint.url}: {given.note}")
-                answered += given.text is not None
+                known = known or given.text is not None
                 in_a_row = 0 if given.text is not None else in_a_row + 1
                 yield [given]
-                if in_a_row == _FAILURES_IN_A_ROW:
+                if in_a_row == (_FAILURES_IN_A_ROW if known else _FAILURES_AT_FIRST):
                     raise UserError(
                         f"model={ENDPOINT}{self._endpoint.url}: {in_a_row} requests in a row have "
                         f"failed, the last one: {given.note}; what was answered is kept"

@@ -1,6 +1,7 @@
 """A real HTTP server on loopback that fails in every way before it answers."""
 
 import contextlib
+import email.utils
 import json
 import logging
 import time
@@ -217,6 +218,20 @@ def test_a_refusal_is_told_at_once_and_without_the_key(monkeypatch):
     with pytest.raises(RefusedError, match="OTHER_KEY: the key must be of printable") as error:
         ask([{"role": "user", "content": "hi"}], 1, 0)
     assert KEY not in str(error.value)
+
+
+def test_a_server_may_ask_to_wait_longer_or_until_a_date():
+    def until(seconds):
+        date = email.utils.formatdate(time.time() + seconds, usegmt=True)
+        return lambda handler: handler.send(429, b"", [("Retry-After", date)])
+
+    def for_long(handler):
+        handler.send(503, b"", [("Retry-After", "100000")])
+
+    with Server(until(90), until(-90), for_long, answer) as server:
+        ask, waits = endpoint(server)
+        assert ask([{"role": "user", "content": "hi"}], 1, 0) == [ANSWER]
+    assert waits == [pytest.approx(90, abs=3), 2, 600]
 
 
 def test_bad_fields_are_named():

@@ -19,6 +19,7 @@ from experiments import run_directory as files
 from experiments import settings as settings_lib
 from experiments.benchmark_set import BenchmarkQuestions, SetOptions, open_set
 from experiments.configs import tiny
+from experiments.errors import UserError
 from experiments.policy import load_params, load_policy
 from experiments.progress import Reporter
 from learner import train_state
@@ -256,6 +257,13 @@ def test_a_server_that_fails_now_and_then(source, oracles, tmp_path, capsys, mon
         everything = "".join(p.read_text() for p in out.rglob("*") if p.is_file())
         assert KEY not in everything + told
 
+        # What is left and refused once more keeps no tables from being made.
+        (out / "results.md").unlink()
+        assert run(source, out, *options) == 0
+        assert (out / "results.md").exists()
+        assert len(read_lines(out / "models/server/failures.jsonl")) == 2
+        assert "server (23 of 24 answers)" in capsys.readouterr().out
+
         never = ""
         asked = len(server.prompts)
         assert run(source, out, *options) == 0
@@ -266,6 +274,10 @@ def test_a_server_that_fails_now_and_then(source, oracles, tmp_path, capsys, mon
         assert run(source, tmp_path / "refused", f"--model={server.model}") == 1
         assert "refused with status 401: who are you?" in capsys.readouterr().err
         assert len(server.prompts) <= 8
+    nobody = ("--model=endpoint:http://127.0.0.1:9/v1#m", "--tries=1", "--concurrency=1")
+    assert run(source, tmp_path / "nobody", *nobody) == 1
+    assert "3 requests in a row have failed" in capsys.readouterr().err
+    assert len(read_lines(next(tmp_path.glob("nobody/models/*/failures.jsonl")))) == 3
 
 
 def test_the_tiny_model_and_the_checkpoint_of_a_run(source, tmp_path):
@@ -321,6 +333,13 @@ def test_files_of_the_published_set(source, tmp_path):
     assert questions.hole_ratio.tolist() == [0.1, 0.1]
     assert questions.solved.all()
     assert questions.instances.solution.cost.tolist() == [4, 3]
+    records = unsolved_records()
+    records[1]["hole_ratio"] = "high"
+    wrong = tmp_path / "wrong.jsonl"
+    wrong.write_text("".join(map(files.json_line, records)))
+    with pytest.raises(UserError, match=r"wrong\.jsonl:2: hole_ratio: 'high' is neither a number"):
+        open_set(tmp_path / "wrong", SetOptions((str(wrong),)), Reporter())
+    assert not (tmp_path / "wrong" / "set.json").exists()
     twice = SetOptions((str(source), str(source)))
     with pytest.raises(ValueError, match="occurs 2 times"):
         open_set(tmp_path / "twice", twice, Reporter())
@@ -375,6 +394,16 @@ def test_published_rows_stand_apart_beside_the_whole_benchmark(tmp_path):
     assert len(apart) == (7 * 24 + 2 * 3) * 2 + 6 * 3
     assert not any(row["low"] for row in apart)
     assert len({row["model"] for row in rows if row["source"] == "measured"}) == 1
+
+    # The smallest lakes alone are answered so far: no mean over sizes, and every row says so.
+    few = [record for i, record in enumerate(records) if questions.size[i] <= 5]
+    one = benchmark_table.Outcomes.create("ours", {"kind": "run"}, {}, few, questions)
+    assert one.label == "ours (900 of 3,150 answers)"
+    tables = {table.title: table for table in benchmark_table.tables(questions, [one])}
+    row = tables["3 agents, valid by lake size"].rows[0]
+    assert row[:3] == ("measured", one.label, "50.0 (42.1 to 57.9)")
+    assert row[5:] == ("-",) * 6
+    assert set(tables["By number of agents, mean over lake sizes"].rows[0][2:]) == {"-"}
 
     part = BenchmarkQuestions(**{**vars(questions), "about": {**questions.about, "of": 9999}})
     one = benchmark_table.Outcomes.create("ours", {"kind": "run"}, {}, records, part)
