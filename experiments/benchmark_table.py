@@ -449,7 +449,10 @@ def _checks(outcomes: Sequence[Outcomes]) -> Table:
         total, failed = max(len(one.records), 1), _failed(one)
         rows.append((one.label, *(f"{100 * failed[name] / total:.1f}" for name in failed)))
     columns = ("model", *(name.replace("_", " ") for name in mapf_jax.CHECKS))
-    note = "An answer that cannot be read, or is about another number of agents, fails them all."
+    note = (
+        "An answer that cannot be read fails them all, one about another number of agents all but "
+        "the first."
+    )
     return Table("Checks failed, percent of the answers", columns, rows, note)
 
 

@@ -52,6 +52,8 @@ def main(argv: Sequence[str]) -> None:
     try:
         study = study_plan.load(config_flags.get_config_filename(flags.FLAGS["config"]))
         if _SEEDS.value is not None:
+            if not all(seed.strip().isdecimal() for seed in _SEEDS.value):
+                raise UserError(f"seeds={','.join(_SEEDS.value)}: whole numbers are needed, as 0,1")
             with user_errors():
                 seeds = tuple(int(seed) for seed in _SEEDS.value)
                 study = dataclasses.replace(study, seeds=seeds)

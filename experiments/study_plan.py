@@ -13,6 +13,16 @@ from experiments import settings as settings_lib
 from experiments.errors import UserError, user_errors
 from experiments.settings import Settings
 
+# What the instances of the validation depend on; see `experiments.validation.validation_set`.
+_SAME_VALIDATION = (
+    "validation.num_instances",
+    "validation.hole_ratio",
+    "validation.wait_ratio",
+    "validation.seed",
+    "environment.sizes",
+    "environment.num_agents",
+    "environment.max_candidates",
+)
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 
 
@@ -146,8 +156,19 @@ class Study:
             except UserError as error:
                 raise UserError(f"arm {arm.name}: {error}") from error
         with user_errors():
+            self._check_validation(result)
             self._check_budgets(result)
         return result
+
+    def _check_validation(self, settings: Mapping[str, Mapping[int, Settings]]) -> None:
+        """All arms answer the same instances, or their answers could not be paired."""
+        for path in _SAME_VALIDATION:
+            values = {name: _option(of[self.seeds[0]], path) for name, of in settings.items()}
+            if len(set(values.values())) > 1:
+                raise ValueError(
+                    f"{path} differs between arms, {values}; allowed are arms that are validated "
+                    "on the same instances"
+                )
 
     def _check_budgets(self, settings: Mapping[str, Mapping[int, Settings]]) -> None:
         budgets = {
@@ -160,6 +181,11 @@ class Study:
                     f"budget: {part} differs between arms, {values}; allowed are equal budgets, "
                     "except in what the study names in may_differ"
                 )
+
+
+def _option(settings: Settings, path: str) -> Any:
+    group, name = path.split(".")
+    return getattr(getattr(settings, group), name)
 
 
 def load(path: str) -> Study:

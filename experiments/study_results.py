@@ -50,7 +50,9 @@
                     arms of this metric, Holm's and Benjamini and Hochberg's way), p_exact (sign
                     flips), crossed_low, crossed_high (bootstrap over seeds and instances)}
 
-Intervals and p-values are null where fewer than two seeds are finished.
+Intervals and p-values are null where fewer than two seeds are finished. So are those of differences
+that are all equal and not 0, which happens with few seeds, as shares are counts: without any spread
+Student's interval would be a point, and any such difference certain.
 """
 
 import csv
@@ -82,6 +84,7 @@ METRICS = {
 RESAMPLES = 4000
 """Of the bootstrap over seeds and instances."""
 
+_ROUNDING = 1e-12
 _CROSSED = ("crossed_low", "crossed_high")
 _P_VALUES = ("p", "p_holm", "p_fdr", "p_exact")
 
@@ -223,6 +226,7 @@ def _run(
     }
 
 
+_TRAINED = ("instances", "steps", "updates")
 _NOTHING = {"instances_asked": 0, "instances": 0, "steps": 0, "updates": 0, "answers": 0}
 
 
@@ -388,11 +392,9 @@ def _difference(
     seeds = [seed for seed in arm if seed in reference]
     tables = {seed: arm[seed][metric] - reference[seed][metric] for seed in seeds}
     means = {seed: float(table.mean()) for seed, table in tables.items()}
-    result = _mean(means)
-    del result["sd"]
-    tests = dict.fromkeys((*_CROSSED, *_P_VALUES))
+    result = {**dict.fromkeys((*_CROSSED, *_P_VALUES)), **paired(means)}
     if len(seeds) < 2:
-        return {**result, **tests}
+        return result
     values = list(means.values())
     crossed = statistics.crossed_bootstrap(
         np.stack(list(tables.values())),
@@ -403,12 +405,26 @@ def _difference(
     exact = float(statistics.sign_flip(values)) if len(values) <= statistics.MOST_FLIPPED else None
     return {
         **result,
-        **tests,
-        "p": float(statistics.mean_interval(values, LEVEL).p),
         "p_exact": exact,
         "crossed_low": crossed.low,
         "crossed_high": crossed.high,
     }
+
+
+def paired(differences: Mapping[int, float]) -> dict[str, Any]:
+    """Student's inference about the mean of differences by seed.
+
+    Returns:
+      values, mean, low, high and p, as the `difference` of `study.json` has them.
+    """
+    result = _mean(differences)
+    del result["sd"]
+    values = list(differences.values())
+    if len(values) < 2:
+        return {**result, "p": None}
+    if any(values) and np.ptp(values) < _ROUNDING:
+        return {**result, "low": None, "high": None, "p": None}
+    return {**result, "p": float(statistics.mean_interval(values, LEVEL).p)}
 
 
 # For people
@@ -461,7 +477,8 @@ def markdown(found: Mapping[str, Any]) -> str:
     for part, values in found["budget"]["differs"].items():
         told = ", ".join(f"{labels[arm]} {value:,}" for arm, value in values.items())
         lines.append(f"What differs on purpose is {part.replace('_', ' ')}: {told}.")
-    lines += [*_short_of(found, labels), *_failed(found, labels)]
+    short = [f"- {sentence}" for sentence in shortfalls(found)]
+    lines += [*(["", *short] if short else []), *_failed(found, labels)]
     level = f"{found['level']:.0%}"
     for metric in found["metrics"]:
         rows = [row for row in found["comparison"] if row["metric"] == metric["name"]]
@@ -497,24 +514,28 @@ def markdown(found: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _short_of(found: Mapping[str, Any], labels: Mapping[str, str]) -> list[str]:
-    """A line for each arm some of whose runs trained on fewer instances than the budget has."""
-    lines = []
+def shortfalls(found: Mapping[str, Any]) -> list[str]:
+    """A sentence for each arm some of whose runs trained on less than their budget.
+
+    The generator may find fewer instances than it is asked for, which makes fewer steps, and a step
+    whose answers are all worth the same makes no update.
+    """
+    sentences = []
     for arm in found["arms"]:
         short = {
             run["seed"]: run["used"]
             for run in found["runs"]
             if run["arm"] == arm["name"]
             and run["status"] == "finished"
-            and run["used"]["instances"] < arm["budget"]["instances"]
+            and any(run["used"][part] < arm["budget"][part] for part in _TRAINED)
         }
         if short:
             told = ", ".join(
-                f"seed {seed}: {used['instances']:,} instances, {used['steps']} steps"
+                f"seed {seed}: " + ", ".join(f"{used[part]:,} {part}" for part in _TRAINED)
                 for seed, used in short.items()
             )
-            lines.append(f"- {labels[arm['name']]} trained on less than its budget: {told}.")
-    return ["", *lines] if lines else []
+            sentences.append(f"{arm['label']} trained on less than its budget: {told}.")
+    return sentences
 
 
 def _failed(found: Mapping[str, Any], labels: Mapping[str, str]) -> list[str]:

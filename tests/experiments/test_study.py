@@ -231,6 +231,8 @@ def test_tables(done):
             assert told["p"] == pytest.approx(expected.pvalue)
             low, high = expected.confidence_interval()
             assert (told["low"], told["high"]) == pytest.approx((low, high))
+        else:
+            assert told["p"] == (None if any(differences) else 1)
         assert told["crossed_low"] <= told["mean"] <= told["crossed_high"]
         assert rows[f"{name}_final", "fixed"]["difference"] is None
         assert rows[f"{name}_final", "broken"]["mean"] is None
@@ -249,9 +251,27 @@ def test_tables(done):
 def test_less_than_the_budget_is_told(done, tmp_path):
     folder, _ = done
     found = read(folder)
-    found["runs"][0]["used"] |= {"instances": 30, "steps": 3}
+    for run in found["runs"]:
+        run["used"] |= {"instances": 32, "steps": 4, "updates": 4}
+    assert study_results.shortfalls(found) == []
+    found["runs"][0]["used"] |= {"instances": 30, "steps": 3, "updates": 3}
+    found["runs"][3]["used"] |= {"updates": 2}  # Two steps without a signal.
     page = study_results.markdown(found)
-    assert "- fixed trained on less than its budget: seed 0: 30 instances, 3 steps." in page
+    told = "trained on less than its budget: seed"
+    assert f"- fixed {told} 0: 30 instances, 3 steps, 3 updates.\n" in page
+    assert f"- failures {told} 1: 32 instances, 4 steps, 2 updates.\n" in page
+
+
+def test_differences_without_any_spread_are_not_certain():
+    same = study_results.paired({0: 0.1 + 0.2, 1: 0.3})
+    assert same["mean"] == pytest.approx(0.3)
+    assert (same["low"], same["high"], same["p"]) == (None, None, None)
+    nothing = study_results.paired({0: 0.0, 1: 0.0})
+    assert (nothing["low"], nothing["high"], nothing["p"]) == (0, 0, 1)
+    assert study_results.paired({4: 0.1})["p"] is None
+    told = study_results.paired({0: 0.1, 1: 0.2, 2: 0.4})
+    expected = scipy.stats.ttest_1samp([0.1, 0.2, 0.4], 0)
+    assert told["p"] == pytest.approx(expected.pvalue)
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
@@ -282,6 +302,9 @@ def test_unequal_budgets_are_refused():
     study = Study("", arms, "a")
     with pytest.raises(UserError, match=r"instances differs between arms, \{'a': 1920, 'b': 5760"):
         study.settings(bases.tiny_base())
+    apart = Study("", (Arm("a", "a"), Arm("b", "b", {"validation.hole_ratio": 0.1})), "a")
+    with pytest.raises(UserError, match=r"validation\.hole_ratio differs between arms, \{'a': 0"):
+        apart.settings(bases.tiny_base())
     free = ("instances", "steps", "updates", "answers")
     dataclasses.replace(study, may_differ=free).settings(bases.tiny_base())
 
