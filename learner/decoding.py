@@ -141,11 +141,23 @@ def prefill(
     return PromptCache(tuple(keys), tuple(values), lengths)
 
 
+def rope_table(
+    config: Qwen3Config, prompts: PromptCache, cache: SampleCache
+) -> tuple[Array, Array]:
+    """`rope_angles` of all positions that the caches have room for; made once, ahead of a loop.
+
+    Computed in every step, XLA's CPU backend would fuse the cosines and sines into every layer and
+    compute them there for every head: a twentieth of the time of a small model.
+    """
+    return rope_angles(jnp.arange(prompts.keys[0].shape[-1] + cache.keys[0].shape[-1]), config)
+
+
 def decode_step(
     params: Params,
     config: Qwen3Config,
     prompts: PromptCache,
     cache: SampleCache,
+    rope: tuple[Array, Array],
     tokens: Array,
     counts: Array,
 ) -> tuple[SampleCache, Array]:
@@ -153,6 +165,7 @@ def decode_step(
 
     Args:
         params: of `decoding_params`.
+        rope: `rope_table` of both caches.
         tokens: i32[P, G], the newest token; the last one of the prompt at first.
         counts: i32[P, G], tokens of the sample before it, less than S. 0 at first.
 
@@ -160,7 +173,8 @@ def decode_step(
         The cache with that token in it, and the final hidden states [P, G, D].
     """
     T, S = prompts.keys[0].shape[-1], cache.keys[0].shape[-1]
-    rope = rope_angles(prompts.lengths[:, None] + counts, config)
+    positions = prompts.lengths[:, None] + counts
+    rope = jax.tree.map(lambda table: table.at[positions].get(mode=_IN_BOUNDS), rope)
     prompt_mask = (jnp.arange(T) < prompts.lengths[:, None])[:, None, None]
     own_mask = jnp.arange(S) <= counts[..., None, None, None]
     keys, values = list(cache.keys), list(cache.values)
@@ -194,7 +208,7 @@ def _write(cache: Array, new: Array, counts: Array, axis: int) -> Array:
         places = cache.at[rows, columns, :, :, counts]
         if axis == -2:
             places = cache.at[rows, columns, :, counts]
-        return places.set(new, mode="promise_in_bounds")
+        return places.set(new, mode=_IN_BOUNDS)
 
     if jax.sharding.get_abstract_mesh().empty:
         return write(cache, new, counts)

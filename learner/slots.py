@@ -158,6 +158,7 @@ def _segment(
         f32[steps, P, G], of which each lane's first ones count, as many as its count rose by.
     """
     room = cache.keys[0].shape[-1]
+    rope = decoding.rope_table(config, prompts, cache)
     fold = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))
     keys = fold(jax.random.wrap_key_data(lanes.key_data, impl=key_impl), lanes.samples)
     stops = jnp.array(sampling.stop_token_ids, jnp.int32)
@@ -173,7 +174,9 @@ def _segment(
         running = lanes.finish == RUNNING
         # Ended lanes write over a slot that only they read.
         slots = jnp.minimum(lanes.counts, room - 1)
-        cache, hidden = decoding.decode_step(params, config, prompts, cache, lanes.last, slots)
+        cache, hidden = decoding.decode_step(
+            params, config, prompts, cache, rope, lanes.last, slots
+        )
         logits = limit_vocabulary(model.output_logits(params, config, hidden), vocab_size)
         if automaton is not None:
             logits = automaton.mask(lanes.states, logits)
