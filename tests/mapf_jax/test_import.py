@@ -32,7 +32,7 @@ def test_import_is_light_and_silent():
     loaded, printed = loaded_after("import mapf_jax")
     assert printed == ""
     extra = {name for name in loaded - jax_alone if name not in sys.stdlib_module_names}
-    assert {name for name in extra if not name.startswith("_")} <= {"mapf_jax", "chex"}
+    assert {name for name in extra if not name.startswith("_")} <= {"mapf_jax"}
 
 
 def test_no_device_is_touched_by_the_import():
