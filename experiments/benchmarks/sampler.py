@@ -220,8 +220,8 @@ def uneven_lengths(scale: Scale, folder: Path) -> records.Table:
         ("slots", "tokens/s, best", "times fixed batches"),
         rows,
         note=f"Lengths are geometric, cut at a budget of {longest}: {budgets.mean():.0f} on "
-        f"average; prompts of {scale.uneven_prompt_tokens} tokens, temperature 1. {same:.1%} of the "
-        "answers are the same both ways, token by token (sums in other shapes are rounded "
+        f"average; prompts of {scale.uneven_prompt_tokens} tokens, temperature 1. {same:.1%} of "
+        "the answers are the same both ways, token by token (sums in other shapes are rounded "
         "differently, which may move a draw to the next token).",
     )
 
