@@ -10,8 +10,9 @@ from experiments.report.reading import Run, json_lines
 from mapf_jax import formats
 
 LEGEND = (
-    "A disc is an agent, a ring its start, a square its goal, a filled cell a hole. A red cross "
-    "marks a broken rule; the dot below a lake runs through the times of the answer."
+    "A disc is an agent, a ring its start, a square with its number its goal, a filled cell a "
+    "hole. A red cross marks a broken rule; the dot below a lake runs through the times of the "
+    "answer, with a tall red stroke where a rule is broken."
 )
 PAUSE = element(
     "label",

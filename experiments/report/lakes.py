@@ -1,8 +1,8 @@
 """Answers as they unfold on their lakes: small drawings that move by style alone, without scripts.
 
-A disc is an agent, a ring its start, a square its goal. A red cross marks a broken rule from the
-time on at which it is broken; the dot below the lake is the time. Where nothing may move, on paper
-or for who asks for less motion, the discs stand where the answer ends.
+A disc is an agent, a ring its start, a square with its number its goal. A red cross marks a broken
+rule from the time on at which it is broken; the dot below the lake is the time. Where nothing may
+move, on paper or for who asks for less motion, the discs stand where the answer ends.
 """
 
 import dataclasses
@@ -14,6 +14,7 @@ import numpy as np
 
 import mapf_jax
 from experiments.report.page import Html, element, fold, text_block
+from experiments.report.reading import failure
 from experiments.report.style import LOOKS
 from mapf_jax import formats
 from mapf_jax.verify import violation_kinds
@@ -94,8 +95,8 @@ def _caption(answer: Answer, verdict: Mapping[str, Any], steps: int) -> list[Htm
     elif not verdict["checks"]["agent_count"]:
         parts.append("a plan for another number of agents")
     else:
-        failed = [check.replace("_", " ") for check, ok in verdict["checks"].items() if not ok]
-        parts.append(f"failed {', '.join(failed)}")
+        failed = [failure(check) for check, ok in verdict["checks"].items() if not ok]
+        parts.append(", ".join(failed))
         if verdict["violation"] is not None:
             sentence = _SENTENCES[verdict["violation"]["kind"]].format(**verdict["violation"])
             parts.append(f"; at time {verdict['violation']['time']} of {steps} {sentence}")
@@ -125,7 +126,7 @@ def _drawing(
     parts = [*_ice(record["map"])]
     for agent in range(agents):
         colour = f"var(--c{agent % len(LOOKS)})"
-        parts += _ends(starts[agent], goals[agent], colour)
+        parts += _ends(agent, starts[agent], goals[agent], colour)
     rules = []
     seconds = 0.0
     if cells is not None:
@@ -192,7 +193,8 @@ def _ice(rows: Sequence[str]) -> list[Html]:
     return parts
 
 
-def _ends(start: np.ndarray, goal: np.ndarray, colour: str) -> list[Html]:
+def _ends(agent: int, start: np.ndarray, goal: np.ndarray, colour: str) -> list[Html]:
+    """The ring and the square, which has the agent's number in a corner that no disc hides."""
     return [
         element(
             "rect",
@@ -215,6 +217,7 @@ def _ends(start: np.ndarray, goal: np.ndarray, colour: str) -> list[Html]:
             stroke=colour,
             stroke_width=0.06,
         ),
+        _text(str(agent), goal[1] + 0.25, goal[0] - 0.23, 0.24, "var(--ink)", bold=True),
     ]
 
 

@@ -1,11 +1,11 @@
 """What designs did with their evidence, in a table; the measures are `engineer.analysis`'s."""
 
 import statistics
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.report.page import DASH, Html, fold, join, table
+from experiments.report.page import DASH, Html, fold, join, paragraph, table
+from experiments.report.reading import failure
 
 MEASURES = {
     "failure_following": (
@@ -20,7 +20,8 @@ MEASURES = {
     ),
     "followed": (
         "check followed most",
-        "The check whose failures by size correlate most with the change of the data share.",
+        "The check whose failures by size correlate most with the change of the data share, the "
+        "first of equal ones. The best of eight over a few sizes: some check always fits.",
     ),
     "followed_correlation": ("its correlation", "Of the check above."),
     "share_moved": (
@@ -51,6 +52,8 @@ MEASURES = {
     "signal_after": ("expected signal after", "The same with the new shares."),
 }
 """Name and meaning of the measures of `engineer.analysis.DesignAnalysis`."""
+_OF_ONE = ("followed", "followed_correlation")
+"""To be looked at design by design: as the best of several checks, their means say nothing."""
 
 
 def of_designs(designs: Mapping[str, Mapping[str, Any]]) -> Html:
@@ -60,7 +63,7 @@ def of_designs(designs: Mapping[str, Mapping[str, Any]]) -> Html:
       designs: the fields of `DesignAnalysis` by the name of the design.
     """
     rows = [
-        (name, *(_written(found.get(key)) for found in designs.values()))
+        (name, *(_written(key, found.get(key)) for found in designs.values()))
         for key, (name, _) in MEASURES.items()
     ]
     return join([table("Measures of the designs", ("measure", *designs), rows), _MEANINGS])
@@ -69,31 +72,42 @@ def of_designs(designs: Mapping[str, Mapping[str, Any]]) -> Html:
 def of_arms(arms: Mapping[str, Sequence[Mapping[str, Any]]]) -> Html:
     """A table with one column for each arm: means over those designs that a measure applies to.
 
+    How many these are stands in brackets where they are not all.
+
     Args:
       arms: the fields of `DesignAnalysis` of every design, by the name of the arm.
     """
     rows = []
     for key, (name, _) in MEASURES.items():
+        if key in _OF_ONE:
+            continue
         cells = []
         for designs in arms.values():
             known = [found[key] for found in designs if found.get(key) is not None]
             if not known:
                 cells.append(DASH)
-            elif key == "followed":
-                check, count = Counter(known).most_common(1)[0]
-                cells.append(f"{_written(check)} ({count} of {len(known)})")
             else:
-                of = f" (of {len(known)})" if len(known) < len(designs) else ""
+                of = f" ({len(known)})" if len(known) < len(designs) else ""
                 cells.append(f"{statistics.fmean(known):.2f}{of}")
         rows.append((name, *cells))
-    header = ("measure", *(f"{arm} ({len(designs)} designs)" for arm, designs in arms.items()))
-    return join([table("Measures of the designs, means by arm", header, rows), _MEANINGS])
+    rows.insert(0, ("designs", *(str(len(designs)) for designs in arms.values())))
+    remark = paragraph(
+        "Means over the designs of an arm; in brackets over how many, where a measure does not "
+        "apply to all. Rank correlations over a few sizes are large by chance for any one design: "
+        "only their means over many say something, and those of an arm that draws at random show "
+        "what chance makes of them.",
+        class_="note",
+    )
+    made = table("Measures of the designs, means by arm", ("measure", *arms), rows)
+    return join([made, remark, _MEANINGS])
 
 
-def _written(value: Any) -> str:
+def _written(key: str, value: Any) -> str:
     if value is None:
         return DASH
-    return f"{value:.2f}" if isinstance(value, float) else str(value).replace("_", " ")
+    if key == "followed":
+        return failure(value)
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
 _MEANINGS = fold(

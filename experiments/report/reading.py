@@ -12,6 +12,22 @@ from engineer.evidence import FailureBreakdown
 from engineer.space import Configuration
 from experiments import run_directory as files
 
+_FAILURES = {
+    "parsable": "not readable",
+    "legal_moves": "illegal move",
+    "conflict_free": "conflict",
+    "goals_reached": "goal missed",
+    "starts_correct": "wrong start",
+    "agent_count": "wrong number of agents",
+    "no_holes": "hole entered",
+    "in_bounds": "out of bounds",
+}
+
+
+def failure(check: str) -> str:
+    """What to call failing a check: a share of failures under the check's own name misleads."""
+    return _FAILURES.get(check, f"fails {check.replace('_', ' ')}")
+
 
 @dataclasses.dataclass(frozen=True)
 class Validation:

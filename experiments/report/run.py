@@ -32,7 +32,7 @@ from experiments.report.page import (
     text_block,
     tiles,
 )
-from experiments.report.reading import Design, Round, Run, Validation
+from experiments.report.reading import Design, Round, Run, Validation, failure
 from experiments.settings import Settings
 from experiments.statistics import wilson
 
@@ -611,7 +611,9 @@ def _design(run: Run, each: Round, design: Design) -> Html:
         told.append(paragraph("Nothing had to be repaired.", class_="note"))
     if facts.get("summary"):
         told.append(paragraph("Its own explanation: ", element("q", facts["summary"])))
-    if each.config is not None:
+    if each.config == design.config:
+        told.append(paragraph("All numbers stay as they were.", class_="note"))
+    elif each.config is not None:
         told.append(_changes(each.config, design.config))
     if design.reading is not None:
         scores = design.reading["scores"]
@@ -644,7 +646,8 @@ def _changes(before: Configuration, after: Configuration) -> Html:
             new = after[row, name]
             if row in before.rows and name in before.parameters:
                 old = before[row, name]
-                cells.append(f"{old:.2f} → {new:.2f} ({new - old:+.2f})")
+                same = f"{old:.2f}" == f"{new:.2f}"
+                cells.append(f"{new:.2f}" if same else f"{old:.2f} → {new:.2f}")
             else:
                 cells.append(f"{new:.2f}")
         rows.append(cells)
@@ -684,7 +687,7 @@ def _failures(run: Run, gallery: Gallery) -> Html:
     checks = validations[0][1].breakdown.checks
     lines = tuple(
         Series(
-            check.replace("_", " "),
+            failure(check),
             tuple(names),
             [
                 100 * each.breakdown.failures(check) / each.breakdown.answers
@@ -696,8 +699,8 @@ def _failures(run: Run, gallery: Gallery) -> Html:
     )
     chart = Lines(
         "failures",
-        "answers that fail a check",
-        "Share of the validation answers that fail each of the eight checks, by round.",
+        "what goes wrong in answers",
+        "Share of the validation answers that fail in each of the eight ways, by round.",
         "after round",
         "percent",
         lines,
@@ -715,7 +718,7 @@ def _failures(run: Run, gallery: Gallery) -> Html:
         [
             charts(gallery.add(chart)),
             paragraph(
-                "An answer may fail several checks and then counts for each; one that cannot be "
+                "An answer may fail in several ways and then counts for each; one that cannot be "
                 "read, or speaks of another number of agents, counts there alone."
             ),
             heading(
@@ -732,8 +735,8 @@ def _failure_table(validation: Validation, checks: Sequence[str]) -> Html:
     for row in validation.breakdown.by_group:
         cells: list[Content] = [f"{row.name}x{row.name}", row.answers]
         rows.append([*cells, *(Heat(row.failures(check) / row.answers) for check in checks)])
-    header = ("lake", "answers", *(check.replace("_", " ") for check in checks))
-    return table("Share of answers that fail each check, by lake size", header, rows)
+    header = ("lake", "answers", *(failure(check) for check in checks))
+    return table("Share of answers that fail in each way, by lake size", header, rows)
 
 
 # Answers

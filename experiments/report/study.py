@@ -4,6 +4,7 @@ It is made from `study.json`, whose fields `experiments.study_results` describes
 of the runs are there too, measures of their designs and drawn answers come from them.
 """
 
+import itertools
 import json
 import math
 import statistics as plain
@@ -13,6 +14,7 @@ from typing import Any
 
 from engineer.space import Configuration
 from experiments import run_directory as files
+from experiments import study_results
 from experiments.report import answers, measures, published_shares
 from experiments.report.charts import Estimate, Estimates, Gallery, Lines, Series
 from experiments.report.page import (
@@ -39,11 +41,21 @@ from experiments.report.page import (
     text_block,
     tiles,
 )
-from experiments.report.reading import Run, is_run, read_run
+from experiments.report.reading import Run, failure, is_run, read_run
+from experiments.statistics import holm
 
 _FILE = "study.json"
 _SCHEMA = 1
 _DRAWN_ARMS = 2
+_BUDGET = {
+    "rounds": "rounds",
+    "instances": "training instances",
+    "steps": "training steps",
+    "updates": "updates",
+    "answers": "answers sampled in training",
+    "validated": "answers in validation",
+    "engineer_steps": "steps of training as engineer",
+}
 
 
 def is_study(root: Path) -> bool:
@@ -98,7 +110,7 @@ def _finished(found: Mapping[str, Any], arm: str) -> list[Mapping[str, Any]]:
 
 
 def _level(found: Mapping[str, Any]) -> str:
-    return f"{100 * found['level']:.0f} %"
+    return f"{100 * found['level']:.0f}\N{NO-BREAK SPACE}%"
 
 
 # The top of the page
@@ -117,6 +129,11 @@ def _introduction(found: Mapping[str, Any]) -> Html:
             f"{len(found['arms'])} arms, {len(found['seeds'])} seeds",
         )
     ]
+    starts = [run["points"][0] for run in found["runs"] if run["points"]]
+    before = [point["valid"] / point["answers"] for point in starts]
+    if before:
+        remark = "the same in all runs" if len(set(before)) == 1 else "mean over all runs"
+        facts.append(("valid before training", percent(_mean(before)), remark))
     if reference is not None:
         facts.append(
             (
@@ -131,12 +148,22 @@ def _introduction(found: Mapping[str, Any]) -> Html:
             (
                 f"highest mean: {labels[best['arm']]}",
                 percent(best["mean"]),
-                _difference_text(best["difference"], found)
+                f"{_difference_text(best['difference'], found)} from the reference; the best of "
+                f"{len(known)} is picked, so this flatters it"
                 if best["difference"]
                 else "the reference itself",
             )
         )
-    return join([paragraph(found["question"]), tiles(facts), _verdict(found, rows)])
+    short = study_results.shortfalls(found)
+    return join(
+        [
+            paragraph(found["question"]),
+            tiles(facts),
+            _verdict(found, rows),
+            *([paragraph(element("b", "Not all used their budget."))] if short else []),
+            bullets(short),
+        ]
+    )
 
 
 def _difference_text(difference: Mapping[str, Any], found: Mapping[str, Any]) -> str:
@@ -161,11 +188,17 @@ def _verdict(found: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Htm
     name = found["metrics"][0]["label"]
     against = labels[found["reference"]]
     if not told:
+        low, high = (
+            pick(row["difference"][end] for row in tested)
+            for pick, end in ((min, "low"), (max, "high"))
+        )
         return paragraph(
             element("b", "No difference is shown. "),
             f"In “{name}” no other arm is told from {against} at "
             f"{100 * alpha:.0f} % after Holm's correction. That is no proof that they are equal: "
-            "the intervals below say which differences remain possible.",
+            f"the {_level(found)} intervals of the differences reach from {100 * low:+.1f} to "
+            f"{100 * high:+.1f} points, and what lies within an arm's own interval remains "
+            "possible.",
         )
     sentences = [
         f"{labels[row['arm']]} {_difference_text(row['difference'], found)}" for row in told
@@ -223,14 +256,16 @@ def _comparison(found: Mapping[str, Any], gallery: Gallery) -> Html:
             ),
             _comparison_table(found, rows),
         ]
+        if metric is found["metrics"][0] and len(labels) > 2:
+            parts += _pairs(found, rows)
     return join(
         [
             *parts,
             paragraph(
                 "Small dots are seeds. Means have Student's interval over seeds. Differences are "
                 "paired by seed, with Student's interval and the p-value of the paired t-test; "
-                "Holm's correction of it and that of Benjamini and Hochberg (B.-H.) are over the "
-                "arms of one table. The exact test "
+                "Holm's correction of it and that of Benjamini and Hochberg (FDR) are over the "
+                "arms of one table; the first table is the main one. The exact test "
                 f"flips signs and cannot fall below 2 / 2^n for n seeds. Intervals hold {level} of "
                 "the time for one arm alone, not for all arms together. “With instances” is the "
                 "bootstrap over seeds and validation instances, which at few seeds is too narrow.",
@@ -238,6 +273,72 @@ def _comparison(found: Mapping[str, Any], gallery: Gallery) -> Html:
             ),
         ]
     )
+
+
+def _pairs(found: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[Html]:
+    """Every arm against every other one, with p-values corrected over all pairs."""
+    labels, alpha = _labels(found), 1 - found["level"]
+    ranked = sorted((row for row in rows if row["mean"] is not None), key=lambda row: -row["mean"])
+    pairs = {}
+    for one, other in itertools.combinations(ranked, 2):
+        common = {
+            int(seed): value - other["values"][seed]
+            for seed, value in one["values"].items()
+            if seed in other["values"]
+        }
+        if common:
+            pairs[one["arm"], other["arm"]] = study_results.paired(common)
+    tested = [pair for pair in pairs.values() if pair["p"] is not None]
+    if not tested:
+        return []
+    for pair, p in zip(tested, holm([pair["p"] for pair in tested]), strict=True):
+        pair["holm"] = p
+    matrix, listed = [], []
+    for one in ranked:
+        cells: list[Content] = [labels[one["arm"]], percent(one["mean"])]
+        for other in ranked:
+            key = (one["arm"], other["arm"])
+            pair = pairs.get(key) or pairs.get(key[::-1])
+            if pair is None:
+                cells.append(DASH)
+                continue
+            mark = "*" if pair.get("holm", 1) < alpha else ""
+            sign = 1 if key in pairs else -1
+            points = 100 * sign * pair["mean"] + 0.0  # 0.0 makes -0.0 a zero without a sign.
+            cells.append(f"{points:+.1f}{mark}")
+        matrix.append(cells)
+    for (one_arm, other_arm), pair in pairs.items():
+        listed.append(
+            (
+                f"{labels[one_arm]} minus {labels[other_arm]}",
+                len(pair["values"]),
+                _with_interval(pair["mean"], pair["low"], pair["high"], "+", ""),
+                _p_value(pair["p"]),
+                _p_value(pair.get("holm")),
+            )
+        )
+    apart = sum(pair["holm"] < alpha for pair in tested)
+    return [
+        heading("Every arm against every other"),
+        paragraph(
+            f"Points by which the arm of a row is above that of a column, best mean first. "
+            f"After Holm's correction over all {len(tested)} pairs "
+            + (f"{apart} of them are told apart (*)." if apart else "none of them is told apart.")
+        ),
+        table(
+            "Every arm against every other",
+            ("arm", "mean", *(labels[row["arm"]] for row in ranked)),
+            matrix,
+        ),
+        fold(
+            f"All {len(pairs)} pairs",
+            table(
+                "All pairs of arms",
+                ("pair", "seeds", f"difference ({_level(found)})", "p", "Holm, all pairs"),
+                listed,
+            ),
+        ),
+    ]
 
 
 def _estimate(name: str, found: Mapping[str, Any], look: int) -> Estimate:
@@ -257,30 +358,30 @@ def _comparison_table(found: Mapping[str, Any], rows: Sequence[Mapping[str, Any]
         written.append(
             (
                 labels[row["arm"]],
-                len(row["values"]),
                 _with_interval(row["mean"], row["low"], row["high"], "", "%"),
-                percent(row["sd"]),
                 "reference"
                 if row["difference"] is None
                 else _with_interval(
                     difference["mean"], difference["low"], difference["high"], "+", ""
                 ),
+                *(_p_value(difference.get(name)) for name in ("p_holm", "p", "p_fdr", "p_exact")),
                 _interval(difference.get("crossed_low"), difference.get("crossed_high"), "+")
                 or DASH,
-                *(_p_value(difference.get(name)) for name in ("p", "p_holm", "p_fdr", "p_exact")),
+                percent(row["sd"]),
+                len(row["values"]),
             )
         )
     header = (
         "arm",
-        "seeds",
         f"mean ({level})",
-        "sd of seeds",
         f"minus {labels[found['reference']]} ({level})",
+        "p, Holm",
+        "p, alone",
+        "p, FDR",
+        "p, exact",
         "with instances",
-        "p",
-        "Holm",
-        "B.-H.",
-        "exact",
+        "sd of seeds",
+        "seeds",
     )
     return table("Comparison of the arms", header, written)
 
@@ -317,13 +418,9 @@ def _set_up(found: Mapping[str, Any]) -> Html:
         changes = [
             join([code(path), f" = {json.dumps(value)}"]) for path, value in arm["changes"].items()
         ]
-        budget = ", ".join(
-            f"{part.replace('_', ' ')} {v[arm['name']]:,}" for part, v in differs.items()
-        )
+        budget = ", ".join(f"{v[arm['name']]:,} {_BUDGET[part]}" for part, v in differs.items())
         arms.append((name, bullets(changes) if changes else "none", budget or "the common one"))
-    equal = [
-        f"{value:,} {part.replace('_', ' ')}" for part, value in found["budget"]["equal"].items()
-    ]
+    equal = [f"{value:,} {_BUDGET[part]}" for part, value in found["budget"]["equal"].items()]
     versions = found["versions"] or {}
     facts = [
         ("seeds", ", ".join(str(seed) for seed in found["seeds"])),
@@ -473,11 +570,33 @@ def _configurations(found: Mapping[str, Any], gallery: Gallery) -> Html:
                 "the same configuration unless its options say otherwise."
             ),
             charts(*figures),
+            heading("What the last round asked for"),
+            paragraph(
+                "Share of the set / ratio of holes / ratio of waits by lake size, means over seeds."
+            ),
+            table(
+                "Configurations of the last round",
+                ("arm", *(f"{size}x{size}" for size in found["rows"])),
+                _last_configurations(found),
+            ),
             heading("The published shares"),
             charts(published_shares.chart(gallery, 0.2)),
             paragraph(published_shares.REMARK, class_="note"),
         ]
     )
+
+
+def _last_configurations(found: Mapping[str, Any]) -> list[tuple[Content, ...]]:
+    rows: list[tuple[Content, ...]] = []
+    for arm, label in _labels(found).items():
+        last = [Configuration.from_dict(r["points"][-1]["config"]) for r in _finished(found, arm)]
+        if last:
+            means = (
+                (plain.fmean(config[size, name] for config in last) for name in last[0].parameters)
+                for size in found["rows"]
+            )
+            rows.append((label, *(" / ".join(f"{mean:.2f}" for mean in cell) for cell in means)))
+    return rows
 
 
 # Designs
@@ -569,12 +688,13 @@ def _failures(found: Mapping[str, Any]) -> Html:
     return join(
         [
             paragraph(
-                "Share of the answers of the last validation that fail each check, mean over "
-                "seeds; an answer may fail several."
+                "Share of the answers of the last validation that fail in each way, mean over "
+                "seeds. An answer may fail in several; one that is not readable, or has a wrong "
+                "number of agents, counts there alone."
             ),
             table(
-                "Failed checks by arm",
-                ("arm", *(check.replace("_", " ") for check in checks)),
+                "Failures by arm",
+                ("arm", *(failure(check) for check in checks)),
                 by_check,
             ),
             heading("Valid / optimal by lake size"),

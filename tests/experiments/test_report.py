@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from engineer.analysis import DesignAnalysis
 from engineer.proposal import render_config
@@ -22,8 +23,8 @@ from experiments import published, report, study_results
 from experiments import run_directory as files
 from experiments.configs import tiny
 from experiments.mapf_task import judge
-from experiments.report import charts, lakes, measures, style
-from experiments.report.page import Html, element
+from experiments.report import charts, lakes, measures, reading, style
+from experiments.report.page import DASH, Html, element
 from experiments.settings import from_config
 from experiments.study_plan import Arm, Study
 from mapf_jax import CHECKS, ViolationKind, formats
@@ -273,9 +274,9 @@ def test_a_run_tells_what_was_run_and_what_came_of_it(run_page):
         "wall time10 min",  # 480 seconds of it in steps.
         "jax1.2.3",
         "data_ratio: sum 0.98 rescaled to 1",
-        "0.50 → 0.20 (-0.30)",
+        "0.50 → 0.20",
         "shares follow failures0.25",
-        "check followed mostno holes",
+        "check followed mosthole entered",
         "earlier changes followed by a loss3",
         "What the numbers do not show",
         "Round 1: of 3x3, 4x4 the generator found fewer instances",
@@ -315,7 +316,7 @@ def test_a_run_tells_what_was_run_and_what_came_of_it(run_page):
         ("4x4", "1", 0.3),
     ]
     assert not (root / "data" / "training_clip.csv").exists()  # Nothing was clipped.
-    holes = [row for row in data(root, "failures") if row["series"] == "no holes"]
+    holes = [row for row in data(root, "failures") if row["series"] == "hole entered"]
     assert [float(row["percent"]) for row in holes] == pytest.approx([100 / 6] * 3)
 
 
@@ -344,7 +345,7 @@ def test_drawn_answers_move_as_they_say(run_page):
     root, page = run_page
     text = (root / "report.html").read_text()
     assert page.text.count("Not solved before training.") == 2
-    assert "at time 2 of 4 agent 0 enters a hole" in page.text
+    assert "hole entered; at time 2 of 4 agent 0 enters a hole" in page.text
     assert "valid, cost 5, optimum 4" in page.text
     figures = lakes.drawings([lakes.Answer(VALIDATION[0], IN_A_HOLE)], "p")
     (figure,) = figures
@@ -361,6 +362,12 @@ def test_drawn_answers_move_as_they_say(run_page):
     assert "prefers-reduced-motion: reduce" in text
     kinds = {kind.name.lower() for kind in ViolationKind if kind is not ViolationKind.NONE}
     assert set(lakes._SENTENCES) == kinds
+    # Whose goal a square is, is not told by its colour alone.
+    for agent, (row, column) in enumerate(AROUND["goals"]):
+        where = f'x="{column + 0.25}" y="{row - 0.23}"'
+        assert re.search(rf"<text {where}[^>]*>{agent}</text>", figure), where
+    assert {reading.failure(check) for check in CHECKS}.isdisjoint(CHECKS)
+    assert not any(reading.failure(check).startswith("fails") for check in CHECKS)
 
 
 def test_measures_are_those_of_the_analysis():
@@ -512,6 +519,20 @@ def test_a_study_shows_its_comparison_with_intervals(study_page):
         "1 x abacus",
     ):
         assert words in page.text, words
+    # Every arm against every other: three pairs, of which two have the difference above.
+    p = scipy.stats.ttest_1samp([1 / 6, 1 / 6, 1 / 3], 0).pvalue
+    pair = f"3+22.2 ({low:+.1f} to {high:+.1f}){p:.3f}{3 * p:.3f}"
+    assert f"the checkpoint minus nobody <fixed>{pair}" in page.text
+    assert f"the checkpoint minus nobody, uniform{pair}" in page.text
+    assert "nobody <fixed> minus nobody, uniform3+0.0 (+0.0 to +0.0)1.0001.000" in page.text
+    assert "correction over all 3 pairs none of them is told apart" in page.text
+    assert f"the checkpoint88.9%{DASH}+22.2+22.2" in page.text
+    assert f"nobody <fixed>66.7%-22.2{DASH}+0.0" in page.text
+    before = "valid before training33.3%the same in all runs"
+    assert before in page.text
+    budget = "nobody <fixed> trained on less than its budget: seed 0: 40 instances, 80 steps, 80"
+    assert budget in page.text
+    assert "the checkpoint0.20 / 0.20 / 0.200.80 / 0.30 / 0.10" in page.text
     curve = [line for line in data(root, "learning_valid") if line["series"] == "the checkpoint"]
     expected = [100 / 3, 100 * (5 + 5 + 6) / 18, 100 * (5 + 5 + 6) / 18]
     assert [float(line["percent"]) for line in curve] == pytest.approx(expected)
