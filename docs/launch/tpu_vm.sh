@@ -3,7 +3,7 @@
 # Started again it goes on where it was. Needs gcloud with a project, and a Filestore or NFS share
 # with the model that the slice's network reaches.
 #
-#   REPOSITORY=https://... SHARE=10.0.0.2:/share docs/launch/tpu_vm.sh
+#   REPOSITORY=https://... SHARE=10.0.0.2:/share bash docs/launch/tpu_vm.sh
 set -euo pipefail
 
 NAME=${NAME:-qwen3-4b}
@@ -25,11 +25,13 @@ fi
 
 on_all "
     set -e
-    sudo apt-get -qq update && sudo apt-get -qq install -y nfs-common python3-venv
+    sudo apt-get -qq update && sudo apt-get -qq install -y nfs-common
     mountpoint -q /share || { sudo mkdir -p /share && sudo mount $SHARE /share; }
     test -d code || git clone -q $REPOSITORY code
     cd code && git pull -q
-    test -d .venv || python3 -m venv .venv
+    # The Python of the image may be older than 3.11.
+    test -x ~/.local/bin/uv || curl -LsSf https://astral.sh/uv/install.sh | sh
+    test -d .venv || ~/.local/bin/uv venv --quiet --seed --python 3.12 .venv
     .venv/bin/pip install -q -e '.[tpu]'
 "
 
