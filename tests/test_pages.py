@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import runpy
 import shlex
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from experiments.settings import check_field
+from experiments.settings import TINY_MODEL, check_field, from_config
 from mapf_jax.cli import main as mapf_jax_main
 
 ROOT = Path(__file__).parent.parent
@@ -72,6 +73,33 @@ def test_commands_and_options_exist(name):
         assert (ROOT / file).is_file(), f"{name}: {file}"
     for option in re.findall(r"--config\.([a-z_.0-9]+[a-z_0-9])=", text):
         check_field(option)
+
+
+def run_commands(path):
+    """What follows `-m experiments.main` or `experiments.study` in the shell blocks of a page."""
+    for block in blocks(path, "sh"):
+        for line in block.replace("\\\n", " ").splitlines():
+            if found := re.search(r"-m experiments\.(?:main|study) (.*?)(?:[;&#]|$)", line):
+                yield shlex.split(found[1])
+
+
+def test_runs_of_the_pages_have_options_that_go_together():
+    """A mesh that divides the batches, say; the checkpoint's folder need not be here."""
+    checked = 0
+    for page in PAGES:
+        for words in run_commands(page):
+            options = dict(word.removeprefix("--").partition("=")[::2] for word in words)
+            file, _, argument = options.pop("config", "experiments/configs/tiny.py").partition(":")
+            get_config = runpy.run_path(str(ROOT / file))["get_config"]
+            config = get_config(argument) if argument else get_config()
+            for name, value in options.items():
+                if name.startswith("config.") and name != "config.model.path":
+                    field = name.removeprefix("config.")
+                    config.update_from_flattened_dict({field: yaml.safe_load(value)})
+            config.model.path = TINY_MODEL
+            from_config(config)
+            checked += 1
+    assert checked >= 12
 
 
 def test_the_code_of_extending_runs(monkeypatch, capsys):
