@@ -239,7 +239,7 @@ def _read(reply: http.client.HTTPResponse, link: socket.socket, deadline: float)
 
 def _whole(raw: bytes) -> Reply:
     reply = _json(raw)
-    return Reply(_content(reply, "message"), _finish(reply), *_usage(reply))
+    return _ended(_content(reply, "message"), _finish(reply), _usage(reply))
 
 
 def _streamed(raw: bytes) -> Reply:
@@ -261,7 +261,14 @@ def _streamed(raw: bytes) -> Reply:
             finished = finished or bool(finish)
     if not finished:
         raise _TransientError("the stream broke off")
-    return Reply("".join(texts), finish, *used)
+    return _ended("".join(texts), finish, used)
+
+
+def _ended(text: str, finish: str, used: tuple[int | None, int | None]) -> Reply:
+    """A reply, unless what ended it is an error behind the server, as routers report them."""
+    if finish == "error":
+        raise _TransientError("the answer ended in an error")
+    return Reply(text, finish, *used)
 
 
 def _json(raw: bytes) -> Any:

@@ -1,4 +1,4 @@
-"""JSON lines that grow one by one, and that a kill at any moment leaves readable."""
+"""JSON lines that grow record by record, and that a kill at any moment leaves readable."""
 
 import json
 from collections.abc import Iterable, Mapping

@@ -440,7 +440,13 @@ def _by_wait(
             name = f"Qwen3-4B + GRPO, redesigned by the current checkpoint from context {context}"
             rows.append((PUBLISHED, name, "all", *(f"{by_wait[wait]:.1f}" for wait in waits)))
     columns = ("source", "model", "agents", *(f"{wait:.0%} need a wait" for wait in waits))
-    return Table(f"{metric.capitalize()} by wait-ratio subset", columns, rows)
+    note = (
+        "*All* is the mean over the cells of agents and lake size. What the published means are "
+        "over is not said; those of V6 average to the mean of these cells."
+        if metric == "valid" and not refused["by wait subset"]
+        else ""
+    )
+    return Table(f"{metric.capitalize()} by wait-ratio subset", columns, rows, note)
 
 
 def _checks(outcomes: Sequence[Outcomes]) -> Table:

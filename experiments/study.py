@@ -50,6 +50,8 @@ def main(argv: Sequence[str]) -> None:
     reporter = Reporter()
     root = Path(_WORKDIR.value)
     try:
+        if _TABLES_ONLY.value and not (root / "runs").is_dir():
+            raise UserError(f"workdir={root}: no study is there to write tables of")
         study = study_plan.load(config_flags.get_config_filename(flags.FLAGS["config"]))
         if _SEEDS.value is not None:
             if not all(seed.strip().isdecimal() for seed in _SEEDS.value):

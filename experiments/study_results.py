@@ -67,6 +67,7 @@ import yaml
 
 from experiments import run_directory as files
 from experiments import statistics
+from experiments.answer_log import read_log
 from experiments.evidence import training_evidence
 from experiments.settings import Settings
 from experiments.study_plan import BUDGET, Budget, Study
@@ -231,8 +232,7 @@ _NOTHING = {"instances_asked": 0, "instances": 0, "steps": 0, "updates": 0, "ans
 
 
 def _times(folder: Path) -> dict[str, float]:
-    path = folder / TIMES
-    lines = list(formats.read_jsonl(path)) if path.exists() else []
+    lines = read_log(folder / TIMES)
     return {
         name: round(sum(line[name] for line in lines), 1) for name in ("seconds", "cpu_seconds")
     }

@@ -8,6 +8,7 @@ compilation_cache/     compiled programs, shared by all processes
 """
 
 import collections
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -279,7 +280,8 @@ class Runner:
                 reply = self._ask(process, job)
             except Exception as error:  # Others may wait for this job: it must come to an end.
                 reply = {"status": "failed", "error": f"{type(error).__name__}: {error}"}
-                write_error(self._root / job.folder, reply["error"])
+                with contextlib.suppress(OSError):  # No room on the disk, maybe.
+                    write_error(self._root / job.folder, reply["error"])
             self._finish(job, reply, time.monotonic() - begin)
         if process is not None:
             assert process.stdin is not None
@@ -344,9 +346,11 @@ class Runner:
 
     def _give_up(self, job: Job) -> None:
         assert job.shared is not None
-        error = (self._root / job.shared / ERROR).read_text().strip()
-        error = f"its common beginning with other runs ({job.shared}) failed: {error}"
-        write_error(self._root / job.folder, error)
+        note = self._root / job.shared / ERROR
+        reason = note.read_text().strip() if note.exists() else "its error could not be noted"
+        error = f"its common beginning with other runs ({job.shared}) failed: {reason}"
+        with contextlib.suppress(OSError):
+            write_error(self._root / job.folder, error)
         self._failed.add(job.folder)
         self._done += 1
         self._reporter.line(f"{self._done}/{self._total} {job.title}: failed: {error}")

@@ -63,8 +63,9 @@ def main() -> None:
 
 def _serve(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
     """Computes or resumes a run; leaves its times, and its end or its error, in its folder."""
+    from experiments.answer_log import AnswerLog
     from experiments.errors import UserError
-    from experiments.run_directory import json_line, write_json
+    from experiments.run_directory import write_json
     from experiments.study_results import ERROR, FINISHED, TIMES, write_error
     from learner.preemption import Preempted
     from learner.update import NonFiniteError
@@ -89,8 +90,8 @@ def _serve(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
         "cpu_seconds": round(time.process_time() - processor, 2),
         "status": status,
     }
-    with (folder / TIMES).open("a") as file:
-        file.write(json_line(times))
+    with AnswerLog(folder / TIMES) as log:
+        log.append([times])
     if status == "finished":
         write_json(folder / FINISHED, {"finished": True})
     if error is not None:

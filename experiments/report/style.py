@@ -129,7 +129,7 @@ body:has(#pause:checked) .moving { animation-play-state: paused !important; }
 @media (max-width: 30rem) {
   th, td { padding: .3rem .5rem; } .numbers { font-size: .875rem; }
   .numbers tbody th { white-space: normal; max-width: 8.5rem; }
-  .design { padding-inline: .7rem; }
+  .design { padding-inline: .7rem; } .design :is(th, td) { padding-inline: .3rem; }
 }
 @media print {
   body { font-size: 10pt; max-width: none; padding: 0; }

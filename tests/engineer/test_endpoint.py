@@ -92,6 +92,11 @@ def cut(handler):
     handler.close_connection = True
 
 
+def ended_in_an_error(handler):
+    choice = {"message": {"content": None}, "finish_reason": "error"}
+    handler.send(200, json.dumps({"choices": [choice]}).encode())
+
+
 def hung_up(handler):
     handler.close_connection = True
     handler.connection.close()
@@ -121,7 +126,8 @@ def designer(generate):
 def test_a_design_in_spite_of_every_failure(monkeypatch, caplog, capfd):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     caplog.set_level(logging.DEBUG)
-    acts = [too_slow, dripping, overloaded, failing, no_json, other_json, cut, hung_up, answer]
+    acts = [too_slow, dripping, overloaded, failing, no_json, other_json, cut, hung_up]
+    acts += [ended_in_an_error, answer]
     with Server(*acts) as server:
         ask, waits = endpoint(server)
         design = designer(ask).design(RECORD, SPACE, seed=3)
@@ -129,7 +135,7 @@ def test_a_design_in_spite_of_every_failure(monkeypatch, caplog, capfd):
     assert not design.kept_previous
     assert design.summary == "Less of what works."
     assert len(server.requests) == len(acts)
-    assert waits == [1, 2, 7, 8, 16, 32, 60, 60]  # doubled, at least Retry-After, at most 60
+    assert waits == [1, 2, 7, 8, 16, 32, 60, 60, 60]  # doubled, at least Retry-After, at most 60
     path, headers, body = server.requests[-1]
     assert path == "/v1/chat/completions"
     assert headers["Authorization"] == f"Bearer {KEY}"
