@@ -5,32 +5,31 @@ A study has few seeds, often five. That decides what is used as the main interva
 * Two arms that ran with the same seeds give one difference a seed. `mean_interval` is Student's
   interval of their mean. It assumes about normal differences, and then it covers what it says at
   any number of seeds; with mild skew or heavy tails it stays close.
-* `bootstrap` resamples the seeds. With five of them the percentile interval covers some 83 % where
-  95 % are asked for, and so does BCa: both are here for studies of many seeds and for comparison.
-  The tests hold these figures.
+* A bootstrap over the seeds is not among them: with five of them its percentile interval covers
+  some 83 % where 95 % are asked for, and so does BCa. The tests hold these figures.
 * `crossed_bootstrap` resamples seeds and validation instances at once. It knows of the instances,
   which Student's interval takes as fixed, and has the bootstrap's fault at few seeds; it is
   reported beside the main interval.
 * `sign_flip` assumes only that the differences are symmetric if the arms are alike. With n seeds
   its p-value cannot be below 2 / 2**n: 0.0625 at five, which is never significant at 0.05.
 
-Nothing here but NumPy; sources of the formulas stand with the functions.
+SciPy has the distributions and tests that are standard; of the rest the sources stand with the
+functions.
 """
 
 import math
 from collections.abc import Sequence
-from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import scipy.special
+import scipy.stats
 
 Floats = npt.NDArray[np.float64]
 
 MOST_FLIPPED = 20
 """Largest number of differences of which `sign_flip` tries all patterns of signs."""
-
-_NORMAL = NormalDist()
 
 
 class Interval(NamedTuple):
@@ -78,7 +77,7 @@ def wilson(successes: float, trials: float, level: float = 0.95) -> Interval:
     _check_level(level)
     if trials == 0:
         return Interval(0.0, 1.0)
-    z = _NORMAL.inv_cdf((1 + level) / 2)
+    z = float(scipy.special.ndtri((1 + level) / 2))
     share, shrink = successes / trials, 1 + z * z / trials
     middle = share + z * z / (2 * trials)
     reach = z * math.sqrt(share * (1 - share) / trials + (z / (2 * trials)) ** 2)
@@ -86,55 +85,6 @@ def wilson(successes: float, trials: float, level: float = 0.95) -> Interval:
     low = 0.0 if successes == 0 else (middle - reach) / shrink
     high = 1.0 if successes == trials else (middle + reach) / shrink
     return Interval(low, high)
-
-
-def student_cdf(t: npt.ArrayLike, degrees: int) -> Floats:
-    """Student's distribution with a whole number of degrees of freedom.
-
-    A finite sum for each (Abramowitz and Stegun, 26.7.3 and 26.7.4): with theta =
-    atan(t / sqrt(degrees)), the probability of lying between -t and t is for even degrees
-    sin(theta) (1 + 1/2 cos^2 + 1*3 / (2*4) cos^4 + ...), and for odd ones
-    2 / pi (theta + sin(theta) (cos + 2/3 cos^3 + 2*4 / (3*5) cos^5 + ...)), up to the power
-    degrees - 2.
-
-    Args:
-      t: [...].
-      degrees: at least 1.
-
-    Returns:
-      f64[...], the probability of at most t.
-    """
-    if degrees < 1:
-        raise ValueError(f"degrees={degrees}: allowed are integers from 1 up")
-    theta = np.arctan(np.asarray(t, np.float64) / math.sqrt(degrees))
-    cosine, sine = np.cos(theta), np.sin(theta)
-    odd = degrees % 2
-    term = cosine if odd else np.ones_like(theta)
-    total = np.zeros_like(theta)
-    for power in range(odd, degrees - 1, 2):
-        total = total + term
-        term = term * cosine**2 * (power + 1) / (power + 2)
-    within = 2 / math.pi * (theta + sine * total) if odd else sine * total
-    return (1 + within) / 2
-
-
-def student_quantile(p: float, degrees: int) -> float:
-    """The inverse of `student_cdf`, by bisection, for p in (0, 1)."""
-    if not 0 < p < 1:
-        raise ValueError(f"p={p}: allowed are numbers between 0 and 1")
-    if p < 0.5:
-        return -student_quantile(1 - p, degrees)
-    low, high = 0.0, 1.0
-    while student_cdf(high, degrees) < p:
-        high *= 2
-    while True:
-        middle = (low + high) / 2
-        if middle in (low, high):
-            return middle
-        if student_cdf(middle, degrees) < p:
-            low = middle
-        else:
-            high = middle
 
 
 def mean_interval(values: npt.ArrayLike, level: float = 0.95) -> MeanInterval:
@@ -156,66 +106,10 @@ def mean_interval(values: npt.ArrayLike, level: float = 0.95) -> MeanInterval:
     n = array.shape[-1]
     mean = array.mean(-1)
     error = array.std(-1, ddof=1) / math.sqrt(n)
-    half = student_quantile((1 + level) / 2, n - 1) * error
+    half = scipy.special.stdtrit(n - 1, (1 + level) / 2) * error
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.where(mean == 0, 0.0, np.abs(mean) / error)
-    return MeanInterval(mean, mean - half, mean + half, 2 * student_cdf(-t, n - 1))
-
-
-def bootstrap(
-    values: npt.ArrayLike,
-    rng: np.random.Generator,
-    *,
-    method: str = "percentile",
-    level: float = 0.95,
-    resamples: int = 10_000,
-) -> tuple[Floats, Floats]:
-    """Bootstrap interval of a mean.
-
-    "percentile" takes the quantiles of the resampled means. "bca" (Efron 1987) moves them for bias
-    and skew: with z0 the normal quantile of the share of resampled means below the mean, and a the
-    acceleration, sum(d^3) / (6 sum(d^2)^1.5) with d the distances from the mean, the quantile
-    asked for at z is the one at z0 + (z0 + z) / (1 - a (z0 + z)).
-
-    Args:
-      values: [..., n], independent along the last axis; n at least 2.
-      rng: of the resampling; all of [...] are resampled alike.
-      method: "percentile" or "bca".
-      level: of the interval.
-      resamples: how many.
-
-    Returns:
-      The two ends, f64[...] each.
-
-    Raises:
-      ValueError: the method is unknown, or there are fewer than two values.
-    """
-    _check_level(level)
-    if method not in ("percentile", "bca"):
-        raise ValueError(f"method={method!r}: allowed are 'percentile' and 'bca'")
-    array = _values(values)
-    n = array.shape[-1]
-    weights = rng.multinomial(n, np.full(n, 1 / n), size=resamples) / n
-    means = np.sort(array @ weights.T, axis=-1)
-    z = _NORMAL.inv_cdf((1 + level) / 2)
-    if method == "percentile":
-        low, high = np.quantile(means, [_NORMAL.cdf(-z), _NORMAL.cdf(z)], axis=-1)
-        return low, high
-    distance = array - array.mean(-1, keepdims=True)
-    spread = (distance**2).sum(-1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        acceleration = np.where(spread > 0, (distance**3).sum(-1) / (6 * spread**1.5), 0.0)
-    centre = array.mean(-1, keepdims=True)
-    tiny = 1e-12 * np.abs(array).max(-1, keepdims=True)  # Equal up to rounding counts by half.
-    below = (means < centre - tiny).mean(-1)
-    equal = (np.abs(means - centre) <= tiny).mean(-1)
-    bias = _normal_quantile(np.clip(below + equal / 2, 0.5 / resamples, 1 - 0.5 / resamples))
-    ends = []
-    for sign in (-1, 1):
-        moved = bias + (bias + sign * z) / (1 - acceleration * (bias + sign * z))
-        index = np.rint(_normal_cdf(moved) * (resamples - 1)).astype(int)
-        ends.append(np.take_along_axis(means, index[..., None], -1)[..., 0])
-    return ends[0], ends[1]
+    return MeanInterval(mean, mean - half, mean + half, 2 * scipy.special.stdtr(n - 1, -t))
 
 
 def crossed_bootstrap(
@@ -279,17 +173,18 @@ def sign_flip(differences: npt.ArrayLike) -> Floats:
     n = array.shape[-1] if array.ndim else 0
     if not 1 <= n <= MOST_FLIPPED:
         raise ValueError(f"{n} differences: allowed are 1 to {MOST_FLIPPED}")
-    observed = np.abs(array.sum(-1))
-    # What differs by rounding alone is equal.
-    least = observed - 1e-12 * np.abs(array).sum(-1)
-    reached = np.zeros(array.shape[:-1], np.int64)
-    # The negative of a pattern is as far from 0: half of them, with one sign held, are enough.
-    half = 1 << (n - 1)
-    for begin in range(0, half, 1 << 12):
-        patterns = np.arange(begin, min(begin + (1 << 12), half))
-        signs = 1.0 - 2.0 * (patterns[:, None] >> np.arange(n) & 1)
-        reached += (np.abs(array @ signs.T) >= least[..., None]).sum(-1)
-    return reached / half
+    scale = np.abs(array).max(-1, keepdims=True)
+    test = scipy.stats.permutation_test(
+        (array / np.where(scale > 0, scale, 1.0),),
+        # What differs by rounding alone is equal.
+        lambda x, axis: np.abs(x.mean(axis)).round(12),
+        permutation_type="samples",  # Of a single sample: of its signs.
+        alternative="greater",
+        n_resamples=1 << MOST_FLIPPED,  # No fewer than there are: then it takes them all.
+        batch=1 << 12,
+        axis=-1,
+    )
+    return np.asarray(test.pvalue)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -297,9 +192,12 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
     The i-th smallest of m becomes the largest of (m - j + 1) p_j over j <= i, at most 1.
     """
-    p, order = _sorted(p_values)
+    p = _p_values(p_values)
+    order = np.argsort(p, kind="stable")
+    adjusted = np.empty_like(p)
     factors = np.arange(len(p), 0, -1)
-    return _unsorted(np.minimum(np.maximum.accumulate(p * factors), 1.0), order)
+    adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * factors), 1.0)
+    return adjusted.tolist()
 
 
 def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
@@ -307,23 +205,15 @@ def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
 
     The i-th smallest of m becomes the smallest of m p_j / j over j >= i.
     """
-    p, order = _sorted(p_values)
-    scaled = p * len(p) / np.arange(1, len(p) + 1)
-    return _unsorted(np.minimum.accumulate(scaled[::-1])[::-1], order)
+    p = _p_values(p_values)
+    return scipy.stats.false_discovery_control(p).tolist() if p.size else []
 
 
-def _sorted(p_values: Sequence[float]) -> tuple[Floats, npt.NDArray[np.int64]]:
+def _p_values(p_values: Sequence[float]) -> Floats:
     p = np.asarray(p_values, np.float64)
     if p.ndim != 1 or not ((p >= 0) & (p <= 1)).all():
         raise ValueError(f"p_values={p_values}: allowed are lists of numbers in [0, 1]")
-    order = np.argsort(p, kind="stable")
-    return p[order], order
-
-
-def _unsorted(adjusted: Floats, order: npt.NDArray[np.int64]) -> list[float]:
-    result = np.empty_like(adjusted)
-    result[order] = adjusted
-    return result.tolist()
+    return p
 
 
 def _values(values: npt.ArrayLike) -> Floats:
@@ -336,11 +226,3 @@ def _values(values: npt.ArrayLike) -> Floats:
 def _check_level(level: float) -> None:
     if not 0 < level < 1:
         raise ValueError(f"level={level}: allowed are numbers in (0, 1)")
-
-
-def _normal_cdf(z: Floats) -> Floats:
-    return np.vectorize(_NORMAL.cdf, otypes=[np.float64])(z)
-
-
-def _normal_quantile(p: Floats) -> Floats:
-    return np.vectorize(_NORMAL.inv_cdf, otypes=[np.float64])(p)
