@@ -12,13 +12,20 @@ from learner import distributed
 
 DEFAULT_CONFIG = "experiments/configs/tiny.py"
 
+# Flags that are defined here count as those of the command that asks for them, whose --help lists
+# them.
+flags.disclaim_key_flags()
+
 
 def define_config() -> flags.FlagHolder:
     """Defines `--config=FILE` with overrides such as `--config.loop.rounds=2`."""
     # The default is put in by `parse_flags`: the library would read a default, overrides and all,
     # before anybody can catch its errors.
     return config_flags.DEFINE_config_file(
-        "config", None, f"A Python file with get_config(); {DEFAULT_CONFIG} if not given."
+        "config",
+        None,
+        f"A Python file with get_config(); {DEFAULT_CONFIG} if not given. Its options, which "
+        "experiments/settings.py explains, change with --config.NAME=VALUE.",
     )
 
 
