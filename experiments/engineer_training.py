@@ -52,6 +52,8 @@ class EngineerTrainer:
       fits: whether the model's window holds a chat and a design.
       reference: parameters of the reference model, as the trainer has them.
       base: parameters under the adapters, as the trainer has them.
+      pause: called after every step under a design, a point that all processes reach; what it
+        raises ends the training.
 
     Raises:
       ValueError: the settings of training do not go with groups of designs.
@@ -67,6 +69,7 @@ class EngineerTrainer:
         fits: Callable[[Sequence[Message]], bool],
         reference: Any = None,
         base: Any = None,
+        pause: Callable[[], None] = lambda: None,
     ) -> None:
         options, training = settings.engineer.training, settings.training
         shards = sharding.num_row_shards(policy.mesh)
@@ -90,6 +93,7 @@ class EngineerTrainer:
         self._respond = respond
         self._exclude = exclude
         self._fits = fits
+        self._pause = pause
         self._space = settings.environment.space()
 
     def judge_set(self, key: jax.Array, trained: set[bytes]) -> mapf_jax.Instance:
@@ -223,6 +227,7 @@ class _Probe:
                 state, task, jax.random.fold_in(self._key, _PROBE), 0, options.probe_steps
             ):
                 state = result.state
+                owner._pause()
         except (mapf_jax.NoInstanceError, NonFiniteError):
             return WORST
         after = owner._reward(owner._plans.policy_params(state), self._judged, answers_key)

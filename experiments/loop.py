@@ -103,19 +103,14 @@ class Loop:
     def _run(self) -> None:
         settings, directory = self._settings, self._directory
         # Everything that can refuse its settings comes before anything that takes long.
-        self._check_packages()
+        distributed.on_first(self._check_packages)
         with user_errors():
-            policy = load_policy(settings)
-            responder = validation_responder(settings, policy)
-            engineer = None
-            if settings.engineer.designer in designing.MODEL_DESIGNERS:
-                engineer = designing.design_responder(settings, policy)
-            designing.make_designer(settings, _no_answer, lambda chat: True)
-            designing.make_reader(settings)
-            self._start = designing.start_config(
-                settings, self._space, self._round_seed(_COLD_START, 0)
+            self._start = distributed.on_first(
+                lambda: designing.start_config(
+                    settings, self._space, self._round_seed(_COLD_START, 0)
+                )
             )
-            params = load_params(settings, policy)
+            policy, responder, engineer, params = distributed.on_all(self._load)
             base = params if settings.training.lora.rank else None
             reference = None
             if settings.training.objective.kl_coef > 0:
@@ -139,7 +134,15 @@ class Loop:
         if settings.engineer.training.steps:
             assert engineer is not None  # Only the current checkpoint is trained as engineer.
             engineer_trainer = EngineerTrainer(
-                settings, policy, trainer, responder, names, engineer.fits, reference, base
+                settings,
+                policy,
+                trainer,
+                responder,
+                names,
+                engineer.fits,
+                reference,
+                base,
+                pause=self._preemption.agree,
             )
         with contextlib.ExitStack() as stack:
             checkpoints = stack.enter_context(
@@ -206,6 +209,18 @@ class Loop:
                     self._design(index + 1, policy, engineer, policy_params)
                 del policy_params  # The next step of training donates it.
                 self._report_round(index)
+
+    def _load(self) -> tuple[Policy, Responder, Responder | None, Any]:
+        """The model, how it answers and designs, and its parameters; checks the designer too."""
+        settings = self._settings
+        policy = load_policy(settings)
+        responder = validation_responder(settings, policy)
+        engineer = None
+        if settings.engineer.designer in designing.MODEL_DESIGNERS:
+            engineer = designing.design_responder(settings, policy)
+        designing.make_designer(settings, _no_answer, lambda chat: True)
+        designing.make_reader(settings)
+        return policy, responder, engineer, load_params(settings, policy)
 
     def _check_packages(self) -> None:
         log = self._settings.log

@@ -8,7 +8,6 @@ go on from the last checkpoint.
 """
 
 import contextlib
-import json
 import logging
 import sys
 import time
@@ -25,12 +24,13 @@ logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
 from absl import app, flags  # noqa: E402
 from absl import logging as absl_logging  # noqa: E402
 
-from experiments import allocator, command_line, report  # noqa: E402
+from experiments import agreement, allocator, command_line, report  # noqa: E402
 from experiments import settings as settings_lib  # noqa: E402
-from experiments.errors import UserError  # noqa: E402
+from experiments.errors import UserError, user_errors  # noqa: E402
 from experiments.loop import Loop  # noqa: E402
 from experiments.progress import Reporter  # noqa: E402
 from experiments.run_directory import RunDirectory  # noqa: E402
+from experiments.settings import Settings  # noqa: E402
 from learner import distributed, preemption  # noqa: E402
 from learner.update import NonFiniteError  # noqa: E402
 
@@ -72,22 +72,25 @@ def main(argv: Sequence[str]) -> None:
 
 def _run(reporter: Reporter) -> Path:
     """The whole run; returns the path of its report."""
-    try:
-        settings = settings_lib.from_config(_CONFIG.value)
-        directory = RunDirectory(Path(_WORKDIR.value))
-    except OSError as error:
-        raise UserError(str(error)) from error
-    options = json.dumps(settings.to_dict())
-    if len(set(distributed.gather(options))) > 1:
-        raise UserError("the processes were started with different options")
+    with user_errors():
+        settings, directory = distributed.on_all(_read_options)
+    agreement.check_alike(settings)
     with contextlib.ExitStack() as stack:
         # The folder is the first process's alone, checkpoints apart.
         distributed.on_first(lambda: stack.enter_context(directory.locked()))
         distributed.on_first(lambda: directory.claim(settings))
+        agreement.check_shared(directory.root)
         with contextlib.ExitStack() as timing:
             distributed.on_first(lambda: timing.enter_context(directory.timed()))
             Loop(settings, directory, reporter).run()
         return distributed.on_first(lambda: report.write(directory.root))
+
+
+def _read_options() -> tuple[Settings, RunDirectory]:
+    try:
+        return settings_lib.from_config(_CONFIG.value), RunDirectory(Path(_WORKDIR.value))
+    except OSError as error:
+        raise UserError(str(error)) from error
 
 
 def _leave_the_others(error: Exception) -> NoReturn:

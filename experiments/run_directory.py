@@ -116,11 +116,18 @@ def versions() -> dict[str, Any]:
     """Versions of what computes, and the machine."""
     devices = jax.devices()
     return {
-        "python": platform.python_version(),
-        **{name: importlib.metadata.version(name) for name in _PACKAGES},
+        **package_versions(),
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
         "devices": f"{len(devices)} x {devices[0].device_kind}",
+    }
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of Python and of the packages that a run's figures depend on."""
+    return {
+        "python": platform.python_version(),
+        **{name: importlib.metadata.version(name) for name in _PACKAGES},
     }
 
 
@@ -155,10 +162,12 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_text())
 
 
-def differences(before: Any, now: Any, path: str = "") -> Iterator[str]:
-    """A sentence for every field in which two JSON-able values differ, naming it by its path."""
+def differences(
+    before: Any, now: Any, path: str = "", told: str = "{path} was {before!r} and is {now!r}"
+) -> Iterator[str]:
+    """A sentence `told` for every field in which two JSON-able values differ, with its path."""
     if isinstance(before, dict) and isinstance(now, dict):
         for name in before.keys() | now.keys():
-            yield from differences(before.get(name), now.get(name), f"{path}{name}.")
+            yield from differences(before.get(name), now.get(name), f"{path}{name}.", told)
     elif before != now:
-        yield f"{path.rstrip('.')} was {before!r} and is {now!r}"
+        yield told.format(path=path.rstrip("."), before=before, now=now)

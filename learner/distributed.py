@@ -2,7 +2,8 @@
 
 All processes run the same program on the same values and reach the same calls in the same order;
 what is in the hands of one alone (files, its share of the answers) reaches the others through
-`on_first`, `gather` and `in_shares`. With one process none of these communicates.
+`on_first`, `gather` and `in_shares`. What may fail on one of them alone goes through `on_all`, so
+that none waits for it. With one process none of these communicates.
 
 Updates are one program over the devices of all processes (`put` places its inputs). Sampling is
 not: a process takes the decoding copy of the weights as its own devices hold it (`local_copy`) and
@@ -97,8 +98,8 @@ def start(
             shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
         )
     except ValueError as error:
-        if len(missing) == len(given) and "defined" in str(error):
-            return  # No cluster was found.
+        if len(missing) == len(given) and "coordinator_address" in str(error):
+            return  # No cluster was found, nor does JAX_COORDINATOR_ADDRESS name one.
         if missing:
             raise ValueError(
                 f"{', '.join(missing)}: not given, and there is no cluster that would tell; all of "
@@ -119,6 +120,8 @@ def leave(code: int) -> NoReturn:
 
 def lost_process(error: BaseException) -> bool:
     """Whether an exchange failed because another process is gone."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return False  # Of a file or a server ("temporarily unavailable"), not of an exchange.
     text = str(error).lower()
     return num_processes() > 1 and any(sign in text for sign in _LOST)
 
@@ -167,14 +170,45 @@ def on_first(function: Callable[[], T]) -> T:
     return value  # type: ignore[return-value]
 
 
+def on_all(function: Callable[[], T]) -> T:
+    """What `function` returns on this process; where it raises on one of them, all raise.
+
+    For what may fail on one alone, such as reading its copy of a file.
+
+    Args:
+      function: exchanges nothing with other processes.
+
+    Raises:
+      ValueError, RuntimeError: it raised on another process (one or the other, as there); the
+        message says on which.
+    """
+    if num_processes() == 1:
+        return function()
+    error = None
+    try:
+        value = function()
+    except Exception as raised:
+        error = raised
+    errors = gather(_portable(error))
+    if error is not None:
+        raise error
+    for index, other in enumerate(errors):
+        if other is not None:
+            kind = ValueError if isinstance(other, ValueError) else RuntimeError
+            raise kind(f"process {index}: {other}") from other
+    return value
+
+
 def gather(value: T) -> list[T]:
     """The values of all processes, in the order of the processes; they are pickled."""
     if num_processes() == 1:
         return [value]
-    data = pickle.dumps(value)
+    # With their senders: the rows are in the order of the devices.
+    data = pickle.dumps((jax.process_index(), value))
     sizes = multihost_utils.process_allgather(np.int32(len(data)))
     rows = multihost_utils.process_allgather(_padded(data, int(sizes.max())))
-    return [pickle.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
+    sent = [pickle.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
+    return [value for _, value in sorted(sent, key=lambda pair: pair[0])]
 
 
 def any_process(flag: bool) -> bool:

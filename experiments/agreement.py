@@ -1,0 +1,109 @@
+"""What the processes of one run need in common, looked at before the run begins.
+
+Several processes that are not alike (another revision of the code on one host, another option,
+another model under the same path) would compute different programs and wait for each other for
+ever, or worse, would not. A folder that they do not share shows at the first checkpoint only.
+"""
+
+import hashlib
+import secrets
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import jax
+
+from experiments import run_directory as files
+from experiments.errors import UserError, user_errors
+from experiments.settings import Settings
+from learner import distributed, hub
+
+_CODE = ("mapf_jax", "engineer", "learner", "experiments")
+# Of a file of weights its size and so much from its middle; other files are read whole.
+_SAMPLE_BYTES = 1 << 16
+
+
+def check_alike(settings: Settings) -> None:
+    """Makes sure that all processes have the same options, code, packages and model.
+
+    Raises:
+      UserError: on all of them; it names the first process that differs, and in what.
+    """
+    if not distributed.together():
+        return
+    model = Path(settings.model.folder)
+    mine = {
+        "options": settings.to_dict(),
+        "code": _digest(
+            path
+            for package in _CODE
+            for path in (Path(__file__).parent.parent / package).rglob("*.py")
+        ),
+        "packages": files.package_versions(),
+        "model": _digest(path for pattern in hub.MODEL_FILES for path in model.glob(pattern)),
+    }
+    first, *others = distributed.gather(mine)
+    for index, other in enumerate(others, 1):
+        found = sorted(files.differences(first, other, told="{path} is {now!r}, not {before!r}"))
+        if found:
+            raise UserError(f"process {index} differs from process 0: {'; '.join(found)}")
+
+
+def check_shared(root: Path, patience: float = 10.0) -> None:
+    """Makes sure that all processes reach one and the same folder, and can write there.
+
+    Args:
+      root: the folder.
+      patience: seconds that a file may take to appear on another host.
+
+    Raises:
+      UserError: on all of them, if the first does not see what another one writes.
+    """
+    if not distributed.together():
+        return
+    # A new name each time: no file system has remembered that there is no such file.
+    name = distributed.on_first(lambda: f".seen-{secrets.token_hex(4)}")
+    marks = [root / f"{name}-{index}" for index in range(jax.process_count())]
+    mine = marks[jax.process_index()]
+    with user_errors():
+        distributed.on_all(lambda: _mark(mine))
+    try:
+        unseen = distributed.on_first(lambda: _unseen(marks, patience))
+    finally:
+        mine.unlink(missing_ok=True)
+    if unseen:
+        raise UserError(
+            f"workdir={root}: process 0 does not see there what processes {unseen} write; allowed "
+            "are folders on storage that all processes reach"
+        )
+
+
+def _mark(path: Path) -> None:
+    try:
+        path.touch()
+    except OSError as error:
+        raise UserError(f"workdir={path.parent}: {error}") from error
+
+
+def _unseen(marks: list[Path], patience: float) -> list[int]:
+    """The numbers of those that do not appear in time."""
+    end = time.monotonic() + patience
+    while True:
+        unseen = [index for index, mark in enumerate(marks) if not mark.exists()]
+        if not unseen or time.monotonic() > end:
+            return unseen
+        time.sleep(0.2)
+
+
+def _digest(paths: Iterable[Path]) -> str:
+    """Of the names and contents of files."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in paths if path.is_file()):
+        digest.update(f"{path.name} {path.stat().st_size} ".encode())
+        with path.open("rb") as file:
+            if path.suffix == ".safetensors":
+                file.seek(path.stat().st_size // 2)
+                digest.update(file.read(_SAMPLE_BYTES))
+            else:
+                digest.update(file.read())
+    return digest.hexdigest()[:12]
