@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from scipy.special import stdtrit
+
 from engineer.space import Configuration
 from experiments import run_directory as files
 from experiments import study_results
@@ -47,6 +49,7 @@ from experiments.statistics import holm
 _FILE = "study.json"
 _SCHEMA = 1
 _DRAWN_ARMS = 2
+_PAIRS = "Every arm against every other"
 _BUDGET = {
     "rounds": "rounds",
     "instances": "training instances",
@@ -144,16 +147,13 @@ def _introduction(found: Mapping[str, Any]) -> Html:
         )
     if known:
         best = max(known, key=lambda row: row["mean"])
-        facts.append(
-            (
-                f"highest mean: {labels[best['arm']]}",
-                percent(best["mean"]),
-                f"{_difference_text(best['difference'], found)} from the reference; the best of "
+        remark = "the reference itself"
+        if best["difference"]:
+            remark = (
+                f"minus the reference: {_difference_text(best['difference'], found)}; the best of "
                 f"{len(known)} is picked, so this flatters it"
-                if best["difference"]
-                else "the reference itself",
             )
-        )
+        facts.append((f"highest mean: {labels[best['arm']]}", percent(best["mean"]), remark))
     short = study_results.shortfalls(found)
     return join(
         [
@@ -168,7 +168,7 @@ def _introduction(found: Mapping[str, Any]) -> Html:
 
 def _difference_text(difference: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     if difference["mean"] is None:
-        return "no common seed with the reference"
+        return "no common seed"
     told = f"{100 * difference['mean']:+.1f} points"
     between = _interval(difference["low"], difference["high"], "+")
     return f"{told} ({_level(found)}: {between})" if between else told
@@ -198,7 +198,9 @@ def _verdict(found: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Htm
             f"{100 * alpha:.0f} % after Holm's correction. That is no proof that they are equal: "
             f"the {_level(found)} intervals of the differences reach from {100 * low:+.1f} to "
             f"{100 * high:+.1f} points, and what lies within an arm's own interval remains "
-            "possible.",
+            "possible. With this many arms and seeds, and this spread between seeds, an arm is "
+            "told from the reference only if its mean differs by about "
+            f"{100 * _told_from(found, tested):.1f} points or more.",
         )
     sentences = [
         f"{labels[row['arm']]} {_difference_text(row['difference'], found)}" for row in told
@@ -215,16 +217,34 @@ def _verdict(found: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Htm
     )
 
 
+def _told_from(found: Mapping[str, Any], tested: Sequence[Mapping[str, Any]]) -> float:
+    """How large a mean difference has to be, by the median of the errors of those there are.
+
+    Holm's correction compares the smallest of m p-values with alpha / m.
+    """
+    needed = []
+    for row in tested:
+        difference = row["difference"]
+        degrees = len(difference["values"]) - 1
+        half = (difference["high"] - difference["low"]) / 2
+        error = half / stdtrit(degrees, (1 + found["level"]) / 2)
+        needed.append(error * stdtrit(degrees, 1 - (1 - found["level"]) / 2 / len(tested)))
+    return plain.median(needed)
+
+
 # Comparison
 
 
 def _comparison(found: Mapping[str, Any], gallery: Gallery) -> Html:
     labels, level = _labels(found), _level(found)
     against = labels[found["reference"]]
+    starts = [run["points"][0] for run in found["runs"] if run["points"]]
     parts: list[Content] = []
     for metric in found["metrics"]:
         rows = [row for row in found["comparison"] if row["metric"] == metric["name"]]
         means = [_estimate(labels[row["arm"]], row, i) for i, row in enumerate(rows)]
+        kind = metric["name"].partition("_")[0]
+        before = _mean([100 * point[kind] / point["answers"] for point in starts])
         differences = [
             _estimate(labels[row["arm"]], row["difference"], i)
             for i, row in enumerate(rows)
@@ -237,10 +257,13 @@ def _comparison(found: Mapping[str, Any], gallery: Gallery) -> Html:
                     Estimates(
                         metric["name"],
                         metric["label"],
-                        f"Mean over seeds of every arm with its {level} interval.",
+                        f"Mean over seeds of every arm with its {level} interval; the dotted line "
+                        "is the share before training.",
                         "percent",
                         tuple(means),
-                    )
+                        before,
+                    ),
+                    None if before is None else f"Dotted: {kind} before training, {before:.1f}%.",
                 ),
                 gallery.add(
                     Estimates(
@@ -256,8 +279,11 @@ def _comparison(found: Mapping[str, Any], gallery: Gallery) -> Html:
             ),
             _comparison_table(found, rows),
         ]
-        if metric is found["metrics"][0] and len(labels) > 2:
-            parts += _pairs(found, rows)
+        pairs = _pairs(found, rows) if len(labels) > 2 else []
+        if metric is found["metrics"][0]:
+            parts += [*([heading(_PAIRS)] if pairs else []), *pairs]
+        elif pairs:
+            parts.append(fold(_PAIRS, *pairs))
     return join(
         [
             *parts,
@@ -319,14 +345,13 @@ def _pairs(found: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[
         )
     apart = sum(pair["holm"] < alpha for pair in tested)
     return [
-        heading("Every arm against every other"),
         paragraph(
             f"Points by which the arm of a row is above that of a column, best mean first. "
             f"After Holm's correction over all {len(tested)} pairs "
             + (f"{apart} of them are told apart (*)." if apart else "none of them is told apart.")
         ),
         table(
-            "Every arm against every other",
+            _PAIRS,
             ("arm", "mean", *(labels[row["arm"]] for row in ranked)),
             matrix,
         ),

@@ -553,6 +553,10 @@ def test_the_verdict_of_a_study_follows_its_corrected_p_values(study_page, tmp_p
     }
     assert p_values["current"] > 0.05
     assert "No difference is shown." in page.text
+    # The median of the current checkpoint's errors and of 0, at 2.5 % / 2 on either side.
+    error = scipy.stats.sem([1 / 6, 1 / 6, 1 / 3])
+    needed = 100 * error * scipy.stats.t.ppf(1 - 0.0125, 2) / 2
+    assert f"only if its mean differs by about {needed:.1f} points or more" in page.text
     for row in found["comparison"]:
         if row["metric"] == "valid_final" and row["arm"] == "current":
             row["difference"]["p_holm"] = 0.01
