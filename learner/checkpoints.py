@@ -2,6 +2,8 @@
 
 import dataclasses
 import shutil
+import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -10,6 +12,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
+from orbax.checkpoint import multihost
 
 from learner import distributed
 from learner.train_state import TrainState
@@ -94,6 +97,7 @@ class Checkpoints:
                 read_only=read_only,
                 cleanup_tmp_directories=not read_only,
                 enable_async_checkpointing=asynchronous,
+                async_options=ocp.options.AsyncOptions(barrier_sync_fn=_barrier),
                 todelete_subdir=_REMOVED,
                 # Of several processes the first looks at the folder, so that all see the same.
                 single_host_load_and_broadcast=True,
@@ -217,6 +221,19 @@ class Checkpoints:
             wanted = "any" if step is None else step
             raise FileNotFoundError(f"{self._folder}: no checkpoint {wanted}, there are {steps}")
         return steps[-1] if step is None else step
+
+
+def _barrier(*, key: str, timeout_ms: int) -> None:
+    """Orbax's own barrier between the threads that save in the background.
+
+    Where writing has failed on one process, its thread still comes to a barrier on its way out, and
+    would stand there for the whole time-out of 20 minutes, as would the others at an earlier one.
+    It is let through with its error, which the next call of the main thread raises.
+    """
+    error = sys.exc_info()[1]
+    if error is not None and threading.current_thread() is not threading.main_thread():
+        raise error
+    multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
 
 
 def _as_dict(state: TrainState) -> dict[str, Any]:

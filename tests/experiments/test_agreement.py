@@ -1,0 +1,118 @@
+"""Two processes that tell each other what they have, and find out where they differ."""
+
+import json
+
+import pytest
+from several_processes import two_processes
+
+LINES = """
+import dataclasses, json
+from pathlib import Path
+
+from experiments import agreement
+from experiments.settings import Settings
+
+folder = Path(folder)
+
+def outcome(function, *arguments):
+    try:
+        return function(*arguments)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+class Awkward(Exception):  # It cannot be sent to another process.
+    def __init__(self, one, two):
+        super().__init__(f"{one} and {two}")
+
+def fail(error):
+    raise error
+
+def fail_second():
+    return fail(KeyError("absent")) if index == 1 else 7
+
+def squares(rows):
+    return [int(i) ** 2 for i in rows]
+
+(folder / str(index)).mkdir()
+settings = Settings()
+told = {
+    "gathered": outcome(distributed.gather, "x" * (index + 1)),
+    "large": [len(text) for text in distributed.gather("x" * (2000 * index + 1))],
+    "shares": [distributed.in_shares(squares, count) for count in (5, 2, 1)],
+    "share": distributed.share(5).tolist(),
+    "any": [distributed.any_process(flag) for flag in (index == 1, False)],
+    "first": distributed.on_first(lambda: [index, distributed.gather(index)]),
+    "first fails": outcome(distributed.on_first, lambda: fail(ValueError(f"of {index}"))),
+    "awkward": outcome(distributed.on_first, lambda: fail(Awkward(1, 2))),
+    "all": distributed.on_all(lambda: index),
+    "second fails": outcome(distributed.on_all, fail_second),
+    "alike": agreement.check_alike(settings),
+    "seed": outcome(agreement.check_alike, dataclasses.replace(settings, seed=index)),
+    "shared": agreement.check_shared(folder),
+    "own": outcome(agreement.check_shared, folder / str(index), 0.5),
+    "met": distributed.any_process(False),
+    "left": distributed.on_first(lambda: sorted(str(p.name) for p in folder.rglob("*"))),
+    "lost": [
+        distributed.lost_process(error)
+        for error in (
+            RuntimeError("UNKNOWN: Gloo AllGather failed: Connection closed by peer"),
+            BlockingIOError(11, "Resource temporarily unavailable", "file"),
+            ValueError("1 answer"),
+        )
+    ],
+}
+print("told", json.dumps(told), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    """What each of two processes came to know."""
+    codes, texts = two_processes(LINES, tmp_path_factory.mktemp("shared"))
+    assert codes == [0, 0], texts
+    return [
+        json.loads(next(line for line in text.splitlines() if line.startswith("told "))[5:])
+        for text in texts
+    ]
+
+
+def test_values_reach_all_processes(told):
+    assert [row.pop("share") for row in told] == [[0, 1, 2], [3, 4]]
+    assert [row.pop("all") for row in told] == [0, 1]
+    for row in told:
+        assert row["gathered"] == ["x", "xx"]
+        assert row["large"] == [1, 2001]
+        assert row["shares"] == [[0, 1, 4, 9, 16], [0, 1], [0]]
+        assert row["any"] == [True, False]
+        assert row["first"] == [0, [0]], "within it the first process is on its own"
+
+
+def test_an_error_of_one_process_is_raised_on_all(told):
+    for row in told:
+        assert row["first fails"] == "ValueError: of 0"
+    assert [row["awkward"] for row in told] == [
+        "Awkward: 1 and 2",
+        "RuntimeError: Awkward: 1 and 2",
+    ]
+    assert told[0]["second fails"] == "RuntimeError: process 1: 'absent'"
+    assert told[1]["second fails"] == "KeyError: 'absent'"
+
+
+def test_processes_that_differ_are_named(told):
+    for row in told:
+        assert row["alike"] is None
+        assert row["seed"] == (
+            "UserError: process 1 differs from process 0: options.seed is 1, not 0"
+        )
+
+
+def test_a_folder_of_ones_own_is_no_shared_one(told):
+    for index, row in enumerate(told):
+        assert row["shared"] is None
+        assert row["own"].startswith("UserError: workdir=")
+        assert f"/{index}: process 0 does not see there what processes [1] write" in row["own"]
+        assert row["left"] == ["0", "1"], "the marks are gone"
+
+
+def test_an_error_of_a_file_is_no_lost_process(told):
+    assert [row["lost"] for row in told] == [[True, False, False]] * 2
