@@ -9,7 +9,6 @@ import dataclasses
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from several_processes import free_port
 
 ROOT = Path(__file__).parent.parent.parent
 DEVICES = 4
@@ -45,6 +45,26 @@ OPTIONS = [
     "--config.engineer.tries=1",
 ]
 STEPS = 8
+#: Adapters, further draws, training on designs, TensorBoard; three prompts do not share evenly.
+MORE = [
+    "--config.training.lora.rank=2",
+    "--config.training.epochs=0.75",
+    "--config.training.prompts_per_step=3",
+    "--config.training.no_signal=redraw",
+    "--config.training.max_redraws=1",
+    "--config.training.optimizer.learning_rate=2e-4",
+    "--config.training.optimizer.warmup_steps=0",
+    "--config.validation.num_instances=15",
+    "--config.engineer.training.steps=1",
+    "--config.engineer.training.group_size=3",
+    "--config.engineer.training.probe_steps=2",
+    "--config.engineer.training.probe_instances=4",
+    "--config.engineer.training.judge_instances=9",
+    "--config.engineer.temperature=1.0",
+    "--config.log.tensorboard=True",
+]
+MAIN = ["-m", "experiments.main"]
+DESIGNING = [str(Path(__file__).with_name("designing_run.py"))]
 #: Between the figures of a step of runs with different numbers of processes.
 TOLERANCE = 1e-4
 
@@ -98,17 +118,15 @@ def start(tmp_path_factory):
     subprocess.run([sys.executable, micro, shared / "model"], env=environment, check=True)
     runs = []
 
-    def begin(workdir, count, *options):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+    def begin(workdir, count, *options, program=MAIN, failing=""):
+        port = free_port()
         flags = (
             f"--xla_force_host_platform_device_count={DEVICES // count}",
             # Most of the time goes into compiling, as processes have no cache in common.
             "--xla_backend_optimization_level=0",
             "--xla_llvm_disable_expensive_passes=true",
         )
-        command = [sys.executable, "-m", "experiments.main", f"--workdir={workdir}", *OPTIONS]
+        command = [sys.executable, *program, f"--workdir={workdir}", *OPTIONS]
         command += [f"--config.model.path={shared / 'model'}", *options]
         run = Run([], [])
         for index in range(count):
@@ -120,7 +138,7 @@ def start(tmp_path_factory):
                     subprocess.Popen(
                         [*command, *(where if count > 1 else [])],
                         cwd=ROOT,
-                        env={**environment, "XLA_FLAGS": " ".join(flags)},
+                        env={**environment, "XLA_FLAGS": " ".join(flags), "FAILING": failing},
                         stdout=file,
                         stderr=subprocess.STDOUT,
                     )
@@ -146,11 +164,12 @@ def last_saved(workdir):
     return max((int(folder.name) for folder in folders if folder.name.isdigit()), default=0)
 
 
+def without_machine(figures):
+    return {name: value for name, value in figures.items() if not name.startswith("machine/")}
+
+
 def figures(workdir, index):
-    return [
-        {k: v for k, v in json.loads(line).items() if not k.startswith("machine/")}
-        for line in lines(workdir, index)
-    ]
+    return [without_machine(json.loads(line)) for line in lines(workdir, index)]
 
 
 def story(workdir):
@@ -165,17 +184,21 @@ def story(workdir):
     return {name: (workdir / name).read_text() for name in names}
 
 
-def assert_same_history(got, want):
+def assert_same_figures(got, want):
+    assert len(got) == len(want) > 0
+    for mine, other in zip(got, want, strict=True):
+        assert mine.keys() == other.keys()
+        for name, value in mine.items():
+            np.testing.assert_allclose(
+                value, other[name], rtol=TOLERANCE, atol=TOLERANCE, err_msg=name
+            )
+
+
+def assert_same_history(got, want, steps=STEPS):
     assert story(got) == story(want)
     for index in range(2):
-        ours, theirs = figures(got, index), figures(want, index)
-        assert len(ours) == len(theirs) == STEPS
-        for mine, other in zip(ours, theirs, strict=True):
-            assert mine.keys() == other.keys()
-            for name, value in mine.items():
-                np.testing.assert_allclose(
-                    value, other[name], rtol=TOLERANCE, atol=TOLERANCE, err_msg=name
-                )
+        assert len(figures(got, index)) == steps
+        assert_same_figures(figures(got, index), figures(want, index))
 
 
 @pytest.fixture(scope="module")
@@ -201,14 +224,17 @@ def test_two_processes_asked_to_leave_and_killed(start, one_process, tmp_path):
     assert (tmp_path / "checkpoints" / str(steps)).is_dir()
     assert "the same command goes on" in run.text(0)
 
-    # Process 0 has the coordination service, which jax notices to be gone by itself.
-    run = start(tmp_path, 2)
+    # Twice as many go on from there. Process 0 has the coordination service, which jax notices to
+    # be gone by itself.
+    run = start(tmp_path, 4)
     run.wait_for(lambda: len(lines(tmp_path, 0)) + len(lines(tmp_path, 1)) > steps)
     run.processes[0].kill()
     began = time.monotonic()
-    assert run.finish(60)[1] in (69, -signal.SIGABRT)
+    assert set(run.finish(60)[1:]) <= {69, -signal.SIGABRT}
     assert time.monotonic() - began < 60
-    assert "another process is gone" in run.text(1) or "another task died" in run.text(1)
+    for index in range(1, 4):
+        text = run.text(index)
+        assert "another process is gone" in text or "another task died" in text
 
     run = start(tmp_path, 2)
     assert run.finish() == [0, 0], run.text(0)[-3000:]
@@ -236,7 +262,43 @@ def test_four_processes_one_killed_and_restarted_as_another_number(start, one_pr
     assert_same_history(tmp_path, one_process)
 
 
-def test_different_options_and_impossible_meshes_stop_all(start, tmp_path):
+def test_adapters_further_draws_and_training_on_designs(start, tmp_path):
+    folders = {count: tmp_path / str(count) for count in (1, 2)}
+    runs = [start(folders[count], count, *MORE, program=DESIGNING) for count in folders]
+    for run in runs:
+        assert set(run.finish(250)) == {0}, run.text(0)[-3000:]
+    assert_same_history(folders[2], folders[1], steps=4)
+    history = [row for index in range(2) for row in figures(folders[1], index)]
+    assert {row["draws"] for row in history} == {1, 2}
+    assert sum(row["updates"] for row in history) > 4
+
+    training = []
+    for folder in folders.values():
+        text = (folder / "rounds" / "0" / "engineer_training.jsonl").read_text()
+        training.append([json.loads(line) for line in text.splitlines()])
+        assert len(list((folder / "tensorboard").iterdir())) == 1, "only the first process writes"
+        assert {path.name for path in (folder / "checkpoints").iterdir()} == {"6", "8"}
+    for mine, other in zip(*training, strict=True):
+        assert mine["metrics"]["updates"] == 1, "nothing was learned about designs"
+        assert_same_figures([without_machine(mine["metrics"])], [without_machine(other["metrics"])])
+        assert [row["text"] for row in mine["answers"]] == [row["text"] for row in other["answers"]]
+        assert [row["progress"] for row in mine["answers"]] == pytest.approx(
+            [row["progress"] for row in other["answers"]]
+        )
+
+
+def test_an_error_of_one_process_stops_the_others(start, tmp_path):
+    run = start(tmp_path, 2, *MORE, program=DESIGNING, failing="0")
+    run.wait_for(lambda: "No space left on device" in run.text(0))
+    began = time.monotonic()
+    codes = run.finish(60)
+    assert time.monotonic() - began < 60
+    assert codes[0] == 1
+    assert codes[1] in (69, -signal.SIGABRT)
+    assert "another process is gone" in run.text(1) or "another task died" in run.text(1)
+
+
+def test_impossible_meshes_stop_all(start, tmp_path):
     axes = ("data=1", "fsdp=1", "tensor=4")
     run = start(tmp_path, 2, *(f"--config.mesh.{axis}" for axis in axes))
     assert run.finish() == [1, 1]

@@ -1,0 +1,46 @@
+"""`experiments.main` with the micro model as an engineer in training, for `test_processes.py`.
+
+That model writes no configuration and solves no instance. So any text is read as some
+configuration, and what its training on a design is worth is by how much its answers get longer.
+With FAILING=N in the environment process N finds its disk full before training begins.
+"""
+
+import errno
+import os
+import zlib
+
+import jax
+import numpy as np
+from absl import app
+
+import mapf_jax
+from engineer import proposal
+from experiments import command_line, main
+from experiments.engineer_training import EngineerTrainer
+from experiments.loop import Loop
+
+real_parse, real_validate = proposal.parse, Loop._validate
+
+
+def read_anything(text, space, trigger=""):
+    config = space.random(zlib.crc32(text.encode()))
+    return real_parse(proposal.render_config(config, space), space)
+
+
+def mean_length(self, params, judged, key):
+    chats = [
+        [{"role": "user", "content": mapf_jax.prompt(judged[i], False)}] for i in range(len(judged))
+    ]
+    return float(np.mean([answer.num_tokens / 16 for answer in self._respond(params, chats, key)]))
+
+
+def validate(self, *arguments):
+    if os.environ.get("FAILING") == str(jax.process_index()):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return real_validate(self, *arguments)
+
+
+if __name__ == "__main__":
+    proposal.parse, Loop._validate = read_anything, validate
+    EngineerTrainer._reward = mean_length
+    app.run(main.main, flags_parser=command_line.parse_flags)
