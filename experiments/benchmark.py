@@ -221,7 +221,7 @@ def _write(
 ) -> None:
     tables = benchmark_table.tables(questions, outcomes)
     notes = benchmark_table.notes(questions, outcomes)
-    title = "Benchmark of planners" + (" (PARTIAL)" if questions.partial else "")
+    title = "MAPF-FrozenLake benchmark" + (" (PARTIAL)" if questions.partial else "")
     for one in outcomes:
         told = ", ".join(f"{key} {value}" for key, value in one.options.items())
         if one.options["kind"] == "oracle":

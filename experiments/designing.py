@@ -88,7 +88,9 @@ def design_automaton(
         )
 
     whole, alone = tables(engineer.reasoning_tokens), tables(0)
-    thought = engineer.thinking_tokens + 1 if engineer.thinking else 0
+    thought = int(engineer.thinking)  # Its last token, at least.
+    if limit := _thinking_budget(engineer, policy):
+        thought = limit.max_tokens + len(limit.closing_ids)
     if whole.longest + thought > engineer.max_new_tokens:
         raise ValueError(
             f"engineer.max_new_tokens={engineer.max_new_tokens}: a design under the grammar takes "
@@ -103,13 +105,10 @@ def design_automaton(
 def _thinking_budget(engineer: EngineerSettings, policy: Policy) -> ThinkingBudget | None:
     if not engineer.thinking_tokens:
         return None
-    end = policy.tokenizer.get_vocab().get(_THINK_END)
-    if end is None:
-        raise ValueError(
-            f"engineer.thinking_tokens={engineer.thinking_tokens}: the tokenizer of "
-            f"this model has no token {_THINK_END}"
-        )
-    return ThinkingBudget(engineer.thinking_tokens, end, (end,))
+    try:
+        return tokens.thinking_budget(policy.tokenizer, engineer.thinking_tokens)
+    except ValueError as error:
+        raise ValueError(f"engineer.thinking_tokens: {error}") from error
 
 
 def make_designer(

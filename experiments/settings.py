@@ -271,7 +271,8 @@ class EngineerSettings:
       exact_shares: under the grammar shares sum to 1 as they are decoded; otherwise the
         projection rescales them.
       thinking: let the chat template open the model's thinking.
-      thinking_tokens: most tokens of thinking, after which it is ended; 0 sets no limit.
+      thinking_tokens: most tokens of thinking, after which Qwen3's text for that ends it; 0 sets no
+        limit.
       reasoning_tokens: under the grammar, most tokens of prose before `trigger`.
       trigger: the text that ends the prose and begins the configuration.
       max_new_tokens: budget of a design, thinking and reasoning included.

@@ -324,13 +324,13 @@ def _pairs(found: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[
         cells: list[Content] = [labels[one["arm"]], percent(one["mean"])]
         for other in ranked:
             key = (one["arm"], other["arm"])
-            pair = pairs.get(key) or pairs.get(key[::-1])
-            if pair is None:
+            compared = pairs.get(key) or pairs.get(key[::-1])
+            if compared is None:
                 cells.append(DASH)
                 continue
-            mark = "*" if pair.get("holm", 1) < alpha else ""
+            mark = "*" if compared.get("holm", 1) < alpha else ""
             sign = 1 if key in pairs else -1
-            points = 100 * sign * pair["mean"] + 0.0  # 0.0 makes -0.0 a zero without a sign.
+            points = 100 * sign * compared["mean"] + 0.0  # 0.0 makes -0.0 a zero without a sign.
             cells.append(f"{points:+.1f}{mark}")
         matrix.append(cells)
     for (one_arm, other_arm), pair in pairs.items():

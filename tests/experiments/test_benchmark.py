@@ -290,7 +290,7 @@ def test_the_tiny_model_and_the_checkpoint_of_a_run(source, tmp_path):
     assert any(record["checks"]["parsable"] for record in first.values())
     assert all(0 < record["tokens"] <= 48 for record in first.values())
     page = (out / "results.md").read_text()
-    assert "# Benchmark of planners (PARTIAL)" in page
+    assert "# MAPF-FrozenLake benchmark (PARTIAL)" in page
     assert page.count("(PARTIAL: 6 of 24 instances)") == page.count("\n## ")
     with (out / "results.csv").open() as file:
         assert {row["partial"] for row in csv.DictReader(file)} == {"1"}
