@@ -22,7 +22,6 @@ from learner.token_automaton import ThinkingBudget, TokenAutomaton
 
 MODEL_DESIGNERS = ("current", "base")
 """Designers that answer with the run's own sampler."""
-_THINK_END = "</think>"
 
 
 def design_responder(settings: Settings, policy: Policy) -> Responder:
@@ -96,7 +95,7 @@ def design_automaton(
             f"engineer.max_new_tokens={engineer.max_new_tokens}: a design under the grammar takes "
             f"up to {whole.longest + thought} tokens, so many are needed"
         )
-    trigger = engineer.trigger or (_THINK_END if engineer.thinking else "")
+    trigger = engineer.trigger or (tokens.THINK_END if engineer.thinking else "")
     if not trigger:
         return automaton(whole), None
     return automaton(whole), Ending(tuple(tokenize(trigger)), automaton(alone), alone.longest)

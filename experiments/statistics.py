@@ -112,6 +112,24 @@ def mean_interval(values: npt.ArrayLike, level: float = 0.95) -> MeanInterval:
     return MeanInterval(mean, mean - half, mean + half, 2 * scipy.special.stdtr(n - 1, -t))
 
 
+def least_told(half_width: float, seeds: int, comparisons: int, level: float = 0.95) -> float:
+    """The mean difference from which on one of several comparisons is told, by Holm's correction.
+
+    The smallest of m p-values has to be below (1 - level) / m: the difference is the quantile of
+    Student's distribution for that, times the standard error.
+
+    Args:
+      half_width: half of the `mean_interval` of the difference.
+      seeds: values that it was computed from, at least 2.
+      comparisons: m.
+      level: of the interval; 1 - level is the error allowed to all comparisons together.
+    """
+    single, corrected = scipy.special.stdtrit(
+        seeds - 1, [(1 + level) / 2, 1 - (1 - level) / (2 * comparisons)]
+    )
+    return float(half_width * corrected / single)
+
+
 def crossed_bootstrap(
     values: npt.ArrayLike,
     rng: np.random.Generator,

@@ -148,6 +148,9 @@ def rope_table(
 
     Computed in every step, XLA's CPU backend would fuse the cosines and sines into every layer and
     compute them there for every head: a twentieth of the time of a small model.
+
+    Returns:
+        Cosines and sines, f32[T + S, 1, h / 2] each.
     """
     return rope_angles(jnp.arange(prompts.keys[0].shape[-1] + cache.keys[0].shape[-1]), config)
 

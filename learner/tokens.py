@@ -11,11 +11,11 @@ from learner.token_automaton import ThinkingBudget
 
 _NO_ADVICE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
 
-_THINK_END = "</think>"
+THINK_END = "</think>"
 # What Qwen3 was shown to go on from when its thought is cut off (arXiv 2505.09388, section 4.3).
 _EARLY_STOP = (
     "\n\nConsidering the limited time by the user, I have to give the solution based on the "
-    f"thinking directly now.\n{_THINK_END}"
+    f"thinking directly now.\n{THINK_END}"
 )
 
 
@@ -108,10 +108,10 @@ def thinking_budget(tokenizer: Any, max_tokens: int) -> ThinkingBudget:
     Raises:
         ValueError: the tokenizer has no token `</think>`, or `max_tokens` is negative.
     """
-    end = tokenizer.get_vocab().get(_THINK_END)
+    end = tokenizer.get_vocab().get(THINK_END)
     if end is None:
         raise ValueError(
-            f"max_tokens of thinking is {max_tokens}, but the tokenizer has no token {_THINK_END}; "
+            f"max_tokens of thinking is {max_tokens}, but the tokenizer has no token {THINK_END}; "
             "allowed are tokenizers of models that think"
         )
     closing = tokenizer.encode(_EARLY_STOP, add_special_tokens=False)

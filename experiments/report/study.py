@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scipy.special import stdtrit
-
 from engineer.space import Configuration
 from experiments import run_directory as files
 from experiments import study_results
@@ -44,7 +42,7 @@ from experiments.report.page import (
     tiles,
 )
 from experiments.report.reading import Run, failure, is_run, read_run
-from experiments.statistics import holm
+from experiments.statistics import holm, least_told
 
 _FILE = "study.json"
 _SCHEMA = 1
@@ -218,18 +216,12 @@ def _verdict(found: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Htm
 
 
 def _told_from(found: Mapping[str, Any], tested: Sequence[Mapping[str, Any]]) -> float:
-    """How large a mean difference has to be, by the median of the errors of those there are.
-
-    Holm's correction compares the smallest of m p-values with alpha / m.
-    """
-    needed = []
-    for row in tested:
-        difference = row["difference"]
-        degrees = len(difference["values"]) - 1
-        half = (difference["high"] - difference["low"]) / 2
-        error = half / stdtrit(degrees, (1 + found["level"]) / 2)
-        needed.append(error * stdtrit(degrees, 1 - (1 - found["level"]) / 2 / len(tested)))
-    return plain.median(needed)
+    """How large a mean difference has to be, by the median of the arms' intervals."""
+    differences = [row["difference"] for row in tested]
+    return plain.median(
+        least_told((one["high"] - one["low"]) / 2, len(one["values"]), len(tested), found["level"])
+        for one in differences
+    )
 
 
 # Comparison

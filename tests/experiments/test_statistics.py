@@ -58,6 +58,16 @@ def test_mean_interval_is_the_paired_t_test():
     assert tuple(map(float, same)) == (0.0, 0.0, 0.0, 1.0)
 
 
+def test_what_is_told_after_the_correction():
+    values = np.random.default_rng(4).normal(size=6)
+    found = statistics.mean_interval(values)
+    least = statistics.least_told(float(found.high - found.low) / 2, 6, 7)
+    for factor, told in ((1.001, True), (0.999, False)):
+        moved = statistics.mean_interval(values - values.mean() + factor * least)
+        adjusted = statistics.holm([float(moved.p), *[0.9] * 6])
+        assert (adjusted[0] < 0.05) == told
+
+
 def coverage(interval, draw, seeds, level=0.95):
     """Share of data sets, all with mean 0, whose interval holds 0."""
     low, high = interval(draw(np.random.default_rng(7), (DATA_SETS, seeds)), level)
