@@ -63,6 +63,13 @@ class Table:
         return "\n".join([*lines, *(["", self.note] if self.note else []), ""])
 
 
+def cores() -> int:
+    """Cores of the CPU that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def facts() -> dict[str, Any]:
     """The machine, the versions, the device, the date and the command of this process."""
     devices = jax.devices()
@@ -71,9 +78,7 @@ def facts() -> dict[str, Any]:
         "command": command(),
         "revision": _revision(),
         "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
+        "cores": cores(),
         "memory_gib": _memory_gib(),
         "load_before": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "backend": jax.default_backend(),

@@ -3,14 +3,16 @@
     python -m experiments.benchmarks.sampler [--quick] [--out=docs/benchmarks]
 
 On a CPU: tokens a second of all three at equal model, weights, batch, lengths and precision
-(float32, greedy), and what refilling slots gains over fixed batches where answers are uneven. On
-a GPU: seconds of a decoding step with Qwen3-4B's shapes as a share of the bandwidth roofline,
-beside `generate`. Engines run in processes of their own and take turns.
+(float32, greedy), and what refilling slots gains over fixed batches where answers are uneven; the
+CPU counts as one device of JAX for each of its cores, or as a single one. On a GPU: seconds of a
+decoding step with Qwen3-4B's shapes as a share of the bandwidth roofline, beside `generate`.
+Engines run in processes of their own and take turns.
 """
 
 import argparse
 import dataclasses
 import json
+import math
 import os
 import subprocess
 import sys
@@ -77,6 +79,20 @@ class Scale:
     uneven_new_tokens: int = 256
     model: Qwen3Config = SMALL
 
+    @property
+    def devices(self) -> int:
+        """Devices of JAX that the CPU counts as: one for each core, as far as they share evenly."""
+        return math.gcd(records.cores(), self.batch, self.slots, self.model.num_key_value_heads)
+
+
+# What the rows of a table call the engines.
+_NAMES = {
+    "own": "own",
+    "own_on_one": "own, one device",
+    "transformers": "transformers",
+    "tunix": "tunix",
+    "tunix_on_one": "tunix, one device",
+}
 
 QUICK = Scale(rounds=2, new_tokens=128, answers=192)
 
@@ -156,8 +172,10 @@ def even_lengths(scale: Scale, folder: Path, peers: Mapping[str, str]) -> record
         "folder": str(folder),
         "prompts": rng.integers(1, scale.model.vocab_size, shape).tolist(),
         "new_tokens": scale.new_tokens,
+        "devices": scale.devices,
     }
-    engines = _start({"own": sys.executable, **peers}, task, folder)
+    own_engines = dict.fromkeys(("own", "own_on_one"), sys.executable)
+    engines = _start(own_engines | dict(peers), task, folder)
     results = compare(engines, scale.rounds)
     if not results["own"]:
         for engine in engines:
@@ -170,12 +188,12 @@ def even_lengths(scale: Scale, folder: Path, peers: Mapping[str, str]) -> record
         engine.close()
         seconds = [result["seconds"] for result in results[engine.name]]
         if engine.obstacle is not None or not seconds:
-            rows.append((engine.name, None, None, None, None, engine.obstacle))
+            rows.append((_NAMES[engine.name], None, None, None, None, engine.obstacle))
             continue
         tokens = np.array(results[engine.name][0]["tokens"])
         rows.append(
             (
-                engine.name,
+                _NAMES[engine.name],
                 own.size / min(seconds),
                 own.size / float(np.median(seconds)),
                 min(seconds) / fastest,
@@ -188,7 +206,8 @@ def even_lengths(scale: Scale, folder: Path, peers: Mapping[str, str]) -> record
         ("engine", "tokens/s, best", "tokens/s, median", "own is faster by", "same tokens", "note"),
         rows,
         note=f"Whole calls, the prompts' share included; {scale.rounds} rounds in turns, after one "
-        "that compiles. float32, greedy, the same weights.",
+        "that compiles. float32, greedy, the same weights. Own and tunix run on "
+        f"{scale.devices} devices of JAX, one for each core, where the row does not say one.",
     )
 
 
@@ -204,6 +223,7 @@ def uneven_lengths(scale: Scale, folder: Path) -> records.Table:
         "new_tokens": longest,
         "budgets": budgets.tolist(),
         "slots": scale.slots,
+        "devices": scale.devices,
     }
     (engine,) = _start({"own_uneven": sys.executable}, task, folder)
     results = compare([engine], scale.rounds)["own_uneven"]
@@ -328,7 +348,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     about = records.facts()
     if jax.default_backend() == "cpu":
         scale = QUICK if parsed.quick else Scale()
-        tables = run(scale, {"transformers": sys.executable, "tunix": parsed.tunix_python})
+        peers = {"transformers": sys.executable}
+        peers |= dict.fromkeys(("tunix", "tunix_on_one"), parsed.tunix_python)
+        tables = run(scale, peers)
     else:
         cases = [(64, 1024)] if parsed.quick else [(64, 1024), (256, 1024), (64, 8192), (256, 8192)]
         with tempfile.TemporaryDirectory() as name:
