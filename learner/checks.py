@@ -1,13 +1,26 @@
-"""Checks of option fields: errors name the field, its value and what is allowed, in one line."""
+"""Checks of what users give: errors name the field or file and what is allowed, in one line."""
 
+import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 
 def first_line(error: BaseException) -> str:
     """The first line of an error's message; empty if it has none."""
     return next(iter(str(error).strip().splitlines()), "")
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; `ValueError` with the path if there is another thing in it."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} has a JSON {type(value).__name__}; it must be an object")
+    return value
 
 
 def integers(options: Any, **least: int) -> None:

@@ -1,10 +1,11 @@
 """What a dense Qwen3 checkpoint is: its published numbers, and how we choose to compute it."""
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
+
+from learner import checks
 
 DTYPES = ("float32", "bfloat16")
 
@@ -147,10 +148,10 @@ class Qwen3Config:
         Raises:
             ValueError: there is no such file, or `from_hf` refuses what it says.
         """
-        if not (Path(folder) / "config.json").is_file():
+        path = Path(folder) / "config.json"
+        if not path.is_file():
             raise ValueError(f"model folder {str(folder)!r} has no config.json; it must hold one")
-        with open(Path(folder) / "config.json", encoding="utf-8") as file:
-            return cls.from_hf(json.load(file), **compute)
+        return cls.from_hf(checks.json_object(path), **compute)
 
     def to_hf(self) -> dict[str, Any]:
         """The contents of a `config.json` that transformers 4 and 5 both read."""

@@ -21,7 +21,7 @@ import safetensors
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from learner import sharding
+from learner import checks, sharding
 from learner.qwen3.config import DTYPES, Qwen3Config
 from learner.qwen3.model import Params, abstract_params
 
@@ -97,9 +97,9 @@ def load(folder: str | Path, config: Qwen3Config, mesh: Mesh | None = None) -> P
             first.
 
     Raises:
-        ValueError: there are no weights, a file is cut off, or a tensor is missing, unknown, of
-            another shape or of no known dtype, or an output matrix differs from the embedding
-            it is tied to. All tensors concerned are named.
+        ValueError: there are no weights, a file is cut off or not of the format, or a tensor is
+            missing, unknown, of another shape or of no known dtype, or an output matrix differs
+            from the embedding it is tied to. All tensors concerned are named.
     """
     mesh = mesh or sharding.make_mesh()
     shardings = sharding.param_shardings(config, mesh)
@@ -188,10 +188,7 @@ class _Checkpoint:
         for file in files:
             self._read_header(folder / file)
         if not self.problems:
-            self._opened = {
-                file: stack.enter_context(safetensors.safe_open(folder / file, "numpy"))
-                for file in files
-            }
+            self._opened = {file: stack.enter_context(_open(folder / file)) for file in files}
 
     def _read_header(self, path: Path) -> None:
         """Add the tensors of one file.
@@ -251,17 +248,28 @@ class _Checkpoint:
         return jax.make_array_from_callback(self.tensors[name].shape, where, part)
 
 
+def _open(path: Path) -> Any:
+    try:
+        return safetensors.safe_open(path, "numpy")
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{path} is no safetensors file: {error}") from error
+
+
 def _weight_files(folder: Path) -> list[str]:
-    if (folder / INDEX_FILE).is_file():
-        with open(folder / INDEX_FILE, encoding="utf-8") as file:
-            names = sorted(set(json.load(file)["weight_map"].values()))
-        for name in names:
-            if not (folder / name).is_file():
-                raise ValueError(f"{INDEX_FILE} names {name}, which is not in {str(folder)!r}")
-        return names
+    """The single file if there is one, as in transformers: an index beside it is left over."""
     if (folder / SINGLE_FILE).is_file():
         return [SINGLE_FILE]
-    raise ValueError(f"folder {str(folder)!r} has neither {SINGLE_FILE} nor {INDEX_FILE}")
+    index = folder / INDEX_FILE
+    if not index.is_file():
+        raise ValueError(f"folder {str(folder)!r} has neither {SINGLE_FILE} nor {INDEX_FILE}")
+    files = checks.json_object(index).get("weight_map")
+    if not (isinstance(files, dict) and all(isinstance(name, str) for name in files.values())):
+        raise ValueError(f"{index} has no weight_map from names of tensors to names of files")
+    names = sorted(set(files.values()))
+    for name in names:
+        if not (folder / name).is_file():
+            raise ValueError(f"{INDEX_FILE} names {name}, which is not in {str(folder)!r}")
+    return names
 
 
 def _check(checkpoint: _Checkpoint, config: Qwen3Config, abstract: Params, folder: str) -> None:
@@ -408,9 +416,13 @@ def save(
 
 
 def read_generation_config(folder: str | Path) -> dict[str, Any] | None:
-    """The contents of a model's `generation_config.json`; None without one."""
+    """The contents of a model's `generation_config.json`; None without one.
+
+    Raises:
+        ValueError: it is not a JSON object.
+    """
     path = Path(folder) / GENERATION_FILE
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    return checks.json_object(path) if path.is_file() else None
 
 
 def _export(params: Params, config: Qwen3Config, dtype: str) -> Iterator[np.ndarray]:

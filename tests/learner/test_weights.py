@@ -195,6 +195,42 @@ def test_a_tensor_in_two_files_is_refused(folder):
         weights.load(folder, CONFIG)
 
 
+def test_files_that_are_not_of_the_format_are_refused_by_name(params, folder, tmp_path):
+    index = folder / weights.INDEX_FILE
+    for text, message in (
+        ("[1", rf"{weights.INDEX_FILE} is not JSON"),
+        ("[]", rf"{weights.INDEX_FILE} has a JSON list; it must be an object"),
+        ("{}", rf"{weights.INDEX_FILE} has no weight_map"),
+        ('{"weight_map": {"a": 1}}', rf"{weights.INDEX_FILE} has no weight_map"),
+    ):
+        index.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            weights.load(folder, CONFIG)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"config\.json is not JSON"):
+        Qwen3Config.from_folder(folder)
+    (folder / weights.GENERATION_FILE).write_text("3")
+    with pytest.raises(ValueError, match=r"generation_config\.json has a JSON int"):
+        weights.read_generation_config(folder)
+
+    weights.save(folder, params, CONFIG)
+    with open(folder / weights.SINGLE_FILE, "ab") as file:
+        file.write(bytes(8))  # Of no tensor: what was written after the data is not known.
+    with pytest.raises(ValueError, match=r"model\.safetensors is no safetensors file"):
+        weights.load(folder, CONFIG)
+
+
+def test_a_single_file_goes_before_an_index_as_in_transformers(params, folder, tmp_path):
+    """An index is left behind where a model of several files is replaced by one of one."""
+    other = jax.tree.map(lambda x: x + 1, params)
+    weights.save(tmp_path / "one", other, CONFIG)
+    (tmp_path / "one" / weights.SINGLE_FILE).rename(folder / weights.SINGLE_FILE)
+    assert (folder / weights.INDEX_FILE).is_file()
+    assert_equal(weights.load(folder, CONFIG), other)
+    theirs = Qwen3ForCausalLM.from_pretrained(folder).model.embed_tokens.weight
+    np.testing.assert_array_equal(theirs.detach().numpy(), np.asarray(other["embedding"]))
+
+
 # Writing ---------------------------------------------------------------------
 
 
@@ -225,6 +261,10 @@ def test_transformers_loads_what_is_written(params, byte_tokenizer, dtype, tmp_p
             assert name in opened.keys()  # noqa: SIM118
             assert opened.metadata() == {"format": "pt"}
 
+    # Servers choose their implementation by it.
+    said = json.loads((tmp_path / "config.json").read_text())
+    assert said["architectures"] == ["Qwen3ForCausalLM"]
+    assert {"tokenizer.json", "tokenizer_config.json"} <= {p.name for p in tmp_path.iterdir()}
     back, info = Qwen3ForCausalLM.from_pretrained(tmp_path, dtype="auto", output_loading_info=True)
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert back.dtype == getattr(torch, dtype)
