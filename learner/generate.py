@@ -15,6 +15,7 @@ import jax
 
 from learner import hub, sharding, tokens
 from learner.qwen3 import weights
+from learner.qwen3.attention import choose
 from learner.qwen3.config import DTYPES, Qwen3Config
 from learner.sampler import FinishReason, Piece, Sampler, SamplingParams
 
@@ -141,7 +142,7 @@ def run(arguments: argparse.Namespace, out: TextIO, log: TextIO) -> None:
     print(
         f"[{finish.name.lower().replace('_', ' ')}; {count} tokens after a prompt of {len(ids)}; "
         f"first {early} after {first - begin:.2f} s, compilation included{speed}; "
-        f"{jax.devices()[0].device_kind}, {dtype}]",
+        f"{jax.devices()[0].device_kind}, {dtype}, {choose(config).name} attention]",
         file=log,
     )
 

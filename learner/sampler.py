@@ -112,6 +112,13 @@ class Sampler:
             )
         if vocab_size is not None and not 0 < vocab_size <= config.vocab_size:
             raise ValueError(f"vocab_size is {vocab_size}; allowed are 1..{config.vocab_size}")
+        limit = config.vocab_size if vocab_size is None else vocab_size
+        for token in sampling.stop_token_ids:
+            if not 0 <= token < limit:
+                raise ValueError(
+                    f"stop_token_ids has {token}, which is never sampled; allowed are "
+                    f"0..{limit - 1}"
+                )
         if sampling.max_new_tokens >= config.max_position_embeddings:
             raise ValueError(
                 f"max_new_tokens is {sampling.max_new_tokens}; it must be less than "
@@ -127,7 +134,7 @@ class Sampler:
         self.sampling = sampling
         self.pad_id = pad_id
         self.max_rows = max_rows
-        self.vocab_size = config.vocab_size if vocab_size is None else vocab_size
+        self.vocab_size = limit
         self.engine = SlotEngine(
             config,
             mesh,

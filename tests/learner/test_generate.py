@@ -1,5 +1,7 @@
 """The command that streams an answer, on a tiny model of its own."""
 
+import copy
+import dataclasses
 import io
 from pathlib import Path
 
@@ -54,6 +56,46 @@ def test_greedy_with_a_prompt_from_standard_input(
     generate.main([f"--model={folder}", "--prompt=-", "--temperature=0", "--max_new_tokens=9"])
     want = answer(folder, tiny_model, byte_tokenizer, 9, temperature=0.0)
     assert capsys.readouterr().out == tokens.decode(byte_tokenizer, want) + "\n"
+
+
+def test_every_option_reaches_the_sampler(folder, tiny_model, byte_tokenizer, capsys):
+    given = ["--system=s", "--tensor=2", "--top_k=9", "--top_p=0.9", "--min_p=0.01", "--seed=3"]
+    given += ["--temperature=1.3", "--stop=\x01", "--max_new_tokens=25"]
+    assert generate.main([f"--model={folder}", "--prompt=hé", *given]) == 0
+    sampler = Sampler(
+        tiny_model,
+        sharding.make_mesh(),
+        SamplingParams(
+            max_new_tokens=25, stop_token_ids=tokens.stop_token_ids(byte_tokenizer),
+            temperature=1.3, top_k=9, top_p=0.9, min_p=0.01, stop_strings=("\x01",),
+        ),
+        tokens.pad_id(byte_tokenizer),
+        vocab_size=tokens.vocab_size(byte_tokenizer),
+        text_of=lambda some: tokens.written(byte_tokenizer, some),
+    )  # fmt: skip
+    chat = [{"role": "system", "content": "s"}, {"role": "user", "content": "hé"}]
+    prompt = tokens.encode_chat(byte_tokenizer, chat)
+    want = sampler(weights.load(folder, tiny_model), [prompt], jax.random.key(3)[None])
+    printed = capsys.readouterr()
+    text = tokens.decode(byte_tokenizer, want.tokens[0, : want.lengths[0]])
+    assert printed.out == text + "\n"
+    assert "float32, reference attention]" in printed.err
+
+
+def test_thinking_ends_after_its_budget(tiny_model, byte_tokenizer, tmp_path, capsys):
+    tokenizer = copy.deepcopy(byte_tokenizer)
+    tokenizer.add_tokens(["<think>", "</think>"])
+    config = dataclasses.replace(tiny_model, max_position_embeddings=256)
+    params = model.init_params(jax.random.key(3), config)
+    weights.save(tmp_path, params, config, tokenizer=tokenizer)
+    closing = tokens.thinking_budget(tokenizer, 4).closing_ids
+    given = ["--thinking", "--thinking_tokens=4", f"--max_new_tokens={4 + len(closing) + 3}"]
+    assert generate.main([f"--model={tmp_path}", "--prompt=h", *given, "--seed=1"]) == 0
+    answer = capsys.readouterr().out
+    thought, closed, rest = answer.partition(tokens.decode(tokenizer, closing))
+    assert closed
+    assert len(thought) <= 4  # A token is a byte, and so at most one character.
+    assert rest.strip()
 
 
 def test_characters_are_shown_when_their_bytes_are_complete(byte_tokenizer):

@@ -1,5 +1,7 @@
 """The sampler against torch's generation, the full forward pass, and itself run otherwise."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -244,6 +246,47 @@ def test_few_programs_serve_all_calls(monkeypatch):
     assert traces == before
 
 
+@pytest.mark.parametrize("max_rows", [3, 64])
+def test_samples_share_the_prefill_of_their_prompt(max_rows):
+    run = sampler(max_rows=max_rows, stop_token_ids=(5, 6, 7))
+    prefilled = []
+
+    def counting(params, cache, tokens, lengths, slots):
+        slots = np.asarray(slots)
+        used = slots < len(np.asarray(cache.lengths))
+        prefilled.extend(np.asarray(lengths)[used].tolist())
+        return prefill(params, cache, tokens, lengths, slots)
+
+    prefill, run.engine.prefill = run.engine.prefill, counting
+    got = run(PARAMS, PROMPTS, keys(5), num_samples=7)
+    assert len(got.tokens) == 35
+    # Every prompt once, without its last token: that is the first one which samples decode.
+    assert sorted(prefilled) == sorted(len(prompt) - 1 for prompt in PROMPTS)
+
+
+def test_thousands_of_answers_through_few_slots():
+    prompts = [PROMPTS[n % 5][: 1 + n % 4] for n in range(1200)]
+    budgets = RNG.integers(1, 5, 2400)
+    few, many = (sampler(max_rows=rows, max_new_tokens=4) for rows in (24, 1024))
+    got = few(PARAMS, prompts, keys(1200), num_samples=2, budgets=budgets)
+    want = many(PARAMS, prompts, keys(1200), num_samples=2, budgets=budgets)
+    np.testing.assert_array_equal(got.lengths, budgets)
+    np.testing.assert_array_equal(got.tokens, want.tokens)
+    np.testing.assert_allclose(got.logprobs, want.logprobs, atol=1e-5)
+
+
+def test_bfloat16_log_probabilities_are_near_those_of_float32():
+    """Eight bits of mantissa in activations and cache; logits and their softmax are float32."""
+    config = dataclasses.replace(CONFIG, dtype="bfloat16")
+    run = Sampler(config, one_device(), SamplingParams(max_new_tokens=24), PAD)
+    got = run(PARAMS, PROMPTS, keys(5), num_samples=4)
+    exact = log_softmax(forward_logits(got, 4))
+    want = np.take_along_axis(exact, got.tokens[..., None], axis=-1)[..., 0]
+    gap = np.abs(got.logprobs - want)
+    assert 1e-4 < gap.mean() < 0.04
+    assert gap.max() < 0.4
+
+
 # Ends of answers --------------------------------------------------------------
 
 
@@ -423,6 +466,8 @@ def test_sampler_arguments_are_checked():
         sampler(vocab_size=97)
     with pytest.raises(ValueError, match=r"max_rows is 4.*row shards, 8"):
         sampler(sharding.make_mesh(data=8), max_rows=4)
+    with pytest.raises(ValueError, match=r"stop_token_ids has 90, which .* allowed are 0\.\.89"):
+        sampler(vocab_size=90, stop_token_ids=(3, 90))
     with pytest.raises(ValueError, match="max_new_tokens is 96"):
         sampler(max_new_tokens=96)
     with pytest.raises(ValueError, match="segment_tokens is 0"):
