@@ -59,7 +59,7 @@ _ANSWERS, _FAILURES, _OPTIONS = "answers.jsonl", "failures.jsonl", "options.json
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status: 0, 1 for what the user can mend, 75, 130."""
     arguments = _parser().parse_args(argv)
-    absl_logging.set_verbosity(absl_logging.WARNING)  # Orbax tells every step of a restore.
+    absl_logging.set_verbosity(absl_logging.ERROR)  # Orbax warns that it only reads.
     reporter = Reporter()
     try:
         with preemption.Preemption().watch():
@@ -302,12 +302,7 @@ def _set_options(arguments: argparse.Namespace) -> SetOptions:
 
 
 def _solver_options(arguments: argparse.Namespace) -> SolverOptions:
-    mesh = None
-    if arguments.mesh is not None:
-        match = re.fullmatch(r"(\d+)x(\d+)x(\d+)", arguments.mesh)
-        if match is None:
-            raise ValueError(f"mesh={arguments.mesh!r}: DATAxFSDPxTENSOR is needed, such as 1x8x1")
-        mesh = MeshSettings(*map(int, match.groups()))
+    mesh = None if arguments.mesh is None else MeshSettings.from_text(arguments.mesh)
     try:
         extra = json.loads(arguments.extra)
     except ValueError:

@@ -2,16 +2,14 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.settings import Settings
-from learner import distributed, lora, sharding, tokens, train_state
-from learner.checkpoints import Checkpoints
+from experiments.settings import MeshSettings, Settings
+from learner import distributed, sharding, tokens
 from learner.qwen3 import weights
 from learner.qwen3.config import Qwen3Config
 from learner.sampler import FinishReason, Sampler, SamplingParams
@@ -174,9 +172,13 @@ def _contains(row: list[int], part: list[int]) -> bool:
     return any(row[i : i + len(part)] == part for i in range(len(row) - len(part) + 1))
 
 
-def load_policy(settings: Settings) -> Policy:
-    """The model of a run, without its parameters."""
-    mesh = sharding.make_mesh(**dataclasses.asdict(settings.mesh))
+def load_policy(settings: Settings, mesh_settings: MeshSettings | None = None) -> Policy:
+    """The model of a run, without its parameters; on another mesh than the run's if one is given.
+
+    Raises:
+      ValueError: the model's folder is gone or not understood, or there are too few devices.
+    """
+    mesh = sharding.make_mesh(**dataclasses.asdict(mesh_settings or settings.mesh))
     folder = settings.model.folder
     config = dataclasses.replace(
         Qwen3Config.from_folder(folder),
@@ -190,32 +192,3 @@ def load_policy(settings: Settings) -> Policy:
 def load_params(settings: Settings, policy: Policy) -> Any:
     """The parameters that a run starts from, placed on the mesh."""
     return weights.load(settings.model.folder, policy.config, policy.mesh)
-
-
-def load_checkpoint(settings: Settings, policy: Policy, folder: Path, step: int) -> Any:
-    """The parameters of a checkpoint of a run, adapters added, placed on the mesh.
-
-    The optimizer's moments are read too, and dropped.
-
-    Args:
-      settings: of the run; its mesh may be another one than the run had.
-      policy: of `load_policy`.
-      folder: with the run's checkpoints.
-      step: which one.
-
-    Raises:
-      FileNotFoundError: there is no such checkpoint.
-    """
-    training = settings.training
-    abstract = train_state.abstract_train_state(
-        policy.config, training.optimizer, policy.mesh, training.lora
-    )
-    with Checkpoints(folder, read_only=True) as checkpoints:
-        state, _ = checkpoints.restore(abstract, step)
-    if not training.lora.rank:
-        return state.params
-    merge = jax.jit(
-        lambda base, adapters: lora.merge(base, adapters, training.lora),
-        out_shardings=sharding.param_shardings(policy.config, policy.mesh),
-    )
-    return merge(load_params(settings, policy), state.params)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import json
 import queue
 import threading
 from collections.abc import Iterator, Mapping
@@ -19,10 +18,10 @@ from experiments.benchmark_set import BenchmarkQuestions
 from experiments.configs import tiny
 from experiments.errors import UserError, user_errors
 from experiments.oracles import ORACLES
-from experiments.policy import Responder, load_checkpoint, load_params, load_policy
+from experiments.policy import Responder, load_params, load_policy
+from experiments.run_checkpoint import RunCheckpoint, find_checkpoint, load_checkpoint
 from experiments.settings import MeshSettings, ModelSettings, Settings
 from learner import tokens
-from learner.checkpoints import Checkpoints
 from learner.qwen3 import weights
 from learner.sampler import SamplingParams
 from mapf_jax.blocks import BLOCK
@@ -210,7 +209,7 @@ class LocalSolver:
     """
 
     def __init__(self, spec: str, options: SolverOptions) -> None:
-        self._checkpoint: tuple[Path, int] | None = None
+        self._checkpoint: RunCheckpoint | None = None
         settings, source = self._read(spec)
         validation, training = settings.validation, settings.training
         recommended: Mapping[str, Any] = {}
@@ -267,28 +266,16 @@ class LocalSolver:
         if spec == settings_lib.TINY_MODEL:
             settings = settings_lib.from_config(tiny.get_config())
             return settings, {"kind": "tiny", "model": spec, **_fingerprint(settings.model.folder)}
-        head, colon, step = spec.rpartition(":")
-        folder, wanted = Path(spec), None
-        if colon and step.isdecimal() and not folder.exists():
-            folder, wanted = Path(head), int(step)
-        if (folder / "checkpoints").is_dir() and (folder / "config.json").is_file():
-            raw = (folder / "config.json").read_bytes()
-            settings = settings_lib.from_config(json.loads(raw))
-            with Checkpoints(folder / "checkpoints", read_only=True) as checkpoints:
-                steps = checkpoints.steps()
-            if not steps or (wanted is not None and wanted not in steps):
-                raise UserError(
-                    f"model={spec}: no such checkpoint is in the run, there are {steps}"
-                )
-            found = steps[-1] if wanted is None else wanted
-            self._checkpoint = (folder / "checkpoints", found)
-            return settings, {
+        if checkpoint := find_checkpoint(spec):
+            self._checkpoint = checkpoint
+            return checkpoint.settings, {
                 "kind": "run",
-                "model": str(folder),
-                "step": found,
-                "config": hashlib.sha256(raw).hexdigest(),
+                "model": str(checkpoint.run),
+                "step": checkpoint.step,
+                "config": checkpoint.digest,
             }
-        if wanted is not None or not (folder / "config.json").is_file():
+        folder = Path(spec)
+        if not (folder / "config.json").is_file():
             raise UserError(
                 f"model={spec}: neither a run's folder (or RUN:STEP) nor a checkpoint's folder; "
                 f"allowed are also {settings_lib.TINY_MODEL!r}, {ENDPOINT}URL#MODEL and the "
@@ -318,7 +305,7 @@ class LocalSolver:
             if self._checkpoint is None:
                 params = load_params(settings, policy)
             else:
-                params = load_checkpoint(settings, policy, *self._checkpoint)
+                params = load_checkpoint(self._checkpoint, policy)
         chats = [
             [{"role": "user", "content": questions.prompt(int(row), self._list_holes)}]
             for row in rows

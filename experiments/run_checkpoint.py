@@ -1,0 +1,81 @@
+"""A checkpoint of a run: which one a text means, and its parameters."""
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from experiments import settings as settings_lib
+from experiments.errors import UserError
+from experiments.policy import Policy, load_params
+from experiments.settings import Settings
+from learner import lora, sharding, train_state
+from learner.checkpoints import Checkpoints
+
+
+@dataclasses.dataclass(frozen=True)
+class RunCheckpoint:
+    """A checkpoint of a run.
+
+    Attributes:
+      run: folder of the run.
+      step: updates before it.
+      settings: of the run.
+      digest: SHA-256 of the file of the run's options.
+    """
+
+    run: Path
+    step: int
+    settings: Settings
+    digest: str
+
+
+def find_checkpoint(spec: str) -> RunCheckpoint | None:
+    """The checkpoint that RUN or RUN:STEP means, without a step the last; None if no run does.
+
+    Raises:
+      UserError: the run has no such checkpoint, or its options cannot be read.
+    """
+    head, colon, step = spec.rpartition(":")
+    folder, wanted = Path(spec), None
+    if colon and step.isdecimal() and not folder.exists():
+        folder, wanted = Path(head), int(step)
+    if not ((folder / "checkpoints").is_dir() and (folder / "config.json").is_file()):
+        return None
+    raw = (folder / "config.json").read_bytes()
+    settings = settings_lib.from_config(json.loads(raw))
+    with Checkpoints(folder / "checkpoints", read_only=True) as checkpoints:
+        steps = checkpoints.steps()
+    if not steps or (wanted is not None and wanted not in steps):
+        raise UserError(f"model={spec}: no such checkpoint is in the run, there are {steps}")
+    found = steps[-1] if wanted is None else wanted
+    return RunCheckpoint(folder, found, settings, hashlib.sha256(raw).hexdigest())
+
+
+def load_checkpoint(checkpoint: RunCheckpoint, policy: Policy) -> Any:
+    """The parameters of a checkpoint, adapters added, placed on the mesh of the policy.
+
+    The optimizer's moments are read too, and dropped.
+
+    Args:
+      policy: of `load_policy` for the run's settings; its mesh may be another one than the run's.
+
+    Raises:
+      FileNotFoundError: the checkpoint is gone.
+    """
+    training = checkpoint.settings.training
+    abstract = train_state.abstract_train_state(
+        policy.config, training.optimizer, policy.mesh, training.lora
+    )
+    with Checkpoints(checkpoint.run / "checkpoints", read_only=True) as checkpoints:
+        state, _ = checkpoints.restore(abstract, checkpoint.step)
+    if not training.lora.rank:
+        return state.params
+    merge = jax.jit(
+        lambda base, adapters: lora.merge(base, adapters, training.lora),
+        out_shardings=sharding.param_shardings(policy.config, policy.mesh),
+    )
+    return merge(load_params(checkpoint.settings, policy), state.params)

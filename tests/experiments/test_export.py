@@ -1,0 +1,105 @@
+"""What a run has trained as a Hugging Face checkpoint: the same model, adapters added."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from experiments import export
+from experiments import run_directory as files
+from experiments import settings as settings_lib
+from experiments.configs import tiny
+from experiments.policy import load_params, load_policy
+from learner import lora, train_state
+from learner.checkpoints import Checkpoints
+from learner.lora import LoraConfig
+from learner.qwen3 import model
+
+
+@pytest.fixture
+def settings():
+    return settings_lib.from_config(tiny.get_config())
+
+
+def save(root, settings, params, policy, steps):
+    training = settings.training
+    state = train_state.create_train_state(
+        params, policy.config, training.optimizer, policy.mesh, training.lora
+    )
+    files.write_json(root / "config.json", settings.to_dict())
+    with Checkpoints(root / "checkpoints") as checkpoints:
+        for step in steps:
+            checkpoints.save(step, dataclasses.replace(state, step=state.step + step), {})
+
+
+def their_logits(folder, ids):
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        return theirs(torch.tensor([ids])).logits[0].numpy()
+
+
+def our_logits(params, config, ids):
+    positions = np.arange(len(ids))[None]
+    return model.logits(params, config, np.array([ids]), positions, positions >= 0)[0]
+
+
+def test_transformers_computes_what_was_trained(settings, tmp_path, capsys):
+    root = tmp_path / "run"
+    policy = load_policy(settings)
+    params = jax.tree.map(lambda x: x * 1.1, load_params(settings, policy))
+    kept = jax.tree.map(np.asarray, params)
+    save(root, settings, params, policy, steps=(3, 7))
+    out = tmp_path / "out"
+    assert export.main([str(root), f"--out={out}"]) == 0
+    assert capsys.readouterr().out == f"{root} after 7 updates: {out}\n"
+    ids = [5, 100, 7, 900, 42]
+    np.testing.assert_allclose(
+        their_logits(out, ids), our_logits(kept, policy.config, ids), atol=1e-4
+    )
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    chat = [{"role": "user", "content": "Plan."}]
+    assert tokenizer.apply_chat_template(chat) == policy.tokenizer.apply_chat_template(chat)
+
+    # Another step, devices and dtype; nothing that is there is written over.
+    half = tmp_path / "half"
+    given = ["--mesh=1x2x2", "--dtype=bfloat16", f"--out={half}"]
+    assert export.main([f"{root}:3", *given]) == 0
+    assert AutoModelForCausalLM.from_pretrained(half, dtype="auto").dtype == torch.bfloat16
+    capsys.readouterr()
+    before = {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
+    for arguments, message in (
+        ([str(root), f"--out={out}"], "it exists and is not an empty folder"),
+        ([f"{root}:4", f"--out={tmp_path / 'x'}"], "no such checkpoint is in the run, there are ["),
+        ([str(tmp_path), f"--out={tmp_path / 'x'}"], "no run is there; allowed are RUN and"),
+        ([str(root), f"--out={tmp_path / 'x'}", "--mesh=2"], "mesh='2': DATAxFSDPxTENSOR"),
+        ([str(root), f"--out={tmp_path / 'x'}", "--mesh=9x9x9"], "takes 729 devices; there are"),
+    ):
+        assert export.main(arguments) == 1
+        error = capsys.readouterr().err
+        assert error.startswith("error: ")
+        assert message in error
+        assert error.count("\n") == 1
+    assert {path.name: path.stat().st_mtime_ns for path in out.iterdir()} == before
+    assert not (tmp_path / "x").exists()
+
+
+def test_adapters_are_added_to_their_base(settings, tmp_path):
+    root = tmp_path / "run"
+    adapters = LoraConfig(rank=2, targets=("q_proj", "down_proj"))
+    training = dataclasses.replace(settings.training, lora=adapters)
+    settings = dataclasses.replace(settings, training=training)
+    policy = load_policy(settings)
+    trained = jax.tree.map(
+        lambda x: x + 0.02, lora.init(jax.random.key(0), adapters, policy.config)
+    )
+    base = load_params(settings, policy)
+    want = jax.tree.map(np.asarray, lora.merge(base, trained, adapters))
+    save(root, settings, trained, policy, steps=(1,))
+    assert export.main([str(root), f"--out={tmp_path / 'out'}"]) == 0
+    ids = [5, 100, 7, 900, 42]
+    got = their_logits(tmp_path / "out", ids)
+    np.testing.assert_allclose(got, our_logits(want, policy.config, ids), atol=1e-4)
+    assert np.abs(got - our_logits(base, policy.config, ids)).max() > 0.01
