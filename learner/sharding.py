@@ -50,6 +50,10 @@ def make_mesh(
     block with `tensor` whole, and `fsdp` as far as they reach, so that the axes that communicate
     most stay within a process.
 
+    A CPU is one device, on which XLA uses one core for all but large products; with one for each
+    core (`XLA_FLAGS=--xla_force_host_platform_device_count=N`) and `data=N` a small model decodes
+    faster: docs/benchmarks/sampler.md has both.
+
     Args:
         devices: those to use, as many as the product; if None, the first ones of `jax.devices()`,
             or all of several processes.

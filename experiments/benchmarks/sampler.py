@@ -4,7 +4,7 @@
 
 On a CPU: tokens a second of all three at equal model, weights, batch, lengths and precision
 (float32, greedy), and what refilling slots gains over fixed batches where answers are uneven; the
-CPU counts as one device of JAX for each of its cores, or as a single one. On a GPU: seconds of a
+CPU counts as one device of JAX for each of its cores or as a single one. On a GPU: seconds of a
 decoding step with Qwen3-4B's shapes as a share of the bandwidth roofline, beside `generate`.
 Engines run in processes of their own and take turns.
 """
@@ -27,6 +27,7 @@ import numpy as np
 from experiments.benchmarks import records
 from learner.qwen3 import model, weights
 from learner.qwen3.config import Qwen3Config
+from learner.qwen3.published import published
 
 _ENGINES = Path(__file__).with_name("sampler_engines.py")
 _ROOT = Path(__file__).parents[2]
@@ -42,20 +43,7 @@ SMALL = Qwen3Config(
     tie_word_embeddings=True,
     max_position_embeddings=1024,
 )
-# Qwen/Qwen3-4B, config.json
-QWEN3_4B = Qwen3Config(
-    vocab_size=151_936,
-    hidden_size=2560,
-    intermediate_size=9728,
-    num_hidden_layers=36,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-    head_dim=128,
-    tie_word_embeddings=True,
-    max_position_embeddings=40_960,
-    dtype="bfloat16",
-    param_dtype="bfloat16",
-)
+QWEN3_4B = published("Qwen3-4B", dtype="bfloat16", param_dtype="bfloat16")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,9 +69,14 @@ class Scale:
 
     @property
     def devices(self) -> int:
-        """Devices of JAX that the CPU counts as: one for each core, as far as they share evenly."""
+        """Devices of JAX that the CPU counts as: its cores, as far as all get equal shares.
+
+        Of rows in the sampler of this project, of key/value heads in that of google-tunix.
+        """
         return math.gcd(records.cores(), self.batch, self.slots, self.model.num_key_value_heads)
 
+
+QUICK = Scale(rounds=2, new_tokens=128, answers=192)
 
 # What the rows of a table call the engines.
 _NAMES = {
@@ -93,8 +86,6 @@ _NAMES = {
     "tunix": "tunix",
     "tunix_on_one": "tunix, one device",
 }
-
-QUICK = Scale(rounds=2, new_tokens=128, answers=192)
 
 
 class Engine:
@@ -206,8 +197,8 @@ def even_lengths(scale: Scale, folder: Path, peers: Mapping[str, str]) -> record
         ("engine", "tokens/s, best", "tokens/s, median", "own is faster by", "same tokens", "note"),
         rows,
         note=f"Whole calls, the prompts' share included; {scale.rounds} rounds in turns, after one "
-        "that compiles. float32, greedy, the same weights. Own and tunix run on "
-        f"{scale.devices} devices of JAX, one for each core, where the row does not say one.",
+        "that compiles. float32, greedy, the same weights. Where no row "
+        f"says otherwise, the CPU is {scale.devices} devices of JAX for own and tunix.",
     )
 
 
@@ -240,7 +231,8 @@ def uneven_lengths(scale: Scale, folder: Path) -> records.Table:
         ("slots", "tokens/s, best", "times fixed batches"),
         rows,
         note=f"Lengths are geometric, cut at a budget of {longest}: {budgets.mean():.0f} on "
-        f"average; prompts of {scale.uneven_prompt_tokens} tokens, temperature 1. {same:.1%} of "
+        f"average; prompts of {scale.uneven_prompt_tokens} tokens, temperature 1; the CPU is "
+        f"{scale.devices} devices of JAX. {same:.1%} of "
         "the answers are the same both ways, token by token (sums in other shapes are rounded "
         "differently, which may move a draw to the next token).",
     )
