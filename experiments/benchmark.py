@@ -16,7 +16,6 @@ add rows. Without a model it only makes the tables anew.
 
 import argparse
 import json
-import logging
 import re
 import sys
 import time
@@ -24,34 +23,30 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-# Messages of libraries about accelerators that are not there say nothing to a user.
-logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
+import jax
+import numpy as np
 
-import jax  # noqa: E402
-import numpy as np  # noqa: E402
-from absl import logging as absl_logging  # noqa: E402
-
-import mapf_jax  # noqa: E402
-from experiments import benchmark_table  # noqa: E402
-from experiments import run_directory as files  # noqa: E402
-from experiments.answer_log import AnswerLog, read_log  # noqa: E402
-from experiments.benchmark_set import (  # noqa: E402
+import mapf_jax
+from experiments import benchmark_table, quiet
+from experiments import run_directory as files
+from experiments.answer_log import AnswerLog, read_log
+from experiments.benchmark_set import (
     BUILTIN,
     BenchmarkQuestions,
     SetOptions,
     open_set,
     read_set,
 )
-from experiments.benchmark_table import Outcomes  # noqa: E402
-from experiments.benchmarks import records  # noqa: E402
-from experiments.errors import UserError, user_errors  # noqa: E402
-from experiments.oracles import ORACLES  # noqa: E402
-from experiments.progress import Reporter  # noqa: E402
-from experiments.settings import MeshSettings  # noqa: E402
-from experiments.solvers import ENDPOINT, Given, Solver, SolverOptions, make_solver  # noqa: E402
-from learner import preemption  # noqa: E402
-from learner.qwen3.config import DTYPES  # noqa: E402
-from mapf_jax import formats  # noqa: E402
+from experiments.benchmark_table import Outcomes
+from experiments.benchmarks import records
+from experiments.errors import UserError, user_errors
+from experiments.oracles import ORACLES
+from experiments.progress import Reporter
+from experiments.settings import MeshSettings
+from experiments.solvers import ENDPOINT, Given, Solver, SolverOptions, make_solver
+from learner import preemption
+from learner.qwen3.config import DTYPES
+from mapf_jax import formats
 
 _ANSWERS, _FAILURES, _OPTIONS = "answers.jsonl", "failures.jsonl", "options.json"
 
@@ -59,7 +54,7 @@ _ANSWERS, _FAILURES, _OPTIONS = "answers.jsonl", "failures.jsonl", "options.json
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status: 0, 1 for what the user can mend, 75, 130."""
     arguments = _parser().parse_args(argv)
-    absl_logging.set_verbosity(absl_logging.ERROR)  # Orbax warns that it only reads.
+    quiet.quieten()
     reporter = Reporter()
     try:
         with preemption.Preemption().watch():

@@ -2,32 +2,23 @@
 
     python -m experiments.export runs/tiny --out=models/trained
 
-The folder then loads like any other model: with `transformers`, a server such as vLLM,
-`python -m learner.generate`, or as `--config.model.path` of another run. Adapters are added to the
+The folder then loads like any other model: with `transformers`, servers that read such folders,
+`python -m learner.generate`, and as `--config.model.path` of another run. Adapters are added to the
 weights they belong to.
 """
 
 import argparse
-import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-# Messages of libraries about accelerators that are not there say nothing to a user.
-logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
-
-from absl import logging as absl_logging  # noqa: E402
-
-from experiments.errors import UserError, user_errors  # noqa: E402
-from experiments.policy import load_policy  # noqa: E402
-from experiments.run_checkpoint import (  # noqa: E402
-    RunCheckpoint,
-    find_checkpoint,
-    load_checkpoint,
-)
-from experiments.settings import MeshSettings  # noqa: E402
-from learner.qwen3 import weights  # noqa: E402
-from learner.qwen3.config import DTYPES  # noqa: E402
+from experiments import quiet
+from experiments.errors import UserError, user_errors
+from experiments.policy import load_policy
+from experiments.run_checkpoint import RunCheckpoint, find_checkpoint, load_checkpoint
+from experiments.settings import MeshSettings
+from learner.qwen3 import weights
+from learner.qwen3.config import DTYPES
 
 
 def export(run: str, out: Path, mesh: MeshSettings, dtype: str | None = None) -> RunCheckpoint:
@@ -35,7 +26,8 @@ def export(run: str, out: Path, mesh: MeshSettings, dtype: str | None = None) ->
 
     Args:
       run: RUN or RUN:STEP; without a step the last checkpoint.
-      out: a folder that is empty or does not exist.
+      out: a folder outside the run that is empty or does not exist; what an interrupted call
+        has left there is replaced.
       mesh: devices to hold the weights and, while they are read, the optimizer's moments.
       dtype: of the weights in the files; None is that of the parameters.
 
@@ -43,20 +35,27 @@ def export(run: str, out: Path, mesh: MeshSettings, dtype: str | None = None) ->
       Which checkpoint it was.
 
     Raises:
-      UserError: there is no such checkpoint, `out` holds something, the model's own folder is
-        gone, or there are too few devices.
+      UserError: there is no such checkpoint, `out` holds something or is not allowed, the model's
+        own folder is gone, or the mesh does not fit the model or the devices.
     """
     checkpoint = find_checkpoint(run)
     if checkpoint is None:
         raise UserError(f"run={run!r}: no run is there; allowed are RUN and RUN:STEP")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if out.exists() and not (
+        out.is_dir() and all(path.suffix == ".part" for path in out.iterdir())
+    ):
         raise UserError(f"out={str(out)!r}: it exists and is not an empty folder")
+    if checkpoint.run.resolve() in out.resolve().parents:
+        raise UserError(
+            f"out={str(out)!r}: it lies in the folder of the run, which is the run's own"
+        )
     with user_errors():
         policy = load_policy(checkpoint.settings, mesh)
         generation_config = weights.read_generation_config(checkpoint.settings.model.folder)
+        params = load_checkpoint(checkpoint, policy)
     weights.save(
         out,
-        load_checkpoint(checkpoint, policy),
+        params,
         policy.config,
         policy.tokenizer,
         dtype=dtype,
@@ -79,9 +78,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command and returns its exit status: 0, or 1 for what the user can mend."""
+    """Runs the command and returns its exit status: 0, 1 for what the user can mend, 130."""
     arguments = _parser().parse_args(argv)
-    absl_logging.set_verbosity(absl_logging.ERROR)  # Orbax warns that it only reads.
+    quiet.quieten()
     try:
         with user_errors():
             mesh = MeshSettings.from_text(arguments.mesh)
@@ -89,7 +88,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print(f"{checkpoint.run} after {checkpoint.step} updates: {arguments.out}")
+    except KeyboardInterrupt:
+        return 130
+    print(f"{checkpoint.run} after {checkpoint.step} training steps: {arguments.out}")
     return 0
 
 

@@ -17,22 +17,18 @@ from pathlib import Path
 from typing import NoReturn
 
 import jax
+from absl import app, flags
+from absl import logging as absl_logging
 
-# Messages of libraries about accelerators that are not there say nothing to a user.
-logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
-
-from absl import app, flags  # noqa: E402
-from absl import logging as absl_logging  # noqa: E402
-
-from experiments import agreement, allocator, command_line, report  # noqa: E402
-from experiments import settings as settings_lib  # noqa: E402
-from experiments.errors import UserError, user_errors  # noqa: E402
-from experiments.loop import Loop  # noqa: E402
-from experiments.progress import Reporter  # noqa: E402
-from experiments.run_directory import RunDirectory  # noqa: E402
-from experiments.settings import Settings  # noqa: E402
-from learner import distributed, preemption  # noqa: E402
-from learner.update import NonFiniteError  # noqa: E402
+from experiments import agreement, allocator, command_line, quiet, report
+from experiments import settings as settings_lib
+from experiments.errors import UserError, user_errors
+from experiments.loop import Loop
+from experiments.progress import Reporter
+from experiments.run_directory import RunDirectory
+from experiments.settings import Settings
+from learner import distributed, preemption
+from learner.update import NonFiniteError
 
 _CONFIG = command_line.define_config()
 _WORKDIR = flags.DEFINE_string(
@@ -47,7 +43,7 @@ def main(argv: Sequence[str]) -> None:
         raise app.UsageError(f"unexpected arguments {argv[1:]}; options look like --name=value")
     begin = time.monotonic()
     allocator.keep_freed_memory()
-    absl_logging.set_verbosity(absl_logging.WARNING)  # Orbax tells every step of every save.
+    quiet.quieten(absl_logging.WARNING)
     try:
         command_line.start_processes()
     except UserError as error:

@@ -2,17 +2,16 @@
 
 import dataclasses
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from experiments import settings as settings_lib
-from experiments.errors import UserError
+from experiments.errors import UserError, user_errors
 from experiments.policy import Policy, load_params
 from experiments.settings import Settings
-from learner import lora, sharding, train_state
+from learner import checks, lora, sharding, train_state
 from learner.checkpoints import Checkpoints
 
 
@@ -22,7 +21,7 @@ class RunCheckpoint:
 
     Attributes:
       run: folder of the run.
-      step: updates before it.
+      step: training steps before it.
       settings: of the run.
       digest: SHA-256 of the file of the run's options.
     """
@@ -45,14 +44,16 @@ def find_checkpoint(spec: str) -> RunCheckpoint | None:
         folder, wanted = Path(head), int(step)
     if not ((folder / "checkpoints").is_dir() and (folder / "config.json").is_file()):
         return None
-    raw = (folder / "config.json").read_bytes()
-    settings = settings_lib.from_config(json.loads(raw))
+    options = folder / "config.json"
+    with user_errors():
+        settings = settings_lib.from_config(checks.json_object(options))
     with Checkpoints(folder / "checkpoints", read_only=True) as checkpoints:
         steps = checkpoints.steps()
     if not steps or (wanted is not None and wanted not in steps):
-        raise UserError(f"model={spec}: no such checkpoint is in the run, there are {steps}")
+        raise UserError(f"{spec}: the run has no such checkpoint, but those of steps {steps}")
     found = steps[-1] if wanted is None else wanted
-    return RunCheckpoint(folder, found, settings, hashlib.sha256(raw).hexdigest())
+    digest = hashlib.sha256(options.read_bytes()).hexdigest()
+    return RunCheckpoint(folder, found, settings, digest)
 
 
 def load_checkpoint(checkpoint: RunCheckpoint, policy: Policy) -> Any:
@@ -65,6 +66,7 @@ def load_checkpoint(checkpoint: RunCheckpoint, policy: Policy) -> Any:
 
     Raises:
       FileNotFoundError: the checkpoint is gone.
+      ValueError: the model does not fit the mesh, or the base of adapters is not the model's.
     """
     training = checkpoint.settings.training
     abstract = train_state.abstract_train_state(

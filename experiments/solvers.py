@@ -214,7 +214,8 @@ class LocalSolver:
         validation, training = settings.validation, settings.training
         recommended: Mapping[str, Any] = {}
         if source["kind"] == "folder":
-            recommended = weights.read_generation_config(settings.model.folder) or {}
+            with user_errors():
+                recommended = weights.read_generation_config(settings.model.folder) or {}
             if recommended.get("do_sample") is False:
                 recommended = {"temperature": 0.0}
 

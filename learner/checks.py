@@ -19,7 +19,7 @@ def json_object(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ValueError(f"{path} has a JSON {type(value).__name__}; it must be an object")
+        raise ValueError(f"{path} holds {json.dumps(value)[:40]}; it must be a JSON object")
     return value
 
 

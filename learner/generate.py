@@ -61,6 +61,9 @@ def sampling_params(
         name: value if (value := getattr(arguments, name)) is not None else defaults.get(name)
         for name in ("temperature", "top_k", "top_p", "min_p")
     }
+    for name, value in chosen.items():
+        if value is not None and not isinstance(value, int | float):
+            raise ValueError(f"{weights.GENERATION_FILE}: {name} is {value!r}; it must be a number")
     if arguments.temperature is None and defaults.get("do_sample") is False:
         chosen["temperature"] = 0.0
     limit = arguments.thinking_tokens
@@ -152,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = _parser().parse_args(arguments)
     try:
         run(parsed, sys.stdout, sys.stderr)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0

@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from learner import checks
 from learner.token_automaton import ThinkingBudget
 
 _NO_ADVICE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
+_TOKENIZER_FILES = ("tokenizer.json", "vocab.json")
 
 THINK_END = "</think>"
 # What Qwen3 was shown to go on from when its thought is cut off (arXiv 2505.09388, section 4.3).
@@ -23,10 +25,13 @@ def load_tokenizer(folder: str | Path) -> Any:
     """The Hugging Face tokenizer saved in `folder`; the network is not used.
 
     Raises:
-        ValueError: there is no such folder.
+        ValueError: there is no such folder, or no tokenizer in it that can be read.
     """
     if not Path(folder).is_dir():
         raise ValueError(f"tokenizer folder is {str(folder)!r}; it must be an existing folder")
+    # Without any, transformers makes one up that knows a single token.
+    if not any((Path(folder) / name).is_file() for name in _TOKENIZER_FILES):
+        raise ValueError(f"folder {str(folder)!r} has none of {', '.join(_TOKENIZER_FILES)}")
     # On its import transformers advises to install torch, which a tokenizer does not need.
     before = os.environ.get(_NO_ADVICE)
     os.environ[_NO_ADVICE] = "1"
@@ -37,7 +42,12 @@ def load_tokenizer(folder: str | Path) -> Any:
             del os.environ[_NO_ADVICE]
         else:
             os.environ[_NO_ADVICE] = before
-    return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    try:
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except Exception as error:  # Of many kinds, all of which mean that a file is broken.
+        raise ValueError(
+            f"the tokenizer in {str(folder)!r} cannot be read: {checks.first_line(error)}"
+        ) from error
 
 
 def character_tokenizer(characters: str) -> Any:

@@ -155,6 +155,10 @@ def compare(engines: Sequence[Engine], rounds: int) -> dict[str, list[dict[str, 
     return results
 
 
+def _devices(scale: Scale) -> str:
+    return "one device" if scale.devices == 1 else f"{scale.devices} devices"
+
+
 def even_lengths(scale: Scale, folder: Path, peers: Mapping[str, str]) -> records.Table:
     """Tokens a second where all answers have one length."""
     rng = np.random.default_rng(0)
@@ -165,8 +169,10 @@ def even_lengths(scale: Scale, folder: Path, peers: Mapping[str, str]) -> record
         "new_tokens": scale.new_tokens,
         "devices": scale.devices,
     }
-    own_engines = dict.fromkeys(("own", "own_on_one"), sys.executable)
-    engines = _start(own_engines | dict(peers), task, folder)
+    pythons = {"own": sys.executable, "own_on_one": sys.executable, **peers}
+    if scale.devices == 1:  # Then these are the same once more.
+        pythons = {name: path for name, path in pythons.items() if not name.endswith("_on_one")}
+    engines = _start(pythons, task, folder)
     results = compare(engines, scale.rounds)
     if not results["own"]:
         for engine in engines:
@@ -197,8 +203,8 @@ def even_lengths(scale: Scale, folder: Path, peers: Mapping[str, str]) -> record
         ("engine", "tokens/s, best", "tokens/s, median", "own is faster by", "same tokens", "note"),
         rows,
         note=f"Whole calls, the prompts' share included; {scale.rounds} rounds in turns, after one "
-        "that compiles. float32, greedy, the same weights. Where no row "
-        f"says otherwise, the CPU is {scale.devices} devices of JAX for own and tunix.",
+        "that compiles. float32, greedy, the same weights. Unless a row "
+        f"says otherwise, the CPU is {_devices(scale)} of JAX for own and tunix.",
     )
 
 
@@ -232,7 +238,7 @@ def uneven_lengths(scale: Scale, folder: Path) -> records.Table:
         rows,
         note=f"Lengths are geometric, cut at a budget of {longest}: {budgets.mean():.0f} on "
         f"average; prompts of {scale.uneven_prompt_tokens} tokens, temperature 1; the CPU is "
-        f"{scale.devices} devices of JAX. {same:.1%} of "
+        f"{_devices(scale)} of JAX. {same:.1%} of "
         "the answers are the same both ways, token by token (sums in other shapes are rounded "
         "differently, which may move a draw to the next token).",
     )
@@ -343,6 +349,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         peers = {"transformers": sys.executable}
         peers |= dict.fromkeys(("tunix", "tunix_on_one"), parsed.tunix_python)
         tables = run(scale, peers)
+        about.pop("devices")  # Each engine has its own number of them; the tables say it.
     else:
         cases = [(64, 1024)] if parsed.quick else [(64, 1024), (256, 1024), (64, 8192), (256, 8192)]
         with tempfile.TemporaryDirectory() as name:

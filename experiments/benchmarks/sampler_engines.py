@@ -240,8 +240,7 @@ def transformers_roofline(task: Task) -> Measure:
 def tunix(task: Task) -> Measure:
     """The sampler of google-tunix, greedy; heads and widths split over the CPU's devices.
 
-    With rows and parameters split instead, its mesh axis `fsdp`, it made 1,603 tokens/s where this
-    makes 3,231 (once, on two cores).
+    With rows and parameters split instead, its mesh axis `fsdp`, it is slower.
     """
     return _tunix(task, task["devices"])
 

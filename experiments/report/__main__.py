@@ -1,20 +1,18 @@
 """`python -m experiments.report FOLDER`: see `experiments.report`."""
 
-import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-# Messages of libraries about accelerators that are not there say nothing to a user.
-logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
+from absl import app
+from absl import logging as absl_logging
 
-from absl import app  # noqa: E402
-
-from experiments import report  # noqa: E402
+from experiments import quiet, report
 
 
 def main(argv: Sequence[str]) -> None:
     """Writes the page of the run or study in the folder that is named."""
+    quiet.quieten(absl_logging.WARNING)
     if len(argv) != 2:
         raise app.UsageError("one argument is needed: the folder of a run or of a study")
     try:

@@ -128,7 +128,7 @@ class Qwen3Config:
         missing = [name for name in _REQUIRED if mapping.get(name) is None]
         if missing or theta is None:
             missing += ["rope_theta"] * (theta is None)
-            raise ValueError(f"config.json lacks {', '.join(missing)}")
+            raise ValueError(f"it lacks {', '.join(missing)}")
         if unknown := set(compute) - set(_COMPUTE):
             raise ValueError(f"compute option {sorted(unknown)}; allowed: {sorted(_COMPUTE)}")
         values = {
@@ -151,7 +151,11 @@ class Qwen3Config:
         path = Path(folder) / "config.json"
         if not path.is_file():
             raise ValueError(f"model folder {str(folder)!r} has no config.json; it must hold one")
-        return cls.from_hf(checks.json_object(path), **compute)
+        contents = checks.json_object(path)
+        try:
+            return cls.from_hf(contents, **compute)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
 
     def to_hf(self) -> dict[str, Any]:
         """The contents of a `config.json` that transformers 4 and 5 both read."""
@@ -185,7 +189,10 @@ class Qwen3Config:
 
 
 def _rope(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
-    return mapping.get("rope_parameters") or mapping.get("rope_scaling") or {}
+    rope = mapping.get("rope_parameters") or mapping.get("rope_scaling") or {}
+    if not isinstance(rope, Mapping):
+        raise ValueError(f"rope_scaling is {rope!r}; allowed are null and an object")
+    return rope
 
 
 def _refuse_unsupported(mapping: Mapping[str, Any]) -> None:

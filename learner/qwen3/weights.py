@@ -186,16 +186,17 @@ class _Checkpoint:
         self.tensors: dict[str, _Tensor] = {}
         self.problems: list[str] = []
         for file in files:
-            self._read_header(folder / file)
+            self._read_header(folder, file)
         if not self.problems:
             self._opened = {file: stack.enter_context(_open(folder / file)) for file in files}
 
-    def _read_header(self, path: Path) -> None:
+    def _read_header(self, folder: Path, file_name: str) -> None:
         """Add the tensors of one file.
 
         Format: the length of the header in eight bytes, little-endian; the header, JSON of name ->
         dtype, shape and first and last byte in what follows; the data (safetensors' README).
         """
+        path = folder / file_name
         size = path.stat().st_size
         with open(path, "rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -206,7 +207,7 @@ class _Checkpoint:
                 header.pop("__metadata__", None)
                 tensors = {
                     name: _Tensor(
-                        path.name,
+                        file_name,
                         about["dtype"],
                         tuple(about["shape"]),
                         *(int(offset) for offset in about["data_offsets"]),
@@ -218,10 +219,10 @@ class _Checkpoint:
         there = size - 8 - length
         for name, tensor in tensors.items():
             if name in self.tensors:
-                self.problems.append(f"{name} is in {self.tensors[name].file} and in {path.name}")
+                self.problems.append(f"{name} is in {self.tensors[name].file} and in {file_name}")
             if tensor.end > there:
                 lacking = tensor.end - there
-                self.problems.append(f"{name} is cut off: {path.name} lacks {lacking} bytes")
+                self.problems.append(f"{name} is cut off: {file_name} lacks {lacking} bytes")
             if tensor.dtype not in _DTYPES:
                 self.problems.append(
                     f"{name} has dtype {tensor.dtype}, supported are {', '.join(_DTYPES)}"

@@ -1,6 +1,7 @@
 """What a run has trained as a Hugging Face checkpoint: the same model, adapters added."""
 
 import dataclasses
+import shutil
 
 import jax
 import numpy as np
@@ -46,6 +47,15 @@ def our_logits(params, config, ids):
     return model.logits(params, config, np.array([ids]), positions, positions >= 0)[0]
 
 
+def assert_refused(arguments, message, capsys):
+    capsys.readouterr()
+    assert export.main(arguments) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert message in error
+    assert error.count("\n") == 1
+
+
 def test_transformers_computes_what_was_trained(settings, tmp_path, capsys):
     root = tmp_path / "run"
     policy = load_policy(settings)
@@ -54,7 +64,7 @@ def test_transformers_computes_what_was_trained(settings, tmp_path, capsys):
     save(root, settings, params, policy, steps=(3, 7))
     out = tmp_path / "out"
     assert export.main([str(root), f"--out={out}"]) == 0
-    assert capsys.readouterr().out == f"{root} after 7 updates: {out}\n"
+    assert capsys.readouterr().out == f"{root} after 7 training steps: {out}\n"
     ids = [5, 100, 7, 900, 42]
     np.testing.assert_allclose(
         their_logits(out, ids), our_logits(kept, policy.config, ids), atol=1e-4
@@ -68,21 +78,39 @@ def test_transformers_computes_what_was_trained(settings, tmp_path, capsys):
     given = ["--mesh=1x2x2", "--dtype=bfloat16", f"--out={half}"]
     assert export.main([f"{root}:3", *given]) == 0
     assert AutoModelForCausalLM.from_pretrained(half, dtype="auto").dtype == torch.bfloat16
-    capsys.readouterr()
     before = {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
     for arguments, message in (
         ([str(root), f"--out={out}"], "it exists and is not an empty folder"),
-        ([f"{root}:4", f"--out={tmp_path / 'x'}"], "no such checkpoint is in the run, there are ["),
+        (
+            [f"{root}:4", f"--out={tmp_path / 'x'}"],
+            "the run has no such checkpoint, but those of steps [",
+        ),
         ([str(tmp_path), f"--out={tmp_path / 'x'}"], "no run is there; allowed are RUN and"),
         ([str(root), f"--out={tmp_path / 'x'}", "--mesh=2"], "mesh='2': DATAxFSDPxTENSOR"),
         ([str(root), f"--out={tmp_path / 'x'}", "--mesh=9x9x9"], "takes 729 devices; there are"),
+        ([str(root), f"--out={tmp_path / 'x'}", "--mesh=1x1x8"], "num_attention_heads is 4"),
+        ([str(root), f"--out={root / 'x'}"], "it lies in the folder of the run"),
     ):
-        assert export.main(arguments) == 1
-        error = capsys.readouterr().err
-        assert error.startswith("error: ")
-        assert message in error
-        assert error.count("\n") == 1
+        assert_refused(arguments, message, capsys)
     assert {path.name: path.stat().st_mtime_ns for path in out.iterdir()} == before
+    assert not (tmp_path / "x").exists()
+
+
+def test_options_and_models_that_cannot_be_read_are_named(settings, tmp_path, capsys):
+    root, moved = tmp_path / "run", tmp_path / "moved"
+    policy = load_policy(settings)
+    save(root, settings, load_params(settings, policy), policy, steps=(1,))
+    arguments = [str(root), f"--out={tmp_path / 'x'}"]
+    kept = settings.to_dict()
+    files.write_json(root / "config.json", {**kept, "model": {**kept["model"], "path": str(moved)}})
+    assert_refused(arguments, f"'{moved}'", capsys)
+    shutil.copytree(settings.model.folder, moved)
+    (moved / "tokenizer.json").write_text("{}")
+    assert_refused(arguments, f"the tokenizer in '{moved}' cannot be read", capsys)
+    (moved / "tokenizer.json").unlink()
+    assert_refused(arguments, "has none of tokenizer.json, vocab.json", capsys)
+    (root / "config.json").write_text("{")
+    assert_refused(arguments, "config.json is not JSON", capsys)
     assert not (tmp_path / "x").exists()
 
 

@@ -59,26 +59,34 @@ def test_greedy_with_a_prompt_from_standard_input(
 
 
 def test_every_option_reaches_the_sampler(folder, tiny_model, byte_tokenizer, capsys):
-    given = ["--system=s", "--tensor=2", "--top_k=9", "--top_p=0.9", "--min_p=0.01", "--seed=3"]
-    given += ["--temperature=1.3", "--stop=\x01", "--max_new_tokens=25"]
-    assert generate.main([f"--model={folder}", "--prompt=hé", *given]) == 0
-    sampler = Sampler(
-        tiny_model,
-        sharding.make_mesh(),
-        SamplingParams(
-            max_new_tokens=25, stop_token_ids=tokens.stop_token_ids(byte_tokenizer),
-            temperature=1.3, top_k=9, top_p=0.9, min_p=0.01, stop_strings=("\x01",),
-        ),
-        tokens.pad_id(byte_tokenizer),
-        vocab_size=tokens.vocab_size(byte_tokenizer),
-        text_of=lambda some: tokens.written(byte_tokenizer, some),
-    )  # fmt: skip
     chat = [{"role": "system", "content": "s"}, {"role": "user", "content": "hé"}]
     prompt = tokens.encode_chat(byte_tokenizer, chat)
-    want = sampler(weights.load(folder, tiny_model), [prompt], jax.random.key(3)[None])
+
+    def directly(**options):
+        sampler = Sampler(
+            tiny_model,
+            sharding.make_mesh(),
+            SamplingParams(
+                max_new_tokens=25, stop_token_ids=tokens.stop_token_ids(byte_tokenizer), **options
+            ),
+            tokens.pad_id(byte_tokenizer),
+            vocab_size=tokens.vocab_size(byte_tokenizer),
+            text_of=lambda some: tokens.written(byte_tokenizer, some),
+        )
+        got = sampler(weights.load(folder, tiny_model), [prompt], jax.random.key(3)[None])
+        return tokens.decode(byte_tokenizer, got.tokens[0, : got.lengths[0]])
+
+    options = {"temperature": 1.3, "top_k": 9, "top_p": 0.5, "min_p": 0.2}
+    free = directly(**options)
+    stop = next(letter for letter in free[3:] if letter.isascii())
+    want = directly(**options, stop_strings=(stop,))
+    # Each of them changes the answer.
+    assert len({free, want, *(directly(**options | {name: 0}) for name in ("top_k", "min_p"))}) > 2
+    given = [f"--{name}={value}" for name, value in options.items()]
+    given += ["--system=s", "--tensor=2", f"--stop={stop}", "--seed=3", "--max_new_tokens=25"]
+    assert generate.main([f"--model={folder}", "--prompt=hé", *given]) == 0
     printed = capsys.readouterr()
-    text = tokens.decode(byte_tokenizer, want.tokens[0, : want.lengths[0]])
-    assert printed.out == text + "\n"
+    assert printed.out == want + "\n"
     assert "float32, reference attention]" in printed.err
 
 

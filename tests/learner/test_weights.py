@@ -199,7 +199,7 @@ def test_files_that_are_not_of_the_format_are_refused_by_name(params, folder, tm
     index = folder / weights.INDEX_FILE
     for text, message in (
         ("[1", rf"{weights.INDEX_FILE} is not JSON"),
-        ("[]", rf"{weights.INDEX_FILE} has a JSON list; it must be an object"),
+        ("[]", rf"{weights.INDEX_FILE} holds \[\]; it must be a JSON object"),
         ("{}", rf"{weights.INDEX_FILE} has no weight_map"),
         ('{"weight_map": {"a": 1}}', rf"{weights.INDEX_FILE} has no weight_map"),
     ):
@@ -210,7 +210,7 @@ def test_files_that_are_not_of_the_format_are_refused_by_name(params, folder, tm
     with pytest.raises(ValueError, match=r"config\.json is not JSON"):
         Qwen3Config.from_folder(folder)
     (folder / weights.GENERATION_FILE).write_text("3")
-    with pytest.raises(ValueError, match=r"generation_config\.json has a JSON int"):
+    with pytest.raises(ValueError, match=r"generation_config\.json holds 3; it must"):
         weights.read_generation_config(folder)
 
     weights.save(folder, params, CONFIG)
