@@ -44,7 +44,7 @@ from experiments.oracles import ORACLES
 from experiments.progress import Reporter
 from experiments.settings import MeshSettings
 from experiments.solvers import ENDPOINT, Given, Solver, SolverOptions, make_solver
-from learner import preemption
+from learner import preemption, sharding
 from learner.qwen3.config import DTYPES
 from mapf_jax import formats
 
@@ -297,7 +297,7 @@ def _set_options(arguments: argparse.Namespace) -> SetOptions:
 
 
 def _solver_options(arguments: argparse.Namespace) -> SolverOptions:
-    mesh = None if arguments.mesh is None else MeshSettings.from_text(arguments.mesh)
+    mesh = None if arguments.mesh is None else MeshSettings(*sharding.mesh_size(arguments.mesh))
     try:
         extra = json.loads(arguments.extra)
     except ValueError:

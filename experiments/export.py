@@ -17,6 +17,7 @@ from experiments.errors import UserError, user_errors
 from experiments.policy import load_policy
 from experiments.run_checkpoint import RunCheckpoint, find_checkpoint, load_checkpoint
 from experiments.settings import MeshSettings
+from learner import sharding
 from learner.qwen3 import weights
 from learner.qwen3.config import DTYPES
 
@@ -83,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     quiet.quieten()
     try:
         with user_errors():
-            mesh = MeshSettings.from_text(arguments.mesh)
+            mesh = MeshSettings(*sharding.mesh_size(arguments.mesh))
         checkpoint = export(arguments.run, arguments.out, mesh, arguments.dtype)
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

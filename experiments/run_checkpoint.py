@@ -49,7 +49,9 @@ def find_checkpoint(spec: str) -> RunCheckpoint | None:
         settings = settings_lib.from_config(checks.json_object(options))
     with Checkpoints(folder / "checkpoints", read_only=True) as checkpoints:
         steps = checkpoints.steps()
-    if not steps or (wanted is not None and wanted not in steps):
+    if not steps:
+        raise UserError(f"{spec}: the run has no checkpoint yet")
+    if wanted is not None and wanted not in steps:
         raise UserError(f"{spec}: the run has no such checkpoint, but those of steps {steps}")
     found = steps[-1] if wanted is None else wanted
     digest = hashlib.sha256(options.read_bytes()).hexdigest()

@@ -2,12 +2,11 @@
 
 import dataclasses
 import difflib
-import re
 import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, TypeVar
 
 import ml_collections
 
@@ -74,18 +73,6 @@ class MeshSettings:
 
     def __post_init__(self) -> None:
         checks.integers(self, data=1, fsdp=1, tensor=1)
-
-    @classmethod
-    def from_text(cls, text: str) -> Self:
-        """The mesh of a text such as "1x8x1": data, fsdp and tensor.
-
-        Raises:
-          ValueError: it is something else.
-        """
-        match = re.fullmatch(r"(\d+)x(\d+)x(\d+)", text)
-        if match is None:
-            raise ValueError(f"mesh={text!r}: DATAxFSDPxTENSOR is needed, such as 1x8x1")
-        return cls(*map(int, match.groups()))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.benchmarks import records
 from experiments.errors import UserError
 from experiments.progress import Reporter
 from experiments.run_directory import RunDirectory
@@ -145,7 +146,7 @@ def slots(root: Path, workers: int, settings: Settings) -> list[Slot]:
         cache.pop("JAX_COMPILATION_CACHE_DIR")
     backend, count = _devices()
     if backend == "cpu":
-        cores = _cores()
+        cores = records.cores()
         workers = workers or len(cores)
         return [
             Slot(("--cores=" + ",".join(map(str, part)),), cache)
@@ -185,12 +186,6 @@ def _devices() -> tuple[str, int]:
         raise UserError(f"JAX finds no device: {told.stderr.strip().splitlines()[-1]}")
     backend, count = told.stdout.split()[-2:]
     return backend, int(count)
-
-
-def _cores() -> list[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
 
 
 def _divided(cores: Sequence[int], workers: int) -> list[list[int]]:

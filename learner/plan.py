@@ -20,7 +20,6 @@ import argparse
 import dataclasses
 import math
 import os
-import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -344,13 +343,7 @@ def mesh_sizes(text: str) -> list[tuple[int, int, int]]:
     Raises:
         ValueError: it is something else.
     """
-    sizes = []
-    for part in text.split(","):
-        if not re.fullmatch(r"[1-9]\d*x[1-9]\d*x[1-9]\d*", part):
-            raise ValueError(f"mesh is {part!r}; it must be data x fsdp x tensor, such as '1x8x1'")
-        data, fsdp, tensor = map(int, part.split("x"))
-        sizes.append((data, fsdp, tensor))
-    return sizes
+    return [sharding.mesh_size(part) for part in text.split(",")]
 
 
 def use_host_devices(count: int) -> None:

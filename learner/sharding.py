@@ -7,6 +7,7 @@ parameters (ZeRO-3, arXiv 1910.02054); `tensor` splits heads, feed-forward width
 
 import contextlib
 import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -39,6 +40,18 @@ RULES: tuple[tuple[str, str | tuple[str, ...] | None], ...] = (
     ("length", None),
     ("activation", None),
 )  # fmt: skip
+
+
+def mesh_size(text: str) -> tuple[int, int, int]:
+    """Sizes of data, fsdp and tensor from a text such as "1x8x1".
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if not re.fullmatch(r"[1-9]\d*x[1-9]\d*x[1-9]\d*", text):
+        raise ValueError(f"mesh is {text!r}; it must be data x fsdp x tensor, such as '1x8x1'")
+    data, fsdp, tensor = map(int, text.split("x"))
+    return data, fsdp, tensor
 
 
 def make_mesh(

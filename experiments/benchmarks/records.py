@@ -63,11 +63,11 @@ class Table:
         return "\n".join([*lines, *(["", self.note] if self.note else []), ""])
 
 
-def cores() -> int:
-    """Cores of the CPU that this process may use."""
+def cores() -> list[int]:
+    """Numbers of the CPU's cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
 
 
 def facts() -> dict[str, Any]:
@@ -78,7 +78,7 @@ def facts() -> dict[str, Any]:
         "command": command(),
         "revision": _revision(),
         "processor": _processor(),
-        "cores": cores(),
+        "cores": len(cores()),
         "memory_gib": _memory_gib(),
         "load_before": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "backend": jax.default_backend(),

@@ -73,7 +73,9 @@ class Scale:
 
         Of rows in the sampler of this project, of key/value heads in that of google-tunix.
         """
-        return math.gcd(records.cores(), self.batch, self.slots, self.model.num_key_value_heads)
+        return math.gcd(
+            len(records.cores()), self.batch, self.slots, self.model.num_key_value_heads
+        )
 
 
 QUICK = Scale(rounds=2, new_tokens=128, answers=192)

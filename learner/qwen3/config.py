@@ -128,7 +128,7 @@ class Qwen3Config:
         missing = [name for name in _REQUIRED if mapping.get(name) is None]
         if missing or theta is None:
             missing += ["rope_theta"] * (theta is None)
-            raise ValueError(f"it lacks {', '.join(missing)}")
+            raise ValueError(f"the configuration lacks {', '.join(missing)}")
         if unknown := set(compute) - set(_COMPUTE):
             raise ValueError(f"compute option {sorted(unknown)}; allowed: {sorted(_COMPUTE)}")
         values = {

@@ -27,7 +27,7 @@ def rows(table):
 
 
 def test_tables_of_a_cpu(monkeypatch):
-    monkeypatch.setattr(benchmark.records, "cores", lambda: 6)
+    monkeypatch.setattr(benchmark.records, "cores", lambda: list(range(6)))
     scale = benchmark.Scale(
         rounds=1, batch=4, prompt_tokens=8, new_tokens=12, slots=2, answers=6,
         uneven_prompt_tokens=4, uneven_new_tokens=16, model=TINY,

@@ -340,7 +340,7 @@ def test_where_processes_compute(tmp_path, monkeypatch):
         return study_runs.slots(tmp_path, workers, settings)
 
     monkeypatch.setattr(study_runs, "_devices", lambda: ("cpu", 1))
-    monkeypatch.setattr(study_runs, "_cores", lambda: [0, 1, 4, 5, 6])
+    monkeypatch.setattr(study_runs.records, "cores", lambda: [0, 1, 4, 5, 6])
     cores = [slot.arguments for slot in slots(2)]
     assert cores == [("--cores=0,1",), ("--cores=4,5",)]
     assert len(slots(0)) == 5

@@ -195,7 +195,7 @@ def test_a_tensor_in_two_files_is_refused(folder):
         weights.load(folder, CONFIG)
 
 
-def test_files_that_are_not_of_the_format_are_refused_by_name(params, folder, tmp_path):
+def test_files_that_are_not_of_the_format_are_refused_by_name(params, folder):
     index = folder / weights.INDEX_FILE
     for text, message in (
         ("[1", rf"{weights.INDEX_FILE} is not JSON"),
