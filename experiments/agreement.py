@@ -13,10 +13,11 @@ from pathlib import Path
 
 import jax
 
-from experiments import run_directory as files
+from experiments import store as files
 from experiments.errors import UserError, user_errors
 from experiments.settings import Settings
-from learner import distributed, hub
+from learner import hub
+from learner.devices import distributed
 
 _CODE = ("mapf_jax", "engineer", "learner", "experiments")
 # Of a file of weights its size and so much from its middle; other files are read whole.

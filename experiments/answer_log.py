@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from experiments.errors import UserError
-from experiments.run_directory import json_line
+from experiments.store import json_line
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:

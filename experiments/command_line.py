@@ -8,7 +8,7 @@ from ml_collections import config_flags
 
 from experiments import settings as settings_lib
 from experiments.errors import user_errors
-from learner import distributed
+from learner.devices import distributed
 
 DEFAULT_CONFIG = "experiments/configs/tiny.py"
 
@@ -42,7 +42,7 @@ def define_processes() -> None:
 
 
 def start_processes() -> None:
-    """Joins the other processes; see `learner.distributed.start`.
+    """Joins the other processes; see `learner.devices.distributed.start`.
 
     Raises:
       UserError: the flags do not say enough.

@@ -8,17 +8,19 @@ from typing import Any
 
 import yaml
 
-from engineer import curricula, designers, grammar, lakes
+from engineer import curricula, designers, grammar
 from engineer.choice import MoveLimits
 from engineer.context import Message
 from engineer.designers import Designer, Generate
 from engineer.endpoint import Endpoint
 from engineer.space import Configuration, ConfigurationSpace
+from experiments.families.lakes import texts as lakes
 from experiments.policy import Ending, Policy, Responder
 from experiments.settings import EngineerSettings, Settings
-from learner import distributed, tokens
-from learner.sampler import SamplingParams
-from learner.token_automaton import ThinkingBudget, TokenAutomaton
+from learner import tokens
+from learner.devices import distributed
+from learner.sampling.sampler import SamplingParams
+from learner.sampling.token_automaton import ThinkingBudget, TokenAutomaton
 
 MODEL_DESIGNERS = ("current", "base")
 """Designers that answer with the run's own sampler."""

@@ -15,21 +15,21 @@ import jax.numpy as jnp
 import numpy as np
 
 import mapf_jax
-from engineer import lakes
 from engineer.context import fitted
 from engineer.design_task import DesignTask
 from engineer.record import RunRecord
 from engineer.space import Configuration
-from experiments import run_directory as files
-from experiments.mapf_task import MapfTask, judge
+from experiments import store as files
+from experiments.families.lakes import texts as lakes
+from experiments.families.lakes.task import MapfTask, judge
 from experiments.policy import Policy, Responder
 from experiments.settings import Settings
 from experiments.validation import validation_config
-from learner import distributed, sharding
-from learner.task import Answer, Message, Scores
-from learner.train_state import TrainState
-from learner.trainer import GRPOTrainer
-from learner.update import NonFiniteError
+from learner.devices import distributed, sharding
+from learner.training.task import Answer, Message, Scores
+from learner.training.train_state import TrainState
+from learner.training.trainer import GRPOTrainer
+from learner.training.update import NonFiniteError
 from mapf_jax.answer_reward import accuracy_reward
 
 # What the key of a round's engineer training is folded with.

@@ -11,9 +11,10 @@ import yaml
 
 import mapf_jax
 from engineer.evidence import DrawnFailure, Evidence, FailureBreakdown, TrainingEvidence
-from experiments import run_directory as files
-from experiments.mapf_task import judge
-from mapf_jax import formats, render
+from experiments import store as files
+from experiments.families.lakes.task import judge
+from mapf_jax import formats
+from mapf_jax.draw import render
 
 FAILURES_DRAWN = 4
 """Failures drawn of each round, of training and of validation alike."""

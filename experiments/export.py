@@ -17,7 +17,7 @@ from experiments.errors import UserError, user_errors
 from experiments.policy import load_policy
 from experiments.run_checkpoint import RunCheckpoint, find_checkpoint, load_checkpoint
 from experiments.settings import MeshSettings
-from learner import sharding
+from learner.devices import sharding
 from learner.qwen3 import weights
 from learner.qwen3.config import DTYPES
 

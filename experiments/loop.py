@@ -3,7 +3,8 @@
 Every random choice is derived from the run's seed and the round, and every finished step leaves a
 file, so a run that was killed anywhere goes on as if it had not been.
 
-Several processes (`learner.distributed`) go through it together. Only the first touches the files
+Several processes (`learner.devices.distributed`) go through it together. Only the first touches the
+files
 of the run, checkpoints apart: what it reads it tells the others, so all take the same turns.
 """
 
@@ -29,10 +30,10 @@ from engineer.proposal import render_config
 from engineer.record import RoundRecord, RunRecord
 from engineer.space import Configuration
 from experiments import designing, evidence
-from experiments import run_directory as files
+from experiments import store as files
 from experiments.engineer_training import EngineerTrainer
 from experiments.errors import UserError, user_errors
-from experiments.mapf_task import MapfTask
+from experiments.families.lakes.task import MapfTask
 from experiments.policy import Policy, Responder, load_params, load_policy
 from experiments.progress import Reporter
 from experiments.settings import Settings
@@ -42,13 +43,14 @@ from experiments.validation import (
     validation_responder,
     validation_set,
 )
-from learner import distributed, metrics, train_state
-from learner.checkpoints import Checkpoints
-from learner.preemption import Preempted, Preemption
+from learner.devices import distributed
+from learner.devices.preemption import Preempted, Preemption
 from learner.qwen3 import attention
-from learner.train_state import TrainState
-from learner.trainer import GRPOTrainer, StepResult
-from learner.update import NonFiniteError
+from learner.training import metrics, train_state
+from learner.training.checkpoints import Checkpoints
+from learner.training.train_state import TrainState
+from learner.training.trainer import GRPOTrainer, StepResult
+from learner.training.update import NonFiniteError
 from mapf_jax import EnvironmentConfig, formats
 
 # What the run's key is folded with, so that no two uses share one.

@@ -19,10 +19,11 @@ from jax.sharding import AbstractMesh
 from experiments import settings as settings_lib
 from experiments.configs import qwen3_0_6b
 from experiments.errors import UserError
-from learner import plan, sharding
+from learner import plan
+from learner.devices import sharding
 from learner.hardware import ACCELERATORS, Accelerator, Assumptions
 from learner.qwen3.config import Qwen3Config
-from learner.qwen3.published import published
+from learner.qwen3.sizes import published
 from learner.roofline import Deployment
 
 MODELS = ("Qwen3-0.6B", "Qwen3-1.7B", "Qwen3-4B")

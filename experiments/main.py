@@ -25,10 +25,10 @@ from experiments import settings as settings_lib
 from experiments.errors import UserError, user_errors
 from experiments.loop import Loop
 from experiments.progress import Reporter
-from experiments.run_directory import RunDirectory
 from experiments.settings import Settings
-from learner import distributed, preemption
-from learner.update import NonFiniteError
+from experiments.store import RunDirectory
+from learner.devices import distributed, preemption
+from learner.training.update import NonFiniteError
 
 _CONFIG = command_line.define_config()
 _WORKDIR = flags.DEFINE_string(

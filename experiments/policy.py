@@ -9,12 +9,13 @@ import numpy as np
 from jax.sharding import Mesh
 
 from experiments.settings import MeshSettings, Settings
-from learner import distributed, sharding, tokens
+from learner import tokens
+from learner.devices import distributed, sharding
 from learner.qwen3 import weights
 from learner.qwen3.config import Qwen3Config
-from learner.sampler import FinishReason, Sampler, SamplingParams
-from learner.task import Answer, Message
-from learner.token_automaton import TokenAutomaton
+from learner.sampling.sampler import FinishReason, Sampler, SamplingParams
+from learner.sampling.token_automaton import TokenAutomaton
+from learner.training.task import Answer, Message
 
 # Folded into a call's key for the keys of endings. Not the number of any chat: with threefry,
 # `split(key, n)[i]` is `fold_in(key, i)`.

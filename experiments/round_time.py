@@ -1,10 +1,11 @@
 """How long a round takes on a given machine, and where the time goes: a simulation.
 
 What happens is followed step by step: answers of random lengths go through the slots of every host
-as `learner.slots` runs them, the batch waits for the slowest host, rows are sorted and padded to
-micro-batches as the trainer does it, validation and design follow. How long each of these things
-takes is `learner.roofline`'s: peaks of data sheets at assumed shares. Nothing here was measured on
-an accelerator; what was measured, on CPUs, says so in `HostCosts` and in `AnswerLengths.of_run`.
+as `learner.sampling.slots` runs them, the batch waits for the slowest host, rows are sorted and
+padded to micro-batches as the trainer does it, validation and design follow. How long each of these
+things takes is `learner.roofline`'s: peaks of data sheets at assumed shares. Nothing here was
+measured on an accelerator; what was measured, on CPUs, says so in `HostCosts` and in
+`AnswerLengths.of_run`.
 """
 
 import dataclasses
@@ -17,10 +18,10 @@ import numpy as np
 
 from experiments.settings import Settings
 from learner.roofline import Deployment
-from learner.sampler import slots_and_lanes
+from learner.sampling.sampler import slots_and_lanes
 from learner.tokens import octave_bucket
 
-# As in `learner.slots` and `learner.sampler`; a test follows a real engine.
+# As in `learner.sampling.slots` and `learner.sampling.sampler`; a test follows a real engine.
 _SEGMENT_STEPS = 32
 _REFILL_SHARE = 1 / 8
 _PROMPT_MULTIPLE = 32
@@ -109,7 +110,7 @@ class Segment:
 def segments(
     lengths: np.ndarray, slots: int, lanes: int, longest: int, steps: int = _SEGMENT_STEPS
 ) -> Iterator[Segment]:
-    """The segments in which answers go through slots, as `learner.slots.SlotEngine` runs them.
+    """The segments in which answers go through slots, as `learner.sampling.slots.SlotEngine` runs them.
 
     Args:
         lengths: i64[N, G], tokens of G answers to each of N prompts, in the order of the prompts.

@@ -11,8 +11,10 @@ from experiments import settings as settings_lib
 from experiments.errors import UserError, user_errors
 from experiments.policy import Policy, load_params
 from experiments.settings import Settings
-from learner import checks, lora, sharding, train_state
-from learner.checkpoints import Checkpoints
+from learner import checks
+from learner.devices import sharding
+from learner.training import lora, train_state
+from learner.training.checkpoints import Checkpoints
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,14 +10,14 @@ from typing import Any, Literal, TypeVar
 
 import ml_collections
 
-from engineer import lakes
 from engineer.choice import CHOICES
 from engineer.context import DEFAULT_VARIANT, VARIANTS, ContextSpec, variant
 from engineer.space import ConfigurationSpace
 from experiments.errors import user_errors
+from experiments.families.lakes import texts as lakes
 from learner import checks
 from learner.qwen3.config import DTYPES, REMAT
-from learner.trainer import GRPOConfig
+from learner.training.trainer import GRPOConfig
 from mapf_jax.answer_reward import RewardConfig
 from mapf_jax.environment_config import MAX_AGENTS, MIN_AGENTS, MIN_SIZE, max_hole_ratio
 

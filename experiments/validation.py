@@ -7,12 +7,13 @@ import jax
 import numpy as np
 
 import mapf_jax
-from experiments.mapf_task import Judgement, judge
+from experiments.families.lakes.task import Judgement, judge
 from experiments.policy import Policy, Responder
 from experiments.settings import Settings
-from learner import distributed, tokens
-from learner.sampler import SamplingParams
-from learner.task import Answer
+from learner import tokens
+from learner.devices import distributed
+from learner.sampling.sampler import SamplingParams
+from learner.training.task import Answer
 
 _ANSWERS = 1 << 20
 

@@ -3,8 +3,9 @@
     python -m experiments.warm_start --out=NEW_FOLDER
 
 The plans are the exact solver's, on random lakes that are not in the validation set; the designs
-are demonstrations of `engineer.demonstrations.rule_design`. One supervised run teaches both to the
-same weights, and stops early enough that reinforcement learning has something left to do.
+are demonstrations of `experiments.families.lakes.demonstrations.rule_design`. One supervised run
+teaches both to the same weights, and stops early enough that reinforcement learning has something
+left to do.
 """
 
 import dataclasses
@@ -19,18 +20,22 @@ import numpy as np
 from absl import app, flags
 
 import mapf_jax
-from engineer import demonstrations, lakes, proposal
+from engineer import proposal
 from engineer.evidence import FailureBreakdown
 from engineer.space import Configuration, ConfigurationSpace
-from experiments import allocator, command_line, tiny_tokenizer
+from experiments import allocator, command_line
 from experiments import settings as settings_lib
 from experiments.designing import design_responder
+from experiments.families.lakes import demonstrations, tiny_tokenizer
+from experiments.families.lakes import texts as lakes
 from experiments.policy import Policy
 from experiments.validation import Validator, validation_responder, validation_set
-from learner import sft, sharding, tokens, train_state
+from learner import tokens
+from learner.devices import sharding
 from learner.qwen3 import model, weights
 from learner.qwen3.config import Qwen3Config
-from learner.task import problem_indices
+from learner.training import sft, train_state
+from learner.training.task import problem_indices
 
 _CONFIG = command_line.define_config()
 _OUT = flags.DEFINE_string("out", None, "Folder of the new checkpoint.", required=True)

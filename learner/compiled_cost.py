@@ -21,9 +21,10 @@ from collections.abc import Sequence
 
 import jax
 
-from learner import hlo, plan, sharding
+from learner import hlo, plan
+from learner.devices import sharding
 from learner.qwen3.config import DTYPES, REMAT, Qwen3Config
-from learner.trainer import GRPOConfig
+from learner.training.trainer import GRPOConfig
 
 _SLICES = ("dynamic-slice", "slice")
 # What stands between a sum and the slice of it without changing anything.

@@ -13,11 +13,12 @@ from typing import Any, TextIO
 
 import jax
 
-from learner import hub, sharding, tokens
+from learner import hub, tokens
+from learner.devices import sharding
 from learner.qwen3 import weights
 from learner.qwen3.attention import choose
 from learner.qwen3.config import DTYPES, Qwen3Config
-from learner.sampler import FinishReason, Piece, Sampler, SamplingParams
+from learner.sampling.sampler import FinishReason, Piece, Sampler, SamplingParams
 
 # Tokens between two looks at the device: small, so that the text flows.
 _SEGMENT_TOKENS = 8

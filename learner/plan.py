@@ -2,10 +2,10 @@
 
     python -m learner.plan --config=Qwen3-4B --mesh=1x1x1,1x8x1,32x8x1
 
-The programs are those of `learner.trainer`: sampling (parameters for decoding, prefill, a segment
-of decoding with room for the longest answers) and a GRPO update (gradients of one micro-batch of
-the longest rows, the optimizer). Each is traced, split over the mesh and compiled with abstract
-arrays, for as many devices as asked for, all of them pretended by this machine's CPU.
+The programs are those of `learner.training.trainer`: sampling (parameters for decoding, prefill, a
+segment of decoding with room for the longest answers) and a GRPO update (gradients of one
+micro-batch of the longest rows, the optimizer). Each is traced, split over the mesh and compiled
+with abstract arrays, for as many devices as asked for, all of them pretended by this machine's CPU.
 
 What is exact: arguments and results, which follow from shapes and shardings alone. What is an
 estimate: temporaries, which are those of the CPU compiler. It turns bfloat16 products into float32
@@ -27,14 +27,15 @@ from typing import Any, cast
 import jax
 from jax.sharding import Mesh
 
-from learner import hub, sharding
-from learner.grpo import ObjectiveConfig
-from learner.lora import LoraConfig
+from learner import hub
+from learner.devices import sharding
 from learner.qwen3 import model
 from learner.qwen3.config import DTYPES, REMAT, Qwen3Config
-from learner.qwen3.published import NAMES, published
-from learner.train_state import OptimizerConfig, abstract_train_state
-from learner.trainer import GRPOConfig, GRPOTrainer
+from learner.qwen3.sizes import NAMES, published
+from learner.training.grpo import ObjectiveConfig
+from learner.training.lora import LoraConfig
+from learner.training.train_state import OptimizerConfig, abstract_train_state
+from learner.training.trainer import GRPOConfig, GRPOTrainer
 
 _GIGABYTE = 10**9
 _DEVICE_COUNT = "--xla_force_host_platform_device_count"

@@ -6,7 +6,8 @@ The promises, each a rule here:
 
 - `parameters`: no device ever holds all layers of a matrix that is split, and outside the loops
   over layers no more than one layer of weights is gathered.
-- `logits`: no array has a row of logits for more tokens than `learner.logprobs` computes at once.
+- `logits`: no array has a row of logits for more tokens than `learner.training.logprobs` computes
+at once.
 - `bfloat16`: weights are cast before they are gathered; products with them, and what is kept of
   every layer for the backward pass, are bfloat16.
 
@@ -25,11 +26,12 @@ from collections.abc import Iterator, Sequence
 import jax
 from jax.sharding import Mesh
 
-from learner import hlo, plan, sharding
-from learner.logprobs import token_logprobs
+from learner import hlo, plan
+from learner.devices import sharding
 from learner.qwen3 import model
 from learner.qwen3.config import DTYPES, Qwen3Config
-from learner.trainer import GRPOConfig
+from learner.training.logprobs import token_logprobs
+from learner.training.trainer import GRPOConfig
 
 _CHUNK = inspect.signature(token_logprobs).parameters["chunk"].default
 _FLOATS = ("f32", "bf16", "f16", "f64")

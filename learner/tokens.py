@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from learner import checks
-from learner.token_automaton import ThinkingBudget
+from learner.sampling.token_automaton import ThinkingBudget
 
 _NO_ADVICE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json")

@@ -1,14 +1,15 @@
 """MAPF-FrozenLake in JAX: a batched simulator, an exact solver and an instance generator."""
 
-from mapf_jax.ascii import ascii_frames, ascii_instance, instance_from_ascii
 from mapf_jax.benchmark import BenchmarkSet, benchmark_instances
-from mapf_jax.check import check_env
-from mapf_jax.env import MapfFrozenLake, RewardWeights
+from mapf_jax.draw.ascii import ascii_frames, ascii_instance, instance_from_ascii
+from mapf_jax.env.check_env import check_env
+from mapf_jax.env.environment import MapfFrozenLake, RewardWeights
+from mapf_jax.env.registration import make, register, registered_envs
+from mapf_jax.env.wrappers import AutoReset, Batched, LogEpisodes, PoolAutoReset, RandomAutoReset
 from mapf_jax.environment_config import EnvironmentConfig
 from mapf_jax.generator import GenerationReport, NoInstanceError, fingerprints, generate
 from mapf_jax.padding import pad_instance
-from mapf_jax.registration import make, register, registered_envs
-from mapf_jax.solver import solve
+from mapf_jax.solver.batch import solve
 from mapf_jax.text import plans_from_texts, prompt, render_answer
 from mapf_jax.types import (
     CHECKS,
@@ -25,7 +26,6 @@ from mapf_jax.types import (
     stack,
 )
 from mapf_jax.verify import verify
-from mapf_jax.wrappers import AutoReset, Batched, LogEpisodes, PoolAutoReset, RandomAutoReset
 
 __all__ = [
     "CHECKS",

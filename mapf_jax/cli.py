@@ -20,13 +20,16 @@ from typing import IO, Any, TypeVar
 import jax
 import numpy as np
 
-from mapf_jax import formats, movingai, published, render
-from mapf_jax.blocks import BLOCK
+from mapf_jax import formats
+from mapf_jax.bridges import hub_records as published
+from mapf_jax.bridges import movingai
+from mapf_jax.bridges.dataset import write_dataset
+from mapf_jax.draw import render
 from mapf_jax.environment_config import EnvironmentConfig
 from mapf_jax.generator import GenerationReport, generate
-from mapf_jax.integrations.dataset import write_dataset
 from mapf_jax.padding import pad_instance, stack_padded, stack_plans
-from mapf_jax.solver import WIDTHS, solve
+from mapf_jax.solver.batch import WIDTHS, solve
+from mapf_jax.solver.blocks import BLOCK
 from mapf_jax.text import parse_answer
 from mapf_jax.types import Instance, Plan, Status
 

@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from mapf_jax.blocks import in_blocks
 from mapf_jax.padding import stack_padded, stack_plans
 from mapf_jax.plans import arrivals, waiting
+from mapf_jax.solver.blocks import in_blocks
 from mapf_jax.text import FROZEN, HOLE
 from mapf_jax.types import (
     CHECKS,

@@ -15,8 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mapf_jax import group_solver, joint_search, plans, solver
+from mapf_jax import plans
 from mapf_jax.environment_config import MAX_AGENTS, MIN_AGENTS, EnvironmentConfig, num_holes
+from mapf_jax.solver import batch as solver
+from mapf_jax.solver import group_solver, joint_search
 from mapf_jax.types import INFINITE_COST, Instance, Solution, Status
 
 _BATCH = 2048  # Candidates drawn at once.

@@ -39,4 +39,4 @@ def test_only_one_file_of_the_engineer_knows_of_lakes():
         if path.name != "lakes.py":
             words = set(re.findall(r"[a-z]+", path.read_text().lower()))
             assert not words & {"hole", "holes", "agent", "agents"}, path
-            assert "engineer.lakes" not in path.read_text(), path
+            assert "experiments.families.lakes.texts" not in path.read_text(), path

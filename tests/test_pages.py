@@ -131,7 +131,7 @@ def test_the_code_of_integrations_runs(tmp_path, monkeypatch, capsys):
     left_out = []
     for number, block in enumerate(blocks(page, "python")):
         names = re.findall(r"^(?:import|from) ([\w.]+)", block, re.MULTILINE)
-        if "mapf_jax.integrations.verifiers_env" in names:
+        if "mapf_jax.bridges.verifiers_env" in names:
             names.append("verifiers.envs.singleturn_env")
         if re.search(r"\b(row|data)\[", block):  # Of the first block.
             names.append("datasets")

@@ -3,10 +3,12 @@
 import jax
 import numpy as np
 
-from learner import sft, sharding, task, tokens
+from learner import tokens
+from learner.devices import sharding
 from learner.qwen3 import config, model
-from learner.train_state import OptimizerConfig, create_train_state
-from learner.trainer import GRPOConfig, GRPOTrainer
+from learner.training import sft, task
+from learner.training.train_state import OptimizerConfig, create_train_state
+from learner.training.trainer import GRPOConfig, GRPOTrainer
 
 
 class Sums:  # Problems like "123+456", whose answer is "975": the digits, the last one first.

@@ -8,7 +8,7 @@ the chart shows as `data/NAME.csv`.
 
 from pathlib import Path
 
-from experiments import run_directory as files
+from experiments import store as files
 from experiments.report import run, study
 from experiments.report.charts import Gallery
 from experiments.report.reading import is_run, read_run

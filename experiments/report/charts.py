@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from experiments import run_directory as files
+from experiments import store as files
 from experiments.report import style
 from experiments.report.page import Content, Html, element
 

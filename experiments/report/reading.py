@@ -10,7 +10,7 @@ import yaml
 
 from engineer.evidence import FailureBreakdown
 from engineer.space import Configuration
-from experiments import run_directory as files
+from experiments import store as files
 
 _FAILURES = {
     "parsable": "not readable",

@@ -1,6 +1,6 @@
 """The page of a study: arms that differ in a few options, over the same seeds and budget.
 
-It is made from `study.json`, whose fields `experiments.study_results` describes. Where the folders
+It is made from `study.json`, whose fields `experiments.study.results` describes. Where the folders
 of the runs are there too, measures of their designs and drawn answers come from them.
 """
 
@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from engineer.space import Configuration
-from experiments import run_directory as files
-from experiments import study_results
+from experiments import store as files
 from experiments.report import answers, measures, published_shares
 from experiments.report.charts import Estimate, Estimates, Gallery, Lines, Series
 from experiments.report.page import (
@@ -43,6 +42,7 @@ from experiments.report.page import (
 )
 from experiments.report.reading import Run, failure, is_run, read_run
 from experiments.statistics import holm, least_told
+from experiments.study import results as study_results
 
 _FILE = "study.json"
 _SCHEMA = 1

@@ -4,7 +4,7 @@ Letters in shapes: B rows, T tokens, D residual width, H query heads, K key/valu
 R = H / K query heads per key/value head, h head width, V vocabulary, L layers.
 
 Parameters are a plain nested dict of arrays. Those of the blocks are stacked over layers in
-`params["layers"]`, so that training compiles one block; `learner.decoding` unstacks them.
+`params["layers"]`, so that training compiles one block; `learner.sampling.decoding` unstacks them.
 """
 
 import functools
@@ -305,6 +305,6 @@ def logits(
 ) -> Array:
     """Logits f32[B, T, V] of whole sequences; arguments as in `hidden_states`.
 
-    Holds all of [B, T, V]: for large vocabularies use `learner.logprobs` instead.
+    Holds all of [B, T, V]: for large vocabularies use `learner.training.logprobs` instead.
     """
     return output_logits(params, config, hidden_states(params, config, tokens, positions, valid))

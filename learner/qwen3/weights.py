@@ -21,7 +21,8 @@ import safetensors
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from learner import checks, sharding
+from learner import checks
+from learner.devices import sharding
 from learner.qwen3.config import DTYPES, Qwen3Config
 from learner.qwen3.model import Params, abstract_params
 

@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 
-from engineer import lakes
 from engineer.analysis import QUESTIONS, analyse, rank_correlation, read_design
-from engineer.demonstrations import random_record, rule_design
 from engineer.evidence import Evidence, FailureBreakdown, GroupOutcome
 from engineer.record import RoundRecord, RunRecord
 from engineer.space import Configuration
+from experiments.families.lakes import texts as lakes
+from experiments.families.lakes.demonstrations import random_record, rule_design
 
 SPACE = lakes.lake_space((3, 4, 5, 6))
 

@@ -4,9 +4,8 @@ import dataclasses
 
 import pytest
 
-from engineer import context, lakes, modules
+from engineer import context, modules
 from engineer.context import VARIANTS, ContextSpec, fitted, variant
-from engineer.demonstrations import random_record
 from engineer.evidence import (
     DrawnFailure,
     Evidence,
@@ -18,6 +17,8 @@ from engineer.evidence import (
 from engineer.family import NO_HISTORY, NO_SUMMARY, SUMMARY_REQUEST
 from engineer.record import RoundRecord, RunRecord
 from engineer.space import Configuration
+from experiments.families.lakes import texts as lakes
+from experiments.families.lakes.demonstrations import random_record
 
 
 def _failed(**counts):

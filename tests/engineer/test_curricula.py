@@ -5,7 +5,6 @@ import math
 
 import pytest
 
-from engineer import lakes
 from engineer.choice import MoveLimits, choose, learnability_score, limit_move
 from engineer.curricula import (
     FailureShares,
@@ -19,6 +18,7 @@ from engineer.designers import AcceptanceTest, Design, RandomDesigner
 from engineer.evidence import Evidence, FailureBreakdown, GroupOutcome
 from engineer.record import RoundRecord, RunRecord
 from engineer.space import Configuration
+from experiments.families.lakes import texts as lakes
 
 SPACE = lakes.lake_space((3, 4, 5))
 

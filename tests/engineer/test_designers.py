@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engineer import context, demonstrations, designers, lakes
+from engineer import context, designers
 from engineer.context import VARIANTS, variant
-from engineer.demonstrations import rule_design
 from engineer.designers import (
     FixedDesigner,
     RandomDesigner,
@@ -20,6 +19,9 @@ from engineer.family import NO_HISTORY
 from engineer.proposal import parse, project, render_config
 from engineer.record import RoundRecord, RunRecord
 from engineer.space import Configuration
+from experiments.families.lakes import demonstrations
+from experiments.families.lakes import texts as lakes
+from experiments.families.lakes.demonstrations import rule_design
 
 SPACE = lakes.lake_space((3, 4, 5), {3: (0.0, 0.3), 4: (0.0, 0.4), 5: (0.0, 0.5)})
 

@@ -6,11 +6,11 @@ import json
 import numpy as np
 import pytest
 
-from engineer.demonstrations import random_record
 from engineer.evidence import DrawnFailure, Evidence, Statistics, TrainingEvidence
-from engineer.lakes import CHECKS, FAMILY, lake_breakdown, lake_space
 from engineer.record import RoundRecord, RunRecord
 from engineer.space import on_grid, share_units
+from experiments.families.lakes.demonstrations import random_record
+from experiments.families.lakes.texts import CHECKS, FAMILY, lake_breakdown, lake_space
 
 
 def _flags(**failed):

@@ -10,13 +10,14 @@ import types
 import numpy as np
 import pytest
 
-from engineer import analysis, context, curricula, demonstrations, designers, grammar
+from engineer import analysis, context, curricula, designers, grammar
 from engineer.design_task import DesignTask
 from engineer.evidence import Evidence, FailureBreakdown
 from engineer.family import plain_family
 from engineer.proposal import Unreadable, parse, project, render_config
 from engineer.record import RoundRecord, RunRecord
 from engineer.space import ConfigurationSpace, Parameter, column
+from experiments.families.lakes import demonstrations
 
 TOPICS = ("plain", "carry", "three_terms")
 SPACE = ConfigurationSpace(

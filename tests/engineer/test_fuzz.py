@@ -9,10 +9,10 @@ import random
 import string
 import time
 
-from engineer import lakes
-from engineer.demonstrations import demonstration, random_record
 from engineer.designers import keep
 from engineer.proposal import Unreadable, parse, project, render_config
+from experiments.families.lakes import texts as lakes
+from experiments.families.lakes.demonstrations import demonstration, random_record
 
 COUNT = int(os.environ.get("ENGINEER_FUZZ_TEXTS", "2500"))
 SPACE = lakes.lake_space(range(3, 11), {3: (0.0, 5 / 9), **dict.fromkeys(range(4, 11), (0.0, 0.6))})

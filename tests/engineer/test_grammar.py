@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from engineer import grammar, lakes
-from engineer.demonstrations import demonstration
+from engineer import grammar
 from engineer.proposal import parse, project, render_config
 from engineer.space import ConfigurationSpace, Parameter, column
+from experiments.families.lakes import texts as lakes
+from experiments.families.lakes.demonstrations import demonstration
 
 TINY = Path(__file__).parent.parent.parent / "experiments" / "tiny_model" / "tokenizer.json"
 STOPS = (0, 2)

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engineer import plain_yaml, proposal
-from engineer.lakes import PARAMETERS, lake_space
 from engineer.proposal import Proposal, Unreadable, parse, project, render_config
 from engineer.space import Configuration
+from experiments.families.lakes.texts import PARAMETERS, lake_space
 
 SPACE = lake_space((3, 4))
 WANTED = {

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from engineer import context, lakes, modules
+from engineer import context, modules
 from engineer.context import VARIANTS, blocks, compose
 from engineer.family import SUMMARY_REQUEST
 from engineer.record import RunRecord
+from experiments.families.lakes import texts as lakes
 
 FOLDER = Path(__file__).parent.parent.parent / "docs" / "contexts"
 RECORD = RunRecord.from_dict(json.loads((FOLDER / "record.json").read_text()))

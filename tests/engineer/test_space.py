@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from engineer.lakes import lake_space
 from engineer.space import Configuration, ConfigurationSpace, Parameter, column, ordered_rows
+from experiments.families.lakes.texts import lake_space
 
 ROWS = ("add", "carry", "borrow")
 SPACE = ConfigurationSpace(

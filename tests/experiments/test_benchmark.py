@@ -14,16 +14,18 @@ import pytest
 from local_server import Handler, LocalServer
 
 import mapf_jax
-from experiments import benchmark, benchmark_table, published
-from experiments import run_directory as files
+from experiments import published
 from experiments import settings as settings_lib
-from experiments.benchmark_set import BenchmarkQuestions, SetOptions, open_set
+from experiments import store as files
+from experiments.benchmark import __main__ as benchmark
+from experiments.benchmark import table as benchmark_table
+from experiments.benchmark.questions import BenchmarkQuestions, SetOptions, open_set
 from experiments.configs import tiny
 from experiments.errors import UserError
 from experiments.policy import load_params, load_policy
 from experiments.progress import Reporter
-from learner import train_state
-from learner.checkpoints import Checkpoints
+from learner.training import train_state
+from learner.training.checkpoints import Checkpoints
 from mapf_jax import formats
 
 KEY = "sk-very-secret-0123456789"

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from experiments.benchmarks import sampler as benchmark
+from experiments.speed import sampler as benchmark
 
 TINY = dataclasses.replace(
     benchmark.SMALL,

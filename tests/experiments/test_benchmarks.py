@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.benchmarks import generator, peers, records, simulator
+from experiments.speed import generator, peers, records, simulator
 
 ROOT = Path(__file__).parents[2]
 
 
 def run(module, *arguments):
     return subprocess.run(
-        [sys.executable, "-m", f"experiments.benchmarks.{module}", *arguments],
+        [sys.executable, "-m", f"experiments.speed.{module}", *arguments],
         cwd=ROOT,
         env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
         capture_output=True,
@@ -50,7 +50,7 @@ def test_simulator_writes_figures_with_their_circumstances(tmp_path):
     assert all(row["env steps/s"] > 0 for row in others)
     assert {row["batch"] for row in others} == {1, 64}
     assert content["facts"]["backend"] == "cpu"
-    assert "experiments.benchmarks.simulator --quick" in content["facts"]["command"]
+    assert "experiments.speed.simulator --quick" in content["facts"]["command"]
     page = (tmp_path / "pages" / "simulator.md").read_text()
     assert "A quick run" in page
     assert content["facts"]["processor"] in page

@@ -13,16 +13,18 @@ import pytest
 import yaml
 
 import mapf_jax
-from engineer import context, lakes
+from engineer import context
 from engineer.analysis import QUESTIONS
 from engineer.proposal import parse, render_config
 from engineer.record import RunRecord
 from engineer.space import Configuration
 from experiments import loop, settings
 from experiments.errors import UserError
-from experiments.run_directory import RunDirectory
+from experiments.families.lakes import texts as lakes
 from experiments.settings import DESIGNERS
-from mapf_jax import formats, render
+from experiments.store import RunDirectory
+from mapf_jax import formats
+from mapf_jax.draw import render
 
 ROOT = Path(__file__).parent.parent.parent
 SPACE = lakes.lake_space((3, 4, 5))

@@ -6,13 +6,14 @@ import jax
 import numpy as np
 import pytest
 
-from engineer import demonstrations, lakes
 from engineer.proposal import Unreadable, parse, project, render_config
 from experiments import settings as settings_lib
 from experiments.configs import tiny
 from experiments.designing import design_automaton, design_responder
+from experiments.families.lakes import demonstrations
+from experiments.families.lakes import texts as lakes
 from experiments.policy import load_params, load_policy
-from learner import sharding
+from learner.devices import sharding
 from learner.qwen3 import model
 
 COUNT = 200

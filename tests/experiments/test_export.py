@@ -10,14 +10,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from experiments import export
-from experiments import run_directory as files
 from experiments import settings as settings_lib
+from experiments import store as files
 from experiments.configs import tiny
 from experiments.policy import load_params, load_policy
-from learner import lora, train_state
-from learner.checkpoints import Checkpoints
-from learner.lora import LoraConfig
 from learner.qwen3 import model
+from learner.training import lora, train_state
+from learner.training.checkpoints import Checkpoints
+from learner.training.lora import LoraConfig
 
 
 @pytest.fixture

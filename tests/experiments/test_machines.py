@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import AbstractMesh
 
 from experiments import machines
-from learner import sharding
+from learner.devices import sharding
 
 
 @pytest.mark.parametrize("name", machines.NAMES)

@@ -19,14 +19,15 @@ import scipy.stats
 from engineer.analysis import DesignAnalysis
 from engineer.proposal import render_config
 from engineer.space import Configuration
-from experiments import published, report, study_results
-from experiments import run_directory as files
+from experiments import published, report
+from experiments import store as files
 from experiments.configs import tiny
-from experiments.mapf_task import judge
+from experiments.families.lakes.task import judge
 from experiments.report import charts, lakes, measures, reading, style
 from experiments.report.page import DASH, Html, element
 from experiments.settings import from_config
-from experiments.study_plan import Arm, Study
+from experiments.study import results as study_results
+from experiments.study.plan import Arm, Study
 from mapf_jax import CHECKS, ViolationKind, formats
 
 ROOT = Path(__file__).parent.parent.parent

@@ -16,12 +16,12 @@ from experiments.round_time import (
     round_phases,
     segments,
 )
-from learner import sharding
+from learner.devices import sharding
 from learner.hardware import Assumptions
 from learner.qwen3 import model
 from learner.qwen3.config import Qwen3Config
-from learner.sampler import Sampler, SamplingParams
-from learner.slots import RUNNING
+from learner.sampling.sampler import Sampler, SamplingParams
+from learner.sampling.slots import RUNNING
 
 RNG = np.random.default_rng(0)
 

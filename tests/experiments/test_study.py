@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from experiments import study_plan, study_results, study_runs
 from experiments.configs.studies import bases, designers_tiny
 from experiments.errors import UserError
 from experiments.progress import Reporter
-from experiments.study_plan import Arm, Study
+from experiments.study import plan as study_plan
+from experiments.study import results as study_results
+from experiments.study import runs as study_runs
+from experiments.study.plan import Arm, Study
 
 ROOT = Path(__file__).parent.parent.parent
 STUDIES = sorted((ROOT / "experiments" / "configs" / "studies").glob("[a-z]*_*.py"))

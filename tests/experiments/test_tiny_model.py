@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 
 import mapf_jax
-from engineer import context, demonstrations, lakes, proposal
+from engineer import context, proposal
 from experiments import settings as settings_lib
 from experiments import warm_start
 from experiments.configs import tiny
+from experiments.families.lakes import demonstrations
+from experiments.families.lakes import texts as lakes
 from experiments.policy import load_params, load_policy
 from experiments.validation import Validator, validation_responder, validation_set
 from mapf_jax.text import RULES

@@ -16,11 +16,14 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
 
-from learner import answers, sharding, step_check, update  # noqa: E402
+from learner import step_check  # noqa: E402
+from learner.devices import sharding  # noqa: E402
 from learner.qwen3 import model  # noqa: E402
 from learner.qwen3.config import Qwen3Config  # noqa: E402
-from learner.qwen3.published import published  # noqa: E402
-from learner.trainer import GRPOConfig  # noqa: E402
+from learner.qwen3.sizes import published  # noqa: E402
+from learner.training import completion_rows as answers
+from learner.training import update
+from learner.training.trainer import GRPOConfig  # noqa: E402
 
 SMALL = Qwen3Config(
     vocab_size=704,  # No other axis is as long.

@@ -8,10 +8,10 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from learner import sharding
+from learner.devices import sharding
 from learner.qwen3 import model
 from learner.qwen3.config import Qwen3Config
-from learner.task import Scores
+from learner.training.task import Scores
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"

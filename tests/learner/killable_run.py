@@ -12,13 +12,15 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from learner import metrics, sharding, tokens
-from learner.checkpoints import Checkpoints
+from learner import tokens
+from learner.devices import sharding
 from learner.qwen3 import model
 from learner.qwen3.config import Qwen3Config
-from learner.task import Scores
-from learner.train_state import OptimizerConfig, abstract_train_state
-from learner.trainer import GRPOConfig, GRPOTrainer
+from learner.training import metrics
+from learner.training.checkpoints import Checkpoints
+from learner.training.task import Scores
+from learner.training.train_state import OptimizerConfig, abstract_train_state
+from learner.training.trainer import GRPOConfig, GRPOTrainer
 
 
 class Vowels:

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from learner import sharding
-from learner.checkpoints import Checkpoints
+from learner.devices import sharding
 from learner.qwen3 import model
-from learner.train_state import (
+from learner.training.checkpoints import Checkpoints
+from learner.training.train_state import (
     OptimizerConfig,
     TrainState,
     abstract_train_state,

@@ -11,11 +11,12 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from learner import compiled_cost, hlo, sharding
+from learner import compiled_cost, hlo
+from learner.devices import sharding
 from learner.hardware import ACCELERATORS, Assumptions
 from learner.qwen3.config import Qwen3Config
 from learner.roofline import Deployment
-from learner.trainer import GRPOConfig
+from learner.training.trainer import GRPOConfig
 
 CONFIG = Qwen3Config(
     vocab_size=1024,

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from learner import distributed
+from learner.devices import distributed
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from learner.distribution import SamplingParams, _invert, draw, filter_logits, logprob
-from learner.token_automaton import TokenAutomaton
+from learner.sampling.distribution import SamplingParams, _invert, draw, filter_logits, logprob
+from learner.sampling.token_automaton import TokenAutomaton
 
 RNG = np.random.default_rng(0)
 FILTERS = [

@@ -9,9 +9,10 @@ import jax
 import numpy as np
 import pytest
 
-from learner import generate, sharding, tokens
+from learner import generate, tokens
+from learner.devices import sharding
 from learner.qwen3 import model, weights
-from learner.sampler import Piece, Sampler, SamplingParams
+from learner.sampling.sampler import Piece, Sampler, SamplingParams
 
 
 @pytest.fixture(scope="module")

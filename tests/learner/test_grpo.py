@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from learner import grpo
+from learner.training import grpo
 
 ROWS, WINDOW = 6, 7
 LENGTHS = np.array([7, 3, 1, 5, 0, 4])

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from learner import metrics
+from learner.training import metrics
 
 
 def test_json_lines_go_on_where_the_checkpoint_stands(tmp_path):

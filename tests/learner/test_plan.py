@@ -11,13 +11,14 @@ import jax
 import numpy as np
 import pytest
 
-from learner import plan, sharding
-from learner.lora import LoraConfig
+from learner import plan
+from learner.devices import sharding
 from learner.qwen3 import model
-from learner.qwen3.published import NAMES, published
-from learner.sampler import Sampler, SamplingParams
-from learner.train_state import OptimizerConfig, create_train_state
-from learner.trainer import GRPOConfig
+from learner.qwen3.sizes import NAMES, published
+from learner.sampling.sampler import Sampler, SamplingParams
+from learner.training.lora import LoraConfig
+from learner.training.train_state import OptimizerConfig, create_train_state
+from learner.training.trainer import GRPOConfig
 
 TRAINING = GRPOConfig(
     prompts_per_step=16, group_size=4, micro_batch_rows=8, max_new_tokens=48, sampling_rows=64

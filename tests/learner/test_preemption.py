@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from learner.preemption import Preempted, Preemption
+from learner.devices.preemption import Preempted, Preemption
 
 
 def terminate():

@@ -14,10 +14,10 @@ from jax._src.cudnn import fused_attention_stablehlo
 from transformers import Qwen3Config as TorchConfig
 from transformers import Qwen3ForCausalLM
 
-from learner import sharding
+from learner.devices import sharding
 from learner.qwen3 import attention, model, weights
 from learner.qwen3.config import REMAT, Qwen3Config
-from learner.sampler import Sampler, SamplingParams
+from learner.sampling.sampler import Sampler, SamplingParams
 
 # Tied and untied, four ways to share heads, widths that are and are not heads times head_dim.
 VARIANTS = {

@@ -9,11 +9,12 @@ import torch
 from transformers import Qwen3Config as TorchConfig
 from transformers import Qwen3ForCausalLM
 
-from learner import decoding, sharding
+from learner.devices import sharding
 from learner.qwen3 import model, weights
 from learner.qwen3.config import Qwen3Config
-from learner.sampler import FinishReason, Sampler, SamplingParams
-from learner.token_automaton import ThinkingBudget, TokenAutomaton
+from learner.sampling import decoding
+from learner.sampling.sampler import FinishReason, Sampler, SamplingParams
+from learner.sampling.token_automaton import ThinkingBudget, TokenAutomaton
 
 PAD = 0
 RNG = np.random.default_rng(0)
@@ -357,7 +358,7 @@ def test_stop_strings_end_an_answer_at_the_token_that_completes_them(segment_tok
 
 
 def test_stop_strings_over_characters_of_several_tokens():
-    from learner.stop_strings import StopStrings
+    from learner.sampling.stop_strings import StopStrings
 
     smile = StopStrings(["x\N{GRINNING FACE}y"], letters)
     answer = [9, 23, 0, 1, 2, 3, 24, 9]  # j x smile y j

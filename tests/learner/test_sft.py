@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from learner import sharding, tokens
+from learner import tokens
+from learner.devices import sharding
 from learner.qwen3 import model
-from learner.sft import Example, SFTConfig, SFTTrainer, encode_example, make_batch
-from learner.train_state import OptimizerConfig, create_train_state
+from learner.training.sft import Example, SFTConfig, SFTTrainer, encode_example, make_batch
+from learner.training.train_state import OptimizerConfig, create_train_state
 
 CONFIG = SFTConfig(
     batch_rows=6,

@@ -6,10 +6,10 @@ import numpy as np
 import optax
 import pytest
 
-from learner import sharding
-from learner.logprobs import token_logprobs
+from learner.devices import sharding
 from learner.qwen3 import model
 from learner.qwen3.config import Qwen3Config
+from learner.training.logprobs import token_logprobs
 
 CONFIG = Qwen3Config(
     vocab_size=96,

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from learner.task import Answer, Task
+from learner.training.task import Answer, Task
 
 PATH = Path(__file__).parents[2] / "docs" / "task_example" / "sums.py"
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from learner.token_automaton import ThinkingBudget, TokenAutomaton
+from learner.sampling.token_automaton import ThinkingBudget, TokenAutomaton
 
 V = 12
 

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from learner import sharding
+from learner.devices import sharding
 from learner.qwen3 import model
-from learner.train_state import (
+from learner.training.train_state import (
     OptimizerConfig,
     abstract_train_state,
     create_train_state,

@@ -8,17 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from learner import lora, sharding, task
-from learner.answers import answer_logprobs, pack_rows
-from learner.checkpoints import Checkpoints
-from learner.grpo import ObjectiveConfig
-from learner.lora import LoraConfig
-from learner.metrics import MACHINE
+from learner.devices import sharding
 from learner.qwen3 import model
-from learner.task import Scores, problem_indices
-from learner.train_state import OptimizerConfig, abstract_train_state, create_train_state
-from learner.trainer import GRPOConfig, GRPOTrainer
-from learner.update import NonFiniteError
+from learner.training import lora, task
+from learner.training.checkpoints import Checkpoints
+from learner.training.completion_rows import answer_logprobs, pack_rows
+from learner.training.grpo import ObjectiveConfig
+from learner.training.lora import LoraConfig
+from learner.training.metrics import MACHINE
+from learner.training.task import Scores, problem_indices
+from learner.training.train_state import OptimizerConfig, abstract_train_state, create_train_state
+from learner.training.trainer import GRPOConfig, GRPOTrainer
+from learner.training.update import NonFiniteError
 
 # A large eps keeps the step nearly linear in the gradient: AdamW's first step is otherwise the
 # gradient's sign, which turns rounding around zero into whole steps.

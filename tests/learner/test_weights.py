@@ -12,7 +12,8 @@ import safetensors.numpy
 import torch
 from transformers import AutoTokenizer, GenerationConfig, Qwen3ForCausalLM
 
-from learner import hub, sharding, tokens
+from learner import hub, tokens
+from learner.devices import sharding
 from learner.qwen3 import model, weights
 from learner.qwen3.config import Qwen3Config
 

@@ -11,9 +11,9 @@ from gymnasium.vector import AutoresetMode
 from pettingzoo.test import parallel_api_test
 
 import mapf_jax
-from mapf_jax.adapters.gymnasium_env import MapfGymEnv, MapfVectorEnv
-from mapf_jax.adapters.pettingzoo_env import MapfParallelEnv
-from mapf_jax.random_instances import draw_instance
+from mapf_jax.env.gymnasium_env import MapfGymEnv, MapfVectorEnv
+from mapf_jax.env.pettingzoo_env import MapfParallelEnv
+from mapf_jax.env.random_instances import draw_instance
 from mapf_jax.types import make_instance
 
 OPEN = make_instance(["F F F", "F F F", "F F F"], [(0, 0), (2, 0)], [(0, 1), (2, 2)])

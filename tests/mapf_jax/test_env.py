@@ -10,10 +10,11 @@ import pytest
 from reference_env import RING, TURN, Lake, random_episode
 
 import mapf_jax
-from mapf_jax import dynamics, observations, spaces
-from mapf_jax.check import EnvironmentCheckError
-from mapf_jax.env import MapfFrozenLake, RewardWeights
-from mapf_jax.random_instances import draw_instance
+from mapf_jax import dynamics
+from mapf_jax.env import observations, spaces
+from mapf_jax.env.check_env import EnvironmentCheckError
+from mapf_jax.env.environment import MapfFrozenLake, RewardWeights
+from mapf_jax.env.random_instances import draw_instance
 from mapf_jax.types import ViolationKind, make_instance, stack
 
 WEIGHTS = RewardWeights(goal=1.5, step=-0.25, violation=-2.0, team=3.0, team_violation=-0.5)

@@ -19,9 +19,9 @@ from local_server import Handler, LocalServer
 import mapf_jax
 from mapf_jax import formats
 from mapf_jax.answer_reward import RewardConfig
+from mapf_jax.bridges import dataset, scoring, verl_reward
+from mapf_jax.bridges.trl_reward import MapfReward
 from mapf_jax.cli import main
-from mapf_jax.integrations import dataset, scoring, verl_reward
-from mapf_jax.integrations.trl_reward import MapfReward
 
 ROOT = Path(__file__).parents[2]
 TINY_MODEL = ROOT / "experiments" / "tiny_model"
@@ -293,7 +293,7 @@ def test_verl_calls_it(rows, tmp_path):
     from verl.utils.import_utils import load_extern_object
     from verl.workers.reward_manager.batch import BatchRewardManager
 
-    module = "pkg://mapf_jax.integrations.verl_reward"
+    module = "pkg://mapf_jax.bridges.verl_reward"
     tokenizer = transformers.AutoTokenizer.from_pretrained(TINY_MODEL)
     pad = tokenizer.pad_token_id
     texts = [row["answer"] if i % 2 else "none" for i, row in enumerate(rows)]
@@ -361,9 +361,8 @@ def test_single_turn_environment(monkeypatch):
     if NEW_VERIFIERS:
         pytest.skip("verifiers from 0.4 on has no SingleTurnEnv")
     import verifiers
+    from mapf_jax.bridges.verifiers_env import load_environment
     from verifiers.types import ClientConfig
-
-    from mapf_jax.integrations.verifiers_env import load_environment
 
     environment = load_environment(
         num_instances=5, num_eval_instances=4, sizes=(3, 4), short_share=0.7, short_length=10,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mapf_jax import image, render
+from mapf_jax.draw import image, render
 from mapf_jax.padding import pad_instance, stack_plans
 from mapf_jax.types import Plan, make_instance
 

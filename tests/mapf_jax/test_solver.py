@@ -10,8 +10,9 @@ import pytest
 import reference
 
 import mapf_jax
-from mapf_jax import INFINITE_COST, Instance, Plan, Status, joint_search, solve, verify
-from mapf_jax.group_search import Effort, lower_bound
+from mapf_jax import INFINITE_COST, Instance, Plan, Status, solve, verify
+from mapf_jax.solver import joint_search
+from mapf_jax.solver.group_search import Effort, lower_bound
 from mapf_jax.types import make_instance, stack
 
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import mapf_jax
-from mapf_jax import AutoReset, Batched, LogEpisodes, PoolAutoReset, RandomAutoReset, wrappers
-from mapf_jax.random_instances import draw_instance
+from mapf_jax import AutoReset, Batched, LogEpisodes, PoolAutoReset, RandomAutoReset
+from mapf_jax.env import wrappers
+from mapf_jax.env.random_instances import draw_instance
 
 BATCH, STEPS, AGENTS, SIZE = 16, 60, 2, 4
 

@@ -1,6 +1,6 @@
 """The arms of the studies, for any size of model."""
 
-from experiments.study_plan import Arm
+from experiments.study.plan import Arm
 
 DESIGNERS = (
     Arm("fixed_random", "fixed, random", {"engineer.designer": "fixed"}),

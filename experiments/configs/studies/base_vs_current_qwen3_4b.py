@@ -3,7 +3,7 @@
 import ml_collections
 
 from experiments.configs.studies import arms, base_vs_current_tiny, bases
-from experiments.study_plan import Study
+from experiments.study.plan import Study
 
 STUDY = Study(
     question=base_vs_current_tiny.STUDY.question, arms=arms.BASE_VS_CURRENT, reference="base"

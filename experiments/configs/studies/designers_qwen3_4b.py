@@ -3,7 +3,7 @@
 import ml_collections
 
 from experiments.configs.studies import arms, bases, designers_tiny
-from experiments.study_plan import Study
+from experiments.study.plan import Study
 
 STUDY = Study(question=designers_tiny.STUDY.question, arms=arms.DESIGNERS, reference="fixed_random")
 

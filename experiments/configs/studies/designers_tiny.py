@@ -3,7 +3,7 @@
 import ml_collections
 
 from experiments.configs.studies import arms, bases
-from experiments.study_plan import Study
+from experiments.study.plan import Study
 
 STUDY = Study(
     question=(

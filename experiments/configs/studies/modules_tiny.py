@@ -6,7 +6,7 @@ The tiny model learned to design from contexts with the bookkeeping form alone.
 import ml_collections
 
 from experiments.configs.studies import arms, bases
-from experiments.study_plan import Study
+from experiments.study.plan import Study
 
 STUDY = Study(
     question=(

@@ -1,0 +1,1 @@
+"""Models asked the fixed set: `python -m experiments.benchmark`."""

@@ -1,0 +1,331 @@
+"""How well models plan: the benchmark of 3,150 instances, or any file of instances.
+
+    python -m experiments.benchmark --model=runs/tiny --model=exact --out=benchmarks/tiny
+
+`--model` is a run's folder (its latest checkpoint, or RUN:STEP), a checkpoint's folder, "tiny",
+"endpoint:URL#MODEL" or an oracle; it may be given several times. The folder keeps every answer with
+its verdict as soon as there is one; the same command goes on where it was stopped, and other models
+add rows. Without a model it only makes the tables anew.
+
+    set.json, instances.jsonl        what is asked
+    models/NAME/options.json         what the answers of a model depend on, and versions
+    models/NAME/answers.jsonl        its answers and verdicts, one a line
+    models/NAME/failures.jsonl       requests that brought no answer; the next start asks again
+    results.md .json .csv            the tables
+"""
+
+import argparse
+import json
+import re
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import mapf_jax
+from experiments import quiet
+from experiments import store as files
+from experiments.answer_log import AnswerLog, read_log
+from experiments.benchmark import table as benchmark_table
+from experiments.benchmark.oracles import ORACLES
+from experiments.benchmark.questions import (
+    BUILTIN,
+    BenchmarkQuestions,
+    SetOptions,
+    open_set,
+    read_set,
+)
+from experiments.benchmark.solvers import ENDPOINT, Given, Solver, SolverOptions, make_solver
+from experiments.benchmark.table import Outcomes
+from experiments.errors import UserError, user_errors
+from experiments.progress import Reporter
+from experiments.settings import MeshSettings
+from experiments.speed import records
+from learner.devices import preemption, sharding
+from learner.qwen3.config import DTYPES
+from mapf_jax import formats
+
+_ANSWERS, _FAILURES, _OPTIONS = "answers.jsonl", "failures.jsonl", "options.json"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit status: 0, 1 for what the user can mend, 75, 130."""
+    arguments = _parser().parse_args(argv)
+    quiet.quieten()
+    reporter = Reporter()
+    try:
+        with preemption.Preemption().watch():
+            run(arguments, reporter)
+    except (UserError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except preemption.Preempted:
+        reporter.line("asked to leave: what was answered is kept; the same command goes on")
+        return preemption.EXIT_CODE
+    except KeyboardInterrupt:
+        reporter.line("stopped: what was answered is kept; the same command goes on")
+        return 130
+    return 0
+
+
+def run(arguments: argparse.Namespace, reporter: Reporter) -> None:
+    """Asks every model what it has not been asked yet, then prints and writes the tables.
+
+    Raises:
+      UserError: an option is not allowed, or not the one that the folder was begun with.
+    """
+    about = records.facts()
+    with user_errors():
+        set_options = _set_options(arguments)
+        options = _solver_options(arguments)
+        names = _names(arguments.model, arguments.name)
+    # Everything that can refuse its options comes before anything that takes long.
+    solvers = [make_solver(spec, options) for spec in arguments.model]
+    directory = files.RunDirectory(Path(arguments.out))
+    root = directory.root
+    with directory.locked():
+        folders = [root / "models" / _file_name(name) for name in names]
+        for name, folder, solver in zip(names, folders, solvers, strict=True):
+            _check_options(name, folder, solver)
+        questions = open_set(root, set_options, reporter) if solvers else read_set(root)
+        waiting = [_missing(folder, questions) for folder in folders]
+        for solver, rows in zip(solvers, waiting, strict=True):
+            for line in solver.forecast(questions, rows) if len(rows) else ():
+                reporter.line(line)
+        for name, folder, solver in zip(names, folders, solvers, strict=True):
+            if not (folder / _OPTIONS).exists():
+                noted = {"name": name, "options": solver.options, "versions": files.versions()}
+                files.write_json(folder / _OPTIONS, noted)
+            _ask(name, folder, solver, questions, reporter)
+        outcomes = _outcomes(root, questions)
+        if outcomes:
+            _write(root, questions, outcomes, about, reporter)
+
+
+def verdicts(questions: BenchmarkQuestions, given: Sequence[Given]) -> list[dict[str, Any]]:
+    """The records of answers: what was given, and what the reader and the verifier say of it.
+
+    Raises:
+      RuntimeError: a valid plan costs less than the optimum that its instance carries.
+    """
+    rows = np.array([one.row for one in given])
+    instances = questions.instances[rows]
+    texts = [one.text or "" for one in given]
+    plans = mapf_jax.plans_from_texts(texts, instances.starts.shape[-2])
+    judged = formats.judge(instances, plans)
+    solved = questions.solved[rows]
+    made = []
+    for i, one in enumerate(given):
+        single = jax.tree.map(lambda leaf, i=i: leaf[i], judged)
+        fields = formats.verdict_fields(single)
+        gap = fields["gap"]
+        if gap is not None and gap < 0:
+            raise RuntimeError(
+                f"{questions.names[one.row]}: a valid plan costs {-gap} less than the optimum there"
+            )
+        made.append(
+            {
+                "id": questions.names[one.row],
+                "optimal": gap == 0 if solved[i] else None,
+                **fields,
+                "tokens": one.tokens,
+                "prompt_tokens": one.prompt_tokens,
+                "truncated": one.truncated,
+                "note": one.note,
+                "text": one.text,
+            }
+        )
+    return made
+
+
+def _ask(
+    name: str, folder: Path, solver: Solver, questions: BenchmarkQuestions, reporter: Reporter
+) -> None:
+    """Asks one model what it has not answered yet, and keeps what comes as it comes."""
+    with AnswerLog(folder / _ANSWERS) as answers, AnswerLog(folder / _FAILURES) as failures:
+        rows = _unanswered(answers.records, questions)
+        done, valid = len(answers.records), sum(record["valid"] for record in answers.records)
+        failed = 0
+        if not len(rows):
+            return
+        with reporter.bar(name, total=len(questions), done=done) as advance:
+            for given in solver.answer(questions, rows):
+                fresh = [one for one in given if one.text is not None]
+                if fresh:
+                    made = verdicts(questions, fresh)
+                    answers.append(made)
+                    done, valid = done + len(made), valid + sum(row["valid"] for row in made)
+                without = [one for one in given if one.text is None]
+                failures.append(
+                    {"id": questions.names[one.row], "time": round(time.time()), "why": one.note}
+                    for one in without
+                )
+                failed += len(without)
+                advance(done, f"valid {valid / max(done, 1):.1%}, {failed} without an answer")
+        if failed:
+            reporter.line(f"{name}: {failed} questions without an answer; see {failures.path}")
+
+
+def _missing(folder: Path, questions: BenchmarkQuestions) -> np.ndarray:
+    return _unanswered(read_log(folder / _ANSWERS), questions)
+
+
+def _unanswered(known: Sequence[dict[str, Any]], questions: BenchmarkQuestions) -> np.ndarray:
+    """int[n], the rows of the questions that no record answers."""
+    answered = {record["id"] for record in known}
+    return np.array([i for i, name in enumerate(questions.names) if name not in answered], int)
+
+
+def _check_options(name: str, folder: Path, solver: Solver) -> None:
+    """Refuses to go on with other options than a model was asked with before."""
+    path = folder / _OPTIONS
+    if path.exists():
+        before = files.read_json(path)
+        # As JSON holds them, so that both sides compare alike.
+        now = json.loads(json.dumps({"name": name, "options": solver.options}))
+        changed = sorted(files.differences({key: before[key] for key in ("name", "options")}, now))
+        if changed:
+            raise UserError(
+                f"model={name}: its answers in {folder} were asked for with other options "
+                f"({'; '.join(changed)}); use those, or another --name or --out"
+            )
+
+
+def _outcomes(root: Path, questions: BenchmarkQuestions) -> list[Outcomes]:
+    """What all models of the folder have answered, in the order of their names, oracles last."""
+    found = []
+    for path in sorted((root / "models").glob(f"*/{_OPTIONS}")):
+        noted = files.read_json(path)
+        log = read_log(path.parent / _ANSWERS)
+        if log:
+            found.append(
+                Outcomes.create(noted["name"], noted["options"], noted["versions"], log, questions)
+            )
+    return sorted(found, key=lambda one: one.options["kind"] == "oracle")
+
+
+def _write(
+    root: Path,
+    questions: BenchmarkQuestions,
+    outcomes: Sequence[Outcomes],
+    about: dict[str, Any],
+    reporter: Reporter,
+) -> None:
+    tables = benchmark_table.tables(questions, outcomes)
+    notes = benchmark_table.notes(questions, outcomes)
+    title = "MAPF-FrozenLake benchmark" + (" (PARTIAL)" if questions.partial else "")
+    for one in outcomes:
+        told = ", ".join(f"{key} {value}" for key, value in one.options.items())
+        if one.options["kind"] == "oracle":
+            told += f" ({ORACLES[one.options['model']].description})"
+        notes.append(f"`{one.name}`: {told}.")
+    files.write_text(root / "results.md", records.page(title, tables, notes, about))
+    results = {"title": title, "facts": about, "notes": notes}
+    results |= benchmark_table.to_json(questions, outcomes)
+    files.write_json(root / "results.json", results)
+    files.write_text(root / "results.csv", benchmark_table.to_csv(questions, outcomes))
+    for table in tables:
+        reporter.line(table.to_markdown())
+    for note in notes[: -len(outcomes)]:
+        reporter.line(note)
+    reporter.line(f"written: {root / 'results.md'}, results.json, results.csv")
+
+
+# Options
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.benchmark",
+        description="Valid and optimal shares of models on the benchmark, beside published ones.",
+    )
+    add = parser.add_argument
+    add(
+        "--model",
+        action="append",
+        default=[],
+        help=f"a run's folder, RUN:STEP, a checkpoint's folder, tiny, {ENDPOINT}URL#MODEL, or "
+        f"{', '.join(ORACLES)}; repeatable",
+    )
+    add("--name", action="append", default=[], help="its name in the tables; one for each --model")
+    add("--out", required=True, help="folder of answers and tables; started again it resumes")
+    add(
+        "--set",
+        action="append",
+        default=[],
+        help=f"{BUILTIN} (default), or a file of JSON lines, ours or published; repeatable",
+    )
+    add("--set_seed", type=int, default=0, help="of the built-in set (default: %(default)s)")
+    add("--per_cell", type=int, help="a quick look: so many for each agents, size, subset, holes")
+    add("--limit", type=int, help="a quick look: so many in all, evenly spread")
+    add("--seed", type=int, default=0, help="of the answers (default: %(default)s)")
+    add("--max_new_tokens", type=int, help="budget of an answer")
+    add("--temperature", type=float, help="0 takes the most likely token")
+    add("--list_holes", action=argparse.BooleanOptionalAction, help="list the holes in the prompt")
+    here = parser.add_argument_group("models on this machine", "default: as their run has it")
+    add = here.add_argument
+    add("--thinking", action=argparse.BooleanOptionalAction, help="let the model think first")
+    add("--thinking_tokens", type=int, help="the most tokens of it; 0 is no limit")
+    add("--top_p", type=float, help="nucleus; 1 is off")
+    add("--top_k", type=int, help="candidates; 0 is off")
+    add("--dtype", choices=DTYPES, help="of activations")
+    add("--mesh", help="devices DATAxFSDPxTENSOR, such as 1x8x1")
+    add("--rows", type=int, help="answers sampled at a time")
+    server = parser.add_argument_group("models behind a server")
+    add = server.add_argument
+    defaults = SolverOptions()
+    add("--concurrency", type=int, default=defaults.concurrency, help="requests at a time")
+    add("--timeout", type=float, default=defaults.timeout, help="seconds for one request")
+    add("--tries", type=int, default=defaults.tries, help="requests for one answer in one start")
+    add("--key_variable", default=defaults.key_variable, help="environment variable with the key")
+    add("--budget_field", default=defaults.budget_field, help="field that holds the budget")
+    add("--extra", default="{}", help="further fields of a request, as JSON")
+    add("--price_in", type=float, help="price of a million prompt tokens")
+    add("--price_out", type=float, help="price of a million answer tokens")
+    add("--max_cost", type=float, help="refuse to begin where a model's answers may cost more")
+    return parser
+
+
+def _set_options(arguments: argparse.Namespace) -> SetOptions:
+    sources = tuple(arguments.set) or (BUILTIN,)
+    if BUILTIN not in sources and arguments.set_seed:
+        raise ValueError(f"set_seed={arguments.set_seed}: only for --set={BUILTIN}")
+    return SetOptions(sources, arguments.set_seed, arguments.per_cell, arguments.limit)
+
+
+def _solver_options(arguments: argparse.Namespace) -> SolverOptions:
+    mesh = None if arguments.mesh is None else MeshSettings(*sharding.mesh_size(arguments.mesh))
+    try:
+        extra = json.loads(arguments.extra)
+    except ValueError:
+        extra = None
+    if not isinstance(extra, dict):
+        raise ValueError(f"extra={arguments.extra!r}: a JSON object is needed")
+    same = (
+        "seed list_holes max_new_tokens temperature thinking thinking_tokens top_p top_k dtype "
+        "rows concurrency timeout tries key_variable budget_field price_in price_out max_cost"
+    )
+    given = {name: getattr(arguments, name) for name in same.split()}
+    return SolverOptions(mesh=mesh, extra=extra, **given)
+
+
+def _names(models: Sequence[str], names: Sequence[str]) -> list[str]:
+    chosen = list(names) or list(models)
+    if len(chosen) != len(models):
+        raise ValueError(f"name: given {len(names)} times for {len(models)} models")
+    kept = {_file_name(name) for name in chosen}
+    if len(kept) != len(chosen):
+        raise ValueError(f"name: {chosen} are not distinct as names of folders")
+    return chosen
+
+
+def _file_name(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._") or "model"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,150 @@
+"""Answers of planners that are no language models, as text in the format that the prompt asks for.
+
+They pass the same reader and verifier as a model's answers, so they check the benchmark itself,
+and they say between which bounds a model stands.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import mapf_jax
+from mapf_jax import dynamics, plans
+from mapf_jax.solver.blocks import in_blocks
+from mapf_jax.solver.prioritized import prioritized_plans
+
+_BLOCK = 128
+_ALL_ORDERS = 120  # of five agents
+_STEPS_PER_WIDTH = 16  # No path of the prioritised planner is longer than so many widths.
+
+
+def exact(instances: mapf_jax.Instance, keys: jax.Array) -> list[str]:
+    """The optimal plans that the instances carry, made by the exact solver."""
+    del keys
+    solution = instances.solution
+    if solution is None:
+        raise ValueError("instances.solution is None: the exact solver's plans are needed")
+    known = np.asarray(solution.status) == mapf_jax.Status.OPTIMAL
+    return _texts(instances, np.asarray(solution.paths), known)
+
+
+def prioritized(instances: mapf_jax.Instance, keys: jax.Array, num_orders: int = 1) -> list[str]:
+    """Plans of agents one by one, each by its shortest path round the earlier ones.
+
+    Args:
+      instances: batch [B].
+      keys: not used.
+      num_orders: orders of the agents that are tried; the cheapest plan counts. One order is the
+        same for all instances of a number of agents.
+    """
+    del keys
+    counts = np.asarray(instances.active).sum(-1)
+    texts = np.empty(len(instances), object)
+    for agents in np.unique(counts):
+        (rows,) = np.nonzero(counts == agents)
+        some = instances[rows]
+        function = functools.partial(
+            prioritized_plans,
+            num_orders=num_orders,
+            horizon=_STEPS_PER_WIDTH * some.blocked.shape[-1],
+        )
+        starts, goals = np.asarray(some.starts)[:, :agents], np.asarray(some.goals)[:, :agents]
+        found = in_blocks(function, np.asarray(some.blocked), starts, goals, block=_BLOCK)
+        known = np.asarray(found.cost) < mapf_jax.INFINITE_COST
+        texts[rows] = _texts(some, np.asarray(found.paths), known)
+    return list(texts)
+
+
+def random_moves(instances: mapf_jax.Instance, keys: jax.Array) -> list[str]:
+    """Every agent takes a random one of the moves that break no rule by themselves, or waits.
+
+    It stays on the lake and out of holes, pays no heed to other agents, and rests once it has come
+    to its goal. The answer ends when all rest, or after as many steps as the lake has cells.
+    """
+    walks = in_blocks(_walks, instances, np.asarray(jax.random.key_data(keys)), block=_BLOCK)
+    starts = np.asarray(instances.starts)[:, None]
+    paths = np.concatenate([starts, walks], axis=1)
+    texts = []
+    for i, single in enumerate(paths):
+        away = np.any(single != np.asarray(instances.goals[i]), axis=-1)
+        away &= np.asarray(instances.active[i])
+        steps = min(int(np.sum(np.any(away, axis=1))), int(instances.size[i]) ** 2)
+        agents = int(np.sum(instances.active[i]))
+        texts.append(mapf_jax.render_answer(single[:, :agents], steps))
+    return texts
+
+
+@dataclasses.dataclass(frozen=True)
+class Oracle:
+    """A planner.
+
+    Attributes:
+      description: what it is, for the page.
+      answers: (instances [B], PRNG keys [B]) to one text for each.
+      random: whether the keys change anything.
+    """
+
+    description: str
+    answers: Callable[[mapf_jax.Instance, jax.Array], list[str]]
+    random: bool = False
+
+
+ORACLES: Mapping[str, Oracle] = {
+    "exact": Oracle("the optimal plans of the exact solver", exact),
+    "prioritized": Oracle(
+        "agents one by one in one fixed order, each by its shortest path round the earlier ones",
+        prioritized,
+    ),
+    "prioritized-all": Oracle(
+        "the cheapest such plan of all orders of the agents",
+        functools.partial(prioritized, num_orders=_ALL_ORDERS),
+    ),
+    "random": Oracle("random moves that break no rule by themselves", random_moves, random=True),
+}
+
+
+def _texts(instances: mapf_jax.Instance, paths: np.ndarray, known: np.ndarray) -> list[str]:
+    """Answers from paths int[B, T, A, 2] where they are known, else a text that holds no plan."""
+    texts = []
+    arrived = plans.arrivals(paths, np.asarray(instances.goals)[:, : paths.shape[2]])
+    for i in range(len(paths)):
+        agents = int(np.sum(instances.active[i]))
+        steps = int(arrived[i, :agents].max())
+        texts.append(
+            mapf_jax.render_answer(paths[i, :, :agents], steps) if known[i] else "No plan found."
+        )
+    return texts
+
+
+@jax.jit
+def _walks(instances: mapf_jax.Instance, keys: jax.Array) -> jax.Array:
+    """int8[B, S * S, A, 2]: the cells of random walks after each step; keys uint32[B, 2]."""
+    return jax.vmap(_walk)(instances, jax.random.wrap_key_data(keys))
+
+
+def _walk(instance: mapf_jax.Instance, key: jax.Array) -> jax.Array:
+    width = instance.blocked.shape[-1]
+    terrain = dynamics.terrain(instance)
+    active = jnp.asarray(instance.active)
+    goals = dynamics.cell_numbers(instance.goals, active, width)
+    first = dynamics.cell_numbers(instance.starts, active, width)
+    agents = jnp.arange(len(active))
+    actions = jnp.arange(len(dynamics.MOVES))
+
+    def step(cells: jax.Array, time: jax.Array) -> tuple[jax.Array, jax.Array]:
+        ends = jax.vmap(
+            lambda action: dynamics.targets(cells, jnp.full(cells.shape, action), width)
+        )(actions)
+        legal = jnp.where(terrain[ends] == dynamics.FREE, 0.0, -jnp.inf)
+        # A key for each agent: how many others the batch has room for does not matter.
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(key, time), agents)
+        chosen = jax.vmap(jax.random.categorical)(keys, legal.T)
+        cells = jnp.where(cells == goals, cells, ends[chosen, agents])
+        return cells, cells
+
+    _, cells = jax.lax.scan(step, first, jnp.arange(width * width))
+    return dynamics.cell_positions(cells, width)

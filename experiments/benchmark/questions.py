@@ -1,0 +1,320 @@
+"""What a benchmark asks: named instances with their optimum and their place in the tables.
+
+In the folder of a benchmark lies `instances.jsonl` with all of it, and `set.json`, which says what
+it was made from. Both are made once; a second start reads them.
+"""
+
+import collections
+import dataclasses
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import mapf_jax
+from experiments import store as files
+from experiments.errors import UserError, user_errors
+from experiments.progress import Reporter
+from mapf_jax import benchmark, formats
+from mapf_jax.bridges import hub_records as published
+from mapf_jax.solver.blocks import BLOCK
+
+BUILTIN = "builtin"
+_NAME = re.compile(r"\d+ag_\d+x\d+_hr(\d*\.?\d+)(?:_wr(\d*\.?\d+))?_\d+", re.ASCII)
+_SUBSET = re.compile(r"wr_?(\d*[._]?\d+)", re.ASCII)
+# Digits of a wait-ratio subset as names of files write it: wr0.25, wr25, wr_0_5, ...
+_SUBSETS = {"25": 0.25, "5": 0.5, "50": 0.5, "75": 0.75}
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchmarkQuestions:
+    """N instances.
+
+    Attributes:
+      names: N unique names.
+      instances: batch shape [N] with a solution, OPTIMAL or not, and NumPy leaves.
+      num_agents, size: int[N].
+      wait_ratio, hole_ratio: float[N], the subset of the benchmark that an instance belongs to;
+        NaN where that is not known.
+      about: what the set was made from, how many instances that has, how many were taken.
+    """
+
+    names: tuple[str, ...]
+    instances: mapf_jax.Instance
+    num_agents: np.ndarray
+    size: np.ndarray
+    wait_ratio: np.ndarray
+    hole_ratio: np.ndarray
+    about: Mapping[str, Any]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def solved(self) -> np.ndarray:
+        """bool[N], the optimum is known."""
+        assert self.instances.solution is not None
+        return np.asarray(self.instances.solution.status) == mapf_jax.Status.OPTIMAL
+
+    @property
+    def partial(self) -> bool:
+        """Whether only a part of what it was made from was taken."""
+        return len(self) < self.about["of"]
+
+    def prompt(self, row: int, list_holes: bool) -> str:
+        """The question about one instance."""
+        return mapf_jax.prompt(self.instances[row], list_holes)
+
+    def keys(self, seed: int, rows: np.ndarray) -> jax.Array:
+        """PRNG keys [len(rows)]: each depends on the seed and on the name of its instance alone."""
+        digests = (hashlib.sha256(self.names[row].encode()).digest()[:4] for row in rows)
+        numbers = np.array([int.from_bytes(digest, "big") for digest in digests], np.uint32)
+        return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), numbers)
+
+    def cells(self) -> collections.Counter[tuple[int, int, float]]:
+        """How many instances there are of each number of agents, size and wait ratio (or NaN)."""
+        known = np.where(np.isnan(self.wait_ratio), -1.0, self.wait_ratio.round(4))
+        return collections.Counter(
+            zip(self.num_agents.tolist(), self.size.tolist(), known.tolist(), strict=True)
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class SetOptions:
+    """Which instances.
+
+    Attributes:
+      sources: `BUILTIN` alone, or files of JSON lines: records of ours or of the published set.
+      seed: of the built-in set.
+      per_cell: take so many of each number of agents, size, wait ratio and hole ratio at most;
+        None takes all.
+      limit: then take so many, evenly spread; None takes all.
+
+    Raises:
+      ValueError: a number is less than 1, or the built-in set is not alone.
+    """
+
+    sources: tuple[str, ...] = (BUILTIN,)
+    seed: int = 0
+    per_cell: int | None = None
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("per_cell", "limit"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value}: allowed are integers from 1 up")
+        if BUILTIN in self.sources and len(self.sources) > 1:
+            raise ValueError(f"set={self.sources}: {BUILTIN!r} does not go with others")
+
+    @property
+    def builtin(self) -> bool:
+        """Whether the instances are to be made, not read."""
+        return self.sources == (BUILTIN,)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What decides on the instances: files by their content.
+
+        Raises:
+          UserError: a file cannot be read.
+        """
+        chosen: dict[str, Any] = {"per_cell": self.per_cell, "limit": self.limit}
+        if self.builtin:
+            return {"set": BUILTIN, "set_seed": self.seed, **chosen}
+        return {"set": [f"{Path(path).name} {_sha256(path)}" for path in self.sources], **chosen}
+
+
+def open_set(root: Path, options: SetOptions, reporter: Reporter) -> BenchmarkQuestions:
+    """The questions in a folder, made if they are not there.
+
+    Raises:
+      UserError: the folder holds others, or they cannot be made; the message names the option.
+    """
+    chosen = options.to_dict()
+    if not (root / "set.json").exists():
+        records, total = _make(options, reporter)
+        files.write_jsonl(root / "instances.jsonl", records)
+        files.write_json(root / "set.json", {"options": chosen, "of": total})
+    before = files.read_json(root / "set.json")["options"]
+    changed = sorted(files.differences(before, chosen))
+    if changed:
+        raise UserError(
+            f"out={root}: the benchmark there asks other instances ({'; '.join(changed)}); "
+            "use those options, or another --out"
+        )
+    return read_set(root)
+
+
+def read_set(root: Path) -> BenchmarkQuestions:
+    """The questions in a folder.
+
+    Raises:
+      UserError: there are none.
+    """
+    if not (root / "set.json").exists():
+        raise UserError(f"out={root}: no benchmark is there; a --model is needed to begin one")
+    records = list(formats.read_jsonl(root / "instances.jsonl"))
+    instances = formats.from_records(records)
+    return BenchmarkQuestions(
+        names=tuple(record["id"] for record in records),
+        instances=instances,
+        num_agents=np.asarray(instances.active).sum(-1),
+        size=np.asarray(instances.size),
+        wait_ratio=np.array([_ratio(record, "wait_ratio") for record in records]),
+        hole_ratio=np.array([_ratio(record, "hole_ratio") for record in records]),
+        about=files.read_json(root / "set.json"),
+    )
+
+
+def _make(options: SetOptions, reporter: Reporter) -> tuple[list[dict[str, Any]], int]:
+    """The chosen records with their optimum, and how many there were to choose from."""
+    if options.builtin:
+        return _builtin(options, reporter)
+    with user_errors():
+        records = list(_read_sources(options.sources))
+        names = collections.Counter(record["id"] for record in records)
+        if twice := sorted(name for name, count in names.items() if count > 1):
+            raise ValueError(f"set: the id {twice[0]!r} occurs {names[twice[0]]} times")
+        if not records:
+            raise ValueError(f"set={options.sources}: no instance is there")
+        chosen = _limited(_per_cell(records, options.per_cell), options.limit)
+        _solve(chosen, reporter)
+        formats.from_records(chosen)  # The labels that were there are checked.
+    return chosen, len(records)
+
+
+def _builtin(options: SetOptions, reporter: Reporter) -> tuple[list[dict[str, Any]], int]:
+    whole = benchmark.PER_HOLE_RATIO
+    per_cell = whole if options.per_cell is None else options.per_cell
+    if per_cell > whole:
+        raise UserError(f"per_cell={per_cell}: the built-in set has {whole}")
+    reporter.line("making the built-in set, which takes minutes; it is kept in the folder")
+    with user_errors():
+        made = mapf_jax.benchmark_instances(options.seed, per_hole_ratio=per_cell)
+    records = [
+        formats.to_record(made.instances[i], name)
+        | {
+            "hole_ratio": round(float(made.hole_ratio[i]), 4),
+            "wait_ratio": round(float(made.wait_ratio[i]), 4),
+        }
+        for i, name in enumerate(made.ids)
+    ]
+    return _limited(records, options.limit), len(records) * whole // per_cell
+
+
+def _read_sources(sources: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The records of the files, all in our format, with hole and wait ratio where known."""
+    for source in sources:
+        path = Path(source)
+        subset = _subset_of(path)
+        try:
+            with path.open("rb") as file:
+                for where, record in formats.numbered_records(file, source):
+                    if published.is_published(record):
+                        yield _from_published(record, where, subset)
+                    else:
+                        formats.instance_from_record(record, where)
+                        match = _NAME.fullmatch(record["id"])
+                        hole_ratio, wait_ratio = match.groups() if match else (None, None)
+                        told = {
+                            "hole_ratio": record.get("hole_ratio", _number(hole_ratio)),
+                            "wait_ratio": record.get("wait_ratio", _number(wait_ratio) or subset),
+                        }
+                        for name, value in told.items():
+                            _check_ratio(value, f"{where}: {name}")
+                        yield {**record, **told}
+        except OSError as error:
+            raise ValueError(f"set={source}: {error.strerror}") from error
+
+
+def _from_published(record: Mapping[str, Any], where: str, subset: float | None) -> dict[str, Any]:
+    question = published.read_published(record, where)
+    name = question.sample_id
+    if subset is not None:  # Names repeat from one subset to the next.
+        head, _, number = name.rpartition("_")
+        name = f"{head}_wr{subset}_{number}"
+    return {
+        **formats.to_record(question.instance, name),
+        "hole_ratio": question.hole_ratio,
+        "wait_ratio": subset,
+    }
+
+
+def _subset_of(path: Path) -> float | None:
+    """The wait-ratio subset that the name of a file, or else of its folder, tells."""
+    for name in (path.stem, path.parent.name):
+        for digits in reversed(_SUBSET.findall(name)):
+            subset = _SUBSETS.get(re.sub(r"\D", "", digits).lstrip("0"))
+            if subset is not None:
+                return subset
+    return None
+
+
+def _per_cell(records: list[dict[str, Any]], count: int | None) -> list[dict[str, Any]]:
+    if count is None:
+        return records
+    seen: collections.Counter[tuple[Any, ...]] = collections.Counter()
+    chosen = []
+    for record in records:
+        cell = (
+            len(record["starts"]),
+            len(record["map"]),
+            record["hole_ratio"],
+            record["wait_ratio"],
+        )
+        seen[cell] += 1
+        if seen[cell] <= count:
+            chosen.append(record)
+    return chosen
+
+
+def _limited(records: list[dict[str, Any]], limit: int | None) -> list[dict[str, Any]]:
+    if limit is None or limit >= len(records):
+        return records
+    return [records[i] for i in np.linspace(0, len(records) - 1, limit).round().astype(int)]
+
+
+def _solve(records: list[dict[str, Any]], reporter: Reporter) -> None:
+    """Adds the optimum to those records that have none."""
+    rows = [i for i, record in enumerate(records) if record.get("cost") is None]
+    with reporter.bar("solving the set", total=len(rows)) as advance:
+        for first in range(0, len(rows), BLOCK):
+            chunk = rows[first : first + BLOCK]
+            bare = [
+                {name: records[i][name] for name in ("id", "map", "starts", "goals")} for i in chunk
+            ]
+            solution = mapf_jax.solve(formats.from_records(bare))
+            for row, i in enumerate(chunk):
+                single = jax.tree.map(lambda leaf, row=row: leaf[row], solution)
+                agents = np.arange(len(records[i]["starts"]))
+                records[i] |= formats.solution_fields(single, agents)
+                if records[i]["status"] == "optimal":
+                    del records[i]["status"]
+            advance(first + len(chunk), "")
+
+
+def _ratio(record: Mapping[str, Any], name: str) -> float:
+    value = record.get(name)
+    return float("nan") if value is None else float(value)
+
+
+def _check_ratio(value: Any, where: str) -> None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if value is not None and not (number and 0 <= value <= 1):
+        raise ValueError(f"{where}: {value!r} is neither a number from 0 to 1 nor null")
+
+
+def _number(text: str | None) -> float | None:
+    return None if text is None else float(text)
+
+
+def _sha256(path: str) -> str:
+    try:
+        with Path(path).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise UserError(f"set={path}: {error.strerror}") from error

@@ -1,0 +1,475 @@
+"""Who answers a benchmark: a model on this machine, a model behind a server, or an oracle."""
+
+import dataclasses
+import hashlib
+import queue
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from engineer.designers import NoAnswerError
+from engineer.endpoint import Endpoint, RefusedError
+from experiments import settings as settings_lib
+from experiments.benchmark.oracles import ORACLES
+from experiments.benchmark.questions import BenchmarkQuestions
+from experiments.configs import tiny
+from experiments.errors import UserError, user_errors
+from experiments.policy import Responder, load_params, load_policy
+from experiments.run_checkpoint import RunCheckpoint, find_checkpoint, load_checkpoint
+from experiments.settings import MeshSettings, ModelSettings, Settings
+from learner import tokens
+from learner.qwen3 import weights
+from learner.sampling.sampler import SamplingParams
+from mapf_jax.solver.blocks import BLOCK
+
+ENDPOINT = "endpoint:"
+# Prompts of numbers and single letters; a guess for servers whose tokenizer is not known.
+_CHARACTERS_PER_TOKEN = 3
+_FAILURES_IN_A_ROW = 20
+_FAILURES_AT_FIRST = 3  # Of a server that has never answered: its address is wrong, or it is down.
+
+
+@dataclasses.dataclass(frozen=True)
+class SolverOptions:
+    """How models answer. None leaves a choice to the model: its run, its checkpoint, its server.
+
+    Attributes:
+      seed: of all that is random in answers.
+      list_holes: also list the holes' cells in the prompt.
+      max_new_tokens: budget of an answer; `ValidationSettings` has the default.
+      temperature: of sampling; 0 is greedy.
+      thinking: let the chat template open the model's thinking (models on this machine).
+      thinking_tokens: most tokens of it; 0 sets no limit (likewise).
+      top_p, top_k: of sampling (likewise).
+      dtype: of activations (likewise).
+      mesh: devices along the axes data, fsdp and tensor (likewise).
+      rows: answers sampled at a time (likewise).
+      concurrency: requests to a server at a time.
+      timeout: seconds for one request.
+      tries: requests for one answer in one start.
+      key_variable: environment variable with the server's key.
+      budget_field: field of a request that holds `max_new_tokens`.
+      extra: further fields of every request.
+      price_in, price_out: price of a million tokens of prompts and of answers.
+      max_cost: refuse to begin where the answers may cost more.
+
+    Raises:
+      ValueError: a number is out of its range, or a limit on the cost has no prices.
+    """
+
+    seed: int = 0
+    list_holes: bool | None = None
+    max_new_tokens: int | None = None
+    temperature: float | None = None
+    thinking: bool | None = None
+    thinking_tokens: int | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    dtype: str | None = None
+    mesh: MeshSettings | None = None
+    rows: int | None = None
+    concurrency: int = 8
+    timeout: float = 300.0
+    tries: int = 8  # With their pauses two minutes: limits are often so many requests a minute.
+    key_variable: str = "OPENAI_API_KEY"
+    budget_field: str = "max_tokens"
+    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    price_in: float | None = None
+    price_out: float | None = None
+    max_cost: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_new_tokens", "rows", "concurrency"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value}: allowed are integers from 1 up")
+        if not 0 <= self.seed < 1 << 32:
+            raise ValueError(f"seed={self.seed}: allowed are integers from 0 to 2**32 - 1")
+        for name in ("price_in", "price_out", "max_cost"):
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
+                raise ValueError(f"{name}={value}: allowed are numbers from 0 up")
+        if (self.price_in is None) != (self.price_out is None):
+            raise ValueError(
+                f"price_in={self.price_in}, price_out={self.price_out}: either both or neither"
+            )
+        if self.max_cost is not None and self.price_in is None:
+            raise ValueError(f"max_cost={self.max_cost}: needs price_in and price_out")
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """What became of one question.
+
+    Attributes:
+      row: which instance of the questions.
+      text: the answer; None if none could be had, which is no wrong answer.
+      tokens: of the answer, reasoning included; None if not known.
+      prompt_tokens: of the question; None if not known.
+      truncated: the budget ended the answer; None if not known.
+      note: why there is no answer, or what is odd about it.
+    """
+
+    row: int
+    text: str | None
+    tokens: int | None = None
+    prompt_tokens: int | None = None
+    truncated: bool | None = None
+    note: str = ""
+
+
+class Solver(Protocol):
+    """Answers questions.
+
+    Attributes:
+      options: everything that its answers depend on beside the instances, as JSON holds it.
+    """
+
+    options: Mapping[str, Any]
+
+    def forecast(self, questions: BenchmarkQuestions, rows: np.ndarray) -> list[str]:
+        """What answering will take, in lines for a person.
+
+        Raises:
+          UserError: it may take more than is allowed.
+        """
+        ...
+
+    def answer(self, questions: BenchmarkQuestions, rows: np.ndarray) -> Iterator[list[Given]]:
+        """What becomes of each of the rows int[n], in any order, as it comes.
+
+        Raises:
+          UserError: the model cannot be used with these options.
+        """
+        ...
+
+
+def make_solver(spec: str, options: SolverOptions) -> Solver:
+    """The solver that a `--model` names.
+
+    Args:
+      spec: an oracle's name, "endpoint:URL#MODEL", "tiny", a run's folder, "RUN:STEP", or a
+        checkpoint's folder.
+      options: how it answers.
+
+    Raises:
+      UserError: there is no such model, or the options do not go with it.
+    """
+    if spec in ORACLES:
+        return OracleSolver(spec, options)
+    if spec.startswith(ENDPOINT):
+        return EndpointSolver(spec, options)
+    return LocalSolver(spec, options)
+
+
+class OracleSolver:
+    """A planner that knows the instances and no language.
+
+    Args:
+      name: of `ORACLES`.
+      options: only the seed is used.
+    """
+
+    def __init__(self, name: str, options: SolverOptions) -> None:
+        self._oracle, self._seed = ORACLES[name], options.seed
+        self.options: Mapping[str, Any] = {
+            "kind": "oracle",
+            "model": name,
+            **({"seed": options.seed} if self._oracle.random else {}),
+        }
+
+    def forecast(self, questions: BenchmarkQuestions, rows: np.ndarray) -> list[str]:
+        """Nothing to tell."""
+        del questions, rows
+        return []
+
+    def answer(self, questions: BenchmarkQuestions, rows: np.ndarray) -> Iterator[list[Given]]:
+        """Blocks of answers."""
+        for first in range(0, len(rows), BLOCK):
+            block = rows[first : first + BLOCK]
+            texts = self._oracle.answers(
+                questions.instances[block], questions.keys(self._seed, block)
+            )
+            yield [Given(int(row), text) for row, text in zip(block, texts, strict=True)]
+
+
+class LocalSolver:
+    """A model on this machine, sampled as a run samples its validation.
+
+    Args:
+      spec: "tiny", a run's folder with or without ":STEP", or a checkpoint's folder.
+      options: what is None there is as the run has it, or as the checkpoint recommends.
+
+    Raises:
+      UserError: there is no such model, or a value is not allowed.
+    """
+
+    def __init__(self, spec: str, options: SolverOptions) -> None:
+        self._checkpoint: RunCheckpoint | None = None
+        settings, source = self._read(spec)
+        validation, training = settings.validation, settings.training
+        recommended: Mapping[str, Any] = {}
+        if source["kind"] == "folder":
+            with user_errors():
+                recommended = weights.read_generation_config(settings.model.folder) or {}
+            if recommended.get("do_sample") is False:
+                recommended = {"temperature": 0.0}
+
+        def chosen(name: str, otherwise: Any) -> Any:
+            value = getattr(options, name)
+            return otherwise if value is None else value
+
+        with user_errors():
+            self._settings = dataclasses.replace(
+                settings,
+                model=dataclasses.replace(
+                    settings.model, dtype=chosen("dtype", settings.model.dtype)
+                ),
+                mesh=chosen("mesh", settings.mesh),
+                training=dataclasses.replace(
+                    training, sampling_rows=chosen("rows", training.sampling_rows)
+                ),
+            )
+        self._seed = options.seed
+        self._list_holes = chosen("list_holes", settings.environment.list_holes)
+        self._thinking = chosen("thinking", training.thinking)
+        self._thinking_tokens = chosen("thinking_tokens", validation.thinking_tokens)
+        if self._thinking_tokens and not self._thinking:
+            raise UserError(f"thinking_tokens={self._thinking_tokens}: only with --thinking")
+        with user_errors():
+            self._sampling = SamplingParams(
+                max_new_tokens=chosen("max_new_tokens", validation.max_new_tokens),
+                temperature=chosen(
+                    "temperature", recommended.get("temperature", validation.temperature)
+                ),
+                top_p=chosen("top_p", recommended.get("top_p", 1.0)),
+                top_k=chosen("top_k", recommended.get("top_k", 0)),
+            )
+        self.options: Mapping[str, Any] = {
+            **source,
+            "seed": self._seed,
+            "list_holes": self._list_holes,
+            "thinking": self._thinking,
+            "thinking_tokens": self._thinking_tokens,
+            "max_new_tokens": self._sampling.max_new_tokens,
+            "temperature": self._sampling.temperature,
+            "top_p": self._sampling.top_p,
+            "top_k": self._sampling.top_k,
+            "dtype": self._settings.model.dtype,
+        }
+
+    def _read(self, spec: str) -> tuple[Settings, dict[str, Any]]:
+        """Settings to start from, and what fixes the weights."""
+        if spec == settings_lib.TINY_MODEL:
+            settings = settings_lib.from_config(tiny.get_config())
+            return settings, {"kind": "tiny", "model": spec, **_fingerprint(settings.model.folder)}
+        if checkpoint := find_checkpoint(spec):
+            self._checkpoint = checkpoint
+            return checkpoint.settings, {
+                "kind": "run",
+                "model": str(checkpoint.run),
+                "step": checkpoint.step,
+                "config": checkpoint.digest,
+            }
+        folder = Path(spec)
+        if not (folder / "config.json").is_file():
+            raise UserError(
+                f"model={spec}: neither a run's folder (or RUN:STEP) nor a checkpoint's folder; "
+                f"allowed are also {settings_lib.TINY_MODEL!r}, {ENDPOINT}URL#MODEL and the "
+                f"oracles {', '.join(ORACLES)}"
+            )
+        with user_errors():
+            settings = Settings(model=ModelSettings(path=spec))
+        return settings, {"kind": "folder", "model": spec, **_fingerprint(folder)}
+
+    def forecast(self, questions: BenchmarkQuestions, rows: np.ndarray) -> list[str]:
+        """Nothing to tell: how long it takes is seen as it runs."""
+        del questions, rows
+        return []
+
+    def answer(self, questions: BenchmarkQuestions, rows: np.ndarray) -> Iterator[list[Given]]:
+        """Each answer when it has ended, longest prompts first; first those that do not fit."""
+        settings = self._settings
+        with user_errors():
+            policy = load_policy(settings)
+            sampling = self._sampling
+            if self._thinking_tokens:
+                budget = tokens.thinking_budget(policy.tokenizer, self._thinking_tokens)
+                sampling = dataclasses.replace(sampling, thinking=budget)
+            responder = Responder(
+                policy, sampling, settings.training.sampling_rows, thinking=self._thinking
+            )
+            if self._checkpoint is None:
+                params = load_params(settings, policy)
+            else:
+                params = load_checkpoint(self._checkpoint, policy)
+        chats = [
+            [{"role": "user", "content": questions.prompt(int(row), self._list_holes)}]
+            for row in rows
+        ]
+        fits = np.array([responder.fits(chat) for chat in chats], bool)
+        note = "the prompt and a whole answer do not fit the model's window"
+        yield [Given(int(row), "", 0, truncated=True, note=note) for row in rows[~fits]]
+        fitting = [chat for chat, fit in zip(chats, fits, strict=True) if fit]
+        asked = rows[fits]
+        for number, answer in responder.stream(params, fitting, questions.keys(self._seed, asked)):
+            yield [
+                Given(
+                    int(asked[number]),
+                    answer.text,
+                    answer.num_tokens,
+                    truncated=answer.truncated,
+                )
+            ]
+
+
+class EndpointSolver:
+    """A model behind a server that speaks OpenAI's chat completions protocol, asked zero-shot.
+
+    Args:
+      spec: "endpoint:URL#MODEL".
+      options: how it is asked.
+
+    Raises:
+      UserError: the address is none, or an option is not for servers.
+    """
+
+    def __init__(self, spec: str, options: SolverOptions) -> None:
+        url, _, model = spec.removeprefix(ENDPOINT).partition("#")
+        for name in ("thinking", "thinking_tokens", "top_p", "top_k"):
+            if getattr(options, name) is not None:
+                raise UserError(
+                    f"{name}={getattr(options, name)}: not for {spec}, which takes what it knows "
+                    "of that by --extra; models on this machine go into a start of their own"
+                )
+        budget = options.max_new_tokens or settings_lib.ValidationSettings().max_new_tokens
+        self._options, self._budget = options, budget
+        self._list_holes = bool(options.list_holes)
+        with user_errors():
+            self._endpoint = Endpoint(
+                url,
+                model,
+                key_variable=options.key_variable,
+                timeout=options.timeout,
+                tries=options.tries,
+                max_tokens=budget,
+                budget_field=options.budget_field,
+                temperature=options.temperature,
+                extra=options.extra,
+            )
+        self.options: Mapping[str, Any] = {
+            "kind": "endpoint",
+            "model": model,
+            "url": url,
+            "seed": options.seed,
+            "list_holes": self._list_holes,
+            "max_new_tokens": budget,
+            "temperature": options.temperature,
+            "extra": dict(options.extra),
+        }
+
+    def forecast(self, questions: BenchmarkQuestions, rows: np.ndarray) -> list[str]:
+        """Tokens, and their price where prices are known; at most, without requests that fail."""
+        characters = sum(len(questions.prompt(int(row), self._list_holes)) for row in rows)
+        asked, given = characters // _CHARACTERS_PER_TOKEN, len(rows) * self._budget
+        lines = [
+            f"{len(rows):,} questions to {self._endpoint.model}: about {asked:,} prompt tokens "
+            f"(one for every {_CHARACTERS_PER_TOKEN} characters), at most {given:,} answer tokens "
+            f"({self._budget:,} each)"
+        ]
+        options = self._options
+        if options.price_in is None or options.price_out is None:
+            return [*lines, "  the price of a token is not known: --price_in, --price_out"]
+        cost = price(options, asked, given)
+        lines.append(
+            f"  at most about {cost:,.2f} at {options.price_in:g} and {options.price_out:g} a "
+            "million tokens; tries that fail come on top if the server counts them"
+        )
+        if options.max_cost is not None and cost > options.max_cost:
+            raise UserError(
+                f"max_cost={options.max_cost:g}: {len(rows)} answers may cost {cost:,.2f}; allow "
+                "that, or take a smaller --max_new_tokens, --limit or --per_cell"
+            )
+        return lines
+
+    def answer(self, questions: BenchmarkQuestions, rows: np.ndarray) -> Iterator[list[Given]]:
+        """Answers of several requests at a time, each when it comes.
+
+        Raises:
+          UserError: the server has never answered anything and refuses, or failures do not end.
+        """
+        waiting: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
+        done: queue.SimpleQueue[tuple[Given, bool] | BaseException] = queue.SimpleQueue()
+        seeds = jax.vmap(jax.random.bits)(questions.keys(self._options.seed, rows))
+        for row, seed in zip(rows, np.asarray(seeds), strict=True):
+            waiting.put((int(row), int(seed)))
+        enough = threading.Event()
+
+        def work() -> None:
+            while not enough.is_set():
+                try:
+                    done.put(self._ask(questions, *waiting.get_nowait()))
+                except queue.Empty:
+                    return
+                except BaseException as error:
+                    done.put(error)
+
+        # Daemons: whoever interrupts the program does not wait for requests under way.
+        for _ in range(min(self._options.concurrency, len(rows))):
+            threading.Thread(target=work, daemon=True).start()
+        # Of an earlier start there may be answers: what is left may be just what it refuses.
+        known, in_a_row = len(rows) < len(questions), 0
+        try:
+            for _ in rows:
+                outcome = done.get()
+                if isinstance(outcome, BaseException):
+                    raise outcome
+                given, refused = outcome
+                if refused and not known:
+                    raise UserError(f"model={ENDPOINT}{self._endpoint.url}: {given.note}")
+                known = known or given.text is not None
+                in_a_row = 0 if given.text is not None else in_a_row + 1
+                yield [given]
+                if in_a_row == (_FAILURES_IN_A_ROW if known else _FAILURES_AT_FIRST):
+                    raise UserError(
+                        f"model={ENDPOINT}{self._endpoint.url}: {in_a_row} requests in a row have "
+                        f"failed, the last one: {given.note}; what was answered is kept"
+                    )
+        finally:
+            enough.set()
+
+    def _ask(self, questions: BenchmarkQuestions, row: int, seed: int) -> tuple[Given, bool]:
+        """What became of a question, and whether the server refused it as such."""
+        chat = [{"role": "user", "content": questions.prompt(row, self._list_holes)}]
+        try:
+            reply = self._endpoint.ask(chat, seed)
+        except NoAnswerError as error:
+            return Given(row, None, note=str(error)), False
+        except RefusedError as error:
+            return Given(row, None, note=str(error)), True
+        truncated = reply.finish == "length" if reply.finish else None
+        return Given(row, reply.text, reply.answer_tokens, reply.prompt_tokens, truncated), False
+
+
+def price(options: SolverOptions, prompt_tokens: int, answer_tokens: int) -> float:
+    """What tokens cost, in the unit of the prices.
+
+    Raises:
+      ValueError: prices are not known.
+    """
+    if options.price_in is None or options.price_out is None:
+        raise ValueError("price_in, price_out: needed")
+    return (prompt_tokens * options.price_in + answer_tokens * options.price_out) / 1e6
+
+
+def _fingerprint(folder: Path) -> dict[str, str]:
+    """A hash of all weights in a checkpoint's folder."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return {"weights": digest.hexdigest()}

@@ -1,0 +1,1 @@
+"""Frozen lakes, the first family."""

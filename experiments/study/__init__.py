@@ -1,0 +1,1 @@
+"""Variants compared over seeds: `python -m experiments.study`."""

@@ -1,0 +1,1 @@
+"""Meshes, processes and preemption."""

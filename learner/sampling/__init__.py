@@ -1,0 +1,1 @@
+"""From prompts to completions, through a cache of keys and values."""

@@ -1,0 +1,190 @@
+"""The distribution that the next token is drawn from, and the draw.
+
+Logits are masked, divided by the temperature, and cut by top-k, top-p and min-p, in this order;
+what is left is renormalised. Log-probabilities that the sampler returns are those of the result.
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from learner.sampling.token_automaton import ThinkingBudget
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How to choose tokens, and when an answer ends.
+
+    Attributes:
+        max_new_tokens: budget of one answer, the stop token included.
+        temperature: divides the logits; 0 takes the most likely token.
+        top_k: keep only the k most likely tokens; 0 keeps all.
+        top_p: keep only the smallest set of most likely tokens whose probability reaches p
+            (nucleus sampling, arXiv 1904.09751), of what `top_k` left; 1 keeps all.
+        min_p: keep only tokens at least this share as likely as the most likely one (arXiv
+            2407.01082); 0 keeps all.
+        stop_token_ids: an answer ends with the first of these.
+        stop_strings: an answer ends with the token that completes the first of these in its
+            text, special tokens written out; `Sampler` then needs a tokenizer.
+        thinking: how long an answer may think, and how it is told to end; None sets no limit.
+
+    Raises:
+        ValueError: a field is out of its range.
+    """
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    stop_token_ids: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
+    thinking: ThinkingBudget | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens is {self.max_new_tokens}; it must be at least 1")
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(
+                f"temperature is {self.temperature}; it must be a finite number from 0 up"
+            )
+        if self.top_k < 0:
+            raise ValueError(f"top_k is {self.top_k}; it must be at least 0 (0 keeps all)")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is {self.top_p}; it must be in (0, 1]")
+        if not 0 <= self.min_p <= 1:
+            raise ValueError(f"min_p is {self.min_p}; it must be in [0, 1]")
+        if isinstance(self.stop_strings, str) or not all(self.stop_strings):
+            raise ValueError(
+                f"stop_strings is {self.stop_strings!r}; it must be a tuple of strings, none empty"
+            )
+        if self.thinking is not None:
+            needed = self.thinking.max_tokens + len(self.thinking.closing_ids)
+            if needed >= self.max_new_tokens:
+                raise ValueError(
+                    f"max_new_tokens is {self.max_new_tokens}; it must exceed {needed}, the "
+                    f"{self.thinking.max_tokens} tokens of thinking and the "
+                    f"{len(self.thinking.closing_ids)} that end it"
+                )
+
+
+def filter_logits(logits: Array, sampling: SamplingParams) -> Array:
+    """Logits f32[..., V] of the distribution to draw from; excluded tokens have -inf.
+
+    Tokens tied at the edge of top-k or top-p are all kept. Temperature 0 is treated as 1.
+    """
+    if sampling.temperature > 0:
+        logits = logits / sampling.temperature
+    edge = None
+    k = min(sampling.top_k, logits.shape[-1])
+    if k:
+        best = jax.lax.top_k(logits, k)[0]
+        edge = best[..., -1:]
+        if sampling.top_p < 1.0:
+            probs = jax.nn.softmax(best)
+            inside = jnp.cumsum(probs, axis=-1) - probs < sampling.top_p
+            edge = jnp.min(jnp.where(inside, best, jnp.inf), axis=-1, keepdims=True)
+    elif sampling.top_p < 1.0:
+        edge = _nucleus_edge(logits, sampling.top_p)
+    if sampling.min_p > 0:
+        least = jnp.max(logits, axis=-1, keepdims=True) + math.log(sampling.min_p)
+        edge = least if edge is None else jnp.maximum(edge, least)
+    return logits if edge is None else jnp.where(logits >= edge, logits, -jnp.inf)
+
+
+def _nucleus_edge(logits: Array, top_p: float) -> Array:
+    """The largest edge f32[..., 1] such that tokens with logits from there up have top_p.
+
+    Bisection over all float32 numbers: 32 sums over the vocabulary where sorting it would take
+    much longer, on accelerators above all. Integers with the bits of floats have their order,
+    once those of negative numbers are flipped.
+    """
+
+    def flip(bits: Array) -> Array:
+        return jnp.where(bits < 0, bits ^ jnp.int32(0x7FFFFFFF), bits)
+
+    ordered = flip(jax.lax.bitcast_convert_type(logits, jnp.int32))
+    highest = jnp.max(ordered, axis=-1, keepdims=True)
+    probs = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))
+    wanted = top_p * jnp.sum(probs, axis=-1, keepdims=True)
+
+    def halve(_: int, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = bounds  # those from `low` up suffice, those from `high` up do not
+        middle = (low >> 1) + (high >> 1) + (low & high & 1)
+        mass = jnp.sum(jnp.where(ordered >= middle, probs, 0.0), axis=-1, keepdims=True)
+        enough = mass >= wanted
+        return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
+
+    lowest = jnp.full_like(highest, jnp.iinfo(jnp.int32).min)
+    edge, _ = jax.lax.fori_loop(0, 32, halve, (lowest, highest + 1))
+    # The search may stop between two logits, among them bits that are no number.
+    inside = jnp.where(ordered >= edge, ordered, highest)
+    return jax.lax.bitcast_convert_type(flip(jnp.min(inside, axis=-1, keepdims=True)), jnp.float32)
+
+
+def most_likely(logits: Array) -> Array:
+    """The first token i32[...] of the largest logit of f32[..., V]; the last one if one is NaN.
+
+    `argmax` in two plain reductions: of pairs, XLA's CPU backend takes ten times as long.
+    """
+    V = logits.shape[-1]
+    best = jnp.max(logits, axis=-1, keepdims=True)
+    ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
+    return jnp.min(jnp.where(logits == best, ids, V - 1), axis=-1)
+
+
+def logprob(logits: Array, token: Array) -> Array:
+    """Log-probability f32[...] of token i32[...] under logits f32[..., V]."""
+    chosen = jnp.take_along_axis(logits, token[..., None], axis=-1)[..., 0]
+    return chosen - jax.nn.logsumexp(logits, axis=-1)
+
+
+def draw(keys: Array, logits: Array) -> Array:
+    """One token per row by inversion of the cumulative distribution; needs one uniform per row.
+
+    A Gumbel draw (`jax.random.categorical`) needs V random numbers per row, which on a CPU takes
+    about as long as a decoding step of a small model. The cumulative sum has two levels, blocks
+    and within the block, so that its rounding error grows with the root of V only. Tokens of
+    probability 0 are never drawn.
+
+    Args:
+        keys: PRNG keys [...]; logits: f32[..., V], some finite in every row.
+
+    Returns:
+        i32[...].
+    """
+    *lead, V = logits.shape
+    width = max(1, round(V**0.5))
+    blocks = -(-V // width)
+    padding = [(0, 0)] * len(lead) + [(0, blocks * width - V)]
+    probs = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))
+    probs = jnp.pad(probs, padding).reshape(*lead, blocks, width)
+    uniform = jax.vmap(jax.random.uniform)(keys.reshape(-1)).reshape(lead)
+
+    block, rest = _invert(jnp.sum(probs, axis=-1), uniform)
+    within = jnp.take_along_axis(probs, block[..., None, None], axis=-2)[..., 0, :]
+    position, _ = _invert(within, rest)
+    return block * width + position
+
+
+def _invert(weights: Array, uniform: Array) -> tuple[Array, Array]:
+    """The index in weights [..., n] at which the cumulative share exceeds uniform in [0, 1).
+
+    Also returns how far into that weight the uniform number fell, itself a number in [0, 1).
+    Some weight of every row must be positive; an index whose weight is zero is never returned.
+    """
+    ends = jnp.cumsum(weights, axis=-1)
+    threshold = (uniform * ends[..., -1])[..., None]
+    # Sums of different prefixes may be rounded differently: ends can rise, or fall, where the
+    # weight is zero, and the last end need not be the largest.
+    positive = weights > 0
+    hit = (ends > threshold) & positive
+    last = weights.shape[-1] - 1 - jnp.argmax(positive[..., ::-1], axis=-1)
+    index = jnp.where(jnp.any(hit, axis=-1), jnp.argmax(hit, axis=-1), last)
+    weight = jnp.take_along_axis(weights, index[..., None], axis=-1)
+    end = jnp.take_along_axis(ends, index[..., None], axis=-1)
+    rest = 1.0 - (end - threshold) / weight
+    return index.astype(jnp.int32), jnp.clip(rest[..., 0], 0.0, 1.0 - 2.0**-24)

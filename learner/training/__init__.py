@@ -1,0 +1,1 @@
+"""From completions and rewards to new weights."""

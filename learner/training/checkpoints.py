@@ -1,0 +1,241 @@
+"""Checkpoints that a kill cannot halve: the training state and a small JSON record beside it."""
+
+import dataclasses
+import shutil
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+from orbax.checkpoint import multihost
+
+from learner.devices import distributed
+from learner.training.train_state import TrainState
+
+_STATE, _METADATA = "state", "metadata"
+# A checkpoint that is to go is first renamed into this folder: removing its files takes more than
+# one system call, and a kill in between would leave a part of it among the others.
+_REMOVED = "removed"
+# Beside the caller's own keys in the metadata.
+_SCORE = "checkpoint_score"
+
+
+class _Keep:
+    """Which checkpoints stay: the newest, and those of the highest scores.
+
+    Orbax asks after every save (its `PreservationPolicy` protocol); the scores are read from the
+    checkpoints themselves when the folder is opened.
+    """
+
+    def __init__(self, newest: int | None, best: int) -> None:
+        self._newest, self._best = newest, best
+        self.scores: dict[int, float] = {}
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
+        """One answer for each checkpoint; they come in ascending order."""
+        del context
+        steps = [info.step for info in checkpoints]
+        if self._newest is None:
+            return [True] * len(steps)
+        keep = set(steps[-self._newest :]) | set(self.best(steps)[: self._best])
+        return [step in keep for step in steps]
+
+    def best(self, steps: Sequence[int]) -> list[int]:
+        """Those that have a score, the highest first; of equal ones the newest first."""
+        scored = [step for step in steps if step in self.scores]
+        return sorted(scored, key=lambda step: (self.scores[step], step), reverse=True)
+
+
+class Checkpoints:
+    """The checkpoints in one folder, each named by an integer.
+
+    Orbax writes into a temporary folder and renames it when all is there, so whatever `steps`
+    lists is complete; what an interrupted save left behind is ignored, and removed when the folder
+    is opened for writing.
+
+    Several processes share one folder, on storage that all of them reach, and call everything here
+    together: each writes and reads the parts of the arrays that its devices hold. Another number
+    of processes may restore.
+
+    Args:
+      folder: created if needed.
+      keep: how many of the newest to keep, at least 1; None keeps all.
+      keep_best: how many of the highest scores to keep as well.
+      asynchronous: `save` returns when the state has been copied, and the copy is written in the
+        background; the next save, `steps`, `restore` and `close` wait for it. A process that is
+        killed meanwhile leaves the checkpoint before as the latest.
+      read_only: never create, write or remove anything.
+
+    Raises:
+      ValueError: `keep` or `keep_best` is out of its range.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        keep: int | None = 2,
+        keep_best: int = 0,
+        asynchronous: bool = True,
+        read_only: bool = False,
+    ) -> None:
+        if keep is not None and keep < 1:
+            raise ValueError(f"keep={keep!r}: allowed are None and integers from 1 up")
+        if keep_best < 0:
+            raise ValueError(f"keep_best={keep_best!r}: allowed are integers from 0 up")
+        self._folder = Path(folder).resolve()
+        self._keep = _Keep(keep, keep_best)
+        self._manager = ocp.CheckpointManager(
+            self._folder,
+            options=ocp.CheckpointManagerOptions(
+                preservation_policy=self._keep,
+                create=not read_only,
+                read_only=read_only,
+                cleanup_tmp_directories=not read_only,
+                enable_async_checkpointing=asynchronous,
+                async_options=ocp.options.AsyncOptions(barrier_sync_fn=_barrier),
+                todelete_subdir=_REMOVED,
+                # Of several processes the first looks at the folder, so that all see the same.
+                single_host_load_and_broadcast=True,
+            ),
+            item_names=(_STATE, _METADATA),
+        )
+        self._read_only = read_only
+        self._sweep()
+        for step in self.steps():
+            score = self._read_metadata(step).get(_SCORE)
+            if score is not None:
+                self._keep.scores[step] = score
+
+    def save(
+        self,
+        step: int,
+        state: TrainState,
+        metadata: Mapping[str, Any],
+        score: float | None = None,
+    ) -> None:
+        """Writes checkpoint `step`, in the background if that was asked for.
+
+        Args:
+          step: its name, larger than those of all others.
+          state: what to save; it may be donated as soon as this returns.
+          metadata: anything JSON can hold; a task's state, say.
+          score: how good it is, for `keep_best`; None if that is not known.
+
+        Raises:
+          ValueError: `step` is not larger than the latest.
+        """
+        latest = self.latest_step()
+        if latest is not None and step <= latest:
+            raise ValueError(f"step={step}: the latest checkpoint is {latest}, allowed are larger")
+        self._sweep()
+        if score is not None:
+            self._keep.scores[step] = float(score)
+        if jax.default_backend() == "cpu":
+            # There Orbax may write from the very buffers that the next step donates.
+            state = jax.block_until_ready(jax.tree.map(jnp.copy, state))
+        self._manager.save(
+            step,
+            args=ocp.args.Composite(
+                state=ocp.args.StandardSave(_as_dict(state)),
+                metadata=ocp.args.JsonSave({**metadata, _SCORE: score}),
+            ),
+            force=True,
+        )
+
+    def wait(self) -> None:
+        """Returns when the last save is on disk; raises what went wrong with it."""
+        self._manager.wait_until_finished()
+
+    def steps(self) -> list[int]:
+        """All complete checkpoints, ascending."""
+        self.wait()
+        return sorted(self._manager.all_steps())
+
+    def latest_step(self) -> int | None:
+        """The newest complete checkpoint, or None."""
+        return max(self.steps(), default=None)
+
+    def restore(
+        self, abstract_state: TrainState, step: int | None = None
+    ) -> tuple[TrainState, dict[str, Any]]:
+        """Reads a checkpoint.
+
+        Args:
+          abstract_state: shapes, dtypes and shardings to restore to
+            (`train_state.abstract_train_state`). The mesh may differ from the one saved on.
+          step: which one; None is the latest.
+
+        Returns:
+          The state, placed as asked, and the metadata.
+
+        Raises:
+          FileNotFoundError: there is no such checkpoint.
+        """
+        step = self._known(step)
+        restored = self._manager.restore(
+            step, args=ocp.args.Composite(state=ocp.args.StandardRestore(_as_dict(abstract_state)))
+        )
+        return TrainState(**restored[_STATE]), self.metadata(step)
+
+    def metadata(self, step: int | None = None) -> dict[str, Any]:
+        """Only the metadata of a checkpoint; arguments and errors as in `restore`."""
+        metadata = self._read_metadata(self._known(step))
+        metadata.pop(_SCORE, None)
+        return metadata
+
+    def close(self) -> None:
+        """Waits for the last save and releases what Orbax holds; nothing works afterwards."""
+        self._manager.close()
+        self._sweep()
+
+    def _sweep(self) -> None:
+        if not self._read_only and distributed.is_first():
+            shutil.rmtree(self._folder / _REMOVED, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None or not distributed.lost_process(error):
+            self.close()  # A save in the background would wait for a process that is gone.
+
+    def _read_metadata(self, step: int) -> dict[str, Any]:
+        restored = self._manager.restore(
+            step, args=ocp.args.Composite(metadata=ocp.args.JsonRestore())
+        )
+        return dict(restored[_METADATA])
+
+    def _known(self, step: int | None) -> int:
+        steps = self.steps()
+        if not steps or (step is not None and step not in steps):
+            wanted = "any" if step is None else step
+            raise FileNotFoundError(f"{self._folder}: no checkpoint {wanted}, there are {steps}")
+        return steps[-1] if step is None else step
+
+
+def _barrier(*, key: str, timeout_ms: int) -> None:
+    """Orbax's own barrier between the threads that save in the background.
+
+    Where writing has failed on one process, its thread still comes to a barrier on its way out, and
+    would stand there for the whole time-out of 20 minutes, as would the others at an earlier one.
+    It is let through with its error, which the next call of the main thread raises.
+    """
+    error = sys.exc_info()[1]
+    if error is not None and threading.current_thread() is not threading.main_thread():
+        raise error
+    multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
+
+
+def _as_dict(state: TrainState) -> dict[str, Any]:
+    # A plain dict of fields on disk: readable without this class.
+    return {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}

@@ -1,0 +1,106 @@
+"""What one round of sampling brought: prompts, answers and rewards, as host arrays."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from learner.training.task import Answer
+
+
+@dataclasses.dataclass(frozen=True)
+class Rollout:
+    """P prompts with G answers each, N = P * G, prompt-major; M is the answer budget.
+
+    Attributes:
+      problems: i64[P], the problem behind each prompt.
+      prompts: P lists of token ids.
+      tokens: i32[N, M], the pad id after the end.
+      logprobs: f32[N, M], the sampler's, in nats.
+      lengths: i32[N], stop token included.
+      truncated: bool[N], ended by the budget.
+      answers: N answers as the task sees them.
+      rewards: f32[N].
+    """
+
+    problems: np.ndarray
+    prompts: Sequence[Sequence[int]]
+    tokens: np.ndarray
+    logprobs: np.ndarray
+    lengths: np.ndarray
+    truncated: np.ndarray
+    answers: Sequence[Answer]
+    rewards: np.ndarray
+
+    @property
+    def group_size(self) -> int:
+        """G."""
+        return len(self.answers) // len(self.prompts)
+
+    @property
+    def groups(self) -> np.ndarray:
+        """The rewards as f32[P, G]."""
+        return self.rewards.reshape(len(self.prompts), -1)
+
+    @property
+    def signal(self) -> np.ndarray:
+        """bool[P], whether the rewards of a group differ (`grpo.has_signal`)."""
+        return self.groups.max(axis=1) > self.groups.min(axis=1)
+
+    def take(self, prompts: np.ndarray) -> "Rollout":
+        """The groups of the given prompts (i64[K]), in that order."""
+        rows = (prompts[:, None] * self.group_size + np.arange(self.group_size)).reshape(-1)
+        return Rollout(
+            problems=self.problems[prompts],
+            prompts=[self.prompts[int(i)] for i in prompts],
+            tokens=self.tokens[rows],
+            logprobs=self.logprobs[rows],
+            lengths=self.lengths[rows],
+            truncated=self.truncated[rows],
+            answers=[self.answers[int(i)] for i in rows],
+            rewards=self.rewards[rows],
+        )
+
+    @classmethod
+    def concatenate(cls, parts: Sequence["Rollout"]) -> "Rollout":
+        """All groups of several rollouts of the same G and M, in order."""
+        arrays = ("problems", "tokens", "logprobs", "lengths", "truncated", "rewards")
+        return cls(
+            prompts=[prompt for part in parts for prompt in part.prompts],
+            answers=[answer for part in parts for answer in part.answers],
+            **{name: np.concatenate([getattr(part, name) for part in parts]) for name in arrays},
+        )
+
+    def save(self, folder: Path) -> None:
+        """Writes `arrays.npz` and `texts.jsonl` (one line an answer), for a look at it."""
+        folder.mkdir(parents=True, exist_ok=True)
+        longest = max(map(len, self.prompts))
+        prompts = np.full((len(self.prompts), longest), -1, np.int32)
+        for row, prompt in zip(prompts, self.prompts, strict=True):
+            row[: len(prompt)] = prompt
+        np.savez(
+            folder / "arrays.npz",
+            problems=self.problems,
+            prompts=prompts,
+            tokens=self.tokens,
+            logprobs=self.logprobs,
+            lengths=self.lengths,
+            truncated=self.truncated,
+            rewards=self.rewards,
+        )
+        problems = np.repeat(self.problems, self.group_size)
+        lines = [
+            json.dumps(
+                {
+                    "problem": int(problem),
+                    "reward": float(reward),
+                    "tokens": answer.num_tokens,
+                    "truncated": answer.truncated,
+                    "text": answer.text,
+                }
+            )
+            for problem, reward, answer in zip(problems, self.rewards, self.answers, strict=True)
+        ]
+        (folder / "texts.jsonl").write_text("".join(line + "\n" for line in lines))

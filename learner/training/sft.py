@@ -1,0 +1,227 @@
+"""Supervised warm start: cross entropy on given answers, through the same update as GRPO."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from learner import checks, tokens
+from learner.devices import sharding
+from learner.qwen3.config import Qwen3Config
+from learner.training import grpo
+from learner.training.completion_rows import AnswerRows, answer_logprobs, pack_rows
+from learner.training.task import Message, problem_indices
+from learner.training.train_state import OptimizerConfig, TrainState
+from learner.training.update import NonFiniteError, Updater, not_finite
+
+
+@dataclasses.dataclass(frozen=True)
+class SFTConfig:
+    """How a policy is trained on given answers.
+
+    Attributes:
+      batch_rows: examples in one step.
+      epochs: passes over the examples; may be a fraction.
+      micro_batch_rows: rows that go through the model at once; a multiple of data * fsdp of the
+        mesh. It changes memory and speed, never the result.
+      length_multiple: rows are padded to a multiple of this many tokens; each multiple that
+        occurs is compiled once. Rows are sorted by length first.
+      max_answer_tokens: the longest allowed answer, stop token included.
+      optimizer: the optimizer.
+
+    Raises:
+      ValueError: a field is out of its range.
+    """
+
+    batch_rows: int = 64
+    epochs: float = 1.0
+    micro_batch_rows: int = 8
+    length_multiple: int = 32
+    max_answer_tokens: int = 1024
+    optimizer: OptimizerConfig = dataclasses.field(
+        default_factory=lambda: OptimizerConfig(learning_rate=1e-5)
+    )
+
+    def __post_init__(self) -> None:
+        checks.integers(
+            self, batch_rows=1, micro_batch_rows=1, length_multiple=1, max_answer_tokens=1
+        )
+        checks.positive(self, "epochs")
+
+    def num_steps(self, num_examples: int) -> int:
+        """Steps of `epochs` passes; a last step that is not full begins one more pass."""
+        return math.ceil(self.epochs * num_examples / self.batch_rows)
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """One encoded example: token ids of the prompt, and of the answer with its stop token."""
+
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SFTMicroBatch:
+    """R rows of one step.
+
+    Attributes:
+      rows: prompts and answers.
+      weights: f32[R, 1, M], one over the number of answer tokens of the whole step, 0 elsewhere.
+    """
+
+    rows: AnswerRows
+    weights: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class SFTStepResult:
+    """What one step gives back; the next step donates the state."""
+
+    step: int
+    state: TrainState
+    metrics: dict[str, float]
+
+
+def encode_example(tokenizer: Any, messages: Sequence[Message], answer: str) -> Example:
+    """Encodes a prompt as sampling does, and its answer followed by the stop token.
+
+    Raises:
+      ValueError: the tokenizer has no end-of-turn token.
+    """
+    if tokenizer.eos_token_id is None:
+        raise ValueError("eos_token_id=None: the tokenizer needs one, it ends every answer")
+    ids = tokenizer.encode(answer, add_special_tokens=False)
+    return Example(
+        prompt=tuple(tokens.encode_chat(tokenizer, messages)),
+        answer=(*ids, tokenizer.eos_token_id),
+    )
+
+
+def make_batch(examples: Sequence[Example], config: SFTConfig, pad_id: int) -> list[SFTMicroBatch]:
+    """The examples of one step as NumPy arrays of fixed shapes, sorted by length.
+
+    Raises:
+      ValueError: there are none, or an answer is longer than `max_answer_tokens`.
+    """
+    if not examples:
+        raise ValueError("examples=[]: at least one is needed")
+    longest = max(len(example.answer) for example in examples)
+    if longest > config.max_answer_tokens:
+        raise ValueError(
+            f"max_answer_tokens={config.max_answer_tokens}: an answer has {longest} tokens"
+        )
+    total = sum(len(example.answer) for example in examples)
+    ordered = sorted(examples, key=lambda example: len(example.prompt) + len(example.answer))
+    batches = []
+    for first in range(0, len(ordered), config.micro_batch_rows):
+        chosen = ordered[first : first + config.micro_batch_rows]
+        length = tokens.bucket(
+            len(chosen[-1].prompt) + len(chosen[-1].answer), config.length_multiple
+        )
+        rows = pack_rows(
+            [example.prompt for example in chosen],
+            [[example.answer] for example in chosen],
+            config.micro_batch_rows,
+            1,
+            length,
+            pad_id,
+        )
+        window = np.arange(min(config.max_answer_tokens, length))
+        mask = window < np.asarray(rows.answer_lengths)[:, :, None]
+        weights: Any = mask.astype(np.float32) / np.float32(total)
+        batches.append(SFTMicroBatch(rows, weights))
+    return batches
+
+
+class SFTTrainer:
+    """Compiled functions for one configuration, model and mesh; holds no training state.
+
+    Args:
+      config: how to train.
+      model_config: the model.
+      mesh: of `sharding.make_mesh`.
+      pad_id: fills rows.
+
+    Raises:
+      ValueError: `micro_batch_rows` does not divide over the mesh.
+    """
+
+    def __init__(
+        self, config: SFTConfig, model_config: Qwen3Config, mesh: Mesh, pad_id: int
+    ) -> None:
+        shards = sharding.num_row_shards(mesh)
+        if config.micro_batch_rows % shards:
+            raise ValueError(
+                f"micro_batch_rows={config.micro_batch_rows}: allowed are multiples of {shards} "
+                "(data * fsdp of the mesh)"
+            )
+        self.config = config
+        self._pad_id = pad_id
+
+        def loss(params: Any, batch: SFTMicroBatch, _: None) -> Any:
+            window = batch.weights.shape[-1]
+            logprobs, entropies = answer_logprobs(params, model_config, batch.rows, window)
+            mask = grpo.answer_mask(batch.rows.answer_lengths, window)
+            sums = (jnp.sum(mask, dtype=jnp.float32), jnp.sum(jnp.where(mask, entropies, 0.0)))
+            # `where` and not only a zero weight: padding must not reach the gradient.
+            return -jnp.sum(batch.weights * jnp.where(mask, logprobs, 0.0)), sums
+
+        self._update = Updater(
+            loss,
+            lambda a, b: jax.tree.map(jnp.add, a, b),
+            model_config,
+            config.optimizer,
+            mesh,
+        )
+
+    def run(
+        self,
+        state: TrainState,
+        examples: Sequence[Example],
+        key: jax.Array,
+        start_step: int,
+        num_steps: int,
+    ) -> Iterator[SFTStepResult]:
+        """Steps `start_step` to `num_steps` - 1 over shuffled passes; see `GRPOTrainer.run`."""
+        for step in range(start_step, num_steps):
+            indices = problem_indices(key, step, self.config.batch_rows, len(examples))
+            state, metrics = self.step(state, [examples[int(i)] for i in indices], step)
+            yield SFTStepResult(step, state, metrics)
+
+    def step(
+        self, state: TrainState, examples: Sequence[Example], step: int = 0
+    ) -> tuple[TrainState, dict[str, float]]:
+        """One update on the token mean of the cross entropy over all of `examples`.
+
+        Args:
+          state: donated.
+          examples: any number; few different numbers of rows and lengths compile seldom.
+          step: only named in an error.
+
+        Raises:
+          NonFiniteError: loss or gradient was NaN or infinite.
+        """
+        begin = time.perf_counter()
+        batches = make_batch(examples, self.config, self._pad_id)
+        state, result = self._update(state, batches)
+        result = jax.device_get(result)
+        answer_tokens, entropy = (float(value) for value in result.sums)
+        metrics = {
+            "loss": float(result.loss),
+            "grad_norm": float(result.grad_norm),
+            "learning_rate": float(result.learning_rate),
+            "entropy": entropy / answer_tokens,
+            "answer_tokens": answer_tokens,
+            "machine/update_seconds": time.perf_counter() - begin,
+        }
+        if not result.finite:
+            raise NonFiniteError(step, not_finite(metrics), metrics, state)
+        return state, metrics

@@ -1,0 +1,209 @@
+"""Weights and optimizer as one explicit value, every leaf of it placed on the mesh."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from learner import checks
+from learner.devices import distributed, sharding
+from learner.qwen3 import model
+from learner.qwen3.config import DTYPES, Qwen3Config
+from learner.training import lora
+from learner.training.lora import LoraConfig
+
+Decay = Literal["constant", "linear", "cosine"]
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW (Loshchilov and Hutter, arXiv 1711.05101) with a learning-rate schedule.
+
+    The schedule counts optimizer updates, not training steps: steps without an update (no answer
+    with a signal) do not move it.
+
+    Attributes:
+      learning_rate: the highest one, > 0.
+      warmup_steps: updates of linear warm-up; update u of them runs at (u + 1) / (warmup + 1).
+      decay: after the warm-up "constant", or "linear" or "cosine" down to 0 at `total_steps`.
+      total_steps: updates, warm-up included; only used, and then needed, by a decay.
+      weight_decay: decoupled decay, on everything but the scales of norms.
+      b1, b2: decay rates of the two moments, in [0, 1).
+      eps: added to the denominator, > 0.
+      max_grad_norm: larger gradients are scaled down to this global norm; 0 turns that off.
+      moment_dtype: "float32" or "bfloat16", of the first moment. The second is always float32:
+        with b2 near 1 it changes by less than bfloat16 can hold.
+
+    Raises:
+      ValueError: a field is out of its range.
+    """
+
+    learning_rate: float = 1e-6
+    warmup_steps: int = 0
+    decay: Decay = "constant"
+    total_steps: int | None = None
+    weight_decay: float = 0.0
+    b1: float = 0.9
+    b2: float = 0.95
+    eps: float = 1e-8
+    max_grad_norm: float = 1.0
+    moment_dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        checks.positive(self, "learning_rate", "eps")
+        checks.not_negative(self, "weight_decay", "max_grad_norm")
+        for name in ("b1", "b2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)!r}: allowed are numbers in [0, 1)")
+        checks.integers(self, warmup_steps=0)
+        checks.choices(self, decay=get_args(Decay), moment_dtype=DTYPES)
+        if self.decay != "constant" and (
+            self.total_steps is None or self.total_steps <= self.warmup_steps
+        ):
+            raise ValueError(
+                f"total_steps={self.total_steps!r}: decay={self.decay!r} needs an integer above "
+                f"warmup_steps={self.warmup_steps}"
+            )
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """All that training changes.
+
+    Attributes:
+      step: i32[], training steps taken, with or without an update of the weights.
+      updates: i32[], optimizer updates applied; what the learning-rate schedule counts.
+      params: what is trained: the model's parameters, or adapters to them
+      (`learner.training.lora`).
+      opt_state: the optimizer's state.
+    """
+
+    step: jax.Array
+    updates: jax.Array
+    params: Any
+    opt_state: Any
+
+
+def learning_rate_schedule(config: OptimizerConfig) -> Callable[[Any], Any]:
+    """The learning rate as a function of the number of updates already applied."""
+    peak, warmup = config.learning_rate, config.warmup_steps
+
+    def schedule(count: Any) -> jax.Array:
+        rising = (count + 1.0) / (warmup + 1.0)
+        if config.decay == "constant":
+            factor = jnp.minimum(rising, 1.0)
+        else:
+            assert config.total_steps is not None
+            done = jnp.clip((count - warmup) / (config.total_steps - warmup), 0.0, 1.0)
+            if config.decay == "linear":
+                falling = 1.0 - done
+            else:
+                falling = 0.5 * (1.0 + jnp.cos(jnp.pi * done))
+            factor = jnp.where(count < warmup, rising, falling)
+        return peak * factor
+
+    return schedule
+
+
+def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
+    """Global-norm clipping followed by AdamW."""
+    adamw = optax.adamw(
+        learning_rate_schedule(config),
+        b1=config.b1,
+        b2=config.b2,
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        mu_dtype=jnp.dtype(config.moment_dtype),
+        mask=_decays,
+    )
+    if config.max_grad_norm == 0:
+        return adamw
+    return optax.chain(optax.clip_by_global_norm(config.max_grad_norm), adamw)
+
+
+def create_train_state(
+    params: Any,
+    config: Qwen3Config,
+    optimizer: OptimizerConfig,
+    mesh: Mesh,
+    adapters: LoraConfig | None = None,
+) -> TrainState:
+    """A fresh state around existing parameters.
+
+    Args:
+      params: what is trained; moved to its shardings on `mesh` where it is not yet. The state
+        takes the arrays over: training steps donate them, so a caller that needs the parameters
+        afterwards passes a copy.
+      config: the model.
+      optimizer: the optimizer.
+      mesh: of `sharding.make_mesh`.
+      adapters: if their rank is not 0, `params` are adapters of `lora.init`.
+
+    Returns:
+      A state whose every leaf carries a NamedSharding of `mesh`; moments are sharded like the
+      parameters they belong to. Adapters, which are small, are whole on every device.
+    """
+    shardings = train_state_shardings(config, optimizer, mesh, adapters)
+    params = distributed.put(params, shardings.params)
+    init = jax.jit(make_optimizer(optimizer).init, out_shardings=shardings.opt_state)
+    return TrainState(
+        # Two zeros, not one: every buffer of the state is donated once.
+        step=distributed.put(np.int32(0), shardings.step),
+        updates=distributed.put(np.int32(0), shardings.updates),
+        params=params,
+        opt_state=init(params),
+    )
+
+
+def abstract_train_state(
+    config: Qwen3Config,
+    optimizer: OptimizerConfig,
+    mesh: Mesh,
+    adapters: LoraConfig | None = None,
+) -> TrainState:
+    """Shapes, dtypes and shardings of a state, without any memory: what a restore needs."""
+    shapes = _state_shapes(config, optimizer, adapters)
+    return jax.tree.map(
+        lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
+        shapes,
+        train_state_shardings(config, optimizer, mesh, adapters),
+    )
+
+
+def train_state_shardings(
+    config: Qwen3Config,
+    optimizer: OptimizerConfig,
+    mesh: Mesh,
+    adapters: LoraConfig | None = None,
+) -> TrainState:
+    """A NamedSharding for every leaf of the state, in the shape of the state."""
+    return sharding.tree_shardings(_state_shapes(config, optimizer, adapters), config, mesh)
+
+
+def _state_shapes(
+    config: Qwen3Config, optimizer: OptimizerConfig, adapters: LoraConfig | None
+) -> TrainState:
+    if adapters is not None and adapters.rank:
+        params = lora.abstract(adapters, config)
+    else:
+        params = model.abstract_params(config)
+    count = jax.ShapeDtypeStruct((), jnp.int32)
+    return TrainState(
+        step=count,  # type: ignore[arg-type]
+        updates=count,  # type: ignore[arg-type]
+        params=params,
+        opt_state=jax.eval_shape(make_optimizer(optimizer).init, params),
+    )
+
+
+def _decays(params: Any) -> Any:
+    """True where weight decay applies: not in scales of norms, whose path says "norm"."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: "norm" not in jax.tree_util.keystr(path).lower(), params
+    )

@@ -1,0 +1,214 @@
+"""One optimizer update from any number of micro-batches of any widths.
+
+One compiled function gives the gradients of the first micro-batch, another one adds those of each
+further one to the sum, which it is given to write into (donated), and a third one applies them. So
+a single micro-batch needs no memory for a sum.
+
+The loop over micro-batches is the host's, not a scan: a scan would need rows of one width, so all
+padded to the widest, and a program for every number of micro-batches, which changes with the rows
+that teach something. Here there is one program for each width, and since calls are asynchronous
+the devices need not wait for the host between them.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from learner.devices import distributed, sharding
+from learner.qwen3.config import Qwen3Config
+from learner.training.lora import LoraConfig
+from learner.training.train_state import (
+    OptimizerConfig,
+    TrainState,
+    learning_rate_schedule,
+    make_optimizer,
+    train_state_shardings,
+)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class UpdateResult:
+    """What one update reports.
+
+    Attributes:
+      loss: f32[], summed over the micro-batches.
+      grad_norm: f32[], global norm before clipping.
+      learning_rate: f32[], the one used.
+      finite: bool[], False if loss or gradient was not finite; then the weights are unchanged.
+      sums: the sums of the loss function over all micro-batches.
+    """
+
+    loss: jax.Array
+    grad_norm: jax.Array
+    learning_rate: jax.Array
+    finite: jax.Array
+    sums: Any
+
+
+class Updater:
+    """Compiled functions of one loss, one optimizer and one mesh; holds no training state.
+
+    Args:
+      loss: (params, micro_batch, extra) -> (f32[] loss, sums). Losses and gradients of the
+        micro-batches of one update are added, so normalisation has to be in the loss.
+      merge_sums: (sums, sums) -> sums.
+      config: the model.
+      optimizer: the optimizer.
+      mesh: the mesh; rows of micro-batches are split over ("data", "fsdp").
+      adapters: given if adapters are trained in place of the model's parameters.
+    """
+
+    def __init__(
+        self,
+        loss: Callable[[Any, Any, Any], tuple[jax.Array, Any]],
+        merge_sums: Callable[[Any, Any], Any],
+        config: Qwen3Config,
+        optimizer: OptimizerConfig,
+        mesh: Mesh,
+        adapters: LoraConfig | None = None,
+    ) -> None:
+        self._mesh = mesh
+        transform = make_optimizer(optimizer)
+        schedule = learning_rate_schedule(optimizer)
+        state_shardings = train_state_shardings(config, optimizer, mesh, adapters)
+        replicated = sharding.replicated(mesh)
+
+        def first(params: Any, batch: Any, extra: Any) -> Any:
+            (value, sums), gradients = jax.value_and_grad(loss, has_aux=True)(params, batch, extra)
+            return gradients, value, sums
+
+        def accumulate(total: Any, params: Any, batch: Any, extra: Any) -> Any:
+            gradients, losses, sums = total
+            gradient, value, more = first(params, batch, extra)
+            return (
+                jax.tree.map(jnp.add, gradients, gradient),
+                losses + value,
+                merge_sums(sums, more),
+            )
+
+        def apply(state: TrainState, total: Any, steps: jax.Array) -> Any:
+            gradients, value, sums = total
+            norm = optax.global_norm(gradients)
+            finite = jnp.isfinite(norm) & jnp.isfinite(value)
+            changes, opt_state = transform.update(gradients, state.opt_state, state.params)
+            params = optax.apply_updates(state.params, changes)
+
+            def keep(new: Any, old: Any) -> Any:
+                # Leaf by leaf, so that it fuses into the update and needs no second copy.
+                return jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
+
+            new_state = TrainState(
+                step=state.step + steps * finite,
+                updates=state.updates + finite,
+                params=keep(params, state.params),
+                opt_state=keep(opt_state, state.opt_state),
+            )
+            result = UpdateResult(value, norm, schedule(state.updates), finite, sums)
+            return new_state, result
+
+        total_shardings = (state_shardings.params, replicated, replicated)
+        self._first = jax.jit(first, out_shardings=total_shardings)
+        self._accumulate = jax.jit(accumulate, out_shardings=total_shardings, donate_argnums=0)
+        self._apply = jax.jit(apply, out_shardings=(state_shardings, replicated), donate_argnums=0)
+
+    def __call__(
+        self,
+        state: TrainState,
+        micro_batches: Iterable[Any],
+        extra: Any = None,
+        count_step: bool = True,
+    ) -> tuple[TrainState, UpdateResult]:
+        """One update.
+
+        Args:
+          state: donated: it cannot be used afterwards.
+          micro_batches: at least one pytree of host or device arrays with rows leading.
+          extra: arrays handed to the loss with every micro-batch (a reference model, say), or None.
+          count_step: whether this update completes a training step.
+
+        Returns:
+          The new state and the result; if that is not finite, the new state is the old one.
+
+        Raises:
+          ValueError: there is no micro-batch.
+        """
+        rows = sharding.batch_sharding(self._mesh)
+        with sharding.use(self._mesh):
+            total = None
+            for micro_batch in micro_batches:
+                batch = distributed.put(micro_batch, rows)
+                if total is None:
+                    total = self._first(state.params, batch, extra)
+                else:
+                    total = self._accumulate(total, state.params, batch, extra)
+            if total is None:
+                raise ValueError("micro_batches=[]: at least one is needed")
+            return self._apply(state, total, np.int32(count_step))
+
+    def lower(
+        self, state: TrainState, micro_batch: Any, extra: Any = None
+    ) -> dict[str, jax.stages.Lowered]:
+        """The programs of an update, ready to compile without any arrays: `learner.plan`.
+
+        The gradients are those of a further micro-batch, which need the most memory.
+
+        Args:
+          state: `jax.ShapeDtypeStruct`s with shardings, of `train_state.abstract_train_state`.
+          micro_batch: `jax.ShapeDtypeStruct`s with rows leading.
+          extra: as in `__call__`, arrays or `jax.ShapeDtypeStruct`s with shardings.
+        """
+        rows = sharding.batch_sharding(self._mesh)
+        batch = jax.tree.map(lambda x: x.update(sharding=rows), micro_batch)
+        whole = sharding.replicated(self._mesh)
+        with sharding.use(self._mesh):
+            gradients, *sums = jax.eval_shape(self._first, state.params, batch, extra)
+            total = (
+                jax.tree.map(lambda x, p: x.update(sharding=p.sharding), gradients, state.params),
+                *jax.tree.map(lambda x: x.update(sharding=whole), sums),
+            )
+            steps = jax.ShapeDtypeStruct((), jnp.int32)
+            return {
+                "gradients": self._accumulate.lower(total, state.params, batch, extra),
+                "optimizer": self._apply.lower(state, total, steps),
+            }
+
+
+class NonFiniteError(RuntimeError):
+    """A number that steers training was NaN or infinite, and the training stopped there.
+
+    Attributes:
+      step: the training step.
+      metrics: the metrics of the step, as far as they are known.
+      state: the last state of finite numbers, usable: that before the update, or after it where
+        the update was finite and another figure of the step was not.
+      rollout: what the step trained on (`learner.training.rollout.Rollout`), None in supervised
+      training.
+    """
+
+    def __init__(
+        self,
+        step: int,
+        what: str,
+        metrics: dict[str, float],
+        state: TrainState,
+        rollout: Any = None,
+        weights_kept: bool = True,
+    ) -> None:
+        after = "; the weights were left as they were" if weights_kept else ""
+        super().__init__(f"step {step}: {what}{after}")
+        self.step = step
+        self.metrics = metrics
+        self.state = state
+        self.rollout = rollout
+
+
+def not_finite(metrics: dict[str, float]) -> str:
+    """What `NonFiniteError` says of an update whose loss or gradient norm is not finite."""
+    return f"loss {metrics.get('loss')} or gradient norm {metrics.get('grad_norm')} is not finite"

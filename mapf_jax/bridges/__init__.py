@@ -1,0 +1,1 @@
+"""Other people's formats and trainers; import the module of the one you have."""

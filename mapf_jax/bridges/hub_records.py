@@ -1,0 +1,121 @@
+"""Records of the published benchmark, `LARK-Lab/MAPF-FrozenLake-Benchmark` on the Hugging Face hub.
+
+A line is a JSON object with `sample_id` (such as `3ag_3x3_hr0.1_000`: agents, size, hole ratio,
+number), `num_agents` and `text`, the question with the map in it. The map fixes the instance: the
+wording around it is not relied on. It has been read from a description of the data set (arXiv
+2606.17682 and its project page), not from the files themselves.
+"""
+
+import dataclasses
+import re
+import reprlib
+from collections.abc import Mapping
+from typing import Any
+
+from mapf_jax.draw.ascii import ascii_instance, instance_from_ascii
+from mapf_jax.text import FROZEN, HOLE, START_CHARACTERS, letters_of
+from mapf_jax.types import Instance
+
+_SAMPLE_ID = re.compile(r"([1-9]\d?)ag_([1-9]\d?)x([1-9]\d?)_hr(\d*\.?\d+)_(\d+)", re.ASCII)
+_DECORATION = str.maketrans(dict.fromkeys("[]'\",|`", " "))
+_ANSWER_FIELDS = ("answer", "solution", "response", "output")
+_ANSWER = re.compile(r"<answer>|\b(?:answer|solution)\s*:", re.IGNORECASE)
+
+
+@dataclasses.dataclass(frozen=True)
+class PublishedRecord:
+    """One question of the published benchmark.
+
+    Attributes:
+      sample_id: its name.
+      num_agents: number of agents.
+      size: the lake has `size` x `size` cells.
+      hole_ratio: share of holes that the name states.
+      instance: the instance on the map, without a solution.
+      answer: the text of the answer if the record holds one, as it stands there. Its format is
+        not known, so it is not read.
+    """
+
+    sample_id: str
+    num_agents: int
+    size: int
+    hole_ratio: float
+    instance: Instance
+    answer: str | None
+
+
+def is_published(record: Mapping[str, Any]) -> bool:
+    """Whether a JSON object is of the published benchmark rather than one of ours."""
+    return "sample_id" in record and "map" not in record
+
+
+def read_published(record: Mapping[str, Any], name: str) -> PublishedRecord:
+    """Recovers the instance of a record from the map in its text.
+
+    Args:
+      record: a JSON object of the benchmark.
+      name: what to call it in errors, such as its file and line.
+
+    Raises:
+      ValueError: a field is missing or wrong, or the text holds no map, or several different ones,
+        of the size and the number of agents that the record states; names record and field.
+    """
+    sample_id, text = record.get("sample_id"), record.get("text")
+    match = _SAMPLE_ID.fullmatch(sample_id) if isinstance(sample_id, str) else None
+    if match is None or match[2] != match[3]:
+        raise ValueError(
+            f"{name}: sample_id: {reprlib.repr(sample_id)} is not like '3ag_3x3_hr0.1_000'"
+        )
+    num_agents, size = int(match[1]), int(match[2])
+    if num_agents > len(START_CHARACTERS):
+        raise ValueError(f"{name}: sample_id: {num_agents} agents, maps have letters for fewer")
+    if record.get("num_agents", num_agents) != num_agents:
+        raise ValueError(
+            f"{name}: num_agents: {record['num_agents']!r} is not the {num_agents} of {sample_id!r}"
+        )
+    if not isinstance(text, str):
+        raise ValueError(f"{name}: text: {reprlib.repr(text)} is not a string")
+    found = {ascii_instance(instance): instance for instance in _maps(text, size, num_agents)}
+    if len(found) != 1:
+        raise ValueError(
+            f"{name}: text: {len(found)} different maps of {size} x {size} cells with "
+            f"{num_agents} agents were found, one is needed"
+        )
+    return PublishedRecord(
+        sample_id=str(sample_id),
+        num_agents=num_agents,
+        size=size,
+        hole_ratio=float(match[4]),
+        instance=next(iter(found.values())),
+        answer=_answer(record, text),
+    )
+
+
+def _maps(text: str, size: int, num_agents: int) -> list[Instance]:
+    """Every square of cells in a text that has each letter of the agents exactly once.
+
+    The first row may follow other words on its line, and the last one precede some.
+    """
+    ends = sorted("".join("".join(letters_of(agent)) for agent in range(num_agents)))
+    cells = {FROZEN, HOLE, *ends}
+    lines = [line.translate(_DECORATION).split() for line in text.splitlines()]
+    maps = []
+    for first in range(len(lines) - size + 1):
+        rows = lines[first : first + size]
+        rows = [rows[0][-size:], *rows[1:-1], rows[-1][:size]]
+        if any(len(row) != size or not cells.issuperset(row) for row in rows):
+            continue
+        if sorted(cell for row in rows for cell in row if cell in ends) == ends:
+            maps.append(instance_from_ascii("\n".join(" ".join(row) for row in rows)))
+    return maps
+
+
+def _answer(record: Mapping[str, Any], text: str) -> str | None:
+    """What a field says, else what follows the last heading of an answer in the text."""
+    for field in _ANSWER_FIELDS:
+        if isinstance(record.get(field), str):
+            return record[field]
+    headings = list(_ANSWER.finditer(text))
+    if not headings:
+        return None
+    return text[headings[-1].start() :].strip()

@@ -1,0 +1,70 @@
+"""The reward as TRL's `GRPOTrainer` and `RLOOTrainer` call it (`reward_funcs=MapfReward()`)."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from mapf_jax.answer_reward import RewardConfig, next_short_share
+from mapf_jax.bridges.scoring import FIELDS, score, text_of
+
+
+class MapfReward:
+    """R = w_acc R_acc + w_len R_len of `mapf_jax.answer_reward` as a reward function.
+
+    The data set needs the columns `map`, `starts`, `goals` and `cost`, as `mapf_jax export` writes
+    them. All completions of a call are judged in one batch. The shares of valid and optimal answers
+    and the parts of the reward are logged.
+
+    The weights follow the moving average `short_share`, which every call moves after it has used
+    it; each process of a distributed run has its own, and a resumed run begins with the
+    `short_share` it is given.
+
+    Args:
+      config: lengths and decay.
+      short_share: moving average of the share of short answers to begin with.
+    """
+
+    def __init__(self, config: RewardConfig | None = None, short_share: float = 0.0) -> None:
+        self.config = config or RewardConfig()
+        self.short_share = short_share
+        self.__name__ = "mapf_reward"  # What TRL calls it in its logs.
+
+    def __call__(
+        self,
+        completions: Sequence[Any],
+        completion_ids: Sequence[Sequence[int]],
+        log_metric: Callable[[str, float], None] | None = None,
+        **columns: Any,
+    ) -> list[float]:
+        """Rewards of N completions.
+
+        Args:
+          completions: N texts, or N lists of chat messages.
+          completion_ids: tokens of each, whose number is the length.
+          log_metric: TRL's logger of one number.
+          **columns: the data set's columns, N values each; others are ignored.
+
+        Raises:
+          ValueError: a column is missing or does not hold an instance with its optimum.
+        """
+        missing = [field for field in FIELDS if field not in columns]
+        if missing:
+            raise ValueError(f"columns: {missing} missing in the data set, needed: {FIELDS}")
+        names = [field for field in ("id", *FIELDS) if field in columns]
+        rows = zip(*(columns[name] for name in names), strict=True)
+        records = [dict(zip(names, row, strict=True)) for row in rows]
+        texts = [text_of(completion) for completion in completions]
+        num_tokens = [len(ids) for ids in completion_ids]
+        scores = score(records, texts, num_tokens, self.short_share, self.config)
+        self.short_share = next_short_share(self.short_share, scores.num_tokens, self.config)
+        if log_metric is not None:
+            for name, values in (
+                ("valid", scores.valid),
+                ("optimal", scores.optimal),
+                ("reward_accuracy", scores.rewards.accuracy),
+                ("reward_length", scores.rewards.length),
+            ):
+                log_metric(name, float(np.mean(values)))
+            log_metric("weight_accuracy", scores.rewards.accuracy_weight)
+        return scores.rewards.total.tolist()

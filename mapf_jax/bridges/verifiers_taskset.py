@@ -1,0 +1,115 @@
+"""MAPF-FrozenLake as a taskset of `verifiers` from 0.4 on.
+
+`verifiers` looks tasksets up by the name of a top-level package; `environments/mapf_frozenlake` of
+this project's repository is that package, with nothing in it but an import from here.
+"""
+
+import json
+from collections.abc import Iterator
+
+import verifiers.v1 as vf
+
+from mapf_jax.answer_reward import RewardConfig
+from mapf_jax.bridges import dataset
+from mapf_jax.bridges.scoring import Scores, score
+
+__all__ = ["MapfTaskset"]
+
+
+class MapfTaskConfig(vf.TaskConfig):
+    """The reward, which is that of `mapf_jax.answer_reward`; its weights do not move.
+
+    Attributes:
+      short_share: share of short answers from which the weights follow; from 0.9 on they are
+        (0.8, 0.2).
+      short_length: L1, tokens up to which length costs nothing.
+      long_length: L2, tokens from which length costs most.
+    """
+
+    short_share: float = 1.0
+    short_length: int = RewardConfig.short_length
+    long_length: int = RewardConfig.long_length
+
+
+class MapfData(vf.TaskData):
+    """One instance.
+
+    Attributes:
+      ground_truth: its record as JSON.
+      answer: an optimal answer.
+    """
+
+    ground_truth: str
+    answer: str
+
+
+class MapfTask(vf.Task[MapfData, vf.State, MapfTaskConfig]):
+    """Judges the last reply. Where a server counts no tokens, length costs nothing."""
+
+    @vf.reward
+    async def mapf_reward(self, trace: vf.Trace) -> float:
+        """w_acc R_acc + w_len R_len."""
+        return float(self._scores(trace.last_reply, trace.num_output_tokens).rewards.total[0])
+
+    @vf.metric
+    async def components(self, trace: vf.Trace) -> dict[str, float]:
+        """What the reward is made of."""
+        return self._scores(trace.last_reply, trace.num_output_tokens).components(0)
+
+    async def validate(self, runtime: vf.Runtime) -> bool:
+        """Whether the stored answer is optimal."""
+        del runtime
+        return bool(self._scores(self.data.answer, 0).optimal[0])
+
+    def _scores(self, text: str, num_tokens: int) -> Scores:
+        config = RewardConfig(self.config.short_length, self.config.long_length)
+        record = json.loads(self.data.ground_truth)
+        return score([record], [text], [num_tokens], self.config.short_share, config)
+
+
+class MapfConfig(vf.TasksetConfig):
+    """Which instances are made.
+
+    Attributes:
+      num_instances: how many.
+      sizes: lake sizes, in equal shares.
+      hole_ratio: share of holes.
+      wait_ratio: share of the instances that need a wait.
+      num_agents: 2 to 5.
+      seed: equal seeds give equal instances.
+      list_holes: also list the cells of the holes in the prompts.
+      task: the reward.
+    """
+
+    num_instances: int = 1000
+    sizes: list[int] = list(range(3, 11))  # noqa: RUF012 - Pydantic copies defaults.
+    hole_ratio: float = 0.2
+    wait_ratio: float = 0.5
+    num_agents: int = 2
+    seed: int = 0
+    list_holes: bool = False
+    task: MapfTaskConfig = MapfTaskConfig()
+
+
+class MapfTaskset(vf.Taskset[MapfTask, MapfConfig]):
+    """New instances with their optima, one task each."""
+
+    def load(self) -> Iterator[MapfTask]:
+        """The tasks."""
+        options = self.config
+        records = dataset.made_records(
+            options.num_instances,
+            options.sizes,
+            options.hole_ratio,
+            options.wait_ratio,
+            options.num_agents,
+            options.seed,
+        )
+        for row in dataset.dataset_rows(records, list_holes=options.list_holes):
+            data = MapfData(
+                id=row["id"],
+                prompt=row["prompt"][0]["content"],
+                ground_truth=row["reward_model"]["ground_truth"],
+                answer=row["answer"],
+            )
+            yield MapfTask(data, options.task)

@@ -1,0 +1,89 @@
+"""The reward as verl calls it.
+
+`custom_reward_function` with path `pkg://mapf_jax.bridges.verl_reward` and name
+`compute_score`, or `compute_scores` where the reward manager hands over whole batches. Options go
+into its `reward_kwargs`. `ground_truth` is a record as `formats` has it, as JSON text or as a
+mapping; `mapf_jax export` writes it.
+
+verl gives answers as text and scores them in several processes, so two things differ from
+`MapfTask`: tokens are counted again with the tokenizer that is named (the end token is not among
+them), and the weights do not move but follow a `short_share` that is an option. Without a tokenizer
+there is no length, and the score is R_acc alone.
+"""
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mapf_jax.answer_reward import RewardConfig
+from mapf_jax.bridges.scoring import score
+
+
+def compute_scores(
+    data_sources: Sequence[str],
+    solution_strs: Sequence[str],
+    ground_truths: Sequence[str | Mapping[str, Any]],
+    extra_infos: Sequence[Any] | None = None,
+    *,
+    tokenizer: str | None = None,
+    short_share: float = 1.0,
+    short_length: int = RewardConfig.short_length,
+    long_length: int = RewardConfig.long_length,
+    **ignored: Any,
+) -> list[dict[str, float]]:
+    """Scores of N answers, judged in one batch.
+
+    Args:
+      data_sources: not used; verl passes it.
+      solution_strs: N answers.
+      ground_truths: N records with `map`, `starts`, `goals` and `cost`.
+      extra_infos: not used.
+      tokenizer: folder or hub name of the policy's tokenizer, to count tokens; None: no length.
+      short_share: share of short answers from which the weights follow; from 0.9 on they are
+        (0.8, 0.2).
+      short_length: L1, tokens up to which length costs nothing.
+      long_length: L2, tokens from which length costs most.
+      **ignored: whatever else verl passes.
+
+    Returns:
+      For each answer `score`, `acc` (it is valid) and the parts of the score by name.
+
+    Raises:
+      ValueError: a ground truth is not an instance with its optimum.
+    """
+    del data_sources, extra_infos, ignored
+    records = [json.loads(truth) if isinstance(truth, str) else truth for truth in ground_truths]
+    num_tokens = [0] * len(records)
+    if tokenizer is not None:
+        encode = _tokenizer(tokenizer)
+        num_tokens = [len(encode(text).input_ids) for text in solution_strs]
+    config = RewardConfig(short_length, long_length)
+    scores = score(records, solution_strs, num_tokens, short_share, config)
+    values = scores.rewards.accuracy if tokenizer is None else scores.rewards.total
+    return [
+        {"score": float(values[i]), "acc": float(scores.valid[i]), **scores.components(i)}
+        for i in range(len(records))
+    ]
+
+
+def compute_score(
+    data_source: str,
+    solution_str: str,
+    ground_truth: str | Mapping[str, Any],
+    extra_info: Any = None,
+    **options: Any,
+) -> dict[str, float]:
+    """The score of one answer; options and result as of `compute_scores`."""
+    (result,) = compute_scores(
+        [data_source], [solution_str], [ground_truth], [extra_info], **options
+    )
+    return result
+
+
+@functools.cache
+def _tokenizer(name: str) -> Any:
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(name)
+    return functools.partial(tokenizer, add_special_tokens=False)

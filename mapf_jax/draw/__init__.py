@@ -1,0 +1,1 @@
+"""Instances and plans drawn as text and as pictures."""

@@ -1,0 +1,58 @@
+"""Instances and plans as files that a person looks at: plain text, PNG, animated GIF."""
+
+from pathlib import Path
+
+from mapf_jax.draw.ascii import ascii_frames, ascii_instance, instance_from_ascii
+from mapf_jax.types import Instance, Plan
+
+__all__ = ["SUFFIXES", "as_text", "ascii_frames", "ascii_instance", "instance_from_ascii", "save"]
+
+SUFFIXES = (".png", ".gif", ".txt")
+
+
+def as_text(instance: Instance, plan: Plan | None = None) -> str:
+    """The lake, then what a plan does on it, one drawing for each time step.
+
+    Of a plan that could not be read or is for another number of agents only that is said.
+    """
+    drawings = [ascii_instance(instance)]
+    if plan is not None:
+        agents = int(instance.active.sum())
+        if not plan.parsable:
+            drawings.append("No plan could be read.")
+        elif plan.num_agents != agents:
+            drawings.append(f"The plan is for {int(plan.num_agents)} agents, not for {agents}.")
+        else:
+            drawings += ascii_frames(instance, plan)
+    return "\n\n".join(drawings)
+
+
+def save(path: Path, instance: Instance, plan: Plan | None = None, cell: int = 48) -> None:
+    """Draws one instance, with a plan if there is one, in the format that the suffix says.
+
+    Args:
+      path: `.png` is one picture with the paths up to the first violation, `.gif` shows the plan
+        as it unfolds, `.txt` has one drawing for each time step.
+      instance: a single instance.
+      plan: a single plan of it, valid or not.
+      cell: width of a cell in pixels.
+
+    Raises:
+      ValueError: the suffix is none of these, or a GIF is asked for without a plan.
+      ImportError: Pillow is needed and not there.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise ValueError(f"{path}: suffix {suffix!r} is not allowed, only {', '.join(SUFFIXES)}")
+    if suffix == ".txt":
+        path.write_text(as_text(instance, plan) + "\n")
+        return
+    from mapf_jax.draw import image  # Only pictures need Pillow.
+
+    if suffix == ".png":
+        image.picture(instance, plan, cell).save(path, optimize=True)
+        return
+    if plan is None:
+        raise ValueError(f"{path}: an animation needs a plan")
+    frames, durations = image.animation(instance, plan, cell)
+    image.save_animation(path, frames, durations)

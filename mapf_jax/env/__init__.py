@@ -1,0 +1,1 @@
+"""What people who train agents use: environment, wrappers and the interfaces of other libraries."""

@@ -1,0 +1,145 @@
+"""The simulator as a parallel environment of PettingZoo."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from pettingzoo import ParallelEnv
+
+from mapf_jax.dynamics import MOVES, WAIT
+from mapf_jax.env import observations, spaces
+from mapf_jax.env.environment import MapfFrozenLake
+from mapf_jax.env.host import Host, as_numpy, gymnasium_space
+from mapf_jax.types import Instance, TimeStep
+
+
+class MapfParallelEnv(ParallelEnv[str, Any, int]):
+    """One environment with an actor for each agent, `agent_0`, `agent_1` and so on.
+
+    Each agent sees `observations.of_agent`: its own square, or all agents with itself first. With
+    `action_mask` this is under "observation", the mask under "action_mask". All agents of an
+    episode come and go together; agents that an instance does not have take no part.
+
+    `reset(options={"instance": instance})` plays a given single instance.
+
+    Args:
+      env: from `mapf_jax.make`.
+      instances: a batch to play random ones of; random lakes if None.
+      hole_ratio: of the random lakes.
+      render_mode: None or "ansi" (text).
+    """
+
+    metadata = {"name": "mapf_frozen_lake_v0", "render_modes": ["ansi"]}  # noqa: RUF012
+
+    def __init__(
+        self,
+        env: MapfFrozenLake,
+        instances: Instance | None = None,
+        hole_ratio: float = 0.2,
+        render_mode: str | None = None,
+    ) -> None:
+        if render_mode not in (None, "ansi"):
+            raise ValueError(f"render_mode={render_mode!r}: None or 'ansi' is allowed")
+        self.render_mode = render_mode
+        self.possible_agents = [f"agent_{i}" for i in range(env.num_agents)]
+        self.agents: list[str] = []
+        self._env = env
+        self._host = Host(env, instances, hole_ratio)
+        self._rng = np.random.default_rng()
+        own = gymnasium_space(_own_space(env))
+        if env.action_mask:
+            mask = gymnasium.spaces.MultiBinary(len(MOVES))
+            own = gymnasium.spaces.Dict({"observation": own, "action_mask": mask})
+        self.observation_spaces = dict.fromkeys(self.possible_agents, own)
+        self.action_spaces = {
+            agent: gymnasium.spaces.Discrete(len(MOVES)) for agent in self.possible_agents
+        }
+
+    def observation_space(self, agent: str) -> gymnasium.Space:
+        """As of PettingZoo."""
+        return self.observation_spaces[agent]
+
+    def action_space(self, agent: str) -> gymnasium.Space:
+        """As of PettingZoo."""
+        return self.action_spaces[agent]
+
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+        """As of PettingZoo."""
+        if seed is not None:
+            self._rng = np.random.default_rng(seed)
+        timestep = self._host.reset(self._rng, options)
+        active = self._host.active()
+        self.agents = [agent for i, agent in enumerate(self.possible_agents) if active[i]]
+        return self._views(timestep), self._infos(timestep)
+
+    def step(
+        self, actions: dict[str, int]
+    ) -> tuple[
+        dict[str, Any],
+        dict[str, float],
+        dict[str, bool],
+        dict[str, bool],
+        dict[str, dict[str, Any]],
+    ]:
+        """As of PettingZoo; an agent without an action waits.
+
+        Raises:
+          ValueError: an action is of an agent that does not take part.
+        """
+        strangers = set(actions) - set(self.agents)
+        if strangers:
+            raise ValueError(f"actions: {sorted(strangers)} take no part, only {self.agents}")
+        joint = [actions.get(agent, WAIT) for agent in self.possible_agents]
+        timestep = self._host.step(joint)
+        rewards = np.asarray(timestep.reward)
+        agents = {agent: self.possible_agents.index(agent) for agent in self.agents}
+        result = (
+            self._views(timestep),
+            {agent: float(rewards[i]) for agent, i in agents.items()},
+            dict.fromkeys(agents, bool(timestep.terminated)),
+            dict.fromkeys(agents, bool(timestep.truncated)),
+            self._infos(timestep),
+        )
+        if timestep.terminated or timestep.truncated:
+            self.agents = []
+        return result
+
+    def render(self) -> str | None:
+        """The lake as text if `render_mode` is "ansi"."""
+        return self._host.drawing() if self.render_mode == "ansi" else None
+
+    def _views(self, timestep: TimeStep) -> dict[str, Any]:
+        observation = as_numpy(timestep.observation)
+        views = {}
+        for agent in self.agents:
+            i = self.possible_agents.index(agent)
+            view = observations.of_agent(self._env.observation, observation, i)
+            if timestep.action_mask is not None:
+                mask = np.array(timestep.action_mask[i], np.int8)
+                view = {"observation": view, "action_mask": mask}
+            views[agent] = view
+        return views
+
+    def _infos(self, timestep: TimeStep) -> dict[str, dict[str, Any]]:
+        info, numbers = timestep.info, range(len(self.possible_agents))
+        return {
+            agent: {
+                "violation": int(info.violation[i]),
+                "at_goal": bool(info.at_goal[i]),
+                "success": bool(info.success),
+                "cost": int(info.costs[i]),
+            }
+            for i, agent in zip(numbers, self.possible_agents, strict=True)
+            if agent in self.agents
+        }
+
+
+def _own_space(env: MapfFrozenLake) -> spaces.Space:
+    """The space of one agent's own view."""
+    space = env.observation_space
+    if env.observation == "egocentric":
+        assert isinstance(space, spaces.Box)
+        return spaces.Box(space.low, space.high, space.shape[1:], space.dtype)
+    return space

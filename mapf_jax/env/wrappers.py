@@ -1,0 +1,425 @@
+"""Environments that start the next episode by themselves, and what is kept of the last one.
+
+An episode that ends in a step is followed by the first observation of the next one in the same
+time step; `final_observation`, `reward`, `terminated`, `truncated` and `info` are those of the
+episode that ended (the contract of Gymnasium's vector environments in their SAME_STEP mode and of
+gymnax 1.0). Which instance comes next is the difference between the wrappers:
+
+* `AutoReset`: the same one again.
+* `PoolAutoReset`: a uniform draw from a pool of instances that all environments share. A pool is
+  an argument of `step`, so it can be exchanged at any time without compiling anew (`pools`).
+* `RandomAutoReset`: a new lake drawn inside the compiled program. Every goal can be reached from
+  its start, but agents may still be in each other's way for ever, and nothing is known of the
+  optimum. Slow: the draw is made in every step, whether an episode ended or not.
+
+All have `reset`, `step` and the axes that `jax.vmap` should map of their arguments; `Batched`
+applies it. `LogEpisodes` may be put around any of them.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mapf_jax.env.environment import MapfFrozenLake
+from mapf_jax.env.random_instances import draw_instance
+from mapf_jax.environment_config import EnvironmentConfig, max_hole_ratio, num_holes
+from mapf_jax.padding import pad_instance
+from mapf_jax.types import Array, Instance, State, TimeStep
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class AutoResetState:
+    """State of `AutoReset`.
+
+    Attributes:
+      episode: the episode under way.
+      starts: unsigned [..., A], start cells.
+    """
+
+    episode: State
+    starts: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class AutoReset:
+    """Starts the same instance again.
+
+    Attributes:
+      env: what is wrapped.
+    """
+
+    env: MapfFrozenLake
+
+    reset_axes = MapfFrozenLake.reset_axes
+    step_axes = MapfFrozenLake.step_axes
+
+    def reset(self, instance: Instance) -> tuple[AutoResetState, TimeStep]:
+        """As of the environment."""
+        state, timestep = self.env.reset(instance)
+        return AutoResetState(state, state.cells), timestep
+
+    def step(
+        self, state: AutoResetState, actions: Array, key: jax.Array | None = None
+    ) -> tuple[AutoResetState, TimeStep]:
+        """As of the environment, then a new episode if one ended."""
+        after, timestep = self.env.step(state.episode, actions, key)
+        first = dataclasses.replace(
+            after,
+            cells=state.starts,
+            costs=jnp.zeros_like(after.costs),
+            time=jnp.zeros_like(after.time),
+        )
+        episode = _select(timestep.done, first, after)
+        return AutoResetState(episode, state.starts), self.env.see(timestep, episode)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Pool:
+    """N instances in the form in which a simulator reads them, shared by a batch.
+
+    Attributes:
+      terrain: uint8[N * (S + 2) * (S + 2)], as of `State`, one after the other.
+      starts: unsigned [N, A], cell numbers.
+      goals: unsigned [N, A].
+    """
+
+    terrain: Array
+    starts: Array
+    goals: Array
+
+    def __len__(self) -> int:
+        return self.starts.shape[0]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PoolState:
+    """State of `PoolAutoReset`.
+
+    Attributes:
+      episode: the episode under way; its terrain stays in the pool.
+      index: int32[...], the instance in the pool.
+      stream: uint32[...], names the sequence of instances; never changes.
+      count: uint32[...], episodes before this one.
+    """
+
+    episode: State
+    index: Array
+    stream: Array
+    count: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolAutoReset:
+    """Goes on with another instance of a pool, drawn uniformly by a hash of a counter.
+
+    A hash costs next to nothing where a PRNG key in every step would be most of the work. The
+    sequence of instances is a function of the key given to `reset` alone.
+
+    Attributes:
+      env: what is wrapped.
+    """
+
+    env: MapfFrozenLake
+
+    reset_axes = (None, 0)
+    step_axes = (0, 0, None)
+
+    def pool(self, instances: Instance) -> Pool:
+        """Prepares a batch of instances, narrower ones and ones with fewer agents included.
+
+        Raises:
+          ValueError: it is no batch, or wider or with more agents than the environment.
+        """
+        if len(instances.batch_shape) != 1 or not len(instances):
+            raise ValueError(
+                f"instances: a batch is needed, this has the batch shape {instances.batch_shape}"
+            )
+        padded = pad_instance(instances, self.env.size, self.env.num_agents)
+        if len(padded) * self.env.num_cells > np.iinfo(np.int32).max:
+            raise ValueError(
+                f"instances: {len(padded)} are too many, at most "
+                f"{np.iinfo(np.int32).max // self.env.num_cells} fit"
+            )
+        states = jax.jit(jax.vmap(self.env.initial_state))(padded)
+        assert states.terrain is not None
+        return Pool(states.terrain.reshape(-1), states.cells, states.goals)
+
+    def reset(self, pool: Pool, key: jax.Array) -> tuple[PoolState, TimeStep]:
+        """The first episode of the sequence that the key names."""
+        stream = jax.random.bits(key, (), jnp.uint32)
+        count = jnp.zeros((), jnp.uint32)
+        state = self._start(pool, stream, count)
+        terrain_at = self._terrain_lookup(pool, state.index)
+        shown = self._with_terrain(pool, state)
+        return state, self.env.first_timestep(shown, terrain_at)
+
+    def step(
+        self, state: PoolState, actions: Array, pool: Pool, key: jax.Array | None = None
+    ) -> tuple[PoolState, TimeStep]:
+        """As of the environment, then a new episode if one ended."""
+        after, timestep = self.env.step_on(
+            self._with_terrain(pool, state),
+            actions,
+            key,
+            self._terrain_lookup(pool, state.index),
+        )
+        going_on = dataclasses.replace(state, episode=dataclasses.replace(after, terrain=None))
+        first = self._start(pool, state.stream, state.count + jnp.uint32(1))
+        state = _select(timestep.done, first, going_on)
+        terrain_at = self._terrain_lookup(pool, state.index)
+        return state, self.env.see(timestep, self._with_terrain(pool, state), terrain_at)
+
+    def _start(self, pool: Pool, stream: Array, count: Array) -> PoolState:
+        # An odd factor and an offset of its own keep the streams of two environments apart.
+        index = _below(_mixed(jnp.asarray(count * (stream | 1) + stream)), len(pool))
+        starts, goals = (
+            jnp.asarray(cells).at[index].get(mode="promise_in_bounds")
+            for cells in (pool.starts, pool.goals)
+        )
+        zero = jnp.zeros((), self.env.time_dtype)
+        episode = State(
+            terrain=None,
+            cells=starts,
+            goals=goals,
+            costs=jnp.zeros_like(starts, zero.dtype),
+            time=zero,
+        )
+        return PoolState(episode, index, jnp.asarray(stream), jnp.asarray(count))
+
+    def _terrain_lookup(self, pool: Pool, index: Array) -> Callable[[jax.Array], jax.Array]:
+        base = index * self.env.num_cells
+        table = jnp.asarray(pool.terrain)
+        return lambda cells: table.at[base + cells].get(mode="promise_in_bounds")
+
+    def _with_terrain(self, pool: Pool, state: PoolState) -> State:
+        """For observations; a program that reads none leaves it out."""
+        size = self.env.num_cells
+        terrain = jax.lax.dynamic_slice(jnp.asarray(pool.terrain), (state.index * size,), (size,))
+        return dataclasses.replace(state.episode, terrain=terrain)
+
+
+def pools(
+    env: MapfFrozenLake, key: jax.Array, config: EnvironmentConfig, num_instances: int
+) -> Iterator[Pool]:
+    """Endless fresh pools of generated instances, made on the host.
+
+    Every instance of them has a plan, as `mapf_jax.generate` guarantees.
+
+        wrapped = PoolAutoReset(env)
+        for pool in pools(env, jax.random.key(0), config, 4096):
+            states, ... = jitted_steps(states, pool)   # nothing is compiled again
+
+    Args:
+      env: its sizes must not be smaller than the configuration's.
+      key: of the whole sequence.
+      config: as of `generate`.
+      num_instances: of each pool; each is made up to it, and the first ones of a set that the
+        generator could not fill are repeated, so that all pools have the same shape.
+    """
+    from mapf_jax.generator import generate
+
+    wrapped = PoolAutoReset(env)
+    while True:
+        key, this = jax.random.split(key)
+        instances, _ = generate(this, config, num_instances, num_agents=env.num_agents)
+        yield wrapped.pool(instances[np.arange(num_instances) % len(instances)])
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomAutoReset:
+    """Goes on with a new random lake, see `random_instances.draw_instance` for what holds of it.
+
+    Attributes:
+      env: what is wrapped.
+      hole_ratio: share of the cells that are holes, rounded down to a number of cells.
+    """
+
+    env: MapfFrozenLake
+    hole_ratio: float = 0.2
+
+    reset_axes = (0,)
+    step_axes = (0, 0, 0)
+
+    def __post_init__(self) -> None:
+        most = max_hole_ratio(self.env.size, self.env.num_agents)
+        if not 0 <= self.hole_ratio <= most:
+            raise ValueError(
+                f"hole_ratio={self.hole_ratio!r}: 0 to {most:.4g} leaves cells for the starts and "
+                f"goals of {self.env.num_agents} agents on a lake of size {self.env.size}"
+            )
+
+    def reset(self, key: jax.Array) -> tuple[State, TimeStep]:
+        """The first episode."""
+        state = self._draw(key)
+        return state, self.env.first_timestep(state)
+
+    def step(self, state: State, actions: Array, key: jax.Array) -> tuple[State, TimeStep]:
+        """As of the environment, then a new episode if one ended; always needs a key."""
+        draw_key, slip_key = jax.random.split(key)
+        after, timestep = self.env.step(state, actions, slip_key if self.env.needs_key else None)
+        state = _select(timestep.done, self._draw(draw_key), after)
+        return state, self.env.see(timestep, state)
+
+    def _draw(self, key: jax.Array) -> State:
+        holes = num_holes(self.hole_ratio, self.env.size)
+        return self.env.initial_state(draw_instance(key, self.env.size, self.env.num_agents, holes))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class EpisodeRecord:
+    """What is kept of an episode.
+
+    Attributes:
+      rewards: float32[..., A], summed over its steps.
+      length: int32[...], its steps.
+      success: bool[...], it ended with all agents on their goals.
+      cost: int32[...], sum over the agents of their costs.
+    """
+
+    rewards: Array
+    length: Array
+    success: Array
+    cost: Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LogState:
+    """State of `LogEpisodes`.
+
+    Attributes:
+      inner: of what is wrapped.
+      running: the episode under way.
+      last: the last one that ended; zeros before the first.
+      episodes: int32[...], how many ended.
+      successes: int32[...], how many of them succeeded.
+    """
+
+    inner: Any
+    running: EpisodeRecord
+    last: EpisodeRecord
+    episodes: Array
+    successes: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class LogEpisodes:
+    """Keeps the rewards, the length, the success and the cost of episodes in the state.
+
+    Attributes:
+      wrapped: an environment or one of the wrappers of this module; arguments are handed on.
+    """
+
+    wrapped: Any
+
+    @property
+    def env(self) -> MapfFrozenLake:
+        """The environment inside."""
+        return _environment(self.wrapped)
+
+    @property
+    def reset_axes(self) -> tuple[int | None, ...]:
+        """As of what is wrapped."""
+        return self.wrapped.reset_axes
+
+    @property
+    def step_axes(self) -> tuple[int | None, ...]:
+        """As of what is wrapped."""
+        return self.wrapped.step_axes
+
+    def reset(self, *arguments: Any) -> tuple[LogState, TimeStep]:
+        """As of what is wrapped; the records are empty."""
+        inner, timestep = self.wrapped.reset(*arguments)
+        zero = jnp.zeros((), jnp.int32)
+        empty = EpisodeRecord(
+            jnp.zeros_like(timestep.reward), zero, jnp.zeros((), bool), jnp.zeros((), jnp.int32)
+        )
+        return LogState(inner, empty, empty, zero, zero), timestep
+
+    def step(self, state: LogState, *arguments: Any) -> tuple[LogState, TimeStep]:
+        """As of what is wrapped."""
+        inner, timestep = self.wrapped.step(state.inner, *arguments)
+        record = EpisodeRecord(
+            rewards=state.running.rewards + timestep.reward,
+            length=state.running.length + 1,
+            success=timestep.info.success,
+            cost=timestep.info.costs.sum(),
+        )
+        done = timestep.done
+        return (
+            LogState(
+                inner=inner,
+                running=_select(done, jax.tree.map(jnp.zeros_like, record), record),
+                last=_select(done, record, state.last),
+                episodes=state.episodes + done,
+                successes=state.successes + (done & record.success),
+            ),
+            timestep,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Batched:
+    """`jax.vmap` of an environment or a wrapper, over the axes that its arguments have.
+
+    Attributes:
+      wrapped: what is batched. Instances, keys, states and actions get a leading axis, a pool is
+        shared.
+    """
+
+    wrapped: Any
+
+    @property
+    def env(self) -> MapfFrozenLake:
+        """The environment inside, which speaks of a single element of the batch."""
+        return _environment(self.wrapped)
+
+    def reset(self, *arguments: Any) -> tuple[Any, TimeStep]:
+        """`reset` of what is wrapped for a batch."""
+        return jax.vmap(self.wrapped.reset, in_axes=self.wrapped.reset_axes)(*arguments)
+
+    def step(self, *arguments: Any) -> tuple[Any, TimeStep]:
+        """`step` of what is wrapped for a batch; keys for slipping, one each, come last."""
+        axes = self.wrapped.step_axes
+        axes += (0,) * (len(arguments) - len(axes))
+        return jax.vmap(self.wrapped.step, in_axes=axes)(*arguments)
+
+
+def _environment(wrapped: Any) -> MapfFrozenLake:
+    return wrapped if isinstance(wrapped, MapfFrozenLake) else wrapped.env
+
+
+def _select(condition: Array, if_true: Any, if_false: Any) -> Any:
+    """One of two equal pytrees, by a single truth value."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), if_true, if_false)
+
+
+def _mixed(bits: jax.Array) -> jax.Array:
+    """A hash of uint32 to uint32: xorshift and multiply, constants of Wellons's `lowbias32`."""
+    bits = (bits ^ (bits >> 16)) * jnp.uint32(0x7FEB352D)
+    bits = (bits ^ (bits >> 15)) * jnp.uint32(0x846CA68B)
+    return bits ^ (bits >> 16)
+
+
+def _below(bits: jax.Array, bound: int) -> jax.Array:
+    """int32, `bits * bound / 2^32` rounded down: uniform below `bound` for uniform uint32 bits.
+
+    The product of 32-bit numbers is put together from halves, since JAX has no 64-bit integers
+    by default.
+    """
+    high, low = bits >> 16, bits & 0xFFFF
+    bound_high, bound_low = bound >> 16, bound & 0xFFFF
+    carry = (low * jnp.uint32(bound_low)) >> 16
+    middle = high * jnp.uint32(bound_low) + carry
+    if bound_high:
+        cross = low * jnp.uint32(bound_high) + (middle & 0xFFFF)
+        return (high * jnp.uint32(bound_high) + (middle >> 16) + (cross >> 16)).astype(jnp.int32)
+    return (middle >> 16).astype(jnp.int32)
