@@ -46,7 +46,7 @@ class DesignAnalysis:
       followed: the check whose rate of failures by row correlates most, in absolute value, with
         the change of the data share, the first of equal ones; None if none is defined.
       followed_correlation: its correlation.
-      share_moved: total variation distance of the data shares, half the sum of their absolute
+      fraction_moved: total variation distance of the data shares, half the sum of their absolute
         changes: the part of the set that went elsewhere, in [0, 1].
       value_moved: mean absolute change of all numbers that are no data shares.
       cells_changed: share of all numbers that changed.
@@ -67,7 +67,7 @@ class DesignAnalysis:
     signal_following: float | None
     followed: str | None
     followed_correlation: float | None
-    share_moved: float
+    fraction_moved: float
     value_moved: float
     cells_changed: float
     saturated_rows: int
@@ -100,10 +100,10 @@ def analyse(record: RunRecord, config: Configuration, space: ConfigurationSpace)
     """
     space.check(config)
     moves = relative_moves(record.config, config, space)
-    share = space.share_parameter
+    share = space.fraction_parameter
     rates = _rates(record.breakdown)
     seen = [row for row in space.rows if row in rates]
-    share_moves = [moves[row, share] for row in seen]
+    fraction_moves = [moves[row, share] for row in seen]
     failing = [1.0 - rates[row] for row in seen]
     signal = [rates[row] * (1.0 - rates[row]) for row in seen]
 
@@ -111,7 +111,7 @@ def analyse(record: RunRecord, config: Configuration, space: ConfigurationSpace)
     for check in record.breakdown.checks:
         outcomes = [record.breakdown.outcome(row) for row in seen]
         counts = [one.failures(check) / one.answers for one in outcomes if one is not None]
-        found = rank_correlation(counts, share_moves)
+        found = rank_correlation(counts, fraction_moves)
         if found is not None and (followed is None or abs(found) > abs(followed[1])):
             followed = check, found
 
@@ -132,11 +132,11 @@ def analyse(record: RunRecord, config: Configuration, space: ConfigurationSpace)
     back = [cell for cell, move in before.items() if moves[cell] * move < 0]
     back = [cell for cell in back if abs(moves[cell]) >= CHANGED]
     return DesignAnalysis(
-        failure_following=rank_correlation(failing, share_moves),
-        signal_following=rank_correlation(signal, share_moves),
+        failure_following=rank_correlation(failing, fraction_moves),
+        signal_following=rank_correlation(signal, fraction_moves),
         followed=None if followed is None else followed[0],
         followed_correlation=None if followed is None else followed[1],
-        share_moved=math.fsum(abs(moves[row, share]) for row in space.rows) / 2,
+        fraction_moved=math.fsum(abs(moves[row, share]) for row in space.rows) / 2,
         value_moved=math.fsum(abs(moves[cell]) for cell in others) / len(others) if others else 0.0,
         cells_changed=sum(abs(move) >= CHANGED for move in moves.values()) / len(moves),
         saturated_rows=len(saturated),

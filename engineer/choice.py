@@ -29,7 +29,7 @@ def learnability_score(
     configuration is taken, each in units of the width of its bounds: designs that keep what works
     are preferred (arXiv 2606.17682 finds good designs local).
     """
-    shares = config.column(space.share_parameter)
+    shares = config.column(space.fraction_parameter)
     signal = 0.0
     for row, share in zip(space.rows, shares, strict=True):
         outcome = record.breakdown.outcome(row)
@@ -156,7 +156,7 @@ def limit_move(
                 f"{limits.share:g}"
             )
     for cell, move in relative_moves(previous, config, space).items():
-        if cell in space.share_cells or abs(move) <= limits.value + 1e-12:
+        if cell in space.fraction_cells or abs(move) <= limits.value + 1e-12:
             continue
         low, high = space.bounds(*cell)
         far = math.copysign(limits.value * (high - low), move)

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 from engineer import modules
-from engineer.family import SUMMARY_REQUEST, Family
 from engineer.record import RunRecord
+from engineer.texts import SUMMARY_REQUEST, FamilyTexts
 
 Message = dict[str, str]
 """One chat message: {"role": .., "content": ..}."""
@@ -75,7 +75,7 @@ def variant(name: str) -> ContextSpec:
     return VARIANTS[name]
 
 
-def blocks(spec: ContextSpec | str, record: RunRecord, family: Family) -> list[str]:
+def blocks(spec: ContextSpec | str, record: RunRecord, family: FamilyTexts) -> list[str]:
     """The texts of a context in order: instruction, modules, rows, output format."""
     if isinstance(spec, str):
         spec = variant(spec)
@@ -104,7 +104,7 @@ def blocks(spec: ContextSpec | str, record: RunRecord, family: Family) -> list[s
     return texts
 
 
-def compose(spec: ContextSpec | str, record: RunRecord, family: Family) -> list[Message]:
+def compose(spec: ContextSpec | str, record: RunRecord, family: FamilyTexts) -> list[Message]:
     """The chat that asks for the next configuration: one user message.
 
     Args:
@@ -121,7 +121,7 @@ def compose(spec: ContextSpec | str, record: RunRecord, family: Family) -> list[
 def fitted(
     spec: ContextSpec,
     record: RunRecord,
-    family: Family,
+    family: FamilyTexts,
     fits: Callable[[Sequence[Message]], bool],
 ) -> tuple[list[Message], tuple[str, ...]] | None:
     """The longest context that fits, and what was left out of it.

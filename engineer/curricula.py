@@ -13,7 +13,7 @@ from engineer.choice import as_proposal
 from engineer.designers import Design
 from engineer.proposal import project
 from engineer.record import RunRecord
-from engineer.space import Configuration, ConfigurationSpace, on_grid, share_units
+from engineer.space import Configuration, ConfigurationSpace, on_grid, round_fractions
 
 UNSEEN = 0.5
 """Valid rate of a row that was not validated."""
@@ -142,7 +142,7 @@ class StagedCurriculum:
         if record.config not in stages:
             return Design(config=stages[0], source=self.source)
         at = stages.index(record.config)
-        shares = record.config.column(space.share_parameter)
+        shares = record.config.column(space.fraction_parameter)
         rates = valid_rates(record, space).values()
         rate = math.fsum(share * rate for share, rate in zip(shares, rates, strict=True))
         if rate >= self.threshold and at + 1 < len(stages):
@@ -175,7 +175,7 @@ def default_stages(space: ConfigurationSpace, count: int = 3) -> tuple[Configura
         }
         cells = space.uniform().cells()
         for row, name in space.cells:
-            if (row, name) not in space.share_cells:
+            if (row, name) not in space.fraction_cells:
                 bounds = space.random_bounds(row, name)
                 middle = (bounds[0] + bounds[1]) / 2
                 value = bounds[0] + k / count * (middle - bounds[0])
@@ -213,9 +213,9 @@ def _with_shares(
 def _shares(
     space: ConfigurationSpace, weights: Mapping[str, float]
 ) -> dict[tuple[str, str], float]:
-    name = space.share_parameter
+    name = space.fraction_parameter
     units = 10 ** space.parameter(name).decimals
-    shares = share_units([weights[row] for row in space.rows], units)
+    shares = round_fractions([weights[row] for row in space.rows], units)
     return {(row, name): share for row, share in zip(space.rows, shares, strict=True)}
 
 

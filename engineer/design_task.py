@@ -13,9 +13,9 @@ import numpy as np
 
 from engineer import proposal
 from engineer.context import ContextSpec, Message, fitted
-from engineer.family import Family
 from engineer.record import RunRecord
 from engineer.space import Configuration, ConfigurationSpace
+from engineer.texts import FamilyTexts
 
 Probe = Callable[[Configuration], float]
 """The learning progress that training under a configuration brings; finite, higher is better."""
@@ -70,7 +70,7 @@ class DesignTask:
         self,
         records: Sequence[RunRecord],
         spec: ContextSpec,
-        family: Family,
+        family: FamilyTexts,
         space: ConfigurationSpace,
         probe: Probe,
         unreadable: float = -1.0,

@@ -9,9 +9,9 @@ import numpy as np
 from engineer import choice, proposal
 from engineer.choice import MoveLimits
 from engineer.context import ContextSpec, Message, fitted
-from engineer.family import Family
 from engineer.record import RunRecord
 from engineer.space import Configuration, ConfigurationSpace
+from engineer.texts import FamilyTexts
 
 Generate = Callable[[Sequence[Message], int, int], Sequence[str]]
 """Answers one chat: (messages, how many answers, seed) -> as many texts."""
@@ -97,7 +97,7 @@ class ModelDesigner:
     """
 
     generate: Generate
-    family: Family
+    family: FamilyTexts
     spec: ContextSpec
     tries: int = 3
     proposals: int = 1

@@ -40,14 +40,15 @@ class Reply:
       text: the answer.
       finish: why it ended: "stop", "length" if its budget was used up, or what else the server
         says; empty if it says nothing.
-      prompt_tokens, answer_tokens: what they count as at the server, reasoning included; None if
+      prompt_tokens, completion_tokens: what they count as at the server, reasoning included; None
+      if
         it says nothing.
     """
 
     text: str
     finish: str = ""
     prompt_tokens: int | None = None
-    answer_tokens: int | None = None
+    completion_tokens: int | None = None
 
 
 class _TransientError(Exception):

@@ -322,7 +322,8 @@ class TrainingEvidence:
       steps: number of training steps, at least 1.
       reward: mean reward over all steps.
       reward_last: mean reward over the last quarter of the steps, at least one.
-      signal_share: share of the groups of answers whose rewards are not all equal, over all steps.
+      nondegenerate_fraction: share of the groups of answers whose rewards are not all equal, over
+      all steps.
       valid_rate: share of valid training answers by row, where any were drawn.
       asked: what the configuration asked for, by row and parameter.
       achieved: what the generator made of it, likewise.
@@ -331,7 +332,7 @@ class TrainingEvidence:
     steps: int
     reward: float
     reward_last: float
-    signal_share: float
+    nondegenerate_fraction: float
     valid_rate: Mapping[str, float] = dataclasses.field(default_factory=dict)
     asked: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
     achieved: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
@@ -339,8 +340,10 @@ class TrainingEvidence:
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise ValueError(f"steps={self.steps}: must be at least 1")
-        if not 0 <= self.signal_share <= 1:
-            raise ValueError(f"signal_share={self.signal_share}: must be in [0, 1]")
+        if not 0 <= self.nondegenerate_fraction <= 1:
+            raise ValueError(
+                f"nondegenerate_fraction={self.nondegenerate_fraction}: must be in [0, 1]"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,7 @@
 A finite automaton over token ids, built once for a space and a vocabulary as plain NumPy tables,
 which a sampler can use on the device without asking the host. The answer is: free reasoning up to
 a budget, a trigger, and then one configuration in exactly the asked form: every row, every
-parameter, every number within its bounds with the decimals of its parameter. With `exact_shares`
+parameter, every number within its bounds with the decimals of its parameter. With `exact_fractions`
 the shares of a group sum to 1: the automaton counts, in units of the last decimal, what is left
 for the shares to come, and the last one gets the rest. Without it each share is free and the
 projection rescales them.
@@ -73,7 +73,7 @@ def build(
     tokenize: Tokenize,
     stop_ids: Sequence[int],
     *,
-    exact_shares: bool = True,
+    exact_fractions: bool = True,
     reasoning_tokens: int = 0,
     trigger: str = "",
     opening: str = "",
@@ -84,7 +84,7 @@ def build(
       space: the rows, parameters and bounds.
       tokenize: token ids of a text, without special tokens added to it.
       stop_ids: tokens that end an answer, at least one.
-      exact_shares: shares of a group sum to 1.
+      exact_fractions: shares of a group sum to 1.
       reasoning_tokens: most tokens of free reasoning before the trigger; 0 for none. A stop token
         within the reasoning still ends the answer; whoever samples has to finish it then.
       trigger: the text that ends the reasoning, such as "</think>". It is recognised in the
@@ -105,7 +105,7 @@ def build(
     builder = _Builder()
     ids = tuple(int(token) for token in tokenize(trigger)) if reasoning_tokens else ()
     entry = _add_reasoning(builder, reasoning_tokens, ids) if ids else None
-    start = _Configurations(builder, space, fields, ending, stop_ids, exact_shares).start()
+    start = _Configurations(builder, space, fields, ending, stop_ids, exact_fractions).start()
     if entry is not None:
         builder.redirect(entry, start)
     longest = reasoning_tokens + len(ids) + len(ending) + 1
@@ -261,13 +261,13 @@ class _Configurations:
         fields: Sequence[_Field],
         ending: Sequence[int],
         stop_ids: Sequence[int],
-        exact_shares: bool,
+        exact_fractions: bool,
     ) -> None:
         self._builder = builder
         self._fields = fields
         self._ending = ending
         self._stop_ids = tuple(dict.fromkeys(int(token) for token in stop_ids))
-        self._groups = space.simplexes if exact_shares else ()
+        self._groups = space.simplexes if exact_fractions else ()
         self._units = [10 ** space.parameter(group[0][1]).decimals for group in self._groups]
         order = {field.cell: i for i, field in enumerate(fields)}
         self._last = [max(order[cell] for cell in group) for group in self._groups]

@@ -8,15 +8,15 @@ texts. So a small model with a small vocabulary can hold each constant as one to
 """
 
 from engineer.evidence import GroupOutcome, Statistics
-from engineer.family import NO_HISTORY, NO_SUMMARY, Family
 from engineer.record import History, RunRecord
 from engineer.space import Configuration, ordered_rows
+from engineer.texts import NO_HISTORY, NO_SUMMARY, FamilyTexts
 
 TRAINING_DETAILS = ("objective", "reward", "schedule")
 """What the full form of module T tells; `RunRecord.training` holds a text for each."""
 
 
-def failures(record: RunRecord, family: Family) -> str:
+def failures(record: RunRecord, family: FamilyTexts) -> str:
     """Module F: the latest validation, overall and one line a row."""
     latest = record.breakdown
     lines = [
@@ -29,7 +29,7 @@ def failures(record: RunRecord, family: Family) -> str:
     return "\n".join(lines)
 
 
-def details(record: RunRecord, family: Family) -> str:
+def details(record: RunRecord, family: FamilyTexts) -> str:
     """Module D: times of first violations, costs above the optimum, and tokens."""
     lines = ["Details of the latest results: mean, median and largest"]
     for row in record.breakdown.by_group:
@@ -46,7 +46,7 @@ def details(record: RunRecord, family: Family) -> str:
     return "\n".join(lines)
 
 
-def training_results(record: RunRecord, family: Family) -> str:
+def training_results(record: RunRecord, family: FamilyTexts) -> str:
     """Module R: reward, share of groups with signal, achieved beside asked numbers."""
     training = record.history[-1].evidence.training
     if training is None:
@@ -54,7 +54,7 @@ def training_results(record: RunRecord, family: Family) -> str:
     lines = [
         "Latest training",
         f"steps {training.steps} reward {training.reward:.2f} last quarter "
-        f"{training.reward_last:.2f} groups with signal {training.signal_share:.2f}",
+        f"{training.reward_last:.2f} groups with signal {training.nondegenerate_fraction:.2f}",
     ]
     names = ordered_rows([*training.asked, *training.valid_rate])
     for name in names:
@@ -78,12 +78,12 @@ def examples(record: RunRecord, count: int) -> str:
     return "\n\n".join(parts if shown else [*parts, "none recorded"])
 
 
-def guideline(family: Family) -> str:
+def guideline(family: FamilyTexts) -> str:
     """Module G, the same in every round."""
     return family.guideline
 
 
-def history(record: RunRecord, family: Family, cold_start: bool) -> str:
+def history(record: RunRecord, family: FamilyTexts, cold_start: bool) -> str:
     """Module H: the configuration and the failures of the finished rounds, oldest first.
 
     Args:
@@ -139,12 +139,12 @@ def training_details(record: RunRecord) -> str:
     return "\n".join([bookkeeping(record), *(f"{name}: {text}" for name, text in told.items())])
 
 
-def rows(record: RunRecord, family: Family) -> str:
+def rows(record: RunRecord, family: FamilyTexts) -> str:
     """Which rows the configuration must have; stands before the output format."""
     return f"{family.label.capitalize()}s " + " ".join(record.config.rows)
 
 
-def _results(row: GroupOutcome, family: Family) -> str:
+def _results(row: GroupOutcome, family: FamilyTexts) -> str:
     counts = [
         f"{word} {sum(row.failures(check) for check in checks)}"
         for word, checks in family.failure_words.items()

@@ -151,7 +151,7 @@ def project(
         listed = " ".join(unknown[:10]) + (" ..." if len(unknown) > 10 else "")
         repairs.append(f"unknown {label}s dropped: {listed}")
 
-    shares = space.share_cells
+    shares = space.fraction_cells
     numbers: dict[tuple[str, str], float] = {}
     for row in space.rows:
         given = raw.values.get(row, {})

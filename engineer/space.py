@@ -253,12 +253,12 @@ class ConfigurationSpace:
         return tuple((row, name) for row in self.rows for name in self.names)
 
     @property
-    def share_cells(self) -> frozenset[Cell]:
+    def fraction_cells(self) -> frozenset[Cell]:
         """The cells that are shares of some whole."""
         return frozenset(cell for group in self.simplexes for cell in group)
 
     @property
-    def share_parameter(self) -> str:
+    def fraction_parameter(self) -> str:
         """The parameter that divides the training set over all rows.
 
         Raises:
@@ -326,7 +326,7 @@ class ConfigurationSpace:
         drawn: dict[Cell, float] = {}
         for group in self.simplexes:
             units = 10 ** self.parameter(group[0][1]).decimals
-            shares = share_units(rng.dirichlet(np.ones(len(group))).tolist(), units)
+            shares = round_fractions(rng.dirichlet(np.ones(len(group))).tolist(), units)
             drawn |= dict(zip(group, shares, strict=True))
         for name in self.names:
             for row in self.rows:
@@ -374,7 +374,7 @@ def on_grid(value: float, bounds: Bounds, decimals: int = 2) -> float:
     return min(max(units / 10**decimals, low), high)
 
 
-def share_units(weights: Sequence[float], units: int = 100) -> tuple[float, ...]:
+def round_fractions(weights: Sequence[float], units: int = 100) -> tuple[float, ...]:
     """Shares proportional to `weights`, multiples of 1 / `units`, that sum to 1.
 
     Largest remainders: every share is rounded down, and the units that are left go to the largest

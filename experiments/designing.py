@@ -76,7 +76,7 @@ def design_automaton(
             settings.environment.space(),
             tokenize,
             tokens.stop_token_ids(tokenizer),
-            exact_shares=engineer.exact_shares,
+            exact_fractions=engineer.exact_fractions,
             reasoning_tokens=reasoning_tokens,
             trigger=engineer.trigger,
             # Where the automaton begins after the thought, a blank line does: models write it so.
@@ -148,13 +148,13 @@ def _plain_designer(
         greedy = name != "endpoint" and engineer.temperature == 0
         return designers.ModelDesigner(
             generate,
-            lakes.FAMILY,
+            lakes.TEXTS,
             engineer.spec,
             tries=1 if greedy else engineer.tries,
             proposals=engineer.proposals,
             choice=engineer.choice,
             limits=MoveLimits(
-                share=_or_infinite(engineer.largest_share_move),
+                share=_or_infinite(engineer.largest_fraction_move),
                 value=_or_infinite(engineer.largest_value_move),
             ),
             trigger=engineer.trigger,

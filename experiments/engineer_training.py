@@ -26,7 +26,7 @@ from experiments.policy import Policy, Responder
 from experiments.settings import Settings
 from experiments.validation import validation_config
 from learner.devices import distributed, sharding
-from learner.training.task import Answer, Message, Scores
+from learner.training.task import Completion, Message, Scores
 from learner.training.train_state import TrainState
 from learner.training.trainer import GRPOTrainer
 from learner.training.update import NonFiniteError
@@ -79,11 +79,11 @@ class EngineerTrainer:
             group_size=options.group_size,
             updates_per_step=1,
             micro_batch_rows=shards,
-            answers_per_row=1,
+            completions_per_row=1,
             max_new_tokens=settings.engineer.max_new_tokens,
             thinking=settings.engineer.thinking,
             temperature=settings.engineer.temperature,
-            no_signal="drop",
+            degenerate_groups="drop",
         )
         self._designs = GRPOTrainer(
             config, policy.config, policy.mesh, policy.tokenizer, reference, base
@@ -114,7 +114,7 @@ class EngineerTrainer:
             environment.num_agents,
             exclude=self._exclude | trained,
             max_candidates=environment.max_candidates,
-            spread=distributed.in_shares,
+            spread=distributed.sharded_map,
         )
         return judged
 
@@ -142,7 +142,7 @@ class EngineerTrainer:
         """
         engineer = self._settings.engineer
         lines: list[dict[str, Any]] = []
-        whether = fitted(engineer.spec, record, lakes.FAMILY, self._fits) is not None
+        whether = fitted(engineer.spec, record, lakes.TEXTS, self._fits) is not None
         for step in range(engineer.training.steps if whether else 0):
             step_key = jax.random.fold_in(jax.random.fold_in(key, _STEPS), step)
             probe = _Probe(self, state, judged, step_key)
@@ -150,7 +150,7 @@ class EngineerTrainer:
                 DesignTask(
                     [record],
                     engineer.spec,
-                    lakes.FAMILY,
+                    lakes.TEXTS,
                     self._space,
                     probe,
                     WORST,
@@ -167,7 +167,7 @@ class EngineerTrainer:
                     "answers": [
                         {"text": answer.text, "reward": float(reward), **scored}
                         for answer, reward, scored in zip(
-                            result.answers,
+                            result.completions,
                             result.scores.rewards,
                             result.scores.records,
                             strict=True,
@@ -219,7 +219,7 @@ class _Probe:
                 settings.environment.num_agents,
                 exclude=owner._exclude | set(mapf_jax.fingerprints(self._judged)),
                 max_candidates=settings.environment.max_candidates,
-                spread=distributed.in_shares,
+                spread=distributed.sharded_map,
             )
             task = MapfTask(instances, settings.reward, settings.environment.list_holes)
             state = jax.tree.map(jnp.copy, self._state)  # Training donates what it is given.
@@ -246,7 +246,7 @@ class _LearnerTask:
     def messages(self, index: int) -> Sequence[Message]:
         return self._task.messages(index)
 
-    def score(self, indices: np.ndarray, answers: Sequence[Answer]) -> Scores:
+    def score(self, indices: np.ndarray, answers: Sequence[Completion]) -> Scores:
         scores = self._task.score(indices, answers)
         return Scores(scores.rewards, scores.metrics, scores.records)
 

@@ -56,7 +56,9 @@ def training_evidence(folder: Path) -> TrainingEvidence:
         steps=len(lines),
         reward=round(float(np.mean(rewards)), 4),
         reward_last=round(float(np.mean(rewards[-max(1, len(rewards) // 4) :])), 4),
-        signal_share=round(float(np.mean([line["signal_share"] for line in lines])), 4),
+        nondegenerate_fraction=round(
+            float(np.mean([line["nondegenerate_fraction"] for line in lines])), 4
+        ),
         valid_rate=valid,
         asked={str(size): numbers for size, numbers in asked.items()},
         achieved={

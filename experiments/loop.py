@@ -329,7 +329,7 @@ class Loop:
             environment.num_agents,
             exclude=exclude,
             max_candidates=environment.max_candidates,
-            spread=distributed.in_shares,
+            spread=distributed.sharded_map,
         )
 
     def _write_instances(self, path: Path, instances: mapf_jax.Instance, prefix: str) -> None:
@@ -433,7 +433,7 @@ class Loop:
             raise
 
     def _draw_failures(self, index: int, instances: mapf_jax.Instance, result: StepResult) -> None:
-        texts = [answer.text for answer in result.answers]
+        texts = [answer.text for answer in result.completions]
         failures = evidence.training_failures(instances, result.indices, texts)
         if distributed.is_first():
             files.write_json(self._directory.round(index) / "train_failures.json", failures)
@@ -450,8 +450,8 @@ class Loop:
                 path,
                 {
                     **result.judgement.breakdown(np.asarray(tokens)).to_dict(),
-                    "answer_tokens_mean": round(float(np.mean(tokens)), 2),
-                    "truncated_share": round(float(np.mean(truncated)), 4),
+                    "completion_tokens_mean": round(float(np.mean(tokens)), 2),
+                    "truncated_fraction": round(float(np.mean(truncated)), 4),
                 },
             )
         self._preemption.agree()

@@ -15,7 +15,7 @@ from learner.qwen3 import weights
 from learner.qwen3.config import Qwen3Config
 from learner.sampling.sampler import FinishReason, Sampler, SamplingParams
 from learner.sampling.token_automaton import TokenAutomaton
-from learner.training.task import Answer, Message
+from learner.training.task import Completion, Message
 
 # Folded into a call's key for the keys of endings. Not the number of any chat: with threefry,
 # `split(key, n)[i]` is `fold_in(key, i)`.
@@ -88,7 +88,7 @@ class Responder:
 
     def __call__(
         self, params: Any, chats: Sequence[Sequence[Message]], key: jax.Array, count: int = 1
-    ) -> list[Answer]:
+    ) -> list[Completion]:
         """`count` answers to each chat, all to the first, then all to the second, ..."""
         prompts = [self._encode(chat) for chat in chats]
         samples = self._sampler(
@@ -120,17 +120,17 @@ class Responder:
                     rows[i], stopped[i] = [*begun[i], *row[:n].tolist()], bool(done)
         tokenizer = self._policy.tokenizer
 
-        def read(indices: np.ndarray) -> list[Answer]:
+        def read(indices: np.ndarray) -> list[Completion]:
             return [
-                Answer(tokens.decode(tokenizer, rows[i]), len(rows[i]), not stopped[i])
+                Completion(tokens.decode(tokenizer, rows[i]), len(rows[i]), not stopped[i])
                 for i in indices
             ]
 
-        return distributed.in_shares(read, len(rows))
+        return distributed.sharded_map(read, len(rows))
 
     def stream(
         self, params: Any, chats: Sequence[Sequence[Message]], keys: jax.Array
-    ) -> Iterator[tuple[int, Answer]]:
+    ) -> Iterator[tuple[int, Completion]]:
         """One answer to each chat, (number of the chat, answer) as soon as it has ended.
 
         An answer depends on its chat and on its key alone, beyond rounding. Neither `automaton`
@@ -148,7 +148,10 @@ class Responder:
             if piece.finish is not None:
                 row, rows[piece.row] = rows[piece.row], []
                 cut = piece.finish == FinishReason.LENGTH
-                yield piece.row, Answer(tokens.decode(self._policy.tokenizer, row), len(row), cut)
+                yield (
+                    piece.row,
+                    Completion(tokens.decode(self._policy.tokenizer, row), len(row), cut),
+                )
 
     def fits(self, chat: Sequence[Message]) -> bool:
         """Whether the model's window holds a chat and an answer to it."""

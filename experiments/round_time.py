@@ -19,7 +19,7 @@ import numpy as np
 from experiments.settings import Settings
 from learner.roofline import Deployment
 from learner.sampling.sampler import slots_and_lanes
-from learner.tokens import octave_bucket
+from learner.tokens import geometric_bucket
 
 # As in `learner.sampling.slots` and `learner.sampling.sampler`; a test follows a real engine.
 _SEGMENT_STEPS = 32
@@ -146,7 +146,7 @@ def segments(
         if not count:
             return
         needed = int(np.minimum(done + steps, longest)[running].max())
-        wanted = min(octave_bucket(needed, 32, 2), longest)
+        wanted = min(geometric_bucket(needed, 32, 2), longest)
         if wanted > room or wanted <= room // 2:
             room = wanted
         more = waiting < num_prompts or bool((begun < samples).any())
@@ -222,7 +222,8 @@ class Workload:
         lengths: of answers.
         prompt_tokens: of every prompt; that of a lake of 10 x 10 has some 1,330 characters.
         context_tokens: of the engineer's context.
-        signal_share: share of the groups whose rewards differ, which alone are trained on. Three
+        nondegenerate_fraction: share of the groups whose rewards differ, which alone are trained
+        on. Three
             runs of the tiny model had 0.60, 0.66 and 0.71 on average.
         steps: training steps that are simulated; the others count as their mean. 0 is all.
         hosts: costs of the hosts.
@@ -232,14 +233,14 @@ class Workload:
     lengths: AnswerLengths
     prompt_tokens: int = 512
     context_tokens: int = 4096
-    signal_share: float = 0.65
+    nondegenerate_fraction: float = 0.65
     steps: int = 8
     hosts: HostCosts = dataclasses.field(default_factory=HostCosts)
 
     def __post_init__(self) -> None:
-        if not 0 < self.signal_share <= 1:
+        if not 0 < self.nondegenerate_fraction <= 1:
             raise ValueError(
-                f"signal_share={self.signal_share}: allowed are numbers in (0, 1], and no group "
+                f"nondegenerate_fraction={self.nondegenerate_fraction}: allowed are numbers in (0, 1], and no group "
                 "can be drawn without one"
             )
 
@@ -280,7 +281,7 @@ def round_phases(workload: Workload, machine: Deployment, seed: int = 0) -> Phas
         phases.stragglers += scale * sampling.stragglers
         phases.host += scale * (sampling.host + workload.hosts.score * count / machine.hosts)
         busy, slotted = busy + sampling.busy, slotted + sampling.slotted
-        signal = rng.random(training.prompts_per_step) < workload.signal_share
+        signal = rng.random(training.prompts_per_step) < workload.nondegenerate_fraction
         kept = lengths.reshape(-1, training.group_size)[signal].reshape(-1)
         seconds, flops = _update(workload, machine, kept)
         phases.update += scale * seconds
@@ -335,8 +336,8 @@ def _sample(
     groups = min(machine.hosts, machine.row_shards)
     shards = machine.row_shards // groups  # of one host
     per_shard = max(1, rows // machine.row_shards)
-    prompt_room = octave_bucket(workload.prompt_tokens - 1, _PROMPT_MULTIPLE, 4)
-    at_once = max(1, _PREFILL_TOKENS // prompt_room)
+    prompt_capacity = geometric_bucket(workload.prompt_tokens - 1, _PROMPT_MULTIPLE, 4)
+    at_once = max(1, _PREFILL_TOKENS // prompt_capacity)
     decoding: list[float] = []
     hosts: list[float] = []
     prefill: list[float] = []
@@ -351,7 +352,7 @@ def _sample(
         slots, lanes = slots_and_lanes(len(mine), samples, shards, per_shard)
         seconds = host = 0.0
         for segment in segments(mine, slots, lanes, longest):
-            step = machine.decode_seconds(slots // shards, lanes, prompt_room, segment.room)
+            step = machine.decode_seconds(slots // shards, lanes, prompt_capacity, segment.room)
             seconds += segment.steps * step
             host += workload.hosts.lane * segment.running
             busy += segment.steps * segment.running
@@ -360,7 +361,7 @@ def _sample(
         hosts.append(host)
         calls = -(-len(mine) // (shards * at_once))
         size = min(at_once, -(-len(mine) // shards))
-        prefill.append(calls * machine.prefill_seconds(size, prompt_room))
+        prefill.append(calls * machine.prefill_seconds(size, prompt_capacity))
     per_token = 2 * (machine.layer_parameters + machine.vocabulary_matrix)
     tokens = lengths.sum() + num_prompts * workload.prompt_tokens
     return _Sampling(

@@ -34,7 +34,7 @@ def budget_table(names: Sequence[str], lengths: AnswerLengths, assumptions: Assu
         phases = round_phases(workload, machine)
         hours = settings.loop.rounds * phases.seconds / 3600
         sampling = phases.exchange + phases.prefill + phases.decoding + phases.stragglers
-        trained = workload.signal_share * phases.tokens
+        trained = workload.nondegenerate_fraction * phases.tokens
         lines.append(
             f"| {name} | {machine.chips} | {phases.tokens / sampling:,.0f} "
             f"| {trained / phases.update:,.0f} | {hours:.1f} | {hours * machine.chips:.0f} "

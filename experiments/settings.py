@@ -268,7 +268,7 @@ class EngineerSettings:
         by `engineer.choice.learnability_score`.
       decoding: "parsed" (the answer is free and then read), or "grammar" (whatever the model
         says, a well-formed configuration comes of it; not for endpoints).
-      exact_shares: under the grammar shares sum to 1 as they are decoded; otherwise the
+      exact_fractions: under the grammar shares sum to 1 as they are decoded; otherwise the
         projection rescales them.
       thinking: let the chat template open the model's thinking.
       thinking_tokens: most tokens of thinking, after which Qwen3's text for that ends it; 0 sets no
@@ -279,7 +279,7 @@ class EngineerSettings:
       temperature: of sampling; 0 is greedy.
       top_p: nucleus of sampling; 1 is off.
       top_k: candidates of sampling; 0 is off.
-      largest_share_move: by how much a design may change a share; none is no limit.
+      largest_fraction_move: by how much a design may change a share; none is no limit.
       largest_value_move: the same for other numbers, in units of the width of their bounds.
       rollback_margin: fall of the valid rate over a round after which the next round has the
         configuration of the round before again; none is off.
@@ -300,7 +300,7 @@ class EngineerSettings:
     proposals: int = 1
     choice: str = "first"
     decoding: str = "parsed"
-    exact_shares: bool = True
+    exact_fractions: bool = True
     thinking: bool = False
     thinking_tokens: int = 0
     reasoning_tokens: int = 0
@@ -309,7 +309,7 @@ class EngineerSettings:
     temperature: float = 0.6
     top_p: float = 0.95
     top_k: int = 20
-    largest_share_move: float | None = None
+    largest_fraction_move: float | None = None
     largest_value_move: float | None = None
     rollback_margin: float | None = None
     stages: str = ""
@@ -337,7 +337,7 @@ class EngineerSettings:
             raise ValueError(f"temperature={self.temperature}: allowed are numbers from 0 up")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p={self.top_p}: allowed are numbers in (0, 1]")
-        for name in ("largest_share_move", "largest_value_move"):
+        for name in ("largest_fraction_move", "largest_value_move"):
             value = getattr(self, name)
             if value is not None and not 0 < value <= 1:
                 raise ValueError(f"{name}={value}: allowed are numbers in (0, 1], or none")

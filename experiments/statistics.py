@@ -1,8 +1,8 @@
-"""Statistics of runs: intervals, tests between paired arms, corrections for many comparisons.
+"""Statistics of runs: intervals, tests between paired variants, corrections for many comparisons.
 
 A study has few seeds, often five. That decides what is used as the main interval:
 
-* Two arms that ran with the same seeds give one difference a seed. `mean_interval` is Student's
+* Two variants that ran with the same seeds give one difference a seed. `mean_interval` is Student's
   interval of their mean. It assumes about normal differences, and then it covers what it says at
   any number of seeds; with mild skew or heavy tails it stays close.
 * A bootstrap over the seeds is not among them: with five of them its percentile interval covers
@@ -10,7 +10,8 @@ A study has few seeds, often five. That decides what is used as the main interva
 * `crossed_bootstrap` resamples seeds and validation instances at once. It knows of the instances,
   which Student's interval takes as fixed, and has the bootstrap's fault at few seeds; it is
   reported beside the main interval.
-* `sign_flip` assumes only that the differences are symmetric if the arms are alike. With n seeds
+* `sign_flip` assumes only that the differences are symmetric if the variants are alike. With n
+seeds
   its p-value cannot be below 2 / 2**n: 0.0625 at five, which is never significant at 0.05.
 
 SciPy has the distributions and tests that are standard; of the rest the sources stand with the
@@ -112,7 +113,9 @@ def mean_interval(values: npt.ArrayLike, level: float = 0.95) -> MeanInterval:
     return MeanInterval(mean, mean - half, mean + half, 2 * scipy.special.stdtr(n - 1, -t))
 
 
-def least_told(half_width: float, seeds: int, comparisons: int, level: float = 0.95) -> float:
+def minimum_detectable_difference(
+    half_width: float, seeds: int, comparisons: int, level: float = 0.95
+) -> float:
     """The mean difference from which on one of several comparisons is told, by Holm's correction.
 
     The smallest of m p-values has to be below (1 - level) / m: the difference is the quantile of
@@ -174,9 +177,9 @@ def crossed_bootstrap(
 def sign_flip(differences: npt.ArrayLike) -> Floats:
     """Exact p-value of the paired permutation test, two-sided.
 
-    If both arms are alike, every difference is as likely as its negative. The p-value is the share
-    of all 2**n patterns of signs whose mean is at least as far from 0 as the observed one; the
-    smallest there is, is 2 / 2**n (1 for differences that are all 0).
+    If both variants are alike, every difference is as likely as its negative. The p-value is the
+    share of all 2**n patterns of signs whose mean is at least as far from 0 as the observed one;
+    the smallest there is, is 2 / 2**n (1 for differences that are all 0).
 
     Args:
       differences: [..., n], with n from 1 to `MOST_FLIPPED`.

@@ -13,7 +13,7 @@ from experiments.settings import Settings
 from learner import tokens
 from learner.devices import distributed
 from learner.sampling.sampler import SamplingParams
-from learner.training.task import Answer
+from learner.training.task import Completion
 
 _ANSWERS = 1 << 20
 
@@ -42,7 +42,7 @@ def validation_set(settings: Settings) -> tuple[mapf_jax.Instance, mapf_jax.Gene
         settings.validation.num_instances,
         settings.environment.num_agents,
         max_candidates=settings.environment.max_candidates,
-        spread=distributed.in_shares,
+        spread=distributed.sharded_map,
     )
     empty = [row.size for row in report.sizes if not row.made]
     if empty:
@@ -59,7 +59,7 @@ def validation_set(settings: Settings) -> tuple[mapf_jax.Instance, mapf_jax.Gene
 class ValidationResult:
     """Answers to the whole set, with what the verifier says of them."""
 
-    answers: list[Answer]
+    answers: list[Completion]
     judgement: Judgement
 
 

@@ -35,7 +35,7 @@ from learner.devices import sharding
 from learner.qwen3 import model, weights
 from learner.qwen3.config import Qwen3Config
 from learner.training import sft, train_state
-from learner.training.task import problem_indices
+from learner.training.task import prompt_indices
 
 _CONFIG = command_line.define_config()
 _OUT = flags.DEFINE_string("out", None, "Folder of the new checkpoint.", required=True)
@@ -91,7 +91,7 @@ def design_pairs(settings: settings_lib.Settings, seed: int, count: int) -> list
     space = settings.environment.space()
     return [
         demonstrations.demonstration(
-            np.random.SeedSequence([seed, i]), settings.engineer.spec, space, lakes.FAMILY
+            np.random.SeedSequence([seed, i]), settings.engineer.spec, space, lakes.TEXTS
         )
         for i in range(count)
     ]
@@ -204,13 +204,13 @@ def main(argv: Sequence[str]) -> None:
     for name, pairs in (("plans", plans), ("designs", designs)):
         examples = [sft.encode_example(tokenizer, *pair) for pair in pairs]
         # What is too long to be given as an answer in a run is no use here either.
-        lessons[name] = [e for e in examples if len(e.answer) <= budgets[name]]
+        lessons[name] = [e for e in examples if len(e.completion) <= budgets[name]]
         print(f"{name}: {len(examples) - len(lessons[name])} too long for {budgets[name]} tokens")
         if not lessons[name]:
             raise ValueError(
                 f"{name}: all answers take more than the {budgets[name]} tokens allowed"
             )
-        lengths = np.array([[len(e.prompt), len(e.answer)] for e in lessons[name]])
+        lengths = np.array([[len(e.prompt), len(e.completion)] for e in lessons[name]])
         print(
             f"{name}: prompt {lengths[:, 0].mean():.0f} (up to {lengths[:, 0].max()}), "
             f"answer {lengths[:, 1].mean():.0f} (up to {lengths[:, 1].max()}) tokens"
@@ -228,7 +228,7 @@ def main(argv: Sequence[str]) -> None:
             batch_rows=_ROWS.value,
             micro_batch_rows=min(_MICRO_BATCH_ROWS, _ROWS.value),
             length_multiple=16,
-            max_answer_tokens=max(budgets.values()),
+            max_completion_tokens=max(budgets.values()),
             optimizer=optimizer,
         ),
         architecture,
@@ -251,7 +251,7 @@ def main(argv: Sequence[str]) -> None:
         name = "designs" if step % _DESIGN_PERIOD == _DESIGN_PERIOD - 1 else "plans"
         rows = _MICRO_BATCH_ROWS if name == "designs" else _ROWS.value
         examples = lessons[name]
-        chosen = problem_indices(order_key, step, rows, len(examples))
+        chosen = prompt_indices(order_key, step, rows, len(examples))
         state, metrics = trainer.step(state, [examples[i] for i in chosen], step)
         done = step + 1
         if done % _VALIDATE_EVERY.value == 0 or done == _STEPS.value:

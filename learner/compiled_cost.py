@@ -160,7 +160,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--mesh", default="1x1x1,1x2x1,1x4x1,1x8x1", help="data x fsdp x tensor, several")
     add("--rows", type=int, default=8, help="rows of a micro-batch, on all devices together")
     add("--prompt_length", type=int, default=512, help="tokens of the longest prompt")
-    add("--max_new_tokens", type=int, default=1024, help="tokens of the longest answer")
+    add("--max_new_tokens", type=int, default=1024, help="tokens of the longest completion")
     add("--dtype", choices=DTYPES, default="bfloat16", help="of activations and products")
     add("--remat", choices=REMAT, default="full", help="what the backward pass finds kept")
     return parser.parse_args(argv)

@@ -1,8 +1,8 @@
-"""Answer one chat message on the terminal, as the answer is generated.
+"""Completion one chat message on the terminal, as the completion is generated.
 
     python -m learner.generate --model=Qwen/Qwen3-0.6B --prompt="Why is the sky blue?" --thinking
 
-The answer goes to standard output; why it ended, and how fast it was, to standard error.
+The completion goes to standard output; why it ended, and how fast it was, to standard error.
 """
 
 import argparse
@@ -27,7 +27,7 @@ _DEFAULT_NEW_TOKENS = 1024
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m learner.generate", description="Answer one chat message."
+        prog="python -m learner.generate", description="Completion one chat message."
     )
     add = parser.add_argument
     add("--model", required=True, help="a checkpoint folder, or a name on the Hugging Face hub")
@@ -43,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
         ("min_p", float, "least share of the likeliest token's probability; 0 is off"),
     ):
         add(f"--{name}", type=kind, help=f"{text}; the checkpoint's own value by default")
-    add("--stop", action="append", default=[], help="a string that ends the answer; repeatable")
+    add("--stop", action="append", default=[], help="a string that ends the completion; repeatable")
     add("--seed", type=int, default=0)
     add("--dtype", choices=DTYPES, help="bfloat16 by default, on CPUs float32")
     add("--tensor", type=int, default=1, help="devices to split the model over")
@@ -56,7 +56,7 @@ def sampling_params(
     """What the command line asks for, else the checkpoint's `generation_config.json`.
 
     Args:
-        room: tokens that the model's window has left for the answer.
+        room: tokens that the model's window has left for the completion.
     """
     chosen = {
         name: value if (value := getattr(arguments, name)) is not None else defaults.get(name)
@@ -97,7 +97,7 @@ def readable(tokenizer: Any, pieces: Iterator[Piece]) -> Iterator[tuple[str, Pie
 
 
 def run(arguments: argparse.Namespace, out: TextIO, log: TextIO) -> None:
-    """Load, answer, report.
+    """Load, completion, report.
 
     Raises:
         ValueError: an argument is impossible, or there is no such model.

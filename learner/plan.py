@@ -3,7 +3,7 @@
     python -m learner.plan --config=Qwen3-4B --mesh=1x1x1,1x8x1,32x8x1
 
 The programs are those of `learner.training.trainer`: sampling (parameters for decoding, prefill, a
-segment of decoding with room for the longest answers) and a GRPO update (gradients of one
+segment of decoding with room for the longest completions) and a GRPO update (gradients of one
 micro-batch of the longest rows, the optimizer). Each is traced, split over the mesh and compiled
 with abstract arrays, for as many devices as asked for, all of them pretended by this machine's CPU.
 
@@ -101,7 +101,7 @@ class _Vocabulary:
 def plan_sampling(
     config: Qwen3Config, training: GRPOConfig, mesh: Mesh, prompt_length: int
 ) -> Plan:
-    """The memory of sampling the answers of one step; the state of training stays where it is.
+    """The memory of sampling the completions of one step; the state of training stays where it is.
 
     Args:
         config: the model.
@@ -269,15 +269,15 @@ def _advice(plan: Plan, config: Qwen3Config, training: GRPOConfig, mesh: Mesh) -
                 f"--remat=full (now {config.remat}): keeps only the input of each block of the "
                 f"{gigabytes(temporaries)} of temporaries"
             )
-        if training.answers_per_row > 1:
+        if training.completions_per_row > 1:
             advice.append(
-                f"fewer answers in a row (--answers_per_row, now {training.answers_per_row})"
+                f"fewer completions in a row (--completions_per_row, now {training.completions_per_row})"
             )
     else:
         segment = next(program for program in plan.programs if program.name == "segment")
-        answers = training.sampling_rows // shards
+        completions = training.sampling_rows // shards
         advice.append(
-            f"fewer answers at a time on each device (--answers, now {answers}), or shorter ones "
+            f"fewer completions at a time on each device (--completions, now {completions}), or shorter ones "
             f"(--max_new_tokens, now {training.max_new_tokens}): their keys and values take "
             f"{gigabytes(segment.reused)}"
         )
@@ -316,11 +316,16 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--lora_rank", type=int, default=0, help="adapters of this rank; 0 trains all parameters")
     add("--kl_coef", type=float, default=0.0, help="above 0 there is a reference model")
     add("--prompt_length", type=int, default=512, help="tokens of the longest prompt")
-    add("--max_new_tokens", type=int, default=1024, help="tokens of the longest answer")
-    add("--group_size", type=int, default=8, help="answers to each prompt")
+    add("--max_new_tokens", type=int, default=1024, help="tokens of the longest completion")
+    add("--group_size", type=int, default=8, help="completions to each prompt")
     add("--rows", type=int, default=1, help="rows of a micro-batch on each row shard")
-    add("--answers_per_row", type=int, default=1, help="answers that share a row")
-    add("--answers", type=int, default=64, help="answers sampled at a time on each row shard")
+    add("--completions_per_row", type=int, default=1, help="completions that share a row")
+    add(
+        "--completions",
+        type=int,
+        default=64,
+        help="completions sampled at a time on each row shard",
+    )
     return parser.parse_args(argv)
 
 
@@ -386,15 +391,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _training(options: argparse.Namespace, shards: int) -> GRPOConfig:
-    """So many prompts in a step that the answers sampled at a time are as many as allowed."""
-    answers = options.answers * shards
+    """So many prompts in a step that the completions sampled at a time are as many as allowed."""
+    completions = options.completions * shards
     return GRPOConfig(
-        prompts_per_step=max(1, answers // options.group_size),
+        prompts_per_step=max(1, completions // options.group_size),
         group_size=options.group_size,
         micro_batch_rows=options.rows * shards,
-        answers_per_row=options.answers_per_row,
+        completions_per_row=options.completions_per_row,
         max_new_tokens=options.max_new_tokens,
-        sampling_rows=answers,
+        sampling_rows=completions,
         objective=ObjectiveConfig(kl_coef=options.kl_coef),
         optimizer=OptimizerConfig(moment_dtype=options.moment_dtype),
         lora=LoraConfig(rank=options.lora_rank),
@@ -406,9 +411,9 @@ def _heading(config: Qwen3Config, options: argparse.Namespace) -> str:
     return (
         f"{options.config}: {parameters / 1e9:.2f} billion parameters, {config.param_dtype}, "
         f"computed in {config.dtype}, remat {config.remat}.\n"
-        f"Prompts of {options.prompt_length} tokens, answers of {options.max_new_tokens}; on each "
-        f"row shard {options.answers} answers sampled and {options.rows} rows of "
-        f"{options.answers_per_row} trained at a time.\n"
+        f"Prompts of {options.prompt_length} tokens, completions of {options.max_new_tokens}; on each "
+        f"row shard {options.completions} completions sampled and {options.rows} rows of "
+        f"{options.completions_per_row} trained at a time.\n"
         "Compiled for CPUs, in float32 and with the reference attention: arguments and outputs "
         "are exact,\ntemporaries an upper estimate of what another platform needs."
     )

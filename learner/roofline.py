@@ -92,19 +92,19 @@ class Deployment:
         sent = 2 * self.config.num_hidden_layers * self._sum_over_tensor(tokens)
         return max(self._products(flops / self.tensor), self._link(sent))
 
-    def decode_seconds(self, slots: int, lanes: int, prompt_room: int, room: int) -> float:
+    def decode_seconds(self, slots: int, lanes: int, prompt_capacity: int, room: int) -> float:
         """One token of every lane of one row shard.
 
         Args:
-            slots: prompts; lanes: answers to each at a time.
-            prompt_room: tokens that the cache of a prompt has room for, all of which are read.
-            room: the same of an answer.
+            slots: prompts; lanes: completions to each at a time.
+            prompt_capacity: tokens that the cache of a prompt has room for, all of which are read.
+            room: the same of a completion.
         """
         c, count = self.config, slots * lanes
         weights = self.layer_parameters + self.vocabulary_matrix
-        cached = self.cache_bytes * (slots * prompt_room + count * room)
+        cached = self.cache_bytes * (slots * prompt_capacity + count * room)
         moved = (_BF16 * weights + cached) / self.tensor
-        pairs = count * (prompt_room + room)
+        pairs = count * (prompt_capacity + room)
         flops = 2 * weights * count
         flops += 4 * c.num_hidden_layers * c.num_attention_heads * c.head_dim * pairs
         sums = 2 * c.num_hidden_layers if self.tensor > 1 else 0
@@ -117,13 +117,13 @@ class Deployment:
 
     # Training
 
-    def micro_batch_flops(self, rows: int, length: int, answer_tokens: int) -> float:
+    def micro_batch_flops(self, rows: int, length: int, completion_tokens: int) -> float:
         """Operations of one device for the gradients of `rows` rows, blocks computed again.
 
         Args:
             rows: of one row shard.
             length: tokens of each, padding included.
-            answer_tokens: positions of each row that go through the output matrix.
+            completion_tokens: positions of each row that go through the output matrix.
         """
         # Forwards, again, and twice as much backwards; only the last product of a block, which
         # nothing in it needs, is not made again. Attention backwards has five products where it
@@ -132,7 +132,7 @@ class Deployment:
         last = c.num_hidden_layers * c.intermediate_size * c.hidden_size
         layers = 2 * (4 * self.layer_parameters - last) * length
         attention = 4.5 * self._attention(length)
-        output = 4 * 2 * self.vocabulary_matrix * answer_tokens
+        output = 4 * 2 * self.vocabulary_matrix * completion_tokens
         return rows * (layers + attention + output) / self.tensor
 
     def micro_batch_sent(self, rows: int, length: int) -> float:
@@ -149,9 +149,9 @@ class Deployment:
         sums = count * self._sum_over_tensor(tokens)
         return ring * (gathered + scattered) + 2 * (1 - 1 / self.data) * copies + looked_up + sums
 
-    def micro_batch_seconds(self, rows: int, length: int, answer_tokens: int) -> float:
+    def micro_batch_seconds(self, rows: int, length: int, completion_tokens: int) -> float:
         """The gradients of one micro-batch; arguments as of `micro_batch_flops`."""
-        products = self._products(self.micro_batch_flops(rows, length, answer_tokens))
+        products = self._products(self.micro_batch_flops(rows, length, completion_tokens))
         return max(products, self._link(self.micro_batch_sent(rows, length)))
 
     def optimizer_seconds(self) -> float:

@@ -62,13 +62,13 @@ class Expectation:
         config: the model.
         mesh: axis -> size.
         tokens: tokens in the rows of one device.
-        answer_tokens: of these, the positions that go through the output matrix.
+        completion_tokens: of these, the positions that go through the output matrix.
     """
 
     config: Qwen3Config
     mesh: dict[str, int]
     tokens: int
-    answer_tokens: int
+    completion_tokens: int
 
     def __post_init__(self) -> None:
         layers, unroll = self.config.num_hidden_layers, self.config.scan_unroll
@@ -77,9 +77,9 @@ class Expectation:
                 f"scan_unroll is {unroll} of {layers} layers; the check needs a loop over layers"
             )
         widths = self._widths(self.config.hidden_size, "fsdp")
-        if self.answer_tokens <= _CHUNK or self.answer_tokens in widths:
+        if self.completion_tokens <= _CHUNK or self.completion_tokens in widths:
             raise ValueError(
-                f"answers of one device have {self.answer_tokens} tokens; to tell full logits they "
+                f"completions of one device have {self.completion_tokens} tokens; to tell full logits they "
                 f"must have more than {_CHUNK}, and another number than {sorted(widths)}"
             )
 
@@ -181,11 +181,11 @@ def check_update(
         ValueError: the shapes are such that the check could not tell.
     """
     rows = training.micro_batch_rows // sharding.num_row_shards(mesh)
-    answers = rows * training.answers_per_row * training.max_new_tokens
+    completions = rows * training.completions_per_row * training.max_new_tokens
     length, _ = training.row_shape(
-        prompt_length + training.answers_per_row * training.max_new_tokens, 1
+        prompt_length + training.completions_per_row * training.max_new_tokens, 1
     )
-    expected = Expectation(config, dict(mesh.shape), rows * length, answers)
+    expected = Expectation(config, dict(mesh.shape), rows * length, completions)
     lowered = plan.abstract_trainer(config, training, mesh).lower_update(prompt_length)
     return check(hlo.partitioned(lowered["gradients"], mesh.size), expected)
 
@@ -278,7 +278,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--mesh", default="32x8x1", help="data x fsdp x tensor, one or several")
     add("--dtype", choices=DTYPES, default="bfloat16", help="of activations and products")
     add("--prompt_length", type=int, default=512, help="tokens of the longest prompt")
-    add("--max_new_tokens", type=int, default=4095, help="tokens of the longest answer")
+    add("--max_new_tokens", type=int, default=4095, help="tokens of the longest completion")
     options = parser.parse_args(argv)
     broken = 0
     try:

@@ -54,7 +54,7 @@ def character_tokenizer(characters: str) -> Any:
     """A tokenizer made on the fly that takes every character for a token.
 
     For small tasks whose models are trained from nothing. A chat is its messages one after
-    another, each ended by the token <|im_end|>, which ends answers and fills rows too.
+    another, each ended by the token <|im_end|>, which ends completions and fills rows too.
 
     Args:
         characters: all that may occur, each once; ids are given in this order.
@@ -85,7 +85,7 @@ def character_tokenizer(characters: str) -> Any:
 def encode_chat(
     tokenizer: Any, messages: Sequence[Mapping[str, str]], enable_thinking: bool = False
 ) -> list[int]:
-    """Token ids of a conversation, up to where the model's answer begins.
+    """Token ids of a conversation, up to where the model's completion begins.
 
     Args:
         tokenizer: has a chat template.
@@ -129,7 +129,7 @@ def thinking_budget(tokenizer: Any, max_tokens: int) -> ThinkingBudget:
 
 
 def stop_token_ids(tokenizer: Any) -> tuple[int, ...]:
-    """The ids that end an answer, ascending: end of sequence, and end of turn in chat format.
+    """The ids that end a completion, ascending: end of sequence, and end of turn in chat format.
 
     Raises:
         ValueError: the tokenizer knows neither.
@@ -171,15 +171,15 @@ def bucket(n: int, sizes: int | Sequence[int]) -> int:
     return min(fitting)
 
 
-def octave_bucket(n: int, multiple: int, per_octave: int) -> int:
+def geometric_bucket(n: int, multiple: int, per_doubling: int) -> int:
     """The smallest allowed length that holds n tokens: few lengths, little padding.
 
     Allowed are the multiples of a step, which is `multiple` doubled as often as leaves at least
-    `per_octave` of them from one power of two to the next. So at most 1 / per_octave of a long
+    `per_doubling` of them from one power of two to the next. So at most 1 / per_doubling of a long
     row is padding. More tokens never get a shorter length.
     """
     octave = 1 << max(0, max(0, n - 1).bit_length() - 1)  # the power of two below n
-    return bucket(n, multiple << max(0, (octave // (per_octave * multiple)).bit_length() - 1))
+    return bucket(n, multiple << max(0, (octave // (per_doubling * multiple)).bit_length() - 1))
 
 
 def pad_right(

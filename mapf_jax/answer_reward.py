@@ -56,26 +56,28 @@ def length_reward(num_tokens: np.ndarray, config: RewardConfig) -> np.ndarray:
     return -np.clip(over / (config.long_length - config.short_length), 0.0, 1.0)
 
 
-def reward_weights(short_share: float) -> tuple[float, float]:
+def reward_weights(short_fraction: float) -> tuple[float, float]:
     """(w_acc, w_len) for the moving average of the share of responses of at most L1 tokens.
 
     (0.5, 0.5) below 0.5, then linearly to (0.8, 0.2) at 0.9, then held.
     """
-    accuracy = 0.5 + 0.3 * min(max((short_share - 0.5) / 0.4, 0.0), 1.0)
+    accuracy = 0.5 + 0.3 * min(max((short_fraction - 0.5) / 0.4, 0.0), 1.0)
     return accuracy, 1.0 - accuracy
 
 
-def next_short_share(short_share: float, num_tokens: np.ndarray, config: RewardConfig) -> float:
+def next_short_fraction(
+    short_fraction: float, num_tokens: np.ndarray, config: RewardConfig
+) -> float:
     """The moving average after a batch of responses.
 
     Args:
-      short_share: the average before it.
+      short_fraction: the average before it.
       num_tokens: i[N], tokens of each response, N >= 1.
       config: the reward.
     """
     decay = config.average_decay
     short = float(np.mean(np.asarray(num_tokens) <= config.short_length))
-    return decay * short_share + (1 - decay) * short
+    return decay * short_fraction + (1 - decay) * short
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +101,7 @@ def answer_rewards(
     verdict: Verdict,
     optimum: np.ndarray,
     num_tokens: np.ndarray,
-    short_share: float,
+    short_fraction: float,
     config: RewardConfig,
 ) -> AnswerRewards:
     """R = w_acc R_acc + w_len R_len of N answers.
@@ -108,9 +110,9 @@ def answer_rewards(
       verdict: batch shape [N], with the gaps.
       optimum: i[N], optimal sum of costs.
       num_tokens: i[N], tokens of each answer.
-      short_share: moving average of the share of short responses, before these.
+      short_fraction: moving average of the share of short responses, before these.
       config: the reward.
     """
     accuracy, length = accuracy_reward(verdict, optimum), length_reward(num_tokens, config)
-    w_accuracy, w_length = reward_weights(short_share)
+    w_accuracy, w_length = reward_weights(short_fraction)
     return AnswerRewards(w_accuracy * accuracy + w_length * length, accuracy, length, w_accuracy)

@@ -47,7 +47,7 @@ def main(warm_up=400, steps=1001):
         if result.metrics["loss"] < 0.5:  # It knows the digits, but seldom what is carried over.
             break
     optimizer = OptimizerConfig(1e-3, 0, "linear", steps, b2=0.99)
-    grpo = GRPOConfig(64, 8, answers_per_row=8, micro_batch_rows=64, length_multiple=64,
+    grpo = GRPOConfig(64, 8, completions_per_row=8, micro_batch_rows=64, length_multiple=64,
                       max_new_tokens=6, optimizer=optimizer)  # fmt: skip
     trainer = GRPOTrainer(grpo, tiny, mesh, coder)
     state = trainer.init_state(result.state.params, keys[2])

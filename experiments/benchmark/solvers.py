@@ -452,10 +452,12 @@ class EndpointSolver:
         except RefusedError as error:
             return Given(row, None, note=str(error)), True
         truncated = reply.finish == "length" if reply.finish else None
-        return Given(row, reply.text, reply.answer_tokens, reply.prompt_tokens, truncated), False
+        return Given(
+            row, reply.text, reply.completion_tokens, reply.prompt_tokens, truncated
+        ), False
 
 
-def price(options: SolverOptions, prompt_tokens: int, answer_tokens: int) -> float:
+def price(options: SolverOptions, prompt_tokens: int, completion_tokens: int) -> float:
     """What tokens cost, in the unit of the prices.
 
     Raises:
@@ -463,7 +465,7 @@ def price(options: SolverOptions, prompt_tokens: int, answer_tokens: int) -> flo
     """
     if options.price_in is None or options.price_out is None:
         raise ValueError("price_in, price_out: needed")
-    return (prompt_tokens * options.price_in + answer_tokens * options.price_out) / 1e6
+    return (prompt_tokens * options.price_in + completion_tokens * options.price_out) / 1e6
 
 
 def _fingerprint(folder: Path) -> dict[str, str]:

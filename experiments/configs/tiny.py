@@ -30,7 +30,7 @@ def get_config() -> ml_collections.ConfigDict:
     training.group_size = 8
     training.max_new_tokens = 64
     training.micro_batch_rows = 8
-    training.answers_per_row = 8  # All answers to a prompt: they are short.
+    training.completions_per_row = 8  # All answers to a prompt: they are short.
     training.length_multiple = 64
     training.objective.advantage_normalization = "none"
     training.optimizer.learning_rate = 2e-4

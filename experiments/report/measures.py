@@ -24,7 +24,7 @@ MEASURES = {
         "first of equal ones. The best of eight over a few sizes: some check always fits.",
     ),
     "followed_correlation": ("its correlation", "Of the check above."),
-    "share_moved": (
+    "fraction_moved": (
         "part of the set moved",
         "Half the sum of the absolute changes of the data shares: 0 is no change, 1 is all of it.",
     ),
@@ -69,20 +69,20 @@ def of_designs(designs: Mapping[str, Mapping[str, Any]]) -> Html:
     return join([table("Measures of the designs", ("measure", *designs), rows), _MEANINGS])
 
 
-def of_arms(arms: Mapping[str, Sequence[Mapping[str, Any]]]) -> Html:
-    """A table with one column for each arm: means over those designs that a measure applies to.
+def of_variants(variants: Mapping[str, Sequence[Mapping[str, Any]]]) -> Html:
+    """A table with one column for each variant: means over those designs that a measure applies to.
 
     How many these are stands in brackets where they are not all.
 
     Args:
-      arms: the fields of `DesignAnalysis` of every design, by the name of the arm.
+      variants: the fields of `DesignAnalysis` of every design, by the name of the variant.
     """
     rows = []
     for key, (name, _) in MEASURES.items():
         if key in _OF_ONE:
             continue
         cells = []
-        for designs in arms.values():
+        for designs in variants.values():
             known = [found[key] for found in designs if found.get(key) is not None]
             if not known:
                 cells.append(DASH)
@@ -90,15 +90,15 @@ def of_arms(arms: Mapping[str, Sequence[Mapping[str, Any]]]) -> Html:
                 of = f" ({len(known)})" if len(known) < len(designs) else ""
                 cells.append(f"{statistics.fmean(known):.2f}{of}")
         rows.append((name, *cells))
-    rows.insert(0, ("designs", *(str(len(designs)) for designs in arms.values())))
+    rows.insert(0, ("designs", *(str(len(designs)) for designs in variants.values())))
     remark = paragraph(
-        "Means over the designs of an arm; in brackets over how many, where a measure does not "
+        "Means over the designs of a variant; in brackets over how many, where a measure does not "
         "apply to all. Rank correlations over a few sizes are large by chance for any one design: "
-        "only their means over many say something, and those of an arm that draws at random show "
+        "only their means over many say something, and those of a variant that draws at random show "
         "what chance makes of them.",
         class_="note",
     )
-    made = table("Measures of the designs, means by arm", ("measure", *arms), rows)
+    made = table("Measures of the designs, means by variant", ("measure", *variants), rows)
     return join([made, remark, _MEANINGS])
 
 

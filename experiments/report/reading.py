@@ -201,8 +201,8 @@ def _validation(folder: Path) -> Validation | None:
         raise ValueError(f"{path}: {error}") from error
     return Validation(
         breakdown,
-        found.get("answer_tokens_mean"),
-        found.get("truncated_share"),
+        found.get("completion_tokens_mean"),
+        found.get("truncated_fraction"),
         folder / "answers.jsonl",
     )
 

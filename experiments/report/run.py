@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from engineer.space import Configuration
-from experiments.report import answers, measures, published_shares
+from experiments.report import answers, measures, published_fractions
 from experiments.report.charts import Gallery, Lines, Series, running_mean
 from experiments.report.page import (
     DASH,
@@ -232,7 +232,7 @@ def _cost(run: Run) -> Html:
     ]
     for each in run.rounds:
         sampled = [step.get("draws", 1.0) * prompts * group for step in each.steps]
-        lengths = [step.get("answer_tokens_mean", 0.0) for step in each.steps]
+        lengths = [step.get("completion_tokens_mean", 0.0) for step in each.steps]
         rows.append(
             (
                 f"round {each.index}",
@@ -381,7 +381,7 @@ _PANELS = (
         (
             ("task/valid", "valid answers"),
             ("task/optimal", "optimal answers"),
-            ("signal_share", "groups with signal"),
+            ("nondegenerate_fraction", "groups with signal"),
         ),
         100,
         (0, 100),
@@ -390,7 +390,7 @@ _PANELS = (
         "training_length",
         "length of answers",
         "tokens",
-        (("answer_tokens_mean", "mean"), ("answer_tokens_p90", "90th percentile")),
+        (("completion_tokens_mean", "mean"), ("completion_tokens_p90", "90th percentile")),
     ),
     _Panel("training_entropy", "entropy of the policy", "nats a token", (("entropy", "entropy"),)),
     _Panel(
@@ -501,7 +501,7 @@ def _configurations(run: Run, gallery: Gallery) -> Html:
     return join(
         [
             charts(*figures),
-            *published_shares.beside(
+            *published_fractions.beside(
                 [(f"round {each.index}", config) for each, config in made], gallery
             ),
             heading("Asked and made"),

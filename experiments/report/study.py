@@ -1,4 +1,4 @@
-"""The page of a study: arms that differ in a few options, over the same seeds and budget.
+"""The page of a study: variants that differ in a few options, over the same seeds and budget.
 
 It is made from `study.json`, whose fields `experiments.study.results` describes. Where the folders
 of the runs are there too, measures of their designs and drawn answers come from them.
@@ -14,7 +14,7 @@ from typing import Any
 
 from engineer.space import Configuration
 from experiments import store as files
-from experiments.report import answers, measures, published_shares
+from experiments.report import answers, measures, published_fractions
 from experiments.report.charts import Estimate, Estimates, Gallery, Lines, Series
 from experiments.report.page import (
     DASH,
@@ -41,13 +41,13 @@ from experiments.report.page import (
     tiles,
 )
 from experiments.report.reading import Run, failure, is_run, read_run
-from experiments.statistics import holm, least_told
+from experiments.statistics import holm, minimum_detectable_difference
 from experiments.study import results as study_results
 
 _FILE = "study.json"
 _SCHEMA = 1
-_DRAWN_ARMS = 2
-_PAIRS = "Every arm against every other"
+_DRAWN_VARIANTS = 2
+_PAIRS = "Every variant against every other"
 _BUDGET = {
     "rounds": "rounds",
     "instances": "training instances",
@@ -94,20 +94,22 @@ def page(root: Path, gallery: Gallery) -> Html:
 
 
 def _runs(root: Path, found: Mapping[str, Any]) -> dict[tuple[str, int], Run]:
-    """The finished runs whose folders are there, by arm and seed."""
+    """The finished runs whose folders are there, by variant and seed."""
     return {
-        (run["arm"], run["seed"]): read_run(root / run["folder"])
+        (run["variant"], run["seed"]): read_run(root / run["folder"])
         for run in found["runs"]
         if run["status"] == "finished" and is_run(root / run["folder"])
     }
 
 
 def _labels(found: Mapping[str, Any]) -> dict[str, str]:
-    return {arm["name"]: arm["label"] for arm in found["arms"]}
+    return {variant["name"]: variant["label"] for variant in found["variants"]}
 
 
-def _finished(found: Mapping[str, Any], arm: str) -> list[Mapping[str, Any]]:
-    return [run for run in found["runs"] if run["arm"] == arm and run["status"] == "finished"]
+def _finished(found: Mapping[str, Any], variant: str) -> list[Mapping[str, Any]]:
+    return [
+        run for run in found["runs"] if run["variant"] == variant and run["status"] == "finished"
+    ]
 
 
 def _level(found: Mapping[str, Any]) -> str:
@@ -122,12 +124,12 @@ def _introduction(found: Mapping[str, Any]) -> Html:
     metric = found["metrics"][0]
     rows = [row for row in found["comparison"] if row["metric"] == metric["name"]]
     known = [row for row in rows if row["mean"] is not None]
-    reference = next((row for row in known if row["arm"] == found["reference"]), None)
+    reference = next((row for row in known if row["variant"] == found["reference"]), None)
     facts: list[tuple[Content, Content, Content]] = [
         (
             "runs finished",
             f"{state['finished']} of {state['planned']}",
-            f"{len(found['arms'])} arms, {len(found['seeds'])} seeds",
+            f"{len(found['variants'])} variants, {len(found['seeds'])} seeds",
         )
     ]
     starts = [run["points"][0] for run in found["runs"] if run["points"]]
@@ -151,7 +153,7 @@ def _introduction(found: Mapping[str, Any]) -> Html:
                 f"minus the reference: {_difference_text(best['difference'], found)}; the best of "
                 f"{len(known)} is picked, so this flatters it"
             )
-        facts.append((f"highest mean: {labels[best['arm']]}", percent(best["mean"]), remark))
+        facts.append((f"highest mean: {labels[best['variant']]}", percent(best["mean"]), remark))
     short = study_results.shortfalls(found)
     return join(
         [
@@ -173,13 +175,13 @@ def _difference_text(difference: Mapping[str, Any], found: Mapping[str, Any]) ->
 
 
 def _verdict(found: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Html:
-    """Which arms are told from the reference in the first metric, in words."""
+    """Which variants are told from the reference in the first metric, in words."""
     labels = _labels(found)
     tested = [row for row in rows if row["difference"] and row["difference"]["p_holm"] is not None]
     if not tested:
         return paragraph(
             element("b", "Nothing can be compared yet: "),
-            "two seeds of an arm and of the reference have to be finished.",
+            "two seeds of a variant and of the reference have to be finished.",
         )
     alpha = 1 - found["level"]
     told = [row for row in tested if row["difference"]["p_holm"] < alpha]
@@ -192,23 +194,23 @@ def _verdict(found: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Htm
         )
         return paragraph(
             element("b", "No difference is shown. "),
-            f"In “{name}” no other arm is told from {against} at "
+            f"In “{name}” no other variant is told from {against} at "
             f"{100 * alpha:.0f} % after Holm's correction. That is no proof that they are equal: "
             f"the {_level(found)} intervals of the differences reach from {100 * low:+.1f} to "
-            f"{100 * high:+.1f} points, and what lies within an arm's own interval remains "
-            "possible. With this many arms and seeds, and this spread between seeds, an arm is "
+            f"{100 * high:+.1f} points, and what lies within a variant's own interval remains "
+            "possible. With this many variants and seeds, and this spread between seeds, a variant is "
             "told from the reference only if its mean differs by about "
             f"{100 * _told_from(found, tested):.1f} points or more.",
         )
     sentences = [
-        f"{labels[row['arm']]} {_difference_text(row['difference'], found)}" for row in told
+        f"{labels[row['variant']]} {_difference_text(row['difference'], found)}" for row in told
     ]
     return join(
         [
             paragraph(
                 element("b", f"Told from {against} "),
                 f"in “{name}” at {100 * alpha:.0f} % after Holm's correction: {len(told)} of "
-                f"{len(tested)} other arms.",
+                f"{len(tested)} other variants.",
             ),
             bullets(sentences),
         ]
@@ -216,10 +218,12 @@ def _verdict(found: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Htm
 
 
 def _told_from(found: Mapping[str, Any], tested: Sequence[Mapping[str, Any]]) -> float:
-    """How large a mean difference has to be, by the median of the arms' intervals."""
+    """How large a mean difference has to be, by the median of the variants' intervals."""
     differences = [row["difference"] for row in tested]
     return plain.median(
-        least_told((one["high"] - one["low"]) / 2, len(one["values"]), len(tested), found["level"])
+        minimum_detectable_difference(
+            (one["high"] - one["low"]) / 2, len(one["values"]), len(tested), found["level"]
+        )
         for one in differences
     )
 
@@ -234,11 +238,11 @@ def _comparison(found: Mapping[str, Any], gallery: Gallery) -> Html:
     parts: list[Content] = []
     for metric in found["metrics"]:
         rows = [row for row in found["comparison"] if row["metric"] == metric["name"]]
-        means = [_estimate(labels[row["arm"]], row, i) for i, row in enumerate(rows)]
+        means = [_estimate(labels[row["variant"]], row, i) for i, row in enumerate(rows)]
         kind = metric["name"].partition("_")[0]
         before = _mean([100 * point[kind] / point["answers"] for point in starts])
         differences = [
-            _estimate(labels[row["arm"]], row["difference"], i)
+            _estimate(labels[row["variant"]], row["difference"], i)
             for i, row in enumerate(rows)
             if row["difference"]
         ]
@@ -249,7 +253,7 @@ def _comparison(found: Mapping[str, Any], gallery: Gallery) -> Html:
                     Estimates(
                         metric["name"],
                         metric["label"],
-                        f"Mean over seeds of every arm with its {level} interval; the dotted line "
+                        f"Mean over seeds of every variant with its {level} interval; the dotted line "
                         "is the share before training.",
                         "percent",
                         tuple(means),
@@ -261,7 +265,7 @@ def _comparison(found: Mapping[str, Any], gallery: Gallery) -> Html:
                     Estimates(
                         f"{metric['name']}_difference",
                         f"minus {against}",
-                        f"Difference of every arm from {against}, paired by seed, with its "
+                        f"Difference of every variant from {against}, paired by seed, with its "
                         f"{level} interval.",
                         "points",
                         tuple(differences),
@@ -283,9 +287,9 @@ def _comparison(found: Mapping[str, Any], gallery: Gallery) -> Html:
                 "Small dots are seeds. Means have Student's interval over seeds. Differences are "
                 "paired by seed, with Student's interval and the p-value of the paired t-test; "
                 "Holm's correction of it and that of Benjamini and Hochberg (FDR) are over the "
-                "arms of one table; the first table is the main one. The exact test "
+                "variants of one table; the first table is the main one. The exact test "
                 f"flips signs and cannot fall below 2 / 2^n for n seeds. Intervals hold {level} of "
-                "the time for one arm alone, not for all arms together. “With instances” is the "
+                "the time for one variant alone, not for all variants together. “With instances” is the "
                 "bootstrap over seeds and validation instances, which at few seeds is too narrow.",
                 class_="note",
             ),
@@ -294,7 +298,7 @@ def _comparison(found: Mapping[str, Any], gallery: Gallery) -> Html:
 
 
 def _pairs(found: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[Html]:
-    """Every arm against every other one, with p-values corrected over all pairs."""
+    """Every variant against every other one, with p-values corrected over all pairs."""
     labels, alpha = _labels(found), 1 - found["level"]
     ranked = sorted((row for row in rows if row["mean"] is not None), key=lambda row: -row["mean"])
     pairs = {}
@@ -305,7 +309,7 @@ def _pairs(found: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[
             if seed in other["values"]
         }
         if common:
-            pairs[one["arm"], other["arm"]] = study_results.paired(common)
+            pairs[one["variant"], other["variant"]] = study_results.paired(common)
     tested = [pair for pair in pairs.values() if pair["p"] is not None]
     if not tested:
         return []
@@ -313,9 +317,9 @@ def _pairs(found: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[
         pair["holm"] = p
     matrix, listed = [], []
     for one in ranked:
-        cells: list[Content] = [labels[one["arm"]], percent(one["mean"])]
+        cells: list[Content] = [labels[one["variant"]], percent(one["mean"])]
         for other in ranked:
-            key = (one["arm"], other["arm"])
+            key = (one["variant"], other["variant"])
             compared = pairs.get(key) or pairs.get(key[::-1])
             if compared is None:
                 cells.append(DASH)
@@ -325,10 +329,10 @@ def _pairs(found: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[
             points = 100 * sign * compared["mean"] + 0.0  # 0.0 makes -0.0 a zero without a sign.
             cells.append(f"{points:+.1f}{mark}")
         matrix.append(cells)
-    for (one_arm, other_arm), pair in pairs.items():
+    for (one_variant, other_variant), pair in pairs.items():
         listed.append(
             (
-                f"{labels[one_arm]} minus {labels[other_arm]}",
+                f"{labels[one_variant]} minus {labels[other_variant]}",
                 len(pair["values"]),
                 _with_interval(pair["mean"], pair["low"], pair["high"], "+", ""),
                 _p_value(pair["p"]),
@@ -338,19 +342,19 @@ def _pairs(found: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[
     apart = sum(pair["holm"] < alpha for pair in tested)
     return [
         paragraph(
-            f"Points by which the arm of a row is above that of a column, best mean first. "
+            f"Points by which the variant of a row is above that of a column, best mean first. "
             f"After Holm's correction over all {len(tested)} pairs "
             + (f"{apart} of them are told apart (*)." if apart else "none of them is told apart.")
         ),
         table(
             _PAIRS,
-            ("arm", "mean", *(labels[row["arm"]] for row in ranked)),
+            ("variant", "mean", *(labels[row["variant"]] for row in ranked)),
             matrix,
         ),
         fold(
             f"All {len(pairs)} pairs",
             table(
-                "All pairs of arms",
+                "All pairs of variants",
                 ("pair", "seeds", f"difference ({_level(found)})", "p", "Holm, all pairs"),
                 listed,
             ),
@@ -374,7 +378,7 @@ def _comparison_table(found: Mapping[str, Any], rows: Sequence[Mapping[str, Any]
         difference = row["difference"] or {}
         written.append(
             (
-                labels[row["arm"]],
+                labels[row["variant"]],
                 _with_interval(row["mean"], row["low"], row["high"], "", "%"),
                 "reference"
                 if row["difference"] is None
@@ -389,7 +393,7 @@ def _comparison_table(found: Mapping[str, Any], rows: Sequence[Mapping[str, Any]
             )
         )
     header = (
-        "arm",
+        "variant",
         f"mean ({level})",
         f"minus {labels[found['reference']]} ({level})",
         "p, Holm",
@@ -400,7 +404,7 @@ def _comparison_table(found: Mapping[str, Any], rows: Sequence[Mapping[str, Any]
         "sd of seeds",
         "seeds",
     )
-    return table("Comparison of the arms", header, written)
+    return table("Comparison of the variants", header, written)
 
 
 def _with_interval(
@@ -429,14 +433,15 @@ def _p_value(value: float | None) -> str:
 
 def _set_up(found: Mapping[str, Any]) -> Html:
     differs = found["budget"]["differs"]
-    arms = []
-    for arm in found["arms"]:
-        name = arm["label"] + (" (reference)" if arm["name"] == found["reference"] else "")
+    variants = []
+    for variant in found["variants"]:
+        name = variant["label"] + (" (reference)" if variant["name"] == found["reference"] else "")
         changes = [
-            join([code(path), f" = {json.dumps(value)}"]) for path, value in arm["changes"].items()
+            join([code(path), f" = {json.dumps(value)}"])
+            for path, value in variant["changes"].items()
         ]
-        budget = ", ".join(f"{v[arm['name']]:,} {_BUDGET[part]}" for part, v in differs.items())
-        arms.append((name, bullets(changes) if changes else "none", budget or "the common one"))
+        budget = ", ".join(f"{v[variant['name']]:,} {_BUDGET[part]}" for part, v in differs.items())
+        variants.append((name, bullets(changes) if changes else "none", budget or "the common one"))
     equal = [f"{value:,} {_BUDGET[part]}" for part, value in found["budget"]["equal"].items()]
     versions = found["versions"] or {}
     facts = [
@@ -448,8 +453,13 @@ def _set_up(found: Mapping[str, Any]) -> Html:
     others = [(name, str(value)) for name, value in versions.items() if name != "devices"]
     return join(
         [
-            table("What all arms have in common", ("what", "value"), facts, text=True),
-            table("The arms", ("arm", "options of its own", "budget of its own"), arms, text=True),
+            table("What all variants have in common", ("what", "value"), facts, text=True),
+            table(
+                "The variants",
+                ("variant", "options of its own", "budget of its own"),
+                variants,
+                text=True,
+            ),
             fold(
                 "All options of the reference, first seed",
                 text_block(json.dumps(found["base"], indent=1)),
@@ -468,22 +478,22 @@ def _mean(values: Sequence[float]) -> float | None:
 
 def _learning(found: Mapping[str, Any], gallery: Gallery) -> Html:
     labels = _labels(found)
-    finished = {arm: runs for arm in labels if (runs := _finished(found, arm))}
+    finished = {variant: runs for variant in labels if (runs := _finished(found, variant))}
     if not finished:
         return paragraph("No run has finished yet.")
     figures = []
     for kind in ("valid", "optimal"):
         lines = tuple(
-            Series(label, *_curve(finished[arm], kind), look=i)
-            for i, (arm, label) in enumerate(labels.items())
-            if arm in finished
+            Series(label, *_curve(finished[variant], kind), look=i)
+            for i, (variant, label) in enumerate(labels.items())
+            if variant in finished
         )
         figures.append(
             gallery.add(
                 Lines(
                     f"learning_{kind}",
                     f"{kind} answers, means over seeds",
-                    f"Mean share of {kind} validation answers of every arm over training.",
+                    f"Mean share of {kind} validation answers of every variant over training.",
                     "training steps, a point after every round",
                     "percent",
                     lines,
@@ -494,21 +504,21 @@ def _learning(found: Mapping[str, Any], gallery: Gallery) -> Html:
         share for runs in finished.values() for run in runs for share in _curve([run], "valid")[1]
     ]
     single = []
-    for i, (arm, label) in enumerate(labels.items()):
-        if arm not in finished:
+    for i, (variant, label) in enumerate(labels.items()):
+        if variant not in finished:
             continue
         lines = tuple(
             Series(f"seed {run['seed']}", *_curve([run], "valid"), look=i, faint=True)
-            for run in finished[arm]
+            for run in finished[variant]
         )
-        lines += (Series("mean", *_curve(finished[arm], "valid"), look=i),)
-        if arm != found["reference"] and found["reference"] in finished:
+        lines += (Series("mean", *_curve(finished[variant], "valid"), look=i),)
+        if variant != found["reference"] and found["reference"] in finished:
             name = f"mean of {labels[found['reference']]}"
             lines += (Series(name, *_curve(finished[found["reference"]], "valid"), look=None),)
         single.append(
             gallery.add(
                 Lines(
-                    f"learning_valid_{arm}",
+                    f"learning_valid_{variant}",
                     label,
                     f"Share of valid validation answers of every seed over training: {label}.",
                     "training steps",
@@ -538,16 +548,16 @@ def _curve(runs: Sequence[Mapping[str, Any]], kind: str) -> tuple[list[float], l
 def _configurations(found: Mapping[str, Any], gallery: Gallery) -> Html:
     labels = _labels(found)
     curves: dict[str, list[Series]] = {}
-    for arm in labels:
+    for variant in labels:
         points = [
             (float(point["round"]), Configuration.from_dict(point["config"]))
-            for run in _finished(found, arm)
+            for run in _finished(found, variant)
             for point in run["points"]
             if point["config"] is not None
         ]
         rounds = sorted({index for index, _ in points})
         if rounds:
-            curves[arm] = [
+            curves[variant] = [
                 Series(
                     f"{size}x{size}",
                     rounds,
@@ -565,13 +575,13 @@ def _configurations(found: Mapping[str, Any], gallery: Gallery) -> Html:
         return paragraph("No run has finished yet.")
     highest = max(share or 0 for lines in curves.values() for line in lines for share in line.y)
     figures = []
-    for arm, lines in curves.items():
+    for variant, lines in curves.items():
         figures.append(
             gallery.add(
                 Lines(
-                    f"shares_{arm}",
-                    labels[arm],
-                    f"Mean share of the training set of every lake size by round: {labels[arm]}.",
+                    f"shares_{variant}",
+                    labels[variant],
+                    f"Mean share of the training set of every lake size by round: {labels[variant]}.",
                     "round",
                     "data_ratio, mean over seeds",
                     tuple(lines),
@@ -583,7 +593,7 @@ def _configurations(found: Mapping[str, Any], gallery: Gallery) -> Html:
     return join(
         [
             paragraph(
-                "Share of the training set by lake size and round. Every arm of a seed begins with "
+                "Share of the training set by lake size and round. Every variant of a seed begins with "
                 "the same configuration unless its options say otherwise."
             ),
             charts(*figures),
@@ -593,20 +603,22 @@ def _configurations(found: Mapping[str, Any], gallery: Gallery) -> Html:
             ),
             table(
                 "Configurations of the last round",
-                ("arm", *(f"{size}x{size}" for size in found["rows"])),
+                ("variant", *(f"{size}x{size}" for size in found["rows"])),
                 _last_configurations(found),
             ),
             heading("The published shares"),
-            charts(published_shares.chart(gallery, 0.2)),
-            paragraph(published_shares.REMARK, class_="note"),
+            charts(published_fractions.chart(gallery, 0.2)),
+            paragraph(published_fractions.REMARK, class_="note"),
         ]
     )
 
 
 def _last_configurations(found: Mapping[str, Any]) -> list[tuple[Content, ...]]:
     rows: list[tuple[Content, ...]] = []
-    for arm, label in _labels(found).items():
-        last = [Configuration.from_dict(r["points"][-1]["config"]) for r in _finished(found, arm)]
+    for variant, label in _labels(found).items():
+        last = [
+            Configuration.from_dict(r["points"][-1]["config"]) for r in _finished(found, variant)
+        ]
         if last:
             means = (
                 (plain.fmean(config[size, name] for config in last) for name in last[0].parameters)
@@ -622,10 +634,10 @@ def _last_configurations(found: Mapping[str, Any]) -> list[tuple[Content, ...]]:
 def _designs(found: Mapping[str, Any], runs: Mapping[tuple[str, int], Run]) -> Html:
     labels = _labels(found)
     rows = []
-    for arm, label in labels.items():
+    for variant, label in labels.items():
         designs = [
             point["design"]
-            for run in _finished(found, arm)
+            for run in _finished(found, variant)
             for point in run["points"]
             if point["design"] is not None
         ]
@@ -643,23 +655,23 @@ def _designs(found: Mapping[str, Any], runs: Mapping[tuple[str, int], Run]) -> H
         label: [
             each.design.measures
             for (name, _), run in runs.items()
-            if name == arm
+            if name == variant
             for each in run.rounds
             if each.design is not None and each.design.measures is not None
         ]
-        for arm, label in labels.items()
+        for variant, label in labels.items()
     }
     measured = {label: found for label, found in measured.items() if found}
-    header = ("arm", "designs", "earlier one kept", "repairs a design", "answers read a design")
+    header = ("variant", "designs", "earlier one kept", "repairs a design", "answers read a design")
     return join(
         [
-            table("Designs of every arm", header, rows)
+            table("Designs of every variant", header, rows)
             if rows
             else paragraph("There are none yet."),
             *(
                 [
                     heading("What the designs did with their evidence"),
-                    measures.of_arms(measured),
+                    measures.of_variants(measured),
                 ]
                 if measured
                 else []
@@ -676,8 +688,8 @@ def _failures(found: Mapping[str, Any]) -> Html:
     checks = found["checks"]
     by_check: list[tuple[Content | Heat, ...]] = []
     by_size = []
-    for arm, label in labels.items():
-        last = [run["points"][-1] for run in _finished(found, arm)]
+    for variant, label in labels.items():
+        last = [run["points"][-1] for run in _finished(found, variant)]
         if not last:
             continue
         by_check.append(
@@ -710,14 +722,14 @@ def _failures(found: Mapping[str, Any]) -> Html:
                 "number of agents, counts there alone."
             ),
             table(
-                "Failures by arm",
-                ("arm", *(failure(check) for check in checks)),
+                "Failures by variant",
+                ("variant", *(failure(check) for check in checks)),
                 by_check,
             ),
             heading("Valid / optimal by lake size"),
             table(
-                "Valid and optimal by arm and size",
-                ("arm", *(f"{size}x{size}" for size in found["rows"])),
+                "Valid and optimal by variant and size",
+                ("variant", *(f"{size}x{size}" for size in found["rows"])),
                 by_size,
             ),
         ]
@@ -731,19 +743,20 @@ def _answers(found: Mapping[str, Any], runs: Mapping[tuple[str, int], Run]) -> H
     labels = _labels(found)
     metric = found["metrics"][0]["name"]
     means = {
-        row["arm"]: row["mean"]
+        row["variant"]: row["mean"]
         for row in found["comparison"]
         if row["metric"] == metric and row["mean"] is not None
     }
     others = sorted(
-        (arm for arm in means if arm != found["reference"]), key=lambda arm: -means[arm]
+        (variant for variant in means if variant != found["reference"]),
+        key=lambda variant: -means[variant],
     )
     parts: list[Content] = []
-    for arm in [found["reference"], *others][:_DRAWN_ARMS]:
-        seeds = [seed for name, seed in runs if name == arm]
-        drawn = answers.of_run(runs[arm, min(seeds)], 3, f"{len(parts)}") if seeds else None
+    for variant in [found["reference"], *others][:_DRAWN_VARIANTS]:
+        seeds = [seed for name, seed in runs if name == variant]
+        drawn = answers.of_run(runs[variant, min(seeds)], 3, f"{len(parts)}") if seeds else None
         if drawn is not None:
-            parts += [heading(f"{labels[arm]}, seed {min(seeds)}"), drawn]
+            parts += [heading(f"{labels[variant]}, seed {min(seeds)}"), drawn]
     if not parts:
         return paragraph("The folders of the runs are not there, or no run has finished yet.")
     return join([paragraph(answers.LEGEND), answers.PAUSE, *parts])
@@ -754,9 +767,9 @@ def _answers(found: Mapping[str, Any], runs: Mapping[tuple[str, int], Run]) -> H
 
 def _cost(found: Mapping[str, Any]) -> Html:
     labels = _labels(found)
-    by_arm, by_run = [], list[tuple[Content, ...]]()
-    for arm, label in labels.items():
-        done = _finished(found, arm)
+    by_variant, by_run = [], list[tuple[Content, ...]]()
+    for variant, label in labels.items():
+        done = _finished(found, variant)
         if done:
             used = [
                 number(_mean([run["used"][part] for run in done]), 0)
@@ -767,12 +780,14 @@ def _cost(found: Mapping[str, Any]) -> Html:
                 for part in ("seconds", "cpu_seconds")
             ]
             shared = [run["shared"]["seconds"] for run in done if run["shared"]]
-            by_arm.append((label, *used, *own, duration(plain.fmean(shared)) if shared else DASH))
+            by_variant.append(
+                (label, *used, *own, duration(plain.fmean(shared)) if shared else DASH)
+            )
     for run in found["runs"]:
         first, last = (run["points"][0], run["points"][-1]) if run["points"] else (None, None)
         by_run.append(
             (
-                f"{labels[run['arm']]}, seed {run['seed']}",
+                f"{labels[run['variant']]}, seed {run['seed']}",
                 run["status"],
                 DASH if first is None else percent(first["valid"] / first["answers"]),
                 DASH if last is None else percent(last["valid"] / last["answers"]),
@@ -789,9 +804,9 @@ def _cost(found: Mapping[str, Any]) -> Html:
     return join(
         [
             table(
-                "What a run of every arm used",
+                "What a run of every variant used",
                 (
-                    "arm, mean of its runs",
+                    "variant, mean of its runs",
                     "instances",
                     "steps",
                     "updates",
@@ -800,13 +815,13 @@ def _cost(found: Mapping[str, Any]) -> Html:
                     "CPU time",
                     "time of the common beginning",
                 ),
-                by_arm,
+                by_variant,
             )
-            if by_arm
+            if by_variant
             else NOTHING,
             paragraph(
                 f"All runs together took {duration(total)} of wall time on the machine above, "
-                "those that ran at the same time counted one by one. Where arms begin alike, "
+                "those that ran at the same time counted one by one. Where variants begin alike, "
                 "validation before training and round 0 were computed once for all of them.",
                 class_="note",
             ),
@@ -840,7 +855,7 @@ def _limits(found: Mapping[str, Any]) -> Html:
         "would go unseen.",
         "All seeds answer the same validation instances, so the means are about these. Designers "
         "that read results read those of this very set.",
-        "Arms are equal in the parts of the budget that are named, not in all things: a designer "
+        "Variants are equal in the parts of the budget that are named, not in all things: a designer "
         "that is a model also spends answers on designs, and harder lakes have longer answers.",
         "p-values are corrected within one table. Whoever picks the best of four metrics after "
         "looking has tested more than that.",
@@ -855,8 +870,8 @@ def _limits(found: Mapping[str, Any]) -> Html:
     if state["finished"] < state["planned"]:
         items.append(
             f"{state['planned'] - state['finished']} runs are missing or have failed. If they "
-            "failed because of how their arm behaves, the means of the others flatter it."
+            "failed because of how their variant behaves, the means of the others flatter it."
         )
     if found["budget"]["differs"]:
-        items.append("The arms differ in their budget on purpose: see What was compared.")
+        items.append("The variants differ in their budget on purpose: see What was compared.")
     return bullets(items)

@@ -95,14 +95,14 @@ def cpu_tables(scale: Scale, folder: Path, trl_python: str) -> list[records.Tabl
         "num_prompts": scale.num_prompts,
         "group_size": scale.group_size,
         "new_tokens": scale.new_tokens,
-        "answers_per_row": scale.group_size,
+        "completions_per_row": scale.group_size,
         "micro_batch_rows": 1,
         "peer_micro_batch_rows": scale.micro_batch_rows,
         "length_multiple": 32,
         "scan_unroll": scale.model.num_hidden_layers,
         "moment_dtype": "float32",
     }
-    alone = task | {"answers_per_row": 1, "micro_batch_rows": scale.micro_batch_rows}
+    alone = task | {"completions_per_row": 1, "micro_batch_rows": scale.micro_batch_rows}
     size = f"{scale.num_prompts} prompts of {scale.prompt_tokens} tokens, {scale.group_size} " \
         f"answers of {scale.new_tokens} each"  # fmt: skip
     return [
@@ -210,7 +210,7 @@ def gpu_table(config: Qwen3Config, quick: bool, folder: Path) -> records.Table:
             "num_prompts": scale.num_prompts,
             "group_size": scale.group_size,
             "new_tokens": scale.new_tokens,
-            "answers_per_row": 1,
+            "completions_per_row": 1,
             "micro_batch_rows": rows,
             "length_multiple": length,
             "moment_dtype": "float32",

@@ -70,11 +70,11 @@ def _own(task: Task) -> tuple[Any, Any]:
     training = GRPOConfig(
         prompts_per_step=task["num_prompts"],
         group_size=task["group_size"],
-        answers_per_row=task["answers_per_row"],
+        completions_per_row=task["completions_per_row"],
         micro_batch_rows=task["micro_batch_rows"],
         length_multiple=task["length_multiple"],
         max_new_tokens=task["new_tokens"],
-        no_signal="keep",
+        degenerate_groups="keep",
         optimizer=OptimizerConfig(learning_rate=1e-6, moment_dtype=task["moment_dtype"]),
     )
     tokenizer = tokens.load_tokenizer(task["folder"])
@@ -112,7 +112,7 @@ def own_update(task: Task) -> Measure:
     import numpy as np
 
     from learner.training.rollout import Rollout
-    from learner.training.task import Answer
+    from learner.training.task import Completion
 
     trainer, state = _own(task)
     rng = np.random.default_rng(0)
@@ -125,7 +125,7 @@ def own_update(task: Task) -> Measure:
         logprobs=np.full((count, length), -8.0, np.float32),
         lengths=np.full(count, length, np.int32),
         truncated=np.ones(count, bool),
-        answers=[Answer("", length, True)] * count,
+        completions=[Completion("", length, True)] * count,
         rewards=np.asarray(rng.uniform(size=count), np.float32),
     )
 

@@ -1,9 +1,9 @@
-"""Runs or resumes a study: arms that differ in a few options, each with several seeds.
+"""Runs or resumes a study: variants that differ in a few options, each with several seeds.
 
 python -m experiments.study --config=experiments/configs/studies/designers_tiny.py \\
     --workdir=studies/designers_tiny
 
-Options of all arms change with `--config.NAME=VALUE`, as for a run. Started again with the same
+Options of all variants change with `--config.NAME=VALUE`, as for a run. Started again with the same
 folder it computes what is missing; runs that are finished stay, runs that failed are tried again.
 Results are in `study.json` (its form: `experiments.study.results`), `comparison.csv` and
 `comparison.md` of the folder, which are also written when it is asked to leave.
@@ -72,9 +72,9 @@ def main(argv: Sequence[str]) -> None:
                 slots = study_runs.slots(root, _WORKERS.value, first)
                 whole = study_runs.Runner(root, jobs, slots, reporter).run()
             shared = {
-                (job.arm, job.settings.seed): job.shared
+                (job.variant, job.settings.seed): job.shared
                 for job in jobs
-                if job.arm is not None and job.shared is not None
+                if job.variant is not None and job.shared is not None
             }
             found = study_results.write(root, study, settings, shared)
     except (UserError, OSError) as error:
@@ -89,8 +89,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _tell(found: dict[str, Any], reporter: Reporter) -> None:
-    """The first metric of every arm, and the runs that failed."""
-    labels = {arm["name"]: arm["label"] for arm in found["arms"]}
+    """The first metric of every variant, and the runs that failed."""
+    labels = {variant["name"]: variant["label"] for variant in found["variants"]}
     metric = found["metrics"][0]
     state = found["state"]
     reporter.line(
@@ -100,11 +100,11 @@ def _tell(found: dict[str, Any], reporter: Reporter) -> None:
     for row in found["comparison"]:
         if row["metric"] == metric["name"] and row["mean"] is not None:
             reporter.line(
-                f"  {labels[row['arm']]}: {row['mean']:.1%} over {len(row['values'])} seeds"
+                f"  {labels[row['variant']]}: {row['mean']:.1%} over {len(row['values'])} seeds"
             )
     for run in found["runs"]:
         if run["status"] == "failed":
-            reporter.line(f"  {labels[run['arm']]}, seed {run['seed']} failed: {run['error']}")
+            reporter.line(f"  {labels[run['variant']]}, seed {run['seed']} failed: {run['error']}")
 
 
 if __name__ == "__main__":

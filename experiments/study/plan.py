@@ -1,4 +1,4 @@
-"""What a study compares: arms that differ in a few options, each with the same seeds and budget."""
+"""What a study compares: variants that differ in a few options, each with the same seeds and budget."""
 
 import dataclasses
 import re
@@ -27,7 +27,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 
 
 @dataclasses.dataclass(frozen=True)
-class Arm:
+class Variant:
     """One condition of a study.
 
     Attributes:
@@ -43,15 +43,15 @@ class Arm:
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise ValueError(
-                f"arm={self.name!r}: allowed are names of small letters, digits, '_', '.' and '-'"
+                f"variant={self.name!r}: allowed are names of small letters, digits, '_', '.' and '-'"
             )
         for path in self.changes:
             try:
                 settings_lib.check_field(path)
             except ValueError as error:
-                raise ValueError(f"arm={self.name!r}: {error}") from error
+                raise ValueError(f"variant={self.name!r}: {error}") from error
             if path == "seed":
-                raise ValueError(f"arm={self.name!r}: seed: the seeds are those of the study")
+                raise ValueError(f"variant={self.name!r}: seed: the seeds are those of the study")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,27 +102,28 @@ BUDGET = tuple(field.name for field in dataclasses.fields(Budget))
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """Arms times seeds.
+    """Variants times seeds.
 
     Attributes:
       question: what is asked, in a sentence or two.
-      arms: at least two.
-      reference: name of the arm that the others are compared with.
-      seeds: of the runs; the same for every arm, so that runs of one seed are pairs.
-      may_differ: parts of the `Budget` in which arms are allowed to differ, because that is what
+      variants: at least two.
+      reference: name of the variant that the others are compared with.
+      seeds: of the runs; the same for every variant, so that runs of one seed are pairs.
+      may_differ: parts of the `Budget` in which variants are allowed to differ, because that is
+      what
         is studied. All others must be equal.
     """
 
     question: str
-    arms: tuple[Arm, ...]
+    variants: tuple[Variant, ...]
     reference: str
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     may_differ: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        names = [arm.name for arm in self.arms]
+        names = [variant.name for variant in self.variants]
         if len(names) < 2 or len(set(names)) < len(names):
-            raise ValueError(f"arms={names}: at least two with distinct names are needed")
+            raise ValueError(f"variants={names}: at least two with distinct names are needed")
         if self.reference not in names:
             raise ValueError(f"reference={self.reference!r}: allowed are {names}")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
@@ -132,41 +133,41 @@ class Study:
             raise ValueError(f"may_differ={self.may_differ}: allowed are {BUDGET}")
 
     def settings(self, base: ml_collections.ConfigDict) -> dict[str, dict[int, Settings]]:
-        """The options of every run, by arm and seed.
+        """The options of every run, by variant and seed.
 
         Args:
-          base: the options that all arms have in common.
+          base: the options that all variants have in common.
 
         Raises:
-          UserError: an option is not allowed, or the arms' budgets differ.
+          UserError: an option is not allowed, or the variants' budgets differ.
         """
         result: dict[str, dict[int, Settings]] = {}
-        for arm in self.arms:
+        for variant in self.variants:
             options = base.to_dict()
-            for path, value in arm.changes.items():
+            for path, value in variant.changes.items():
                 *groups, name = path.split(".")
                 group = options
                 for part in groups:
                     group = group[part]
                 group[name] = value
             try:
-                result[arm.name] = {
+                result[variant.name] = {
                     seed: settings_lib.from_config({**options, "seed": seed}) for seed in self.seeds
                 }
             except UserError as error:
-                raise UserError(f"arm {arm.name}: {error}") from error
+                raise UserError(f"variant {variant.name}: {error}") from error
         with user_errors():
             self._check_validation(result)
             self._check_budgets(result)
         return result
 
     def _check_validation(self, settings: Mapping[str, Mapping[int, Settings]]) -> None:
-        """All arms answer the same instances, or their answers could not be paired."""
+        """All variants answer the same instances, or their answers could not be paired."""
         for path in _SAME_VALIDATION:
             values = {name: _option(of[self.seeds[0]], path) for name, of in settings.items()}
             if len(set(values.values())) > 1:
                 raise ValueError(
-                    f"{path} differs between arms, {values}; allowed are arms that are validated "
+                    f"{path} differs between variants, {values}; allowed are variants that are validated "
                     "on the same instances"
                 )
 
@@ -178,7 +179,7 @@ class Study:
             values = {name: budget[part] for name, budget in budgets.items()}
             if part not in self.may_differ and len(set(values.values())) > 1:
                 raise ValueError(
-                    f"budget: {part} differs between arms, {values}; allowed are equal budgets, "
+                    f"budget: {part} differs between variants, {values}; allowed are equal budgets, "
                     "except in what the study names in may_differ"
                 )
 

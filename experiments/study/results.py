@@ -5,24 +5,25 @@
     schema          1
     name            of the study's folder
     question        what was asked
-    reference       name of the arm that the others are compared with
+    reference       name of the variant that the others are compared with
     seeds           [0, 1, ...]
     level           of all intervals, 0.95
     state           {planned, finished, failed, missing}: numbers of runs
-    arms            [{name, label, changes: {option: value}, budget: {...}}], in their order
-    budget          {equal: {part: value}, differs: {part: {arm: value}}}; the parts are those of
+    variants            [{name, label, changes: {option: value}, budget: {...}}], in their order
+    budget          {equal: {part: value}, differs: {part: {variant: value}}}; the parts are those
+    of
                     `study_plan.Budget`: what each run was allowed, over all rounds
-    base            all options of the reference arm's first seed, as `config.json` of a run
+    base            all options of the reference variant's first seed, as `config.json` of a run
     versions        of the first finished run, as `versions.json` of a run; null if there is none
     rows            names of the lake sizes, ["3", "4", "5"]
     checks          names of the checks
-    runs            one object for each arm and seed, arms first:
-      arm, seed, folder (relative to the study's), status: "finished", "failed" or "missing"
+    runs            one object for each variant and seed, variants first:
+      variant, seed, folder (relative to the study's), status: "finished", "failed" or "missing"
       error         one line, null unless it failed
       seconds, cpu_seconds   of this run's own process or processes so far
       shared        {folder, seconds, cpu_seconds} of the common beginning (validation before
-                    training, round 0), which several arms share and which was computed once; null
-                    if the run computed all of itself
+                    training, round 0), which several variants share and which was computed once;
+                    null if the run computed all of itself
       used          {instances_asked, instances, steps, updates, answers}: what it really trained on
       points        validation before training and after each finished round, in order:
         round       null before training, then 0, 1, ...
@@ -33,21 +34,21 @@
         config      {row: {data_ratio, hole_ratio, wait_ratio}} of this round's training set; null
                     before training, and so are the next three
         achieved    the same, as the generator could make it
-        training    {reward, valid, signal_share}: means over the round's steps
+        training    {reward, valid, nondegenerate_fraction}: means over the round's steps
         design      how `config` came about: {source, kept_previous, reason, repairs (number),
                     tries (answers read)}; null for round 0 as well
     metrics         [{name, label}]: valid_final and optimal_final (share of the validation answers
                     after the last round), valid_area and optimal_area (mean of that share over
                     training: area under the curve over training steps, by trapezoids)
-    comparison      one object for each metric and arm, metrics first:
-      metric, arm
+    comparison      one object for each metric and variant, metrics first:
+      metric, variant
       values        {seed: value} of finished runs
       mean, sd      over seeds
       low, high     Student's interval of the mean
-      difference    from the reference arm over the seeds that both finished; null for the
+      difference    from the reference variant over the seeds that both finished; null for the
                     reference itself: {values: {seed: value}, mean, low, high (Student's interval
                     of paired differences), p (its t-test), p_holm and p_fdr (p corrected over the
-                    arms of this metric, Holm's and Benjamini and Hochberg's way), p_exact (sign
+                    variants of this metric, Holm's and Benjamini and Hochberg's way), p_exact (sign
                     flips), crossed_low, crossed_high (bootstrap over seeds and instances)}
 
 Intervals and p-values are null where fewer than two seeds are finished. So are those of differences
@@ -97,9 +98,9 @@ ERROR = "error.txt"
 """In a run's folder, if its last process failed: why."""
 
 
-def run_folder(arm: str, seed: int) -> Path:
+def run_folder(variant: str, seed: int) -> Path:
     """Of one run, relative to the study's."""
-    return Path("runs") / arm / f"seed-{seed}"
+    return Path("runs") / variant / f"seed-{seed}"
 
 
 def write_error(folder: Path, error: str) -> str:
@@ -141,13 +142,18 @@ def gather(
 ) -> dict[str, Any]:
     """What `study.json` holds; arguments as of `write`."""
     runs = [
-        _run(root, arm.name, seed, settings[arm.name][seed], shared.get((arm.name, seed)))
-        for arm in study.arms
+        _run(
+            root, variant.name, seed, settings[variant.name][seed], shared.get((variant.name, seed))
+        )
+        for variant in study.variants
         for seed in study.seeds
     ]
     statuses = [run["status"] for run in runs]
     first = settings[study.reference][study.seeds[0]]
-    budgets = {arm.name: Budget.of(settings[arm.name][study.seeds[0]]) for arm in study.arms}
+    budgets = {
+        variant.name: Budget.of(settings[variant.name][study.seeds[0]])
+        for variant in study.variants
+    }
     points = [point for run in runs for point in run["points"]]
     versions = [
         path
@@ -165,14 +171,14 @@ def gather(
             "planned": len(runs),
             **{name: statuses.count(name) for name in ("finished", "failed", "missing")},
         },
-        "arms": [
+        "variants": [
             {
-                "name": arm.name,
-                "label": arm.label,
-                "changes": dict(arm.changes),
-                "budget": budgets[arm.name].to_dict(),
+                "name": variant.name,
+                "label": variant.label,
+                "changes": dict(variant.changes),
+                "budget": budgets[variant.name].to_dict(),
             }
-            for arm in study.arms
+            for variant in study.variants
         ],
         "budget": _compared(budgets),
         "base": first.to_dict(),
@@ -201,9 +207,9 @@ def _compared(budgets: Mapping[str, Budget]) -> dict[str, Any]:
 
 
 def _run(
-    root: Path, arm: str, seed: int, settings: Settings, shared: Path | None
+    root: Path, variant: str, seed: int, settings: Settings, shared: Path | None
 ) -> dict[str, Any]:
-    folder = root / run_folder(arm, seed)
+    folder = root / run_folder(variant, seed)
     error = folder / ERROR
     if (folder / FINISHED).exists():
         status = "finished"
@@ -215,9 +221,9 @@ def _run(
         point.update({name: point["used"][name] for name in ("steps", "updates", "instances")})
         del point["used"]
     return {
-        "arm": arm,
+        "variant": variant,
         "seed": seed,
-        "folder": str(run_folder(arm, seed)),
+        "folder": str(run_folder(variant, seed)),
         "status": status,
         "error": error.read_text().strip() if status == "failed" else None,
         **_times(folder),
@@ -277,7 +283,7 @@ def _points(folder: Path, training: GRPOConfig) -> list[dict[str, Any]]:
                 "training": {
                     "reward": evidence.reward,
                     "valid": round(float(np.mean([line["task/valid"] for line in lines])), 4),
-                    "signal_share": evidence.signal_share,
+                    "nondegenerate_fraction": evidence.nondegenerate_fraction,
                 },
                 "design": _design(folder / "rounds" / str(index - 1), here) if index else None,
             }
@@ -321,27 +327,31 @@ def compare(root: Path, study: Study, runs: Sequence[Mapping[str, Any]]) -> list
 
     Args:
       root: the study's folder.
-      study: its arms and seeds.
+      study: its variants and seeds.
       runs: as `study.json` has them.
     """
-    scores: dict[str, dict[int, dict[str, np.ndarray]]] = {arm.name: {} for arm in study.arms}
+    scores: dict[str, dict[int, dict[str, np.ndarray]]] = {
+        variant.name: {} for variant in study.variants
+    }
     for run in runs:
         if run["status"] == "finished":
-            scores[run["arm"]][run["seed"]] = _scores(root / run["folder"], run["points"])
+            scores[run["variant"]][run["seed"]] = _scores(root / run["folder"], run["points"])
     table = []
     for metric in METRICS:
         rows = [
             {
                 "metric": metric,
-                "arm": arm.name,
-                **_mean({seed: float(s[metric].mean()) for seed, s in scores[arm.name].items()}),
+                "variant": variant.name,
+                **_mean(
+                    {seed: float(s[metric].mean()) for seed, s in scores[variant.name].items()}
+                ),
                 "difference": (
                     None
-                    if arm.name == study.reference
-                    else _difference(metric, scores[arm.name], scores[study.reference])
+                    if variant.name == study.reference
+                    else _difference(metric, scores[variant.name], scores[study.reference])
                 ),
             }
-            for arm in study.arms
+            for variant in study.variants
         ]
         tested = [row["difference"] for row in rows if row["difference"]]
         tested = [difference for difference in tested if difference["p"] is not None]
@@ -386,11 +396,11 @@ def _mean(values: Mapping[int, float]) -> dict[str, Any]:
 
 def _difference(
     metric: str,
-    arm: Mapping[int, Mapping[str, np.ndarray]],
+    variant: Mapping[int, Mapping[str, np.ndarray]],
     reference: Mapping[int, Mapping[str, np.ndarray]],
 ) -> dict[str, Any]:
-    seeds = [seed for seed in arm if seed in reference]
-    tables = {seed: arm[seed][metric] - reference[seed][metric] for seed in seeds}
+    seeds = [seed for seed in variant if seed in reference]
+    tables = {seed: variant[seed][metric] - reference[seed][metric] for seed in seeds}
     means = {seed: float(table.mean()) for seed, table in tables.items()}
     result = {**dict.fromkeys((*_CROSSED, *_P_VALUES)), **paired(means)}
     if len(seeds) < 2:
@@ -398,7 +408,7 @@ def _difference(
     values = list(means.values())
     crossed = statistics.crossed_bootstrap(
         np.stack(list(tables.values())),
-        np.random.default_rng(0),  # The same resamples for all arms, and at every call.
+        np.random.default_rng(0),  # The same resamples for all variants, and at every call.
         level=LEVEL,
         resamples=RESAMPLES,
     )
@@ -450,7 +460,7 @@ def _flat(row: Mapping[str, Any]) -> dict[str, str]:
     }
     return {
         "metric": row["metric"],
-        "arm": row["arm"],
+        "variant": row["variant"],
         "seeds": str(len(row["values"])),
         **{name: _number(value) for name, value in figures.items()},
     }
@@ -462,7 +472,7 @@ def _number(value: float | None) -> str:
 
 def markdown(found: Mapping[str, Any]) -> str:
     """`comparison.md`, from what `study.json` holds."""
-    labels = {arm["name"]: arm["label"] for arm in found["arms"]}
+    labels = {variant["name"]: variant["label"] for variant in found["variants"]}
     state, equal = found["state"], found["budget"]["equal"]
     lines = [
         f"# {found['name']}",
@@ -475,7 +485,7 @@ def markdown(found: Mapping[str, Any]) -> str:
         + ".",
     ]
     for part, values in found["budget"]["differs"].items():
-        told = ", ".join(f"{labels[arm]} {value:,}" for arm, value in values.items())
+        told = ", ".join(f"{labels[variant]} {value:,}" for variant, value in values.items())
         lines.append(f"What differs on purpose is {part.replace('_', ' ')}: {told}.")
     short = [f"- {sentence}" for sentence in shortfalls(found)]
     lines += [*(["", *short] if short else []), *_failed(found, labels)]
@@ -486,18 +496,18 @@ def markdown(found: Mapping[str, Any]) -> str:
             "",
             f"## {metric['label'][0].upper()}{metric['label'][1:]}",
             "",
-            f"| arm | seeds | mean ({level}) | minus {labels[found['reference']]} ({level}) "
+            f"| variant | seeds | mean ({level}) | minus {labels[found['reference']]} ({level}) "
             "| with instances | p | p (Holm) | p (exact) |",
             "| --- | --- | --- | --- | --- | --- | --- | --- |",
         ]
         for row in rows:
             d = row["difference"] or {}
             cells = (
-                labels[row["arm"]],
+                labels[row["variant"]],
                 str(len(row["values"])),
                 _percent(row["mean"], row["low"], row["high"]),
                 "reference"
-                if row["arm"] == found["reference"]
+                if row["variant"] == found["reference"]
                 else _points_apart(d.get("mean"), d.get("low"), d.get("high")),
                 _points_apart(None, d.get("crossed_low"), d.get("crossed_high")),
                 *(_p(d.get(name)) for name in ("p", "p_holm", "p_exact")),
@@ -508,39 +518,39 @@ def markdown(found: Mapping[str, Any]) -> str:
         "Means over seeds with Student's interval; differences, in points, are paired by seed, "
         "with Student's interval and the paired t-test. *With instances* is the interval of the "
         "bootstrap over seeds and validation instances, which at few seeds is too narrow. Holm's "
-        "correction is over the arms of one table. The exact test flips signs; with n seeds its "
+        "correction is over the variants of one table. The exact test flips signs; with n seeds its "
         "p-value is at least 2 / 2^n.",
     ]
     return "\n".join(lines) + "\n"
 
 
 def shortfalls(found: Mapping[str, Any]) -> list[str]:
-    """A sentence for each arm some of whose runs trained on less than their budget.
+    """A sentence for each variant some of whose runs trained on less than their budget.
 
     The generator may find fewer instances than it is asked for, which makes fewer steps, and a step
     whose answers are all worth the same makes no update.
     """
     sentences = []
-    for arm in found["arms"]:
+    for variant in found["variants"]:
         short = {
             run["seed"]: run["used"]
             for run in found["runs"]
-            if run["arm"] == arm["name"]
+            if run["variant"] == variant["name"]
             and run["status"] == "finished"
-            and any(run["used"][part] < arm["budget"][part] for part in _TRAINED)
+            and any(run["used"][part] < variant["budget"][part] for part in _TRAINED)
         }
         if short:
             told = ", ".join(
                 f"seed {seed}: " + ", ".join(f"{used[part]:,} {part}" for part in _TRAINED)
                 for seed, used in short.items()
             )
-            sentences.append(f"{arm['label']} trained on less than its budget: {told}.")
+            sentences.append(f"{variant['label']} trained on less than its budget: {told}.")
     return sentences
 
 
 def _failed(found: Mapping[str, Any], labels: Mapping[str, str]) -> list[str]:
     lines = [
-        f"- {labels[run['arm']]}, seed {run['seed']} is {run['status']}"
+        f"- {labels[run['variant']]}, seed {run['seed']} is {run['status']}"
         + (f": {run['error']}" if run["error"] else "")
         for run in found["runs"]
         if run["status"] != "finished"

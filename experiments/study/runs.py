@@ -43,14 +43,14 @@ class Job:
       title: what people read.
       folder: where, relative to the study's folder.
       settings: its options.
-      arm: its name; None for a beginning that arms have in common.
+      variant: its name; None for a beginning that variants have in common.
       shared: folder of the run that it begins as a copy of, if any, relative likewise.
     """
 
     title: str
     folder: Path
     settings: Settings
-    arm: str | None = None
+    variant: str | None = None
     shared: Path | None = None
 
 
@@ -81,7 +81,9 @@ def jobs(study: Study, settings: Mapping[str, Mapping[int, Settings]]) -> list[J
     """
     result: list[Job] = []
     for seed in study.seeds:
-        starts = {arm.name: beginning(settings[arm.name][seed]) for arm in study.arms}
+        starts = {
+            variant.name: beginning(settings[variant.name][seed]) for variant in study.variants
+        }
         keys = {name: _key(start) for name, start in starts.items()}
         users = collections.Counter(keys.values())
         shared = {
@@ -94,13 +96,13 @@ def jobs(study: Study, settings: Mapping[str, Mapping[int, Settings]]) -> list[J
         ]
         result += [
             Job(
-                f"{arm.label}, seed {seed}",
-                run_folder(arm.name, seed),
-                settings[arm.name][seed],
-                arm.name,
-                shared[arm.name],
+                f"{variant.label}, seed {seed}",
+                run_folder(variant.name, seed),
+                settings[variant.name][seed],
+                variant.name,
+                shared[variant.name],
             )
-            for arm in study.arms
+            for variant in study.variants
         ]
     return result
 
@@ -222,7 +224,8 @@ class Runner:
         self._waiting = [
             job
             for job in all_jobs
-            if job.folder not in self._finished and (job.arm is not None or job.folder in needed)
+            if job.folder not in self._finished
+            and (job.variant is not None or job.folder in needed)
         ]
         self._total = len(self._waiting)
         self._done = 0

@@ -1,15 +1,16 @@
 """Several processes as one program: starting them, what they tell each other, arrays between them.
 
 All processes run the same program on the same values and reach the same calls in the same order;
-what is in the hands of one alone (files, its share of the answers) reaches the others through
-`on_first`, `gather` and `in_shares`. What may fail on one of them alone goes through `on_all`, so
+what is in the hands of one alone (files, its share of the completions) reaches the others through
+`on_first`, `gather` and `sharded_map`. What may fail on one of them alone goes through `on_all`, so
 that none waits for it. With one process none of these communicates.
 
 Updates are one program over the devices of all processes (`put` places its inputs). Sampling is
 not: a process takes the decoding copy of the weights as its own devices hold it (`local_copy`) and
 runs the slots of its share of the prompts alone. In one program for all, every token would wait for
-all hosts and a freed lane for the slowest of them; this way they meet when all answers are there.
-It costs that prompts are dealt out beforehand, so a process with short answers waits for the one
+all hosts and a freed lane for the slowest of them; this way they meet when all completions are
+there. It costs that prompts are dealt out beforehand, so a process with short completions waits for
+the one
 with the longest, and that a copy of the weights has to fit the devices of one process: mesh axis
 `tensor` must not reach beyond it.
 
@@ -33,7 +34,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 
-from learner.tokens import octave_bucket
+from learner.tokens import geometric_bucket
 
 T = TypeVar("T")
 
@@ -225,7 +226,7 @@ def share(count: int) -> np.ndarray:
     return np.array_split(np.arange(count), jax.process_count())[jax.process_index()]
 
 
-def in_shares(function: Callable[[np.ndarray], T], count: int) -> T:
+def sharded_map(function: Callable[[np.ndarray], T], count: int) -> T:
     """`function(np.arange(count))`, every process working on its share of the indices.
 
     Args:
@@ -262,7 +263,7 @@ def _broadcast(value: Any) -> Any:
 
 def _padded(data: bytes, size: int) -> np.ndarray:
     """u8 of at least `size`, of few different lengths, as each is compiled once."""
-    row = np.zeros(octave_bucket(size, 1024, 2), np.uint8)
+    row = np.zeros(geometric_bucket(size, 1024, 2), np.uint8)
     row[: len(data)] = np.frombuffer(data, np.uint8)
     return row
 

@@ -3,9 +3,9 @@
 Whole sequences go through the kernel of the platform where it applies (cuDNN on GPUs, splash
 attention on TPUs), and through a plain reference everywhere else. Both kernels do causal attention
 over rows that are padded on the right, which is what training and prefill have: a token never sees
-what is behind it, so the padding needs no mask. Where several answers share the prompt of a row,
-that holds for the prompt; the answers, and rows padded on the left, take the reference on every
-platform.
+what is behind it, so the padding needs no mask. Where several completions share the prompt of a
+row, that holds for the prompt; the completions, and rows padded on the left, take the reference on
+every platform.
 
 Letters in shapes: B rows, T tokens, H query heads, K key/value heads, R = H / K query heads per
 key/value head, h head width; in decoding P prompts, G samples of each, S slots of one sample.
@@ -44,23 +44,24 @@ _SPLASH_TILES = (
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=("prompt_lengths", "starts", "lengths"),
-    meta_fields=("prompt_room", "window"),
+    meta_fields=("prompt_capacity", "window"),
 )
 @dataclasses.dataclass(frozen=True)
 class SharedPrompt:
-    """Rows of a prompt and A answers behind it that do not see each other.
+    """Rows of a prompt and A completions behind it that do not see each other.
 
     Attributes:
         prompt_lengths: i32[B]; the prompt of a row stands in its first slots.
-        starts, lengths: i32[B, A], where the answers stand, one after another; a length may be 0.
-        prompt_room: slots that hold the longest prompt, at most T.
-        window: slots that hold the longest answer, at most T.
+        starts, lengths: i32[B, A], where the completions stand, one after another; a length may be
+        0.
+        prompt_capacity: slots that hold the longest prompt, at most T.
+        window: slots that hold the longest completion, at most T.
     """
 
     prompt_lengths: Array
     starts: Array
     lengths: Array
-    prompt_room: int
+    prompt_capacity: int
     window: int
 
 
@@ -71,11 +72,11 @@ class SharedPrompt:
 )
 @dataclasses.dataclass(frozen=True)
 class RowMask:
-    """Which slots of its row a slot sees: no later ones, valid ones, and no other answer's.
+    """Which slots of its row a slot sees: no later ones, valid ones, and no other completion's.
 
     Attributes:
         valid: bool[B, T].
-        shared: where the answers to the prompts stand if there are several in a row, or None.
+        shared: where the completions to the prompts stand if there are several in a row, or None.
         right_padded: the caller's word that in every row the valid slots come first.
     """
 
@@ -97,7 +98,7 @@ class Choice:
 
 @functools.cache
 def choose(config: Qwen3Config, platform: str | None = None) -> Choice:
-    """Choose the implementation for a model; the same answer on every call.
+    """Choose the implementation for a model; the same completion on every call.
 
     A kernel that its platform has is first tried on one short row, forwards and backwards,
     against the reference: where it fails (an old driver, say), the reference takes its place and
@@ -206,14 +207,14 @@ def reference_attention(q: Array, k: Array, v: Array, mask: RowMask) -> Array:
 def _shared_attention(
     q: Array, k: Array, v: Array, rows: SharedPrompt, implementation: str
 ) -> Array:
-    """`self_attention` where answers share prompts.
+    """`self_attention` where completions share prompts.
 
-    The prompts attend to themselves, and every answer, cut out of its row, to its prompt and to
-    itself. So nothing is computed for pairs of answers, which in one square of the whole row would
-    be most pairs.
+    The prompts attend to themselves, and every completion, cut out of its row, to its prompt and to
+    itself. So nothing is computed for pairs of completions, which in one square of the whole row
+    would be most pairs.
     """
     B, T, H, h = q.shape
-    A, P, M = rows.starts.shape[1], rows.prompt_room, rows.window
+    A, P, M = rows.starts.shape[1], rows.prompt_capacity, rows.window
     slots, times = jnp.arange(T), jnp.arange(M)
     in_prompt = jnp.arange(P) < rows.prompt_lengths[:, None]
 
@@ -225,7 +226,7 @@ def _shared_attention(
 
     index = jnp.minimum(rows.starts[:, :, None] + times, T - 1).reshape(B, A * M)
 
-    def keys(x: Array) -> Array:  # Of the prompt and of an answer: [B * A, P + M, K, h].
+    def keys(x: Array) -> Array:  # Of the prompt and of a completion: [B * A, P + M, K, h].
         own = take(x, index).reshape(B, A, M, *x.shape[2:])
         shared = jnp.broadcast_to(x[:, None, :P], (B, A, P, *x.shape[2:]))
         return jnp.concatenate([shared, own], axis=2).reshape(B * A, P + M, *x.shape[2:])
@@ -235,18 +236,18 @@ def _shared_attention(
         shared = jnp.broadcast_to(in_prompt[:, None, None], (B, A, len(queries), P))
         return jnp.concatenate([shared, own], axis=3).reshape(B * A, len(queries), P + M)
 
-    answers = _blocked_attention(
+    completions = _blocked_attention(
         take(q, index).reshape(B * A, M, H, h), keys(k), keys(v), visible
     ).reshape(B, A * M, H, h)
 
-    # Back into the rows: every slot takes from its prompt or from its answer.
+    # Back into the rows: every slot takes from its prompt or from its completion.
     ends = rows.starts + rows.lengths
-    answer = jnp.minimum(jnp.sum(slots[:, None] >= ends[:, None], axis=2), A - 1)
-    time = slots - jnp.take_along_axis(rows.starts, answer, axis=1)
+    completion = jnp.minimum(jnp.sum(slots[:, None] >= ends[:, None], axis=2), A - 1)
+    time = slots - jnp.take_along_axis(rows.starts, completion, axis=1)
     place = jnp.where(
-        slots < rows.prompt_lengths[:, None], slots, P + answer * M + jnp.clip(time, 0, M - 1)
+        slots < rows.prompt_lengths[:, None], slots, P + completion * M + jnp.clip(time, 0, M - 1)
     )
-    return take(jnp.concatenate([prompts, answers], axis=1), place)
+    return take(jnp.concatenate([prompts, completions], axis=1), place)
 
 
 def _blocked_attention(q: Array, k: Array, v: Array, visible: Callable[[Array], Array]) -> Array:

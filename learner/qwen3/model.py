@@ -270,12 +270,12 @@ def hidden_states(
     """Final hidden states of whole sequences, after the last norm (the training path).
 
     A slot sees the valid slots up to itself, so rows may be padded on either side as long as
-    `positions` count the valid tokens. Several answers to one prompt may share a row without
+    `positions` count the valid tokens. Several completions to one prompt may share a row without
     seeing each other.
 
     Args:
         tokens: i32[B, T], each in [0, V); positions: i32[B, T]; valid: bool[B, T].
-        shared: where the answers stand if there are several in a row, or None.
+        shared: where the completions stand if there are several in a row, or None.
         right_padded: static; the caller's word that the valid slots of every row come first.
             The attention kernels of accelerators then apply (to the prompts, if shared).
 

@@ -78,7 +78,7 @@ def prompt_cache(config: Qwen3Config, slots: int, room: int) -> PromptCache:
 
 
 def sample_cache(config: Qwen3Config, slots: int, samples: int, room: int) -> SampleCache:
-    """An empty cache for P x G = `slots` x `samples` answers of up to S = `room` tokens."""
+    """An empty cache for P x G = `slots` x `samples` completions of up to S = `room` tokens."""
     lead = (slots, samples, config.num_key_value_heads)
     return SampleCache(
         keys=_zeros(config, (*lead, config.head_dim, room)),

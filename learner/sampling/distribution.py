@@ -16,20 +16,20 @@ from learner.sampling.token_automaton import ThinkingBudget
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How to choose tokens, and when an answer ends.
+    """How to choose tokens, and when a completion ends.
 
     Attributes:
-        max_new_tokens: budget of one answer, the stop token included.
+        max_new_tokens: budget of one completion, the stop token included.
         temperature: divides the logits; 0 takes the most likely token.
         top_k: keep only the k most likely tokens; 0 keeps all.
         top_p: keep only the smallest set of most likely tokens whose probability reaches p
             (nucleus sampling, arXiv 1904.09751), of what `top_k` left; 1 keeps all.
         min_p: keep only tokens at least this share as likely as the most likely one (arXiv
             2407.01082); 0 keeps all.
-        stop_token_ids: an answer ends with the first of these.
-        stop_strings: an answer ends with the token that completes the first of these in its
+        stop_token_ids: a completion ends with the first of these.
+        stop_strings: a completion ends with the token that completes the first of these in its
             text, special tokens written out; `Sampler` then needs a tokenizer.
-        thinking: how long an answer may think, and how it is told to end; None sets no limit.
+        thinking: how long a completion may think, and how it is told to end; None sets no limit.
 
     Raises:
         ValueError: a field is out of its range.

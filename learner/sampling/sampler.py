@@ -1,13 +1,13 @@
-"""Sampling of answers from the parameters that training updates, where they lie on the mesh.
+"""Sampling of completions from the parameters that training updates, where they lie on the mesh.
 
 There is no second engine that weights must be sent to. Every call makes a copy of its own for
 decoding, layer by layer and in `config.dtype`, and drops it when it ends: that costs a pass over
 the weights, and while the call runs the memory of one copy (2 bytes a parameter in bfloat16), which
 is not split over `fsdp`.
 
-`Sampler` takes any number of prompts, answers each `num_samples` times, and returns tokens, their
-log-probabilities, and why each answer ended. The work is done by `learner.sampling.slots`. With
-several processes each answers its share of the prompts, and all get all answers.
+`Sampler` takes any number of prompts, completes each `num_samples` times, and returns tokens, their
+log-probabilities, and why each completion ended. The work is done by `learner.sampling.slots`. With
+several processes each completions its share of the prompts, and all get all completions.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,24 +25,24 @@ from learner.sampling.distribution import SamplingParams
 from learner.sampling.slots import FinishReason, Piece, SlotEngine, Work
 from learner.sampling.stop_strings import StopStrings
 from learner.sampling.token_automaton import TokenAutomaton
-from learner.tokens import octave_bucket
+from learner.tokens import geometric_bucket
 
 __all__ = ["FinishReason", "Piece", "Sampler", "Samples", "SamplingParams"]
 
-# Samples of a prompt that run side by side where not all answers find room at once. More of them
-# read the prompt's cache less often; fewer leave less idle while the last one of them ends.
+# Samples of a prompt that run side by side where not all completions find room at once. More of
+# them read the prompt's cache less often; fewer leave less idle while the last one of them ends.
 _SIDE_BY_SIDE = 4
 
 _KEY_IMPL = "threefry2x32"
 
 
 class Samples(NamedTuple):
-    """Answers, on the host; N rows, prompt-major. M is `max_new_tokens`.
+    """Completions, on the host; N rows, prompt-major. M is `max_new_tokens`.
 
     Attributes:
         tokens: i32[N, M], the pad id after the end.
         logprobs: f32[N, M], in nats, of the distribution that was sampled from; 0 after the end.
-            Greedy answers have those of the distribution at temperature 1.
+            Greedy completions have those of the distribution at temperature 1.
         lengths: i32[N], number of generated tokens, the stop token included.
         finish: i32[N], a `FinishReason` each.
     """
@@ -54,12 +54,12 @@ class Samples(NamedTuple):
 
     @property
     def stopped(self) -> np.ndarray:
-        """bool[N], whether the answer came to an end; False means cut off by its budget."""
+        """bool[N], whether the completion came to an end; False means cut off by its budget."""
         return self.finish != FinishReason.LENGTH
 
 
 class Sampler:
-    """Samples answers to prompts, all with the same `SamplingParams`.
+    """Samples completions to prompts, all with the same `SamplingParams`.
 
     Holds only static things and jitted functions: parameters, prompts and keys are arguments, so
     a call after an update samples from the updated parameters.
@@ -84,9 +84,10 @@ class Sampler:
             config: of the model; `config.dtype` is the dtype of decoding and of the cache.
             mesh: where the parameters live; rows are split over its `data` and `fsdp` axes.
             sampling: how to choose tokens, and when to end.
-            pad_id: fills prompts and ended answers.
+            pad_id: fills prompts and ended completions.
             prompt_bucket_multiple: prompts are padded to a multiple of at least this many tokens.
-            max_rows: answers that run at a time; bounds the cache. Any number of answers may be
+            max_rows: completions that run at a time; bounds the cache. Any number of completions
+            may be
                 asked for: the next begins where one has ended.
             segment_tokens: tokens that the device generates before the host looks again.
             vocab_size: ids from there on are never sampled (a tokenizer may know fewer ids than
@@ -156,11 +157,11 @@ class Sampler:
         automaton: TokenAutomaton | None = None,
         budgets: np.ndarray | None = None,
     ) -> Samples:
-        """Sample `num_samples` answers to every prompt.
+        """Sample `num_samples` completions to every prompt.
 
         A sample depends on its prompt, on `fold_in(keys[prompt], sample)` and, per token, on
         the position folded into that; not on what else is asked for, nor on slots or the order
-        in which answers run (beyond rounding, where shapes differ).
+        in which completions run (beyond rounding, where shapes differ).
 
         Args:
             params: stacked, as everywhere; placed by `param_shardings(config, mesh)`.
@@ -168,7 +169,7 @@ class Sampler:
             keys: PRNG keys [len(prompts)], threefry.
             automaton: which tokens are allowed, from the first on; with `sampling.thinking`, from
                 the end of thought on. None allows all.
-            budgets: i32[len(prompts) * num_samples], the most tokens of each answer, each in
+            budgets: i32[len(prompts) * num_samples], the most tokens of each completion, each in
                 1..max_new_tokens; None is max_new_tokens for all.
 
         Returns:
@@ -190,10 +191,10 @@ class Sampler:
             part = work.take(indices)
             return self._samples(part, self._run(decoding_copy, part))
 
-        return distributed.in_shares(sample, len(prompts))
+        return distributed.sharded_map(sample, len(prompts))
 
     def _samples(self, work: Work, pieces: Iterator[Piece]) -> Samples:
-        """Puts the pieces of all answers together."""
+        """Puts the pieces of all completions together."""
         count, M = work.budgets.size, self.sampling.max_new_tokens
         tokens = np.full((count, M), self.pad_id, np.int32)
         logprobs = np.zeros((count, M), np.float32)
@@ -214,7 +215,7 @@ class Sampler:
         key: Array,
         automaton: TokenAutomaton | None = None,
     ) -> Iterator[Piece]:
-        """One answer, piece by piece as it is generated; the same tokens as `__call__` gives.
+        """One completion, piece by piece as it is generated; the same tokens as `__call__` gives.
 
         Raises:
             ValueError: as `__call__`.
@@ -224,8 +225,8 @@ class Sampler:
     def pieces(
         self, params: Params, prompts: Sequence[Sequence[int]], keys: Array
     ) -> Iterator[Piece]:
-        """One answer to every prompt, piece by piece as they are generated, for whoever keeps each
-        answer as soon as it has ended; the same tokens as `__call__` gives.
+        """One completion to every prompt, piece by piece as they are generated, for whoever keeps
+        each completion as soon as it has ended; the same tokens as `__call__` gives.
 
         Raises:
             ValueError: as `__call__`.
@@ -341,12 +342,12 @@ def slots_and_lanes(
     """Slots for prompts, few different numbers of them, and lanes in each; fills `per_shard`.
 
     As many slots as there are prompts, but no more than leave room for some samples of each side
-    by side; then as many lanes as fit. Where all answers fit at once, slots are a power of two;
+    by side; then as many lanes as fit. Where all completions fit at once, slots are a power of two;
     elsewhere at most a quarter of them stays empty.
 
     Args:
         num_prompts, num_samples: what is asked for.
-        shards: row shards; per_shard: answers that one of them runs at a time.
+        shards: row shards; per_shard: completions that one of them runs at a time.
     """
     needed = -(-num_prompts // shards)
     crowded = needed * num_samples > per_shard
@@ -354,5 +355,5 @@ def slots_and_lanes(
     if crowded:
         rounds = -(-num_samples // _SIDE_BY_SIDE)
         lanes = min(-(-num_samples // rounds), per_shard)
-    slots = min(per_shard // lanes, octave_bucket(needed, 1, 4 if crowded else 1))
+    slots = min(per_shard // lanes, geometric_bucket(needed, 1, 4 if crowded else 1))
     return shards * slots, min(num_samples, per_shard // slots)

@@ -1,20 +1,21 @@
-"""Continuous decoding: any number of answers through a fixed number of slots.
+"""Continuous decoding: any number of completions through a fixed number of slots.
 
-The device holds P slots for prompts and G lanes in each, one answer a lane. It decodes in segments:
-one compiled loop over at most so many tokens, which ends early when enough lanes have ended and
-others wait. Between segments the host takes the tokens, gives ended lanes the next sample of their
-prompt, and gives slots whose lanes have all ended the next prompt. So one long answer keeps one
-lane busy and not the batch.
+The device holds P slots for prompts and G lanes in each, one completion a lane. It decodes in
+segments: one compiled loop over at most so many tokens, which ends early when enough lanes have
+ended and others wait. Between segments the host takes the tokens, gives ended lanes the next sample
+of their prompt, and gives slots whose lanes have all ended the next prompt. So one long completion
+keeps one lane busy and not the batch.
 
-An answer depends on its prompt, its own key and its own tokens; not on its slot, its neighbours, or
-the time it was started (beyond rounding, where shapes differ).
+A completion depends on its prompt, its own key and its own tokens; not on its slot, its neighbours,
+or the time it was started (beyond rounding, where shapes differ).
 
 A call decodes with a copy of the parameters, made by `SlotEngine.decoding_copy` and gone with the
 call: unstacked layers in `config.dtype`, whole on every device of `fsdp`. With several processes
 each runs slots of its own on its own devices (`learner.devices.distributed` says why).
 
 Everything that compiles has one of few shapes: P and G are fixed during a call, the room for
-answers has two sizes an octave, that for prompts four, and prompts are prefilled in powers of two.
+completions has two sizes an octave, that for prompts four, and prompts are prefilled in powers of
+two.
 """
 
 import collections
@@ -41,7 +42,7 @@ from learner.sampling.decoding import PromptCache, SampleCache
 from learner.sampling.distribution import SamplingParams, draw, filter_logits, logprob, most_likely
 from learner.sampling.stop_strings import StopStrings
 from learner.sampling.token_automaton import TokenAutomaton
-from learner.tokens import octave_bucket, pad_right
+from learner.tokens import geometric_bucket, pad_right
 from learner.training.logprobs import limit_vocabulary
 
 # Prompt tokens, padding included, that one row shard prefills at a time; bounds its activations.
@@ -52,7 +53,7 @@ _REFILL_SHARE = 1 / 8
 
 
 class FinishReason(enum.IntEnum):
-    """Why an answer ended.
+    """Why a completion ended.
 
     A stop token that is also the last of the budget, or that completes a stop string, counts as a
     stop token; a stop string that the last token of the budget completes, as a stop string.
@@ -68,10 +69,10 @@ RUNNING = -1  # in the place of a FinishReason
 
 
 class Piece(NamedTuple):
-    """What one segment added to one answer.
+    """What one segment added to one completion.
 
     Attributes:
-        row: which answer, prompt-major.
+        row: which completion, prompt-major.
         start: tokens it had before.
         tokens: i32[m]; logprobs: f32[m].
         finish: why it ended with them; None if it goes on.
@@ -86,12 +87,12 @@ class Piece(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """Answers to generate: `num_samples` for each of N prompts.
+    """Completions to generate: `num_samples` for each of N prompts.
 
     Attributes:
         prompts: token ids, at least one each.
         key_data: u32[N, ...], raw data of one PRNG key a prompt; key_impl: what kind it is.
-        budgets: i32[N, num_samples], tokens of each answer, from 1 up.
+        budgets: i32[N, num_samples], tokens of each completion, from 1 up.
         automaton: which tokens are allowed; None allows all.
     """
 
@@ -103,7 +104,7 @@ class Work:
 
     @property
     def num_samples(self) -> int:
-        """Answers to each prompt."""
+        """Completions to each prompt."""
         return self.budgets.shape[1]
 
     def take(self, indices: np.ndarray) -> "Work":
@@ -131,7 +132,7 @@ class Lanes:
 
     @classmethod
     def idle(cls, slots: int, lanes: int, key_data: np.ndarray) -> Self:
-        """Lanes without an answer, with room for keys like `key_data` [N, ...]."""
+        """Lanes without a completion, with room for keys like `key_data` [N, ...]."""
         keys = np.zeros((slots, *key_data.shape[1:]), key_data.dtype)
         fields = [field.name for field in dataclasses.fields(cls)]
         zeros = {name: np.zeros((slots, lanes), np.int32) for name in fields}
@@ -283,7 +284,7 @@ class SlotEngine:
         return distributed.local_copy(self.prepare(params))
 
     def run(self, params: Params, work: Work, slots: int, lanes: int) -> Iterator[Piece]:
-        """Generate all answers; yields what each segment adds to each.
+        """Generate all completions; yields what each segment adds to each.
 
         Args:
             params: of `decoding_copy`.
@@ -301,7 +302,7 @@ class SlotEngine:
         state = Lanes.idle(slots, lanes, work.key_data)
         owner = np.full(slots, -1)  # the prompt in each slot
         begun = np.full(slots, work.num_samples)  # its samples that have been started
-        answers: list[list[list[int]]] = [[[] for _ in range(lanes)] for _ in range(slots)]
+        completions: list[list[list[int]]] = [[[] for _ in range(lanes)] for _ in range(slots)]
         while True:
             free = np.flatnonzero(
                 (begun == work.num_samples) & (state.finish != RUNNING).all(axis=1)
@@ -313,13 +314,13 @@ class SlotEngine:
             for slot, lane in np.argwhere(state.finish != RUNNING):
                 if begun[slot] < work.num_samples:
                     _start(state, work, slot, lane, owner[slot], begun[slot])
-                    answers[slot][lane] = []
+                    completions[slot][lane] = []
                     begun[slot] += 1
             running = state.finish == RUNNING
             if not running.any():
                 return
             needed = int(np.minimum(state.counts + self._steps, state.budgets)[running].max())
-            wanted = min(octave_bucket(needed, 32, 2), self._longest)
+            wanted = min(geometric_bucket(needed, 32, 2), self._longest)
             if cache is None:
                 cache, room = self.new_samples(slots, lanes, wanted), wanted
             elif wanted > room or wanted <= room // 2:
@@ -344,9 +345,9 @@ class SlotEngine:
                 start, end = int(before.counts[slot, lane]), int(state.counts[slot, lane])
                 new = tokens[: end - start, slot, lane]
                 if self._stop_strings is not None:
-                    answer = answers[slot][lane]
-                    answer += new.tolist()
-                    cut = self._stop_strings.cut(answer, start)
+                    completion = completions[slot][lane]
+                    completion += new.tolist()
+                    cut = self._stop_strings.cut(completion, start)
                     ended = state.finish[slot, lane] in (
                         FinishReason.STOP_TOKEN,
                         FinishReason.AUTOMATON,
@@ -375,7 +376,7 @@ class SlotEngine:
 
         Returns:
             "prepare" (parameters for decoding), "prefill" of as many prompts as go together,
-            "segment" with room for the longest answers, and "resize" to that, if ever needed.
+            "segment" with room for the longest completions, and "resize" to that, if ever needed.
         """
 
         def program(function: Any, *args: Any) -> Any:
@@ -385,7 +386,7 @@ class SlotEngine:
 
         config, longest = self._config, self._longest
         in_prompts, in_samples = cache_shardings(self._mesh)
-        room = octave_bucket(prompt_length - 1, self._prompt_multiple, 4)
+        room = geometric_bucket(prompt_length - 1, self._prompt_multiple, 4)
         prompts = _placed(
             jax.eval_shape(lambda: decoding.prompt_cache(config, slots, room)), in_prompts
         )
@@ -415,13 +416,13 @@ class SlotEngine:
                 jax.random.key_impl(jax.random.key(0)),
             ),
         }
-        smaller = [n for n in range(1, longest) if octave_bucket(n, 32, 2) == n]
+        smaller = [n for n in range(1, longest) if geometric_bucket(n, 32, 2) == n]
         if smaller:
             programs["resize"] = program(self.resize, samples(smaller[-1]), longest)
         return programs
 
     def _room(self, prompt: Sequence[int]) -> int:
-        return octave_bucket(len(prompt) - 1, self._prompt_multiple, 4)
+        return geometric_bucket(len(prompt) - 1, self._prompt_multiple, 4)
 
     def _fill(
         self,
@@ -463,7 +464,7 @@ def _placed(shapes: Any, where: Any) -> Any:
 
 
 def _start(state: Lanes, work: Work, slot: int, lane: int, prompt: int, sample: int) -> None:
-    """Begin an answer in a lane; writes into the host's arrays."""
+    """Begin a completion in a lane; writes into the host's arrays."""
     at = (slot, lane)
     values = (
         (state.last, work.prompts[prompt][-1]),

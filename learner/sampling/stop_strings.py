@@ -1,12 +1,12 @@
-"""Where in an answer's tokens a stop string is complete."""
+"""Where in a completion's tokens a stop string is complete."""
 
 from collections.abc import Callable, Sequence
 
 
 class StopStrings:
-    """Finds the token that completes the first stop string of an answer.
+    """Finds the token that completes the first stop string of a completion.
 
-    Exactly: the answer ends with the shortest prefix of its tokens whose text contains a stop
+    Exactly: the completion ends with the shortest prefix of its tokens whose text contains a stop
     string. Only the new tokens are looked at, and before them as many as a stop string can
     reach back over, since every token writes at least one byte.
 
@@ -24,7 +24,7 @@ class StopStrings:
         """The length to cut `tokens` to, if a stop string is complete behind `start`.
 
         Args:
-            tokens: of an answer, from its beginning.
+            tokens: of a completion, from its beginning.
             start: so many of them were looked at before.
         """
         first = max(0, start - self._reach)

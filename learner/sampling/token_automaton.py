@@ -1,7 +1,7 @@
-"""A finite automaton over token ids: which tokens an answer may have next, on the device.
+"""A finite automaton over token ids: which tokens a completion may have next, on the device.
 
 The tables are arrays, so a decoding loop masks logits and changes state without the host. The
-log-probabilities of masked answers are those of the masked distribution.
+log-probabilities of masked completions are those of the masked distribution.
 """
 
 import dataclasses
@@ -18,11 +18,11 @@ Table = Array | np.ndarray
 
 @dataclasses.dataclass(frozen=True)
 class ThinkingBudget:
-    """A limit on how long an answer may think, as Qwen3 has it (arXiv 2505.09388, section 4.3).
+    """A limit on how long a completion may think, as Qwen3 has it (arXiv 2505.09388, section 4.3).
 
-    An answer begins in thought and leaves it with `end_id`. After `max_tokens` tokens without
+    A completion begins in thought and leaves it with `end_id`. After `max_tokens` tokens without
     it, the tokens `closing_ids` are put in their place, whatever the model would have said, and
-    the answer goes on after them. Their log-probabilities are 0: the model did not choose them.
+    the completion goes on after them. Their log-probabilities are 0: the model did not choose them.
 
     Attributes:
         max_tokens: at least 0.
@@ -48,10 +48,10 @@ class ThinkingBudget:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TokenAutomaton:
-    """Q states with up to K listed tokens each; an answer begins in state 0.
+    """Q states with up to K listed tokens each; a completion begins in state 0.
 
     A state is either free or not. One that is not allows its listed tokens alone; one whose
-    listed tokens are all stop tokens thereby ends the answer. A free one allows every token.
+    listed tokens are all stop tokens thereby ends the completion. A free one allows every token.
     Make one with `create`, which checks the tables.
 
     Attributes:
@@ -140,13 +140,13 @@ class TokenAutomaton:
 
     @classmethod
     def thinking(cls, budget: ThinkingBudget, then: Self | None = None) -> Self:
-        """Free thought within the budget; then an answer in `then`, or anything.
+        """Free thought within the budget; then a completion in `then`, or anything.
 
         State i counts i tokens of thought. `then` begins after `</think>`.
         """
         N = budget.max_tokens
         rest = cls.forcing(budget.closing_ids)  # its last state is free for ever
-        answer = N + len(budget.closing_ids)
+        completion = N + len(budget.closing_ids)
         if then is not None:
             rest = rest._before(then)
         K = rest.tokens.shape[1]
@@ -154,7 +154,7 @@ class TokenAutomaton:
         tokens[:, 0] = budget.end_id
         return cls.create(
             tokens=np.concatenate([tokens, rest.tokens]),
-            targets=np.concatenate([np.full((N, K), answer), np.asarray(rest.targets) + N]),
+            targets=np.concatenate([np.full((N, K), completion), np.asarray(rest.targets) + N]),
             free=np.concatenate([np.ones(N, bool), rest.free]),
             otherwise=np.concatenate([np.arange(1, N + 1), np.asarray(rest.otherwise) + N]),
         )

@@ -1,9 +1,9 @@
-"""Prompts with their answers in rows of fixed shape, and the log-probabilities of answer tokens.
+"""Prompts with their completions in rows of fixed shape, and the log-probabilities of completion tokens.
 
 The one forward pass that supervised training and GRPO share. A row is a prompt, then one or more
-answers to it, then padding on the right. The answers do not see each other, so a prompt goes
-through the model once for all answers in its row. Only the positions that predict an answer token
-go through the vocabulary projection.
+completions to it, then padding on the right. The completions do not see each other, so a prompt
+goes through the model once for all completions in its row. Only the positions that predict a
+completion token go through the vocabulary projection.
 """
 
 import dataclasses
@@ -23,122 +23,125 @@ from learner.training.logprobs import token_logprobs
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=("tokens", "prompt_lengths", "answer_lengths"),
-    meta_fields=("prompt_room",),
+    data_fields=("tokens", "prompt_lengths", "completion_lengths"),
+    meta_fields=("prompt_capacity",),
 )
 @dataclasses.dataclass(frozen=True)
-class AnswerRows:
-    """R rows of a prompt and up to A answers to it.
+class CompletionRows:
+    """R rows of a prompt and up to A completions to it.
 
     Attributes:
-      tokens: i32[R, T], prompt, its answers one after another, padding.
+      tokens: i32[R, T], prompt, its completions one after another, padding.
       prompt_lengths: i32[R], at least 1.
-      answer_lengths: i32[R, A], stop tokens included; 0 for an answer that is not there.
-      prompt_room: static, slots that hold the longest prompt; only counts where A > 1.
+      completion_lengths: i32[R, A], stop tokens included; 0 for a completion that is not there.
+      prompt_capacity: static, slots that hold the longest prompt; only counts where A > 1.
     """
 
     tokens: jax.Array
     prompt_lengths: jax.Array
-    answer_lengths: jax.Array
-    prompt_room: int
+    completion_lengths: jax.Array
+    prompt_capacity: int
 
 
 def pack_rows(
     prompts: Sequence[Sequence[int]],
-    answers: Sequence[Sequence[Sequence[int] | np.ndarray]],
+    completions: Sequence[Sequence[Sequence[int] | np.ndarray]],
     rows: int,
-    answers_per_row: int,
+    completions_per_row: int,
     length: int,
     pad_id: int,
-    prompt_room: int | None = None,
-) -> AnswerRows:
-    """Rows as NumPy arrays of the shape asked for; missing rows have no answer.
+    prompt_capacity: int | None = None,
+) -> CompletionRows:
+    """Rows as NumPy arrays of the shape asked for; missing rows have no completion.
 
     Args:
       prompts: token ids, at least one each.
-      answers: for each prompt at most A answers, each token ids with the stop token if there was
+      completions: for each prompt at most A completions, each token ids with the stop token if
+      there was
         one.
       rows: R, at least `len(prompts)`.
-      answers_per_row: A.
-      length: T, at least the longest prompt and its answers together.
+      completions_per_row: A.
+      length: T, at least the longest prompt and its completions together.
       pad_id: what fills the rest.
-      prompt_room: as in `AnswerRows`, from the longest prompt to T; T if None.
+      prompt_capacity: as in `CompletionRows`, from the longest prompt to T; T if None.
 
     Raises:
       ValueError: a prompt is empty, or something does not fit.
     """
-    if len(prompts) != len(answers) or len(prompts) > rows:
+    if len(prompts) != len(completions) or len(prompts) > rows:
         raise ValueError(
-            f"rows={rows}: cannot hold {len(prompts)} prompts with {len(answers)} lists of answers"
+            f"rows={rows}: cannot hold {len(prompts)} prompts with {len(completions)} lists of completions"
         )
-    prompt_room = length if prompt_room is None else prompt_room
-    if not max(map(len, prompts), default=0) <= prompt_room <= length:
+    prompt_capacity = length if prompt_capacity is None else prompt_capacity
+    if not max(map(len, prompts), default=0) <= prompt_capacity <= length:
         raise ValueError(
-            f"prompt_room={prompt_room}: must hold the longest prompt and be at most {length}"
+            f"prompt_capacity={prompt_capacity}: must hold the longest prompt and be at most {length}"
         )
     tokens = np.full((rows, length), pad_id, np.int32)
     # A filler row still needs a token to attend to, so that nothing in it is undefined.
     prompt_lengths = np.ones(rows, np.int32)
-    answer_lengths = np.zeros((rows, answers_per_row), np.int32)
-    for i, (prompt, given) in enumerate(zip(prompts, answers, strict=True)):
+    completion_lengths = np.zeros((rows, completions_per_row), np.int32)
+    for i, (prompt, given) in enumerate(zip(prompts, completions, strict=True)):
         if not len(prompt):
             raise ValueError(f"prompts[{i}]: is empty, at least one token is needed")
-        if len(given) > answers_per_row:
-            raise ValueError(f"answers_per_row={answers_per_row}: row {i} has {len(given)} answers")
+        if len(given) > completions_per_row:
+            raise ValueError(
+                f"completions_per_row={completions_per_row}: row {i} has {len(given)} completions"
+            )
         row = np.concatenate([prompt, *given])
         if len(row) > length:
             raise ValueError(f"length={length}: row {i} takes {len(row)} tokens")
         tokens[i, : len(row)] = row
         prompt_lengths[i] = len(prompt)
-        answer_lengths[i, : len(given)] = [len(answer) for answer in given]
-    return AnswerRows(tokens, prompt_lengths, answer_lengths, prompt_room)  # type: ignore[arg-type]
+        completion_lengths[i, : len(given)] = [len(completion) for completion in given]
+    return CompletionRows(tokens, prompt_lengths, completion_lengths, prompt_capacity)  # type: ignore[arg-type]
 
 
-def answer_logprobs(
+def completion_logprobs(
     params: Any,
     config: Qwen3Config,
-    rows: AnswerRows,
+    rows: CompletionRows,
     window: int,
     temperature: float = 1.0,
     vocab_size: int | None = None,
     entropy_gradient: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """Log-probabilities of the answer tokens, and entropies where they were predicted.
+    """Log-probabilities of the completion tokens, and entropies where they were predicted.
 
     Args:
       params: the model's parameters.
       config: the model.
-      rows: R rows of A answers.
-      window: M, at least the longest answer.
+      rows: R rows of A completions.
+      window: M, at least the longest completion.
       temperature: the logits are divided by it, as in sampling.
       vocab_size: ids from there on, the pad id not among them, are no part of the distribution.
       entropy_gradient: whether gradients flow through the entropies.
 
     Returns:
-      f32[R, A, M] log-probabilities and f32[R, A, M] entropies in nats. Beyond an answer they
+      f32[R, A, M] log-probabilities and f32[R, A, M] entropies in nats. Beyond a completion they
       are finite and mean nothing.
     """
     num_rows, length = rows.tokens.shape
     prompt = rows.prompt_lengths[:, None]
-    ends = prompt + jnp.cumsum(rows.answer_lengths, axis=1)
-    starts = ends - rows.answer_lengths
+    ends = prompt + jnp.cumsum(rows.completion_lengths, axis=1)
+    starts = ends - rows.completion_lengths
 
     slots = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), rows.tokens.shape)
-    answer = jnp.sum(slots[:, :, None] >= ends[:, None, :], axis=2)  # A behind the last one.
-    # One answer sees all of its row: causality is mask enough, and a kernel may do it.
+    completion = jnp.sum(slots[:, :, None] >= ends[:, None, :], axis=2)  # A behind the last one.
+    # One completion sees all of its row: causality is mask enough, and a kernel may do it.
     shared = None
     if starts.shape[1] > 1:
         shared = SharedPrompt(
-            rows.prompt_lengths, starts, rows.answer_lengths, rows.prompt_room, window
+            rows.prompt_lengths, starts, rows.completion_lengths, rows.prompt_capacity, window
         )
-    start = jnp.take_along_axis(starts, jnp.minimum(answer, starts.shape[1] - 1), axis=1)
+    start = jnp.take_along_axis(starts, jnp.minimum(completion, starts.shape[1] - 1), axis=1)
     positions = jnp.where(slots < prompt, slots, prompt + slots - start)
     valid = slots < ends[:, -1:]
     hidden = model.hidden_states(
         params, config, rows.tokens, positions, valid, shared, right_padded=True
     )
 
-    # Token t of an answer stands at start + t and is predicted by the token before it, the first
+    # Token t of a completion stands at start + t and is predicted by the token before it, the first
     # one by the last token of the prompt.
     times = jnp.arange(window, dtype=jnp.int32)
     target = jnp.minimum(starts[:, :, None] + times, length - 1)

@@ -1,9 +1,9 @@
 """Group relative policy optimisation as pure functions of arrays.
 
-P prompts with G sampled answers each are N = P * G rows; an answer takes at most M tokens. Every
-normaliser is turned into one array of token weights that is computed over the whole global batch
-(`token_weights`). The objective is then a weighted sum, so neither micro-batching nor sharding
-can change it.
+P prompts with G sampled completions each are N = P * G rows; a completion takes at most M tokens.
+Every normaliser is turned into one array of token weights that is computed over the whole global
+batch (`token_weights`). The objective is then a weighted sum, so neither micro-batching nor
+sharding can change it.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ class ObjectiveConfig:
     Attributes:
       advantage_normalization: "group_std" divides by the group's standard deviation
         (DeepSeekMath, arXiv 2402.03300); "none" only subtracts the group's mean (Dr. GRPO,
-        arXiv 2503.20783); "leave_one_out" subtracts the mean of the other answers (RLOO,
+        arXiv 2503.20783); "leave_one_out" subtracts the mean of the other completions (RLOO,
         arXiv 2402.14740).
       ratio_level: importance ratios for each "token" (GRPO) or for the whole "sequence" (GSPO,
         arXiv 2507.18071, equations 5 and 7; its clip range is far smaller, about 3e-4).
@@ -40,9 +40,9 @@ class ObjectiveConfig:
         (arXiv 1707.06347), larger is "clip-higher" (DAPO, arXiv 2503.14476).
       dual_clip: with a negative advantage, a ratio above this bound counts no more than the bound
         (dual-clip PPO, arXiv 1912.09729, where it is c, about 3); above 1, or 0 for off.
-      loss_normalization: "token" is the mean over all answer tokens of the global batch (DAPO),
-        "sequence" the mean over answers of each answer's token mean (DeepSeekMath), "constant"
-        the sum over tokens divided by answers * `constant_length` (Dr. GRPO).
+      loss_normalization: "token" is the mean over all completion tokens of the global batch (DAPO),
+        "sequence" the mean over completions of each completion's token mean (DeepSeekMath),
+        "constant" the sum over tokens divided by completions * `constant_length` (Dr. GRPO).
       constant_length: the fixed length of "constant", in tokens; not used otherwise.
       kl_coef: weight of the KL divergence to a reference model. At 0 no reference model is
         needed, nor held.
@@ -99,7 +99,8 @@ class ObjectiveConfig:
 class ObjectiveSums:
     """What the objective reports, in a form that adds up over micro-batches.
 
-    All are f32[]. `tokens` counts the answer tokens that take part; the other sums run over them.
+    All are f32[]. `tokens` counts the completion tokens that take part; the other sums run over
+    them.
 
     Attributes:
       tokens: number of tokens.
@@ -110,7 +111,7 @@ class ObjectiveSums:
       clip_high: tokens whose gradient the upper clip bound stopped.
       clip_dual: tokens whose gradient the dual clip stopped.
       sampler_gap: sum of |current - sampler's log-probability|, in nats. In the first update on
-        some answers the weights are those that sampled, and this is the sampler's error.
+        some completions the weights are those that sampled, and this is the sampler's error.
       sampler_weight: sum of the weights of the sampler correction.
       ratio_min: smallest importance ratio, +inf without tokens.
       ratio_max: largest importance ratio, -inf without tokens.
@@ -157,14 +158,14 @@ _MAXIMA = ("ratio_max", "sampler_gap_max")
 def group_advantages(
     rewards: jax.Array, normalization: AdvantageNormalization = "group_std"
 ) -> jax.Array:
-    """Advantages relative to the other answers to the same prompt.
+    """Advantages relative to the other completions to the same prompt.
 
     A_i = r_i - mean(r), and with "group_std" that divided by (std(r) + 1e-6), where mean and
     (population) standard deviation run over the group (DeepSeekMath, arXiv 2402.03300, section
     4.1.2). Without division: Dr. GRPO, arXiv 2503.20783, which shows that the division favours
     groups that are nearly all right or nearly all wrong. "leave_one_out": r_i minus the mean over
     the G - 1 others, which is G / (G - 1) * (r_i - mean(r)) (RLOO, arXiv 2402.14740): an unbiased
-    baseline, for it does not depend on answer i.
+    baseline, for it does not depend on completion i.
 
     Args:
       rewards: f32[P, G], G at least 2.
@@ -198,13 +199,15 @@ def has_signal(rewards: jax.Array) -> jax.Array:
     return jnp.max(rewards, axis=1) > jnp.min(rewards, axis=1)
 
 
-def answer_mask(lengths: jax.Array, window: int, truncated: jax.Array | None = None) -> jax.Array:
-    """Which tokens of the answer window take part in the loss.
+def completion_mask(
+    lengths: jax.Array, window: int, truncated: jax.Array | None = None
+) -> jax.Array:
+    """Which tokens of the completion window take part in the loss.
 
     Args:
-      lengths: i32[...], answer tokens incl. the stop token.
-      window: M, the width of the answer window.
-      truncated: bool[...] answers to leave out as a whole (overlong filtering, DAPO,
+      lengths: i32[...], completion tokens incl. the stop token.
+      window: M, the width of the completion window.
+      truncated: bool[...] completions to leave out as a whole (overlong filtering, DAPO,
         arXiv 2503.14476, section 3.4), or None to leave out none.
 
     Returns:
@@ -257,7 +260,7 @@ def sampler_weights(
     """Truncated importance weights of the tokens, f32[..., M]; see `sampler_correction`.
 
     With x = old_logprobs - sampled_logprobs: min(exp(x), cap) for each "token",
-    min(exp(sum of x over the answer), cap) for a "sequence", 1 for "none".
+    min(exp(sum of x over the completion), cap) for a "sequence", 1 for "none".
 
     Args:
       config: the options.
@@ -271,7 +274,7 @@ def sampler_weights(
     if config.sampler_correction == "sequence":
         total = jnp.sum(log_ratio, axis=-1, keepdims=True)
         log_ratio = jnp.broadcast_to(total, log_ratio.shape)
-    # The logarithm is cut, not the ratio: the exponential of a long answer's sum may overflow.
+    # The logarithm is cut, not the ratio: the exponential of a long completion's sum may overflow.
     return jnp.exp(jnp.minimum(log_ratio, jnp.log(config.sampler_ratio_cap)))
 
 
@@ -286,10 +289,10 @@ def objective(
     reference_logprobs: jax.Array | None = None,
     old_logprobs: jax.Array | None = None,
 ) -> tuple[jax.Array, ObjectiveSums]:
-    """The clipped surrogate loss of some answers, and what to report of it.
+    """The clipped surrogate loss of some completions, and what to report of it.
 
     With x = logprobs - old_logprobs, the ratio r is exp(x) for each token, or exp(mean of x over
-    the answer) for all tokens of it (GSPO). With A the advantage (less the k1 cost, if that is
+    the completion) for all tokens of it (GSPO). With A the advantage (less the k1 cost, if that is
     chosen) a token gains S = min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), and with dual clip
     and A < 0 max(S, dual_clip * A). Its loss is
     -w S + kl_coef * k3(reference - now) - entropy_coef * entropy, where w is 1 or the weight of
@@ -297,10 +300,10 @@ def objective(
 
     Args:
       config: the options.
-      logprobs: f32[..., M] of the answer tokens under the current policy; differentiated.
+      logprobs: f32[..., M] of the completion tokens under the current policy; differentiated.
       entropies: f32[..., M] of the current policy in nats; differentiated if they count.
       sampled_logprobs: f32[..., M], as the sampler reported them.
-      advantages: f32[...], one an answer.
+      advantages: f32[...], one a completion.
       mask: bool[..., M], tokens that take part; the other entries may hold anything finite.
       weights: f32[..., M] from `token_weights` over the whole global batch.
       reference_logprobs: f32[..., M] under the reference model; needed if `config.kl_coef` > 0.

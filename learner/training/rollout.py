@@ -1,4 +1,4 @@
-"""What one round of sampling brought: prompts, answers and rewards, as host arrays."""
+"""What one round of sampling brought: prompts, completions and rewards, as host arrays."""
 
 import dataclasses
 import json
@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from learner.training.task import Answer
+from learner.training.task import Completion
 
 
 @dataclasses.dataclass(frozen=True)
 class Rollout:
-    """P prompts with G answers each, N = P * G, prompt-major; M is the answer budget.
+    """P prompts with G completions each, N = P * G, prompt-major; M is the completion budget.
 
     Attributes:
       problems: i64[P], the problem behind each prompt.
@@ -21,7 +21,7 @@ class Rollout:
       logprobs: f32[N, M], the sampler's, in nats.
       lengths: i32[N], stop token included.
       truncated: bool[N], ended by the budget.
-      answers: N answers as the task sees them.
+      completions: N completions as the task sees them.
       rewards: f32[N].
     """
 
@@ -31,13 +31,13 @@ class Rollout:
     logprobs: np.ndarray
     lengths: np.ndarray
     truncated: np.ndarray
-    answers: Sequence[Answer]
+    completions: Sequence[Completion]
     rewards: np.ndarray
 
     @property
     def group_size(self) -> int:
         """G."""
-        return len(self.answers) // len(self.prompts)
+        return len(self.completions) // len(self.prompts)
 
     @property
     def groups(self) -> np.ndarray:
@@ -59,7 +59,7 @@ class Rollout:
             logprobs=self.logprobs[rows],
             lengths=self.lengths[rows],
             truncated=self.truncated[rows],
-            answers=[self.answers[int(i)] for i in rows],
+            completions=[self.completions[int(i)] for i in rows],
             rewards=self.rewards[rows],
         )
 
@@ -69,12 +69,12 @@ class Rollout:
         arrays = ("problems", "tokens", "logprobs", "lengths", "truncated", "rewards")
         return cls(
             prompts=[prompt for part in parts for prompt in part.prompts],
-            answers=[answer for part in parts for answer in part.answers],
+            completions=[completion for part in parts for completion in part.completions],
             **{name: np.concatenate([getattr(part, name) for part in parts]) for name in arrays},
         )
 
     def save(self, folder: Path) -> None:
-        """Writes `arrays.npz` and `texts.jsonl` (one line an answer), for a look at it."""
+        """Writes `arrays.npz` and `texts.jsonl` (one line a completion), for a look at it."""
         folder.mkdir(parents=True, exist_ok=True)
         longest = max(map(len, self.prompts))
         prompts = np.full((len(self.prompts), longest), -1, np.int32)
@@ -96,11 +96,13 @@ class Rollout:
                 {
                     "problem": int(problem),
                     "reward": float(reward),
-                    "tokens": answer.num_tokens,
-                    "truncated": answer.truncated,
-                    "text": answer.text,
+                    "tokens": completion.num_tokens,
+                    "truncated": completion.truncated,
+                    "text": completion.text,
                 }
             )
-            for problem, reward, answer in zip(problems, self.rewards, self.answers, strict=True)
+            for problem, reward, completion in zip(
+                problems, self.rewards, self.completions, strict=True
+            )
         ]
         (folder / "texts.jsonl").write_text("".join(line + "\n" for line in lines))

@@ -1,4 +1,4 @@
-"""Supervised warm start: cross entropy on given answers, through the same update as GRPO."""
+"""Supervised warm start: cross entropy on given completions, through the same update as GRPO."""
 
 import dataclasses
 import math
@@ -15,15 +15,15 @@ from learner import checks, tokens
 from learner.devices import sharding
 from learner.qwen3.config import Qwen3Config
 from learner.training import grpo
-from learner.training.completion_rows import AnswerRows, answer_logprobs, pack_rows
-from learner.training.task import Message, problem_indices
+from learner.training.completion_rows import CompletionRows, completion_logprobs, pack_rows
+from learner.training.task import Message, prompt_indices
 from learner.training.train_state import OptimizerConfig, TrainState
 from learner.training.update import NonFiniteError, Updater, not_finite
 
 
 @dataclasses.dataclass(frozen=True)
 class SFTConfig:
-    """How a policy is trained on given answers.
+    """How a policy is trained on given completions.
 
     Attributes:
       batch_rows: examples in one step.
@@ -32,7 +32,7 @@ class SFTConfig:
         mesh. It changes memory and speed, never the result.
       length_multiple: rows are padded to a multiple of this many tokens; each multiple that
         occurs is compiled once. Rows are sorted by length first.
-      max_answer_tokens: the longest allowed answer, stop token included.
+      max_completion_tokens: the longest allowed completion, stop token included.
       optimizer: the optimizer.
 
     Raises:
@@ -43,14 +43,14 @@ class SFTConfig:
     epochs: float = 1.0
     micro_batch_rows: int = 8
     length_multiple: int = 32
-    max_answer_tokens: int = 1024
+    max_completion_tokens: int = 1024
     optimizer: OptimizerConfig = dataclasses.field(
         default_factory=lambda: OptimizerConfig(learning_rate=1e-5)
     )
 
     def __post_init__(self) -> None:
         checks.integers(
-            self, batch_rows=1, micro_batch_rows=1, length_multiple=1, max_answer_tokens=1
+            self, batch_rows=1, micro_batch_rows=1, length_multiple=1, max_completion_tokens=1
         )
         checks.positive(self, "epochs")
 
@@ -61,10 +61,10 @@ class SFTConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """One encoded example: token ids of the prompt, and of the answer with its stop token."""
+    """One encoded example: token ids of the prompt, and of the completion with its stop token."""
 
     prompt: tuple[int, ...]
-    answer: tuple[int, ...]
+    completion: tuple[int, ...]
 
 
 @jax.tree_util.register_dataclass
@@ -73,11 +73,12 @@ class SFTMicroBatch:
     """R rows of one step.
 
     Attributes:
-      rows: prompts and answers.
-      weights: f32[R, 1, M], one over the number of answer tokens of the whole step, 0 elsewhere.
+      rows: prompts and completions.
+      weights: f32[R, 1, M], one over the number of completion tokens of the whole step, 0
+      elsewhere.
     """
 
-    rows: AnswerRows
+    rows: CompletionRows
     weights: jax.Array
 
 
@@ -90,18 +91,18 @@ class SFTStepResult:
     metrics: dict[str, float]
 
 
-def encode_example(tokenizer: Any, messages: Sequence[Message], answer: str) -> Example:
-    """Encodes a prompt as sampling does, and its answer followed by the stop token.
+def encode_example(tokenizer: Any, messages: Sequence[Message], completion: str) -> Example:
+    """Encodes a prompt as sampling does, and its completion followed by the stop token.
 
     Raises:
       ValueError: the tokenizer has no end-of-turn token.
     """
     if tokenizer.eos_token_id is None:
-        raise ValueError("eos_token_id=None: the tokenizer needs one, it ends every answer")
-    ids = tokenizer.encode(answer, add_special_tokens=False)
+        raise ValueError("eos_token_id=None: the tokenizer needs one, it ends every completion")
+    ids = tokenizer.encode(completion, add_special_tokens=False)
     return Example(
         prompt=tuple(tokens.encode_chat(tokenizer, messages)),
-        answer=(*ids, tokenizer.eos_token_id),
+        completion=(*ids, tokenizer.eos_token_id),
     )
 
 
@@ -109,33 +110,33 @@ def make_batch(examples: Sequence[Example], config: SFTConfig, pad_id: int) -> l
     """The examples of one step as NumPy arrays of fixed shapes, sorted by length.
 
     Raises:
-      ValueError: there are none, or an answer is longer than `max_answer_tokens`.
+      ValueError: there are none, or a completion is longer than `max_completion_tokens`.
     """
     if not examples:
         raise ValueError("examples=[]: at least one is needed")
-    longest = max(len(example.answer) for example in examples)
-    if longest > config.max_answer_tokens:
+    longest = max(len(example.completion) for example in examples)
+    if longest > config.max_completion_tokens:
         raise ValueError(
-            f"max_answer_tokens={config.max_answer_tokens}: an answer has {longest} tokens"
+            f"max_completion_tokens={config.max_completion_tokens}: a completion has {longest} tokens"
         )
-    total = sum(len(example.answer) for example in examples)
-    ordered = sorted(examples, key=lambda example: len(example.prompt) + len(example.answer))
+    total = sum(len(example.completion) for example in examples)
+    ordered = sorted(examples, key=lambda example: len(example.prompt) + len(example.completion))
     batches = []
     for first in range(0, len(ordered), config.micro_batch_rows):
         chosen = ordered[first : first + config.micro_batch_rows]
         length = tokens.bucket(
-            len(chosen[-1].prompt) + len(chosen[-1].answer), config.length_multiple
+            len(chosen[-1].prompt) + len(chosen[-1].completion), config.length_multiple
         )
         rows = pack_rows(
             [example.prompt for example in chosen],
-            [[example.answer] for example in chosen],
+            [[example.completion] for example in chosen],
             config.micro_batch_rows,
             1,
             length,
             pad_id,
         )
-        window = np.arange(min(config.max_answer_tokens, length))
-        mask = window < np.asarray(rows.answer_lengths)[:, :, None]
+        window = np.arange(min(config.max_completion_tokens, length))
+        mask = window < np.asarray(rows.completion_lengths)[:, :, None]
         weights: Any = mask.astype(np.float32) / np.float32(total)
         batches.append(SFTMicroBatch(rows, weights))
     return batches
@@ -168,8 +169,8 @@ class SFTTrainer:
 
         def loss(params: Any, batch: SFTMicroBatch, _: None) -> Any:
             window = batch.weights.shape[-1]
-            logprobs, entropies = answer_logprobs(params, model_config, batch.rows, window)
-            mask = grpo.answer_mask(batch.rows.answer_lengths, window)
+            logprobs, entropies = completion_logprobs(params, model_config, batch.rows, window)
+            mask = grpo.completion_mask(batch.rows.completion_lengths, window)
             sums = (jnp.sum(mask, dtype=jnp.float32), jnp.sum(jnp.where(mask, entropies, 0.0)))
             # `where` and not only a zero weight: padding must not reach the gradient.
             return -jnp.sum(batch.weights * jnp.where(mask, logprobs, 0.0)), sums
@@ -192,7 +193,7 @@ class SFTTrainer:
     ) -> Iterator[SFTStepResult]:
         """Steps `start_step` to `num_steps` - 1 over shuffled passes; see `GRPOTrainer.run`."""
         for step in range(start_step, num_steps):
-            indices = problem_indices(key, step, self.config.batch_rows, len(examples))
+            indices = prompt_indices(key, step, self.config.batch_rows, len(examples))
             state, metrics = self.step(state, [examples[int(i)] for i in indices], step)
             yield SFTStepResult(step, state, metrics)
 
@@ -213,13 +214,13 @@ class SFTTrainer:
         batches = make_batch(examples, self.config, self._pad_id)
         state, result = self._update(state, batches)
         result = jax.device_get(result)
-        answer_tokens, entropy = (float(value) for value in result.sums)
+        completion_tokens, entropy = (float(value) for value in result.sums)
         metrics = {
             "loss": float(result.loss),
             "grad_norm": float(result.grad_norm),
             "learning_rate": float(result.learning_rate),
-            "entropy": entropy / answer_tokens,
-            "answer_tokens": answer_tokens,
+            "entropy": entropy / completion_tokens,
+            "completion_tokens": completion_tokens,
             "machine/update_seconds": time.perf_counter() - begin,
         }
         if not result.finite:

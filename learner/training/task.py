@@ -1,4 +1,4 @@
-"""What a user of another domain writes: problems out as chat messages, answers in, scores back."""
+"""What a user of another domain writes: problems out as chat messages, completions in, scores back."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -11,13 +11,13 @@ Message = Mapping[str, str]
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
-    """One sampled answer as a task sees it.
+class Completion:
+    """One sampled completion as a task sees it.
 
     Attributes:
-      text: the answer without special tokens.
+      text: the completion without special tokens.
       num_tokens: generated tokens, the stop token included.
-      truncated: True if the token budget ended the answer, not a stop token.
+      truncated: True if the token budget ended the completion, not a stop token.
     """
 
     text: str
@@ -27,12 +27,13 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """What a task says about a list of N answers.
+    """What a task says about a list of N completions.
 
     Attributes:
-      rewards: f32[N], one reward for each answer, finite.
+      rewards: f32[N], one reward for each completion, finite.
       metrics: figures about the whole list, for the log.
-      records: one mapping for each answer with whatever the caller wants to keep of it, or empty.
+      records: one mapping for each completion with whatever the caller wants to keep of it, or
+      empty.
     """
 
     rewards: np.ndarray
@@ -57,8 +58,8 @@ class Task(Protocol):
         """The chat that poses problem `index`: mappings with `role` and `content`."""
         ...
 
-    def score(self, indices: np.ndarray, answers: Sequence[Answer]) -> Scores:
-        """Scores of `answers[i]` to problem `indices[i]`; indices is i64[N], with repetitions."""
+    def score(self, indices: np.ndarray, completions: Sequence[Completion]) -> Scores:
+        """Scores of `completions[i]` to problem `indices[i]`; indices is i64[N], with repetitions."""
         ...
 
     def state(self) -> dict[str, Any]:
@@ -70,7 +71,7 @@ class Task(Protocol):
         ...
 
 
-def problem_indices(key: jax.Array, step: int, count: int, num_problems: int) -> np.ndarray:
+def prompt_indices(key: jax.Array, step: int, count: int, num_prompts: int) -> np.ndarray:
     """The problems of a step: i64[count] cut out of an endless stream of shuffled passes.
 
     Pass e holds every problem once, in an order that depends on the key and on e alone. A step may
@@ -78,9 +79,9 @@ def problem_indices(key: jax.Array, step: int, count: int, num_problems: int) ->
     """
     first = step * count
     chosen: list[np.ndarray] = []
-    for epoch in range(first // num_problems, (first + count - 1) // num_problems + 1):
+    for epoch in range(first // num_prompts, (first + count - 1) // num_prompts + 1):
         pass_key = jax.random.fold_in(jax.random.fold_in(key, 0), epoch)
-        order = np.asarray(jax.random.permutation(pass_key, num_problems))
-        begin = max(first - epoch * num_problems, 0)
-        chosen.append(order[begin : first + count - epoch * num_problems])
+        order = np.asarray(jax.random.permutation(pass_key, num_prompts))
+        begin = max(first - epoch * num_prompts, 0)
+        chosen.append(order[begin : first + count - epoch * num_prompts])
     return np.concatenate(chosen).astype(np.int64)

@@ -24,8 +24,8 @@ Decay = Literal["constant", "linear", "cosine"]
 class OptimizerConfig:
     """AdamW (Loshchilov and Hutter, arXiv 1711.05101) with a learning-rate schedule.
 
-    The schedule counts optimizer updates, not training steps: steps without an update (no answer
-    with a signal) do not move it.
+    The schedule counts optimizer updates, not training steps: steps without an update (no
+    completion with a signal) do not move it.
 
     Attributes:
       learning_rate: the highest one, > 0.

@@ -21,10 +21,10 @@ from learner.devices import distributed, sharding
 from learner.qwen3.config import Qwen3Config
 from learner.sampling.sampler import Sampler, Samples, SamplingParams
 from learner.training import grpo, lora, metrics
-from learner.training.completion_rows import AnswerRows, answer_logprobs, pack_rows
+from learner.training.completion_rows import CompletionRows, completion_logprobs, pack_rows
 from learner.training.lora import LoraConfig
 from learner.training.rollout import Rollout
-from learner.training.task import Answer, Scores, Task, problem_indices
+from learner.training.task import Completion, Scores, Task, prompt_indices
 from learner.training.train_state import (
     OptimizerConfig,
     TrainState,
@@ -33,11 +33,11 @@ from learner.training.train_state import (
 )
 from learner.training.update import NonFiniteError, Updater, UpdateResult, not_finite
 
-NoSignal = Literal["drop", "redraw", "keep"]
+DegenerateGroups = Literal["drop", "resample", "keep"]
 
-# What the key is folded with; `problem_indices` folds it with 0.
-_SAMPLING, _REDRAWING, _ADAPTERS = 1, 2, 3
-_LENGTHS_PER_OCTAVE = 4
+# What the key is folded with; `prompt_indices` folds it with 0.
+_SAMPLING, _RESAMPLING, _ADAPTERS = 1, 2, 3
+_LENGTHS_PER_DOUBLING = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,35 +46,36 @@ class GRPOConfig:
 
     Attributes:
       prompts_per_step: P, problems sampled from in one step.
-      group_size: G, answers to each; at least 2.
+      group_size: G, completions to each; at least 2.
       epochs: passes over the task's problems; may be a fraction.
-      updates_per_step: optimizer updates on the answers of one step, each on its share of the
-        groups, so every answer is used once. (mu in DeepSeekMath, arXiv 2402.03300, is another
-        thing: it goes over all answers so many times.) 1 is strictly on-policy.
+      updates_per_step: optimizer updates on the completions of one step, each on its share of the
+        groups, so every completion is used once. (mu in DeepSeekMath, arXiv 2402.03300, is another
+        thing: it goes over all completions so many times.) 1 is strictly on-policy.
       micro_batch_rows: rows that go through the model at once; a multiple of data * fsdp of the
         mesh. It changes memory and speed, never the result.
-      answers_per_row: answers to one prompt that share a row, and so one pass over the prompt.
-        Pays where answers are not much longer than prompts: attention grows with the square of
+      completions_per_row: completions to one prompt that share a row, and so one pass over the
+      prompt.
+        Pays where completions are not much longer than prompts: attention grows with the square of
         the row. It changes memory and speed, never the result.
       length_multiple: rows are padded to a multiple of this many tokens, long ones to one of four
         lengths between a power of two and the next; see `row_shape`. Each shape that occurs is
         compiled once. Rows are sorted by length first, so short ones stay short.
-      max_new_tokens: budget of an answer, stop token included.
-      thinking: let the chat template open the model's thinking, which then counts as answer.
-      sampling_rows: answers sampled at a time, at least one for each row shard of the mesh;
+      max_new_tokens: budget of a completion, stop token included.
+      thinking: let the chat template open the model's thinking, which then counts as completion.
+      sampling_rows: completions sampled at a time, at least one for each row shard of the mesh;
         bounds the memory of the key/value cache. Larger groups are sampled in parts.
       temperature: of sampling and of the policy that is optimised; > 0.
       objective: the loss.
       optimizer: the optimizer.
-      mask_truncated: leave answers that ran out of budget out of the loss. Their rewards still
+      mask_truncated: leave completions that ran out of budget out of the loss. Their rewards still
         count in their group's mean.
-      no_signal: what becomes of groups whose rewards are all equal (dynamic sampling, DAPO,
+      degenerate_groups: what becomes of groups whose rewards are all equal (dynamic sampling, DAPO,
         arXiv 2503.14476). "drop" leaves them out of the batch, and so out of every normaliser:
-        the batch gets smaller. "redraw" samples from `prompts_per_step` further problems, up to
-        `max_redraws` times, until so many groups have a signal; those of the last draw that are
+        the batch gets smaller. "resample" samples from `prompts_per_step` further problems, up to
+        `max_resamples` times, until so many groups have a signal; those of the last draw that are
         too many are not used. "keep" lets them take part with advantage 0. Where they are left
         out they lose the KL and entropy terms too.
-      max_redraws: see `no_signal`.
+      max_resamples: see `degenerate_groups`.
       lora: adapters to train in place of all parameters; off by default.
 
     Raises:
@@ -86,7 +87,7 @@ class GRPOConfig:
     epochs: float = 1.0
     updates_per_step: int = 1
     micro_batch_rows: int = 8
-    answers_per_row: int = 1
+    completions_per_row: int = 1
     length_multiple: int = 32
     max_new_tokens: int = 1024
     thinking: bool = False
@@ -95,8 +96,8 @@ class GRPOConfig:
     objective: grpo.ObjectiveConfig = dataclasses.field(default_factory=grpo.ObjectiveConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     mask_truncated: bool = False
-    no_signal: NoSignal = "drop"
-    max_redraws: int = 2
+    degenerate_groups: DegenerateGroups = "drop"
+    max_resamples: int = 2
     lora: LoraConfig = dataclasses.field(default_factory=LoraConfig)
 
     def __post_init__(self) -> None:
@@ -106,21 +107,21 @@ class GRPOConfig:
             group_size=2,
             updates_per_step=1,
             micro_batch_rows=1,
-            answers_per_row=1,
+            completions_per_row=1,
             length_multiple=1,
             max_new_tokens=1,
             sampling_rows=1,
-            max_redraws=1,
+            max_resamples=1,
         )
         checks.positive(self, "epochs", "temperature")
-        checks.choices(self, no_signal=get_args(NoSignal))
+        checks.choices(self, degenerate_groups=get_args(DegenerateGroups))
         if self.updates_per_step > self.prompts_per_step:
             raise ValueError(
                 f"updates_per_step={self.updates_per_step}: allowed are 1 to "
                 f"prompts_per_step={self.prompts_per_step}"
             )
 
-    def num_steps(self, num_problems: int) -> int:
+    def num_steps(self, num_prompts: int) -> int:
         """Steps that `epochs` passes over so many problems take.
 
         The problems of all epochs follow each other in one stream that is cut into steps of
@@ -128,21 +129,21 @@ class GRPOConfig:
         several where a step holds more prompts than there are problems.
         """
         # The small number keeps 1.1 * 100 / 10, which is 11.000000000000002, at 11.
-        return math.ceil(self.epochs * num_problems / self.prompts_per_step - 1e-9)
+        return math.ceil(self.epochs * num_prompts / self.prompts_per_step - 1e-9)
 
-    def row_shape(self, longest_row: int, longest_answer: int) -> tuple[int, int]:
+    def row_shape(self, longest_row: int, longest_completion: int) -> tuple[int, int]:
         """The length and the window of a micro-batch: few pairs, as each is compiled once.
 
         Args:
-          longest_row: tokens of the longest row, prompt and answers.
-          longest_answer: tokens of the longest answer in any row.
+          longest_row: tokens of the longest row, prompt and completions.
+          longest_completion: tokens of the longest completion in any row.
 
         Returns:
-          The tokens that rows are padded to, and the tokens that answers are padded to where their
-          log-probabilities are computed: a quarter, a half or all of `max_new_tokens`. Both grow
-          with the arguments.
+          The tokens that rows are padded to, and the tokens that completions are padded to where
+          their log-probabilities are computed: a quarter, a half or all of `max_new_tokens`. Both
+          grow with the arguments.
         """
-        length = tokens.octave_bucket(longest_row, self.length_multiple, _LENGTHS_PER_OCTAVE)
+        length = tokens.geometric_bucket(longest_row, self.length_multiple, _LENGTHS_PER_DOUBLING)
         windows = [
             min(
                 self.max_new_tokens,
@@ -150,12 +151,12 @@ class GRPOConfig:
             )
             for n in (4, 2, 1)
         ]
-        return length, tokens.bucket(longest_answer, windows)
+        return length, tokens.bucket(longest_completion, windows)
 
-    def prompt_room(self, length: int, longest_prompt: int) -> int:
-        """Tokens that hold a prompt which answers share: an eighth, a quarter, a half or all of a
-        row of `length`; all of it where every answer has a row of its own."""
-        if self.answers_per_row == 1:
+    def prompt_capacity(self, length: int, longest_prompt: int) -> int:
+        """Tokens that hold a prompt which completions share: an eighth, a quarter, a half or all of a
+        row of `length`; all of it where every completion has a row of its own."""
+        if self.completions_per_row == 1:
             return length
         return tokens.bucket(longest_prompt, [-(-length // n) for n in (8, 4, 2, 1)])
 
@@ -167,11 +168,12 @@ class StepResult:
     Attributes:
       step: its number.
       state: the state after it; the next step donates it, so copy what has to outlive that.
-      metrics: figures for the log; those of the update are absent if no answer had a signal.
+      metrics: figures for the log; those of the update are absent if no completion had a signal.
         Those that begin with `metrics.MACHINE` depend on the machine and its load.
-      indices: i64[N], the problem of every answer, prompt-major (N = P * G, or a multiple of that
-        after redrawing).
-      answers: N answers.
+      indices: i64[N], the problem of every completion, prompt-major (N = P * G, or a multiple of
+      that
+        after resampling).
+      completions: N completions.
       scores: what the task said; of several draws the rewards and records follow each other, and
         each metric is the mean of its values.
     """
@@ -180,20 +182,20 @@ class StepResult:
     state: TrainState
     metrics: dict[str, float]
     indices: np.ndarray
-    answers: Sequence[Answer]
+    completions: Sequence[Completion]
     scores: Scores
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _MicroBatch:
-    """R rows of A answers.
+    """R rows of A completions.
 
     `sampled_logprobs` and `weights` are f32[R, A, M], `advantages` f32[R, A]. `old_logprobs` are
     f32[R, A, M] by the trainer, or None where the sampler's or the current ones stand for them.
     """
 
-    rows: AnswerRows
+    rows: CompletionRows
     sampled_logprobs: jax.Array
     advantages: jax.Array
     weights: jax.Array
@@ -207,7 +209,7 @@ class GRPOTrainer:
       config: how to train.
       model_config: the model.
       mesh: of `sharding.make_mesh`.
-      tokenizer: encodes the problems and decodes the answers.
+      tokenizer: encodes the problems and decodes the completions.
       reference_params: parameters of the reference model, with the shardings of the policy's;
         needed if `config.objective.kl_coef` > 0 and refused otherwise. They must not be the
         arrays of the state, which are donated.
@@ -268,7 +270,7 @@ class GRPOTrainer:
         self._needs_old = corrected and config.updates_per_step > 1
 
         def forward(params: Any, batch: _MicroBatch) -> tuple[jax.Array, jax.Array]:
-            return answer_logprobs(
+            return completion_logprobs(
                 params,
                 model_config,
                 batch.rows,
@@ -295,7 +297,7 @@ class GRPOTrainer:
                 entropies,
                 batch.sampled_logprobs,
                 batch.advantages,
-                grpo.answer_mask(batch.rows.answer_lengths, logprobs.shape[-1]),
+                grpo.completion_mask(batch.rows.completion_lengths, logprobs.shape[-1]),
                 batch.weights,
                 reference_logprobs,
                 old_logprobs,
@@ -303,7 +305,7 @@ class GRPOTrainer:
 
         def weights(lengths: jax.Array) -> jax.Array:
             return grpo.token_weights(
-                grpo.answer_mask(lengths, config.max_new_tokens),
+                grpo.completion_mask(lengths, config.max_new_tokens),
                 objective.loss_normalization,
                 objective.constant_length,
             )
@@ -378,8 +380,8 @@ class GRPOTrainer:
 
         Raises:
           NonFiniteError: a log-probability, a reward, the loss, the gradient or any other figure
-            was NaN or infinite. The last finite state and the answers are in the error. A figure
-            that does not exist (a mean of nothing) has to be left out by the task.
+            was NaN or infinite. The last finite state and the completions are in the error. A
+            figure that does not exist (a mean of nothing) has to be left out by the task.
           ValueError: the task returned rewards of a wrong shape.
         """
         config = self.config
@@ -387,7 +389,7 @@ class GRPOTrainer:
         params = self.policy_params(state)
         draws: list[Rollout] = []
         all_scores: list[Scores] = []
-        for attempt in range(1 + config.max_redraws * (config.no_signal == "redraw")):
+        for attempt in range(1 + config.max_resamples * (config.degenerate_groups == "resample")):
             rollout, scores = self._draw(state, params, task, key, step, attempt, clock)
             draws.append(rollout)
             all_scores.append(scores)
@@ -421,7 +423,7 @@ class GRPOTrainer:
             what = f"{name} {figures[name]} is not finite"
             raise NonFiniteError(step, what, figures, state, batch, weights_kept=not updates)
         indices = np.repeat(drawn.problems, config.group_size)
-        return StepResult(step, state, figures, indices, drawn.answers, scores)
+        return StepResult(step, state, figures, indices, drawn.completions, scores)
 
     def lower_sampling(self, prompt_length: int) -> dict[str, jax.stages.Lowered]:
         """The programs of sampling, ready to compile without any arrays: `learner.plan`.
@@ -445,17 +447,17 @@ class GRPOTrainer:
           prompt_length: tokens of the longest prompt.
         """
         config = self.config
-        rows, window = (config.micro_batch_rows, config.answers_per_row), config.max_new_tokens
-        length, _ = config.row_shape(prompt_length + config.answers_per_row * window, window)
-        prompt_room = config.prompt_room(length, prompt_length)
+        rows, window = (config.micro_batch_rows, config.completions_per_row), config.max_new_tokens
+        length, _ = config.row_shape(prompt_length + config.completions_per_row * window, window)
+        prompt_capacity = config.prompt_capacity(length, prompt_length)
 
         def integers(*shape: int) -> Any:
             return jax.ShapeDtypeStruct(shape, np.int32)
 
         numbers: Any = jax.ShapeDtypeStruct((*rows, window), np.float32)
         batch = _MicroBatch(
-            rows=AnswerRows(
-                integers(rows[0], length), integers(rows[0]), integers(*rows), prompt_room
+            rows=CompletionRows(
+                integers(rows[0], length), integers(rows[0]), integers(*rows), prompt_capacity
             ),
             sampled_logprobs=numbers,
             advantages=numbers.update(shape=rows),
@@ -465,8 +467,8 @@ class GRPOTrainer:
         state = abstract_train_state(self._model_config, config.optimizer, self._mesh, config.lora)
         return self._update.lower(state, batch, self._extra)
 
-    def evaluate(self, params: Any, task: Task, key: jax.Array) -> tuple[list[Answer], Scores]:
-        """One answer to every problem of a task, sampled as in training, and its scores.
+    def evaluate(self, params: Any, task: Task, key: jax.Array) -> tuple[list[Completion], Scores]:
+        """One completion to every problem of a task, sampled as in training, and its scores.
 
         Args:
           params: of `policy_params`.
@@ -475,13 +477,13 @@ class GRPOTrainer:
         """
         problems = np.arange(len(task))
         _, samples = self._sample(params, task, problems, key, 1)
-        answers = self._answers(samples)
-        return answers, task.score(problems, answers)
+        completions = self._answers(samples)
+        return completions, task.score(problems, completions)
 
     def _sample(
         self, params: Any, task: Task, problems: np.ndarray, key: jax.Array, num_samples: int
     ) -> tuple[list[list[int]], Samples]:
-        """The prompts of some problems, and `num_samples` answers to each."""
+        """The prompts of some problems, and `num_samples` completions to each."""
         prompts = [
             tokens.encode_chat(self._tokenizer, task.messages(int(i)), self.config.thinking)
             for i in problems
@@ -489,17 +491,19 @@ class GRPOTrainer:
         keys = jax.random.split(key, len(prompts))
         return prompts, self._sampler(params, prompts, keys, num_samples=num_samples)
 
-    def _answers(self, samples: Samples) -> list[Answer]:
-        def read(rows: np.ndarray) -> list[Answer]:
+    def _answers(self, samples: Samples) -> list[Completion]:
+        def read(rows: np.ndarray) -> list[Completion]:
             chosen = zip(
                 samples.tokens[rows], samples.lengths[rows], samples.stopped[rows], strict=True
             )
             return [
-                Answer(tokens.decode(self._tokenizer, ids[:n].tolist()), int(n), not bool(stopped))
+                Completion(
+                    tokens.decode(self._tokenizer, ids[:n].tolist()), int(n), not bool(stopped)
+                )
                 for ids, n, stopped in chosen
             ]
 
-        return distributed.in_shares(read, len(samples.lengths))
+        return distributed.sharded_map(read, len(samples.lengths))
 
     def _draw(
         self,
@@ -511,25 +515,25 @@ class GRPOTrainer:
         attempt: int,
         clock: metrics.Clock,
     ) -> tuple[Rollout, Scores]:
-        """Samples and scores `prompts_per_step` groups; `attempt` is 0, or counts the redraws."""
+        """Samples and scores `prompts_per_step` groups; `attempt` is 0, or counts the resamples."""
         config = self.config
         number = step
         if attempt:
             # A second endless stream, so that the first one keeps its passes over all problems.
-            key = jax.random.fold_in(key, _REDRAWING)
-            number = step * config.max_redraws + attempt - 1
-        problems = problem_indices(key, number, config.prompts_per_step, len(task))
+            key = jax.random.fold_in(key, _RESAMPLING)
+            number = step * config.max_resamples + attempt - 1
+        problems = prompt_indices(key, number, config.prompts_per_step, len(task))
         key = jax.random.fold_in(jax.random.fold_in(key, _SAMPLING), number)
         with clock.measure("sample"):
             prompts, samples = self._sample(params, task, problems, key, config.group_size)
         with clock.measure("score"):
-            answers = self._answers(samples)
-            scores = task.score(np.repeat(problems, config.group_size), answers)
+            completions = self._answers(samples)
+            scores = task.score(np.repeat(problems, config.group_size), completions)
         rewards = np.asarray(scores.rewards, np.float32)
-        if rewards.shape != (len(answers),):
+        if rewards.shape != (len(completions),):
             raise ValueError(
                 f"rewards: the task returned {rewards!r} at step {step}; one number for "
-                f"each of {len(answers)} answers is needed"
+                f"each of {len(completions)} completions is needed"
             )
         rollout = Rollout(
             problems=problems,
@@ -538,7 +542,7 @@ class GRPOTrainer:
             logprobs=samples.logprobs,
             lengths=samples.lengths,
             truncated=~samples.stopped,
-            answers=answers,
+            completions=completions,
             rewards=rewards,
         )
         for what, values in (
@@ -553,15 +557,15 @@ class GRPOTrainer:
         """The updates of one step on a rollout; stops after one that is not finite.
 
         Args:
-          state: whose policy gave the answers; donated.
+          state: whose policy gave the completions; donated.
           batch: `prompts_per_step` groups, with or without signal.
         """
         config = self.config
         advantages = np.asarray(self._advantages(batch.groups)).reshape(-1)
-        keep = np.repeat(batch.signal | (config.no_signal == "keep"), config.group_size)
+        keep = np.repeat(batch.signal | (config.degenerate_groups == "keep"), config.group_size)
         if config.mask_truncated:
             keep &= ~batch.truncated
-        group_of_row = np.arange(len(batch.answers)) // config.group_size
+        group_of_row = np.arange(len(batch.completions)) // config.group_size
         shares = [
             share
             for u in range(config.updates_per_step)
@@ -591,20 +595,20 @@ class GRPOTrainer:
     def _micro_batches(
         self, batch: Rollout, advantages: np.ndarray, share: np.ndarray
     ) -> Iterator[_MicroBatch]:
-        """The answers `share` of one update in rows, sorted by length, cut into micro-batches.
+        """The completions `share` of one update in rows, sorted by length, cut into micro-batches.
 
-        The weights are those of all answers of the update together, whatever the cuts.
+        The weights are those of all completions of the update together, whatever the cuts.
         """
         config = self.config
         used = np.zeros_like(batch.lengths)
         used[share] = batch.lengths[share]
-        # Over all N answers, those left out being empty: one shape, so compiled once.
+        # Over all N completions, those left out being empty: one shape, so compiled once.
         weights = np.asarray(self._weights(used))
         rows: list[np.ndarray] = []
         for prompt in range(len(batch.prompts)):
             of_prompt = share[share // config.group_size == prompt]
-            cuts = range(0, len(of_prompt), config.answers_per_row)
-            rows += [of_prompt[first : first + config.answers_per_row] for first in cuts]
+            cuts = range(0, len(of_prompt), config.completions_per_row)
+            rows += [of_prompt[first : first + config.completions_per_row] for first in cuts]
         totals = [
             len(batch.prompts[row[0] // config.group_size]) + batch.lengths[row].sum()
             for row in rows
@@ -621,19 +625,19 @@ class GRPOTrainer:
         advantages: np.ndarray,
         weights: np.ndarray,
     ) -> _MicroBatch:
-        """One micro-batch; each of `rows` holds the indices of the answers of one row."""
+        """One micro-batch; each of `rows` holds the indices of the completions of one row."""
         config = self.config
         lengths = batch.lengths
         chosen = [batch.prompts[row[0] // config.group_size] for row in rows]
-        answers = [[batch.tokens[i, : lengths[i]] for i in row] for row in rows]
+        completions = [[batch.tokens[i, : lengths[i]] for i in row] for row in rows]
         totals = [
             len(prompt) + sum(map(len, given))
-            for prompt, given in zip(chosen, answers, strict=True)
+            for prompt, given in zip(chosen, completions, strict=True)
         ]
         longest = max(int(lengths[row].max()) for row in rows)
         length, window = config.row_shape(max(totals), longest)
-        # Index N stands for an answer that is not there.
-        index = np.full((config.micro_batch_rows, config.answers_per_row), len(lengths))
+        # Index N stands for a completion that is not there.
+        index = np.full((config.micro_batch_rows, config.completions_per_row), len(lengths))
         for i, row in enumerate(rows):
             index[i, : len(row)] = row
 
@@ -643,12 +647,12 @@ class GRPOTrainer:
         return _MicroBatch(
             rows=pack_rows(
                 chosen,
-                answers,
+                completions,
                 config.micro_batch_rows,
-                config.answers_per_row,
+                config.completions_per_row,
                 length,
                 self._pad_id,
-                config.prompt_room(length, max(map(len, chosen))),
+                config.prompt_capacity(length, max(map(len, chosen))),
             ),
             sampled_logprobs=gather(batch.logprobs[:, :window]),
             advantages=gather(advantages),
@@ -684,15 +688,15 @@ def _rollout_metrics(drawn: Rollout) -> dict[str, float]:
         "reward": float(drawn.rewards.mean()),
         "reward_std": float(drawn.rewards.std()),
         "reward_std_in_groups": float(drawn.groups.std(axis=1).mean()),
-        "signal_share": float(drawn.signal.mean()),
-        "answer_tokens_mean": float(lengths.mean()),
-        "answer_tokens_min": float(lengths.min()),
-        "answer_tokens_p10": float(low),
-        "answer_tokens_p50": float(middle),
-        "answer_tokens_p90": float(high),
-        "answer_tokens_max": float(lengths.max()),
-        **({"answer_tokens_mean_ended": float(ended.mean())} if ended.size else {}),
-        "truncated_share": float(drawn.truncated.mean()),
+        "nondegenerate_fraction": float(drawn.signal.mean()),
+        "completion_tokens_mean": float(lengths.mean()),
+        "completion_tokens_min": float(lengths.min()),
+        "completion_tokens_p10": float(low),
+        "completion_tokens_p50": float(middle),
+        "completion_tokens_p90": float(high),
+        "completion_tokens_max": float(lengths.max()),
+        **({"completion_tokens_mean_ended": float(ended.mean())} if ended.size else {}),
+        "truncated_fraction": float(drawn.truncated.mean()),
     }
 
 

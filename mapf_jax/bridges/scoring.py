@@ -48,7 +48,7 @@ def score(
     records: Sequence[Mapping[str, Any]],
     texts: Sequence[str],
     num_tokens: Sequence[int],
-    short_share: float,
+    short_fraction: float,
     config: RewardConfig,
 ) -> Scores:
     """Judges `texts[i]` as the answer to `records[i]`, all in one batch.
@@ -57,7 +57,7 @@ def score(
       records: N records as `formats` has them, of which `FIELDS` are read; N >= 1.
       texts: N answers, whatever they hold.
       num_tokens: tokens of each answer.
-      short_share: moving average of the share of short answers, which fixes the weights.
+      short_fraction: moving average of the share of short answers, which fixes the weights.
       config: the reward.
 
     Raises:
@@ -82,7 +82,7 @@ def score(
     gap = np.where(valid, np.asarray(verdict.cost) - optimum, INFINITE_COST)
     verdict = dataclasses.replace(verdict, gap=gap)
     tokens = np.asarray(num_tokens, np.int64)
-    rewards = answer_rewards(verdict, optimum, tokens, short_share, config)
+    rewards = answer_rewards(verdict, optimum, tokens, short_fraction, config)
     return Scores(rewards, valid, valid & (gap == 0), tokens)
 
 

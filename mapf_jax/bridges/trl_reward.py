@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from mapf_jax.answer_reward import RewardConfig, next_short_share
+from mapf_jax.answer_reward import RewardConfig, next_short_fraction
 from mapf_jax.bridges.scoring import FIELDS, score, text_of
 
 
@@ -16,18 +16,18 @@ class MapfReward:
     them. All completions of a call are judged in one batch. The shares of valid and optimal answers
     and the parts of the reward are logged.
 
-    The weights follow the moving average `short_share`, which every call moves after it has used
+    The weights follow the moving average `short_fraction`, which every call moves after it has used
     it; each process of a distributed run has its own, and a resumed run begins with the
-    `short_share` it is given.
+    `short_fraction` it is given.
 
     Args:
       config: lengths and decay.
-      short_share: moving average of the share of short answers to begin with.
+      short_fraction: moving average of the share of short answers to begin with.
     """
 
-    def __init__(self, config: RewardConfig | None = None, short_share: float = 0.0) -> None:
+    def __init__(self, config: RewardConfig | None = None, short_fraction: float = 0.0) -> None:
         self.config = config or RewardConfig()
-        self.short_share = short_share
+        self.short_fraction = short_fraction
         self.__name__ = "mapf_reward"  # What TRL calls it in its logs.
 
     def __call__(
@@ -56,8 +56,10 @@ class MapfReward:
         records = [dict(zip(names, row, strict=True)) for row in rows]
         texts = [text_of(completion) for completion in completions]
         num_tokens = [len(ids) for ids in completion_ids]
-        scores = score(records, texts, num_tokens, self.short_share, self.config)
-        self.short_share = next_short_share(self.short_share, scores.num_tokens, self.config)
+        scores = score(records, texts, num_tokens, self.short_fraction, self.config)
+        self.short_fraction = next_short_fraction(
+            self.short_fraction, scores.num_tokens, self.config
+        )
         if log_metric is not None:
             for name, values in (
                 ("valid", scores.valid),

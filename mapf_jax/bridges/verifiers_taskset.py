@@ -20,13 +20,13 @@ class MapfTaskConfig(vf.TaskConfig):
     """The reward, which is that of `mapf_jax.answer_reward`; its weights do not move.
 
     Attributes:
-      short_share: share of short answers from which the weights follow; from 0.9 on they are
+      short_fraction: share of short answers from which the weights follow; from 0.9 on they are
         (0.8, 0.2).
       short_length: L1, tokens up to which length costs nothing.
       long_length: L2, tokens from which length costs most.
     """
 
-    short_share: float = 1.0
+    short_fraction: float = 1.0
     short_length: int = RewardConfig.short_length
     long_length: int = RewardConfig.long_length
 
@@ -64,7 +64,7 @@ class MapfTask(vf.Task[MapfData, vf.State, MapfTaskConfig]):
     def _scores(self, text: str, num_tokens: int) -> Scores:
         config = RewardConfig(self.config.short_length, self.config.long_length)
         record = json.loads(self.data.ground_truth)
-        return score([record], [text], [num_tokens], self.config.short_share, config)
+        return score([record], [text], [num_tokens], self.config.short_fraction, config)
 
 
 class MapfConfig(vf.TasksetConfig):

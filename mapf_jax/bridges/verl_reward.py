@@ -7,8 +7,8 @@ mapping; `mapf_jax export` writes it.
 
 verl gives answers as text and scores them in several processes, so two things differ from
 `MapfTask`: tokens are counted again with the tokenizer that is named (the end token is not among
-them), and the weights do not move but follow a `short_share` that is an option. Without a tokenizer
-there is no length, and the score is R_acc alone.
+them), and the weights do not move but follow a `short_fraction` that is an option. Without a
+tokenizer there is no length, and the score is R_acc alone.
 """
 
 import functools
@@ -27,7 +27,7 @@ def compute_scores(
     extra_infos: Sequence[Any] | None = None,
     *,
     tokenizer: str | None = None,
-    short_share: float = 1.0,
+    short_fraction: float = 1.0,
     short_length: int = RewardConfig.short_length,
     long_length: int = RewardConfig.long_length,
     **ignored: Any,
@@ -40,7 +40,7 @@ def compute_scores(
       ground_truths: N records with `map`, `starts`, `goals` and `cost`.
       extra_infos: not used.
       tokenizer: folder or hub name of the policy's tokenizer, to count tokens; None: no length.
-      short_share: share of short answers from which the weights follow; from 0.9 on they are
+      short_fraction: share of short answers from which the weights follow; from 0.9 on they are
         (0.8, 0.2).
       short_length: L1, tokens up to which length costs nothing.
       long_length: L2, tokens from which length costs most.
@@ -59,7 +59,7 @@ def compute_scores(
         encode = _tokenizer(tokenizer)
         num_tokens = [len(encode(text).input_ids) for text in solution_strs]
     config = RewardConfig(short_length, long_length)
-    scores = score(records, solution_strs, num_tokens, short_share, config)
+    scores = score(records, solution_strs, num_tokens, short_fraction, config)
     values = scores.rewards.accuracy if tokenizer is None else scores.rewards.total
     return [
         {"score": float(values[i]), "acc": float(scores.valid[i]), **scores.components(i)}

@@ -52,7 +52,7 @@ def test_by_hand():
     # Conflicts 5, 45, 30, 0: ranks 2, 4, 3, 1.
     assert found.followed == "conflict_free"
     assert found.followed_correlation == pytest.approx(0.8)
-    assert found.share_moved == pytest.approx(0.15)
+    assert found.fraction_moved == pytest.approx(0.15)
     assert found.value_moved == pytest.approx((0.1 + 0.05 + 0.2) / 8)
     assert found.cells_changed == pytest.approx(7 / 12)
     assert (found.saturated_rows, found.saturated_shrunk) == (1, 1.0)
@@ -63,13 +63,13 @@ def test_by_hand():
         4 * (0.4 * 0.0475 + 0.3 * 0.2475 + 0.2 * 0.21 + 0.1 * 0.0475)
     )
     assert found.signal_after > found.signal_before
-    assert json.loads(json.dumps(found.to_dict()))["share_moved"] == 0.15
+    assert json.loads(json.dumps(found.to_dict()))["fraction_moved"] == 0.15
 
 
 def test_nothing_to_measure_is_none():
     still = analyse(RUN, LATEST, SPACE)
     assert still.failure_following is still.signal_following is still.followed is None
-    assert (still.share_moved, still.value_moved, still.cells_changed) == (0, 0, 0)
+    assert (still.fraction_moved, still.value_moved, still.cells_changed) == (0, 0, 0)
     assert (still.saturated_shrunk, still.hopeless_eased, still.mistakes_reversed) == (0, 0, 0)
     one = RunRecord(RUN.history[:1], 1, 4, 1)
     assert (analyse(one, AFTER, SPACE).mistakes, analyse(one, AFTER, SPACE).mistakes_reversed) == (
@@ -99,7 +99,7 @@ def test_the_demonstrated_rule_follows_the_signal():
     space = lakes.lake_space(range(3, 11))
     found, chance = [], []
     for seed in range(60):
-        run = random_record(seed, space, lakes.FAMILY)
+        run = random_record(seed, space, lakes.TEXTS)
         found.append(analyse(run, rule_design(run, space, "V3"), space))
         chance.append(analyse(run, space.random(seed), space))
     # Half of the changes are those of what was there before, so the correlation is far from 1.

@@ -14,9 +14,9 @@ from engineer.evidence import (
     Statistics,
     TrainingEvidence,
 )
-from engineer.family import NO_HISTORY, NO_SUMMARY, SUMMARY_REQUEST
 from engineer.record import RoundRecord, RunRecord
 from engineer.space import Configuration
+from engineer.texts import NO_HISTORY, NO_SUMMARY, SUMMARY_REQUEST
 from experiments.families.lakes import texts as lakes
 from experiments.families.lakes.demonstrations import random_record
 
@@ -26,11 +26,11 @@ def _failed(**counts):
 
 
 def blocks(spec, record):
-    return context.blocks(spec, record, lakes.FAMILY)
+    return context.blocks(spec, record, lakes.TEXTS)
 
 
 def compose(spec, record):
-    return context.compose(spec, record, lakes.FAMILY)
+    return context.compose(spec, record, lakes.TEXTS)
 
 
 CONFIG = Configuration(("3", "4"), lakes.PARAMETERS, ((0.4, 0.1, 0.25), (0.6, 1 / 3, 0.5)))
@@ -112,12 +112,12 @@ def test_empty_modules_say_so():
 def test_sizes_of_validation_and_training_may_differ():
     config = Configuration(("4", "5"), lakes.PARAMETERS, ((0.5, 0.1, 0.2), (0.5, 0.1, 0.2)))
     record = RunRecord((RoundRecord(0, config, Evidence(LATEST), False),), 1, 2, 1)
-    lines = modules.history(record, lakes.FAMILY, cold_start=True).splitlines()[2:]
+    lines = modules.history(record, lakes.TEXTS, cold_start=True).splitlines()[2:]
     assert [line.split(":")[0] for line in lines] == ["size 3", "size 4", "size 5"]
     assert lines[0].startswith("size 3: valid 0.62")
     assert lines[1].startswith("size 4: data_ratio 0.50 hole_ratio 0.10 wait_ratio 0.20 valid 0.20")
     assert lines[2] == "size 5: data_ratio 0.50 hole_ratio 0.10 wait_ratio 0.20"
-    assert modules.rows(record, lakes.FAMILY) == "Sizes 4 5"
+    assert modules.rows(record, lakes.TEXTS) == "Sizes 4 5"
 
 
 def test_a_context_is_short_for_a_small_vocabulary():
@@ -125,7 +125,7 @@ def test_a_context_is_short_for_a_small_vocabulary():
     assert all("\n" not in text and text == text.strip() for text in constants)
     longest = 0
     for seed in range(60):
-        record = random_record(seed, lakes.lake_space((3, 4, 5)), lakes.FAMILY)
+        record = random_record(seed, lakes.lake_space((3, 4, 5)), lakes.TEXTS)
         if len(record.history) != 2:
             continue
         content = compose("V6", record)[0]["content"]
@@ -208,7 +208,7 @@ def test_a_context_is_shortened_in_the_stated_order():
     seen = set()
     for limit in range(longest, 0, -1):
         shown = fitted(
-            FULL, record, lakes.FAMILY, lambda chat, n=limit: len(chat[0]["content"]) <= n
+            FULL, record, lakes.TEXTS, lambda chat, n=limit: len(chat[0]["content"]) <= n
         )
         if shown is None:
             break

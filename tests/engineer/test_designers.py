@@ -15,10 +15,10 @@ from engineer.designers import (
     RandomDesigner,
 )
 from engineer.evidence import Evidence, FailureBreakdown, GroupOutcome
-from engineer.family import NO_HISTORY
 from engineer.proposal import parse, project, render_config
 from engineer.record import RoundRecord, RunRecord
 from engineer.space import Configuration
+from engineer.texts import NO_HISTORY
 from experiments.families.lakes import demonstrations
 from experiments.families.lakes import texts as lakes
 from experiments.families.lakes.demonstrations import rule_design
@@ -27,15 +27,15 @@ SPACE = lakes.lake_space((3, 4, 5), {3: (0.0, 0.3), 4: (0.0, 0.4), 5: (0.0, 0.5)
 
 
 def random_record(seed, space):
-    return demonstrations.random_record(seed, space, lakes.FAMILY)
+    return demonstrations.random_record(seed, space, lakes.TEXTS)
 
 
 def compose(spec, record):
-    return context.compose(spec, record, lakes.FAMILY)
+    return context.compose(spec, record, lakes.TEXTS)
 
 
 def ModelDesigner(generate, spec=VARIANTS["V6"], **options):
-    return designers.ModelDesigner(generate, lakes.FAMILY, spec, **options)
+    return designers.ModelDesigner(generate, lakes.TEXTS, spec, **options)
 
 
 RECORD = random_record(1, SPACE)
@@ -212,7 +212,7 @@ def test_the_rule_by_hand():
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.sampled_from(sorted(VARIANTS)), spaces())
 def test_demonstrations_answer_in_the_asked_form(seed, name, space):
-    messages, answer = demonstrations.demonstration(seed, name, space, lakes.FAMILY)
+    messages, answer = demonstrations.demonstration(seed, name, space, lakes.TEXTS)
     record = random_record(seed, space)
     assert messages == compose(name, record)
     reading = parse(answer, space)
@@ -220,7 +220,7 @@ def test_demonstrations_answer_in_the_asked_form(seed, name, space):
     assert project(reading, record.config, space) == (wanted, ())
     assert space.contains(wanted)
     assert reading.explanation == (lakes.EXPLANATION if variant(name).summary else "")
-    again = demonstrations.demonstration(seed, name, space, lakes.FAMILY)
+    again = demonstrations.demonstration(seed, name, space, lakes.TEXTS)
     assert again == (messages, answer)
 
 

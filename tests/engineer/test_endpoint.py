@@ -17,7 +17,7 @@ from experiments.families.lakes import texts as lakes
 from experiments.families.lakes.demonstrations import random_record
 
 SPACE = lakes.lake_space((3, 4, 5))
-RECORD = random_record(1, SPACE, lakes.FAMILY)
+RECORD = random_record(1, SPACE, lakes.TEXTS)
 WANTED = SPACE.random(5)
 ANSWER = f"Less of what works.\n{render_config(WANTED, SPACE)}"
 KEY = "sk-very-secret-0123456789"
@@ -120,7 +120,7 @@ def endpoint(server, **options):
 
 
 def designer(generate):
-    return ModelDesigner(generate, lakes.FAMILY, variant("V5"), source="endpoint", tries=1)
+    return ModelDesigner(generate, lakes.TEXTS, variant("V5"), source="endpoint", tries=1)
 
 
 def test_a_design_in_spite_of_every_failure(monkeypatch, caplog, capfd):
@@ -140,7 +140,7 @@ def test_a_design_in_spite_of_every_failure(monkeypatch, caplog, capfd):
     assert path == "/v1/chat/completions"
     assert headers["Authorization"] == f"Bearer {KEY}"
     assert body["model"] == "m"
-    assert body["messages"] == compose("V5", RECORD, lakes.FAMILY)
+    assert body["messages"] == compose("V5", RECORD, lakes.TEXTS)
     told = caplog.text + "".join(capfd.readouterr()) + repr(ask) + json.dumps(design.to_dict())
     assert KEY not in told
 

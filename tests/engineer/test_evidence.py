@@ -8,9 +8,9 @@ import pytest
 
 from engineer.evidence import DrawnFailure, Evidence, Statistics, TrainingEvidence
 from engineer.record import RoundRecord, RunRecord
-from engineer.space import on_grid, share_units
+from engineer.space import on_grid, round_fractions
 from experiments.families.lakes.demonstrations import random_record
-from experiments.families.lakes.texts import CHECKS, FAMILY, lake_breakdown, lake_space
+from experiments.families.lakes.texts import CHECKS, TEXTS, lake_breakdown, lake_space
 
 
 def _flags(**failed):
@@ -53,7 +53,7 @@ def test_an_answer_about_other_agents_counts_as_that_alone():
 
 
 def test_json_round_trip():
-    record = random_record(3, lake_space((3, 4, 10)), FAMILY)
+    record = random_record(3, lake_space((3, 4, 10)), TEXTS)
     for past in record.history:
         assert RoundRecord.from_dict(json.loads(json.dumps(past.to_dict()))) == past
         assert past.breakdown.names == ("3", "4", "10")  # in numerical, not in textual order
@@ -78,7 +78,7 @@ def test_contradictions_are_refused(change, message):
 
 
 def test_a_run_record_is_in_order():
-    record = random_record(0, lake_space((3,)), FAMILY)
+    record = random_record(0, lake_space((3,)), TEXTS)
     for change, message in (
         ({"history": ()}, "history"),
         ({"history": record.history * 2}, "ascending"),
@@ -116,7 +116,7 @@ def test_evidence_and_runs_survive_json():
         (DrawnFailure("3", ("conflict_free",), "a\nb", held_out=True),),
     )
     assert Evidence.from_dict(json.loads(json.dumps(evidence.to_dict()))) == evidence
-    record = random_record(2, lake_space((3, 4)), FAMILY)
+    record = random_record(2, lake_space((3, 4)), TEXTS)
     first = dataclasses.replace(record.history[0], evidence=evidence)
     record = dataclasses.replace(
         record, history=(first, *record.history[1:]), initial=breakdown, training={"a": "b"}
@@ -125,7 +125,7 @@ def test_evidence_and_runs_survive_json():
     for broken in ({}, {"validation": {}, "training": None, "failures": []}):
         with pytest.raises(ValueError, match=r"evidence|breakdown"):
             Evidence.from_dict(broken)
-    with pytest.raises(ValueError, match="signal_share=2"):
+    with pytest.raises(ValueError, match="nondegenerate_fraction=2"):
         TrainingEvidence(1, 0.0, 0.0, 2.0)
 
 
@@ -134,10 +134,10 @@ def test_grids_and_shares():
     assert on_grid(0.9, (0.0, 5 / 9)) == 0.55  # the largest within the bounds
     assert on_grid(0.1, (0.123, 0.2)) == 0.13
     assert on_grid(0.5, (0.3333, 0.3336)) == 0.3333  # no such number within the bounds
-    assert share_units([1.0, 1.0, 1.0]) == (0.34, 0.33, 0.33)
+    assert round_fractions([1.0, 1.0, 1.0]) == (0.34, 0.33, 0.33)
     rng = np.random.default_rng(0)
     for _ in range(200):
         weights = rng.dirichlet(np.full(rng.integers(1, 9), 0.3))
-        shares = share_units(weights.tolist())
+        shares = round_fractions(weights.tolist())
         assert sum(round(100 * s) for s in shares) == 100
         assert np.abs(np.asarray(shares) - weights).max() < 0.01 + 1e-9

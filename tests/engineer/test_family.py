@@ -13,10 +13,10 @@ import pytest
 from engineer import analysis, context, curricula, designers, grammar
 from engineer.design_task import DesignTask
 from engineer.evidence import Evidence, FailureBreakdown
-from engineer.family import plain_family
 from engineer.proposal import Unreadable, parse, project, render_config
 from engineer.record import RoundRecord, RunRecord
 from engineer.space import ConfigurationSpace, Parameter, column
+from engineer.texts import plain_texts
 from experiments.families.lakes import demonstrations
 
 TOPICS = ("plain", "carry", "three_terms")
@@ -31,7 +31,7 @@ SPACE = ConfigurationSpace(
     (column(TOPICS, "share"),),
 )
 CHECKS = ("is_number", "right_length", "right_value")
-FAMILY = plain_family(SPACE, "to add numbers", CHECKS)
+TEXTS = plain_texts(SPACE, "to add numbers", CHECKS)
 
 
 def generate(config, count, seed):
@@ -102,7 +102,7 @@ def test_the_evidence_says_what_the_pupil_cannot():
 
 @pytest.mark.parametrize("name", context.VARIANTS)
 def test_contexts(name):
-    content = context.compose(name, RECORD, FAMILY)[0]["content"]
+    content = context.compose(name, RECORD, TEXTS)[0]["content"]
     assert "topic carry: answers" in content
     assert "Topics plain carry three_terms" in content
     assert "to add numbers" in content
@@ -145,7 +145,7 @@ def test_grammar():
 
 def test_every_designer():
     model = designers.ModelDesigner(
-        lambda chat, n, seed: [ANSWER] * n, FAMILY, context.variant("V6")
+        lambda chat, n, seed: [ANSWER] * n, TEXTS, context.variant("V6")
     )
     assert model.design(RECORD, SPACE, 0).config == WANTED
     for designer in (
@@ -164,7 +164,7 @@ def test_every_designer():
 
 
 def test_demonstrations():
-    chat, answer = demonstrations.demonstration(3, "V6", SPACE, FAMILY)
+    chat, answer = demonstrations.demonstration(3, "V6", SPACE, TEXTS)
     assert "right_value" in chat[0]["content"]
     assert isinstance(project(parse(answer, SPACE), RECORD.config, SPACE)[1], tuple)
 
@@ -179,9 +179,9 @@ def test_designing_is_a_task():
 
     other = SPACE.random(11)
     records = [RECORD, dataclasses.replace(RECORD, round=3)]
-    task = DesignTask(records, context.variant("V6"), FAMILY, SPACE, probe)
+    task = DesignTask(records, context.variant("V6"), TEXTS, SPACE, probe)
     assert len(task) == 2
-    assert task.messages(1) == context.compose("V6", records[1], FAMILY)
+    assert task.messages(1) == context.compose("V6", records[1], TEXTS)
     texts = [ANSWER, "no", render_config(other, SPACE), f"<think>hm</think>{ANSWER}"]
     answers = [types.SimpleNamespace(text=text) for text in texts]
     scores = task.score(np.array([0, 0, 1, 1]), answers)
@@ -193,9 +193,9 @@ def test_designing_is_a_task():
     assert scores.records[1]["reason"].startswith("no configuration")
     task.restore(task.state())
     # Contexts are shortened and answers are read as those of a designer are.
-    whole, spec = context.compose("V3", RECORD, FAMILY), context.variant("V3")
+    whole, spec = context.compose("V3", RECORD, TEXTS), context.variant("V3")
     shorter = DesignTask(
-        [RECORD], spec, FAMILY, SPACE, probe, trigger="So:", fits=lambda chat: chat != whole
+        [RECORD], spec, TEXTS, SPACE, probe, trigger="So:", fits=lambda chat: chat != whole
     )
     assert len(shorter.messages(0)[0]["content"]) < len(whole[0]["content"])
     text = f"{ANSWER}\nSo: nothing yet"  # What stands before the trigger is no design.
@@ -203,8 +203,8 @@ def test_designing_is_a_task():
     assert scores.metrics == {"readable": 0.0}
     assert task.score(np.array([0]), [types.SimpleNamespace(text=text)]).metrics["readable"] == 1.0
     with pytest.raises(ValueError, match=r"records\[0\]: no context"):
-        DesignTask([RECORD], spec, FAMILY, SPACE, probe, fits=lambda chat: False)
+        DesignTask([RECORD], spec, TEXTS, SPACE, probe, fits=lambda chat: False)
     with pytest.raises(ValueError, match="not finite"):
-        DesignTask(records, context.variant("V1"), FAMILY, SPACE, lambda c: float("nan")).score(
+        DesignTask(records, context.variant("V1"), TEXTS, SPACE, lambda c: float("nan")).score(
             np.array([0]), answers[:1]
         )

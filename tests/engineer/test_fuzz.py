@@ -16,7 +16,7 @@ from experiments.families.lakes.demonstrations import demonstration, random_reco
 
 COUNT = int(os.environ.get("ENGINEER_FUZZ_TEXTS", "2500"))
 SPACE = lakes.lake_space(range(3, 11), {3: (0.0, 5 / 9), **dict.fromkeys(range(4, 11), (0.0, 0.6))})
-RECORD = random_record(0, SPACE, lakes.FAMILY)
+RECORD = random_record(0, SPACE, lakes.TEXTS)
 PIECES = (
     "3: {", "4:", "data_ratio", "hole_ratio: ", "wait_ratio", "size", "3x3", "{", "}", "[", "]",
     ",", ": ", "\n", "\n  ", "- ", "```yaml\n", "```\n", "<think>", "</think>", "&a ", "*a",
@@ -42,7 +42,7 @@ def assembled(rng):
 
 def design(rng):
     if rng.random() < 0.3:
-        return demonstration(rng.randrange(10**6), "V5", SPACE, lakes.FAMILY)[1]
+        return demonstration(rng.randrange(10**6), "V5", SPACE, lakes.TEXTS)[1]
     return f"{noise(rng)}\n{render_config(SPACE.random(rng.randrange(10**6)), SPACE)}"
 
 

@@ -36,7 +36,7 @@ def tokenizer(kind):
     )
     made.decoder = decoders.ByteLevel()
     space = lakes.lake_space(range(3, 11))
-    corpus = [demonstration(seed, "V6", space, lakes.FAMILY) for seed in range(40)]
+    corpus = [demonstration(seed, "V6", space, lakes.TEXTS) for seed in range(40)]
     made.train_from_iterator(
         [text for messages, answer in corpus for text in (messages[0]["content"], answer)],
         trainers.BpeTrainer(
@@ -141,7 +141,7 @@ def test_exactly_the_configurations_of_a_space_are_allowed():
     shares, digits, noise, within, free = 11, 3 * 2, 3 * 3, 11, 11 * 11
     exact = grammar.build(space, encode("single digits"), STOPS)
     assert paths(exact) == shares * digits * noise * within * free
-    scaled = grammar.build(space, encode("single digits"), STOPS, exact_shares=False)
+    scaled = grammar.build(space, encode("single digits"), STOPS, exact_fractions=False)
     assert paths(scaled) == 11**2 * digits * noise * 11**2 * free
     assert len(scaled.tokens) < len(exact.tokens) / 10
     rng = np.random.default_rng(1)

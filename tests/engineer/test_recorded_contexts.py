@@ -7,8 +7,8 @@ import pytest
 
 from engineer import context, modules
 from engineer.context import VARIANTS, blocks, compose
-from engineer.family import SUMMARY_REQUEST
 from engineer.record import RunRecord
+from engineer.texts import SUMMARY_REQUEST
 from experiments.families.lakes import texts as lakes
 
 FOLDER = Path(__file__).parent.parent.parent / "docs" / "contexts"
@@ -18,11 +18,11 @@ RECORD = RunRecord.from_dict(json.loads((FOLDER / "record.json").read_text()))
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_files_are_what_the_record_gives(name):
     text = (FOLDER / f"{name}.md").read_text()
-    assert text == compose(name, RECORD, lakes.FAMILY)[0]["content"] + "\n"
+    assert text == compose(name, RECORD, lakes.TEXTS)[0]["content"] + "\n"
 
 
 def test_they_differ_exactly_by_their_modules():
-    family = lakes.FAMILY
+    family = lakes.TEXTS
     module = {
         "F": modules.failures(RECORD, family),
         "G": modules.guideline(family),
@@ -52,7 +52,7 @@ def test_they_hold_no_held_out_item():
     ]
     assert held_out
     everything = context.ContextSpec(True, "all", True, "full", True, True, 99)
-    shown = compose(everything, RECORD, lakes.FAMILY)[0]["content"]
+    shown = compose(everything, RECORD, lakes.TEXTS)[0]["content"]
     for text in held_out:
         first_drawing = "\n".join(text.splitlines()[1:4])
         assert text not in shown

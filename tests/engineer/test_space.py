@@ -82,7 +82,7 @@ def test_bad_spaces_are_refused():
         with pytest.raises(ValueError, match=message):
             Parameter(**{"name": "x", **options})
     with pytest.raises(ValueError, match="columns"):
-        _ = ConfigurationSpace("topic", ("a",), one).share_parameter
+        _ = ConfigurationSpace("topic", ("a",), one).fraction_parameter
 
 
 def test_bad_configurations_are_refused():

@@ -38,7 +38,7 @@ settings = Settings()
 told = {
     "gathered": outcome(distributed.gather, "x" * (index + 1)),
     "large": [len(text) for text in distributed.gather("x" * (2000 * index + 1))],
-    "shares": [distributed.in_shares(squares, count) for count in (5, 2, 1)],
+    "shares": [distributed.sharded_map(squares, count) for count in (5, 2, 1)],
     "share": distributed.share(5).tolist(),
     "any": [distributed.any_process(flag) for flag in (index == 1, False)],
     "first": distributed.on_first(lambda: [index, distributed.gather(index)]),

@@ -102,7 +102,7 @@ def runs(tmp_path_factory):
         "--config.engineer.decoding=grammar",
         "--config.engineer.proposals=3",
         "--config.engineer.choice=best",
-        "--config.engineer.largest_share_move=0.1",
+        "--config.engineer.largest_fraction_move=0.1",
         "--config.engineer.rollback_margin=0.5",
         "--config.engineer.context=own",
         "--config.engineer.modules.details=True",
@@ -144,7 +144,7 @@ def test_every_designer_designs_the_next_round(runs, name):
     made = yaml.safe_load((run / "rounds" / "1" / "environment.yaml").read_text())
     assert Configuration.from_dict(made) == Configuration.from_dict(design["config"])
     assert (run / "rounds" / "1" / "validation.json").exists()
-    assert read(run, "rounds", "0", "design", "analysis.json")["share_moved"] >= 0
+    assert read(run, "rounds", "0", "design", "analysis.json")["fraction_moved"] >= 0
     assert (run / "report.html").exists()
 
 
@@ -223,14 +223,14 @@ def test_contexts_of_a_run_hold_no_validation_item(runs):
     run = runs / "current"
     record = RunRecord.from_dict(read(run, "rounds", "0", "design", "record.json"))
     shown = (run / "rounds" / "0" / "design" / "context.md").read_text()
-    assert shown == context.compose("V6", record, lakes.FAMILY)[0]["content"] + "\n"
+    assert shown == context.compose("V6", record, lakes.TEXTS)[0]["content"] + "\n"
     assert any(failure.held_out for failure in record.history[0].evidence.failures)
     everything = context.ContextSpec(
         guideline=True, history="all", summary=True, training="full", details=True, results=True,
         examples=99,
     )  # fmt: skip
     texts = [
-        context.compose(spec, record, lakes.FAMILY)[0]["content"]
+        context.compose(spec, record, lakes.TEXTS)[0]["content"]
         for spec in (everything, *context.VARIANTS)
     ]
     assert "failed" in texts[0]
@@ -253,7 +253,7 @@ def test_settings_that_do_not_go_together_are_refused(tmp_path):
         ({"thinking_tokens": 3}, "only with thinking=True"),
         ({"designer": "fixed", "training": {"steps": 1}}, "only for designer='current'"),
         ({"start": str(tmp_path / "none")}, "start="),
-        ({"largest_share_move": 0.0}, "largest_share_move=0.0"),
+        ({"largest_fraction_move": 0.0}, "largest_fraction_move=0.0"),
         ({"decoding": "grammar", "training": {"steps": 1}}, "only with decoding='parsed'"),
         ({"reader": {"url": "http://x"}}, "reader: url='http://x', model='': either both"),
         ({"choice": "worst"}, "choice='worst': allowed are"),

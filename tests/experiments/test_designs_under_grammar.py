@@ -30,7 +30,7 @@ def world():
     )
     space = settings.environment.space()
     chats = [
-        demonstrations.demonstration(seed, "V6", space, lakes.FAMILY)[0] for seed in range(COUNT)
+        demonstrations.demonstration(seed, "V6", space, lakes.TEXTS)[0] for seed in range(COUNT)
     ]
     return settings, policy, params, chats
 

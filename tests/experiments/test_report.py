@@ -27,7 +27,7 @@ from experiments.report import charts, lakes, measures, reading, style
 from experiments.report.page import DASH, Html, element
 from experiments.settings import from_config
 from experiments.study import results as study_results
-from experiments.study.plan import Arm, Study
+from experiments.study.plan import Study, Variant
 from mapf_jax import CHECKS, ViolationKind, formats
 
 ROOT = Path(__file__).parent.parent.parent
@@ -112,7 +112,7 @@ def write_validation(folder, texts):
         for i, text in enumerate(texts)
     ]
     files.write_jsonl(folder / "answers.jsonl", rows)
-    extra = {"answer_tokens_mean": 20.0, "truncated_share": 0.0}
+    extra = {"completion_tokens_mean": 20.0, "truncated_fraction": 0.0}
     files.write_json(folder / "validation.json", {**breakdown, **extra})
 
 
@@ -157,9 +157,9 @@ def step(index, number):
     return {
         "step": number,
         "reward": 0.1 * index + 0.01 * number,
-        "signal_share": 0.5,
-        "answer_tokens_mean": 20.0,
-        "answer_tokens_p90": 30.0,
+        "nondegenerate_fraction": 0.5,
+        "completion_tokens_mean": 20.0,
+        "completion_tokens_p90": 30.0,
         "draws": 1.0,
         "updates": 1.0,
         "entropy": 0.3,
@@ -323,7 +323,7 @@ def test_a_run_tells_what_was_run_and_what_came_of_it(run_page):
 
 def test_published_shares_are_those_printed_and_marked(run_page):
     root, _ = run_page
-    rows = data(root, "shares_published")
+    rows = data(root, "fractions_published")
     printed = published.tables()["data_ratio_chosen"]
     for index in (1, 2):
         shares = [float(row["data_ratio"]) for row in rows if row["series"] == f"round {index}"]
@@ -396,7 +396,7 @@ def without_extras(root):
     (root / "rounds" / "1" / "answers.jsonl").unlink()
     path = root / "initial" / "validation.json"
     found = json.loads(path.read_text())
-    del found["answer_tokens_mean"]
+    del found["completion_tokens_mean"]
     path.write_text(json.dumps(found))
 
 
@@ -449,10 +449,10 @@ def test_a_folder_without_a_run_is_one_line_of_error(tmp_path):
 
 STUDY = Study(
     question="Who designs better, & why?",
-    arms=(
-        Arm("fixed", "nobody <fixed>", {"engineer.designer": "fixed"}),
-        Arm("current", "the checkpoint", {"engineer.designer": "current"}),
-        Arm(
+    variants=(
+        Variant("fixed", "nobody <fixed>", {"engineer.designer": "fixed"}),
+        Variant("current", "the checkpoint", {"engineer.designer": "current"}),
+        Variant(
             "uniform",
             "nobody, uniform",
             {"engineer.designer": "fixed", "engineer.start": "uniform"},
@@ -464,19 +464,19 @@ STUDY = Study(
 
 
 def write_study(root, finished=None):
-    """A study whose checkpoint arm is the better by one or two answers a seed."""
+    """A study whose checkpoint variant is the better by one or two answers a seed."""
     base = tiny.get_config()
     base.environment.sizes = (3, 4)
     base.loop.rounds = 2
     settings = STUDY.settings(base)
-    for arm, seed in itertools.product(settings, STUDY.seeds):
-        if finished is not None and (arm, seed) not in finished:
+    for variant, seed in itertools.product(settings, STUDY.seeds):
+        if finished is not None and (variant, seed) not in finished:
             continue
         after = list(AFTER)
-        if arm == "current":
+        if variant == "current":
             after[2 : 3 + seed // 2] = [SOLVED[3], SOLVED[4]][: 1 + seed // 2]
-        folder = root / study_results.run_folder(arm, seed)
-        write_run(folder, settings[arm][seed], after=after)
+        folder = root / study_results.run_folder(variant, seed)
+        write_run(folder, settings[variant][seed], after=after)
         files.write_text(folder / study_results.TIMES, '{"seconds": 60.0, "cpu_seconds": 90.0}\n')
         files.write_json(folder / study_results.FINISHED, {"finished": True})
     return study_results.write(root, STUDY, settings, {})
@@ -494,7 +494,7 @@ def test_a_study_shows_its_comparison_with_intervals(study_page):
     (row,) = (
         row
         for row in found["comparison"]
-        if (row["metric"], row["arm"]) == ("valid_final", "current")
+        if (row["metric"], row["variant"]) == ("valid_final", "current")
     )
     difference = row["difference"]
     assert difference["values"] == {
@@ -520,7 +520,7 @@ def test_a_study_shows_its_comparison_with_intervals(study_page):
         "1 x abacus",
     ):
         assert words in page.text, words
-    # Every arm against every other: three pairs, of which two have the difference above.
+    # Every variant against every other: three pairs, of which two have the difference above.
     p = scipy.stats.ttest_1samp([1 / 6, 1 / 6, 1 / 3], 0).pvalue
     pair = f"3+22.2 ({low:+.1f} to {high:+.1f}){p:.3f}{3 * p:.3f}"
     assert f"the checkpoint minus nobody <fixed>{pair}" in page.text
@@ -548,7 +548,7 @@ def test_a_study_shows_its_comparison_with_intervals(study_page):
 def test_the_verdict_of_a_study_follows_its_corrected_p_values(study_page, tmp_path):
     _, found, page = study_page
     p_values = {
-        row["arm"]: row["difference"]["p_holm"]
+        row["variant"]: row["difference"]["p_holm"]
         for row in found["comparison"]
         if row["metric"] == "valid_final" and row["difference"]
     }
@@ -559,12 +559,12 @@ def test_the_verdict_of_a_study_follows_its_corrected_p_values(study_page, tmp_p
     needed = 100 * error * scipy.stats.t.ppf(1 - 0.0125, 2) / 2
     assert f"only if its mean differs by about {needed:.1f} points or more" in page.text
     for row in found["comparison"]:
-        if row["metric"] == "valid_final" and row["arm"] == "current":
+        if row["metric"] == "valid_final" and row["variant"] == "current":
             row["difference"]["p_holm"] = 0.01
     files.write_json(tmp_path / "study.json", found)
     page = check_page(report.write(tmp_path))  # Without the folders of the runs, too.
     assert "Told from nobody <fixed>" in page.text
-    assert "1 of 2 other arms" in page.text
+    assert "1 of 2 other variants" in page.text
     assert "The folders of the runs are not there" in page.text
 
 

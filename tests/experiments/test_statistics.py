@@ -61,7 +61,7 @@ def test_mean_interval_is_the_paired_t_test():
 def test_what_is_told_after_the_correction():
     values = np.random.default_rng(4).normal(size=6)
     found = statistics.mean_interval(values)
-    least = statistics.least_told(float(found.high - found.low) / 2, 6, 7)
+    least = statistics.minimum_detectable_difference(float(found.high - found.low) / 2, 6, 7)
     for factor, told in ((1.001, True), (0.999, False)):
         moved = statistics.mean_interval(values - values.mean() + factor * least)
         adjusted = statistics.holm([float(moved.p), *[0.9] * 6])
@@ -188,10 +188,10 @@ def test_corrections(p_values):
 
 
 def test_holm_keeps_the_family_wise_error():
-    """Seven true hypotheses, one reference arm shared by all comparisons."""
+    """Seven true hypotheses, one reference variant shared by all comparisons."""
     rng = np.random.default_rng(9)
-    arms = rng.normal(size=(2000, 8, 5))
-    p = statistics.mean_interval(arms[:, 1:] - arms[:, :1]).p
+    variants = rng.normal(size=(2000, 8, 5))
+    p = statistics.mean_interval(variants[:, 1:] - variants[:, :1]).p
     wrong = np.mean([min(statistics.holm(row)) <= 0.05 for row in p.tolist()])
     assert wrong <= 0.065
     assert (p.min(1) <= 0.05).mean() > 0.15  # Without the correction.

@@ -20,22 +20,22 @@ from experiments.progress import Reporter
 from experiments.study import plan as study_plan
 from experiments.study import results as study_results
 from experiments.study import runs as study_runs
-from experiments.study.plan import Arm, Study
+from experiments.study.plan import Study, Variant
 
 ROOT = Path(__file__).parent.parent.parent
 STUDIES = sorted((ROOT / "experiments" / "configs" / "studies").glob("[a-z]*_*.py"))
 QUICK = "--xla_backend_optimization_level=0"  # Compiling takes far longer than running here.
 PLAN = """
 from experiments.configs.studies import bases
-from experiments.study_plan import Arm, Study
+from experiments.study_plan import Variant, Study
 
 STUDY = Study(
     question="Does it run?",
-    arms=(
-        Arm("fixed", "fixed", {"engineer.designer": "fixed"}),
-        Arm("failures", "failures", {"engineer.designer": "failures"}),
+    variants=(
+        Variant("fixed", "fixed", {"engineer.designer": "fixed"}),
+        Variant("failures", "failures", {"engineer.designer": "failures"}),
         # Refused when it starts: no design has room in so few tokens.
-        Arm("broken", "broken", {"engineer.max_new_tokens": 8}),
+        Variant("broken", "broken", {"engineer.max_new_tokens": 8}),
     ),
     reference="fixed",
     seeds=(0, 1),
@@ -108,7 +108,7 @@ def done(tmp_path_factory):
     process.communicate()
     assert not (folder / "study" / "study.json").exists()
     code, out, err = finish(start(folder))
-    assert code == 1, err[-3000:]  # One arm fails.
+    assert code == 1, err[-3000:]  # One variant fails.
     return folder, out
 
 
@@ -121,7 +121,7 @@ def test_a_killed_study_goes_on_and_a_failure_stops_no_other_run(done):
     found = read(folder)
     assert found["state"] == {"planned": 6, "finished": 4, "failed": 2, "missing": 0}
     for run in found["runs"]:
-        broken = run["arm"] == "broken"
+        broken = run["variant"] == "broken"
         assert run["status"] == ("failed" if broken else "finished")
         assert ("max_new_tokens" in (run["error"] or "")) == broken
         assert len(run["points"]) == (1 + 1 if broken else 1 + 2)
@@ -149,7 +149,7 @@ def test_runs_share_their_beginning_and_are_as_if_alone(done, monkeypatch):
     (alone,) = (
         dataclasses.replace(job, shared=None)
         for job in study_runs.jobs(study, study.settings(config(folder)))
-        if (job.arm, job.settings.seed) == ("failures", 0)
+        if (job.variant, job.settings.seed) == ("failures", 0)
     )
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(folder / "cache"))
     monkeypatch.setenv("XLA_FLAGS", QUICK)
@@ -185,8 +185,8 @@ def test_what_is_finished_stays(done):
     assert "no study is there" in err
 
 
-def answers(folder, arm, seed, part, name):
-    path = folder / "study" / "runs" / arm / f"seed-{seed}" / part / "answers.jsonl"
+def answers(folder, variant, seed, part, name):
+    path = folder / "study" / "runs" / variant / f"seed-{seed}" / part / "answers.jsonl"
     return np.array([json.loads(line)[name] for line in path.read_text().splitlines()], float)
 
 
@@ -218,19 +218,19 @@ def test_tables(done):
     for point in run["points"]:
         assert sum(row["valid"] for row in point["by_row"].values()) == point["valid"]
         assert point["answers"] == 24
-    rows = {(row["metric"], row["arm"]): row for row in found["comparison"]}
+    rows = {(row["metric"], row["variant"]): row for row in found["comparison"]}
     parts = ["initial", "rounds/0", "rounds/1"]
     for name in ("valid", "optimal"):
         differences = []
         for seed in (0, 1):
             final = {}
-            for arm in ("fixed", "failures"):
-                curve = [answers(folder, arm, seed, part, name).mean() for part in parts]
-                final[arm] = curve[-1]
-                values = rows[f"{name}_final", arm]["values"]
+            for variant in ("fixed", "failures"):
+                curve = [answers(folder, variant, seed, part, name).mean() for part in parts]
+                final[variant] = curve[-1]
+                values = rows[f"{name}_final", variant]["values"]
                 assert values[str(seed)] == pytest.approx(curve[-1])
                 area = np.trapezoid(curve, [0, 0.5, 1])
-                assert rows[f"{name}_area", arm]["values"][str(seed)] == pytest.approx(area)
+                assert rows[f"{name}_area", variant]["values"][str(seed)] == pytest.approx(area)
             differences.append(final["failures"] - final["fixed"])
         told = rows[f"{name}_final", "failures"]["difference"]
         assert told["mean"] == pytest.approx(np.mean(differences))
@@ -246,7 +246,7 @@ def test_tables(done):
         assert rows[f"{name}_final", "broken"]["mean"] is None
     with (folder / "study" / "comparison.csv").open() as file:
         table = list(csv.DictReader(file))
-    assert [row["arm"] for row in table[:3]] == ["fixed", "failures", "broken"]
+    assert [row["variant"] for row in table[:3]] == ["fixed", "failures", "broken"]
     assert float(table[1]["difference"]) == pytest.approx(
         rows["valid_final", "failures"]["difference"]["mean"], abs=1e-6
     )
@@ -297,21 +297,25 @@ def test_every_study_has_equal_budgets(path, tmp_path):
     assert len(study.seeds) >= 5
     jobs = study_runs.jobs(study, settings)
     assert len({job.folder for job in jobs}) == len(jobs)
-    assert len([job for job in jobs if job.arm]) == len(study.arms) * len(study.seeds)
+    assert len([job for job in jobs if job.variant]) == len(study.variants) * len(study.seeds)
     if path.stem == "budget_tiny":
-        assert not any(job.shared for job in jobs)  # No two arms begin alike.
+        assert not any(job.shared for job in jobs)  # No two variants begin alike.
     if path.stem.startswith("designers"):
-        alone = {job.arm for job in jobs if job.arm and job.shared is None}
+        alone = {job.variant for job in jobs if job.variant and job.shared is None}
         assert alone == {"fixed_uniform"}
 
 
 def test_unequal_budgets_are_refused():
-    arms = (Arm("a", "a"), Arm("b", "b", {"environment.num_instances": 960}))
-    study = Study("", arms, "a")
-    with pytest.raises(UserError, match=r"instances differs between arms, \{'a': 1920, 'b': 5760"):
+    variants = (Variant("a", "a"), Variant("b", "b", {"environment.num_instances": 960}))
+    study = Study("", variants, "a")
+    with pytest.raises(
+        UserError, match=r"instances differs between variants, \{'a': 1920, 'b': 5760"
+    ):
         study.settings(bases.tiny_base())
-    apart = Study("", (Arm("a", "a"), Arm("b", "b", {"validation.hole_ratio": 0.1})), "a")
-    with pytest.raises(UserError, match=r"validation\.hole_ratio differs between arms, \{'a': 0"):
+    apart = Study("", (Variant("a", "a"), Variant("b", "b", {"validation.hole_ratio": 0.1})), "a")
+    with pytest.raises(
+        UserError, match=r"validation\.hole_ratio differs between variants, \{'a': 0"
+    ):
         apart.settings(bases.tiny_base())
     free = ("instances", "steps", "updates", "answers")
     dataclasses.replace(study, may_differ=free).settings(bases.tiny_base())
@@ -320,11 +324,11 @@ def test_unequal_budgets_are_refused():
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda: Arm("Big Name", ""), "small letters"),
-        (lambda: Arm("a", "", {"engineer.desinger": 1}), "did you mean engineer.designer"),
-        (lambda: Arm("a", "", {"seed": 1}), "those of the study"),
-        (lambda: Study("", (Arm("a", ""),), "a"), "at least two"),
-        (lambda: Study("", (Arm("a", ""), Arm("b", "")), "c"), "reference='c'"),
+        (lambda: Variant("Big Name", ""), "small letters"),
+        (lambda: Variant("a", "", {"engineer.desinger": 1}), "did you mean engineer.designer"),
+        (lambda: Variant("a", "", {"seed": 1}), "those of the study"),
+        (lambda: Study("", (Variant("a", ""),), "a"), "at least two"),
+        (lambda: Study("", (Variant("a", ""), Variant("b", "")), "c"), "reference='c'"),
         (lambda: dataclasses.replace(designers_tiny.STUDY, seeds=(1, 1)), "seeds"),
         (lambda: dataclasses.replace(designers_tiny.STUDY, may_differ=("time",)), "may_differ"),
         (lambda: study_plan.load("experiments/configs/tiny.py"), "holds no STUDY"),

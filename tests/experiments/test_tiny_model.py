@@ -58,7 +58,7 @@ def test_texts_survive_the_tokenizer(settings, model):
             assert tokenizer.decode(tokenizer.encode(text)) == text
         assert len(tokenizer.encode(question)) < 80
     messages, design = demonstrations.demonstration(
-        1, "V6", settings.environment.space(), lakes.FAMILY
+        1, "V6", settings.environment.space(), lakes.TEXTS
     )
     for text in (messages[0]["content"], design, "ärger \U0001f600\x00 (12,3) 0.123"):
         assert tokenizer.decode(tokenizer.encode(text)) == text
@@ -91,8 +91,8 @@ def test_checks_have_the_same_names_for_simulator_and_engineer():
 def test_a_context_of_a_real_validation_is_within_the_models_window(settings, model):
     policy, _ = model
     space = settings.environment.space()
-    record = demonstrations.random_record(np.random.SeedSequence(4), space, lakes.FAMILY)
-    chat = context.compose("V3", record, lakes.FAMILY)
+    record = demonstrations.random_record(np.random.SeedSequence(4), space, lakes.TEXTS)
+    chat = context.compose("V3", record, lakes.TEXTS)
     ids = policy.tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
     limit = policy.config.max_position_embeddings
     assert len(ids) + settings.engineer.max_new_tokens < limit

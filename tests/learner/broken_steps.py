@@ -21,7 +21,7 @@ from learner.devices import sharding  # noqa: E402
 from learner.qwen3 import model  # noqa: E402
 from learner.qwen3.config import Qwen3Config  # noqa: E402
 from learner.qwen3.sizes import published  # noqa: E402
-from learner.training import completion_rows as answers
+from learner.training import completion_rows as completions
 from learner.training import update
 from learner.training.trainer import GRPOConfig  # noqa: E402
 
@@ -51,7 +51,7 @@ def check(config, size=(32, 8, 1), new_tokens=1100):
     return [str(violation) for violation in step_check.check_update(config, training, mesh, 32)]
 
 
-hidden_states, token_logprobs = model.hidden_states, answers.token_logprobs
+hidden_states, token_logprobs = model.hidden_states, completions.token_logprobs
 shardings = update.train_state_shardings
 
 
@@ -120,7 +120,7 @@ def main():
         "parameters gathered before the loop": (model, "hidden_states", gathered_before),
         "layers gathered one by one": (model, "hidden_states", gathered_one_by_one),
         "gradients on every device": (update, "train_state_shardings", everywhere),
-        "logits of all tokens": (answers, "token_logprobs", all_at_once),
+        "logits of all tokens": (completions, "token_logprobs", all_at_once),
         "embedding gathered": (model, "embed_split", model.embed),
         "float32 residual stream": (model, "embed_split", split_float32),
         "weights cast behind the gather": (model, "Projection", CastBehind),

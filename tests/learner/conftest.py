@@ -74,7 +74,7 @@ def tiny_params(tiny_model):
 
 @dataclasses.dataclass
 class LetterTask:
-    """Reward: the share of lower-case letters in the answer, plus a slowly moving baseline."""
+    """Reward: the share of lower-case letters in the completion, plus a slowly moving baseline."""
 
     problems: int = 6
     average: float = 0.0
@@ -85,9 +85,11 @@ class LetterTask:
     def messages(self, index):
         return [{"role": "user", "content": "letters" + "!" * index}]
 
-    def score(self, indices, answers):
-        assert len(indices) == len(answers)
-        share = np.array([sum("a" <= c <= "z" for c in a.text) / 4 for a in answers], np.float32)
+    def score(self, indices, completions):
+        assert len(indices) == len(completions)
+        share = np.array(
+            [sum("a" <= c <= "z" for c in a.text) / 4 for a in completions], np.float32
+        )
         self.average = 0.9 * self.average + 0.1 * float(share.mean())
         # Depends on the state, so that a resumed run shows whether that was restored.
         rewards = share * np.float32(1 + self.average)

@@ -34,8 +34,10 @@ class Vowels:
     def messages(self, index):
         return [{"role": "user", "content": "abcdefg"[index]}]
 
-    def score(self, indices, answers):
-        share = np.array([sum(c in "ae" for c in answer.text) / 4 for answer in answers])
+    def score(self, indices, completions):
+        share = np.array(
+            [sum(c in "ae" for c in completion.text) / 4 for completion in completions]
+        )
         self.average = 0.9 * self.average + 0.1 * float(share.mean())
         return Scores((share * (1 - self.average)).astype(np.float32))
 
@@ -65,7 +67,7 @@ def main(folder, steps):
         max_new_tokens=4,
         micro_batch_rows=8,
         updates_per_step=2,
-        no_signal="keep",  # One shape, so that every process compiles the same few programs.
+        degenerate_groups="keep",  # One shape, so that every process compiles the same few programs.
         optimizer=OptimizerConfig(learning_rate=1e-2, decay="linear", total_steps=2 * steps),
     )
     trainer = GRPOTrainer(training, config, mesh, tokenizer)

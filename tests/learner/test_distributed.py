@@ -28,7 +28,7 @@ def test_one_process_alone_is_not_started():
 
 
 def test_one_process_does_everything():
-    assert distributed.in_shares(lambda rows: [int(i) ** 2 for i in rows], 4) == [0, 1, 4, 9]
+    assert distributed.sharded_map(lambda rows: [int(i) ** 2 for i in rows], 4) == [0, 1, 4, 9]
     np.testing.assert_array_equal(distributed.share(3), [0, 1, 2])
     assert distributed.gather("x") == ["x"]
     with pytest.raises(KeyError):

@@ -1,4 +1,4 @@
-"""The command that streams an answer, on a tiny model of its own."""
+"""The command that streams a completion, on a tiny model of its own."""
 
 import copy
 import dataclasses
@@ -23,7 +23,7 @@ def folder(tmp_path_factory, tiny_model, byte_tokenizer):
     return path
 
 
-def answer(folder, tiny_model, byte_tokenizer, budget, **sampling):
+def completion(folder, tiny_model, byte_tokenizer, budget, **sampling):
     """What the sampler says when it is asked directly."""
     sampler = Sampler(
         tiny_model,
@@ -42,7 +42,7 @@ def answer(folder, tiny_model, byte_tokenizer, budget, **sampling):
 def test_the_answer_goes_out_and_the_reason_to_the_log(folder, tiny_model, byte_tokenizer, capsys):
     status = generate.main([f"--model={folder}", "--prompt=hé", "--seed=7", "--max_new_tokens=30"])
     printed = capsys.readouterr()
-    want = answer(folder, tiny_model, byte_tokenizer, 30)
+    want = completion(folder, tiny_model, byte_tokenizer, 30)
     assert status == 0
     assert printed.out == tokens.decode(byte_tokenizer, want) + "\n"
     reason = "stop token" if want[-1] in tokens.stop_token_ids(byte_tokenizer) else "length"
@@ -55,7 +55,7 @@ def test_greedy_with_a_prompt_from_standard_input(
 ):
     monkeypatch.setattr("sys.stdin", io.StringIO("hé"))
     generate.main([f"--model={folder}", "--prompt=-", "--temperature=0", "--max_new_tokens=9"])
-    want = answer(folder, tiny_model, byte_tokenizer, 9, temperature=0.0)
+    want = completion(folder, tiny_model, byte_tokenizer, 9, temperature=0.0)
     assert capsys.readouterr().out == tokens.decode(byte_tokenizer, want) + "\n"
 
 
@@ -100,8 +100,8 @@ def test_thinking_ends_after_its_budget(tiny_model, byte_tokenizer, tmp_path, ca
     closing = tokens.thinking_budget(tokenizer, 4).closing_ids
     given = ["--thinking", "--thinking_tokens=4", f"--max_new_tokens={4 + len(closing) + 3}"]
     assert generate.main([f"--model={tmp_path}", "--prompt=h", *given, "--seed=1"]) == 0
-    answer = capsys.readouterr().out
-    thought, closed, rest = answer.partition(tokens.decode(tokenizer, closing))
+    completion = capsys.readouterr().out
+    thought, closed, rest = completion.partition(tokens.decode(tokenizer, closing))
     assert closed
     assert len(thought) <= 4  # A token is a byte, and so at most one character.
     assert rest.strip()

@@ -30,19 +30,19 @@ def rows():
 
 
 def by_hand(config, rows, logprobs, entropies, skip_rows=(), frozen=None):
-    """The objective as nested loops over answers and tokens, in float64.
+    """The objective as nested loops over completions and tokens, in float64.
 
     `frozen` are the log-probabilities that the k1 cost is computed from: those at the point where
     a derivative is taken, since the cost is a constant of the derivative.
     """
     frozen = logprobs if frozen is None else frozen
-    answers = [i for i in range(ROWS) if LENGTHS[i] > 0 and i not in skip_rows]
-    all_tokens = sum(LENGTHS[i] for i in answers)
+    completions = [i for i in range(ROWS) if LENGTHS[i] > 0 and i not in skip_rows]
+    all_tokens = sum(LENGTHS[i] for i in completions)
     loss = 0.0
     names = ("entropy", "kl_old", "kl_reference", "clip_low", "clip_high", "clip_dual")
     sums = dict.fromkeys((*names, "sampler_gap", "sampler_weight"), 0.0)
     ratios, gaps = [], []
-    for i in answers:
+    for i in completions:
         n = LENGTHS[i]
         now, sampled = logprobs[i, :n], rows["sampled_logprobs"][i, :n]
         corrected = config.sampler_correction != "none"
@@ -50,7 +50,7 @@ def by_hand(config, rows, logprobs, entropies, skip_rows=(), frozen=None):
         for t in range(n):
             if config.ratio_level == "token":
                 ratio = math.exp(now[t]) / math.exp(old[t])
-            else:  # The likelihood ratio of the answer to the power 1 / length.
+            else:  # The likelihood ratio of the completion to the power 1 / length.
                 ratio = (math.exp(now.sum()) / math.exp(old.sum())) ** (1 / n)
             trust = {
                 "none": 1.0,
@@ -80,8 +80,8 @@ def by_hand(config, rows, logprobs, entropies, skip_rows=(), frozen=None):
                 token_loss
                 / {
                     "token": all_tokens,
-                    "sequence": n * len(answers),
-                    "constant": len(answers) * config.constant_length,
+                    "sequence": n * len(completions),
+                    "constant": len(completions) * config.constant_length,
                 }[config.loss_normalization]
             )
             token_ratio = math.exp(now[t] - old[t])
@@ -149,7 +149,7 @@ def test_objective_and_gradient(rows, option, ratio_level, loss_normalization, m
     )
     truncated = np.zeros(ROWS, bool)
     truncated[[0, 5]] = mask_truncated
-    mask = grpo.answer_mask(jnp.asarray(LENGTHS), WINDOW, jnp.asarray(truncated))
+    mask = grpo.completion_mask(jnp.asarray(LENGTHS), WINDOW, jnp.asarray(truncated))
     skip = set(np.flatnonzero(truncated))
     point = np.stack([rows["logprobs"], rows["entropies"]])
     want, want_sums = by_hand(config, rows, *point, skip)
@@ -183,7 +183,7 @@ def test_objective_and_gradient(rows, option, ratio_level, loss_normalization, m
 
 def test_micro_batches_add_up(rows):
     config = grpo.ObjectiveConfig(kl_coef=0.1)
-    mask = grpo.answer_mask(jnp.asarray(LENGTHS), WINDOW)
+    mask = grpo.completion_mask(jnp.asarray(LENGTHS), WINDOW)
     weights = grpo.token_weights(mask, "token")
     names = ("logprobs", "entropies", "sampled_logprobs")
     arrays = [jnp.asarray(rows[name], jnp.float32) for name in names]
@@ -208,7 +208,7 @@ def test_micro_batches_add_up(rows):
 
 def test_on_policy_gradient_is_that_of_reinforce(rows):
     config = grpo.ObjectiveConfig()
-    mask = grpo.answer_mask(jnp.asarray(LENGTHS), WINDOW)
+    mask = grpo.completion_mask(jnp.asarray(LENGTHS), WINDOW)
     on_policy = rows | {"sampled_logprobs": rows["logprobs"]}
     logprobs, entropies = (jnp.asarray(rows[k], jnp.float32) for k in ("logprobs", "entropies"))
     (_, sums), gradient = jax.value_and_grad(

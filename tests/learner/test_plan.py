@@ -99,7 +99,7 @@ def test_sampling_plan_is_what_the_sampler_holds(tiny_model, monkeypatch):
     segment = sampler.engine.segment
 
     def spy(params, prompts, cache, *rest):
-        for name, tree in (("weights", params), ("prompts", prompts), ("answers", cache)):
+        for name, tree in (("weights", params), ("prompts", prompts), ("completions", cache)):
             first = [x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(tree)]
             held[name] = max(held.get(name, 0), sum(first))
         return segment(params, prompts, cache, *rest)
@@ -111,10 +111,10 @@ def test_sampling_plan_is_what_the_sampler_holds(tiny_model, monkeypatch):
     sampler(state.params, prompts, jax.random.split(jax.random.key(0), 16), num_samples=4)
     assert programs["prepare"].outputs == held["weights"]
     assert programs["prefill"].reused == held["prompts"]
-    assert programs["segment"].reused == held["answers"]
+    assert programs["segment"].reused == held["completions"]
     on_device = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(state))
     assert programs["segment"].elsewhere == on_device
-    assert programs["prefill"].elsewhere == on_device + held["answers"]
+    assert programs["prefill"].elsewhere == on_device + held["completions"]
 
 
 def test_verdict_says_what_to_change(tiny_model):
@@ -128,7 +128,7 @@ def test_verdict_says_what_to_change(tiny_model):
     verdict = plan.verdict(sampling, tiny_model, training, mesh, 40 * GB)
     assert verdict.startswith("sampling needs 50 of 40 GB: does not fit. What to change:")
     assert "larger fsdp axis (now 2)" in verdict
-    assert "--answers, now 32" in verdict
+    assert "--completions, now 32" in verdict
     assert "keys and values take 20 GB" in verdict
     assert "larger tensor axis (now 1; 2 is the next)" in verdict
     update = dataclasses.replace(sampling, part="training")
@@ -168,7 +168,7 @@ def test_command_plans_for_more_devices_than_there_are(tiny_model, tmp_path):
             command, capture_output=True, text=True, check=False, env=os.environ, timeout=300
         )
 
-    small = ("--max_new_tokens=40", "--prompt_length=16", "--answers=8", "--parts=sampling")
+    small = ("--max_new_tokens=40", "--prompt_length=16", "--completions=8", "--parts=sampling")
     done = run(f"--config={tmp_path}", "--mesh=3x4x1", "--memory=0.000001", *small)
     assert done.returncode == 1, done.stderr
     assert "12 devices (data 3, fsdp 4, tensor 1), GB of each" in done.stdout

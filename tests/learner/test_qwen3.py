@@ -303,18 +303,18 @@ def test_reference_attention_equals_that_of_jax_in_blocks_too(monkeypatch):
     padded = np.ones((2, 7), bool)
     padded[0, :2] = False
     padded[1, 5:] = False
-    # Answers of unequal length, one of them empty; rooms that have space to spare or none.
+    # Completions of unequal length, one of them empty; rooms that have space to spare or none.
     owner = np.array([[0, 0, 0, 1, 1, 3, -1], [0, 2, 2, 2, 3, -1, -1]])
     lengths = np.stack([(owner == n).sum(1) for n in (1, 2, 3)], 1)
     prompts = (owner == 0).sum(1)
     starts = prompts[:, None] + np.cumsum(lengths, 1) - lengths
-    for prompt_room, window in ((None, None), (3, 3), (7, 7)):
+    for prompt_capacity, window in ((None, None), (3, 3), (7, 7)):
         causal = np.tril(np.ones((7, 7), bool))
         if window is None:
             valid, shared, mask = padded, None, causal & padded[:, None, :]
         else:
             valid = owner >= 0
-            shared = attention.SharedPrompt(prompts, starts, lengths, prompt_room, window)
+            shared = attention.SharedPrompt(prompts, starts, lengths, prompt_capacity, window)
             same = owner[:, :, None] == owner[:, None, :]
             mask = causal & ((owner == 0)[:, None, :] | same)
         rows = attention.RowMask(valid, shared, right_padded=shared is not None)
@@ -391,7 +391,7 @@ def test_kernels_lower_for_their_platform(name, platform, kernel, monkeypatch):
     assert kernel in program(right_padded=True)
     # What the kernels cannot do goes to the reference.
     assert kernel not in program(right_padded=False)
-    # Prompts that answers share go through the kernel too.
+    # Prompts that completions share go through the kernel too.
     two = jnp.array([[64, 96], [64, 96]])
     shared = attention.SharedPrompt(two[:, 0], two, jnp.full((2, 2), 32), 64, 32)
     assert kernel in program(right_padded=True, shared=shared)

@@ -78,7 +78,7 @@ def test_greedy_equals_torch_generation(tmp_path):
 def forward_logits(samples, group):
     """Logits f32[N, M, V] that the training path gives for every sampled token; and those [V].
 
-    Token m of an answer is predicted at slot m of the result.
+    Token m of a completion is predicted at slot m of the result.
     """
     N, M = samples.tokens.shape
     width = max(map(len, PROMPTS)) + M
@@ -129,14 +129,14 @@ def test_logprobs_are_those_of_the_full_forward_pass(temperature, vocab_size, ma
     assert_logprobs(got, logits)
     for n in range(20):
         length = int(got.lengths[n])
-        answer = got.tokens[n, :length]
+        completion = got.tokens[n, :length]
         # Ends with the first stop token or at the budget.
-        assert not np.isin(answer[:-1], stop).any()
+        assert not np.isin(completion[:-1], stop).any()
         assert got.finish[n] == (
-            FinishReason.STOP_TOKEN if np.isin(answer[-1], stop) else FinishReason.LENGTH
+            FinishReason.STOP_TOKEN if np.isin(completion[-1], stop) else FinishReason.LENGTH
         )
         assert got.stopped[n] or length == 36
-        assert answer.max() < (vocab_size or 96)
+        assert completion.max() < (vocab_size or 96)
     # The samples of one prompt differ, unless they are greedy.
     assert len({tuple(row) for row in got.tokens[:4]}) == (4 if temperature else 1)
 
@@ -187,13 +187,13 @@ def test_a_sample_depends_on_its_own_key_alone(otherwise):
 @pytest.mark.parametrize(
     ("max_rows", "shards", "prompts", "samples", "slots", "lanes"),
     [
-        (512, 1, 32, 32, 32, 16),  # all rows run, though not all answers find room
+        (512, 1, 32, 32, 32, 16),  # all rows run, though not all completions find room
         (64, 1, 4, 32, 4, 16),
         (512, 1, 33, 32, 40, 12),
         (512, 1, 1000, 32, 128, 4),
         (512, 8, 32, 32, 32, 16),
         (512, 8, 500, 6, 168, 3),
-        (512, 1, 5, 8, 8, 8),  # all answers at once
+        (512, 1, 5, 8, 8, 8),  # all completions at once
         (512, 1, 300, 1, 512, 1),
         (3, 1, 1, 32, 1, 3),
         (1, 1, 7, 7, 1, 1),
@@ -222,7 +222,7 @@ def test_other_keys_give_other_samples():
 
 
 def test_few_programs_serve_all_calls(monkeypatch):
-    """Two rooms for answers, two for prompts, prompts by 1, 2 and 4; then none is traced."""
+    """Two rooms for completions, two for prompts, prompts by 1, 2 and 4; then none is traced."""
     traces = {"decode_step": 0, "prefill": 0}
 
     def counting(name):
@@ -288,7 +288,7 @@ def test_bfloat16_log_probabilities_are_near_those_of_float32():
     assert gap.max() < 0.4
 
 
-# Ends of answers --------------------------------------------------------------
+# Ends of completions --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("max_rows", [2, 64])
@@ -338,13 +338,15 @@ def test_stop_strings_end_an_answer_at_the_token_that_completes_them(segment_tok
     )
     got = run(PARAMS, PROMPTS, keys(5), 8)
     for n in range(40):
-        answer = free.tokens[n, : free.lengths[n]].tolist()
+        completion = free.tokens[n, : free.lengths[n]].tolist()
         ends = (
-            m for m in range(1, len(answer) + 1) if any(s in letters(answer[:m]) for s in strings)
+            m
+            for m in range(1, len(completion) + 1)
+            if any(s in letters(completion[:m]) for s in strings)
         )
         end = next(ends, None)
-        by_string = end is not None and not (end == len(answer) and free.stopped[n])
-        want = answer[:end] if by_string else answer
+        by_string = end is not None and not (end == len(completion) and free.stopped[n])
+        want = completion[:end] if by_string else completion
         assert got.tokens[n, : got.lengths[n]].tolist() == want
         assert got.finish[n] == (FinishReason.STOP_STRING if by_string else free.finish[n])
         np.testing.assert_allclose(
@@ -361,9 +363,9 @@ def test_stop_strings_over_characters_of_several_tokens():
     from learner.sampling.stop_strings import StopStrings
 
     smile = StopStrings(["x\N{GRINNING FACE}y"], letters)
-    answer = [9, 23, 0, 1, 2, 3, 24, 9]  # j x smile y j
-    assert smile.cut(answer, 0) == smile.cut(answer, 5) == 7
-    assert smile.cut(answer[:6], 0) is None
+    completion = [9, 23, 0, 1, 2, 3, 24, 9]  # j x smile y j
+    assert smile.cut(completion, 0) == smile.cut(completion, 5) == 7
+    assert smile.cut(completion[:6], 0) is None
 
 
 def test_an_automaton_masks_on_the_device():

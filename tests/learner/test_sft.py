@@ -17,7 +17,7 @@ CONFIG = SFTConfig(
     batch_rows=6,
     micro_batch_rows=4,
     length_multiple=16,
-    max_answer_tokens=8,
+    max_completion_tokens=8,
     optimizer=OptimizerConfig(learning_rate=1e-2, eps=1e-3),
 )
 
@@ -26,15 +26,15 @@ CONFIG = SFTConfig(
 def examples(byte_tokenizer):
     pairs = [("say a", "aaa"), ("say bc", "bc"), ("z?", "zzzzz"), ("q", "q"), ("12", "3456")]
     return [
-        encode_example(byte_tokenizer, [{"role": "user", "content": question}], answer)
-        for question, answer in pairs
+        encode_example(byte_tokenizer, [{"role": "user", "content": question}], completion)
+        for question, completion in pairs
     ]
 
 
 def test_encoding(byte_tokenizer, examples):
     stop = byte_tokenizer.convert_tokens_to_ids("<|im_end|>")
-    assert examples[1].answer[-1] == stop
-    assert tokens.decode(byte_tokenizer, examples[1].answer) == "bc"
+    assert examples[1].completion[-1] == stop
+    assert tokens.decode(byte_tokenizer, examples[1].completion) == "bc"
     text = byte_tokenizer.decode(examples[1].prompt)
     assert text == "<|im_start|>user\nsay bc<|im_end|>\n<|im_start|>assistant\n"
 
@@ -44,14 +44,14 @@ def test_loss_is_the_token_mean_over_the_whole_batch(
 ):
     losses = []
     # Padding on the right does not reach the tokens before it in a causal model.
-    ids, _ = tokens.pad_right([e.prompt + e.answer for e in examples], 64, 256)
+    ids, _ = tokens.pad_right([e.prompt + e.completion for e in examples], 64, 256)
     positions = jnp.broadcast_to(jnp.arange(64), ids.shape)
     logits = model.logits(tiny_params, tiny_model, ids, positions, positions >= 0)
     for i, example in enumerate(examples):
         logp = np.asarray(logits[i], np.float64)
         logp -= np.log(np.exp(logp).sum(axis=1, keepdims=True))
         start = len(example.prompt)
-        losses += [-logp[start + t - 1, token] for t, token in enumerate(example.answer)]
+        losses += [-logp[start + t - 1, token] for t, token in enumerate(example.completion)]
     before = jax.tree.map(np.asarray, tiny_params)
 
     moved = []
@@ -63,7 +63,7 @@ def test_loss_is_the_token_mean_over_the_whole_batch(
         state = create_train_state(params, tiny_model, CONFIG.optimizer, mesh)
         state, metrics = trainer.step(state, examples)
         np.testing.assert_allclose(metrics["loss"], np.mean(losses), rtol=1e-5)
-        assert metrics["answer_tokens"] == len(losses)
+        assert metrics["completion_tokens"] == len(losses)
         moved.append(
             np.concatenate(
                 [
@@ -101,7 +101,7 @@ def test_loss_falls_and_resumes(tiny_model, one_device, examples):
 def test_bad_input_is_named(tiny_model, examples):
     with pytest.raises(ValueError, match="batch_rows=0"):
         SFTConfig(batch_rows=0)
-    with pytest.raises(ValueError, match=r"max_answer_tokens=8.*9 tokens"):
+    with pytest.raises(ValueError, match=r"max_completion_tokens=8.*9 tokens"):
         make_batch([Example((1,), (2,) * 9)], CONFIG, pad_id=0)
     with pytest.raises(ValueError, match="examples"):
         make_batch([], CONFIG, pad_id=0)

@@ -63,7 +63,9 @@ def test_shapes_that_cannot_tell_are_refused():
         num_key_value_heads=2,
     )
     mesh = {"data": 2, "fsdp": 2, "tensor": 1}
-    with pytest.raises(ValueError, match=r"answers of one device have 512 tokens.*more than 1024"):
-        step_check.Expectation(config, mesh, tokens=600, answer_tokens=512)
+    with pytest.raises(
+        ValueError, match=r"completions of one device have 512 tokens.*more than 1024"
+    ):
+        step_check.Expectation(config, mesh, tokens=600, completion_tokens=512)
     with pytest.raises(ValueError, match=r"another number than \[1024, 2048\]"):
-        step_check.Expectation(config, mesh, tokens=2100, answer_tokens=2048)
+        step_check.Expectation(config, mesh, tokens=2100, completion_tokens=2048)

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from learner.training.task import Answer, Task
+from learner.training.task import Completion, Task
 
 PATH = Path(__file__).parents[2] / "docs" / "task_example" / "sums.py"
 
@@ -42,8 +42,8 @@ def test_its_score(example):
     task = example.Sums([(123, 456), (999, 1)])
     assert isinstance(task, Task)
     assert task.messages(1) == [{"role": "user", "content": "999+1"}]
-    answers = [Answer(text, 4, False) for text in ("975", "970", "0001", "", "00011")]
-    scores = task.score(np.array([0, 0, 1, 1, 1]), answers)
+    completions = [Completion(text, 4, False) for text in ("975", "970", "0001", "", "00011")]
+    scores = task.score(np.array([0, 0, 1, 1, 1]), completions)
     np.testing.assert_allclose(scores.rewards, [1, 2 / 3, 1, 0, 4 / 5])
     assert scores.metrics["right"] == 2 / 5
 

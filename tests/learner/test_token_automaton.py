@@ -79,7 +79,7 @@ def test_thinking_ends_by_itself_or_is_ended():
     states = walk(both, [0, 1, 7, 4, 5, 10, 2, 2, 1, 11])
     assert [sorted(allowed(both, s)) for s in states[3:7]] == [[4], [5], [10], [1, 2]]
     assert sorted(allowed(both, states[-1])) == [11]
-    # Without `then`, the answer is free.
+    # Without `then`, the completion is free.
     alone = TokenAutomaton.thinking(budget)
     assert sorted(allowed(alone, walk(alone, [10])[-1])) == list(range(V))
     assert sorted(allowed(alone, walk(alone, [0, 1, 7, 4, 5, 10, 6, 6])[-1])) == list(range(V))

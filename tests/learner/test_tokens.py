@@ -84,18 +84,18 @@ def test_bucket():
 
 def test_octave_bucket():
     """Every size holds its n; few sizes; a share of padding that is bounded."""
-    for multiple, per_octave in ((8, 4), (32, 2), (3, 1), (1, 4)):
-        sizes = [tokens.octave_bucket(n, multiple, per_octave) for n in range(1, 5000)]
+    for multiple, per_doubling in ((8, 4), (32, 2), (3, 1), (1, 4)):
+        sizes = [tokens.geometric_bucket(n, multiple, per_doubling) for n in range(1, 5000)]
         assert all(size >= n for n, size in enumerate(sizes, 1))
         assert all(size % multiple == 0 for size in sizes)
         assert sizes == sorted(sizes)
-        assert len(set(sizes)) <= 2 * per_octave * 13
+        assert len(set(sizes)) <= 2 * per_doubling * 13
         assert all(
-            size <= max(multiple, n * (1 + 1 / per_octave) + multiple)
+            size <= max(multiple, n * (1 + 1 / per_doubling) + multiple)
             for n, size in enumerate(sizes, 1)
         )
-    assert tokens.octave_bucket(0, 8, 4) == 8
-    assert [tokens.octave_bucket(n, 32, 2) for n in (33, 128, 129, 193, 257)] == [
+    assert tokens.geometric_bucket(0, 8, 4) == 8
+    assert [tokens.geometric_bucket(n, 32, 2) for n in (33, 128, 129, 193, 257)] == [
         64, 128, 192, 256, 384,
     ]  # fmt: skip
 

@@ -12,11 +12,11 @@ from learner.devices import sharding
 from learner.qwen3 import model
 from learner.training import lora, task
 from learner.training.checkpoints import Checkpoints
-from learner.training.completion_rows import answer_logprobs, pack_rows
+from learner.training.completion_rows import completion_logprobs, pack_rows
 from learner.training.grpo import ObjectiveConfig
 from learner.training.lora import LoraConfig
 from learner.training.metrics import MACHINE
-from learner.training.task import Scores, problem_indices
+from learner.training.task import Scores, prompt_indices
 from learner.training.train_state import OptimizerConfig, abstract_train_state, create_train_state
 from learner.training.trainer import GRPOConfig, GRPOTrainer
 from learner.training.update import NonFiniteError
@@ -55,16 +55,16 @@ def change(params, before):
 ROWS = 32
 
 
-def one_step(start, mesh, rows, answers_per_row=1):
+def one_step(start, mesh, rows, completions_per_row=1):
     """One step with all terms of the loss; `rows` go through the model at a time."""
     model_config, tokenizer, task, before, reference = start
     config = dataclasses.replace(
         CONFIG,
         prompts_per_step=ROWS // CONFIG.group_size,
         objective=ObjectiveConfig(kl_coef=0.1, loss_normalization="sequence", entropy_coef=0.01),
-        no_signal="keep",
+        degenerate_groups="keep",
         micro_batch_rows=rows,
-        answers_per_row=answers_per_row,
+        completions_per_row=completions_per_row,
     )
     where = sharding.param_shardings(model_config, mesh)
     (result,) = run(
@@ -124,7 +124,7 @@ def test_a_step_is_the_same_on_any_layout(start, plain_step, layout, accumulatio
 
 
 def test_answers_that_share_a_row_change_nothing(start, plain_step, one_device):
-    result = one_step(start, one_device, rows=4, answers_per_row=3)
+    result = one_step(start, one_device, rows=4, completions_per_row=3)
     moved = change(result.state.params, start[3])
     np.testing.assert_allclose(moved, plain_step[1], rtol=1e-4, atol=2e-6)
 
@@ -133,7 +133,7 @@ def test_nothing_is_traced_after_the_first_step(
     tiny_model, tiny_params, one_device, byte_tokenizer, letter_task
 ):
     """With one width of rows; each further width is compiled when it first occurs."""
-    config = dataclasses.replace(CONFIG, length_multiple=64, no_signal="keep")
+    config = dataclasses.replace(CONFIG, length_multiple=64, degenerate_groups="keep")
     trainer = GRPOTrainer(config, tiny_model, one_device, byte_tokenizer)
     state = trainer.init_state(tiny_params, jax.random.key(1))
     traced = []
@@ -160,8 +160,8 @@ def test_sampled_logprobs_are_those_of_the_update(
     assert abs(result.metrics["ratio_max"] - 1) < 1e-4
     assert abs(result.metrics["ratio_min"] - 1) < 1e-4
     assert result.metrics["clip_low"] == result.metrics["clip_high"] == 0
-    assert len(result.answers) == len(result.indices) == 16
-    assert all(a.num_tokens <= 4 for a in result.answers)
+    assert len(result.completions) == len(result.indices) == 16
+    assert all(a.num_tokens <= 4 for a in result.completions)
 
 
 def test_answer_logprobs_are_those_of_the_whole_softmax(tiny_model, tiny_params):
@@ -171,21 +171,21 @@ def test_answer_logprobs_are_those_of_the_whole_softmax(tiny_model, tiny_params)
         return rng.integers(0, 259, count).tolist()
 
     prompts = [tokens(n) for n in (3, 9, 5)]
-    answers = [[tokens(n) for n in lengths] for lengths in ((4, 1), (6,), (2, 5, 3))]
-    rows = pack_rows(prompts, answers, rows=4, answers_per_row=3, length=16, pad_id=256)
-    logprobs, entropies = answer_logprobs(
+    completions = [[tokens(n) for n in lengths] for lengths in ((4, 1), (6,), (2, 5, 3))]
+    rows = pack_rows(prompts, completions, rows=4, completions_per_row=3, length=16, pad_id=256)
+    logprobs, entropies = completion_logprobs(
         tiny_params, tiny_model, rows, 6, temperature=0.5, vocab_size=259
     )
     assert logprobs.shape == entropies.shape == (4, 3, 6)
-    for i, (prompt, given) in enumerate(zip(prompts, answers, strict=True)):
-        for a, answer in enumerate(given):
-            # Each answer alone with its prompt.
-            alone = jnp.array([[*prompt, *answer]])
+    for i, (prompt, given) in enumerate(zip(prompts, completions, strict=True)):
+        for a, completion in enumerate(given):
+            # Each completion alone with its prompt.
+            alone = jnp.array([[*prompt, *completion]])
             positions = jnp.arange(alone.shape[1])[None]
             logits = model.logits(tiny_params, tiny_model, alone, positions, positions >= 0)
             full = np.asarray(logits[0], np.float64)[:, :259] / 0.5
             full -= np.log(np.exp(full).sum(axis=1, keepdims=True))
-            for t, token in enumerate(answer):
+            for t, token in enumerate(completion):
                 predicted = full[len(prompt) + t - 1]
                 np.testing.assert_allclose(logprobs[i, a, t], predicted[token], atol=2e-5)
                 np.testing.assert_allclose(
@@ -248,7 +248,7 @@ class OneSignalTask:
     def messages(self, index):
         return [{"role": "user", "content": str(index)}]
 
-    def score(self, indices, answers):
+    def score(self, indices, completions):
         rewards = np.where(
             np.isin(indices, self.with_signal), np.arange(len(indices)) % 2, 0.5
         ).astype(np.float32)
@@ -274,7 +274,7 @@ def test_step_without_signal_counts_but_changes_nothing(
         CONFIG, tiny_model, one_device, byte_tokenizer, tiny_params, OneSignalTask(()), stop=2
     )
     state = results[-1].state
-    assert [r.metrics["signal_share"] for r in results] == [0, 0]
+    assert [r.metrics["nondegenerate_fraction"] for r in results] == [0, 0]
     assert [r.metrics["updates"] for r in results] == [0, 0]
     assert (int(state.step), int(state.updates)) == (2, 0)
     jax.tree.map(np.testing.assert_array_equal, host(state.params), before)
@@ -290,14 +290,14 @@ class LuckyTask(OneSignalTask):
     def __len__(self):
         return 40
 
-    def score(self, indices, answers):
+    def score(self, indices, completions):
         self.scored.append(np.unique(indices))
-        return super().score(indices, answers)
+        return super().score(indices, completions)
 
 
 def test_groups_without_signal_are_drawn_anew(tiny_model, one_device, byte_tokenizer):
     key = jax.random.key(7)
-    config = dataclasses.replace(CONFIG, no_signal="redraw", max_redraws=3)
+    config = dataclasses.replace(CONFIG, degenerate_groups="resample", max_resamples=3)
     task = LuckyTask(range(0, 40, 2))
     params = model.init_params(jax.random.key(0), tiny_model)
     results = run(config, tiny_model, one_device, byte_tokenizer, params, task, stop=6)
@@ -305,7 +305,7 @@ def test_groups_without_signal_are_drawn_anew(tiny_model, one_device, byte_token
     for result in results:
         first = next(scored)
         np.testing.assert_array_equal(  # Redrawing leaves the stream of problems as it is.
-            np.sort(first), np.sort(problem_indices(key, result.step, 4, 40))
+            np.sort(first), np.sort(prompt_indices(key, result.step, 4, 40))
         )
         drawn = [first]
         while sum(int((part % 2 == 0).sum()) for part in drawn) < 4 and len(drawn) < 4:
@@ -314,11 +314,11 @@ def test_groups_without_signal_are_drawn_anew(tiny_model, one_device, byte_token
         metrics = result.metrics
         assert metrics["draws"] == len(drawn)
         assert metrics["groups_used"] == min(found, 4)
-        assert metrics["signal_share"] == found / (4 * len(drawn))
-        assert len(result.answers) == len(result.indices) == 16 * len(drawn)
+        assert metrics["nondegenerate_fraction"] == found / (4 * len(drawn))
+        assert len(result.completions) == len(result.indices) == 16 * len(drawn)
     assert next(scored, None) is None
     assert max(result.metrics["draws"] for result in results) > 1
-    # The same again from the middle: redraws depend on the step alone.
+    # The same again from the middle: resamples depend on the step alone.
     params = model.init_params(jax.random.key(0), tiny_model)
     *_, half = run(config, tiny_model, one_device, byte_tokenizer, params, task, stop=3)
     trainer = GRPOTrainer(config, tiny_model, one_device, byte_tokenizer)
@@ -413,14 +413,14 @@ def test_dropped_groups_leave_the_normaliser(tiny_model, tiny_params, one_device
     norms, used = {}, {}
     for drop in (True, False):
         (result,) = run(
-            dataclasses.replace(CONFIG, no_signal="drop" if drop else "keep"),
+            dataclasses.replace(CONFIG, degenerate_groups="drop" if drop else "keep"),
             tiny_model,
             one_device,
             byte_tokenizer,
             jax.tree.map(jnp.array, before),
             OneSignalTask((1, 2)),
         )
-        assert result.metrics["signal_share"] == 0.5
+        assert result.metrics["nondegenerate_fraction"] == 0.5
         norms[drop] = result.metrics["grad_norm"]
         used[drop] = result.metrics["update_tokens"]
     # The same gradient, over the tokens of the rows that take part.
@@ -470,8 +470,8 @@ class BrokenTask:
     def __getattr__(self, name):
         return getattr(self.inner, name)
 
-    def score(self, indices, answers):
-        scores = self.inner.score(indices, answers)
+    def score(self, indices, completions):
+        scores = self.inner.score(indices, completions)
         self.left -= 1
         if self.left < 0:
             scores.rewards[3] = np.inf
@@ -495,8 +495,8 @@ def test_any_figure_that_is_not_finite_stops_the_run(
     tiny_model, tiny_params, one_device, byte_tokenizer, letter_task
 ):
     class NoFigure(BrokenTask):
-        def score(self, indices, answers):
-            scores = self.inner.score(indices, answers)
+        def score(self, indices, completions):
+            scores = self.inner.score(indices, completions)
             return dataclasses.replace(scores, metrics={"letters": 0.5, "share": float("nan")})
 
     with pytest.raises(NonFiniteError, match="step 0: task/share nan is not finite") as error:
@@ -507,20 +507,20 @@ def test_any_figure_that_is_not_finite_stops_the_run(
 
 
 def test_few_shapes_of_rows_in_a_long_run():
-    """Uneven answers in 200 steps of 32 micro-batches: few programs, little padding."""
+    """Uneven completions in 200 steps of 32 micro-batches: few programs, little padding."""
     config = GRPOConfig(max_new_tokens=1024, length_multiple=32, micro_batch_rows=8)
     rng = np.random.default_rng(0)
     shapes, padded, needed = [], 0, 0
     for step in range(200):
-        # Answers of 60 to 600 tokens on average, most of them in some steps out of budget.
-        answers = np.minimum(rng.geometric(1 / rng.uniform(60, 600), 256), 1024)
-        totals = rng.integers(100, 1500, 32).repeat(8) + answers
+        # Completions of 60 to 600 tokens on average, most of them in some steps out of budget.
+        completions = np.minimum(rng.geometric(1 / rng.uniform(60, 600), 256), 1024)
+        totals = rng.integers(100, 1500, 32).repeat(8) + completions
         order = np.argsort(totals)
         for chosen in order.reshape(32, 8):
-            row, answer = int(totals[chosen].max()), int(answers[chosen].max())
-            length, window = config.row_shape(row, answer)
+            row, completion = int(totals[chosen].max()), int(completions[chosen].max())
+            length, window = config.row_shape(row, completion)
             assert length >= row
-            assert answer <= window <= 1024
+            assert completion <= window <= 1024
             shapes.append((step, length, window))
             padded, needed = padded + length, needed + row
     pairs = {(length, window) for _, length, window in shapes}
@@ -541,12 +541,12 @@ def test_few_shapes_of_rows_in_a_long_run():
 
 def test_every_pass_holds_every_problem_once():
     key = jax.random.key(3)
-    stream = np.concatenate([problem_indices(key, step, 4, 10) for step in range(10)])
+    stream = np.concatenate([prompt_indices(key, step, 4, 10) for step in range(10)])
     passes = stream.reshape(4, 10)
     for one in passes:
         assert sorted(one) == list(range(10))
     assert len({tuple(one) for one in passes}) == 4
-    many = problem_indices(key, 1, 25, 10)  # A step of more than two passes.
+    many = prompt_indices(key, 1, 25, 10)  # A step of more than two passes.
     np.testing.assert_array_equal(many[:15], np.concatenate(passes)[25:])
     assert GRPOConfig(prompts_per_step=4, epochs=2).num_steps(10) == 5
 
@@ -560,8 +560,8 @@ def test_every_pass_holds_every_problem_once():
         ("updates_per_step", 33),
         ("micro_batch_rows", 2.5),
         ("temperature", 0.0),
-        ("no_signal", "redo"),
-        ("max_redraws", 0),
+        ("degenerate_groups", "redo"),
+        ("max_resamples", 0),
     ],
 )
 def test_bad_config_is_named(field, value):

@@ -10,7 +10,7 @@ from mapf_jax.answer_reward import (
     accuracy_reward,
     answer_rewards,
     length_reward,
-    next_short_share,
+    next_short_fraction,
     reward_weights,
 )
 
@@ -54,7 +54,7 @@ def test_the_parts_are_weighted_and_the_average_moves():
     np.testing.assert_allclose(rewards.length, [0.0, -0.5], rtol=1e-6)
     assert rewards.accuracy_weight == pytest.approx(0.65)
     # One of two answers is short.
-    assert next_short_share(0.7, tokens, config) == pytest.approx(0.75 * 0.7 + 0.25 * 0.5)
+    assert next_short_fraction(0.7, tokens, config) == pytest.approx(0.75 * 0.7 + 0.25 * 0.5)
 
 
 def test_bad_values_are_named():

@@ -125,7 +125,7 @@ def test_load_dataset_has_the_right_types(tmp_path, records, monkeypatch):
 
 
 def test_scores_against_the_formula(rows):
-    short_share = 0.7  # So the weights are 0.65 and 0.35.
+    short_fraction = 0.7  # So the weights are 0.65 and 0.35.
     records, texts, tokens, accuracy = [], [], [], []
     for i, row in enumerate(rows):
         longer, gap = slower(row)
@@ -139,7 +139,7 @@ def test_scores_against_the_formula(rows):
             texts.append(text)
             tokens.append(5 + i * 7)
             accuracy.append(expected)
-    scores = scoring.score(records, texts, tokens, short_share, CONFIG)
+    scores = scoring.score(records, texts, tokens, short_fraction, CONFIG)
     length = [-min(max((n - 10) / 20, 0), 1) for n in tokens]
     np.testing.assert_allclose(scores.rewards.accuracy, accuracy, rtol=1e-6)
     np.testing.assert_allclose(scores.rewards.length, length, atol=1e-6)
@@ -167,7 +167,7 @@ def test_text_of_completions():
 
 def test_trl_reward_keeps_the_average(rows):
     logged = {}
-    reward = MapfReward(CONFIG, short_share=0.5)
+    reward = MapfReward(CONFIG, short_fraction=0.5)
     columns = {name: [row[name] for row in rows] for name in ("id", "map", "starts", "goals")}
     columns |= {"cost": [row["cost"] for row in rows], "unknown": [None] * len(rows)}
     ids = [[0] * 10] * 4 + [[0] * 30] * (len(rows) - 4)
@@ -180,11 +180,11 @@ def test_trl_reward_keeps_the_average(rows):
         **columns,
     )
     assert first == pytest.approx([0.5] * 4 + [0.0] * (len(rows) - 4))
-    assert reward.short_share == pytest.approx(0.5 * 0.5 + 0.5 * 4 / len(rows))
+    assert reward.short_fraction == pytest.approx(0.5 * 0.5 + 0.5 * 4 / len(rows))
     assert logged["valid"] == logged["optimal"] == 1.0
     assert logged["reward_length"] == pytest.approx(-(len(rows) - 4) / len(rows))
     # The second call uses the average that the first one left.
-    reward.short_share = 0.9
+    reward.short_fraction = 0.9
     plain = [row["answer"] for row in rows]
     second = reward(completions=plain, completion_ids=ids, **columns)
     assert second == pytest.approx([0.8] * 4 + [0.6] * (len(rows) - 4))
@@ -276,7 +276,7 @@ def test_verl_scores(rows):
     # With a tokenizer lengths count: the tiny one has a token for most of what stands in answers.
     (score,) = verl_reward.compute_scores(
         sources[:1], texts[:1], truths[:1],
-        tokenizer=str(TINY_MODEL), short_share=0.5, short_length=1, long_length=2,
+        tokenizer=str(TINY_MODEL), short_fraction=0.5, short_length=1, long_length=2,
     )  # fmt: skip
     assert score["num_tokens"] > 5
     assert score["score"] == pytest.approx(0.5 * score["reward_accuracy"] - 0.5)
@@ -365,7 +365,7 @@ def test_single_turn_environment(monkeypatch):
     from verifiers.types import ClientConfig
 
     environment = load_environment(
-        num_instances=5, num_eval_instances=4, sizes=(3, 4), short_share=0.7, short_length=10,
+        num_instances=5, num_eval_instances=4, sizes=(3, 4), short_fraction=0.7, short_length=10,
         long_length=30,
     )  # fmt: skip
     assert isinstance(environment, verifiers.SingleTurnEnv)
@@ -402,7 +402,7 @@ def test_taskset(monkeypatch):
 
     monkeypatch.syspath_prepend(str(ROOT / "environments" / "mapf_frozenlake"))
     monkeypatch.delitem(sys.modules, "mapf_frozenlake", raising=False)
-    task_options = {"short_share": 0.7, "short_length": 10, "long_length": 30}
+    task_options = {"short_fraction": 0.7, "short_length": 10, "long_length": 30}
     options = {"id": "mapf-frozenlake", "num_instances": 4, "sizes": (3, 4), "task": task_options}
     config = vf.SingleAgentEnvConfig.model_validate({"taskset": options})
     environment = vf.load_environment(config)

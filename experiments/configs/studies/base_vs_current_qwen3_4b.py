@@ -2,11 +2,13 @@
 
 import ml_collections
 
-from experiments.configs.studies import arms, base_vs_current_tiny, bases
+from experiments.configs.studies import base_vs_current_tiny, bases, variants
 from experiments.study.plan import Study
 
 STUDY = Study(
-    question=base_vs_current_tiny.STUDY.question, arms=arms.BASE_VS_CURRENT, reference="base"
+    question=base_vs_current_tiny.STUDY.question,
+    variants=variants.BASE_VS_CURRENT,
+    reference="base",
 )
 
 

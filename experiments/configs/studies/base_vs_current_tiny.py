@@ -2,7 +2,7 @@
 
 import ml_collections
 
-from experiments.configs.studies import arms, bases
+from experiments.configs.studies import bases, variants
 from experiments.study.plan import Study
 
 STUDY = Study(
@@ -10,7 +10,7 @@ STUDY = Study(
         "Does the checkpoint that is being trained design better environments for itself than the "
         "checkpoint that training started from?"
     ),
-    arms=arms.BASE_VS_CURRENT,
+    variants=variants.BASE_VS_CURRENT,
     reference="base",
     seeds=tuple(range(10)),
 )

@@ -1,4 +1,4 @@
-"""What the arms of a study have in common, for each size of model."""
+"""What the variants of a study have in common, for each size of model."""
 
 import ml_collections
 

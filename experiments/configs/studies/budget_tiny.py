@@ -3,7 +3,7 @@
 import ml_collections
 
 from experiments.configs.studies import bases
-from experiments.study.plan import Arm, Study
+from experiments.study.plan import Study, Variant
 
 _INSTANCES = 1920
 _ROUNDS = (1, 2, 3, 6, 12)
@@ -13,8 +13,8 @@ STUDY = Study(
         f"With {_INSTANCES:,} training instances and equally many updates in all, into how many "
         "rounds should they be divided, that is, how often should the current checkpoint design?"
     ),
-    arms=tuple(
-        Arm(
+    variants=tuple(
+        Variant(
             f"rounds_{rounds}",
             f"{rounds} round{'s' if rounds > 1 else ''}",
             {

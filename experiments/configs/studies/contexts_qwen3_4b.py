@@ -2,10 +2,10 @@
 
 import ml_collections
 
-from experiments.configs.studies import arms, bases, contexts_tiny
+from experiments.configs.studies import bases, contexts_tiny, variants
 from experiments.study.plan import Study
 
-STUDY = Study(question=contexts_tiny.STUDY.question, arms=arms.CONTEXTS, reference="v6")
+STUDY = Study(question=contexts_tiny.STUDY.question, variants=variants.CONTEXTS, reference="v6")
 
 
 def get_config() -> ml_collections.ConfigDict:

@@ -6,12 +6,12 @@ grammar it explains nothing, so the summary of V5 is always empty.
 
 import ml_collections
 
-from experiments.configs.studies import arms, bases
+from experiments.configs.studies import bases, variants
 from experiments.study.plan import Study
 
 STUDY = Study(
     question="Which context makes the current checkpoint design the best environments?",
-    arms=arms.CONTEXTS,
+    variants=variants.CONTEXTS,
     reference="v6",
 )
 

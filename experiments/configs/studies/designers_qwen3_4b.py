@@ -2,10 +2,12 @@
 
 import ml_collections
 
-from experiments.configs.studies import arms, bases, designers_tiny
+from experiments.configs.studies import bases, designers_tiny, variants
 from experiments.study.plan import Study
 
-STUDY = Study(question=designers_tiny.STUDY.question, arms=arms.DESIGNERS, reference="fixed_random")
+STUDY = Study(
+    question=designers_tiny.STUDY.question, variants=variants.DESIGNERS, reference="fixed_random"
+)
 
 
 def get_config() -> ml_collections.ConfigDict:

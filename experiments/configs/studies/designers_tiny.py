@@ -2,7 +2,7 @@
 
 import ml_collections
 
-from experiments.configs.studies import arms, bases
+from experiments.configs.studies import bases, variants
 from experiments.study.plan import Study
 
 STUDY = Study(
@@ -10,7 +10,7 @@ STUDY = Study(
         "Who designs the next training environment best: nobody, chance, an automatic curriculum, "
         "the checkpoint that is being trained, or the one that training started from?"
     ),
-    arms=arms.DESIGNERS,
+    variants=variants.DESIGNERS,
     reference="fixed_random",
 )
 

@@ -2,10 +2,12 @@
 
 import ml_collections
 
-from experiments.configs.studies import arms, bases, modules_tiny
+from experiments.configs.studies import bases, modules_tiny, variants
 from experiments.study.plan import Study
 
-STUDY = Study(question=modules_tiny.STUDY.question, arms=arms.MODULES, reference="bookkeeping")
+STUDY = Study(
+    question=modules_tiny.STUDY.question, variants=variants.MODULES, reference="bookkeeping"
+)
 
 
 def get_config() -> ml_collections.ConfigDict:

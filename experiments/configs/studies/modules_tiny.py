@@ -5,7 +5,7 @@ The tiny model learned to design from contexts with the bookkeeping form alone.
 
 import ml_collections
 
-from experiments.configs.studies import arms, bases
+from experiments.configs.studies import bases, variants
 from experiments.study.plan import Study
 
 STUDY = Study(
@@ -13,7 +13,7 @@ STUDY = Study(
         "Does the current checkpoint design better environments if it is told of its training in "
         "full, in bookkeeping only, or not at all?"
     ),
-    arms=arms.MODULES,
+    variants=variants.MODULES,
     reference="bookkeeping",
 )
 

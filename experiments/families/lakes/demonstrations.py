@@ -11,11 +11,11 @@ import numpy as np
 
 from engineer.context import DEFAULT_VARIANT, ContextSpec, Message, compose, variant
 from engineer.evidence import Evidence, FailureBreakdown
-from engineer.family import Family
 from engineer.modules import TRAINING_DETAILS, shown_history
 from engineer.proposal import render_config
 from engineer.record import RoundRecord, RunRecord
-from engineer.space import Configuration, ConfigurationSpace, on_grid, share_units
+from engineer.space import Configuration, ConfigurationSpace, on_grid, round_fractions
+from engineer.texts import FamilyTexts
 
 STEP = 0.05
 EASY, HARD = 0.7, 0.3
@@ -41,7 +41,7 @@ def rule_design(
       spec: the modules, or name of the variant; it decides which configurations are shown.
     """
     shown = _last_shown(record, spec)
-    share = space.share_parameter
+    share = space.fraction_parameter
     weights: list[float] = []
     cells: dict[tuple[str, str], float] = {}
     for row in space.rows:
@@ -56,7 +56,7 @@ def rule_design(
                 bounds = space.bounds(row, name)
                 cells[row, name] = on_grid(round(start, decimals) + step, bounds, decimals)
     units = 10 ** space.parameter(share).decimals
-    for row, part in zip(space.rows, share_units(weights, units), strict=True):
+    for row, part in zip(space.rows, round_fractions(weights, units), strict=True):
         cells[row, share] = part
     return Configuration.from_cells({cell: cells[cell] for cell in space.cells})
 
@@ -65,7 +65,7 @@ def demonstration(
     seed: int | np.random.SeedSequence,
     spec: ContextSpec | str,
     space: ConfigurationSpace,
-    family: Family,
+    family: FamilyTexts,
 ) -> tuple[list[Message], str]:
     """A context from a random plausible run, and the answer of `rule_design` to it.
 
@@ -89,7 +89,7 @@ def demonstration(
 
 
 def random_record(
-    seed: int | np.random.SeedSequence, space: ConfigurationSpace, family: Family
+    seed: int | np.random.SeedSequence, space: ConfigurationSpace, family: FamilyTexts
 ) -> RunRecord:
     """A run of one to three finished rounds with consistent, plausible outcomes.
 
@@ -133,7 +133,7 @@ def _record(
 def _random_breakdown(
     rng: np.random.Generator,
     space: ConfigurationSpace,
-    family: Family,
+    family: FamilyTexts,
     answers: Sequence[int],
     rates: Sequence[float],
 ) -> FailureBreakdown:

@@ -11,8 +11,8 @@ import mapf_jax
 from engineer.evidence import FailureBreakdown
 from experiments.families.lakes.texts import lake_breakdown
 from learner.devices import distributed
-from learner.training.task import Answer, Message, Scores
-from mapf_jax.answer_reward import RewardConfig, answer_rewards, next_short_share
+from learner.training.task import Completion, Message, Scores
+from mapf_jax.answer_reward import RewardConfig, answer_rewards, next_short_fraction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,7 @@ def judge(instances: mapf_jax.Instance, indices: np.ndarray, texts: Sequence[str
         plans = mapf_jax.plans_from_texts([texts[i] for i in rows], chosen.starts.shape[-2])
         return jax.tree.map(np.asarray, mapf_jax.verify(chosen[rows], plans))
 
-    verdict = distributed.in_shares(verdicts, len(texts))
+    verdict = distributed.sharded_map(verdicts, len(texts))
     assert chosen.solution is not None
     return Judgement(np.asarray(chosen.size), verdict, np.asarray(chosen.solution.cost))
 
@@ -76,7 +76,7 @@ class MapfTask:
       instances: batch with solutions.
       reward: the reward.
       list_holes: also list the holes' cells in the prompt.
-      short_share: the average to start from.
+      short_fraction: the average to start from.
     """
 
     def __init__(
@@ -84,12 +84,12 @@ class MapfTask:
         instances: mapf_jax.Instance,
         reward: RewardConfig,
         list_holes: bool,
-        short_share: float = 0.0,
+        short_fraction: float = 0.0,
     ) -> None:
         self._instances = instances
         self._reward = reward
         self._prompts = [mapf_jax.prompt(instances[i], list_holes) for i in range(len(instances))]
-        self._short_share = short_share
+        self._short_fraction = short_fraction
 
     def __len__(self) -> int:
         return len(self._prompts)
@@ -98,14 +98,14 @@ class MapfTask:
         """One user message that poses instance `index`."""
         return [{"role": "user", "content": self._prompts[index]}]
 
-    def score(self, indices: np.ndarray, answers: Sequence[Answer]) -> Scores:
+    def score(self, indices: np.ndarray, answers: Sequence[Completion]) -> Scores:
         """R = w_acc R_acc + w_len R_len of every answer."""
         judgement = judge(self._instances, indices, [answer.text for answer in answers])
         num_tokens = np.array([answer.num_tokens for answer in answers])
         rewards = answer_rewards(
-            judgement.verdict, judgement.optimum, num_tokens, self._short_share, self._reward
+            judgement.verdict, judgement.optimum, num_tokens, self._short_fraction, self._reward
         )
-        self._short_share = next_short_share(self._short_share, num_tokens, self._reward)
+        self._short_fraction = next_short_fraction(self._short_fraction, num_tokens, self._reward)
         valid, optimal = judgement.verdict.valid, judgement.verdict.optimal
         metrics = {
             "valid": float(np.mean(valid)),
@@ -113,7 +113,7 @@ class MapfTask:
             "reward_accuracy": float(np.mean(rewards.accuracy)),
             "reward_length": float(np.mean(rewards.length)),
             "weight_accuracy": rewards.accuracy_weight,
-            "short_share": self._short_share,
+            "short_fraction": self._short_fraction,
         }
         for size in np.unique(judgement.sizes):
             here = judgement.sizes == size
@@ -123,8 +123,8 @@ class MapfTask:
 
     def state(self) -> dict[str, Any]:
         """The moving average."""
-        return {"short_share": self._short_share}
+        return {"short_fraction": self._short_fraction}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes back what `state` returned."""
-        self._short_share = float(state["short_share"])
+        self._short_fraction = float(state["short_fraction"])

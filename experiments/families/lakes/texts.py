@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 import numpy.typing as npt
 
 from engineer.evidence import FailureBreakdown
-from engineer.family import Family
 from engineer.space import Bounds, ConfigurationSpace, Parameter, column
+from engineer.texts import FamilyTexts
 
 LABEL = "size"
 PARAMETERS = ("data_ratio", "hole_ratio", "wait_ratio")
@@ -94,7 +94,7 @@ EXPLANATION = (
 """What the rule of `demonstrations` does, in words."""
 
 
-FAMILY = Family(
+TEXTS = FamilyTexts(
     label=LABEL,
     checks=CHECKS,
     alone=(PARSABLE, AGENT_COUNT),
@@ -188,7 +188,7 @@ def lake_breakdown(
         failed,
         checks=CHECKS,
         label=LABEL,
-        alone=FAMILY.alone,
+        alone=TEXTS.alone,
         violation_time=violation_time,
         gap=gap,
         length=length,

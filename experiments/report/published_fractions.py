@@ -23,7 +23,7 @@ def chart(gallery: Gallery, top: float) -> Html:
     """
     found = published.tables()["data_ratio_chosen"]
     return gallery.add(
-        _lines("shares_published", "published: another model, other sizes", _published(), top),
+        _lines("fractions_published", "published: another model, other sizes", _published(), top),
         f"What Qwen3-4B chose with context {found['context']} ({published.SOURCE}). Its "
         "configuration of round 0 was drawn at random and is not printed; the shares printed for "
         "round 2 sum to 1.005.",

@@ -16,7 +16,7 @@ NO_SUMMARY = "no explanation yet"
 
 
 @dataclasses.dataclass(frozen=True)
-class Family:
+class FamilyTexts:
     """The checks of a family, and the texts of a context that do not change from round to round.
 
     Attributes:
@@ -40,7 +40,7 @@ class Family:
     explanation: str
 
 
-def plain_family(space: ConfigurationSpace, task: str, checks: Sequence[str]) -> Family:
+def plain_texts(space: ConfigurationSpace, task: str, checks: Sequence[str]) -> FamilyTexts:
     """Texts for any space, made of the names and meanings of its parameters.
 
     Args:
@@ -63,7 +63,7 @@ def plain_family(space: ConfigurationSpace, task: str, checks: Sequence[str]) ->
         for parameter in space.parameters
     )
     form = ", ".join(f"{name}: number" for name in space.names)
-    return Family(
+    return FamilyTexts(
         label=space.label,
         checks=tuple(checks),
         alone=(),
