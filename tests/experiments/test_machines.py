@@ -73,9 +73,7 @@ def test_the_command_refuses_by_name(capsys):
     assert "hardware configuration 'Qwen3-4B@tpu'" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(
-    "MAPF_SLOW_TESTS" not in os.environ, reason="compiles for minutes; MAPF_SLOW_TESTS=1 runs it"
-)
+@pytest.mark.slow
 def test_all_configurations_fit():
     done = subprocess.run(
         [sys.executable, "-m", "experiments.machines"],

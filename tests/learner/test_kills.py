@@ -1,7 +1,4 @@
-"""A run killed without warning at random moments ends bitwise like one that nobody touched.
-
-`KILLS=20 python -m pytest tests/learner/test_kills.py -s` kills as often as that.
-"""
+"""A run killed without warning at random moments ends bitwise like one that nobody touched."""
 
 import os
 import random
@@ -12,13 +9,12 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-KILLS = int(os.environ.get("KILLS", "3"))
-STEPS = 12 * KILLS
 
 
-def start(folder, cache):
+def start(folder, cache, steps):
     folder.mkdir(exist_ok=True)
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
@@ -27,19 +23,21 @@ def start(folder, cache):
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
     script = Path(__file__).with_name("killable_run.py")
-    return subprocess.Popen([sys.executable, script, folder, str(STEPS)], env=environment)
+    return subprocess.Popen([sys.executable, script, folder, str(steps)], env=environment)
 
 
-def test_killed_at_random_moments(tmp_path):
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
+def test_killed_at_random_moments(tmp_path, kills):
+    steps = 12 * kills
     whole, killed, cache = (tmp_path / name for name in ("whole", "killed", "cache"))
     begin = time.monotonic()
-    assert start(whole, cache).wait() == 0
+    assert start(whole, cache, steps).wait() == 0
     took = time.monotonic() - begin
     rng = random.Random(0)
     saving = 0
-    for number in range(KILLS):
+    for number in range(kills):
         (killed / "alive").unlink(missing_ok=True)
-        process = start(killed, cache)
+        process = start(killed, cache, steps)
         # From its first step on, but for one kill in four, which falls into the start.
         while number % 4 != 3 and not (killed / "alive").exists():
             assert process.poll() is None, "the run ended before it was killed"
@@ -50,12 +48,12 @@ def test_killed_at_random_moments(tmp_path):
         assert not (killed / "final.npz").exists(), "too few steps for so many kills"
         folder = killed / "checkpoints"
         saving += folder.exists() and any("tmp" in path.name for path in folder.iterdir())
-    assert start(killed, cache).wait() == 0
-    print(f"\n{KILLS} kills, {saving} within a save; undisturbed {STEPS} steps in {took:.0f} s")
+    assert start(killed, cache, steps).wait() == 0
+    print(f"\n{kills} kills, {saving} within a save; undisturbed {steps} steps in {took:.0f} s")
 
     with np.load(whole / "final.npz") as want, np.load(killed / "final.npz") as got:
         assert want.keys() == got.keys()
         for name in want:
             np.testing.assert_array_equal(got[name], want[name], err_msg=name)
     assert (killed / "train.jsonl").read_text() == (whole / "train.jsonl").read_text()
-    assert len((whole / "train.jsonl").read_text().splitlines()) == STEPS
+    assert len((whole / "train.jsonl").read_text().splitlines()) == steps

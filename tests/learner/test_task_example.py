@@ -1,14 +1,8 @@
-"""The example of `docs/tasks.md`: short, on the learner alone, and it learns.
-
-The whole of it takes minutes, so that is for `WHOLE_EXAMPLE=1 python -m pytest -s ...`; otherwise
-only a few steps are taken.
-"""
+"""The example of `docs/tasks.md`: short, on the learner alone, and it learns."""
 
 import ast
 import importlib.util
-import os
 import re
-import time
 from pathlib import Path
 
 import numpy as np
@@ -48,16 +42,19 @@ def test_its_score(example):
     assert scores.metrics["right"] == 2 / 5
 
 
+def percents(capsys):
+    return [float(x) for x in re.findall(r"([\d.]+)% of unseen", capsys.readouterr().out)]
+
+
+def test_a_few_steps(example, capsys):
+    example.main(warm_up=2, steps=2)
+    (percent,) = percents(capsys)
+    assert percent < 2  # Of four or five digits almost none are guessed.
+
+
+@pytest.mark.slow
 def test_it_learns(example, capsys):
-    begin = time.monotonic()
-    whole = "WHOLE_EXAMPLE" in os.environ
-    example.main(**({} if whole else {"warm_up": 2, "steps": 2}))
-    curve = [float(x) for x in re.findall(r"([\d.]+)% of unseen", capsys.readouterr().out)]
-    if not whole:
-        assert len(curve) == 1
-        assert curve[0] < 2  # Of four or five digits almost none are guessed.
-        return
-    with capsys.disabled():
-        print(f"\n{curve} % in {time.monotonic() - begin:.0f} s")
+    example.main()
+    curve = percents(capsys)
     assert curve[0] < 20
     assert curve[-1] > 90

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import os
 
 import jax
 import numpy as np
@@ -59,8 +58,6 @@ def cells_of(array):
     ],
 )
 def test_optimum_labels_and_plans(num_agents, size, density, count):
-    """`MAPF_LABEL_FACTOR` multiplies how many: 2 makes over 2,000."""
-    count *= int(os.environ.get("MAPF_LABEL_FACTOR", "1"))
     instances = random_instances(size, size, density, count, num_agents)
     solution = solve(instances)
     verdict = verify(dataclasses.replace(instances, solution=solution), as_plan(solution))
@@ -282,10 +279,10 @@ def w9_optimum(blocked, starts, goals, seconds):
     return "time"
 
 
-def test_optimum_against_w9_pathfinding():
-    """All sizes, numbers of agents and hole ratios; `MAPF_W9_INSTANCES` sets how many in all."""
+@pytest.mark.parametrize("total", [480, pytest.param(2_400, marks=pytest.mark.slow)])
+def test_optimum_against_w9_pathfinding(total):
+    """All sizes, numbers of agents and hole ratios."""
     pytest.importorskip("w9_pathfinding")
-    total = int(os.environ.get("MAPF_W9_INSTANCES", "480"))
     table = list(itertools.product(range(2, 6), range(3, 11), range(6)))
     table = [(a, s, h) for a, s, h in table if s * s - int(h / 10 * s * s) >= 2 * a]
     each = -(-total // len(table))
