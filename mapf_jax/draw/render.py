@@ -1,13 +1,14 @@
-"""Instances and plans as files that a person looks at: plain text, PNG, animated GIF."""
+"""Instances and plans as files that a person looks at: text, PNG, animated GIF or SVG."""
 
 from pathlib import Path
 
 from mapf_jax.draw.ascii import ascii_frames, ascii_instance, instance_from_ascii
+from mapf_jax.draw.svg import svg
 from mapf_jax.types import Instance, Plan
 
 __all__ = ["SUFFIXES", "as_text", "ascii_frames", "ascii_instance", "instance_from_ascii", "save"]
 
-SUFFIXES = (".png", ".gif", ".txt")
+SUFFIXES = (".png", ".gif", ".svg", ".txt")
 
 
 def as_text(instance: Instance, plan: Plan | None = None) -> str:
@@ -32,7 +33,7 @@ def save(path: Path, instance: Instance, plan: Plan | None = None, cell: int = 4
 
     Args:
       path: `.png` is one picture with the paths up to the first violation, `.gif` shows the plan
-        as it unfolds, `.txt` has one drawing for each time step.
+        as it unfolds, `.svg` does so for browsers, `.txt` has one drawing for each time step.
       instance: a single instance.
       plan: a single plan of it, valid or not.
       cell: width of a cell in pixels.
@@ -46,6 +47,9 @@ def save(path: Path, instance: Instance, plan: Plan | None = None, cell: int = 4
         raise ValueError(f"{path}: suffix {suffix!r} is not allowed, only {', '.join(SUFFIXES)}")
     if suffix == ".txt":
         path.write_text(as_text(instance, plan) + "\n")
+        return
+    if suffix == ".svg":
+        path.write_text(svg(instance, plan) + "\n")
         return
     from mapf_jax.draw import image  # Only pictures need Pillow.
 

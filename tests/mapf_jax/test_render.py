@@ -1,12 +1,14 @@
 """Drawings: the text says what happened, and the pictures show it where it happened."""
 
+from xml.etree import ElementTree
+
 import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mapf_jax.draw import image, render
+from mapf_jax.draw import image, render, story, svg
 from mapf_jax.padding import pad_instance, stack_plans
 from mapf_jax.types import Plan, make_instance
 
@@ -86,13 +88,13 @@ def red_cells(picture, cell=48, size=4):
 def test_pictures_mark_what_went_wrong(name, monkeypatch):
     first, second, caption, red = STORIES[name]
     texts = []
-    draw = image._Scene.draw
+    draw = image._Canvas.draw
 
     def spy(self, captions, *args, **kwargs):
         texts.extend(text for text, _ in captions)
         return draw(self, captions, *args, **kwargs)
 
-    monkeypatch.setattr(image._Scene, "draw", spy)
+    monkeypatch.setattr(image._Canvas, "draw", spy)
     picture = image.picture(LAKE, plan_of(first, second, THIRD))
     assert texts[0] == caption
     marked = red_cells(picture)
@@ -113,6 +115,57 @@ def test_animation_shows_every_step_and_holds_violations():
     assert durations[6] > 2 * durations[5]
 
 
+def keyframes(root):
+    """{name: [(percent, style)]} of the animations of a drawing."""
+    found = {}
+    for rule in root[0].text.split("@keyframes ")[1:]:
+        name, _, body = rule.partition("{")
+        frames = [frame.split("%{") for frame in body.split("}") if "%{" in frame]
+        found[name] = [(float(percent), style) for percent, style in frames]
+    return found
+
+
+@pytest.mark.parametrize("name", ["valid", "hole", "goal"])
+def test_svg_moves_as_the_plan_says(name):
+    first, second, caption, _ = STORIES[name]
+    paths = [[*path, *[path[-1]] * (4 + (name == "valid") + 1 - len(path))] for path in
+             (first, second, THIRD)]  # fmt: skip
+    root = ElementTree.fromstring(svg.svg(LAKE, plan_of(first, second, THIRD), "p0"))
+    assert caption in root.get("aria-label")
+    rules = keyframes(root)
+    for agent, path in enumerate(paths):
+        assert [percent for percent, _ in rules[f"p0-a{agent}"]][:: len(path) + 1] == [0, 100]
+        cells = [
+            [float(part.removesuffix("px")) for part in style[20:-1].split(",")][::-1]
+            for _, style in rules[f"p0-a{agent}"]
+        ]
+        assert np.array(cells) == pytest.approx(np.array([path[0], *path, path[-1]]))
+    # Everything red is on the clock or in a group that appears at the time of a broken rule.
+    broken = {"valid": [], "hole": [2, 3, 4], "goal": [4]}[name]
+    assert [f"p0-m{time}" for time in broken] == [rule for rule in rules if "-m" in rule]
+    seconds = 0.7 + 0.55 * (len(paths[0]) - 1) + 1.8
+    for time in broken:
+        shown = [percent for percent, style in rules[f"p0-m{time}"] if style == "opacity:1"]
+        assert shown[0] == pytest.approx(100 * (0.7 + 0.55 * time) / seconds, abs=0.01)
+    strokes = [part.get("stroke", "") for part in root.findall("{*}path")]
+    assert sum("--bad" in stroke for stroke in strokes) == len(broken)
+    assert bool(root.findall("{*}g/{*}path[@stroke='var(--bad,#D4002A)']")) == bool(broken)
+    assert "prefers-reduced-motion" in root[0].text
+
+
+def test_svg_without_a_plan_and_next_to_another():
+    plan = plan_of(*[path for path, *_ in list(STORIES.values())[:3]])
+    still = ElementTree.fromstring(svg.svg(LAKE))
+    assert not keyframes(still)
+    texts = {(part.text, part.get("x"), part.get("y")) for part in still.findall("{*}text")}
+    # Whose goal a square is shows in more than its colour.
+    for agent, (row, column) in enumerate(LAKE.goals):
+        assert (str(agent), f"{column + 0.25:.2f}", f"{row - 0.23:.2f}") in texts
+    names = [set(keyframes(ElementTree.fromstring(svg.svg(LAKE, plan, n)))) for n in "ab"]
+    assert names[0]
+    assert names[0].isdisjoint(names[1])
+
+
 def test_plans_that_cannot_be_drawn_are_named():
     plan = plan_of(*[path for path, *_ in list(STORIES.values())[:3]])
     wrong_count = Plan(plan.positions, plan.num_steps, plan.parsable, np.int32(2))
@@ -121,7 +174,7 @@ def test_plans_that_cannot_be_drawn_are_named():
         (wrong_count, "The plan is for 2 agents"),
         (unparsable, "No plan could be read"),
     ):
-        assert image._tell(LAKE, broken).captions[0][0].startswith(text)
+        assert story.tell(LAKE, broken).captions[0][0].startswith(text)
         assert len(image.animation(LAKE, broken)[0]) == 1
         assert image.picture(LAKE, broken).height > image.picture(LAKE).height  # The caption.
         assert render.as_text(LAKE, broken).startswith(render.ascii_instance(LAKE) + f"\n\n{text}")
@@ -147,6 +200,8 @@ def test_files(tmp_path):
     render.save(tmp_path / "a.txt", LAKE, plan)
     text = (tmp_path / "a.txt").read_text()
     assert text == render.as_text(LAKE, plan) + "\n"
+    render.save(tmp_path / "a.svg", LAKE, plan)
+    assert (tmp_path / "a.svg").read_text() == svg.svg(LAKE, plan) + "\n"
     with pytest.raises(ValueError, match=r"a.bmp: suffix '.bmp' is not allowed, only .png"):
         render.save(tmp_path / "a.bmp", LAKE)
     with pytest.raises(ValueError, match="an animation needs a plan"):
