@@ -98,19 +98,11 @@ def choose(
             counts = Counter(round(value, decimals) for value in values)
             before = record.config[cell]
             mixed[cell] = min(counts, key=lambda v: (-counts[v], abs(v - before), v))
-    config, changes = project(as_proposal(mixed), record.config, space)
+    config, changes = project(Proposal.from_cells(mixed), record.config, space)
     distances = [
         math.fsum(map(abs, relative_moves(one, config, space).values())) for one in proposed
     ]
     return config, distances.index(min(distances)), changes
-
-
-def as_proposal(cells: dict[Cell, float]) -> Proposal:
-    """Numbers as if somebody had proposed them."""
-    rows: dict[str, dict[str, float]] = {}
-    for (row, name), value in cells.items():
-        rows.setdefault(row, {})[name] = value
-    return Proposal(rows)
 
 
 @dataclasses.dataclass(frozen=True)

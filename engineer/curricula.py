@@ -9,9 +9,8 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 
-from engineer.choice import as_proposal
 from engineer.designers import Design
-from engineer.proposal import project
+from engineer.proposal import Proposal, project
 from engineer.record import RunRecord
 from engineer.space import Configuration, ConfigurationSpace, on_grid, round_fractions
 
@@ -206,7 +205,7 @@ def _with_shares(
     record: RunRecord, space: ConfigurationSpace, weights: Mapping[str, float], source: str
 ) -> Design:
     cells = record.config.cells() | _shares(space, weights)
-    config, repairs = project(as_proposal(cells), record.config, space)
+    config, repairs = project(Proposal.from_cells(cells), record.config, space)
     return Design(config=config, source=source, repairs=repairs)
 
 

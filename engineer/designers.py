@@ -247,5 +247,6 @@ def keep(
 ) -> Design:
     """An earlier configuration (the latest if none is given), clipped to the space aloud."""
     earlier = record.config if config is None else config
-    kept, repairs = proposal.project(choice.as_proposal(earlier.cells()), record.config, space)
+    unchanged = proposal.Proposal.from_cells(earlier.cells())
+    kept, repairs = proposal.project(unchanged, record.config, space)
     return Design(config=kept, source=source, repairs=repairs, kept_previous=True, reason=reason)
