@@ -1,31 +1,39 @@
 """Any model behind an OpenAI-compatible server, as something that answers chats.
 
-The chat completions protocol over HTTP, with the standard library alone. Whatever a server does,
-a call ends within its time and tries, with a text, with `NoAnswerError` (asking again may help),
-or with a `RefusedError` that names what was refused. The key is read from the environment when it
-is needed; it is sent to the configured server only, stands in no message and in no attribute.
+Whatever a server does, a call ends within its time and tries, with a text, with `NoAnswerError`
+(asking again may help), or with a `RefusedError` that names what was refused. The key is read from
+the environment when it is needed; it goes to the configured server only, and into no message, no
+text and no attribute.
 """
 
+import asyncio
+import concurrent.futures
 import contextlib
 import dataclasses
 import email.utils
-import http.client
+import functools
 import json
+import math
 import os
-import socket
+import re
+import ssl
+import threading
 import time
-import urllib.parse
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+import httpx
 
 from engineer.designers import NoAnswerError
 
 MAX_BYTES = 16 << 20
 """Longest reply that is read; a longer one counts as broken."""
-_CHUNK = 1 << 16
+_MAX_TOKENS = 1 << 53
 _TRANSIENT = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529})
 _DETAIL = 200
 _LONGEST_WAIT, _LONGEST_RETRY_AFTER = 60.0, 600.0
+_T = TypeVar("_T")
+_LINE_END = re.compile(r"\r\n|\n|\r")
 
 
 class RefusedError(ValueError):
@@ -40,9 +48,8 @@ class Reply:
       text: the answer.
       finish: why it ended: "stop", "length" if its budget was used up, or what else the server
         says; empty if it says nothing.
-      prompt_tokens, completion_tokens: what they count as at the server, reasoning included; None
-      if
-        it says nothing.
+      prompt_tokens: what the prompt counts as at the server; None if it says nothing credible.
+      completion_tokens: likewise for the answer, reasoning included.
     """
 
     text: str
@@ -54,7 +61,7 @@ class Reply:
 class _TransientError(Exception):
     """This attempt failed; `wait` is what the server asked for, in seconds."""
 
-    def __init__(self, reason: str, wait: float | None = None) -> None:
+    def __init__(self, reason: str, wait: float = 0.0) -> None:
         super().__init__(reason)
         self.wait = wait
 
@@ -68,8 +75,7 @@ class Endpoint:
       model: name that the server knows the model by.
       key_variable: environment variable that holds the key; without such a variable no key is
         sent, which is what local servers want.
-      timeout: seconds that one request may take from first to last byte. Only the head of a reply
-        may take longer, if its pieces come so long after each other.
+      timeout: seconds that one request may take, from connecting to the last byte.
       tries: requests for one answer, at least 1.
       backoff: seconds before the second request; doubled before each further one, up to 60. A
         server's Retry-After counts instead if it is longer, up to 600.
@@ -77,7 +83,7 @@ class Endpoint:
       budget_field: the field of a request that holds it; "max_completion_tokens" for servers that
         want that instead.
       temperature: of sampling; None leaves it to the server.
-      stream: ask for the answer piece by piece, which keeps connections alive under long
+      stream: ask for the answer as a stream of events, which keeps connections alive under long
         reasoning.
       extra: further fields of every request, such as {"reasoning_effort": "low"}.
       sleep: waits; a test may replace it.
@@ -100,22 +106,22 @@ class Endpoint:
     sleep: Callable[[float], None] = time.sleep
 
     def __post_init__(self) -> None:
-        parts = urllib.parse.urlsplit(self.url)
         try:
-            _ = parts.port
-        except ValueError as error:
+            url = httpx.URL(self.url)
+        except httpx.InvalidURL as error:
             raise ValueError(f"url={self.url!r}: {error}") from None
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"url={self.url!r}: an address with http:// or https:// is needed")
-        if parts.username or parts.password or parts.query:
-            raise ValueError("url: must hold neither user nor password nor query")
+        if url.userinfo or url.query or url.fragment:
+            raise ValueError("url: must hold neither user nor password, query nor fragment")
+        if url.scheme not in ("http", "https") or not url.host or (url.port or 0) >= 1 << 16:
+            raise ValueError(f"url={self.url!r}: must be http(s)://HOST, with a port below 65536")
         if not self.model:
             raise ValueError("model='': the name of a model is needed")
-        if self.tries < 1 or not self.timeout > 0 or self.backoff < 0:
-            raise ValueError(
-                f"tries={self.tries}, timeout={self.timeout}, backoff={self.backoff}: allowed are "
-                "tries from 1, a timeout above 0, and a backoff from 0"
-            )
+        if self.tries < 1:
+            raise ValueError(f"tries={self.tries}: must be at least 1")
+        if not 0 < self.timeout < math.inf:
+            raise ValueError(f"timeout={self.timeout}: must be finite and above 0")
+        if not 0 <= self.backoff < math.inf:
+            raise ValueError(f"backoff={self.backoff}: must be finite and at least 0")
         own = {"model", "messages", "seed", "temperature", "stream", self.budget_field}
         if taken := sorted(own & self.extra.keys()):
             raise ValueError(
@@ -143,12 +149,10 @@ class Endpoint:
             "messages": [dict(message) for message in messages],
             "seed": seed % (1 << 31),
         }
-        for name, value in (
-            (self.budget_field, self.max_tokens),
-            ("temperature", self.temperature),
-        ):
-            if value is not None:
-                body[name] = value
+        if self.max_tokens is not None:
+            body[self.budget_field] = self.max_tokens
+        if self.temperature is not None:
+            body["temperature"] = self.temperature
         if self.stream:
             body["stream"] = True
         reasons = []
@@ -159,162 +163,144 @@ class Endpoint:
                 reasons.append(str(error))
                 if attempt + 1 < self.tries:
                     wait = min(self.backoff * 2.0**attempt, _LONGEST_WAIT)
-                    self.sleep(max(wait, min(error.wait or 0.0, _LONGEST_RETRY_AFTER)))
+                    self.sleep(max(wait, min(error.wait, _LONGEST_RETRY_AFTER)))
         raise NoAnswerError(f"{self.url} gave no answer: {'; '.join(reasons)}")
 
     def _request(self, body: bytes) -> Reply:
         key = os.environ.get(self.key_variable, "")
-        headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        if key:
-            headers["Authorization"] = f"Bearer {key}"
-        if not (key.isascii() and key.isprintable()):
+        if not (key.isascii() and key.isprintable() and key == key.strip()):
             raise RefusedError(
                 f"{self.key_variable}: the key must be of printable ASCII characters"
             )
-        # Neither redirects nor proxies, which would carry the key to another address.
-        address = urllib.parse.urlsplit(self.url)
-        https = address.scheme == "https"
-        connect = http.client.HTTPSConnection if https else http.client.HTTPConnection
-        connection = connect(address.hostname or "", address.port, timeout=self.timeout)
-        deadline = time.monotonic() + self.timeout
-        connected = False
         try:
-            with contextlib.closing(connection):
-                connection.connect()
-                connected, link = True, connection.sock
-                link.settimeout(_left(deadline))
-                path = address.path.rstrip("/") + "/chat/completions"
-                connection.request("POST", path, body, headers)
-                reply = connection.getresponse()
-                if not 200 <= reply.status < 300:
-                    raise self._refusal(reply, key)
-                raw = _read(reply, link, deadline)
+            # The exchange keeps the deadline; the second more is for what nothing can cancel.
+            status, headers, raw = _in_thread(self._exchange(body, key)).result(self.timeout + 1.0)
         except TimeoutError:
             raise _TransientError(f"no answer within {self.timeout:g} s") from None
-        except (http.client.HTTPException, OSError) as error:
-            what = "the reply broke off" if connected else "no connection"
-            raise _TransientError(f"{what} ({type(error).__name__})") from None
-        return _streamed(raw) if self.stream else _whole(raw)
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise _TransientError(f"no connection ({type(error).__name__})") from None
+        except (httpx.HTTPError, OSError) as error:
+            raise _TransientError(f"the reply broke off ({type(error).__name__})") from None
+        if status in _TRANSIENT:
+            raise _TransientError(f"status {status}", _seconds(headers.get("Retry-After", "")))
+        if not 200 <= status < 300:
+            detail = " ".join(_masked(raw.decode("utf-8", "replace"), key).split())[:_DETAIL]
+            raise RefusedError(
+                f"endpoint {self.url}, model {self.model!r}, key from {self.key_variable} "
+                f"({'set' if key else 'not set'}): refused with status {status}: {detail}"
+            )
+        reply = _streamed(raw) if self.stream else _whole(raw)
+        if reply.finish == "error":  # an error behind the server, as routers report them
+            raise _TransientError("the answer ended in an error")
+        # An escape such as \ud83d may stand alone, which no file could hold.
+        text = reply.text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return dataclasses.replace(reply, text=_masked(text, key))
 
-    def _refusal(self, reply: http.client.HTTPResponse, key: str) -> Exception:
-        """What an error status means; without the key, even if the server repeats it."""
-        try:
-            detail = reply.read(4096).decode("utf-8", "replace")
-        except (http.client.HTTPException, OSError):
-            detail = ""
+    async def _exchange(self, body: bytes, key: str) -> tuple[int, httpx.Headers, bytes]:
+        """Status, headers and body, all within the time-out: dripping bytes do not extend it."""
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if key:
-            detail = detail.replace(key, "***")
-        detail = " ".join(detail.split())[:_DETAIL]
-        if reply.status in _TRANSIENT:
-            return _TransientError(f"status {reply.status}", _seconds(reply.headers))
-        return RefusedError(
-            f"endpoint {self.url}, model {self.model!r}, key from {self.key_variable} "
-            f"({'set' if key else 'not set'}): refused with status {reply.status}: {detail}"
-        )
+            headers["Authorization"] = f"Bearer {key}"
+        # Neither redirects nor proxies, which would carry the key to another address.
+        client = httpx.AsyncClient(verify=_certificates(), trust_env=False, timeout=None)
+        address = self.url.rstrip("/") + "/chat/completions"
+        asked = client.stream("POST", address, content=body, headers=headers)
+        raw = bytearray()
+        async with asyncio.timeout(self.timeout), client, asked as reply:
+            async for part in reply.aiter_raw():
+                raw += part
+                if len(raw) > MAX_BYTES:
+                    raise _TransientError(f"the reply is longer than {MAX_BYTES} bytes")
+        return reply.status_code, reply.headers, bytes(raw)
 
 
-def _left(deadline: float) -> float:
-    """Seconds up to the deadline, more than 0."""
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError
-    return left
+@functools.cache
+def _certificates() -> ssl.SSLContext:
+    """The system's, which also hold a company's own."""
+    return ssl.create_default_context()
 
 
-def _read(reply: http.client.HTTPResponse, link: socket.socket, deadline: float) -> bytes:
-    """The whole body, within the deadline: a server that drips byte by byte is no exception."""
-    parts, size = [], 0
-    while not reply.isclosed():
-        link.settimeout(_left(deadline))
-        part = reply.read1(_CHUNK)
-        if not part:
-            break
-        parts.append(part)
-        size += len(part)
-        if size > MAX_BYTES:
-            raise _TransientError(f"the reply is longer than {MAX_BYTES} bytes")
-    if reply.length:  # bytes that were announced and did not come
-        raise http.client.IncompleteRead(b"")
-    return b"".join(parts)
+def _in_thread(exchange: Coroutine[Any, Any, _T]) -> concurrent.futures.Future[_T]:
+    """Runs a coroutine beside whatever event loop the caller may be in."""
+    future: concurrent.futures.Future[_T] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            future.set_result(asyncio.run(exchange))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def _masked(text: str, key: str) -> str:
+    """The text without the key, which a server may repeat."""
+    return text.replace(key, "***") if key else text
 
 
 def _whole(raw: bytes) -> Reply:
     reply = _json(raw)
-    return _ended(_content(reply, "message"), _finish(reply), _usage(reply))
+    return Reply(*_content(reply, "message"), *_usage(reply))
 
 
 def _streamed(raw: bytes) -> Reply:
     """The answer in server-sent events; only one that says it is finished counts."""
     texts, finished, finish = [], False, ""
     used: tuple[int | None, int | None] = (None, None)
-    for line in raw.decode("utf-8", "replace").splitlines():
+    for line in _LINE_END.split(raw.decode("utf-8", "replace")):
         data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
         if data == "[DONE]":
             finished = True
         elif data:
-            event = _json(data.encode())
+            event = _json(data)
             if isinstance(event, dict):
                 used = _usage(event) if event.get("usage") else used
                 if event.get("choices") == []:
                     continue  # an event with the usage alone
-            texts.append(_content(event, "delta"))
-            finish = _finish(event) or finish
+            text, ended = _content(event, "delta")
+            texts.append(text)
+            finish = ended or finish
             finished = finished or bool(finish)
     if not finished:
         raise _TransientError("the stream broke off")
-    return _ended("".join(texts), finish, used)
+    return Reply("".join(texts), finish, *used)
 
 
-def _ended(text: str, finish: str, used: tuple[int | None, int | None]) -> Reply:
-    """A reply, unless what ended it is an error behind the server, as routers report them."""
-    if finish == "error":
-        raise _TransientError("the answer ended in an error")
-    return Reply(text, finish, *used)
-
-
-def _json(raw: bytes) -> Any:
+def _json(raw: bytes | str) -> Any:
     try:
         return json.loads(raw)
     except (ValueError, RecursionError):
         raise _TransientError("the reply is no JSON") from None
 
 
-def _content(reply: Any, field: str) -> str:
+def _content(reply: Any, field: str) -> tuple[str, str]:
+    """Text of the first choice, and why it ended."""
     try:
-        content = reply["choices"][0][field].get("content")
+        choice = reply["choices"][0]
+        content, finish = choice[field].get("content"), choice.get("finish_reason")
     except (KeyError, IndexError, TypeError, AttributeError):
         raise _TransientError("the reply has no choice with a message") from None
-    if content is None:
-        return ""
-    if not isinstance(content, str):
+    if not isinstance(content, str | None):
         raise _TransientError("the content of the reply is no text")
-    return content
+    return content or "", finish if isinstance(finish, str) else ""
 
 
-def _finish(reply: Any) -> str:
-    """Why the answer ended; after `_content` has found the choice."""
-    finish = reply["choices"][0].get("finish_reason")
-    return finish if isinstance(finish, str) else ""
-
-
-def _usage(reply: Any) -> tuple[int | None, int | None]:
-    """Tokens of the prompt and of the answer, where the server counts them."""
+def _usage(reply: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """Tokens of the prompt and of the answer, where the server counts them credibly."""
     usage = reply.get("usage")
     counts = usage if isinstance(usage, dict) else {}
-    prompt, answer = counts.get("prompt_tokens"), counts.get("completion_tokens")
-    return (
-        prompt if isinstance(prompt, int) else None,
-        answer if isinstance(answer, int) else None,
+    prompt, answer = (
+        count if type(count) is int and 0 <= count < _MAX_TOKENS else None
+        for count in (counts.get("prompt_tokens"), counts.get("completion_tokens"))
     )
+    return prompt, answer
 
 
-def _seconds(headers: Any) -> float | None:
+def _seconds(retry_after: str) -> float:
     """Retry-After in seconds, whether it is a number of them or a date (RFC 9110, 10.2.3)."""
-    text = headers.get("Retry-After", "")
     with contextlib.suppress(ValueError):
-        return max(float(text), 0.0)
-    try:
-        until = email.utils.parsedate_to_datetime(text).timestamp()
-    except (ValueError, OverflowError):
-        return None
-    return max(until - time.time(), 0.0)
+        return max(float(retry_after), 0.0)
+    with contextlib.suppress(ValueError, OverflowError):
+        return max(email.utils.parsedate_to_datetime(retry_after).timestamp() - time.time(), 0.0)
+    return 0.0

@@ -1,9 +1,11 @@
 """A real HTTP server on loopback that fails in every way before it answers."""
 
+import asyncio
 import contextlib
 import email.utils
 import json
 import logging
+import math
 import time
 
 import pytest
@@ -20,6 +22,7 @@ SPACE = lakes.lake_space((3, 4, 5))
 RECORD = random_record(1, SPACE, lakes.TEXTS)
 WANTED = SPACE.random(5)
 ANSWER = f"Less of what works.\n{render_config(WANTED, SPACE)}"
+HI = [{"role": "user", "content": "hi"}]
 KEY = "sk-very-secret-0123456789"
 
 
@@ -159,16 +162,112 @@ def test_streams(monkeypatch):
 
     with Server(broken_off, cut_event, cut, whole) as server:
         ask, waits = endpoint(server, stream=True)
-        assert ask([{"role": "user", "content": "hi"}], 1, 0) == [ANSWER]
+        assert ask(HI, 1, 0) == [ANSWER]
     assert len(waits) == 3
     assert server.requests[0][2]["stream"] is True
     assert "Authorization" not in server.requests[0][1]
 
 
+def test_streams_break_lines_where_the_protocol_does(monkeypatch):
+    text = "one\u2028two\u2029three\x85four\x0bfive"
+    whole = json.dumps({"choices": [{"delta": {"content": text}}]}, ensure_ascii=False)
+    halves = [r"""{"choices": [{"delta": {"content": "\ud83d"}}]}"""]
+    halves += [r"""{"choices": [{"delta": {"content": "\ude00 \udc00"}}]}""", "[DONE]"]
+    for end in ("\r\n", "\n", "\r"):
+        raw = "".join(f"data: {line}{end}{end}" for line in (whole, *halves)).encode()
+        with Server(lambda handler, raw=raw: handler.send(200, raw)) as server:
+            (given,) = endpoint(server, stream=True)[0](HI, 1, 0)
+        assert given == text + "\U0001f600 \ufffd"
+
+
+def test_a_repeated_key_is_masked_and_lone_surrogates_are_healed(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    with Server(lambda handler: answer(handler, f"your {KEY}, \ud800!")) as server:
+        assert endpoint(server)[0](HI, 1, 0) == ["your ***, \ufffd!"]
+
+
+def test_counts_that_cannot_be_are_ignored():
+    for count, taken in ((7, 7), (0, 0), (int("9" * 400), None), (-1, None), (True, None)):
+        reply = completion("yes") | {"usage": {"prompt_tokens": count, "completion_tokens": 3}}
+        raw = json.dumps(reply).encode()
+        with Server(lambda handler, raw=raw: handler.send(200, raw)) as server:
+            given = endpoint(server)[0].ask(HI, 0)
+        assert (given.prompt_tokens, given.completion_tokens) == (taken, 3)
+    with (
+        Server(lambda handler: handler.send(200, b'{"choices": [], "usage": 5}')) as server,
+        pytest.raises(NoAnswerError, match="no choice"),
+    ):
+        endpoint(server, tries=1)[0](HI, 1, 0)
+
+
+def test_a_reply_without_end_is_cut(monkeypatch):
+    monkeypatch.setattr("engineer.endpoint.MAX_BYTES", 10_000)
+
+    def endless(handler):
+        handler.send_response(200)
+        handler.end_headers()
+        while True:
+            handler.wfile.write(b" " * 1_000)
+
+    with (
+        Server(endless) as server,
+        pytest.raises(NoAnswerError, match="longer than 10000 bytes"),
+    ):
+        endpoint(server, tries=1, timeout=5.0)[0](HI, 1, 0)
+
+
+def drip(head, status=b"200 OK"):
+    """After `head`, a byte from time to time."""
+
+    def act(handler):
+        handler.wfile.write(b"HTTP/1.1 " + status + b"\r\n" + head)
+        while True:
+            handler.wfile.write(b"1")
+            handler.wfile.flush()
+            time.sleep(0.02)
+
+    return act
+
+
+def endless_continue(handler):
+    while True:
+        handler.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        drip(b"Content-Length: 9999\r\n\r\n"),
+        drip(b"Content-Length: 9999\r\n\r\n", b"401 No"),
+        drip(b"Transfer-Encoding: chunked\r\n\r\n4;extension="),
+        drip(b"X-Header: "),
+        drip(b"", b"200 "),
+        endless_continue,
+    ],
+    ids=["body", "error", "chunk extension", "header", "status", "continue"],
+)
+def test_dripping_bytes_do_not_extend_the_time(act):
+    with Server(act) as server:
+        ask, _ = endpoint(server, tries=1, timeout=0.3)
+        start = time.monotonic()
+        with pytest.raises(NoAnswerError, match=r"no answer within 0\.3 s"):
+            ask(HI, 1, 0)
+        assert time.monotonic() - start < 1.0
+
+
+def test_within_an_event_loop():
+    async def main(ask):
+        return ask(HI, 1, 0)
+
+    with Server(answer) as server:
+        assert asyncio.run(main(endpoint(server)[0])) == [ANSWER]
+
+
 def test_several_proposals_have_their_own_seeds():
     with Server(answer) as server:
         ask, _ = endpoint(server, temperature=0.5, max_tokens=99)
-        assert ask([{"role": "user", "content": "hi"}], 3, 2**31) == [ANSWER] * 3
+        assert ask(HI, 3, 2**31) == [ANSWER] * 3
     bodies = [body for _, _, body in server.requests]
     assert len({body["seed"] for body in bodies}) == 3
     assert all((body["temperature"], body["max_tokens"]) == (0.5, 99) for body in bodies)
@@ -178,14 +277,14 @@ def test_a_server_that_never_answers_keeps_the_previous_configuration():
     with Server(failing) as server:
         ask, _ = endpoint(server, tries=2)
         with pytest.raises(NoAnswerError, match="status 500; status 500"):
-            ask([{"role": "user", "content": "hi"}], 1, 0)
+            ask(HI, 1, 0)
         design = designer(ask).design(RECORD, SPACE, seed=0)
     assert design.kept_previous
     assert design.config == RECORD.config
     assert "status 500" in design.reason
     nobody = Endpoint("http://127.0.0.1:9", "m", tries=1, timeout=1.0)
     with pytest.raises(NoAnswerError, match="no connection"):
-        nobody([{"role": "user", "content": "hi"}], 1, 0)
+        nobody(HI, 1, 0)
 
 
 def test_the_time_counts_from_the_first_to_the_last_byte():
@@ -200,7 +299,7 @@ def test_the_time_counts_from_the_first_to_the_last_byte():
         ask, _ = endpoint(server, tries=1, timeout=0.5)
         start = time.monotonic()
         with pytest.raises(NoAnswerError, match=r"no answer within 0\.5 s"):
-            ask([{"role": "user", "content": "hi"}], 1, 0)
+            ask(HI, 1, 0)
         assert time.monotonic() - start < 0.8  # not 0.4 and then 0.5 again
 
 
@@ -217,12 +316,12 @@ def test_a_refusal_is_told_at_once_and_without_the_key(monkeypatch):
         with Server(act) as server:
             ask, waits = endpoint(server, key_variable="OTHER_KEY")
             with pytest.raises(RefusedError, match=r"key from OTHER_KEY \(set\): refused") as error:
-                ask([{"role": "user", "content": "hi"}], 1, 0)
+                ask(HI, 1, 0)
         assert KEY not in str(error.value)
         assert (len(server.requests), waits) == (1, [])
     monkeypatch.setenv("OTHER_KEY", f"{KEY}\n")
     with pytest.raises(RefusedError, match="OTHER_KEY: the key must be of printable") as error:
-        ask([{"role": "user", "content": "hi"}], 1, 0)
+        ask(HI, 1, 0)
     assert KEY not in str(error.value)
 
 
@@ -236,18 +335,23 @@ def test_a_server_may_ask_to_wait_longer_or_until_a_date():
 
     with Server(until(90), until(-90), for_long, answer) as server:
         ask, waits = endpoint(server)
-        assert ask([{"role": "user", "content": "hi"}], 1, 0) == [ANSWER]
+        assert ask(HI, 1, 0) == [ANSWER]
     assert waits == [pytest.approx(90, abs=3), 2, 600]
 
 
 def test_bad_fields_are_named():
     for options, message in (
         ({"url": "ftp://x"}, "url='ftp://x'"),
-        ({"url": "http://x:99999/v1"}, "url='http://x:99999/v1': Port out of range"),
+        ({"url": "http://x:99999/v1"}, "url='http://x:99999/v1': must be .* port below 65536"),
+        ({"url": "http://x/v1?key=1"}, "url: must hold"),
         ({"url": "http://user:word@x/v1"}, "neither user nor password"),
         ({"model": ""}, "model=''"),
         ({"tries": 0}, "tries=0"),
-        ({"timeout": 0}, "timeout=0"),
+        *(
+            ({"timeout": bad}, f"timeout={bad}: must be finite")
+            for bad in (0, -1, math.inf, math.nan)
+        ),
+        *(({"backoff": bad}, f"backoff={bad}: must be finite") for bad in (-1, math.inf, math.nan)),
     ):
         with pytest.raises(ValueError, match=message):
             Endpoint(**{"url": "http://x/v1", "model": "m", **options})
