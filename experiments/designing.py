@@ -15,18 +15,20 @@ from engineer.designers import Designer, Generate
 from engineer.endpoint import Endpoint
 from engineer.space import Configuration, ConfigurationSpace
 from experiments.families.lakes import texts as lakes
-from experiments.policy import Ending, Policy, Responder
+from experiments.policy import Policy
 from experiments.settings import EngineerSettings, Settings
 from learner import tokens
 from learner.devices import distributed
+from learner.sampling.completer import Completer, Ending
 from learner.sampling.sampler import SamplingParams
-from learner.sampling.token_automaton import ThinkingBudget, TokenAutomaton
+from learner.sampling.token_automaton import TokenAutomaton
+from learner.tokens import ThinkingBudget
 
 MODEL_DESIGNERS = ("current", "base")
 """Designers that answer with the run's own sampler."""
 
 
-def design_responder(settings: Settings, policy: Policy) -> Responder:
+def design_responder(settings: Settings, policy: Policy) -> Completer:
     """How designs are sampled.
 
     Raises:
@@ -42,8 +44,7 @@ def design_responder(settings: Settings, policy: Policy) -> Responder:
         thinking=_thinking_budget(engineer, policy),
     )
     automaton, ending = design_automaton(settings, policy)
-    return Responder(
-        policy,
+    return policy.completer(
         sampling,
         settings.training.sampling_rows,
         thinking=engineer.thinking,

@@ -22,10 +22,11 @@ from engineer.space import Configuration
 from experiments import store as files
 from experiments.families.lakes import texts as lakes
 from experiments.families.lakes.task import MapfTask, judge
-from experiments.policy import Policy, Responder
+from experiments.policy import Policy
 from experiments.settings import Settings
 from experiments.validation import validation_config
 from learner.devices import distributed, sharding
+from learner.sampling.completer import Completer
 from learner.training.task import Completion, Message, Scores
 from learner.training.train_state import TrainState
 from learner.training.trainer import GRPOTrainer
@@ -64,7 +65,7 @@ class EngineerTrainer:
         settings: Settings,
         policy: Policy,
         trainer: GRPOTrainer,
-        respond: Responder,
+        respond: Completer,
         exclude: set[bytes],
         fits: Callable[[Sequence[Message]], bool],
         reference: Any = None,

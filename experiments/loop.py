@@ -34,7 +34,7 @@ from experiments import store as files
 from experiments.engineer_training import EngineerTrainer
 from experiments.errors import UserError, user_errors
 from experiments.families.lakes.task import MapfTask
-from experiments.policy import Policy, Responder, load_params, load_policy
+from experiments.policy import Policy, load_params, load_policy
 from experiments.progress import Reporter
 from experiments.settings import Settings
 from experiments.validation import (
@@ -46,6 +46,7 @@ from experiments.validation import (
 from learner.devices import distributed
 from learner.devices.preemption import Preempted, Preemption
 from learner.qwen3 import attention
+from learner.sampling.completer import Completer
 from learner.training import metrics, train_state
 from learner.training.checkpoints import Checkpoints
 from learner.training.train_state import TrainState
@@ -212,7 +213,7 @@ class Loop:
                 del policy_params  # The next step of training donates it.
                 self._report_round(index)
 
-    def _load(self) -> tuple[Policy, Responder, Responder | None, Any]:
+    def _load(self) -> tuple[Policy, Completer, Completer | None, Any]:
         """The model, how it answers and designs, and its parameters; checks the designer too."""
         settings = self._settings
         policy = load_policy(settings)
@@ -475,7 +476,7 @@ class Loop:
 
     # Design
 
-    def _design(self, index: int, policy: Policy, responder: Responder | None, params: Any) -> None:
+    def _design(self, index: int, policy: Policy, responder: Completer | None, params: Any) -> None:
         """Designs the configuration of round `index`, unless that has been done."""
         settings = self._settings
         folder = self._directory.round(index - 1) / "design"

@@ -12,7 +12,7 @@ from experiments.errors import UserError, user_errors
 from experiments.policy import Policy, load_params
 from experiments.settings import Settings
 from learner import checks
-from learner.devices import sharding
+from learner.qwen3 import placement
 from learner.training import lora, train_state
 from learner.training.checkpoints import Checkpoints
 
@@ -82,6 +82,6 @@ def load_checkpoint(checkpoint: RunCheckpoint, policy: Policy) -> Any:
         return state.params
     merge = jax.jit(
         lambda base, adapters: lora.merge(base, adapters, training.lora),
-        out_shardings=sharding.param_shardings(policy.config, policy.mesh),
+        out_shardings=placement.param_shardings(policy.config, policy.mesh),
     )
     return merge(load_params(checkpoint.settings, policy), state.params)

@@ -8,10 +8,11 @@ import numpy as np
 
 import mapf_jax
 from experiments.families.lakes.task import Judgement, judge
-from experiments.policy import Policy, Responder
+from experiments.policy import Policy
 from experiments.settings import Settings
 from learner import tokens
 from learner.devices import distributed
+from learner.sampling.completer import Completer
 from learner.sampling.sampler import SamplingParams
 from learner.training.task import Completion
 
@@ -63,7 +64,7 @@ class ValidationResult:
     judgement: Judgement
 
 
-def validation_responder(settings: Settings, policy: Policy) -> Responder:
+def validation_responder(settings: Settings, policy: Policy) -> Completer:
     """How validation answers are sampled; with thinking where training has it.
 
     Raises:
@@ -71,8 +72,7 @@ def validation_responder(settings: Settings, policy: Policy) -> Responder:
     """
     validation = settings.validation
     limit = validation.thinking_tokens
-    return Responder(
-        policy,
+    return policy.completer(
         SamplingParams(
             max_new_tokens=validation.max_new_tokens,
             temperature=validation.temperature,
@@ -93,7 +93,7 @@ class Validator:
     """
 
     def __init__(
-        self, settings: Settings, respond: Responder, instances: mapf_jax.Instance
+        self, settings: Settings, respond: Completer, instances: mapf_jax.Instance
     ) -> None:
         self._instances = instances
         # Another key than the one that the set was made with.

@@ -271,15 +271,16 @@ def _advice(plan: Plan, config: Qwen3Config, training: GRPOConfig, mesh: Mesh) -
             )
         if training.completions_per_row > 1:
             advice.append(
-                f"fewer completions in a row (--completions_per_row, now {training.completions_per_row})"
+                "fewer completions in a row (--completions_per_row, now "
+                f"{training.completions_per_row})"
             )
     else:
         segment = next(program for program in plan.programs if program.name == "segment")
         completions = training.sampling_rows // shards
         advice.append(
-            f"fewer completions at a time on each device (--completions, now {completions}), or shorter ones "
-            f"(--max_new_tokens, now {training.max_new_tokens}): their keys and values take "
-            f"{gigabytes(segment.reused)}"
+            f"fewer completions at a time on each device (--completions, now {completions}), or "
+            f"shorter ones (--max_new_tokens, now {training.max_new_tokens}): their keys and "
+            f"values take {gigabytes(segment.reused)}"
         )
         kv_heads, tensor = config.num_key_value_heads, mesh.shape["tensor"]
         larger = [n for n in range(tensor + 1, kv_heads + 1) if kv_heads % n == 0]
@@ -411,8 +412,8 @@ def _heading(config: Qwen3Config, options: argparse.Namespace) -> str:
     return (
         f"{options.config}: {parameters / 1e9:.2f} billion parameters, {config.param_dtype}, "
         f"computed in {config.dtype}, remat {config.remat}.\n"
-        f"Prompts of {options.prompt_length} tokens, completions of {options.max_new_tokens}; on each "
-        f"row shard {options.completions} completions sampled and {options.rows} rows of "
+        f"Prompts of {options.prompt_length} tokens, completions of {options.max_new_tokens}; on "
+        f"each row shard {options.completions} completions sampled and {options.rows} rows of "
         f"{options.completions_per_row} trained at a time.\n"
         "Compiled for CPUs, in float32 and with the reference attention: arguments and outputs "
         "are exact,\ntemporaries an upper estimate of what another platform needs."

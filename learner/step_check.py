@@ -6,7 +6,7 @@ The promises, each a rule here:
 
 - `parameters`: no device ever holds all layers of a matrix that is split, and outside the loops
   over layers no more than one layer of weights is gathered.
-- `logits`: no array has a row of logits for more tokens than `learner.training.logprobs` computes
+- `logits`: no array has a row of logits for more tokens than `learner.qwen3.logprobs` computes
 at once.
 - `bfloat16`: weights are cast before they are gathered; products with them, and what is kept of
   every layer for the backward pass, are bfloat16.
@@ -30,7 +30,7 @@ from learner import hlo, plan
 from learner.devices import sharding
 from learner.qwen3 import model
 from learner.qwen3.config import DTYPES, Qwen3Config
-from learner.training.logprobs import token_logprobs
+from learner.qwen3.logprobs import token_logprobs
 from learner.training.trainer import GRPOConfig
 
 _CHUNK = inspect.signature(token_logprobs).parameters["chunk"].default
@@ -79,8 +79,8 @@ class Expectation:
         widths = self._widths(self.config.hidden_size, "fsdp")
         if self.completion_tokens <= _CHUNK or self.completion_tokens in widths:
             raise ValueError(
-                f"completions of one device have {self.completion_tokens} tokens; to tell full logits they "
-                f"must have more than {_CHUNK}, and another number than {sorted(widths)}"
+                f"completions of one device have {self.completion_tokens} tokens; to tell full logits "
+                f"they must have more than {_CHUNK}, and another number than {sorted(widths)}"
             )
 
     @property

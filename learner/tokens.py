@@ -1,5 +1,6 @@
 """Text to token ids and back, and the padding of id lists to static shapes."""
 
+import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from learner import checks
-from learner.sampling.token_automaton import ThinkingBudget
 
 _NO_ADVICE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json")
@@ -19,6 +19,35 @@ _EARLY_STOP = (
     "\n\nConsidering the limited time by the user, I have to give the solution based on the "
     f"thinking directly now.\n{THINK_END}"
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class ThinkingBudget:
+    """A limit on how long a completion may think, as Qwen3 has it (arXiv 2505.09388, section 4.3).
+
+    A completion begins in thought and leaves it with `end_id`. After `max_tokens` tokens without
+    it, the tokens `closing_ids` are put in their place, whatever the model would have said, and
+    the completion goes on after them. Their log-probabilities are 0: the model did not choose them.
+
+    Attributes:
+        max_tokens: at least 0.
+        end_id: the token `</think>`.
+        closing_ids: what ends the thought; `end_id` is the last of them, so that what follows
+            begins after it in any case.
+
+    Raises:
+        ValueError: `max_tokens` is negative, or `closing_ids` do not end with `end_id`.
+    """
+
+    max_tokens: int
+    end_id: int
+    closing_ids: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 0:
+            raise ValueError(f"max_tokens of thinking is {self.max_tokens}; it must be at least 0")
+        if self.closing_ids[-1:] != (self.end_id,):
+            raise ValueError(f"closing_ids are {self.closing_ids}; {self.end_id} must be the last")
 
 
 def load_tokenizer(folder: str | Path) -> Any:

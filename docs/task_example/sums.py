@@ -6,12 +6,12 @@ import numpy as np
 from learner import tokens
 from learner.devices import sharding
 from learner.qwen3 import config, model
-from learner.training import sft, task
+from learner.sampling import completer, sampler
+from learner.training import sft, task, trainer
 from learner.training.train_state import OptimizerConfig, create_train_state
-from learner.training.trainer import GRPOConfig, GRPOTrainer
 
 
-class Sums:  # Problems like "123+456", whose answer is "975": the digits, the last one first.
+class Sums:  # Prompts like "123+456", to be completed with "975": the digits, the last one first.
     def __init__(self, pairs):
         self.questions = [f"{a}+{b}" for a, b in pairs]
         self.answers = [str(a + b)[::-1] for a, b in pairs]
@@ -22,10 +22,11 @@ class Sums:  # Problems like "123+456", whose answer is "975": the digits, the l
     def messages(self, index):
         return [{"role": "user", "content": self.questions[index]}]
 
-    def score(self, indices, answers):  # The reward is the share of digits that are right.
-        pairs = [(answer.text, self.answers[i]) for i, answer in zip(indices, answers, strict=True)]
+    def score(self, indices, completions):  # The reward is the fraction of digits that are right.
+        pairs = [(c.text, self.answers[i]) for i, c in zip(indices, completions, strict=True)]
         rewards = [sum(map(str.__eq__, *pair)) / max(map(len, pair)) for pair in pairs]
-        return task.Scores(np.float32(rewards), {"right": np.mean([a == b for a, b in pairs])})
+        right = [a == b for a, b in pairs]
+        return task.Scores(np.float32(rewards), {"right": np.mean(right)})
 
     state, restore = (lambda self: {}), (lambda self, state: None)
 
@@ -47,13 +48,15 @@ def main(warm_up=400, steps=1001):
         if result.metrics["loss"] < 0.5:  # It knows the digits, but seldom what is carried over.
             break
     optimizer = OptimizerConfig(1e-3, 0, "linear", steps, b2=0.99)
-    grpo = GRPOConfig(64, 8, completions_per_row=8, micro_batch_rows=64, length_multiple=64,
-                      max_new_tokens=6, optimizer=optimizer)  # fmt: skip
-    trainer = GRPOTrainer(grpo, tiny, mesh, coder)
-    state = trainer.init_state(result.state.params, keys[2])
-    for result in trainer.run(state, trained, keys[3], 0, steps):
+    grpo = trainer.GRPOConfig(64, 8, completions_per_row=8, micro_batch_rows=64, length_multiple=64,
+                              max_new_tokens=6, optimizer=optimizer)  # fmt: skip
+    training = trainer.GRPOTrainer(grpo, tiny, mesh, coder)
+    state = training.init_state(result.state.params, keys[2])
+    complete = completer.Completer(tiny, mesh, coder, sampler.SamplingParams(max_new_tokens=6), 512)
+    chats, rows = [unseen.messages(i) for i in range(len(unseen))], range(len(unseen))
+    for result in training.run(state, trained, keys[3], 0, steps):
         if result.step % 50 == 0:
-            _, scores = trainer.evaluate(result.state.params, unseen, keys[1])
+            scores = unseen.score(rows, complete(result.state.params, chats, keys[1]))
             print(f"step {result.step}: {scores.metrics['right']:.1%} of unseen sums are right")
 
 

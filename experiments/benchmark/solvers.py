@@ -18,7 +18,7 @@ from experiments.benchmark.oracles import ORACLES
 from experiments.benchmark.questions import BenchmarkQuestions
 from experiments.configs import tiny
 from experiments.errors import UserError, user_errors
-from experiments.policy import Responder, load_params, load_policy
+from experiments.policy import load_params, load_policy
 from experiments.run_checkpoint import RunCheckpoint, find_checkpoint, load_checkpoint
 from experiments.settings import MeshSettings, ModelSettings, Settings
 from learner import tokens
@@ -300,8 +300,8 @@ class LocalSolver:
             if self._thinking_tokens:
                 budget = tokens.thinking_budget(policy.tokenizer, self._thinking_tokens)
                 sampling = dataclasses.replace(sampling, thinking=budget)
-            responder = Responder(
-                policy, sampling, settings.training.sampling_rows, thinking=self._thinking
+            completer = policy.completer(
+                sampling, settings.training.sampling_rows, thinking=self._thinking
             )
             if self._checkpoint is None:
                 params = load_params(settings, policy)
@@ -311,12 +311,12 @@ class LocalSolver:
             [{"role": "user", "content": questions.prompt(int(row), self._list_holes)}]
             for row in rows
         ]
-        fits = np.array([responder.fits(chat) for chat in chats], bool)
+        fits = np.array([completer.fits(chat) for chat in chats], bool)
         note = "the prompt and a whole answer do not fit the model's window"
         yield [Given(int(row), "", 0, truncated=True, note=note) for row in rows[~fits]]
         fitting = [chat for chat, fit in zip(chats, fits, strict=True) if fit]
         asked = rows[fits]
-        for number, answer in responder.stream(params, fitting, questions.keys(self._seed, asked)):
+        for number, answer in completer.stream(params, fitting, questions.keys(self._seed, asked)):
             yield [
                 Given(
                     int(asked[number]),

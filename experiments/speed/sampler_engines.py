@@ -102,7 +102,7 @@ def own_roofline(task: Task) -> Measure:
     import numpy as np
 
     from learner.devices import sharding
-    from learner.qwen3 import model
+    from learner.qwen3 import model, placement
     from learner.qwen3.config import Qwen3Config
     from learner.sampling import slots
     from learner.sampling.sampler import Sampler, SamplingParams
@@ -115,7 +115,7 @@ def own_roofline(task: Task) -> Measure:
     engine = sampler.engine
     init = jax.jit(
         functools.partial(model.init_params, config=config),
-        out_shardings=sharding.param_shardings(config, mesh),
+        out_shardings=placement.param_shardings(config, mesh),
     )
     params = engine.prepare(init(jax.random.key(0)))
     # What a cache holds does not change how long it takes to read.

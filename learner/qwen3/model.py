@@ -305,6 +305,6 @@ def logits(
 ) -> Array:
     """Logits f32[B, T, V] of whole sequences; arguments as in `hidden_states`.
 
-    Holds all of [B, T, V]: for large vocabularies use `learner.training.logprobs` instead.
+    Holds all of [B, T, V]: for large vocabularies use `learner.qwen3.logprobs` instead.
     """
     return output_logits(params, config, hidden_states(params, config, tokens, positions, valid))

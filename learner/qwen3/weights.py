@@ -23,6 +23,7 @@ from jax.sharding import PartitionSpec as P
 
 from learner import checks
 from learner.devices import sharding
+from learner.qwen3 import placement
 from learner.qwen3.config import DTYPES, Qwen3Config
 from learner.qwen3.model import Params, abstract_params
 
@@ -94,7 +95,7 @@ def load(folder: str | Path, config: Qwen3Config, mesh: Mesh | None = None) -> P
     Args:
         folder: has `model.safetensors`, or `model.safetensors.index.json` and its files.
         config: of the model; values are cast to `config.param_dtype`.
-        mesh: the parameters are placed by `sharding.param_shardings`; None means one device, the
+        mesh: the parameters are placed by `placement.param_shardings`; None means one device, the
             first.
 
     Raises:
@@ -103,7 +104,7 @@ def load(folder: str | Path, config: Qwen3Config, mesh: Mesh | None = None) -> P
             from the embedding it is tied to. All tensors concerned are named.
     """
     mesh = mesh or sharding.make_mesh()
-    shardings = sharding.param_shardings(config, mesh)
+    shardings = placement.param_shardings(config, mesh)
     abstract = abstract_params(config)
     params: Params = {}
     with ExitStack() as stack:

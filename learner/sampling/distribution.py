@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from learner.sampling.token_automaton import ThinkingBudget
+from learner.tokens import ThinkingBudget
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from jax import Array
 from jax.sharding import Mesh
 
 from learner.devices import distributed, sharding
+from learner.qwen3 import placement
 from learner.qwen3.config import Qwen3Config
 from learner.qwen3.model import Params
 from learner.sampling.distribution import SamplingParams
@@ -97,7 +98,7 @@ class Sampler:
         Raises:
             ValueError: an argument is out of range.
         """
-        sharding.check(config, mesh)
+        placement.check(config, mesh)
         if not 0 <= pad_id < config.vocab_size:
             raise ValueError(f"pad_id is {pad_id}; it must be in [0, {config.vocab_size})")
         for name, value in (

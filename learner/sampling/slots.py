@@ -34,8 +34,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from learner.devices import distributed, sharding
-from learner.qwen3 import model
+from learner.qwen3 import model, placement
 from learner.qwen3.config import Qwen3Config
+from learner.qwen3.logprobs import limit_vocabulary
 from learner.qwen3.model import Params
 from learner.sampling import decoding
 from learner.sampling.decoding import PromptCache, SampleCache
@@ -43,7 +44,6 @@ from learner.sampling.distribution import SamplingParams, draw, filter_logits, l
 from learner.sampling.stop_strings import StopStrings
 from learner.sampling.token_automaton import TokenAutomaton
 from learner.tokens import geometric_bucket, pad_right
-from learner.training.logprobs import limit_vocabulary
 
 # Prompt tokens, padding included, that one row shard prefills at a time; bounds its activations.
 _PREFILL_TOKENS = 1 << 14
@@ -227,7 +227,7 @@ class SlotEngine:
         vocab_size: int | None,
         stop_strings: StopStrings | None,
     ) -> None:
-        """Prepare; nothing is compiled yet. Arguments as those of `learner.sampling.sampler.Sampler`."""
+        """Prepare; nothing is compiled yet. Arguments are those of `Sampler`."""
         self._config = config
         self._whole_mesh = mesh
         self._mesh = mesh = distributed.local_mesh(mesh)
@@ -244,7 +244,7 @@ class SlotEngine:
             self._whole_mesh,
             jax.jit(
                 functools.partial(decoding.decoding_params, config=config),
-                in_shardings=(sharding.param_shardings(config, self._whole_mesh),),
+                in_shardings=(placement.param_shardings(config, self._whole_mesh),),
                 out_shardings=_whole_rows(config, self._whole_mesh),
             ),
         )
@@ -508,7 +508,7 @@ def _whole_rows(config: Qwen3Config, mesh: Mesh) -> Params:
         axes = [None if axis == "fsdp" else axis for axis in stacked.spec]
         return NamedSharding(mesh, P(*axes[drop:]))
 
-    tree = sharding.param_shardings(config, mesh)
+    tree = placement.param_shardings(config, mesh)
     layer = jax.tree.map(lambda s: without_fsdp(s, 1), tree["layers"])
     whole = {name: jax.tree.map(lambda s: without_fsdp(s, 0), tree[name]) for name in tree}
     return {**whole, "layers": (layer,) * config.num_hidden_layers}

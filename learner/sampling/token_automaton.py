@@ -13,36 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from learner.tokens import ThinkingBudget
+
 Table = Array | np.ndarray
-
-
-@dataclasses.dataclass(frozen=True)
-class ThinkingBudget:
-    """A limit on how long a completion may think, as Qwen3 has it (arXiv 2505.09388, section 4.3).
-
-    A completion begins in thought and leaves it with `end_id`. After `max_tokens` tokens without
-    it, the tokens `closing_ids` are put in their place, whatever the model would have said, and
-    the completion goes on after them. Their log-probabilities are 0: the model did not choose them.
-
-    Attributes:
-        max_tokens: at least 0.
-        end_id: the token `</think>`.
-        closing_ids: what ends the thought; `end_id` is the last of them, so that what follows
-            begins after it in any case.
-
-    Raises:
-        ValueError: `max_tokens` is negative, or `closing_ids` do not end with `end_id`.
-    """
-
-    max_tokens: int
-    end_id: int
-    closing_ids: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        if self.max_tokens < 0:
-            raise ValueError(f"max_tokens of thinking is {self.max_tokens}; it must be at least 0")
-        if self.closing_ids[-1:] != (self.end_id,):
-            raise ValueError(f"closing_ids are {self.closing_ids}; {self.end_id} must be the last")
 
 
 @jax.tree_util.register_dataclass

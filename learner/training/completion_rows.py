@@ -1,4 +1,4 @@
-"""Prompts with their completions in rows of fixed shape, and the log-probabilities of completion tokens.
+"""Prompts with completions in rows of fixed shape, and the log-probabilities of the completions.
 
 The one forward pass that supervised training and GRPO share. A row is a prompt, then one or more
 completions to it, then padding on the right. The completions do not see each other, so a prompt
@@ -18,7 +18,7 @@ import numpy as np
 from learner.qwen3 import model
 from learner.qwen3.attention import SharedPrompt
 from learner.qwen3.config import Qwen3Config
-from learner.training.logprobs import token_logprobs
+from learner.qwen3.logprobs import token_logprobs
 
 
 @functools.partial(
@@ -70,12 +70,13 @@ def pack_rows(
     """
     if len(prompts) != len(completions) or len(prompts) > rows:
         raise ValueError(
-            f"rows={rows}: cannot hold {len(prompts)} prompts with {len(completions)} lists of completions"
+            f"rows={rows}: cannot hold {len(prompts)} prompts with {len(completions)} lists of "
+            "completions"
         )
     prompt_capacity = length if prompt_capacity is None else prompt_capacity
     if not max(map(len, prompts), default=0) <= prompt_capacity <= length:
         raise ValueError(
-            f"prompt_capacity={prompt_capacity}: must hold the longest prompt and be at most {length}"
+            f"prompt_capacity={prompt_capacity}: must hold the longest prompt, at most {length}"
         )
     tokens = np.full((rows, length), pad_id, np.int32)
     # A filler row still needs a token to attend to, so that nothing in it is undefined.

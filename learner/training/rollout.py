@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from learner.training.task import Completion
+from learner.chat import Completion
 
 
 @dataclasses.dataclass(frozen=True)

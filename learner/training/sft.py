@@ -12,11 +12,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 from learner import checks, tokens
+from learner.chat import Message
 from learner.devices import sharding
 from learner.qwen3.config import Qwen3Config
 from learner.training import grpo
 from learner.training.completion_rows import CompletionRows, completion_logprobs, pack_rows
-from learner.training.task import Message, prompt_indices
+from learner.training.task import prompt_indices
 from learner.training.train_state import OptimizerConfig, TrainState
 from learner.training.update import NonFiniteError, Updater, not_finite
 
@@ -117,7 +118,7 @@ def make_batch(examples: Sequence[Example], config: SFTConfig, pad_id: int) -> l
     longest = max(len(example.completion) for example in examples)
     if longest > config.max_completion_tokens:
         raise ValueError(
-            f"max_completion_tokens={config.max_completion_tokens}: a completion has {longest} tokens"
+            f"max_completion_tokens={config.max_completion_tokens}: one has {longest} tokens"
         )
     total = sum(len(example.completion) for example in examples)
     ordered = sorted(examples, key=lambda example: len(example.prompt) + len(example.completion))

@@ -1,4 +1,4 @@
-"""What a user of another domain writes: problems out as chat messages, completions in, scores back."""
+"""What a user of another domain writes: prompts out, completions in, scores back."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -7,22 +7,9 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import numpy as np
 
-Message = Mapping[str, str]
+from learner.chat import Completion, Message
 
-
-@dataclasses.dataclass(frozen=True)
-class Completion:
-    """One sampled completion as a task sees it.
-
-    Attributes:
-      text: the completion without special tokens.
-      num_tokens: generated tokens, the stop token included.
-      truncated: True if the token budget ended the completion, not a stop token.
-    """
-
-    text: str
-    num_tokens: int
-    truncated: bool
+__all__ = ["Completion", "Message", "Scores", "Task", "prompt_indices"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +46,7 @@ class Task(Protocol):
         ...
 
     def score(self, indices: np.ndarray, completions: Sequence[Completion]) -> Scores:
-        """Scores of `completions[i]` to problem `indices[i]`; indices is i64[N], with repetitions."""
+        """Scores of `completions[i]` to prompt `indices[i]`; i64[N], with repetitions."""
         ...
 
     def state(self) -> dict[str, Any]:

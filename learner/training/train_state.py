@@ -11,8 +11,8 @@ import optax
 from jax.sharding import Mesh
 
 from learner import checks
-from learner.devices import distributed, sharding
-from learner.qwen3 import model
+from learner.devices import distributed
+from learner.qwen3 import model, placement
 from learner.qwen3.config import DTYPES, Qwen3Config
 from learner.training import lora
 from learner.training.lora import LoraConfig
@@ -183,7 +183,7 @@ def train_state_shardings(
     adapters: LoraConfig | None = None,
 ) -> TrainState:
     """A NamedSharding for every leaf of the state, in the shape of the state."""
-    return sharding.tree_shardings(_state_shapes(config, optimizer, adapters), config, mesh)
+    return placement.tree_shardings(_state_shapes(config, optimizer, adapters), config, mesh)
 
 
 def _state_shapes(

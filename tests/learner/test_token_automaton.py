@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from learner.sampling.token_automaton import ThinkingBudget, TokenAutomaton
+from learner.sampling.token_automaton import TokenAutomaton
+from learner.tokens import ThinkingBudget
 
 V = 12
 

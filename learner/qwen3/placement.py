@@ -1,0 +1,80 @@
+"""Where the parameters live on the mesh, and whatever has their shape."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+from jax.sharding import Mesh, NamedSharding
+
+from learner.devices import sharding
+from learner.qwen3.config import Qwen3Config
+from learner.qwen3.model import abstract_params, logical_axes
+
+
+def check(config: Qwen3Config, mesh: Mesh) -> None:
+    """Raise `ValueError` if a dimension of the model does not divide over its mesh axis."""
+    tensor, fsdp = mesh.shape["tensor"], mesh.shape["fsdp"]
+    for field, axis, size in (
+        ("num_attention_heads", "tensor", tensor),
+        ("num_key_value_heads", "tensor", tensor),
+        ("intermediate_size", "tensor", tensor),
+        ("vocab_size", "tensor", tensor),
+        ("hidden_size", "fsdp", fsdp),
+    ):
+        value = getattr(config, field)
+        if value % size:
+            allowed = [n for n in range(1, min(value, 64) + 1) if value % n == 0]
+            raise ValueError(
+                f"{field} is {value}, which mesh axis {axis}={size} does not divide; "
+                f"allowed sizes of {axis}: {allowed}"
+            )
+
+
+def param_shardings(config: Qwen3Config, mesh: Mesh) -> dict[str, Any]:
+    """The tree of the parameters, with a `NamedSharding` for every array.
+
+    Raises:
+        ValueError: a dimension does not divide over its mesh axis.
+    """
+    check(config, mesh)
+    return jax.tree.map(
+        lambda names: NamedSharding(mesh, nn.logical_to_mesh_axes(names, sharding.RULES)),
+        logical_axes(config),
+        is_leaf=lambda x: isinstance(x, tuple),
+    )
+
+
+def tree_shardings(tree: Any, config: Qwen3Config, mesh: Mesh) -> Any:
+    """Shardings of any tree that holds copies of the parameters, such as an optimizer's state.
+
+    An array whose path ends with the path of a parameter and that has its shape lives where the
+    parameter lives (so Adam's moments do); every other array is replicated.
+
+    Args:
+        tree: arrays or `jax.ShapeDtypeStruct`s.
+
+    Returns:
+        The same tree of `NamedSharding`s.
+    """
+    by_path = {
+        _names(path): (abstract.shape, where)
+        for (path, abstract), where in zip(
+            jax.tree_util.tree_leaves_with_path(abstract_params(config)),
+            jax.tree.leaves(param_shardings(config, mesh)),
+            strict=True,
+        )
+    }
+
+    def place(path: Any, leaf: Any) -> NamedSharding:
+        names = _names(path)
+        for start in range(len(names)):
+            shape, where = by_path.get(names[start:], (None, None))
+            if where is not None and shape == leaf.shape:
+                return where
+        return sharding.replicated(mesh)
+
+    return jax.tree_util.tree_map_with_path(place, tree)
+
+
+def _names(path: Any) -> tuple[str, ...]:
+    return tuple(jax.tree_util.keystr((entry,), simple=True) for entry in path)

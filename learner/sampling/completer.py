@@ -1,0 +1,203 @@
+"""From chats to completions: the one path of training, validation, design and benchmarks."""
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from learner import tokens
+from learner.chat import Completion, Message
+from learner.devices import distributed
+from learner.qwen3.config import Qwen3Config
+from learner.sampling.sampler import FinishReason, Sampler, Samples, SamplingParams
+from learner.sampling.token_automaton import TokenAutomaton
+
+# Folded into a call's key for the keys of endings. Not the number of any chat: with threefry,
+# `split(key, n)[i]` is `fold_in(key, i)`.
+_ENDINGS = 2**32 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Ending:
+    """What a completion that stopped too early is finished with.
+
+    Attributes:
+      trigger: token ids without which a completion is not whole; appended where they are missing.
+      automaton: which tokens may follow them.
+      max_new_tokens: budget of what follows, stop token included.
+    """
+
+    trigger: tuple[int, ...]
+    automaton: TokenAutomaton
+    max_new_tokens: int
+
+
+class Sampled(NamedTuple):
+    """Completions to P chats, `count` to each, prompt-major, in the forms that training needs.
+
+    Attributes:
+      prompts: P lists of token ids.
+      samples: tokens and log-probabilities, host arrays of P * count rows.
+      completions: P * count texts.
+    """
+
+    prompts: list[list[int]]
+    samples: Samples
+    completions: list[Completion]
+
+
+class Completer:
+    """Completes chats with one way of sampling; compiled once for each shape.
+
+    Attributes:
+      sampler: what it samples with.
+
+    Args:
+      model_config: the model.
+      mesh: where parameters and rows live.
+      tokenizer: of `transformers`, with a chat template.
+      sampling: how tokens are chosen; the stop tokens are the tokenizer's whatever it says.
+      max_rows: rows sampled at a time; bounds the memory of the key/value cache.
+      thinking: let the chat template open the model's thinking.
+      automaton: which tokens a completion may have; None allows all.
+      ending: how completions are finished that a stop token ended before their trigger.
+    """
+
+    def __init__(
+        self,
+        model_config: Qwen3Config,
+        mesh: Mesh,
+        tokenizer: Any,
+        sampling: SamplingParams,
+        max_rows: int,
+        thinking: bool = False,
+        automaton: TokenAutomaton | None = None,
+        ending: Ending | None = None,
+    ) -> None:
+        sampling = dataclasses.replace(sampling, stop_token_ids=tokens.stop_token_ids(tokenizer))
+
+        def sampler(sampling: SamplingParams) -> Sampler:
+            return Sampler(
+                model_config,
+                mesh,
+                sampling,
+                tokens.pad_id(tokenizer),
+                max_rows=max_rows,
+                vocab_size=min(tokens.vocab_size(tokenizer), model_config.vocab_size),
+                text_of=functools.partial(tokens.written, tokenizer),
+            )
+
+        self._tokenizer = tokenizer
+        self._thinking = thinking
+        self._automaton = automaton
+        self._ending = ending
+        self._longest_prompt = model_config.max_position_embeddings - sampling.max_new_tokens
+        self.sampler = sampler(sampling)
+        if ending is not None:
+            self._finisher = sampler(
+                dataclasses.replace(sampling, max_new_tokens=ending.max_new_tokens, thinking=None)
+            )
+
+    def __call__(
+        self, params: Any, chats: Sequence[Sequence[Message]], key: jax.Array, count: int = 1
+    ) -> list[Completion]:
+        """`count` completions to each chat: all to the first, then all to the second, ..."""
+        prompts, samples = self._sample(params, chats, key, count)
+        rows, truncated = _rows(samples)
+        if self._ending is not None:
+            self._finish(self._ending, params, prompts, rows, truncated, key)
+        return self._decode(rows, truncated)
+
+    def sample(
+        self, params: Any, chats: Sequence[Sequence[Message]], key: jax.Array, count: int = 1
+    ) -> Sampled:
+        """As `__call__` without `ending`, with tokens and log-probabilities beside the texts."""
+        prompts, samples = self._sample(params, chats, key, count)
+        return Sampled(prompts, samples, self._decode(*_rows(samples)))
+
+    def stream(
+        self, params: Any, chats: Sequence[Sequence[Message]], keys: jax.Array
+    ) -> Iterator[tuple[int, Completion]]:
+        """One completion to each chat: (number of the chat, completion) as soon as it has ended.
+
+        A completion depends on its chat and on its key alone, beyond rounding. Neither `automaton`
+        nor `ending` apply.
+
+        Args:
+          params: of the model.
+          chats: N of them.
+          keys: PRNG keys [N].
+        """
+        rows: list[list[int]] = [[] for _ in chats]
+        prompts = [self._encode(chat) for chat in chats]
+        for chunk in self.sampler.pieces(params, prompts, keys):
+            rows[chunk.row] += chunk.tokens.tolist()
+            if chunk.finish is not None:
+                row, rows[chunk.row] = rows[chunk.row], []
+                truncated = chunk.finish == FinishReason.LENGTH
+                yield chunk.row, self._completion(row, truncated)
+
+    def fits(self, chat: Sequence[Message]) -> bool:
+        """Whether the model's window holds a chat and the longest completion to it."""
+        return len(self._encode(chat)) <= self._longest_prompt
+
+    def _encode(self, chat: Sequence[Message]) -> list[int]:
+        return tokens.encode_chat(self._tokenizer, chat, self._thinking)
+
+    def _sample(
+        self, params: Any, chats: Sequence[Sequence[Message]], key: jax.Array, count: int
+    ) -> tuple[list[list[int]], Samples]:
+        prompts = [self._encode(chat) for chat in chats]
+        keys = jax.random.split(key, len(prompts))
+        return prompts, self.sampler(params, prompts, keys, count, automaton=self._automaton)
+
+    def _finish(
+        self,
+        ending: Ending,
+        params: Any,
+        prompts: list[list[int]],
+        rows: list[list[int]],
+        truncated: list[bool],
+        key: jax.Array,
+    ) -> None:
+        """Puts the ending behind the rows that stopped without its trigger, in place."""
+        trigger = list(ending.trigger)
+        early = [i for i, row in enumerate(rows) if not (truncated[i] or _contains(row, trigger))]
+        if not early:
+            return
+        for i in early:
+            rows[i] = [*rows[i][:-1], *trigger]
+        count = len(rows) // len(prompts)
+        ends = self._finisher(
+            params,
+            [[*prompts[i // count], *rows[i]] for i in early],
+            # By the number of the completion: how many others stopped early does not matter.
+            jax.vmap(jax.random.fold_in, (None, 0))(
+                jax.random.fold_in(key, _ENDINGS), np.array(early)
+            ),
+            automaton=ending.automaton,
+        )
+        for i, row, cut in zip(early, *_rows(ends), strict=True):
+            rows[i], truncated[i] = rows[i] + row, cut
+
+    def _decode(self, rows: list[list[int]], truncated: list[bool]) -> list[Completion]:
+        return distributed.sharded_map(
+            lambda indices: [self._completion(rows[i], truncated[i]) for i in indices], len(rows)
+        )
+
+    def _completion(self, row: list[int], truncated: bool) -> Completion:
+        return Completion(tokens.decode(self._tokenizer, row), len(row), truncated)
+
+
+def _rows(samples: Samples) -> tuple[list[list[int]], list[bool]]:
+    """The tokens of each completion, and whether its budget ended it."""
+    rows = [row[:n].tolist() for row, n in zip(samples.tokens, samples.lengths, strict=True)]
+    return rows, (~samples.stopped).tolist()
+
+
+def _contains(row: list[int], part: list[int]) -> bool:
+    return any(row[i : i + len(part)] == part for i in range(len(row) - len(part) + 1))
