@@ -4,7 +4,7 @@ import dataclasses
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 
 from engineer.proposal import Proposal, project
 from engineer.record import RunRecord
@@ -15,27 +15,29 @@ CHOICES = ("first", "majority", "median", "best")
 
 LOCALITY_PRICE = 0.25
 
-Score = Callable[[RunRecord, Configuration, ConfigurationSpace], float]
+
+def expected_signal(
+    valid_rates: Mapping[str, float], config: Configuration, space: ConfigurationSpace
+) -> float:
+    """Sum over rows of fraction x 4 p (1 - p), with p the valid rate of the row.
+
+    The expected variance of success in units of its largest value, so in [0, 1].
+    """
+    name = space.fraction_parameter
+    return math.fsum(4.0 * p * (1.0 - p) * config[row, name] for row, p in valid_rates.items())
 
 
 def learnability_score(
     record: RunRecord, config: Configuration, space: ConfigurationSpace
 ) -> float:
-    """How much signal a configuration promises, less a price for moving far.
+    """The expected signal of a configuration, less a price for moving far.
 
-    The sum over rows of share x 4 p (1 - p), with p the latest valid rate of the row (0.5 where it
-    was not validated): the expected variance of success in units of its largest value, so in
-    [0, 1]. From it 0.25 times the mean absolute change of all numbers since the previous
-    configuration is taken, each in units of the width of its bounds: designs that keep what works
-    are preferred (arXiv 2606.17682 finds good designs local).
+    The price is 0.25 times the mean absolute change of all numbers since the previous
+    configuration, each in units of the width of its bounds: designs that keep what works are
+    preferred (arXiv 2606.17682 finds good designs local).
     """
-    shares = config.column(space.fraction_parameter)
-    signal = 0.0
-    for row, share in zip(space.rows, shares, strict=True):
-        outcome = record.breakdown.outcome(row)
-        rate = 0.5 if outcome is None else outcome.valid_rate
-        signal += share * 4.0 * rate * (1.0 - rate)
     moves = [abs(move) for move in relative_moves(record.config, config, space).values()]
+    signal = expected_signal(record.valid_rates(space.rows), config, space)
     return signal - LOCALITY_PRICE * math.fsum(moves) / len(moves)
 
 
@@ -51,25 +53,21 @@ def relative_moves(
 
 
 def choose(
-    how: str,
-    proposed: Sequence[Configuration],
-    record: RunRecord,
-    space: ConfigurationSpace,
-    score: Score = learnability_score,
+    how: str, proposed: Sequence[Configuration], record: RunRecord, space: ConfigurationSpace
 ) -> tuple[Configuration, int, tuple[str, ...]]:
     """The design that several proposals amount to.
 
-    "first" is the first of them. "best" has the highest score, the first of equal ones. "majority"
-    takes for each number the value, rounded to its decimals, that most proposals have, of equally
-    frequent ones the one nearest to the previous configuration, then the smaller. "median" takes
-    the median of each number. The last two may mix proposals, so shares are rescaled to sum to 1.
+    "first" is the first of them. "best" has the highest `learnability_score`, the first of equal
+    ones. "majority" takes for each number the value, rounded to its decimals, that most proposals
+    have, of equally frequent ones the one nearest to the previous configuration, then the smaller.
+    "median" takes the median of each number. The last two may mix proposals, so fractions are
+    rescaled to sum to 1.
 
     Args:
       how: one of `CHOICES`.
       proposed: configurations of the space, at least one.
       record: the run so far.
       space: the rows, parameters and bounds.
-      score: for "best".
 
     Returns:
       The configuration, the index of the proposal that it is or, for a mixture, that is nearest to
@@ -85,7 +83,7 @@ def choose(
     if how == "first":
         return proposed[0], 0, ()
     if how == "best":
-        scores = [score(record, config, space) for config in proposed]
+        scores = [learnability_score(record, config, space) for config in proposed]
         index = scores.index(max(scores))
         return proposed[index], index, ()
     mixed: dict[Cell, float] = {}
@@ -107,24 +105,23 @@ def choose(
 
 @dataclasses.dataclass(frozen=True)
 class MoveLimits:
-    """How far one design may move from the configuration before it.
+    """How far one design may move from the configuration before it; infinite is off.
 
     Attributes:
-      share: largest change of any share; infinite is off.
-      value: largest change of any other number, in units of the width of its bounds; infinite is
-        off.
+      fraction: largest change of any fraction.
+      value: largest change of any other number, in units of the width of its bounds.
 
     Raises:
       ValueError: a limit is not above 0.
     """
 
-    share: float = math.inf
+    fraction: float = math.inf
     value: float = math.inf
 
     def __post_init__(self) -> None:
-        for name in ("share", "value"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}={getattr(self, name)}: must be above 0")
+        for name, limit in dataclasses.asdict(self).items():
+            if not limit > 0:
+                raise ValueError(f"{name}={limit}: must be above 0")
 
 
 def limit_move(
@@ -132,20 +129,20 @@ def limit_move(
 ) -> tuple[Configuration, tuple[str, ...]]:
     """The design, drawn back to where it may be, and one line for each thing drawn back.
 
-    A group of shares is drawn back along the straight line to the previous shares, so that they
+    A group of fractions is drawn back along the straight line to the previous ones, so that they
     still sum to 1; other numbers are cut one by one.
     """
     cells = config.cells()
     notes = []
     for group in space.simplexes:
         largest = max(abs(config[cell] - previous[cell]) for cell in group)
-        if largest > limits.share + 1e-12:
-            part = limits.share / largest
+        if largest > limits.fraction + 1e-12:
+            part = limits.fraction / largest
             for cell in group:
                 cells[cell] = previous[cell] + part * (config[cell] - previous[cell])
             notes.append(
-                f"{group[0][1]}: a share moved by {largest:.2f}, all drawn back to at most "
-                f"{limits.share:g}"
+                f"{group[0][1]}: a fraction moved by {largest:.2f}, all drawn back to at most "
+                f"{limits.fraction:g}"
             )
     for cell, move in relative_moves(previous, config, space).items():
         if cell in space.fraction_cells or abs(move) <= limits.value + 1e-12:

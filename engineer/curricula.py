@@ -9,54 +9,51 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from engineer.designers import Design
 from engineer.proposal import Proposal, project
 from engineer.record import RunRecord
-from engineer.space import Configuration, ConfigurationSpace, on_grid, round_fractions
-
-UNSEEN = 0.5
-"""Valid rate of a row that was not validated."""
+from engineer.space import Cell, Configuration, ConfigurationSpace, on_grid, round_fractions
 
 
 @dataclasses.dataclass(frozen=True)
-class FailureShares:
-    """Data in proportion to failures: share of a row ~ (1 - p) + `floor`, with p its valid rate."""
+class FailureProportional:
+    """Data in proportion to failures: a row's fraction ~ (1 - p) + `floor`, p its valid rate."""
 
     floor: float = 0.05
     source: str = "failures"
 
     def __post_init__(self) -> None:
-        _check_unit("floor", self.floor)
+        _check_unit(self, "floor")
 
     def design(self, record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
-        """The current configuration with other shares."""
+        """The current configuration with other fractions."""
         del seed
-        rates = valid_rates(record, space)
-        weights = {row: 1.0 - rate + self.floor for row, rate in rates.items()}
-        return _with_shares(record, space, weights, self.source)
+        rates = record.valid_rates(space.rows).values()
+        return _divided(record, space, [1.0 - p + self.floor for p in rates], self.source)
 
 
 @dataclasses.dataclass(frozen=True)
-class LearnabilityShares:
-    """Sampling for learnability: share of a row ~ p (1 - p) + `floor`, with p its valid rate.
+class LearnabilityProportional:
+    """Sampling for learnability: a row's fraction ~ p (1 - p) + `floor`, p its valid rate.
 
     The learnability of a level is that of arXiv 2408.15099 (No Regrets: Investigating and
     Improving Regret Approximations for Curriculum Discovery), there of single levels, here of
-    rows; the floor keeps a rest of every row.
+    rows; the floor keeps some of every row.
     """
 
     floor: float = 0.02
     source: str = "learnability"
 
     def __post_init__(self) -> None:
-        _check_unit("floor", self.floor)
+        _check_unit(self, "floor")
 
     def design(self, record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
-        """The current configuration with other shares."""
+        """The current configuration with other fractions."""
         del seed
-        rates = valid_rates(record, space)
-        weights = {row: rate * (1.0 - rate) + self.floor for row, rate in rates.items()}
-        return _with_shares(record, space, weights, self.source)
+        rates = record.valid_rates(space.rows).values()
+        return _divided(record, space, [p * (1.0 - p) + self.floor for p in rates], self.source)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +63,7 @@ class ProgressBandit:
     The reward of a row in a round is the change of its valid rate since the validation before
     (before round 0: the one before any training, if there was one). An exponential average
     Q <- a |reward| + (1 - a) Q runs over the rounds, from Q = 0; the absolute value also brings
-    back a row that is being forgotten. Shares are (1 - e) softmax(Q / t) + e / rows.
+    back a row that is being forgotten. Fractions are (1 - e) softmax(Q / t) + e / rows.
 
     Attributes:
       rate: a, in (0, 1].
@@ -80,43 +77,36 @@ class ProgressBandit:
     source: str = "progress"
 
     def __post_init__(self) -> None:
-        _check_unit("rate", self.rate)
-        _check_unit("exploration", self.exploration)
+        _check_unit(self, "rate", "exploration")
         if self.rate == 0 or not self.temperature > 0:
             raise ValueError(
                 f"rate={self.rate}, temperature={self.temperature}: both must be above 0"
             )
 
     def design(self, record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
-        """The current configuration with other shares."""
+        """The current configuration with other fractions."""
         del seed
         validations = [past.breakdown for past in record.history]
         if record.initial is not None:
             validations.insert(0, record.initial)
-        values = dict.fromkeys(space.rows, 0.0)
+        averages = np.zeros(len(space.rows))
         for before, after in itertools.pairwise(validations):
-            for row in space.rows:
+            for i, row in enumerate(space.rows):
                 old, new = before.outcome(row), after.outcome(row)
                 if old is not None and new is not None:
                     reward = abs(new.valid_rate - old.valid_rate)
-                    values[row] = self.rate * reward + (1.0 - self.rate) * values[row]
-        highest = max(values.values())
-        exponentials = {
-            row: math.exp((value - highest) / self.temperature) for row, value in values.items()
-        }
-        total = math.fsum(exponentials.values())
-        weights = {
-            row: (1.0 - self.exploration) * e / total + self.exploration / len(space.rows)
-            for row, e in exponentials.items()
-        }
-        return _with_shares(record, space, weights, self.source)
+                    averages[i] = self.rate * reward + (1.0 - self.rate) * averages[i]
+        weights = np.exp((averages - averages.max()) / self.temperature)
+        weights = (1.0 - self.exploration) * weights / weights.sum()
+        weights += self.exploration / len(space.rows)
+        return _divided(record, space, weights.tolist(), self.source)
 
 
 @dataclasses.dataclass(frozen=True)
 class StagedCurriculum:
     """A curriculum made by hand: stages in a fixed order, the next as soon as one is mastered.
 
-    A stage is mastered if the valid rate, averaged over the rows by their shares of the stage,
+    A stage is mastered if the valid rate, averaged over the rows by their fractions of the stage,
     reached `threshold` in a round that was trained on it. The last stage stays. A current
     configuration that is no stage (the random start of a run) is followed by the first.
 
@@ -130,7 +120,7 @@ class StagedCurriculum:
     source: str = "staged"
 
     def __post_init__(self) -> None:
-        _check_unit("threshold", self.threshold)
+        _check_unit(self, "threshold")
 
     def design(self, record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
         """The configuration of the stage that is due."""
@@ -141,19 +131,18 @@ class StagedCurriculum:
         if record.config not in stages:
             return Design(config=stages[0], source=self.source)
         at = stages.index(record.config)
-        shares = record.config.column(space.fraction_parameter)
-        rates = valid_rates(record, space).values()
-        rate = math.fsum(share * rate for share, rate in zip(shares, rates, strict=True))
-        if rate >= self.threshold and at + 1 < len(stages):
-            return Design(config=stages[at + 1], source=self.source)
+        rates = record.valid_rates(space.rows)
+        name = space.fraction_parameter
+        rate = math.fsum(record.config[row, name] * p for row, p in rates.items())
         last = at + 1 == len(stages)
+        if rate >= self.threshold and not last:
+            return Design(config=stages[at + 1], source=self.source)
+        waiting = f"stage {at} has valid rate {rate:.2f}, the next begins at {self.threshold:g}"
         return Design(
             config=record.config,
             source=self.source,
             kept_previous=True,
-            reason="the last stage stays"
-            if last
-            else f"stage {at} has valid rate {rate:.2f}, the next begins at {self.threshold:g}",
+            reason="the last stage stays" if last else waiting,
         )
 
 
@@ -168,19 +157,15 @@ def default_stages(space: ConfigurationSpace, count: int = 3) -> tuple[Configura
     stages = []
     for k in range(1, count + 1):
         opened = math.ceil(k * len(space.rows) / count)
-        weights = {
-            row: (0.9 / opened if i < opened else 0.0) + 0.1 / len(space.rows)
-            for i, row in enumerate(space.rows)
-        }
         cells = space.uniform().cells()
         for row, name in space.cells:
             if (row, name) not in space.fraction_cells:
-                bounds = space.random_bounds(row, name)
-                middle = (bounds[0] + bounds[1]) / 2
-                value = bounds[0] + k / count * (middle - bounds[0])
+                low, high = bounds = space.random_bounds(row, name)
+                value = low + k / count * ((low + high) / 2 - low)
                 cells[row, name] = on_grid(value, bounds, space.parameter(name).decimals)
-        cells |= _shares(space, weights)
-        stages.append(Configuration.from_cells(cells))
+        rest = 0.1 / len(space.rows)
+        weights = [(0.9 / opened if i < opened else 0.0) + rest for i in range(len(space.rows))]
+        stages.append(Configuration.from_cells(cells | _fractions(space, weights)))
     return tuple(stages)
 
 
@@ -195,29 +180,22 @@ def read_stages(table: Sequence[Mapping[str, Mapping[str, float]]]) -> tuple[Con
     return tuple(Configuration.from_dict(stage) for stage in table)
 
 
-def valid_rates(record: RunRecord, space: ConfigurationSpace) -> dict[str, float]:
-    """The latest valid rate of each row, `UNSEEN` where it was not validated."""
-    outcomes = {row: record.breakdown.outcome(row) for row in space.rows}
-    return {row: UNSEEN if one is None else one.valid_rate for row, one in outcomes.items()}
-
-
-def _with_shares(
-    record: RunRecord, space: ConfigurationSpace, weights: Mapping[str, float], source: str
+def _divided(
+    record: RunRecord, space: ConfigurationSpace, weights: Sequence[float], source: str
 ) -> Design:
-    cells = record.config.cells() | _shares(space, weights)
-    config, repairs = project(Proposal.from_cells(cells), record.config, space)
+    """The current configuration with fractions in proportion to the weights of the rows."""
+    proposed = Proposal.from_cells(record.config.cells() | _fractions(space, weights))
+    config, repairs = project(proposed, record.config, space)
     return Design(config=config, source=source, repairs=repairs)
 
 
-def _shares(
-    space: ConfigurationSpace, weights: Mapping[str, float]
-) -> dict[tuple[str, str], float]:
+def _fractions(space: ConfigurationSpace, weights: Sequence[float]) -> dict[Cell, float]:
     name = space.fraction_parameter
-    units = 10 ** space.parameter(name).decimals
-    shares = round_fractions([weights[row] for row in space.rows], units)
-    return {(row, name): share for row, share in zip(space.rows, shares, strict=True)}
+    fractions = round_fractions(weights, 10 ** space.parameter(name).decimals)
+    return {(row, name): part for row, part in zip(space.rows, fractions, strict=True)}
 
 
-def _check_unit(name: str, value: float) -> None:
-    if not 0 <= value <= 1:
-        raise ValueError(f"{name}={value}: allowed are numbers in [0, 1]")
+def _check_unit(designer: object, *names: str) -> None:
+    for name in names:
+        if not 0 <= (value := getattr(designer, name)) <= 1:
+            raise ValueError(f"{name}={value}: must be in [0, 1]")

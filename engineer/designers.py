@@ -51,16 +51,7 @@ class Design:
 
     def to_dict(self) -> dict[str, Any]:
         """A mapping ready for JSON."""
-        return {
-            "config": self.config.to_dict(),
-            "source": self.source,
-            "context_messages": [dict(message) for message in self.context_messages],
-            "raw_texts": list(self.raw_texts),
-            "repairs": list(self.repairs),
-            "kept_previous": self.kept_previous,
-            "reason": self.reason,
-            "summary": self.summary,
-        }
+        return dataclasses.asdict(self) | {"config": self.config.to_dict()}
 
 
 class Designer(Protocol):
@@ -122,13 +113,9 @@ class ModelDesigner:
         Raises:
           ValueError: `generate` returns another number of texts than it was asked for.
         """
-        # Where the configuration stays, so does its explanation.
-        explained = (record.summary or "") if self.spec.summary else ""
         context = fitted(self.spec, record, self.family, self.fits)
         if context is None:
-            reason = "the context does not fit the model's window"
-            kept = keep(record, space, self.source, reason)
-            return dataclasses.replace(kept, summary=explained)
+            return self._kept(record, space, "the context does not fit the model's window")
         messages, left_out = context
         texts: list[str] = []
         reasons: list[str] = []
@@ -144,34 +131,38 @@ class ModelDesigner:
                     f"generate: {len(answers)} texts for one chat, needed: {self.proposals}"
                 )
             texts.extend(answers)
-            readings = []
-            for answer in answers:
-                reading = proposal.parse(answer, space, self.trigger)
-                if isinstance(reading, proposal.Unreadable):
-                    reasons.append(f"try {attempt}: {reading.reason}")
-                else:
-                    readings.append(reading)
-            if not readings:
+            parsed = [proposal.parse(answer, space, self.trigger) for answer in answers]
+            proposed = [one for one in parsed if isinstance(one, proposal.Proposal)]
+            reasons += [
+                f"try {attempt}: {one.reason}"
+                for one in parsed
+                if isinstance(one, proposal.Unreadable)
+            ]
+            if not proposed:
                 continue
-            projected = [proposal.project(one, record.config, space) for one in readings]
-            config, index, mixing = choice.choose(
-                self.choice, [config for config, _ in projected], record, space
+            configs, repairs = zip(
+                *(proposal.project(one, record.config, space) for one in proposed), strict=True
             )
+            config, index, mixing = choice.choose(self.choice, configs, record, space)
             config, drawn_back = choice.limit_move(config, record.config, space, self.limits)
             return Design(
                 config=config,
                 source=self.source,
                 context_messages=tuple(messages),
                 raw_texts=tuple(texts),
-                repairs=(*left_out, *projected[index][1], *mixing, *drawn_back),
-                summary=readings[index].explanation if self.spec.summary else "",
+                repairs=(*left_out, *repairs[index], *mixing, *drawn_back),
+                summary=proposed[index].explanation if self.spec.summary else "",
             )
         return dataclasses.replace(
-            keep(record, space, self.source, "; ".join(reasons)),
+            self._kept(record, space, "; ".join(reasons)),
             context_messages=tuple(messages),
             raw_texts=tuple(texts),
-            summary=explained,
         )
+
+    def _kept(self, record: RunRecord, space: ConfigurationSpace, reason: str) -> Design:
+        """The previous configuration, and with it its explanation."""
+        kept = keep(record, space, self.source, reason)
+        return dataclasses.replace(kept, summary=(self.spec.summary and record.summary) or "")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,7 +211,7 @@ class AcceptanceTest:
 
     def __post_init__(self) -> None:
         if not 0 <= self.margin <= 1:
-            raise ValueError(f"margin={self.margin}: allowed are numbers in [0, 1]")
+            raise ValueError(f"margin={self.margin}: must be in [0, 1]")
 
     def design(self, record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
         """The inner design, or the configuration of the round before the latest."""

@@ -8,7 +8,7 @@ texts. So a small model with a small vocabulary can hold each constant as one to
 """
 
 from engineer.evidence import GroupOutcome, Statistics
-from engineer.record import History, RunRecord
+from engineer.record import RoundRecord, RunRecord
 from engineer.space import Configuration, ordered_rows
 from engineer.texts import NO_HISTORY, NO_SUMMARY, FamilyTexts
 
@@ -107,7 +107,7 @@ def history(record: RunRecord, family: FamilyTexts, cold_start: bool) -> str:
     return "\n".join(lines)
 
 
-def shown_history(record: RunRecord, cold_start: bool) -> History:
+def shown_history(record: RunRecord, cold_start: bool) -> tuple[RoundRecord, ...]:
     """The rounds that module H shows, with or without those that nobody designed."""
     return tuple(past for past in record.history if cold_start or not past.cold_start)
 

@@ -1,11 +1,14 @@
-"""The record of a run, as far as an engineer may be told of it; JSON in and out."""
+"""The record of a run, as far as an engineer may know it; JSON in and out."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from engineer.evidence import Evidence, FailureBreakdown
 from engineer.space import Configuration
+
+UNSEEN = 0.5
+"""Valid rate that is taken for a row that was not validated."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,27 +54,19 @@ class RoundRecord:
         """Reads what `to_dict` writes.
 
         Raises:
-          ValueError: a field is missing or not allowed.
+          ValueError: a field is missing, unknown or not allowed.
         """
-        for name in ("round", "config", "evidence", "cold_start", "summary"):
-            if name not in mapping:
-                raise ValueError(f"round record: {name} is missing")
-        return cls(
-            round=int(mapping["round"]),
-            config=Configuration.from_dict(mapping["config"]),
-            evidence=Evidence.from_dict(mapping["evidence"]),
-            cold_start=bool(mapping["cold_start"]),
-            summary=mapping["summary"],
-        )
-
-
-History = tuple[RoundRecord, ...]
-"""The finished rounds of a run, oldest first."""
+        try:
+            config = Configuration.from_dict(mapping["config"])
+            evidence = Evidence.from_dict(mapping["evidence"])
+            return cls(**{**mapping, "config": config, "evidence": evidence})
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"round record: missing or malformed field {error}") from error
 
 
 @dataclasses.dataclass(frozen=True)
 class RunRecord:
-    """Everything an engineer may be told when it designs a round.
+    """Everything an engineer may know when it designs a round.
 
     Attributes:
       history: the finished rounds, oldest first, at least one.
@@ -87,7 +82,7 @@ class RunRecord:
       ValueError: a field is out of its range; the message names field, value and range.
     """
 
-    history: History
+    history: tuple[RoundRecord, ...]
     round: int
     total_rounds: int
     epochs_per_round: float
@@ -119,6 +114,11 @@ class RunRecord:
         """The configuration of the latest round, which a design replaces."""
         return self.history[-1].config
 
+    def valid_rates(self, rows: Iterable[str]) -> dict[str, float]:
+        """The latest valid rate of each row, `UNSEEN` where it was not validated."""
+        outcomes = {row: self.breakdown.outcome(row) for row in rows}
+        return {row: UNSEEN if one is None else one.valid_rate for row, one in outcomes.items()}
+
     def to_dict(self) -> dict[str, Any]:
         """A mapping ready for JSON; `from_dict` is its inverse."""
         return {
@@ -136,18 +136,12 @@ class RunRecord:
         """Reads what `to_dict` writes.
 
         Raises:
-          ValueError: a field is missing or not allowed.
+          ValueError: a field is missing, unknown or not allowed.
         """
         try:
+            history = tuple(RoundRecord.from_dict(past) for past in mapping["history"])
             initial = mapping["initial"]
-            return cls(
-                history=tuple(RoundRecord.from_dict(past) for past in mapping["history"]),
-                round=int(mapping["round"]),
-                total_rounds=int(mapping["total_rounds"]),
-                epochs_per_round=mapping["epochs_per_round"],
-                summary=mapping["summary"],
-                training=mapping["training"],
-                initial=None if initial is None else FailureBreakdown.from_dict(initial),
-            )
-        except KeyError as error:
-            raise ValueError(f"run record: {error} is missing") from error
+            read = None if initial is None else FailureBreakdown.from_dict(initial)
+            return cls(**{**mapping, "history": history, "initial": read})
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"run record: missing or malformed field {error}") from error

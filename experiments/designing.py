@@ -155,7 +155,7 @@ def _plain_designer(
             proposals=engineer.proposals,
             choice=engineer.choice,
             limits=MoveLimits(
-                share=_or_infinite(engineer.largest_fraction_move),
+                fraction=_or_infinite(engineer.largest_fraction_move),
                 value=_or_infinite(engineer.largest_value_move),
             ),
             trigger=engineer.trigger,
@@ -172,8 +172,8 @@ def _plain_designer(
     return {
         "fixed": designers.FixedDesigner,
         "random": designers.RandomDesigner,
-        "failures": curricula.FailureShares,
-        "learnability": curricula.LearnabilityShares,
+        "failures": curricula.FailureProportional,
+        "learnability": curricula.LearnabilityProportional,
         "progress": curricula.ProgressBandit,
     }[name]()
 

@@ -7,8 +7,8 @@ import pytest
 
 from engineer.choice import MoveLimits, choose, learnability_score, limit_move
 from engineer.curricula import (
-    FailureShares,
-    LearnabilityShares,
+    FailureProportional,
+    LearnabilityProportional,
     ProgressBandit,
     StagedCurriculum,
     default_stages,
@@ -56,11 +56,11 @@ def shares(design):
 def test_failures_and_learnability():
     run = record((90, 50, 20))
     # 0.15, 0.55 and 0.85 of 1.55.
-    assert shares(FailureShares().design(run, SPACE, 0)) == (0.10, 0.35, 0.55)
+    assert shares(FailureProportional().design(run, SPACE, 0)) == (0.10, 0.35, 0.55)
     # p (1 - p) + 0.02: 0.11, 0.27 and 0.18 of 0.56.
-    assert shares(LearnabilityShares().design(run, SPACE, 0)) == (0.20, 0.48, 0.32)
+    assert shares(LearnabilityProportional().design(run, SPACE, 0)) == (0.20, 0.48, 0.32)
     # A size that was not validated counts as half solved.
-    assert shares(LearnabilityShares(0).design(record((100, 0)), SPACE, 0)) == (0, 0, 1)
+    assert shares(LearnabilityProportional(0).design(record((100, 0)), SPACE, 0)) == (0, 0, 1)
 
 
 def test_learning_progress():
@@ -130,15 +130,15 @@ def test_a_majority_prefers_what_stays():
 
 def test_limits():
     before, after = config(0.2, 0.3, 0.5), config(0.6, 0.3, 0.1, holes=0.9, waits=0.45)
-    limited, notes = limit_move(after, before, SPACE, MoveLimits(share=0.1, value=0.2))
+    limited, notes = limit_move(after, before, SPACE, MoveLimits(fraction=0.1, value=0.2))
     assert limited.column("data_ratio") == pytest.approx((0.3, 0.3, 0.4))
     assert limited.column("hole_ratio") == pytest.approx((0.4,) * 3)
     assert limited.column("wait_ratio") == (0.45,) * 3
     assert len(notes) == 4
     SPACE.check(limited)
     assert limit_move(after, before, SPACE, MoveLimits()) == (after, ())
-    with pytest.raises(ValueError, match="share=0"):
-        MoveLimits(share=0)
+    with pytest.raises(ValueError, match="fraction=0"):
+        MoveLimits(fraction=0)
 
 
 class Asked:
@@ -184,7 +184,12 @@ def test_roll_back():
 def test_all_are_deterministic_and_of_the_space():
     tight = lakes.lake_space((3, 4, 5), {3: (0.0, 0.1)}, {5: (0.5, 0.6)})
     run = record((80, 50, 20), (70, 55, 30), initial=(50, 50, 10))
-    for designer in (FailureShares(), LearnabilityShares(), ProgressBandit(), StagedCurriculum()):
+    for designer in (
+        FailureProportional(),
+        LearnabilityProportional(),
+        ProgressBandit(),
+        StagedCurriculum(),
+    ):
         design = designer.design(run, tight, 3)
         tight.check(design.config)
         assert designer.design(run, tight, 3) == design

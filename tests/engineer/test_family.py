@@ -151,14 +151,14 @@ def test_every_designer():
     for designer in (
         designers.FixedDesigner(),
         designers.RandomDesigner(),
-        curricula.FailureShares(),
-        curricula.LearnabilityShares(),
+        curricula.FailureProportional(),
+        curricula.LearnabilityProportional(),
         curricula.ProgressBandit(),
         curricula.StagedCurriculum(),
         designers.AcceptanceTest(model, 0.1),
     ):
         SPACE.check(designer.design(RECORD, SPACE, 1).config)
-    shares = curricula.FailureShares().design(RECORD, SPACE, 0).config.column("share")
+    shares = curricula.FailureProportional().design(RECORD, SPACE, 0).config.column("share")
     assert shares[0] < min(shares[1:])
     assert analysis.analyse(RECORD, WANTED, SPACE).saturated_rows == 1
 
