@@ -2,10 +2,6 @@
 
 from mapf_jax.benchmark import BenchmarkSet, benchmark_instances
 from mapf_jax.draw.ascii import ascii_frames, ascii_instance, instance_from_ascii
-from mapf_jax.env.check_env import check_env
-from mapf_jax.env.environment import MapfFrozenLake, RewardWeights
-from mapf_jax.env.registration import make, register, registered_envs
-from mapf_jax.env.wrappers import AutoReset, Batched, LogEpisodes, PoolAutoReset, RandomAutoReset
 from mapf_jax.environment_config import EnvironmentConfig
 from mapf_jax.generator import GenerationReport, NoInstanceError, fingerprints, generate
 from mapf_jax.padding import pad_instance
@@ -30,19 +26,12 @@ from mapf_jax.verify import verify
 __all__ = [
     "CHECKS",
     "INFINITE_COST",
-    "AutoReset",
-    "Batched",
     "BenchmarkSet",
     "EnvironmentConfig",
     "GenerationReport",
     "Instance",
-    "LogEpisodes",
-    "MapfFrozenLake",
     "NoInstanceError",
     "Plan",
-    "PoolAutoReset",
-    "RandomAutoReset",
-    "RewardWeights",
     "Solution",
     "State",
     "Status",
@@ -52,17 +41,13 @@ __all__ = [
     "ascii_frames",
     "ascii_instance",
     "benchmark_instances",
-    "check_env",
     "fingerprints",
     "generate",
     "instance_from_ascii",
-    "make",
     "make_instance",
     "pad_instance",
     "plans_from_texts",
     "prompt",
-    "register",
-    "registered_envs",
     "render_answer",
     "solve",
     "stack",

@@ -201,6 +201,7 @@ class State:
       costs: unsigned [..., A], the last step in which it was not resting on its goal, that is its
         cost if it stays there from now on.
       time: unsigned [...], steps done.
+      offset: int32[...], where the lake begins in a `terrain` of many lakes; None for its own.
     """
 
     terrain: Array | None
@@ -208,6 +209,7 @@ class State:
     goals: Array
     costs: Array
     time: Array
+    offset: Array | None = None
 
 
 @jax.tree_util.register_dataclass

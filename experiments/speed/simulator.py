@@ -17,11 +17,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-import mapf_jax
 from experiments.speed import peers as peers_lib
 from experiments.speed import records
-from mapf_jax.env.random_instances import draw_instance
-from mapf_jax.env.wrappers import Batched, Pool, PoolAutoReset
+from mapf_jax.env import Batched, PoolAutoReset, draw_instance, make
+from mapf_jax.env.wrappers import Pool
 
 _HOLE_RATIO = 0.2
 _MAX_STEPS = 100  # As many as the peers' environments have, where it can be chosen.
@@ -68,7 +67,7 @@ def measure(
       pool_size: instances in the pool.
       repeats: of which the median counts.
     """
-    env = mapf_jax.make(
+    env = make(
         "MapfFrozenLake-v0", num_agents=agents, size=size, conflict=conflict, max_steps=_MAX_STEPS
     )
     wrapper = PoolAutoReset(env)

@@ -7,9 +7,9 @@ rewards, ends and observations.
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any, ClassVar
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,12 +47,9 @@ class RewardWeights:
     team_violation: float = 0.0
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise ValueError(f"reward.{field.name}={value!r}: a number is needed")
-            if not math.isfinite(value):
-                raise ValueError(f"reward.{field.name}={value!r}: it must be finite")
+        for name, weight in vars(self).items():
+            if not math.isfinite(weight):
+                raise ValueError(f"reward.{name}={weight}: finite numbers are allowed")
 
 
 #: The weights that are used where none are given. A blocked agent has lost a step already.
@@ -105,25 +102,26 @@ class MapfFrozenLake:
     step_axes: ClassVar[tuple[int | None, ...]] = (0, 0)
 
     def __post_init__(self) -> None:
-        _check_integer("size", self.size, MIN_SIZE, MAX_SIZE)
-        _check_integer("num_agents", self.num_agents, 1, self.size**2)
         if self.max_steps is None:
             object.__setattr__(self, "max_steps", 2 * self.size**2)
-        _check_integer("max_steps", self.max_steps, 1, MAX_STEPS)
-        _check_choice("conflict", self.conflict, CONFLICT_RULES)
-        _check_choice("observation", self.observation, observations.KINDS)
-        slip = self.slip_probability
-        if isinstance(slip, bool) or not isinstance(slip, (int, float)) or not 0 <= slip <= 1:
-            raise ValueError(f"slip_probability={slip!r}: a number from 0 to 1 is needed")
-        if self.reward is None:
+        if self.reward is None and self.conflict in CONFLICT_RULES:
             object.__setattr__(self, "reward", DEFAULT_REWARDS[self.conflict])
-        elif not isinstance(self.reward, RewardWeights):
-            raise ValueError(f"reward={self.reward!r}: a RewardWeights is needed")
-        _check_integer("window", self.window, 1, 2 * MAX_SIZE + 1)
-        if self.window % 2 == 0:
-            raise ValueError(f"window={self.window}: it must be odd, with the agent in the middle")
-        if not isinstance(self.action_mask, bool):
-            raise ValueError(f"action_mask={self.action_mask!r}: True or False is needed")
+        most_agents, most_window = self.size**2, 2 * MAX_SIZE + 1
+        for name, allowed, described in (
+            ("size", range(MIN_SIZE, MAX_SIZE + 1), f"{MIN_SIZE} to {MAX_SIZE}"),
+            ("num_agents", range(1, most_agents + 1), f"1 to {most_agents}"),
+            ("max_steps", range(1, MAX_STEPS + 1), f"1 to {MAX_STEPS}"),
+            ("conflict", CONFLICT_RULES, f"{CONFLICT_RULES}"),
+            ("observation", observations.KINDS, f"{observations.KINDS}"),
+            ("window", range(1, most_window + 1, 2), f"odd numbers from 1 to {most_window}"),
+            ("action_mask", (False, True), "False and True"),
+        ):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name}={getattr(self, name)!r}: allowed are {described}")
+        if not 0 <= self.slip_probability <= 1:
+            raise ValueError(f"slip_probability={self.slip_probability}: allowed are 0 to 1")
+        if not isinstance(self.reward, RewardWeights):
+            raise ValueError(f"reward={self.reward!r}: allowed is a RewardWeights")
 
     @property
     def action_space(self) -> spaces.MultiDiscrete:
@@ -169,65 +167,58 @@ class MapfFrozenLake:
         Returns:
           (state, timestep). Nothing special happens after the end of an episode: further steps go
           on from where it stopped.
-        """
-        return self.step_on(state, actions, key, self._terrain_lookup(state))
 
-    def step_on(
-        self,
-        state: State,
-        actions: Array,
-        key: jax.Array | None,
-        terrain_at: Callable[[jax.Array], jax.Array],
-    ) -> tuple[State, TimeStep]:
-        """`step` with the terrain looked up by a function, which may read a table shared by many.
-
-        Args:
-          state: its `terrain` is read by observations alone.
-          actions: int[A].
-          key: as of `step`.
-          terrain_at: numbers of cells, unsigned [n], to uint8[n].
+        Raises:
+          ValueError: the actions have another shape, or a key is missing or not needed.
         """
-        assert self.max_steps is not None
-        if jnp.shape(actions) != (self.num_agents,):
-            raise ValueError(
-                f"actions: shape {jnp.shape(actions)}, but a single step takes ({self.num_agents},)"
-                "; use jax.vmap for a batch"
-            )
+        chex.assert_shape(
+            actions,
+            (self.num_agents,),
+            custom_message="actions of a single step; use jax.vmap for a batch",
+            exception_type=ValueError,
+        )
+        assert self.max_steps is not None  # Set in __post_init__, as is the reward.
+        assert self.reward is not None
         moves = self._slipped(jnp.asarray(actions), key)
         wanted = dynamics.targets(state.cells, moves, self.size)
-        codes = terrain_at(wanted)
-        if self.conflict == "fail":
+        codes = _terrain_at(state, wanted)
+        if self.conflict == "fail":  # Nobody moves when anybody breaks a rule.
             violations = dynamics.cell_violations(state.cells, wanted, codes)
             broken = jnp.asarray(violations.any())
-            failed = jnp.any(broken)
-            cells = jnp.where(failed, state.cells, wanted)
+            failed = stopped = jnp.any(broken)
         else:
             violations = dynamics.blocked_moves(state.cells, wanted, codes)
-            broken = jnp.asarray(violations.any())
+            broken = stopped = jnp.asarray(violations.any())
             failed = jnp.zeros((), bool)
-            cells = jnp.where(broken, state.cells, wanted)
+        cells = jnp.where(stopped, state.cells, wanted)
 
-        active = jnp.asarray(state.cells != dynamics.ABSENT)
-        # Stays at the highest number there is, however long it goes on after the end.
-        latest = np.iinfo(self.time_dtype).max
-        time = state.time + (state.time < latest).astype(state.time.dtype)
         at_goal = cells == state.goals  # True of absent agents, too.
         was_at_goal = jnp.asarray(state.cells == state.goals)
+        # The clock stays at the highest number there is, however long it goes on after the end.
+        time = state.time + (state.time < np.iinfo(self.time_dtype).max).astype(self.time_dtype)
         costs = jnp.where(at_goal & was_at_goal, state.costs, time)
         success = jnp.all(at_goal) & ~failed
-        truncated = (time >= self.max_steps) & ~(success | failed)
         after = dataclasses.replace(state, cells=cells, costs=costs, time=time)
-        reward = self._reward(
-            active, at_goal, was_at_goal, costs - state.costs, broken, jnp.any(broken), success
-        )
-        observation = self._observe(after)
+
+        active = jnp.asarray(state.cells != dynamics.ABSENT)
+        weights, rewards = self.reward, jnp.zeros((self.num_agents,), jnp.float32)
+        for weight, term in (
+            (weights.goal, at_goal.astype(jnp.float32) - was_at_goal),
+            (weights.step, (costs - state.costs).astype(jnp.float32)),
+            (weights.violation, broken),
+            (weights.team, success),
+            (weights.team_violation, jnp.any(broken)),
+        ):
+            if weight:
+                rewards += weight * term
+        observation, action_mask = self.observe(after)
         return after, TimeStep(
             observation=observation,
-            reward=reward,
+            reward=jnp.where(active, rewards, 0.0),
             terminated=success | failed,
-            truncated=truncated,
+            truncated=(time >= self.max_steps) & ~(success | failed),
             final_observation=observation,
-            action_mask=self._action_mask(after, terrain_at),
+            action_mask=action_mask,
             info=StepInfo(
                 violation=violations.kind(),
                 moves=moves.astype(jnp.int8),
@@ -239,38 +230,36 @@ class MapfFrozenLake:
 
     def initial_state(self, instance: Instance) -> State:
         """The first state of a single instance, which must have the right static shape."""
-        width, num_agents = instance.blocked.shape[-1], instance.starts.shape[-2]
         if instance.batch_shape:
             raise ValueError(
                 f"instance: a batch of shape {instance.batch_shape}; use jax.vmap, or one by index"
             )
-        if (width, num_agents) != (self.size, self.num_agents):
+        shape = (instance.blocked.shape[-1], instance.starts.shape[-2])
+        if shape != (self.size, self.num_agents):
             raise ValueError(
-                f"instance: a map of width {width} for {num_agents} agents, but the environment "
-                f"has size={self.size} and num_agents={self.num_agents}; a smaller instance can be "
-                "brought to this shape by mapf_jax.pad_instance"
+                f"instance: (size, num_agents) is {shape}, but the environment's "
+                f"{(self.size, self.num_agents)}; mapf_jax.pad_instance brings a smaller one to it"
             )
         return State(
             terrain=dynamics.terrain(instance),
             cells=dynamics.cell_numbers(instance.starts, instance.active, self.size),
             goals=dynamics.cell_numbers(instance.goals, instance.active, self.size),
-            costs=jnp.zeros((num_agents,), self.time_dtype),
+            costs=jnp.zeros((self.num_agents,), self.time_dtype),
             time=jnp.zeros((), self.time_dtype),
         )
 
-    def first_timestep(
-        self, state: State, terrain_at: Callable[[jax.Array], jax.Array] | None = None
-    ) -> TimeStep:
+    def first_timestep(self, state: State) -> TimeStep:
         """What is handed out with the first state of an episode."""
         active = state.cells != dynamics.ABSENT
         at_goal = (state.cells == state.goals) & active
+        observation, action_mask = self.observe(state)
         return TimeStep(
-            observation=self._observe(state),
+            observation=observation,
             reward=jnp.zeros((self.num_agents,), jnp.float32),
             terminated=jnp.zeros((), bool),
             truncated=jnp.zeros((), bool),
             final_observation=None,
-            action_mask=self._action_mask(state, terrain_at or self._terrain_lookup(state)),
+            action_mask=action_mask,
             info=StepInfo(
                 violation=jnp.zeros((self.num_agents,), jnp.uint8),
                 moves=jnp.full((self.num_agents,), dynamics.WAIT, jnp.int8),
@@ -279,6 +268,17 @@ class MapfFrozenLake:
                 costs=state.costs.astype(jnp.int32),
             ),
         )
+
+    def observe(self, state: State) -> tuple[Any, jax.Array | None]:
+        """What agents see of a state: (observation, action mask if the environment has one)."""
+        observation = observations.observe(self.observation, state, self.size, self.window)
+        if not self.action_mask:
+            return observation, None
+        actions = jnp.arange(len(dynamics.MOVES))
+        cells = jnp.repeat(state.cells, len(actions))
+        ahead = dynamics.targets(cells, jnp.tile(actions, self.num_agents), self.size)
+        codes = _terrain_at(state, ahead).reshape(self.num_agents, len(actions))
+        return observation, (codes == dynamics.FREE) | (actions == dynamics.WAIT)
 
     @property
     def time_dtype(self) -> np.dtype:
@@ -290,33 +290,13 @@ class MapfFrozenLake:
         """int8[..., A, 2], (row, column) of the agents; (-1, -1) for absent ones."""
         return dynamics.cell_positions(state.cells, self.size)
 
-    def see(
-        self,
-        timestep: TimeStep,
-        state: State,
-        terrain_at: Callable[[jax.Array], jax.Array] | None = None,
-    ) -> TimeStep:
-        """The time step with observation and action mask of another state, for auto-reset."""
-        return dataclasses.replace(
-            timestep,
-            observation=self._observe(state),
-            action_mask=self._action_mask(state, terrain_at or self._terrain_lookup(state)),
-        )
-
-    def _terrain_lookup(self, state: State) -> Callable[[jax.Array], jax.Array]:
-        # Moves from free cells lead at most into the border, so no index is out of bounds.
-        return lambda cells: jnp.asarray(state.terrain).at[cells].get(mode="promise_in_bounds")
-
     def _slipped(self, actions: jax.Array, key: jax.Array | None) -> jax.Array:
         """The moves that come of the actions."""
-        if not self.needs_key:
-            if key is not None:
-                raise ValueError("key: slip_probability is 0, so step takes no key")
-            return actions
+        if self.needs_key != (key is not None):
+            needed = "needs a PRNG key" if self.needs_key else "takes no key"
+            raise ValueError(f"key: with slip_probability={self.slip_probability} step {needed}")
         if key is None:
-            raise ValueError(
-                f"key=None: with slip_probability={self.slip_probability} step needs a PRNG key"
-            )
+            return actions
         draw = jax.random.uniform(key, actions.shape)
         slips = (draw < self.slip_probability) & (actions >= 0) & (actions < dynamics.WAIT)
         # The two moves across: left and right for up and down, and the other way round.
@@ -324,53 +304,9 @@ class MapfFrozenLake:
         other = draw < self.slip_probability / 2
         return jnp.where(slips, first + other, actions).astype(actions.dtype)
 
-    def _reward(
-        self,
-        active: jax.Array,
-        at_goal: jax.Array,
-        was_at_goal: jax.Array,
-        more_cost: jax.Array,
-        broken: jax.Array,
-        any_broken: jax.Array,
-        success: jax.Array,
-    ) -> jax.Array:
-        weights = self.reward
-        assert weights is not None
-        reward = jnp.zeros((self.num_agents,), jnp.float32)
-        if weights.goal:
-            reward += weights.goal * (at_goal.astype(jnp.float32) - was_at_goal)
-        if weights.step:
-            reward += weights.step * more_cost.astype(jnp.float32)
-        if weights.violation:
-            reward += weights.violation * broken
-        if weights.team:
-            reward += weights.team * success
-        if weights.team_violation:
-            reward += weights.team_violation * any_broken
-        return jnp.where(active, reward, 0.0)
 
-    def _observe(self, state: State) -> Any:
-        return observations.observe(self.observation, state, self.size, self.window)
-
-    def _action_mask(
-        self, state: State, terrain_at: Callable[[jax.Array], jax.Array]
-    ) -> jax.Array | None:
-        if not self.action_mask:
-            return None
-        actions = jnp.arange(len(dynamics.MOVES))
-        cells = jnp.repeat(state.cells, len(actions))
-        ahead = dynamics.targets(cells, jnp.tile(actions, self.num_agents), self.size)
-        free = terrain_at(ahead).reshape(self.num_agents, len(actions)) == dynamics.FREE
-        return free | (actions == dynamics.WAIT)
-
-
-def _check_integer(name: str, value: Any, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise ValueError(f"{name}={value!r}: an integer is needed")
-    if not low <= value <= high:
-        raise ValueError(f"{name}={value}: {low} to {high} is allowed")
-
-
-def _check_choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{name}={value!r}: allowed are {', '.join(map(repr, allowed))}")
+def _terrain_at(state: State, cells: jax.Array) -> jax.Array:
+    """uint8[n], what the numbered cells are."""
+    index = cells if state.offset is None else state.offset + cells
+    # Moves from free cells lead at most into the border, so no index is out of bounds.
+    return jnp.asarray(state.terrain).at[index].get(mode="promise_in_bounds")

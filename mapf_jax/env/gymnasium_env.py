@@ -13,19 +13,20 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from mapf_jax.env.environment import MapfFrozenLake
-from mapf_jax.env.host import Host, as_numpy, gymnasium_space
+from mapf_jax.env.host import Host, as_numpy, gymnasium_space, random_key
 from mapf_jax.env.wrappers import Batched, PoolAutoReset
 from mapf_jax.types import Instance, TimeStep
 
 
 def _info(timestep: TimeStep) -> dict[str, np.ndarray]:
     """The parts of a time step that have no place of their own in Gymnasium."""
+    step = timestep.info
     info = {
         "rewards": np.array(timestep.reward),
-        "violation": np.array(timestep.info.violation),
-        "at_goal": np.array(timestep.info.at_goal),
-        "success": np.array(timestep.info.success),
-        "costs": np.array(timestep.info.costs),
+        "violation": np.array(step.violation),
+        "at_goal": np.array(step.at_goal),
+        "success": np.array(step.success),
+        "costs": np.array(step.costs),
     }
     if timestep.action_mask is not None:
         info["action_mask"] = np.array(timestep.action_mask, np.int8)
@@ -53,12 +54,10 @@ class MapfGymEnv(gymnasium.Env):
         hole_ratio: float = 0.2,
         render_mode: str | None = None,
     ) -> None:
-        if render_mode not in (None, "ansi"):
-            raise ValueError(f"render_mode={render_mode!r}: None or 'ansi' is allowed")
+        self._host = Host(env, instances, hole_ratio, render_mode)
         self.render_mode = render_mode
         self.observation_space = gymnasium_space(env.observation_space)
         self.action_space = gymnasium_space(env.action_space)
-        self._host = Host(env, instances, hole_ratio)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -81,7 +80,7 @@ class MapfGymEnv(gymnasium.Env):
 
     def render(self) -> str | None:
         """The lake as text if `render_mode` is "ansi"."""
-        return self._host.drawing() if self.render_mode == "ansi" else None
+        return self._host.render()
 
 
 class MapfVectorEnv(VectorEnv):
@@ -115,7 +114,6 @@ class MapfVectorEnv(VectorEnv):
         batched = Batched(wrapper)
         self._reset, self._step = jax.jit(batched.reset), jax.jit(batched.step)
         self._state: Any = None
-        self._slip_key = jax.random.key(0)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -123,9 +121,7 @@ class MapfVectorEnv(VectorEnv):
         """As of Gymnasium; no options are known."""
         if seed is not None or self._state is None:
             super().reset(seed=seed)
-        key, self._slip_key = jax.random.split(
-            jax.random.key(int(self.np_random.integers(1 << 32, dtype=np.uint32)))
-        )
+        key, self._slip_key = jax.random.split(random_key(self.np_random))
         self._state, timestep = self._reset(self._pool, jax.random.split(key, self.num_envs))
         return as_numpy(timestep.observation), _info(timestep)
 

@@ -1,7 +1,6 @@
 """What the adapters share: one environment played from Python, and spaces of Gymnasium."""
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,6 +42,11 @@ def as_numpy(value: Any) -> Any:
     return jax.tree.map(converted, value)
 
 
+def random_key(rng: np.random.Generator) -> jax.Array:
+    """A PRNG key drawn by a NumPy generator."""
+    return jax.random.key(jnp.asarray(rng.integers(1 << 32, dtype=np.uint32)))
+
+
 class Host:
     """Plays single episodes with compiled `reset` and `step`.
 
@@ -51,33 +55,39 @@ class Host:
       instances: a batch of which a random one is played in each episode; None for random lakes
         on which every goal can be reached from its start (`draw_instance`).
       hole_ratio: of the random lakes.
+      render_mode: None or "ansi" (text).
+
+    Raises:
+      ValueError: an argument is out of its range.
     """
 
     def __init__(
-        self, env: MapfFrozenLake, instances: Instance | None, hole_ratio: float = 0.2
+        self,
+        env: MapfFrozenLake,
+        instances: Instance | None,
+        hole_ratio: float,
+        render_mode: str | None,
     ) -> None:
+        if render_mode not in (None, "ansi"):
+            raise ValueError(f"render_mode={render_mode!r}: allowed are None and 'ansi'")
+        if instances is not None and (len(instances.batch_shape) != 1 or not len(instances)):
+            raise ValueError(
+                f"instances: the batch shape is {instances.batch_shape}, a batch of at least one "
+                "is needed"
+            )
         self.env = env
-        self._instances: Instance | None = None
-        if instances is not None:
-            if len(instances.batch_shape) != 1 or not len(instances):
-                raise ValueError(
-                    "instances: a batch with at least one instance is needed, this has the batch "
-                    f"shape {instances.batch_shape}"
-                )
+        self.render_mode = render_mode
+        self._instances = None
+        if instances is None:
+            hole_ratio = RandomAutoReset(env, hole_ratio).hole_ratio  # It is checked there.
+        else:
             padded = pad_instance(instances, env.size, env.num_agents)
             self._instances = jax.tree.map(np.asarray, padded)
-        else:
-            RandomAutoReset(env, hole_ratio)  # Checks the ratio.
         holes = num_holes(hole_ratio, env.size)
-        self._draw = jax.jit(
-            functools.partial(
-                draw_instance, size=env.size, num_agents=env.num_agents, num_holes=holes
-            )
-        )
+        self._draw = jax.jit(lambda key: draw_instance(key, env.size, env.num_agents, holes))
         self._reset, self._step = jax.jit(env.reset), jax.jit(env.step)
         self._state: State | None = None
         self._instance: Instance | None = None
-        self._slip_key = jax.random.key(0)
 
     def reset(self, rng: np.random.Generator, options: Mapping[str, Any] | None) -> TimeStep:
         """A new episode, of `options["instance"]` if there is one; its first time step."""
@@ -87,9 +97,9 @@ class Host:
         elif self._instances is not None:
             instance = self._instances[int(rng.integers(len(self._instances)))]
         else:
-            instance = self._draw(_key(rng))
+            instance = self._draw(random_key(rng))
         if self.env.needs_key:
-            self._slip_key = _key(rng)
+            self._slip_key = random_key(rng)
         self._instance = instance
         self._state, timestep = self._reset(instance)
         return timestep
@@ -102,27 +112,23 @@ class Host:
         """
         if self._state is None:
             raise ValueError("step was called before reset")
-        # One type for all callers, so that the step is compiled once.
-        arguments: tuple[Any, ...] = (self._state, np.asarray(actions, np.int32))
+        key = None
         if self.env.needs_key:
             self._slip_key, key = jax.random.split(self._slip_key)
-            arguments += (key,)
-        self._state, timestep = self._step(*arguments)
+        # One type for all callers, so that the step is compiled once.
+        self._state, timestep = self._step(self._state, np.asarray(actions, np.int32), key)
         return timestep
 
+    @property
     def active(self) -> np.ndarray:
         """bool[A], the agents of this episode."""
         assert self._instance is not None
         return np.asarray(self._instance.active)
 
-    def drawing(self) -> str:
-        """The lake as text, with the agents where they are now."""
-        assert self._instance is not None
-        assert self._state is not None
+    def render(self) -> str | None:
+        """The lake as text, with the agents where they are now, if `render_mode` is "ansi"."""
+        if self.render_mode is None or self._instance is None or self._state is None:
+            return None
         positions = np.asarray(self.env.positions(self._state))
         here = dataclasses.replace(self._instance, starts=positions, solution=None)
         return render.as_text(jax.tree.map(np.asarray, here))
-
-
-def _key(rng: np.random.Generator) -> jax.Array:
-    return jax.random.key(jnp.asarray(rng.integers(1 << 32, dtype=np.uint32)))

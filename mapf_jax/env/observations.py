@@ -38,8 +38,10 @@ def observe(kind: str, state: State, width: int, window: int) -> Any:
       width: S.
       window: side of the square, odd.
     """
-    assert state.terrain is not None
-    blocked = (state.terrain != dynamics.FREE).reshape(width + 2, width + 2)[1:-1, 1:-1]
+    terrain = jnp.asarray(state.terrain)
+    if state.offset is not None:
+        terrain = jax.lax.dynamic_slice(terrain, (state.offset,), ((width + 2) ** 2,))
+    blocked = (terrain != dynamics.FREE).reshape(width + 2, width + 2)[1:-1, 1:-1]
     positions = dynamics.cell_positions(state.cells, width)
     goals = dynamics.cell_positions(state.goals, width)
     active = state.cells != dynamics.ABSENT

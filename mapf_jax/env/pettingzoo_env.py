@@ -1,5 +1,7 @@
 """The simulator as a parallel environment of PettingZoo."""
 
+import dataclasses
+import itertools
 from typing import Any
 
 import gymnasium
@@ -38,15 +40,16 @@ class MapfParallelEnv(ParallelEnv[str, Any, int]):
         hole_ratio: float = 0.2,
         render_mode: str | None = None,
     ) -> None:
-        if render_mode not in (None, "ansi"):
-            raise ValueError(f"render_mode={render_mode!r}: None or 'ansi' is allowed")
+        self._host = Host(env, instances, hole_ratio, render_mode)
         self.render_mode = render_mode
         self.possible_agents = [f"agent_{i}" for i in range(env.num_agents)]
         self.agents: list[str] = []
         self._env = env
-        self._host = Host(env, instances, hole_ratio)
         self._rng = np.random.default_rng()
-        own = gymnasium_space(_own_space(env))
+        space = env.observation_space
+        if isinstance(space, spaces.Box) and env.observation == "egocentric":
+            space = dataclasses.replace(space, shape=space.shape[1:])  # Each agent has its own.
+        own = gymnasium_space(space)
         if env.action_mask:
             mask = gymnasium.spaces.MultiBinary(len(MOVES))
             own = gymnasium.spaces.Dict({"observation": own, "action_mask": mask})
@@ -70,8 +73,7 @@ class MapfParallelEnv(ParallelEnv[str, Any, int]):
         if seed is not None:
             self._rng = np.random.default_rng(seed)
         timestep = self._host.reset(self._rng, options)
-        active = self._host.active()
-        self.agents = [agent for i, agent in enumerate(self.possible_agents) if active[i]]
+        self.agents = list(itertools.compress(self.possible_agents, self._host.active))
         return self._views(timestep), self._infos(timestep)
 
     def step(
@@ -93,22 +95,21 @@ class MapfParallelEnv(ParallelEnv[str, Any, int]):
             raise ValueError(f"actions: {sorted(strangers)} take no part, only {self.agents}")
         joint = [actions.get(agent, WAIT) for agent in self.possible_agents]
         timestep = self._host.step(joint)
-        rewards = np.asarray(timestep.reward)
-        agents = {agent: self.possible_agents.index(agent) for agent in self.agents}
+        rewards = dict(zip(self.possible_agents, np.asarray(timestep.reward), strict=True))
         result = (
             self._views(timestep),
-            {agent: float(rewards[i]) for agent, i in agents.items()},
-            dict.fromkeys(agents, bool(timestep.terminated)),
-            dict.fromkeys(agents, bool(timestep.truncated)),
+            {agent: float(rewards[agent]) for agent in self.agents},
+            dict.fromkeys(self.agents, bool(timestep.terminated)),
+            dict.fromkeys(self.agents, bool(timestep.truncated)),
             self._infos(timestep),
         )
-        if timestep.terminated or timestep.truncated:
+        if timestep.done:
             self.agents = []
         return result
 
     def render(self) -> str | None:
         """The lake as text if `render_mode` is "ansi"."""
-        return self._host.drawing() if self.render_mode == "ansi" else None
+        return self._host.render()
 
     def _views(self, timestep: TimeStep) -> dict[str, Any]:
         observation = as_numpy(timestep.observation)
@@ -123,7 +124,7 @@ class MapfParallelEnv(ParallelEnv[str, Any, int]):
         return views
 
     def _infos(self, timestep: TimeStep) -> dict[str, dict[str, Any]]:
-        info, numbers = timestep.info, range(len(self.possible_agents))
+        info = timestep.info
         return {
             agent: {
                 "violation": int(info.violation[i]),
@@ -131,15 +132,6 @@ class MapfParallelEnv(ParallelEnv[str, Any, int]):
                 "success": bool(info.success),
                 "cost": int(info.costs[i]),
             }
-            for i, agent in zip(numbers, self.possible_agents, strict=True)
+            for i, agent in enumerate(self.possible_agents)
             if agent in self.agents
         }
-
-
-def _own_space(env: MapfFrozenLake) -> spaces.Space:
-    """The space of one agent's own view."""
-    space = env.observation_space
-    if env.observation == "egocentric":
-        assert isinstance(space, spaces.Box)
-        return spaces.Box(space.low, space.high, space.shape[1:], space.dtype)
-    return space

@@ -1,7 +1,6 @@
 """Sets of actions and observations that can be drawn from and asked what they contain."""
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -88,19 +87,3 @@ class Dict:
 
 
 Space = Box | MultiDiscrete | Dict
-
-
-@functools.singledispatch
-def batched(space: Any, batch: int) -> Any:
-    """The space of `batch` members of a space, stacked along a new first axis."""
-    raise TypeError(f"space={space!r} is not one of this module's spaces")
-
-
-@batched.register
-def _(space: Box, batch: int) -> Box:
-    return dataclasses.replace(space, shape=(batch, *space.shape))
-
-
-@batched.register
-def _(space: Dict, batch: int) -> Dict:
-    return Dict({name: batched(part, batch) for name, part in space.spaces.items()})

@@ -7,7 +7,7 @@ gymnax 1.0). Which instance comes next is the difference between the wrappers:
 
 * `AutoReset`: the same one again.
 * `PoolAutoReset`: a uniform draw from a pool of instances that all environments share. A pool is
-  an argument of `step`, so it can be exchanged at any time without compiling anew (`pools`).
+  an argument of `step`, so it can be exchanged at any time without compiling anew.
 * `RandomAutoReset`: a new lake drawn inside the compiled program. Every goal can be reached from
   its start, but agents may still be in each other's way for ever, and nothing is known of the
   optimum. Slow: the draw is made in every step, whether an episode ended or not.
@@ -17,16 +17,16 @@ applies it. `LogEpisodes` may be put around any of them.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from mapf_jax.env.environment import MapfFrozenLake
 from mapf_jax.env.random_instances import draw_instance
-from mapf_jax.environment_config import EnvironmentConfig, max_hole_ratio, num_holes
+from mapf_jax.environment_config import max_hole_ratio, num_holes
 from mapf_jax.padding import pad_instance
 from mapf_jax.types import Array, Instance, State, TimeStep
 
@@ -68,14 +68,10 @@ class AutoReset:
     ) -> tuple[AutoResetState, TimeStep]:
         """As of the environment, then a new episode if one ended."""
         after, timestep = self.env.step(state.episode, actions, key)
-        first = dataclasses.replace(
-            after,
-            cells=state.starts,
-            costs=jnp.zeros_like(after.costs),
-            time=jnp.zeros_like(after.time),
-        )
+        costs, time = jnp.zeros_like(after.costs), jnp.zeros_like(after.time)
+        first = dataclasses.replace(after, cells=state.starts, costs=costs, time=time)
         episode = _select(timestep.done, first, after)
-        return AutoResetState(episode, state.starts), self.env.see(timestep, episode)
+        return AutoResetState(episode, state.starts), _show(self.env, timestep, episode)
 
 
 @jax.tree_util.register_dataclass
@@ -135,46 +131,35 @@ class PoolAutoReset:
         """Prepares a batch of instances, narrower ones and ones with fewer agents included.
 
         Raises:
-          ValueError: it is no batch, or wider or with more agents than the environment.
+          ValueError: it is no batch, too large, or wider or with more agents than the environment.
         """
-        if len(instances.batch_shape) != 1 or not len(instances):
+        most = np.iinfo(np.int32).max // self.env.num_cells
+        if len(instances.batch_shape) != 1 or not 1 <= len(instances) <= most:
             raise ValueError(
-                f"instances: a batch is needed, this has the batch shape {instances.batch_shape}"
+                f"instances: the batch shape is {instances.batch_shape}, a batch is needed, of 1 "
+                f"to {most}"
             )
         padded = pad_instance(instances, self.env.size, self.env.num_agents)
-        if len(padded) * self.env.num_cells > np.iinfo(np.int32).max:
-            raise ValueError(
-                f"instances: {len(padded)} are too many, at most "
-                f"{np.iinfo(np.int32).max // self.env.num_cells} fit"
-            )
         states = jax.jit(jax.vmap(self.env.initial_state))(padded)
-        assert states.terrain is not None
-        return Pool(states.terrain.reshape(-1), states.cells, states.goals)
+        return Pool(jnp.ravel(states.terrain), states.cells, states.goals)
 
     def reset(self, pool: Pool, key: jax.Array) -> tuple[PoolState, TimeStep]:
         """The first episode of the sequence that the key names."""
+        chex.assert_shape([pool.starts, pool.goals], (None, self.env.num_agents))
         stream = jax.random.bits(key, (), jnp.uint32)
-        count = jnp.zeros((), jnp.uint32)
-        state = self._start(pool, stream, count)
-        terrain_at = self._terrain_lookup(pool, state.index)
-        shown = self._with_terrain(pool, state)
-        return state, self.env.first_timestep(shown, terrain_at)
+        state = self._start(pool, stream, jnp.zeros((), jnp.uint32))
+        return state, self.env.first_timestep(self._episode(pool, state))
 
     def step(
         self, state: PoolState, actions: Array, pool: Pool, key: jax.Array | None = None
     ) -> tuple[PoolState, TimeStep]:
         """As of the environment, then a new episode if one ended."""
-        after, timestep = self.env.step_on(
-            self._with_terrain(pool, state),
-            actions,
-            key,
-            self._terrain_lookup(pool, state.index),
-        )
-        going_on = dataclasses.replace(state, episode=dataclasses.replace(after, terrain=None))
+        after, timestep = self.env.step(self._episode(pool, state), actions, key)
+        after = dataclasses.replace(after, terrain=None, offset=None)
+        going_on = dataclasses.replace(state, episode=after)
         first = self._start(pool, state.stream, state.count + jnp.uint32(1))
         state = _select(timestep.done, first, going_on)
-        terrain_at = self._terrain_lookup(pool, state.index)
-        return state, self.env.see(timestep, self._with_terrain(pool, state), terrain_at)
+        return state, _show(self.env, timestep, self._episode(pool, state))
 
     def _start(self, pool: Pool, stream: Array, count: Array) -> PoolState:
         # An odd factor and an offset of its own keep the streams of two environments apart.
@@ -183,53 +168,14 @@ class PoolAutoReset:
             jnp.asarray(cells).at[index].get(mode="promise_in_bounds")
             for cells in (pool.starts, pool.goals)
         )
-        zero = jnp.zeros((), self.env.time_dtype)
-        episode = State(
-            terrain=None,
-            cells=starts,
-            goals=goals,
-            costs=jnp.zeros_like(starts, zero.dtype),
-            time=zero,
-        )
+        time = jnp.zeros((), self.env.time_dtype)
+        episode = State(None, starts, goals, jnp.zeros_like(starts, time.dtype), time)
         return PoolState(episode, index, jnp.asarray(stream), jnp.asarray(count))
 
-    def _terrain_lookup(self, pool: Pool, index: Array) -> Callable[[jax.Array], jax.Array]:
-        base = index * self.env.num_cells
-        table = jnp.asarray(pool.terrain)
-        return lambda cells: table.at[base + cells].get(mode="promise_in_bounds")
-
-    def _with_terrain(self, pool: Pool, state: PoolState) -> State:
-        """For observations; a program that reads none leaves it out."""
-        size = self.env.num_cells
-        terrain = jax.lax.dynamic_slice(jnp.asarray(pool.terrain), (state.index * size,), (size,))
-        return dataclasses.replace(state.episode, terrain=terrain)
-
-
-def pools(
-    env: MapfFrozenLake, key: jax.Array, config: EnvironmentConfig, num_instances: int
-) -> Iterator[Pool]:
-    """Endless fresh pools of generated instances, made on the host.
-
-    Every instance of them has a plan, as `mapf_jax.generate` guarantees.
-
-        wrapped = PoolAutoReset(env)
-        for pool in pools(env, jax.random.key(0), config, 4096):
-            states, ... = jitted_steps(states, pool)   # nothing is compiled again
-
-    Args:
-      env: its sizes must not be smaller than the configuration's.
-      key: of the whole sequence.
-      config: as of `generate`.
-      num_instances: of each pool; each is made up to it, and the first ones of a set that the
-        generator could not fill are repeated, so that all pools have the same shape.
-    """
-    from mapf_jax.generator import generate
-
-    wrapped = PoolAutoReset(env)
-    while True:
-        key, this = jax.random.split(key)
-        instances, _ = generate(this, config, num_instances, num_agents=env.num_agents)
-        yield wrapped.pool(instances[np.arange(num_instances) % len(instances)])
+    def _episode(self, pool: Pool, state: PoolState) -> State:
+        """The episode under way with its lake, which is not copied out of the pool."""
+        offset = state.index * self.env.num_cells
+        return dataclasses.replace(state.episode, terrain=pool.terrain, offset=offset)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,7 +184,7 @@ class RandomAutoReset:
 
     Attributes:
       env: what is wrapped.
-      hole_ratio: share of the cells that are holes, rounded down to a number of cells.
+      hole_ratio: fraction of the cells that are holes, rounded down to a number of cells.
     """
 
     env: MapfFrozenLake
@@ -251,8 +197,8 @@ class RandomAutoReset:
         most = max_hole_ratio(self.env.size, self.env.num_agents)
         if not 0 <= self.hole_ratio <= most:
             raise ValueError(
-                f"hole_ratio={self.hole_ratio!r}: 0 to {most:.4g} leaves cells for the starts and "
-                f"goals of {self.env.num_agents} agents on a lake of size {self.env.size}"
+                f"hole_ratio={self.hole_ratio}: allowed are 0 to {most:.4g}, which leaves cells to "
+                f"{self.env.num_agents} agents on a lake of size {self.env.size}"
             )
 
     def reset(self, key: jax.Array) -> tuple[State, TimeStep]:
@@ -265,7 +211,7 @@ class RandomAutoReset:
         draw_key, slip_key = jax.random.split(key)
         after, timestep = self.env.step(state, actions, slip_key if self.env.needs_key else None)
         state = _select(timestep.done, self._draw(draw_key), after)
-        return state, self.env.see(timestep, state)
+        return state, _show(self.env, timestep, state)
 
     def _draw(self, key: jax.Array) -> State:
         holes = num_holes(self.hole_ratio, self.env.size)
@@ -323,7 +269,7 @@ class LogEpisodes:
     @property
     def env(self) -> MapfFrozenLake:
         """The environment inside."""
-        return _environment(self.wrapped)
+        return getattr(self.wrapped, "env", self.wrapped)
 
     @property
     def reset_axes(self) -> tuple[int | None, ...]:
@@ -339,9 +285,7 @@ class LogEpisodes:
         """As of what is wrapped; the records are empty."""
         inner, timestep = self.wrapped.reset(*arguments)
         zero = jnp.zeros((), jnp.int32)
-        empty = EpisodeRecord(
-            jnp.zeros_like(timestep.reward), zero, jnp.zeros((), bool), jnp.zeros((), jnp.int32)
-        )
+        empty = EpisodeRecord(jnp.zeros_like(timestep.reward), zero, jnp.zeros((), bool), zero)
         return LogState(inner, empty, empty, zero, zero), timestep
 
     def step(self, state: LogState, *arguments: Any) -> tuple[LogState, TimeStep]:
@@ -380,7 +324,7 @@ class Batched:
     @property
     def env(self) -> MapfFrozenLake:
         """The environment inside, which speaks of a single element of the batch."""
-        return _environment(self.wrapped)
+        return getattr(self.wrapped, "env", self.wrapped)
 
     def reset(self, *arguments: Any) -> tuple[Any, TimeStep]:
         """`reset` of what is wrapped for a batch."""
@@ -393,8 +337,10 @@ class Batched:
         return jax.vmap(self.wrapped.step, in_axes=axes)(*arguments)
 
 
-def _environment(wrapped: Any) -> MapfFrozenLake:
-    return wrapped if isinstance(wrapped, MapfFrozenLake) else wrapped.env
+def _show(env: MapfFrozenLake, timestep: TimeStep, state: State) -> TimeStep:
+    """The time step with what agents see of another state."""
+    observation, action_mask = env.observe(state)
+    return dataclasses.replace(timestep, observation=observation, action_mask=action_mask)
 
 
 def _select(condition: Array, if_true: Any, if_false: Any) -> Any:

@@ -11,9 +11,9 @@ from gymnasium.vector import AutoresetMode
 from pettingzoo.test import parallel_api_test
 
 import mapf_jax
+from mapf_jax import env as env_lib
 from mapf_jax.env.gymnasium_env import MapfGymEnv, MapfVectorEnv
 from mapf_jax.env.pettingzoo_env import MapfParallelEnv
-from mapf_jax.env.random_instances import draw_instance
 from mapf_jax.types import make_instance
 
 OPEN = make_instance(["F F F", "F F F", "F F F"], [(0, 0), (2, 0)], [(0, 1), (2, 2)])
@@ -21,12 +21,12 @@ OPEN = make_instance(["F F F", "F F F", "F F F"], [(0, 0), (2, 0)], [(0, 1), (2,
 
 def make(observation="positions", name="MapfFrozenLakeBlock-v0", **options):
     options = {"num_agents": 3, "size": 4, "max_steps": 9, "window": 3, **options}
-    return mapf_jax.make(name, observation=observation, **options)
+    return env_lib.make(name, observation=observation, **options)
 
 
 def pool(count, size=4, agents=3):
     keys = jax.random.split(jax.random.key(0), count)
-    return jax.jit(jax.vmap(lambda key: draw_instance(key, size, agents, 2)))(keys)
+    return jax.jit(jax.vmap(lambda key: env_lib.draw_instance(key, size, agents, 2)))(keys)
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,16 @@ from reference_env import RING, TURN, Lake, random_episode
 
 import mapf_jax
 from mapf_jax import dynamics
-from mapf_jax.env import observations, spaces
-from mapf_jax.env.check_env import EnvironmentCheckError
-from mapf_jax.env.environment import MapfFrozenLake, RewardWeights
-from mapf_jax.env.random_instances import draw_instance
+from mapf_jax.env import (
+    EnvironmentCheckError,
+    MapfFrozenLake,
+    RewardWeights,
+    check_env,
+    draw_instance,
+    make,
+    observations,
+    spaces,
+)
 from mapf_jax.types import ViolationKind, make_instance, stack
 
 WEIGHTS = RewardWeights(goal=1.5, step=-0.25, violation=-2.0, team=3.0, team_violation=-0.5)
@@ -85,7 +91,7 @@ CORNER = ["F F F", "F F F", "F F F"]
 def one_step(conflict, starts, actions):
     goals = [(2, 2), (2, 1), (1, 2), (0, 2)] if (0, 2) not in starts else [(2, 2), (2, 1), (1, 2)]
     goals = goals[: len(starts)]
-    env = mapf_jax.make(
+    env = make(
         "MapfFrozenLake-v0", num_agents=len(starts), size=3, conflict=conflict, reward=WEIGHTS
     )
     state, _ = env.reset(make_instance(CORNER, starts, goals))
@@ -148,22 +154,22 @@ def test_time_stands_still_rather_than_begin_again_long_after_the_end():
 @pytest.mark.parametrize(
     ("name", "observation"),
     [
-        *((name, "positions") for name in mapf_jax.registered_envs()),
+        ("MapfFrozenLake-v0", "positions"),
         ("MapfFrozenLakeBlock-v0", "egocentric"),
-        ("MapfFrozenLake-v0", "planes"),
+        ("MapfFrozenLakeSlippery-v0", "planes"),
     ],
 )
 def test_check_env(name, observation):
-    env = mapf_jax.make(
+    env = make(
         name, num_agents=3, size=5, observation=observation, window=3, action_mask=True, max_steps=9
     )
-    mapf_jax.check_env(env, num_steps=32)
+    check_env(env, num_steps=32)
 
 
-@pytest.mark.parametrize(("size", "num_agents"), [(2, 1), (15, 16), (32, 24)])
+@pytest.mark.parametrize(("size", "num_agents"), [(2, 1), (15, 16)])
 def test_check_env_of_other_shapes(size, num_agents):
-    env = mapf_jax.make("MapfFrozenLakeBlock-v0", num_agents=num_agents, size=size, max_steps=300)
-    mapf_jax.check_env(env, num_steps=8)
+    env = make("MapfFrozenLakeBlock-v0", num_agents=num_agents, size=size, max_steps=300)
+    check_env(env, num_steps=8)
     state = jax.eval_shape(lambda key: env.reset(draw_instance(key, size, num_agents, 0))[0],
                            jax.random.key(0))  # fmt: skip
     assert state.cells.dtype == (np.uint8 if size <= 14 else np.uint16)
@@ -197,7 +203,7 @@ def test_check_env_finds_faults(broken, message):
             return state, broken(View(timestep))
 
     with pytest.raises(EnvironmentCheckError, match=message):
-        mapf_jax.check_env(Faulty(num_agents=2, size=4), num_steps=8)
+        check_env(Faulty(num_agents=2, size=4), num_steps=8)
 
 
 def test_slipping_has_gymnasiums_distribution():
@@ -303,34 +309,33 @@ def test_spaces():
     both = spaces.Dict({"a": box, "b": spaces.Box(0, 1, (), np.bool_)})
     assert both.contains(both.sample(jax.random.key(1)))
     assert not both.contains({"a": drawn[0]})
-    assert spaces.batched(both, 7).spaces["a"].shape == (7, 3, 2)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_agents": 0}, "num_agents=0: 1 to 64"),
-        ({"size": 1}, "size=1: 2 to 126"),
+        ({"num_agents": 0}, "num_agents=0: allowed are 1 to 64"),
+        ({"size": 1}, "size=1: allowed are 2 to 126"),
         ({"conflict": "stop"}, "'fail', 'block'"),
         ({"slip_probability": 1.5}, "slip_probability=1.5"),
-        ({"window": 4}, "must be odd"),
+        ({"window": 4}, "odd numbers from 1"),
         ({"observation": "pixels"}, "'egocentric'"),
         ({"max_steps": 70_000}, "1 to 65535"),
         ({"num_agent": 3}, "did you mean 'num_agents'"),
-        ({"reward": 1.0}, "a RewardWeights is needed"),
+        ({"reward": 1.0}, "allowed is a RewardWeights"),
     ],
 )
 def test_bad_options_are_named(options, message):
     with pytest.raises(ValueError, match=message):
-        mapf_jax.make("MapfFrozenLake-v0", **options)
+        make("MapfFrozenLake-v0", **options)
 
 
 def test_bad_names_shapes_and_weights_are_named():
     with pytest.raises(ValueError, match="did you mean 'MapfFrozenLake-v0'"):
-        mapf_jax.make("MapfFrozenLake-v1")
+        make("MapfFrozenLake-v1")
     with pytest.raises(ValueError, match=r"reward\.goal=nan"):
         RewardWeights(goal=float("nan"))
-    env = mapf_jax.make("MapfFrozenLake-v0", num_agents=2, size=4)
+    env = make("MapfFrozenLake-v0", num_agents=2, size=4)
     instance = make_instance(CORNER, [(0, 0), (2, 0)], [(0, 1), (2, 2)])
     with pytest.raises(ValueError, match="pad_instance"):
         env.reset(instance)
@@ -338,7 +343,7 @@ def test_bad_names_shapes_and_weights_are_named():
     with pytest.raises(ValueError, match=r"use jax\.vmap"):
         env.reset(stack([padded]))
     state, _ = env.reset(padded)
-    with pytest.raises(ValueError, match=r"shape \(1, 2\)"):
+    with pytest.raises(ValueError, match=r"use jax\.vmap for a batch"):
         env.step(state, jnp.zeros((1, 2), jnp.int32))
 
 
