@@ -1,4 +1,4 @@
-"""What a design did with its evidence, in numbers; and, as an option, as a reader sees it.
+"""What a design did with its evidence, in numbers; and, as an option, as an LLM judge sees it.
 
 Five questions about every design, after "From Trainee to Trainer" (arXiv 2606.17682), which judges
 designs by whether they follow the evidence of failures, stay local, keep what works and back off
@@ -9,17 +9,15 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from engineer.choice import relative_moves
+from engineer.choice import expected_signal, relative_moves
 from engineer.designers import Generate, NoAnswerError
-from engineer.evidence import FailureBreakdown
 from engineer.record import RunRecord
-from engineer.space import Configuration, ConfigurationSpace
+from engineer.space import Cell, Configuration, ConfigurationSpace
 
 SATURATED, HOPELESS = 0.9, 0.1
 """Valid rates from which a row counts as saturated, and up to which as hopeless."""
@@ -38,29 +36,29 @@ class DesignAnalysis:
     is None where there is nothing to measure.
 
     Attributes:
-      failure_following: Spearman's rank correlation, over rows, of the share of failed answers
-        (1 - p) with the change of the data share, in [-1, 1]. Near 1: data went where failures
+      failure_following: Spearman's rank correlation, over rows, of the rate of failed answers
+        (1 - p) with the change of the data fraction, in [-1, 1]. Near 1: data went where failures
         are. None if all rows are equal in one of the two.
       signal_following: the same for p (1 - p), the variance of success: near 1, data went where
         there is something to learn.
       followed: the check whose rate of failures by row correlates most, in absolute value, with
-        the change of the data share, the first of equal ones; None if none is defined.
+        the change of the data fraction, the first of equal ones; None if none is defined.
       followed_correlation: its correlation.
-      fraction_moved: total variation distance of the data shares, half the sum of their absolute
-        changes: the part of the set that went elsewhere, in [0, 1].
-      value_moved: mean absolute change of all numbers that are no data shares.
-      cells_changed: share of all numbers that changed.
+      fraction_moved: total variation distance of the data fractions, half the sum of their
+        absolute changes: the part of the set that went elsewhere, in [0, 1].
+      value_moved: mean absolute change of all numbers that are no data fractions.
+      cells_changed: fraction of all numbers that changed.
       saturated_rows: number of rows with p >= 0.9.
-      saturated_shrunk: share of those whose data share fell.
+      saturated_shrunk: fraction of those whose data fraction fell.
       hopeless_rows: number of rows with p <= 0.1.
-      hopeless_eased: share of those whose data share fell, or with a number that is no share
-        which fell while none rose: where higher numbers are harder, the row was backed off.
+      hopeless_eased: fraction of those whose data fraction fell, or with another number that fell
+        while none rose: where higher numbers are harder, the row was backed off.
       mistakes: cells that the design before changed, in rows whose valid rate then fell by at
         least 0.02.
-      mistakes_reversed: share of those that this design moves back, by any change of the other
+      mistakes_reversed: fraction of those that this design moves back, by any change of the other
         sign.
-      signal_before: sum over rows of share x 4 p (1 - p) under the previous shares, in [0, 1].
-      signal_after: the same under the new shares.
+      signal_before: expected signal (`choice.expected_signal`) of the previous configuration.
+      signal_after: the same of the design.
     """
 
     failure_following: float | None
@@ -100,53 +98,50 @@ def analyse(record: RunRecord, config: Configuration, space: ConfigurationSpace)
     """
     space.check(config)
     moves = relative_moves(record.config, config, space)
-    share = space.fraction_parameter
-    rates = _rates(record.breakdown)
-    seen = [row for row in space.rows if row in rates]
-    fraction_moves = [moves[row, share] for row in seen]
-    failing = [1.0 - rates[row] for row in seen]
-    signal = [rates[row] * (1.0 - rates[row]) for row in seen]
+    name = space.fraction_parameter
+    rates = {row.name: row.valid_rate for row in record.breakdown.by_group}
+    rates = {row: rates[row] for row in space.rows if row in rates}
+    fraction_moves = [moves[row, name] for row in rates]
+    others = [cell for cell in space.cells if cell[1] != name]
 
-    followed: tuple[str, float] | None = None
+    followed: tuple[str | None, float | None] = (None, None)
     for check in record.breakdown.checks:
-        outcomes = [record.breakdown.outcome(row) for row in seen]
+        outcomes = [record.breakdown.outcome(row) for row in rates]
         counts = [one.failures(check) / one.answers for one in outcomes if one is not None]
         found = rank_correlation(counts, fraction_moves)
-        if found is not None and (followed is None or abs(found) > abs(followed[1])):
+        if found is not None and (followed[1] is None or abs(found) > abs(followed[1])):
             followed = check, found
 
-    saturated = [row for row in seen if rates[row] >= SATURATED]
-    hopeless = [row for row in seen if rates[row] <= HOPELESS]
-    others = [cell for cell in space.cells if cell[1] != share]
+    def shrunk(row: str) -> bool:
+        return moves[row, name] <= -CHANGED
 
     def eased(row: str) -> bool:
         values = [moves[cell] for cell in others if cell[0] == row]
         lower = any(v <= -CHANGED for v in values) and not any(v >= CHANGED for v in values)
-        return lower or moves[row, share] <= -CHANGED
+        return lower or shrunk(row)
 
-    def promised(shares: Configuration) -> float:
-        pairs = zip(seen, signal, strict=True)
-        return math.fsum(4.0 * variance * shares[row, share] for row, variance in pairs)
-
-    before = _mistakes(record, space)
-    back = [cell for cell, move in before.items() if moves[cell] * move < 0]
-    back = [cell for cell in back if abs(moves[cell]) >= CHANGED]
+    saturated = [row for row, rate in rates.items() if rate >= SATURATED]
+    hopeless = [row for row, rate in rates.items() if rate <= HOPELESS]
+    mistakes = _mistakes(record, space)
     return DesignAnalysis(
-        failure_following=rank_correlation(failing, fraction_moves),
-        signal_following=rank_correlation(signal, fraction_moves),
-        followed=None if followed is None else followed[0],
-        followed_correlation=None if followed is None else followed[1],
-        fraction_moved=math.fsum(abs(moves[row, share]) for row in space.rows) / 2,
-        value_moved=math.fsum(abs(moves[cell]) for cell in others) / len(others) if others else 0.0,
+        failure_following=rank_correlation([1.0 - p for p in rates.values()], fraction_moves),
+        signal_following=rank_correlation([p * (1.0 - p) for p in rates.values()], fraction_moves),
+        followed=followed[0],
+        followed_correlation=followed[1],
+        fraction_moved=math.fsum(abs(moves[row, name]) for row in space.rows) / 2,
+        value_moved=math.fsum(abs(moves[cell]) for cell in others) / max(len(others), 1),
         cells_changed=sum(abs(move) >= CHANGED for move in moves.values()) / len(moves),
         saturated_rows=len(saturated),
-        saturated_shrunk=_share(moves[row, share] <= -CHANGED for row in saturated),
+        saturated_shrunk=_mean(shrunk(row) for row in saturated),
         hopeless_rows=len(hopeless),
-        hopeless_eased=_share(eased(row) for row in hopeless),
-        mistakes=len(before),
-        mistakes_reversed=len(back) / len(before) if before else None,
-        signal_before=promised(record.config),
-        signal_after=promised(config),
+        hopeless_eased=_mean(eased(row) for row in hopeless),
+        mistakes=len(mistakes),
+        mistakes_reversed=_mean(
+            moves[cell] * move < 0 and abs(moves[cell]) >= CHANGED
+            for cell, move in mistakes.items()
+        ),
+        signal_before=expected_signal(rates, record.config, space),
+        signal_after=expected_signal(rates, config, space),
     )
 
 
@@ -155,40 +150,30 @@ def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float |
 
     None for fewer than two values, or if all values of one side are equal.
     """
-    if len(first) < 2:
+    from scipy.stats import spearmanr  # Slow to import, and only needed once a design is there.
+
+    # What differs by rounding alone is equal.
+    columns = [np.round(np.asarray(values, np.float64), 9) for values in (first, second)]
+    if len(first) < 2 or any(np.ptp(column) == 0 for column in columns):
         return None
-    ranks = [_ranks(np.asarray(values, np.float64)) for values in (first, second)]
-    centred = [rank - rank.mean() for rank in ranks]
-    norm = math.sqrt(float(centred[0] @ centred[0]) * float(centred[1] @ centred[1]))
-    return float(centred[0] @ centred[1]) / norm if norm > 0 else None
+    return float(spearmanr(*columns).statistic)
 
 
-def _ranks(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    values = np.round(values, 9)  # what differs by rounding alone is equal
-    less = (values[:, None] > values[None, :]).sum(axis=1)
-    equal = (values[:, None] == values[None, :]).sum(axis=1)
-    return less + (equal - 1) / 2
-
-
-def _rates(breakdown: FailureBreakdown) -> dict[str, float]:
-    return {row.name: row.valid_rate for row in breakdown.by_group}
-
-
-def _mistakes(record: RunRecord, space: ConfigurationSpace) -> dict[tuple[str, str], float]:
+def _mistakes(record: RunRecord, space: ConfigurationSpace) -> dict[Cell, float]:
     """The changes of the design before, in rows that then got worse."""
     if len(record.history) < 2:
         return {}
     earlier, latest = record.history[-2:]
-    was, now = _rates(earlier.breakdown), _rates(latest.breakdown)
     moves = relative_moves(earlier.config, latest.config, space)
-    return {
-        (row, name): move
-        for (row, name), move in moves.items()
-        if abs(move) >= CHANGED and row in was and row in now and was[row] - now[row] >= MISTAKE
-    }
+    worse = set()
+    for row in space.rows:
+        was, now = earlier.breakdown.outcome(row), latest.breakdown.outcome(row)
+        if was is not None and now is not None and was.valid_rate - now.valid_rate >= MISTAKE:
+            worse.add(row)
+    return {c: move for c, move in moves.items() if abs(move) >= CHANGED and c[0] in worse}
 
 
-def _share(flags: Any) -> float | None:
+def _mean(flags: Iterable[bool]) -> float | None:
     values = list(flags)
     return sum(values) / len(values) if values else None
 
@@ -200,15 +185,13 @@ QUESTIONS = {
     "backing_off": "Does it make easier, or give less to, what is never solved?",
     "correction": "Does it take back earlier changes after which results got worse?",
 }
-"""What a reader is asked; each is answered with a whole number from 1 (not at all) to 5 (fully), or
-with null where the context gives no occasion."""
-
-_OBJECT = re.compile(r"\{[^{}]*\}")
+"""What an LLM judge is asked. Each answer is a whole number from 1 (not at all) to 5 (fully), or
+null where the context gives no occasion."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Reading:
-    """A reader's judgement of one design.
+class Judgement:
+    """What an LLM judge says about one design.
 
     Attributes:
       scores: 1 to 5, or None, for each of `QUESTIONS`.
@@ -219,20 +202,20 @@ class Reading:
     text: str
 
 
-def read_design(
+def judge_design(
     generate: Generate, context: str, answer: str, seed: int, tries: int = 3
-) -> Reading | None:
-    """Has a model read a design, such as one behind `engineer.endpoint.Endpoint`.
+) -> Judgement | None:
+    """Has a model judge a design, such as one behind `engineer.endpoint.Endpoint`.
 
     Args:
       generate: answers chats.
       context: what the engineer was shown.
       answer: what it answered.
       seed: of the sampling.
-      tries: how often the reader is asked until its answer can be read.
+      tries: how often the judge is asked until its answer can be read.
 
     Returns:
-      The judgement, or None if the reader gave no answer that can be read.
+      The judgement, or None if no answer can be read.
     """
     questions = "\n".join(f"{name}: {text}" for name, text in QUESTIONS.items())
     form = ", ".join(f'"{name}": 1' for name in QUESTIONS)
@@ -248,7 +231,7 @@ def read_design(
             (text,) = generate([{"role": "user", "content": content}], 1, seed + attempt)
         except NoAnswerError:
             continue
-        for written in reversed(_OBJECT.findall(text)):
+        for written in reversed(re.findall(r"\{[^{}]*\}", text)):
             try:
                 scores = json.loads(written)
             except ValueError:
@@ -257,5 +240,5 @@ def read_design(
                 score is None or (type(score) is int and 1 <= score <= 5)
                 for score in scores.values()
             ):
-                return Reading(scores, text)
+                return Judgement(scores, text)
     return None

@@ -4,24 +4,18 @@ A finite automaton over token ids, built once for a space and a vocabulary as pl
 which a sampler can use on the device without asking the host. The answer is: free reasoning up to
 a budget, a trigger, and then one configuration in exactly the asked form: every row, every
 parameter, every number within its bounds with the decimals of its parameter. With `exact_fractions`
-the shares of a group sum to 1: the automaton counts, in units of the last decimal, what is left
-for the shares to come, and the last one gets the rest. Without it each share is free and the
-projection rescales them.
+the fractions of a group sum to 1: the automaton counts, in units of the last decimal, what is left
+for those to come, and the last one gets the rest. Otherwise each is free and the projection
+rescales them.
 
 Every text is tokenized as the tokenizer itself does (a model has seen no other way), in the
-whole configuration and not in pieces, so any vocabulary serves: numbers that are one token,
-digits that are tokens, digits that merge.
-
-Why no library: xgrammar needs torch; llguidance computes each mask on the host, a round trip for
-every token, where ours is one gather inside the decoding loop; outlines-core compiles a regular
-expression to a table as we do, but a regular expression cannot say that numbers sum to 1 short of
-listing all ways, and it admits every way of cutting a text into tokens, which leaves the length of
-an answer unbounded by anything but its characters.
+whole configuration and not in parts, so any vocabulary serves: numbers that are one token,
+digits that are tokens, digits that merge. `docs/engineer.md` says why no library does this.
 """
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -84,7 +78,7 @@ def build(
       space: the rows, parameters and bounds.
       tokenize: token ids of a text, without special tokens added to it.
       stop_ids: tokens that end an answer, at least one.
-      exact_fractions: shares of a group sum to 1.
+      exact_fractions: fractions of a group sum to 1.
       reasoning_tokens: most tokens of free reasoning before the trigger; 0 for none. A stop token
         within the reasoning still ends the answer; whoever samples has to finish it then.
       trigger: the text that ends the reasoning, such as "</think>". It is recognised in the
@@ -102,15 +96,15 @@ def build(
     if not stop_ids:
         raise ValueError("stop_ids=(): at least one token is needed")
     fields, ending = _fields(space, tokenize, opening)
-    builder = _Builder()
+    automaton = _Automaton()
     ids = tuple(int(token) for token in tokenize(trigger)) if reasoning_tokens else ()
-    entry = _add_reasoning(builder, reasoning_tokens, ids) if ids else None
-    start = _Configurations(builder, space, fields, ending, stop_ids, exact_fractions).start()
-    if entry is not None:
-        builder.redirect(entry, start)
+    start = _add_reasoning(automaton, reasoning_tokens, ids) if ids else automaton.state()
+    groups = space.simplexes if exact_fractions else ()
+    wholes = {group: 10 ** space.parameter(group[0][1]).decimals for group in groups}
+    _add_configurations(automaton, start, fields, ending, stop_ids, wholes)
     longest = reasoning_tokens + len(ids) + len(ending) + 1
     longest += sum(len(f.literal) + max(map(len, f.middles)) for f in fields)
-    return builder.tables(longest)
+    return automaton.tables(longest)
 
 
 def _values(space: ConfigurationSpace, cell: Cell) -> list[tuple[int, str]]:
@@ -176,156 +170,120 @@ def _prefix_free(sequences: Sequence[tuple[int, ...]]) -> bool:
     return all(b[: len(a)] != a for a, b in itertools.pairwise(ordered))
 
 
-class _Builder:
-    """States as they come: for each a mapping from listed tokens to targets."""
+class _Automaton:
+    """States as they come: for each a mapping from listed tokens to targets.
+
+    Attributes:
+      arcs: by state and token the state after it.
+      otherwise: by free state the state after a token that it does not list.
+    """
 
     def __init__(self) -> None:
-        self._listed: list[dict[int, int]] = []
-        self._otherwise: dict[int, int] = {}
-        self._redirected: dict[int, int] = {}
+        self.arcs: list[dict[int, int]] = []
+        self.otherwise: dict[int, int] = {}
 
     def state(self) -> int:
-        if len(self._listed) >= MAX_STATES:
+        """A new one."""
+        if len(self.arcs) >= MAX_STATES:
             raise ValueError(
-                f"grammar: more than {MAX_STATES} states; with shares that need not sum to 1 in "
-                "the grammar there are far fewer"
+                f"grammar: more than {MAX_STATES} states; with fractions that need not sum to 1 "
+                "in the grammar there are far fewer"
             )
-        self._listed.append({})
-        return len(self._listed) - 1
+        self.arcs.append({})
+        return len(self.arcs) - 1
 
-    def arc(self, source: int, token: int, target: int) -> None:
-        self._listed[source][token] = target
-
-    def target(self, source: int, token: int) -> int | None:
-        return self._listed[source].get(token)
-
-    def release(self, source: int, otherwise: int) -> None:
-        """Makes a state free."""
-        self._otherwise[source] = otherwise
-
-    def redirect(self, source: int, target: int) -> None:
-        """Whatever led to `source` leads to `target`; `source` is left as its copy."""
-        self._redirected[source] = target
+    def chain(self, state: int, tokens: Sequence[int]) -> int:
+        """The state after some tokens; states on the way are made where there are none."""
+        for token in tokens:
+            if token not in self.arcs[state]:
+                self.arcs[state][token] = self.state()
+            state = self.arcs[state][token]
+        return state
 
     def tables(self, longest: int) -> TokenTables:
-        for source, target in self._redirected.items():
-            self._listed[source] = self._listed[target]
-        count = len(self._listed)
-        width = max(map(len, self._listed))
+        count = len(self.arcs)
+        width = max(map(len, self.arcs))
         tokens = np.full((count, width), -1, np.int32)
         targets = np.zeros((count, width), np.int32)
-        for i, listed in enumerate(self._listed):
-            tokens[i, : len(listed)] = list(listed)
-            targets[i, : len(listed)] = list(listed.values())
+        for i, arcs in enumerate(self.arcs):
+            tokens[i, : len(arcs)] = list(arcs)
+            targets[i, : len(arcs)] = list(arcs.values())
         free = np.zeros(count, bool)
         otherwise = np.zeros(count, np.int32)
-        for source, target in self._otherwise.items():
+        for source, target in self.otherwise.items():
             free[source], otherwise[source] = True, target
         return TokenTables(tokens, targets, free, otherwise, longest)
 
 
-def _add_reasoning(builder: _Builder, budget: int, trigger: tuple[int, ...]) -> int:
+def _add_reasoning(automaton: _Automaton, budget: int, trigger: tuple[int, ...]) -> int:
     """Adds states (tokens of reasoning so far, tokens of the trigger matched); returns the end.
 
     The trigger is found wherever it stands (as Knuth, Morris and Pratt find a pattern). Where the
     budget is used up, what is missing of the trigger is forced.
     """
     length = len(trigger)
-    states = [[builder.state() for _ in range(length)] for _ in range(budget + 1)]
-    end = builder.state()
+    states = [[automaton.state() for _ in range(length)] for _ in range(budget + 1)]
+    end = automaton.state()
     for used, matched in itertools.product(range(budget + 1), range(length)):
         here = states[used][matched]
         if used == budget:
             target = end if matched + 1 == length else states[used][matched + 1]
-            builder.arc(here, trigger[matched], target)
+            automaton.arcs[here][trigger[matched]] = target
             continue
         for token in set(trigger):
             seen = (*trigger[:matched], token)
             now = max(k for k in range(len(seen) + 1) if k == 0 or seen[-k:] == trigger[:k])
-            builder.arc(here, token, end if now == length else states[used + 1][now])
-        builder.release(here, states[used + 1][0])
+            automaton.arcs[here][token] = end if now == length else states[used + 1][now]
+        automaton.otherwise[here] = states[used + 1][0]
     return end
 
 
-class _Configurations:
-    """Adds the states of all configurations.
+def _add_configurations(
+    automaton: _Automaton,
+    start: int,
+    fields: Sequence[_Field],
+    ending: Sequence[int],
+    stop_ids: Sequence[int],
+    wholes: Mapping[tuple[Cell, ...], int],
+) -> None:
+    """Adds all configurations after the state `start`.
 
-    A state is (field, place within it, units left of every group of shares). States of equal
-    meaning are made once.
+    A state is (field, place within it, units left of every group). States of equal meaning are
+    made once. `wholes` are the groups whose fractions sum to 1, with that 1 in units.
     """
+    group_of = {cell: g for g, group in enumerate(wholes) for cell in group}
+    order = {field.cell: i for i, field in enumerate(fields)}
+    last = {max(order[cell] for cell in group) for group in wholes}
+    made: dict[tuple[int, tuple[int, ...]], int] = {}
 
-    def __init__(
-        self,
-        builder: _Builder,
-        space: ConfigurationSpace,
-        fields: Sequence[_Field],
-        ending: Sequence[int],
-        stop_ids: Sequence[int],
-        exact_fractions: bool,
-    ) -> None:
-        self._builder = builder
-        self._fields = fields
-        self._ending = ending
-        self._stop_ids = tuple(dict.fromkeys(int(token) for token in stop_ids))
-        self._groups = space.simplexes if exact_fractions else ()
-        self._units = [10 ** space.parameter(group[0][1]).decimals for group in self._groups]
-        order = {field.cell: i for i, field in enumerate(fields)}
-        self._last = [max(order[cell] for cell in group) for group in self._groups]
-        self._group_of = {cell: g for g, group in enumerate(self._groups) for cell in group}
-        self._made: dict[tuple[int, tuple[int, ...]], int] = {}
-
-    def start(self) -> int:
-        # One state beforehand, so that an automaton without reasoning begins in state 0.
-        first = self._builder.state()
-        self._grow(first, 0, tuple(self._units))
-        return first
-
-    def _state(self, field: int, left: tuple[int, ...]) -> int:
-        """The state before the literal of a field."""
-        known = self._made.get((field, left))
-        if known is None:
-            known = self._made[field, left] = self._builder.state()
-            self._grow(known, field, left)
-        return known
-
-    def _grow(self, state: int, index: int, left: tuple[int, ...]) -> None:
-        """Adds everything after a state."""
-        builder = self._builder
-        if index == len(self._fields):
-            for token in self._ending:
-                following = builder.state()
-                builder.arc(state, token, following)
-                state = following
-            for token in self._stop_ids:
-                builder.arc(state, token, state)
-            return
-        field = self._fields[index]
-        allowed = list(self._allowed(index, left))
-        if len(field.middles) == 1:  # nothing to decode; `state` stands before the next field
-            self._grow(state, index + 1, allowed[0][1])
-            return
-        for token in field.literal:
-            following = builder.state()
-            builder.arc(state, token, following)
-            state = following
-        for middle, remaining in allowed:
-            node = state
-            for token in middle[:-1]:
-                shared = builder.target(node, token)
-                if shared is None:
-                    shared = builder.state()
-                    builder.arc(node, token, shared)
-                node = shared
-            builder.arc(node, middle[-1], self._state(index + 1, remaining))
-
-    def _allowed(
-        self, index: int, left: tuple[int, ...]
-    ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    def choices(
+        index: int, left: tuple[int, ...]
+    ) -> Iterator[tuple[Sequence[int], tuple[int, ...]]]:
         """(tokens, units left afterwards) of the values that a field may have."""
-        field = self._fields[index]
-        group = self._group_of.get(field.cell)
+        field = fields[index]
+        group = group_of.get(field.cell)
         for units, middle in zip(field.units, field.middles, strict=True):
             if group is None:
                 yield middle, left
-            elif units == left[group] or (units < left[group] and index != self._last[group]):
+            elif units == left[group] or (units < left[group] and index not in last):
                 yield middle, (*left[:group], left[group] - units, *left[group + 1 :])
+
+    def grow(state: int, index: int, left: tuple[int, ...]) -> None:
+        """Adds everything after a state that stands before a field."""
+        if index == len(fields):
+            state = automaton.chain(state, ending)
+            automaton.arcs[state] |= dict.fromkeys(map(int, stop_ids), state)
+            return
+        if len(fields[index].middles) == 1:  # nothing to decode; `state` stands before the next one
+            ((_, remaining),) = choices(index, left)
+            grow(state, index + 1, remaining)
+            return
+        state = automaton.chain(state, fields[index].literal)
+        for middle, remaining in choices(index, left):
+            key = (index + 1, remaining)
+            if key not in made:
+                made[key] = automaton.state()
+                grow(made[key], *key)
+            automaton.arcs[automaton.chain(state, middle[:-1])][middle[-1]] = made[key]
+
+    grow(start, 0, tuple(wholes.values()))

@@ -500,7 +500,7 @@ class Loop:
             answers = "\n\n---\n\n".join(design.raw_texts)
             if reader is not None and design.raw_texts:
                 made = f"{answers}\n\nUsed next:\n{render_config(design.config, self._space)}"
-                reading = analysis.read_design(reader, context, made, seed)
+                reading = analysis.judge_design(reader, context, made, seed)
                 told = None if reading is None else dataclasses.asdict(reading)
                 if distributed.is_first():
                     files.write_json(folder / "reading.json", told)

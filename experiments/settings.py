@@ -288,7 +288,7 @@ class EngineerSettings:
       stage_threshold: valid rate at which the next stage begins.
       endpoint: the server of "endpoint".
       reader: a server whose model judges each design that a model made, see
-        `engineer.analysis.read_design`; off without a url.
+        `engineer.analysis.judge_design`; off without a url.
       training: training of the current checkpoint as engineer.
     """
 

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from engineer.analysis import QUESTIONS, analyse, rank_correlation, read_design
+from engineer.analysis import QUESTIONS, analyse, judge_design, rank_correlation
 from engineer.evidence import Evidence, FailureBreakdown, GroupOutcome
 from engineer.record import RoundRecord, RunRecord
 from engineer.space import Configuration
@@ -80,7 +80,7 @@ def test_nothing_to_measure_is_none():
         analyse(RUN, Configuration(("3",), SPACE.names, ((1.0, 0.1, 0.1),)), SPACE)
 
 
-def test_rank_correlation_against_scipy_free_reference():
+def test_rank_correlation_against_a_reference_by_hand():
     rng = np.random.default_rng(0)
     for _ in range(50):
         first, second = rng.integers(0, 5, 8).tolist(), rng.integers(0, 5, 8).tolist()
@@ -112,20 +112,20 @@ def test_the_demonstrated_rule_follows_the_signal():
     assert np.mean([f.value_moved for f in found]) < 0.05
 
 
-def test_a_reader():
+def test_an_llm_judge():
     scores = dict.fromkeys(QUESTIONS, 4) | {"correction": None}
     asked = []
 
-    def reader(chat, count, seed):
+    def judge(chat, count, seed):
         asked.append((chat, seed))
         return [["I would rather not.", f"Well {{}}.\n{json.dumps(scores)}"][len(asked) - 1]]
 
-    reading = read_design(reader, "the context", "the answer", seed=5)
-    assert reading.scores == scores
+    judgement = judge_design(judge, "the context", "the answer", seed=5)
+    assert judgement.scores == scores
     assert [seed for _, seed in asked] == [5, 6]
     content = asked[0][0][0]["content"]
     assert "the context" in content
     assert "the answer" in content
     assert all(question in content for question in QUESTIONS.values())
     for bad in ({**scores, "locality": 6}, {**scores, "locality": True}, {"locality": 1}):
-        assert read_design(lambda c, n, s, b=bad: [json.dumps(b)], "", "", 0) is None
+        assert judge_design(lambda c, n, s, b=bad: [json.dumps(b)], "", "", 0) is None
