@@ -1,89 +1,101 @@
-"""Some answers of a run's last validation, drawn."""
+"""Some answers of a run's last validation, chosen for variety and drawn."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from markupsafe import Markup
+
+from experiments.answer_log import read_log
 from experiments.evidence import one_of_each_kind
-from experiments.report import lakes
-from experiments.report.page import Html, element, heading, join, paragraph
-from experiments.report.reading import Run, json_lines
-from mapf_jax import formats
-
-LEGEND = (
-    "A disc is an agent, a ring its start, a square with its number its goal, a filled cell a "
-    "hole. A red cross marks a broken rule; the dot below a lake runs through the times of the "
-    "answer, with a tall red stroke where a rule is broken."
-)
-PAUSE = element(
-    "label",
-    element("input", type="checkbox", id="pause"),
-    " Pause the drawings",
-    class_="pause",
-)
-"""What stops everything that moves on a page."""
+from experiments.families.lakes.drawing import draw
+from experiments.families.lakes.texts import TEXTS
+from experiments.report.reading import Run
 
 
-def of_run(run: Run, count: int, prefix: str) -> Html | None:
-    """Failures of different kinds, and successes of different kinds.
+@dataclasses.dataclass(frozen=True)
+class DrawnAnswer:
+    """An answer as a page shows it.
+
+    Attributes:
+      row: what the run knows of it.
+      failed: names of its failed checks; only the first after which nothing else can be judged, if
+        it failed one of these.
+      group: the row of the configuration that its problem belongs to.
+      drawing: markup of the family; empty if it draws nothing.
+      new: whether the problem was not solved before training, and is now.
+    """
+
+    row: Mapping[str, Any]
+    failed: Sequence[str]
+    group: str
+    drawing: Markup
+    new: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Examples:
+    """Answers of one validation.
+
+    Attributes:
+      when: the round after which it was made, or "start".
+      answers: how many answers there are.
+      failed: how many of them failed.
+      failures: some of those, of different kinds.
+      successes: some of the others, those first that were not solved before training.
+    """
+
+    when: str
+    answers: int
+    failed: int
+    failures: list[DrawnAnswer]
+    successes: list[DrawnAnswer]
+
+
+def of_run(run: Run, count: int) -> Examples | None:
+    """Some failures and successes of the last validation, or None if no answers are there.
 
     Args:
       run: the run.
       count: so many of each are drawn.
-      prefix: letters, digits and underscores; different for every call of a page.
-
-    Returns:
-      Part of a page, or None if no answers are there.
 
     Raises:
       ValueError: a file is damaged.
     """
     validations = run.validations
-    if not validations or not run.validation_set.is_file():
+    if not validations:
         return None
     (name, last), (first_name, first) = validations[-1], validations[0]
-    records = {row["id"]: row for row in formats.read_jsonl(run.validation_set)}
-    rows = [row for row in json_lines(last.answers) if row["id"] in records]
+    problems = {row["id"]: row for row in read_log(run.validation_set)}
+    rows = [row for row in read_log(last.answers) if row["id"] in problems]
     if not rows:
         return None
     before: dict[str, bool] = {}
     if first_name == "start" and name != "start":
-        before = {row["id"]: row["valid"] for row in json_lines(first.answers)}
+        before = {row["id"]: row["valid"] for row in read_log(first.answers)}
+
+    def drawn(row: Mapping[str, Any]) -> DrawnAnswer:
+        alone = [check for check in row["failed"] if check in TEXTS.alone]
+        return DrawnAnswer(
+            row=row,
+            failed=alone[:1] or row["failed"],
+            group=_group(row),
+            drawing=Markup(draw(problems[row["id"]], row["text"]) or ""),
+            new=row["valid"] and before.get(row["id"]) is False,
+        )
+
     failed = [row for row in rows if not row["valid"]]
-    failures = one_of_each_kind(failed, lambda row: tuple(row["failed"]), count)
-    # Those that were not solved before training first, and long plans before short ones.
+    # Those that were not solved before training first, and hard ones before easy ones.
     solved = sorted(
         (row for row in rows if row["valid"]),
-        key=lambda row: (before.get(row["id"], True), -row["optimum"]),
+        key=lambda row: (before.get(row["id"], True), -(row.get("optimum") or 0)),
     )
-    successes = one_of_each_kind(solved, lambda row: (row["optimal"], row["size"]), count)
-
-    def drawn(chosen: Sequence[Mapping[str, Any]], kind: str) -> Html:
-        figures = lakes.drawings(
-            [
-                lakes.Answer(
-                    records[row["id"]],
-                    row["text"],
-                    "Not solved before training."
-                    if row["valid"] and before.get(row["id"]) is False
-                    else "",
-                )
-                for row in chosen
-            ],
-            f"{kind}{prefix}_",
-        )
-        return element("div", *figures, class_="lakes") if figures else paragraph("There are none.")
-
-    when = "before training" if name == "start" else f"after round {name}"
-    return join(
-        [
-            paragraph(
-                f"From the validation {when}, where {len(failed):,} of {len(rows):,} answers "
-                "failed. These are examples of different kinds; how frequent a kind is they do "
-                "not tell."
-            ),
-            heading("Failures"),
-            drawn(failures, "f"),
-            heading("Successes"),
-            drawn(successes, "s"),
-        ]
+    failures = one_of_each_kind(failed, lambda row: tuple(row["failed"]), count)
+    successes = one_of_each_kind(solved, lambda row: (row["optimal"], _group(row)), count)
+    return Examples(
+        name, len(rows), len(failed), list(map(drawn, failures)), list(map(drawn, successes))
     )
+
+
+def _group(row: Mapping[str, Any]) -> str:
+    return str(row["size"])

@@ -4,15 +4,16 @@ import csv
 import dataclasses
 import io
 import math
-import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
 
 from experiments import store as files
 from experiments.report import style
-from experiments.report.page import Content, Html, element
 
 _WIDTH = 4.3  # Inches; the text of a chart of this width is readable on a phone.
 _FONT = 9.0
@@ -23,49 +24,23 @@ _SETTINGS = {
     "legend.fontsize": _FONT - 0.5,
     "text.parse_math": False,
     "svg.fonttype": "none",
-    "text.color": style.INK,
-    "axes.labelcolor": style.INK,
-    "axes.edgecolor": style.INK,
-    "xtick.color": style.INK,
-    "ytick.color": style.INK,
+    "text.color": style.LIGHT["ink"],
+    "axes.labelcolor": style.LIGHT["ink"],
+    "axes.edgecolor": style.LIGHT["ink"],
+    "xtick.color": style.LIGHT["ink"],
+    "ytick.color": style.LIGHT["ink"],
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.axisbelow": True,
-    "grid.color": style.GRID,
+    "grid.color": style.LIGHT["grid"],
     "grid.linewidth": 0.7,
     "legend.frameon": False,
     "legend.handlelength": 3.0,
     "lines.linewidth": 1.8,
     "lines.markersize": 5.5,
 }
-
-
-class Chart(Protocol):
-    """Something to be drawn, with the numbers that are drawn.
-
-    Attributes:
-      name: of its files; letters, digits, hyphens and underscores.
-      title: what it shows.
-      description: in one sentence, for those who cannot see it.
-    """
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def title(self) -> str: ...
-
-    @property
-    def description(self) -> str: ...
-
-    def table(self) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
-        """(names of the columns, rows): every number that is drawn."""
-        ...
-
-    def draw(self) -> Any:
-        """A Matplotlib figure."""
-        ...
+_NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,9 +76,12 @@ class Series:
 
 @dataclasses.dataclass(frozen=True)
 class Lines:
-    """Lines over a common axis; see `Chart` for the first three.
+    """Lines over a common axis.
 
     Attributes:
+      name: of its files; letters, digits, hyphens and underscores.
+      title: what it shows.
+      description: in one sentence, for those who cannot see it.
       x_label: name of the horizontal axis.
       y_label: name of the vertical axis, with its unit.
       series: the lines.
@@ -125,7 +103,7 @@ class Lines:
     markers: bool = True
 
     def table(self) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
-        """See `Chart`; one row for each point."""
+        """(names of the columns, rows): every number that is drawn, a row for each point."""
         rows = [
             (
                 line.name,
@@ -140,13 +118,13 @@ class Lines:
         return ("series", self.x_label, self.y_label, "low", "high"), rows
 
     def draw(self) -> Any:
-        """See `Chart`."""
+        """A Matplotlib figure."""
         named = [line for line in self.series if not line.faint]
         columns = _legend_columns([line.name for line in named])
         legend_rows = math.ceil(len(named) / columns) if len(named) > 1 else 0
         figure, axes = _axes(2.75 + 0.19 * legend_rows)
         for begin in self.begins:
-            axes.axvline(begin, color=style.INK, linewidth=0.8, linestyle=":")
+            axes.axvline(begin, color=style.LIGHT["ink"], linewidth=0.8, linestyle=":")
         for line in self.series:
             self._draw_line(axes, line)
         if self.x_names:
@@ -165,7 +143,7 @@ class Lines:
 
     def _draw_line(self, axes: Any, line: Series) -> None:
         y = [math.nan if value is None else value for value in line.y]
-        colour, marker = style.INK, "o"
+        colour, marker = style.LIGHT["ink"], "o"
         dashes: tuple[float, ...] = ()
         if line.look is not None:
             look = style.look(line.look)
@@ -213,9 +191,12 @@ class Estimate:
 
 @dataclasses.dataclass(frozen=True)
 class Estimates:
-    """Estimates with intervals below each other; see `Chart` for the first three fields.
+    """Estimates with intervals, one below the other.
 
     Attributes:
+      name: of its files, as of `Lines`.
+      title: what it shows.
+      description: in one sentence, for those who cannot see it.
       x_label: what is estimated, with its unit.
       rows: from top to bottom.
       reference: where an upright line stands, such as at no difference.
@@ -229,7 +210,7 @@ class Estimates:
     reference: float | None = None
 
     def table(self) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
-        """See `Chart`; an estimate and then its points."""
+        """As of `Lines`: every estimate and then its points."""
         rows: list[tuple[Any, ...]] = []
         for row in self.rows:
             rows.append((row.name, "mean", row.value, row.low, row.high))
@@ -237,10 +218,10 @@ class Estimates:
         return ("name", "what", self.x_label, "low", "high"), rows
 
     def draw(self) -> Any:
-        """See `Chart`."""
+        """A Matplotlib figure."""
         figure, axes = _axes(1.0 + 0.36 * len(self.rows))
         if self.reference is not None:
-            axes.axvline(self.reference, color=style.INK, linewidth=1.0, linestyle=":")
+            axes.axvline(self.reference, color=style.LIGHT["ink"], linewidth=1.0, linestyle=":")
         for place, row in enumerate(self.rows):
             look = style.look(row.look)
             points = list(row.points.values())
@@ -266,26 +247,44 @@ class Estimates:
         return figure
 
 
+Chart = Lines | Estimates
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawn:
+    """A chart as part of a page.
+
+    Attributes:
+      svg: in the light colours, which the style of the page replaces by its own.
+      label: what it shows, for those who cannot see it.
+      remark: what stands below it.
+    """
+
+    svg: Markup
+    label: str
+    remark: str
+
+
 class Gallery:
     """The charts of a page and their files below a folder.
 
     Args:
       root: the folder; pictures go to `figures`, numbers to `data`.
+
+    Attributes:
+      names: of the charts so far.
     """
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self.names: list[str] = []
 
-    def add(self, chart: Chart, remark: Content = None) -> Html:
+    def add(self, chart: Chart, remark: str = "") -> Drawn:
         """Draws a chart and writes its files.
 
         Args:
           chart: with a name that no other of this page has.
           remark: what stands below it.
-
-        Returns:
-          The chart as part of a page, where it takes the page's colours.
         """
         if chart.name in self.names:
             raise ValueError(f"name={chart.name!r}: another chart has it")
@@ -295,14 +294,17 @@ class Gallery:
         with matplotlib.rc_context({**_SETTINGS, "svg.hashsalt": chart.name}):
             figure = chart.draw()
             picture, drawing = io.BytesIO(), io.StringIO()
-            figure.savefig(picture, format="png", dpi=160, facecolor=style.PAPER)
-            figure.savefig(drawing, format="svg", transparent=True, metadata={"Date": None})
+            figure.savefig(picture, format="png", dpi=160, facecolor=style.LIGHT["paper"])
+            # Identifiers that no other chart of the page has.
+            for number, artist in enumerate(figure.findobj()):
+                artist.set_gid(f"{chart.name}-{number}")
+            figure.savefig(drawing, format="svg", transparent=True, metadata=_NO_METADATA)
         path = self._root / "figures" / f"{chart.name}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(picture.getvalue())
         files.write_text(self._root / "data" / f"{chart.name}.csv", csv_text(*chart.table()))
-        caption = None if remark is None else element("figcaption", remark)
-        return element("figure", _inline(drawing.getvalue(), chart), caption)
+        _, tag, content = drawing.getvalue().partition("<svg")
+        return Drawn(Markup(tag + content), f"{chart.title}. {chart.description}", remark)
 
 
 def csv_text(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -314,13 +316,10 @@ def csv_text(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 def running_mean(values: Sequence[float], window: int) -> list[float]:
     """The mean of each value and the `window` - 1 before it, as far as there are so many."""
-    sums = [0.0]
-    for value in values:
-        sums.append(sums[-1] + value)
-    return [
-        (sums[end] - sums[max(0, end - window)]) / min(end, window)
-        for end in range(1, len(values) + 1)
-    ]
+    sums = np.cumsum([0.0, *values])
+    ends = np.arange(1, len(sums))
+    begins = np.maximum(ends - window, 0)
+    return ((sums[ends] - sums[begins]) / (ends - begins)).tolist()
 
 
 def _axes(height: float) -> tuple[Any, Any]:
@@ -335,29 +334,3 @@ def _legend_columns(names: Sequence[str]) -> int:
     most = max(1, int(66 / (longest + 9)))
     rows = math.ceil(len(names) / most)
     return math.ceil(len(names) / max(rows, 1))
-
-
-def _inline(svg: str, chart: Chart) -> Html:
-    """Matplotlib's SVG as part of a page: without a prologue, in the page's colours."""
-    svg = svg[svg.index("<svg") :]
-    box = re.search(r'viewBox="([^"]*)"', svg)
-    assert box is not None
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"<style[^>]*>.*?</style>", "", svg, flags=re.DOTALL)
-    svg = svg.replace("xlink:href", "href")
-    svg = re.sub(r'(\bid="|\bhref="#|url\(#)', rf"\g<1>{chart.name}-", svg)
-    svg = re.sub(r'\bd="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path.group()), svg)
-    svg = re.sub(r"font: ([^;\"]*?)'DejaVu Sans'[^;\"]*", r"font: \1system-ui, sans-serif", svg)
-    colours = {look.light: f"var(--c{i})" for i, look in enumerate(style.LOOKS)}
-    colours |= {style.INK: "currentColor", style.GRID: "var(--grid)", style.BAD: "var(--bad)"}
-    for colour, name in colours.items():
-        svg = svg.replace(f": {colour}", f": {name}")
-    content = svg[svg.index(">") + 1 : svg.rindex("</svg>")]
-    return element(
-        "svg",
-        Html(content.strip()),
-        class_="chart",
-        viewBox=box.group(1),
-        role="img",
-        aria_label=f"{chart.title}. {chart.description}",
-    )

@@ -1,7 +1,6 @@
 """The files of a run as a report needs them, however far the run has come."""
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,22 +10,8 @@ import yaml
 from engineer.evidence import FailureBreakdown
 from engineer.space import Configuration
 from experiments import store as files
-
-_FAILURES = {
-    "parsable": "not readable",
-    "legal_moves": "illegal move",
-    "conflict_free": "conflict",
-    "goals_reached": "goal missed",
-    "starts_correct": "wrong start",
-    "agent_count": "wrong number of agents",
-    "no_holes": "hole entered",
-    "in_bounds": "out of bounds",
-}
-
-
-def failure(check: str) -> str:
-    """What to call failing a check: a share of failures under the check's own name misleads."""
-    return _FAILURES.get(check, f"fails {check.replace('_', ' ')}")
+from experiments.answer_log import read_log
+from experiments.statistics import Interval, wilson
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,9 +19,9 @@ class Validation:
     """One validation.
 
     Attributes:
-      breakdown: the outcomes by lake size.
+      breakdown: the outcomes by row.
       tokens: mean length of the answers, if it is known.
-      truncated: share of the answers that ran out of budget, if it is known.
+      truncated: fraction of the answers that ran out of budget, if it is known.
       answers: the file with all answers.
     """
 
@@ -44,6 +29,42 @@ class Validation:
     tokens: float | None
     truncated: float | None
     answers: Path
+
+    def rate(self, kind: str) -> float:
+        """The fraction of all answers that are "valid" or "optimal"."""
+        return getattr(self.breakdown, f"{kind}_rate")
+
+    def interval(self, kind: str) -> Interval:
+        """The 95 % score interval of that fraction."""
+        count = self.breakdown.answers
+        return wilson(round(self.rate(kind) * count), count)
+
+
+@dataclasses.dataclass(frozen=True)
+class Generated:
+    """What the generator made of a configuration.
+
+    Attributes:
+      note: a remark of the run, such as why another configuration was used.
+      rows: by name of the row, how many instances were `asked` for and `made`, the `achieved`
+        value of each parameter, and whatever else the generator counted.
+    """
+
+    note: str
+    rows: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def short(self) -> list[str]:
+        """Names of the rows of which less was made than was asked for, in all or of some kind."""
+        return [
+            name
+            for name, row in self.rows.items()
+            if any(
+                row[kind] < row[kind.replace("made", "asked", 1)]
+                for kind in row
+                if kind.startswith("made")
+            )
+        ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +91,7 @@ class Round:
       index: its number.
       config: what its training set was made from, once that is made.
       generated: what the generator made of it.
-      steps: the figures of every training step so far.
+      steps: the metrics of every training step so far.
       validation: of the weights after the round.
       design: of the next round's configuration.
       engineer_steps: the training of the engineer itself, where that was asked for.
@@ -78,7 +99,7 @@ class Round:
 
     index: int
     config: Configuration | None
-    generated: Mapping[str, Any] | None
+    generated: Generated | None
     steps: tuple[Mapping[str, float], ...]
     validation: Validation | None
     design: Design | None
@@ -115,8 +136,30 @@ class Run:
 
     @property
     def steps(self) -> list[Mapping[str, float]]:
-        """The figures of all training steps in order."""
+        """The metrics of all training steps in order."""
         return [step for each in self.rounds for step in each.steps]
+
+    def option(self, path: str) -> Any:
+        """One option by its path, such as "engineer.designer"; None if the run does not know it."""
+        found: Any = self.settings
+        for name in path.split("."):
+            found = found.get(name) if isinstance(found, Mapping) else None
+        return found
+
+    @property
+    def finished(self) -> int:
+        """How many rounds are finished."""
+        return sum(each.validation is not None for each in self.rounds)
+
+    @property
+    def reads_context(self) -> bool:
+        """Whether the designer is a model that reads what happened."""
+        return self.option("engineer.designer") in ("current", "base", "endpoint")
+
+    @property
+    def label(self) -> str:
+        """What a row of a configuration is called."""
+        return self.validations[0][1].breakdown.label if self.validations else "row"
 
     @property
     def validation_set(self) -> Path:
@@ -139,7 +182,7 @@ def read_run(root: Path) -> Run:
         raise ValueError(f"{root}: no run is there (a run has a config.json)")
     folders = [path for path in (root / "rounds").glob("*") if path.name.isdecimal()]
     rounds = [_round(path) for path in sorted(folders, key=lambda path: int(path.name))]
-    times = json_lines(root / files.TIMES)
+    times = read_log(root / files.TIMES)
     return Run(
         root=root,
         settings=_json(root / "config.json"),
@@ -150,37 +193,33 @@ def read_run(root: Path) -> Run:
     )
 
 
-def json_lines(path: Path) -> list[Any]:
-    """The records of a file that grows line by line; a last line that is not whole is no record.
-
-    Raises:
-      ValueError: another line is damaged.
-    """
-    if not path.is_file():
-        return []
-    *lines, rest = path.read_text(errors="replace").split("\n")
-    records = []
-    for number, line in enumerate([*lines, rest] if rest else lines, 1):
-        try:
-            records.append(json.loads(line))
-        except ValueError as error:
-            if number > len(lines):  # Killed in the midst of it.
-                break
-            raise ValueError(f"{path}: line {number} is damaged: {error}") from error
-    return records
-
-
 def _round(folder: Path) -> Round:
     config = folder / "environment.yaml"
     return Round(
         index=int(folder.name),
         config=_configuration(config) if config.is_file() else None,
-        generated=_json(folder / "generated.json"),
-        steps=tuple(json_lines(folder / "train.jsonl")),
+        generated=_generated(folder / "generated.json"),
+        steps=tuple(read_log(folder / "train.jsonl")),
         validation=_validation(folder),
         design=_design(folder / "design"),
-        engineer_steps=tuple(json_lines(folder / "engineer_training.jsonl")),
+        engineer_steps=tuple(read_log(folder / "engineer_training.jsonl")),
     )
+
+
+def _generated(path: Path) -> Generated | None:
+    found = _json(path)
+    if found is None:
+        return None
+    rows = {}
+    for row in found["sizes"]:
+        counts = {name: value for name, value in row.items() if not name.endswith("_ratio")}
+        achieved = {
+            "data_ratio": row["achieved_data_ratio"],
+            "hole_ratio": row["holes"] / row["size"] ** 2,
+            "wait_ratio": row["achieved_wait_ratio"],
+        }
+        rows[str(counts.pop("size"))] = {**counts, "achieved": achieved}
+    return Generated(found["note"], rows)
 
 
 def _configuration(path: Path) -> Configuration:
