@@ -1,165 +1,122 @@
-"""Speed of other libraries' grid worlds, each measured in a process of its own.
+"""Grid worlds of other libraries, as engines that the simulator is measured beside.
 
-`python -m experiments.speed.peers NAME` prints one JSON row a line. It imports nothing of
-this project, so that it also runs under another interpreter with the versions that a library
-wants. Protocol: actions drawn beforehand, the library's own auto-reset, one compiled scan, one
-warm-up, the median of the repeats; where a library wants a PRNG key in every step, drawing it
-counts.
+Each yields its measurements and ends. All follow one protocol: actions drawn beforehand, the
+library's own auto-reset, one compiled scan, one warm-up, the median of the repeats. Where a library
+wants a PRNG key in every step, drawing it counts. A task has `batches` (environments at once),
+`steps` (of one measurement, at most) and `repeats`.
 """
 
-import argparse
-import dataclasses
-import json
-import math
-import statistics
-import time
-from collections.abc import Callable, Iterator
+import importlib.metadata
+from collections.abc import Callable
 from typing import Any
 
+from experiments.speed.engines import Measurements, Task, seconds
 
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """One measurement.
+NAMES = ("jumanji", "jaxmarl", "xminigrid", "gymnax", "pogema", "gymnasium")
 
-    Attributes:
-      library: name and version.
-      environment: name in the library.
-      agents: how many agents act in a step of one environment.
-      shared_grid: several agents move on one grid, as in multi-agent path finding.
-      batch: environments at once.
-      steps_per_second: environment steps, summed over the batch.
+
+def _row(
+    library: str, environment: str, agents: int, shared_grid: bool, batch: int, speed: float
+) -> dict[str, Any]:
+    """A measurement: environment steps a second, summed over the batch.
+
+    `shared_grid` says that several agents move on one grid, as in multi-agent path finding.
     """
-
-    library: str
-    environment: str
-    agents: int
-    shared_grid: bool
-    batch: int
-    steps_per_second: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Effort:
-    """How long to measure.
-
-    Attributes:
-      batches: environments at once.
-      steps: environment steps of one measurement, at most.
-      repeats: measurements, of which the median counts.
-    """
-
-    batches: tuple[int, ...]
-    steps: int
-    repeats: int
-
-    def length(self, batch: int) -> int:
-        """Steps of each environment of a batch."""
-        return max(8, min(1000, self.steps // batch))
-
-
-def _seconds(function: Callable[[], Any], repeats: int) -> float:
-    function()
-    measured = []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        function()
-        measured.append(time.perf_counter() - begin)
-    return statistics.median(measured)
+    return {
+        "library": f"{library} {importlib.metadata.version(library)}",
+        "environment": environment,
+        "agents": agents,
+        "shared grid": shared_grid,
+        "batch": batch,
+        "env steps/s": speed,
+        "agent steps/s": speed * agents,
+    }
 
 
 def _scanned(
+    task: Task,
+    about: tuple[str, str, int, bool],
     reset: Callable[[Any], Any],
     step: Callable[[Any, Any, Any], tuple[Any, Any]],
     draw: Callable[[Any], Any],
-    batch: int,
-    effort: Effort,
-) -> float:
-    """Environment steps a second.
+) -> Measurements:
+    """Rows of an environment in JAX, one for each batch.
 
     Args:
+      task: batches, and how long to measure.
+      about: the arguments of `_row` up to `shared_grid`.
       reset: from a key to the carried state of one environment.
       step: (state, action, key) to (state, reward) of one environment.
       draw: from a key to the actions of one environment.
-      batch: environments at once.
-      effort: how long.
     """
     import jax
     import jax.numpy as jnp
 
-    length = effort.length(batch)
-    keys = jax.random.split(jax.random.key(0), batch)
-    state = jax.jit(jax.vmap(reset))(keys)
-    action_keys = jax.random.split(jax.random.key(1), (length, batch))
-    actions = jax.jit(jax.vmap(jax.vmap(draw)))(action_keys)
-
+    @jax.jit
     def run(state: Any, actions: Any, key: Any) -> Any:
         def body(carry: Any, action: Any) -> tuple[Any, None]:
             state, key, total = carry
             key, this = jax.random.split(key)
-            state, reward = jax.vmap(step)(state, action, jax.random.split(this, batch))
+            keys = jax.random.split(this, len(jax.tree.leaves(action)[0]))
+            state, reward = jax.vmap(step)(state, action, keys)
             rewards = [leaf.astype(jnp.float32) for leaf in jax.tree.leaves(reward)]
             return (state, key, total + sum(leaf.sum() for leaf in rewards)), None
 
         return jax.lax.scan(body, (state, key, jnp.zeros(())), actions)[0]
 
-    compiled = jax.jit(run).lower(state, actions, jax.random.key(2)).compile()
-    duration = _seconds(
-        lambda: jax.block_until_ready(compiled(state, actions, jax.random.key(2))), effort.repeats
-    )
-    return batch * length / duration
+    def speed(batch: int) -> float:
+        length = max(8, min(1000, task["steps"] // batch))
+        state = jax.jit(jax.vmap(reset))(jax.random.split(jax.random.key(0), batch))
+        action_keys = jax.random.split(jax.random.key(1), (length, batch))
+        actions = jax.jit(jax.vmap(jax.vmap(draw)))(action_keys)
+        took = seconds(
+            lambda: jax.block_until_ready(run(state, actions, jax.random.key(2))), task["repeats"]
+        )
+        return batch * length / took
+
+    for batch in task["batches"]:
+        yield _row(*about, batch, speed(batch))
 
 
-def jumanji(effort: Effort) -> Iterator[Row]:
+def jumanji(task: Task) -> Measurements:
     """Connector (the nearest relative: paths of several agents on a grid), and two more."""
-    import importlib.metadata
-
-    import jax
-    import jax.numpy as jnp
     import jumanji as library
     from jumanji.environments import Connector
     from jumanji.environments.routing.connector.generator import UniformRandomGenerator
+
+    connector = Connector(generator=UniformRandomGenerator(grid_size=8, num_agents=4))
+    yield from _of_jumanji(task, "Connector 8x8", connector, 4)
+    for name in ("LevelBasedForaging-v0", "RobotWarehouse-v0"):
+        yield from _of_jumanji(task, name, library.make(name), None)
+
+
+def _of_jumanji(task: Task, name: str, environment: Any, agents: int | None) -> Measurements:
+    import jax
+    import jax.numpy as jnp
     from jumanji.wrappers import AutoResetWrapper
 
-    version = importlib.metadata.version("jumanji")
-    connector = Connector(generator=UniformRandomGenerator(grid_size=8, num_agents=4))
-    for name, environment, agents in (
-        ("Connector 8x8", connector, 4),
-        ("LevelBasedForaging-v0", library.make("LevelBasedForaging-v0"), None),
-        ("RobotWarehouse-v0", library.make("RobotWarehouse-v0"), None),
-    ):
-        env = AutoResetWrapper(environment)
-        values = jnp.asarray(env.action_spec.num_values)
-        for batch in effort.batches:
+    env = AutoResetWrapper(environment)
+    values = jnp.asarray(env.action_spec.num_values)
 
-            def step(state: Any, action: Any, key: Any, env: Any = env) -> tuple[Any, Any]:
-                state, timestep = env.step(state, action)
-                return state, timestep.reward
+    def step(state: Any, action: Any, key: Any) -> tuple[Any, Any]:
+        state, timestep = env.step(state, action)
+        return state, timestep.reward
 
-            def draw(key: Any, values: Any = values) -> Any:
-                return jax.random.randint(key, values.shape, 0, values)
-
-            def reset(key: Any, env: Any = env) -> Any:
-                return env.reset(key)[0]
-
-            speed = _scanned(reset, step, draw, batch, effort)
-            count = agents or values.shape[0]
-            yield Row(f"jumanji {version}", name, count, True, batch, speed)
+    return _scanned(
+        task, ("jumanji", name, agents or values.shape[0], True),
+        reset=lambda key: env.reset(key)[0],
+        step=step,
+        draw=lambda key: jax.random.randint(key, values.shape, 0, values),
+    )  # fmt: skip
 
 
-def jaxmarl(effort: Effort) -> Iterator[Row]:
+def jaxmarl(task: Task) -> Measurements:
     """Overcooked, two agents on a grid."""
-    import importlib.metadata
-
     import jax
     import jaxmarl as library
 
-    version = importlib.metadata.version("jaxmarl")
     env = library.make("overcooked")
     numbers = {agent: env.action_space(agent).n for agent in env.agents}
-
-    def step(state: Any, action: Any, key: Any) -> tuple[Any, Any]:
-        _, state, reward, _, _ = env.step(key, state, action)
-        return state, reward
 
     def draw(key: Any) -> Any:
         keys = jax.random.split(key, len(numbers))
@@ -168,20 +125,20 @@ def jaxmarl(effort: Effort) -> Iterator[Row]:
             for i, (agent, n) in enumerate(numbers.items())
         }
 
-    for batch in effort.batches:
-        speed = _scanned(lambda key: env.reset(key)[1], step, draw, batch, effort)
-        yield Row(f"jaxmarl {version}", "overcooked", env.num_agents, True, batch, speed)
+    return _scanned(
+        task, ("jaxmarl", "overcooked", env.num_agents, True),
+        reset=lambda key: env.reset(key)[1],
+        step=lambda state, action, key: env.step(key, state, action)[1:3],
+        draw=draw,
+    )  # fmt: skip
 
 
-def xminigrid(effort: Effort) -> Iterator[Row]:
+def xminigrid(task: Task) -> Measurements:
     """An empty 8x8 room."""
-    import importlib.metadata
-
     import jax
     import xminigrid as library
     from xminigrid.wrappers import GymAutoResetWrapper
 
-    version = importlib.metadata.version("xminigrid")
     env, params = library.make("MiniGrid-Empty-8x8")
     env = GymAutoResetWrapper(env)
 
@@ -189,124 +146,76 @@ def xminigrid(effort: Effort) -> Iterator[Row]:
         timestep = env.step(params, timestep, action)
         return timestep, timestep.reward
 
-    def draw(key: Any) -> Any:
-        return jax.random.randint(key, (), 0, env.num_actions(params))
+    return _scanned(
+        task, ("xminigrid", "MiniGrid-Empty-8x8", 1, False),
+        reset=lambda key: env.reset(params, key),
+        step=step,
+        draw=lambda key: jax.random.randint(key, (), 0, env.num_actions(params)),
+    )  # fmt: skip
 
-    for batch in effort.batches:
-        speed = _scanned(lambda key: env.reset(params, key), step, draw, batch, effort)
-        yield Row(f"xminigrid {version}", "MiniGrid-Empty-8x8", 1, False, batch, speed)
 
-
-def gymnax(effort: Effort) -> Iterator[Row]:
+def gymnax(task: Task) -> Measurements:
     """Single agents on a grid."""
-    import importlib.metadata
-
     import gymnax as library
 
-    version = importlib.metadata.version("gymnax")
     for name in ("FourRooms-misc", "FrozenLake-misc"):
         try:
             env, params = library.make(name)
         except ValueError:
             continue  # Older versions have no frozen lake.
-
-        def step(
-            state: Any, action: Any, key: Any, env: Any = env, params: Any = params
-        ) -> tuple[Any, Any]:
-            _, state, reward, *_ = env.step(key, state, action, params)
-            return state, reward
-
-        def reset(key: Any, env: Any = env, params: Any = params) -> Any:
-            return env.reset(key, params)[1]
-
-        for batch in effort.batches:
-            speed = _scanned(reset, step, env.action_space(params).sample, batch, effort)
-            yield Row(f"gymnax {version}", name, 1, False, batch, speed)
+        yield from _of_gymnax(task, name, env, params)
 
 
-def pogema(effort: Effort) -> Iterator[Row]:
-    """Multi-agent path finding in NumPy, one environment in a Python loop."""
-    import importlib.metadata
+def _of_gymnax(task: Task, name: str, env: Any, params: Any) -> Measurements:
+    return _scanned(
+        task, ("gymnax", name, 1, False),
+        reset=lambda key: env.reset(key, params)[1],
+        step=lambda state, action, key: env.step(key, state, action, params)[1:3],
+        draw=env.action_space(params).sample,
+    )  # fmt: skip
 
-    import numpy as np
-    import pogema as library
 
-    version = importlib.metadata.version("pogema")
-    config = library.GridConfig(size=8, num_agents=4, density=0.2, max_episode_steps=100, seed=0)
-    env = library.pogema_v0(grid_config=config)
+def _looped(env: Any, actions: list[Any], over: Callable[[Any], bool], task: Task) -> float:
+    """Environment steps a second in a Python loop; `over` reads the two flags of an end."""
     env.reset()
-    length = max(64, min(2000, effort.steps // 64))
-    actions = np.random.default_rng(0).integers(0, 5, (length, 4)).tolist()
 
     def run() -> None:
         for action in actions:
             _, _, terminated, truncated, _ = env.step(action)
-            if all(terminated) or all(truncated):
+            if over(terminated) or over(truncated):
                 env.reset()
 
-    speed = length / _seconds(run, effort.repeats)
-    yield Row(f"pogema {version}", "Pogema 8x8", 4, True, 1, speed)
+    return len(actions) / seconds(run, task["repeats"])
 
 
-def gymnasium(effort: Effort) -> Iterator[Row]:
+def pogema(task: Task) -> Measurements:
+    """Multi-agent path finding in NumPy, one environment in a Python loop."""
+    import numpy as np
+    import pogema as library
+
+    config = library.GridConfig(size=8, num_agents=4, density=0.2, max_episode_steps=100, seed=0)
+    length = max(64, min(2000, task["steps"] // 64))
+    actions = np.random.default_rng(0).integers(0, 5, (length, 4)).tolist()
+    speed = _looped(library.pogema_v0(grid_config=config), actions, all, task)
+    yield _row("pogema", "Pogema 8x8", 4, True, 1, speed)
+
+
+def gymnasium(task: Task) -> Measurements:
     """FrozenLake 8x8, one in a Python loop and many in a SyncVectorEnv."""
     import gymnasium as library
     import numpy as np
 
-    version = library.__version__
-    length = max(64, min(20_000, effort.steps // 16))
+    length = max(64, min(20_000, task["steps"] // 16))
     env = library.make("FrozenLake-v1", map_name="8x8")
     env.reset(seed=0)
-    single = np.random.default_rng(0).integers(0, 4, length).tolist()
-
-    def run() -> None:
-        for action in single:
-            _, _, terminated, truncated, _ = env.step(action)
-            if terminated or truncated:
-                env.reset()
-
-    speed = length / _seconds(run, effort.repeats)
-    yield Row(f"gymnasium {version}", "FrozenLake-v1 8x8", 1, False, 1, speed)
+    actions = np.random.default_rng(0).integers(0, 4, length).tolist()
+    speed = _looped(env, actions, bool, task)
+    yield _row("gymnasium", "FrozenLake-v1 8x8", 1, False, 1, speed)
     batch = 64
     vector = library.make_vec(
         "FrozenLake-v1", num_envs=batch, vectorization_mode="sync", map_name="8x8"
     )
     vector.reset(seed=0)
     many = np.random.default_rng(0).integers(0, 4, (max(8, length // batch), batch))
-
-    def run_vector() -> None:
-        for action in many:
-            vector.step(action)
-
-    speed = many.size / _seconds(run_vector, effort.repeats)
-    yield Row(f"gymnasium {version}", "FrozenLake-v1 8x8, SyncVectorEnv", 1, False, batch, speed)
-
-
-PEERS: dict[str, Callable[[Effort], Iterator[Row]]] = {
-    "jumanji": jumanji,
-    "jaxmarl": jaxmarl,
-    "xminigrid": xminigrid,
-    "gymnax": gymnax,
-    "pogema": pogema,
-    "gymnasium": gymnasium,
-}
-
-
-def main() -> None:
-    """Measures one library and prints its rows as they come."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("name", choices=PEERS)
-    parser.add_argument("--batches", default="1,1024", help="environments at once")
-    parser.add_argument("--steps", type=int, default=1 << 18, help="steps of one measurement")
-    parser.add_argument("--repeats", type=int, default=3)
-    options = parser.parse_args()
-    effort = Effort(
-        tuple(int(part) for part in options.batches.split(",")), options.steps, options.repeats
-    )
-    for row in PEERS[options.name](effort):
-        assert math.isfinite(row.steps_per_second)
-        print(json.dumps(dataclasses.asdict(row)), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+    speed = many.size / seconds(lambda: [vector.step(action) for action in many], task["repeats"])
+    yield _row("gymnasium", "FrozenLake-v1 8x8, SyncVectorEnv", 1, False, batch, speed)

@@ -1,33 +1,33 @@
-"""What a benchmark leaves behind: a JSON file and a Markdown page that say how they came about.
+"""What a measurement leaves behind: a JSON file and a Markdown page that say how it came about.
 
-A benchmark builds `Table`s, calls `write`, and is done:
-
-    table = records.Table("Speed", ("batch", "instances/s"), [(64, 1.2e6), (1024, 9.8e6)])
-    records.write("generator", "Generator", [table], folder=out, notes=["one run"])
+`records.publish(name, tables, options, records.facts())` writes both.
 """
 
+import argparse
 import dataclasses
 import datetime
 import json
 import math
 import os
 import platform
+import re
 import shlex
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
 
+from experiments.speed.engines import Outcome
+
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Rows of figures under named columns.
+    """Metrics under named columns.
 
     Attributes:
       title: heading, unique on its page.
@@ -41,13 +41,11 @@ class Table:
     rows: Sequence[Sequence[Any]]
     note: str = ""
 
-    def __post_init__(self) -> None:
-        for row in self.rows:
-            if len(row) != len(self.columns):
-                raise ValueError(
-                    f"rows: {row!r} has {len(row)} values for the {len(self.columns)} columns of "
-                    f"table {self.title!r}"
-                )
+    @classmethod
+    def of(cls, title: str, rows: Sequence[Mapping[str, Any]], note: str = "") -> Self:
+        """A table of rows that name their values; None where a row lacks a column."""
+        columns = list(dict.fromkeys(name for row in rows for name in row))
+        return cls(title, columns, [[row.get(name) for name in columns] for row in rows], note)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able; rows as mappings from column names."""
@@ -63,6 +61,68 @@ class Table:
         return "\n".join([*lines, *(["", self.note] if self.note else []), ""])
 
 
+def comparison(
+    title: str,
+    outcomes: Mapping[str, Outcome],
+    unit: str,
+    note: str,
+    extra: Mapping[str, Callable[[Outcome], Any]],
+) -> Table:
+    """A table of engines that did the same; the first one is this project's.
+
+    Args:
+      title, note: of the table.
+      outcomes: by label; measurements with `tokens`, how many, and `seconds`.
+      unit: what was counted a second.
+      extra: further columns, from the measurements of an engine.
+
+    Raises:
+      RuntimeError: the first engine did not run.
+    """
+    own, *_ = outcomes
+    if not outcomes[own].measurements:
+        raise RuntimeError(f"{own} could not run: {outcomes[own].obstacle}")
+    fastest = 0.0
+    rows: list[dict[str, Any]] = []
+    for label, outcome in outcomes.items():
+        row: dict[str, Any] = {"engine": label}
+        if speeds := [m["tokens"] / m["seconds"] for m in outcome.measurements]:
+            best = max(speeds)
+            fastest = fastest or best
+            row |= {
+                f"{unit}, best": best,
+                "median": statistics.median(speeds),
+                f"{own} is faster by": fastest / best,
+            }
+            row |= {name: column(outcome) for name, column in extra.items()}
+        rows.append(row | {"note": outcome.obstacle})
+    return Table.of(title, rows, note)
+
+
+def parser(name: str, description: str, out: str | None = None) -> argparse.ArgumentParser:
+    """The options that all commands of this package have: `--quick` and `--out`."""
+    result = argparse.ArgumentParser(
+        prog=f"python -m experiments.speed.{name}", description=description.splitlines()[0]
+    )
+    result.add_argument(
+        "--quick", action="store_true", help="a few short measurements instead of all of them"
+    )
+    result.add_argument("--out", default=out, help=f"folder for {name}.json and {name}.md")
+    return result
+
+
+def integers(text: str) -> list[int]:
+    """The type of an option that lists numbers."""
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = [0]
+    if min(numbers) < 1:
+        message = f"{text}: integers of at least 1, separated by commas, are needed"
+        raise argparse.ArgumentTypeError(message)
+    return numbers
+
+
 def cores() -> list[int]:
     """Numbers of the CPU's cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
@@ -75,12 +135,12 @@ def facts() -> dict[str, Any]:
     devices = jax.devices()
     return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "command": command(),
+        "command": shlex.join(["python", *sys.orig_argv[1:]]),
         "revision": _revision(),
         "processor": _processor(),
         "cores": len(cores()),
-        "memory_gib": _memory_gib(),
-        "load_before": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "load_before": round(os.getloadavg()[0], 2),
         "backend": jax.default_backend(),
         "device": devices[0].device_kind,
         "devices": len(devices),
@@ -90,81 +150,52 @@ def facts() -> dict[str, Any]:
     }
 
 
-def command() -> str:
-    """The command line of this process as a user would type it."""
-    arguments = list(sys.orig_argv[1:]) if sys.orig_argv else list(sys.argv)
-    return shlex.join(["python", *arguments])
-
-
-def write(
+def publish(
     name: str,
-    title: str,
-    tables: Sequence[Table],
-    folder: str | Path,
+    tables: Iterable[Table],
+    options: argparse.Namespace,
+    about: dict[str, Any],
     notes: Sequence[str] = (),
-    about: dict[str, Any] | None = None,
-) -> tuple[Path, Path]:
-    """Writes `<folder>/<name>.json` and `<folder>/<name>.md`; makes the folder if needed.
+) -> None:
+    """Prints each table and writes `<out>/<name>.json` and `.md` anew, if a folder is given.
+
+    A run that is cut short leaves the tables that it has finished.
 
     Args:
-      name: file name without ending.
-      title: heading of the page.
-      tables: the figures.
-      folder: where to.
+      name: file name without ending, and title.
+      tables: may take as long to come as the measurements do.
+      options: as `parser` has read them.
+      about: `facts()`, taken before the measurements.
       notes: paragraphs between the facts and the tables: protocol, caveats.
-      about: `facts()` taken before the measurements; taken now if None.
-
-    Returns:
-      The two paths.
     """
-    about = facts() if about is None else about
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    json_path, page_path = folder / f"{name}.json", folder / f"{name}.md"
-    content = {
-        "title": title,
-        "facts": about,
-        "notes": list(notes),
-        "tables": [table.to_dict() for table in tables],
-    }
-    json_path.write_text(json.dumps(content, indent=1, default=_plain, allow_nan=False) + "\n")
-    page_path.write_text(page(title, tables, notes, about))
-    return json_path, page_path
+    title, folder = name.capitalize(), options.out
+    notes = [*notes, *(["A quick run: a few short measurements."] if options.quick else [])]
+    print(f"{about['processor']}, {about['cores']} cores; ran on {about['device']}")
+    finished: list[Table] = []
+    for table in tables:
+        finished.append(table)
+        print(table.to_markdown(), flush=True)
+        if folder is None:
+            continue
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        content = {
+            "title": title,
+            "facts": about,
+            "notes": notes,
+            "tables": [table.to_dict() for table in finished],
+        }
+        text = json.dumps(content, indent=1, default=lambda scalar: scalar.item(), allow_nan=False)
+        Path(folder, f"{name}.json").write_text(text + "\n")
+        Path(folder, f"{name}.md").write_text(page(title, finished, notes, about))
 
 
 def page(title: str, tables: Sequence[Table], notes: Sequence[str], about: dict[str, Any]) -> str:
-    """The Markdown page; arguments as of `write`."""
+    """The Markdown page; arguments as of `publish`."""
     lines = [f"# {title}", "", f"`{about['command']}`", ""]
     lines += [f"- {key.replace('_', ' ')}: {_text(value)}" for key, value in about.items()]
     lines += ["", *(f"{note}\n" for note in notes)]
     lines += [table.to_markdown() for table in tables]
     return "\n".join(lines)
-
-
-def seconds(
-    function: Callable[[], Any], repeats: int = 3, least: float = 0.2, warm_up: int = 1
-) -> float:
-    """Median wall-clock seconds of one call; waits for the arrays that the call returns.
-
-    Args:
-      function: what to time; compilation belongs to its first, untimed calls.
-      repeats: timed measurements, of which the median is taken.
-      least: a measurement repeats the call until it has lasted this many seconds.
-      warm_up: untimed calls before.
-    """
-    for _ in range(max(warm_up, 1)):
-        jax.block_until_ready(function())
-    measured = []
-    for _ in range(repeats):
-        calls, begin = 0, time.perf_counter()
-        while True:
-            jax.block_until_ready(function())
-            calls += 1
-            elapsed = time.perf_counter() - begin
-            if elapsed >= least:
-                break
-        measured.append(elapsed / calls)
-    return statistics.median(measured)
 
 
 def _text(value: Any) -> str:
@@ -180,42 +211,22 @@ def _text(value: Any) -> str:
     return str(value).replace("|", "\\|")
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.generic):
-        return value.item()
-    raise TypeError(f"{value!r} of type {type(value).__name__} cannot be written as JSON")
-
-
 def _processor() -> str:
     info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-def _memory_gib() -> float | None:
-    try:
-        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
-    except (ValueError, OSError, AttributeError):
-        return None
+    found = re.search(r"^model name\s*: (.*)$", info.read_text(), re.M) if info.exists() else None
+    return found[1] if found else platform.processor() or platform.machine()
 
 
 def _revision() -> str | None:
     """The commit of this checkout, marked where tracked files differ from it."""
-    root = Path(__file__).parents[2]
-
-    def git(*arguments: str) -> str | None:
-        try:
-            done = subprocess.run(
-                ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=10
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    commit = git("rev-parse", "--short", "HEAD")
-    if commit is None:
+    git = ["git", "-C", str(Path(__file__).parents[2])]
+    try:
+        done = subprocess.run(
+            [*git, "describe", "--always", "--dirty= with changes", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.TimeoutExpired):
         return None
-    return commit + (" with changes" if git("status", "--porcelain", "-uno") else "")
+    return done.stdout.strip() if done.returncode == 0 else None

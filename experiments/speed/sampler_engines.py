@@ -1,85 +1,60 @@
-"""The engines that `experiments.speed.sampler` compares, each in a process of its own.
+"""The engines that `experiments.speed.sampler` compares."""
 
-Started as `python sampler_engines.py ENGINE TASK.json`, with the interpreter of an environment that
-has the engine. It loads the model, says "ready", and answers every line on its standard input with
-one measurement as a line of JSON. So the caller can let the engines take turns: what else the
-machine does then weighs on all of them alike.
-
-No other module of this project is imported here but where an engine is the project's own.
-"""
-
+import dataclasses
 import json
 import pathlib
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+import types
 from typing import Any
 
-Task = Mapping[str, Any]
-Measure = Callable[[], dict[str, Any]]
+from experiments.speed.engines import Measurements, Task, seconds
 
 
-# This project's sampler -------------------------------------------------------
-
-
-def _own_parts(task: Task, devices: int) -> tuple[Any, Any, Any]:
+def _own_parts(task: Task) -> tuple[Any, Any, Any]:
     import jax
 
     from learner.devices import sharding
     from learner.qwen3 import weights
     from learner.qwen3.config import Qwen3Config
 
-    jax.config.update("jax_num_cpu_devices", devices)
+    jax.config.update("jax_num_cpu_devices", task["devices"])
     config = Qwen3Config.from_folder(task["folder"], scan_unroll=1)
-    mesh = sharding.make_mesh(data=devices)
+    mesh = sharding.make_mesh(data=task["devices"])
     return config, mesh, weights.load(task["folder"], config, mesh)
 
 
-def own(task: Task) -> Measure:
+def own(task: Task) -> Measurements:
     """`Sampler` on all prompts of the task at once, greedy; rows split over the CPU's devices."""
-    return _own(task, task["devices"])
-
-
-def own_on_one(task: Task) -> Measure:
-    """`own` with the whole CPU as one device."""
-    return _own(task, 1)
-
-
-def _own(task: Task, devices: int) -> Measure:
     import jax
 
     from learner.sampling.sampler import Sampler, SamplingParams
 
-    config, mesh, params = _own_parts(task, devices)
-    prompts, new = task["prompts"], task["new_tokens"]
-    sampling = SamplingParams(max_new_tokens=new, temperature=0.0)
+    config, mesh, params = _own_parts(task)
+    prompts = task["prompts"]
+    sampling = SamplingParams(max_new_tokens=task["new_tokens"], temperature=0.0)
     sampler = Sampler(config, mesh, sampling, 0, max_rows=len(prompts))
     keys = jax.random.split(jax.random.key(0), len(prompts))
-
-    def measure() -> dict[str, Any]:
+    while True:
         begin = time.perf_counter()
-        samples = sampler(params, prompts, keys)
-        return {"seconds": time.perf_counter() - begin, "tokens": samples.tokens.tolist()}
-
-    return measure
+        ids = sampler(params, prompts, keys).tokens
+        yield {"seconds": time.perf_counter() - begin, "tokens": ids.size, "ids": ids.tolist()}
 
 
-def own_uneven(task: Task) -> Measure:
-    """Answers of given lengths through few slots: refilled, and in fixed batches."""
+def own_uneven(task: Task) -> Measurements:
+    """Completions of given lengths through few slots: refilled, and in fixed batches."""
     import jax
     import numpy as np
 
     from learner.sampling.sampler import Sampler, SamplingParams
 
-    config, mesh, params = _own_parts(task, task["devices"])
+    config, mesh, params = _own_parts(task)
     prompts, slots = task["prompts"], task["slots"]
     budgets = np.array(task["budgets"])
     sampling = SamplingParams(max_new_tokens=task["new_tokens"])
     sampler = Sampler(config, mesh, sampling, 0, max_rows=slots)
     keys = jax.random.split(jax.random.key(0), len(prompts))
     batches = [slice(first, first + slots) for first in range(0, len(prompts), slots)]
-
-    def measure() -> dict[str, Any]:
+    while True:
         begin = time.perf_counter()
         whole = sampler(params, prompts, keys, budgets=budgets)
         middle = time.perf_counter()
@@ -87,16 +62,11 @@ def own_uneven(task: Task) -> Measure:
         end = time.perf_counter()
         fixed = np.concatenate([part.tokens for part in parts])
         same = float((whole.tokens == fixed).all(axis=1).mean())
-        return {"refilled": middle - begin, "fixed": end - middle, "same_answers": same}
-
-    return measure
+        yield {"refilled": middle - begin, "fixed": end - middle, "same": same}
 
 
-def own_roofline(task: Task) -> Measure:
+def own_roofline(task: Task) -> Measurements:
     """Seconds of one decoding step with all slots busy, and the copy bandwidth that bounds it."""
-    import dataclasses
-    import functools
-
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -111,10 +81,9 @@ def own_roofline(task: Task) -> Measure:
     mesh = sharding.make_mesh()
     batch, context, steps = task["batch"], task["context"], task["steps"]
     sampling = SamplingParams(max_new_tokens=2 * steps)
-    sampler = Sampler(config, mesh, sampling, 0, max_rows=batch, segment_tokens=steps)
-    engine = sampler.engine
+    engine = Sampler(config, mesh, sampling, 0, max_rows=batch, segment_tokens=steps).engine
     init = jax.jit(
-        functools.partial(model.init_params, config=config),
+        lambda key: model.init_params(key, config),
         out_shardings=placement.param_shardings(config, mesh),
     )
     params = engine.prepare(init(jax.random.key(0)))
@@ -122,88 +91,65 @@ def own_roofline(task: Task) -> Measure:
     prompts = engine.new_prompts(batch, context - steps)
     lengths = jax.device_put(np.full(batch, context - steps, np.int32), prompts.lengths.sharding)
     prompts = dataclasses.replace(prompts, lengths=lengths)
-    lanes = slots.Lanes.idle(batch, 1, np.zeros((1, 2), np.uint32))
     lanes = dataclasses.replace(
-        lanes,
-        counts=np.full((batch, 1), steps // 2, np.int32),  # so the context is `context` midway
+        slots.Lanes.idle(batch, 1, np.zeros((1, 2), np.uint32)),
+        counts=np.full((batch, 1), steps // 2, np.int32),  # So the context is `context` midway.
         budgets=np.full((batch, 1), 2 * steps, np.int32),
         finish=np.full((batch, 1), slots.RUNNING, np.int32),
     )
-
-    def segment(cache: Any) -> tuple[Any, float]:
+    array = jnp.zeros(task["bytes"] // 4, jnp.float32)
+    copy = jax.jit(lambda x: x + 1)
+    bandwidth = 2 * array.nbytes / seconds(lambda: jax.block_until_ready(copy(array)), repeats=5)
+    numbers = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    bytes_read = sum(x.nbytes for x in jax.tree.leaves(params))
+    bytes_read += batch * context * numbers * jnp.dtype(config.dtype).itemsize
+    cache = engine.new_samples(batch, 1, 2 * steps)
+    while True:
         begin = time.perf_counter()
         cache, *rest = engine.segment(
             params, prompts, cache, lanes, None, np.int32(0), "threefry2x32"
         )
         jax.block_until_ready(rest)
-        return cache, time.perf_counter() - begin
-
-    def copy_bandwidth() -> float:
-        array = jnp.zeros(task["copy_bytes"] // 4, jnp.float32)
-        copy = jax.jit(lambda x: x + 1)
-        jax.block_until_ready(copy(array))
-        seconds = []
-        for _ in range(5):
-            begin = time.perf_counter()
-            jax.block_until_ready(copy(array))
-            seconds.append(time.perf_counter() - begin)
-        return 2 * array.nbytes / min(seconds)
-
-    bandwidth = copy_bandwidth()
-    cache, _ = segment(engine.new_samples(batch, 1, 2 * steps))  # compiles
-
-    def measure() -> dict[str, Any]:
-        nonlocal cache
-        cache, seconds = segment(cache)
-        return {
-            "step_seconds": seconds / steps,
-            "weight_bytes": sum(x.nbytes for x in jax.tree.leaves(params)),
-            "cache_bytes": 2
-            * batch
-            * context
-            * _cache_width(config)
-            * jnp.dtype(config.dtype).itemsize,
-            "copy_bandwidth": bandwidth,
+        step = (time.perf_counter() - begin) / steps
+        yield {
+            "step_seconds": step,
+            "copy GB/s": bandwidth / 1e9,
+            "tokens/s": batch / step,
+            "fraction of roofline": bytes_read / bandwidth / step,
         }
 
-    return measure
+
+def _generate(model: Any, prompts: Any, new: int) -> tuple[float, Any]:
+    """(seconds, new tokens) of transformers' `generate`, greedy."""
+    import torch
+
+    begin = time.perf_counter()
+    with torch.inference_mode():
+        out = model.generate(
+            prompts,
+            attention_mask=torch.ones_like(prompts),
+            do_sample=False,
+            max_new_tokens=new,
+            min_new_tokens=new,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+    out = out[:, prompts.shape[1] :].cpu()
+    return time.perf_counter() - begin, out
 
 
-def _cache_width(config: Any) -> int:
-    """Numbers of keys (or of values) that a token has in all layers."""
-    return config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-
-
-# Others ----------------------------------------------------------------------
-
-
-def transformers(task: Task) -> Measure:
+def transformers(task: Task) -> Measurements:
     """`generate` of transformers on torch, greedy."""
     import torch
     from transformers import Qwen3ForCausalLM
 
     model = Qwen3ForCausalLM.from_pretrained(task["folder"], dtype=torch.float32).eval()
-    prompts, new = torch.tensor(task["prompts"]), task["new_tokens"]
-
-    def measure() -> dict[str, Any]:
-        begin = time.perf_counter()
-        with torch.inference_mode():
-            out = model.generate(
-                prompts,
-                attention_mask=torch.ones_like(prompts),
-                do_sample=False,
-                max_new_tokens=new,
-                min_new_tokens=new,
-                eos_token_id=None,
-                pad_token_id=0,
-            )
-        seconds = time.perf_counter() - begin
-        return {"seconds": seconds, "tokens": out[:, prompts.shape[1] :].tolist()}
-
-    return measure
+    while True:
+        took, ids = _generate(model, torch.tensor(task["prompts"]), task["new_tokens"])
+        yield {"seconds": took, "tokens": ids.numel(), "ids": ids.tolist()}
 
 
-def transformers_roofline(task: Task) -> Measure:
+def transformers_roofline(task: Task) -> Measurements:
     """Seconds of one decoding step of `generate`: of a long run less a short one."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -213,68 +159,26 @@ def transformers_roofline(task: Task) -> Measure:
     with torch.device(device):
         config = Qwen3Config(**fields)
         model = Qwen3ForCausalLM._from_config(config, dtype=torch.bfloat16).eval()
-    batch, context, steps = task["batch"], task["context"], task["steps"]
-    shape = (batch, context - steps // 2)
+    steps = task["steps"]
+    shape = (task["batch"], task["context"] - steps // 2)
     prompts = torch.randint(1, config.vocab_size, shape, device=device)
-
-    def seconds(new: int) -> float:
-        begin = time.perf_counter()
-        with torch.inference_mode():
-            out = model.generate(
-                prompts,
-                attention_mask=torch.ones_like(prompts),
-                do_sample=False,
-                max_new_tokens=new,
-                eos_token_id=None,
-                pad_token_id=0,
-            )
-        out.cpu()
-        return time.perf_counter() - begin
-
-    def measure() -> dict[str, Any]:
-        seconds(2)
-        return {"step_seconds": (seconds(steps + 1) - seconds(1)) / steps}
-
-    return measure
+    while True:
+        _generate(model, prompts, 2)
+        long, short = (_generate(model, prompts, new)[0] for new in (steps + 1, 1))
+        step = (long - short) / steps
+        yield {"step_seconds": step, "generate tokens/s": task["batch"] / step}
 
 
-def tunix(task: Task) -> Measure:
+def tunix(task: Task) -> Measurements:
     """The sampler of google-tunix, greedy; heads and widths split over the CPU's devices.
 
     With rows and parameters split instead, its mesh axis `fsdp`, it is slower.
     """
-    return _tunix(task, task["devices"])
-
-
-def tunix_on_one(task: Task) -> Measure:
-    """`tunix` with the whole CPU as one device."""
-    return _tunix(task, 1)
-
-
-def _tunix(task: Task, devices: int) -> Measure:
     import jax
     import numpy as np
     from tunix.generate.sampler import CacheConfig, Sampler
     from tunix.models.qwen3 import model as qwen3
     from tunix.models.qwen3 import params as qwen3_params
-
-    class Numbers:
-        """Stands in for a tokenizer: the text of an id is its number."""
-
-        def encode(self, text: str, **_: Any) -> list[int]:
-            return [int(word) for word in text.split()]
-
-        def decode(self, ids: Any, **_: Any) -> str:
-            return " ".join(map(str, ids))
-
-        def bos_id(self) -> int:
-            return 0
-
-        def eos_id(self) -> int:
-            return -1
-
-        def pad_id(self) -> int:
-            return 0
 
     raw = json.loads((pathlib.Path(task["folder"]) / "config.json").read_text())
     config = qwen3.ModelConfig(
@@ -289,12 +193,20 @@ def _tunix(task: Task, devices: int) -> Measure:
         norm_eps=raw["rms_norm_eps"],
         use_tied_embedding=raw["tie_word_embeddings"],
     )
+    devices = task["devices"]
     jax.config.update("jax_num_cpu_devices", devices)
     mesh = jax.make_mesh(
         (1, devices), ("fsdp", "tp"), axis_types=(jax.sharding.AxisType.Auto,) * 2
     )  # fmt: skip
     prompts, new = task["prompts"], task["new_tokens"]
     longest = max(map(len, prompts))
+    numbers = types.SimpleNamespace(  # Stands in for a tokenizer: the text of an id is its number.
+        encode=lambda text, **_: [int(word) for word in text.split()],
+        decode=lambda ids, **_: " ".join(map(str, ids)),
+        bos_id=lambda: 0,
+        eos_id=lambda: -1,
+        pad_id=lambda: 0,
+    )
     with mesh:
         model = qwen3_params.create_model_from_safe_tensors(task["folder"], config, mesh)
         cache = CacheConfig(
@@ -303,50 +215,12 @@ def _tunix(task: Task, devices: int) -> Measure:
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
         )
-        sampler = Sampler(model, Numbers(), cache)
+        sampler = Sampler(model, numbers, cache)
     texts = [" ".join(map(str, prompt)) for prompt in prompts]
-
-    def measure() -> dict[str, Any]:
+    while True:
         begin = time.perf_counter()
         with mesh:
             out = sampler(texts, max_generation_steps=new, max_prompt_length=longest)
-        tokens = [np.asarray(row).tolist() for row in out.tokens]
-        return {"seconds": time.perf_counter() - begin, "tokens": tokens}
-
-    return measure
-
-
-_ALL: tuple[Callable[[Task], Measure], ...] = (
-    own,
-    own_on_one,
-    own_uneven,
-    own_roofline,
-    transformers,
-    transformers_roofline,
-    tunix,
-    tunix_on_one,
-)
-ENGINES = {engine.__name__: engine for engine in _ALL}
-
-
-def _lines(measure: Measure) -> Iterator[str]:
-    yield "ready"
-    for _ in sys.stdin:
-        yield json.dumps(measure())
-
-
-def main(engines: Mapping[str, Callable[[Task], Measure]] = ENGINES) -> None:
-    """The process: load, then one measurement for each line of input."""
-    out, sys.stdout = sys.stdout, sys.stderr  # what libraries print must not mix in
-    name, path = sys.argv[1:]
-    try:
-        measure = engines[name](json.loads(pathlib.Path(path).read_text()))
-    except ImportError as error:
-        print(json.dumps({"missing": str(error)}), file=out, flush=True)
-        return
-    for line in _lines(measure):
-        print(line, file=out, flush=True)
-
-
-if __name__ == "__main__":
-    main()
+        ids = [np.asarray(row).tolist() for row in out.tokens]
+        took = time.perf_counter() - begin
+        yield {"seconds": took, "tokens": sum(map(len, ids)), "ids": ids}

@@ -2,33 +2,28 @@
 
     python -m experiments.speed.trainer [--quick] [--out=docs/benchmarks] [--trl_python=...]
 
-On a CPU: answer tokens a second of a whole GRPO step (sampling, scoring, update) beside TRL, and of
-the update alone beside torch, at equal model, weights, prompts, groups, lengths, rewards and
+On a CPU: completion tokens a second of a whole GRPO step (sampling, scoring, update) beside TRL,
+and of the update alone beside torch, at equal model, weights, prompts, groups, lengths, rewards and
 precision (float32). On a GPU: the update of Qwen3-4B's shapes with rows of 4,096 tokens, all
-parameters trained on one device, as a share of the peak. Engines run in processes of their own and
-take turns.
+parameters trained on one device, as a fraction of the peak.
 """
 
-import argparse
 import dataclasses
-import json
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from experiments.speed import records
-from experiments.speed.sampler import QWEN3_4B, SMALL, Engine, compare
+from experiments.speed.engines import Case, Outcome, compare
+from experiments.speed.sampler import QWEN3_4B, SMALL
 from learner import tokens
 from learner.qwen3 import model, weights
 from learner.qwen3.config import Qwen3Config
-
-_SCRIPT = Path(__file__).with_name("trainer_engines.py")
 
 # Dense bfloat16 operations a second of one device, by the vendors' data sheets.
 _PEAK = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "B200": 2250e12}
@@ -46,224 +41,166 @@ class Scale:
     micro_batch_rows: int = 8
     model: Qwen3Config = SMALL
 
+    @property
+    def count(self) -> int:
+        """Completions of a step."""
+        return self.num_prompts * self.group_size
+
 
 QUICK = Scale(rounds=2, num_prompts=4, new_tokens=32)
 
 
-def flops_per_token(config: Qwen3Config, length: int, answer_share: float) -> float:
+def flops_per_token(config: Qwen3Config, length: int, completion_fraction: float) -> float:
     """Operations of the forward and backward pass for each token of rows of `length` tokens.
 
-    6 for every weight of a matrix product, that with the output matrix for answer tokens alone (the
-    share `answer_share` of a row), and 6 * heads * head width * length for causal attention (2
-    products of half the square, backward twice the forward; PaLM, arXiv 2204.02311, appendix B,
-    counts the whole square). What is computed twice to save memory is not counted, as is usual for
-    the model's share of the peak (MFU).
+    6 for every weight of a matrix product, that with the output matrix for completion tokens alone
+    (the fraction `completion_fraction` of a row), and 6 * heads * head width * length for causal
+    attention (2 products of half the square, backward twice the forward; PaLM, arXiv 2204.02311,
+    appendix B, counts the whole square). What is computed twice to save memory is not counted, as
+    is usual for the model's fraction of the peak (MFU).
     """
     heads = config.num_attention_heads * config.head_dim
     keys = config.num_key_value_heads * config.head_dim
     block = config.hidden_size * (2 * heads + 2 * keys + 3 * config.intermediate_size)
-    output = config.vocab_size * config.hidden_size * answer_share
+    output = config.vocab_size * config.hidden_size * completion_fraction
     matrices = config.num_hidden_layers * block + output
     return 6.0 * matrices + 6.0 * config.num_hidden_layers * heads * length
 
 
-def _write_model(scale: Scale, folder: Path) -> tuple[list[str], list[list[int]]]:
-    """A model of random weights with a tokenizer of characters; prompts as texts and as ids."""
+def _task(scale: Scale, folder: str, vocab_size: int, **more: Any) -> dict[str, Any]:
+    completions = np.random.default_rng(1).integers(0, vocab_size, (scale.count, scale.new_tokens))
+    return {
+        "folder": folder,
+        "completions": completions.tolist(),
+        "num_prompts": scale.num_prompts,
+        "group_size": scale.group_size,
+        "new_tokens": scale.new_tokens,
+        **more,
+    }
+
+
+def cpu_tables(scale: Scale, folder: str, trl_python: str) -> Iterator[records.Table]:
+    """Whole steps beside TRL, updates beside torch."""
     characters = "".join(chr(0x4E00 + i) for i in range(scale.model.vocab_size - 1))
     tokenizer = tokens.character_tokenizer(characters)
     params = model.init_params(jax.random.key(0), scale.model)
     weights.save(folder, params, scale.model, tokenizer)
-    rng = np.random.default_rng(0)
-    ids = rng.integers(0, len(characters), (scale.num_prompts, scale.prompt_tokens - 1))
+    shape = (scale.num_prompts, scale.prompt_tokens - 1)
+    ids = np.random.default_rng(0).integers(0, len(characters), shape)
     prompts = ["".join(characters[i] for i in row) for row in ids]
-    return prompts, [
-        tokens.encode_chat(tokenizer, [{"role": "user", "content": prompt}]) for prompt in prompts
-    ]
-
-
-def cpu_tables(scale: Scale, folder: Path, trl_python: str) -> list[records.Table]:
-    """Whole steps beside TRL, updates beside torch."""
-    prompts, prompt_ids = _write_model(scale, folder)
-    rng = np.random.default_rng(1)
-    count = scale.num_prompts * scale.group_size
-    task: dict[str, Any] = {
-        "folder": str(folder),
-        "scratch": str(folder / "scratch"),
-        "prompts": prompts,
-        "prompt_ids": prompt_ids,
-        "answers": rng.integers(0, scale.model.vocab_size - 1, (count, scale.new_tokens)).tolist(),
-        "num_prompts": scale.num_prompts,
-        "group_size": scale.group_size,
-        "new_tokens": scale.new_tokens,
-        "completions_per_row": scale.group_size,
-        "micro_batch_rows": 1,
-        "peer_micro_batch_rows": scale.micro_batch_rows,
-        "length_multiple": 32,
-        "scan_unroll": scale.model.num_hidden_layers,
-        "moment_dtype": "float32",
-    }
+    chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    task = _task(
+        scale,
+        folder,
+        len(characters),
+        prompts=prompts,
+        prompt_ids=[tokens.encode_chat(tokenizer, chat) for chat in chats],
+        completions_per_row=scale.group_size,
+        micro_batch_rows=1,
+        peer_micro_batch_rows=scale.micro_batch_rows,
+        length_multiple=32,
+        scan_unroll=scale.model.num_hidden_layers,
+    )
     alone = task | {"completions_per_row": 1, "micro_batch_rows": scale.micro_batch_rows}
-    size = f"{scale.num_prompts} prompts of {scale.prompt_tokens} tokens, {scale.group_size} " \
-        f"answers of {scale.new_tokens} each"  # fmt: skip
-    return [
-        _compare(
-            f"Whole GRPO step: {size}",
-            scale,
-            folder,
-            {
-                "this project": ("own", sys.executable, task),
-                "this project, one answer a row": ("own", sys.executable, alone),
-                "TRL GRPOTrainer": ("trl", trl_python, task),
-            },
-        ),
-        _compare(
-            f"Update alone: {size}",
-            scale,
-            folder,
-            {
-                "this project": ("own_update", sys.executable, task),
-                "this project, one answer a row": ("own_update", sys.executable, alone),
-                "torch": ("torch_update", sys.executable, task),
-                "torch, all rows at once": (
-                    "torch_update",
-                    sys.executable,
-                    task | {"peer_micro_batch_rows": count},
-                ),
-            },
-        ),
-    ]
+    at_once = task | {"peer_micro_batch_rows": scale.count}
+    size = (
+        f"{scale.num_prompts} prompts of {scale.prompt_tokens} tokens, {scale.group_size} "
+        f"completions of {scale.new_tokens} each"
+    )
+    steps = {
+        "this project": Case("trainer_engines:own", task),
+        "this project, one completion a row": Case("trainer_engines:own", alone),
+        "TRL GRPOTrainer": Case("trainer_engines:trl", task, trl_python),
+    }
+    yield _compare(f"Whole GRPO step: {size}", scale, steps)
+    updates = {
+        "this project": Case("trainer_engines:own_update", task),
+        "this project, one completion a row": Case("trainer_engines:own_update", alone),
+        "torch": Case("trainer_engines:torch_update", task),
+        "torch, all rows at once": Case("trainer_engines:torch_update", at_once),
+    }
+    yield _compare(f"Update alone: {size}", scale, updates)
 
 
-def _start(
-    cases: Mapping[str, tuple[str, str, Mapping[str, Any]]], folder: Path
-) -> dict[str, Engine]:
-    """Label -> (engine, interpreter, task); the engines carry the labels as names."""
-    engines = {}
-    for number, (label, (kind, python, task)) in enumerate(cases.items()):
-        path = folder / f"task-{number}.json"
-        path.write_text(json.dumps(task))
-        engines[label] = Engine(kind, path, python, _SCRIPT)
-        engines[label].name = label
-    return engines
+def _compare(title: str, scale: Scale, cases: Mapping[str, Case]) -> records.Table:
+    def least(part: str, outcome: Outcome) -> float | None:
+        return min((m[part] for m in outcome.measurements if part in m), default=None)
 
-
-def _compare(
-    title: str,
-    scale: Scale,
-    folder: Path,
-    cases: Mapping[str, tuple[str, str, Mapping[str, Any]]],
-) -> records.Table:
-    engines = _start(cases, folder)
-    results = compare(list(engines.values()), scale.rounds)
-    speeds: dict[str, list[float]] = {}
-    rows: list[tuple[Any, ...]] = []
-    for name, engine in engines.items():
-        engine.close()
-        speeds[name] = [r["tokens"] / r["seconds"] for r in results[engine.name]]
-    own = max(speeds["this project"], default=None)
-    for name, engine in engines.items():
-        if engine.obstacle is not None or not speeds[name]:
-            rows.append((name, None, None, None, None, None, engine.obstacle))
-            continue
-        best, found = max(speeds[name]), results[engine.name]
-        parts = [
-            min(r[part] for r in found) if part in found[0] else None
-            for part in ("sample_seconds", "update_seconds")
-        ]
-        rows.append((name, best, float(np.median(speeds[name])), own and own / best, *parts, ""))
-    return records.Table(
+    return records.comparison(
         title,
-        (
-            "engine",
-            "answer tokens/s, best",
-            "median",
-            "this project is faster by",
-            "seconds of sampling",
-            "seconds of the update",
-            "note",
-        ),
-        rows,
-        note=f"{scale.rounds} rounds in turns, after one that compiles. float32, the same weights, "
-        "AdamW, clipped gradients, DAPO's loss without KL. This project puts all answers to a "
+        compare(cases, scale.rounds),
+        "completion tokens/s",
+        f"{scale.rounds} rounds in turns, after one that compiles. float32, the same weights, "
+        "AdamW, clipped gradients, DAPO's loss without KL. This project puts all completions of a "
         "prompt into one row, which computes the prompt once; the gradient is the same.",
+        {
+            "seconds of sampling": lambda outcome: least("sample_seconds", outcome),
+            "seconds of the update": lambda outcome: least("update_seconds", outcome),
+        },
     )
 
 
-def gpu_table(config: Qwen3Config, quick: bool, folder: Path) -> records.Table:
+def gpu_table(config: Qwen3Config, quick: bool, folder: str) -> records.Table:
     """Updates of all parameters of one model on one device, in rows of 4,096 tokens."""
     scale = Scale(num_prompts=2 if quick else 8, prompt_tokens=1024, new_tokens=3072)
     characters = "".join(chr(0x4E00 + i) for i in range(64))
     tokens.character_tokenizer(characters).save_pretrained(folder)
-    rng = np.random.default_rng(0)
+    shape = (scale.num_prompts, scale.prompt_tokens)
+    prompt_ids = np.random.default_rng(0).integers(0, len(characters), shape).tolist()
     length = scale.prompt_tokens + scale.new_tokens
-    cases = {}
-    for remat, rows in (("full", 1), ("full", 2), ("full", 4), ("outputs", 1), ("outputs", 2)):
-        architecture = dataclasses.replace(
-            config, dtype="bfloat16", param_dtype="float32", remat=remat
-        )
-        count = scale.num_prompts * scale.group_size
-        task = {
-            "folder": str(folder),
-            "architecture": dataclasses.asdict(architecture),
-            "prompt_ids": rng.integers(0, 64, (scale.num_prompts, scale.prompt_tokens)).tolist(),
-            "answers": rng.integers(0, 64, (count, scale.new_tokens)).tolist(),
-            "num_prompts": scale.num_prompts,
-            "group_size": scale.group_size,
-            "new_tokens": scale.new_tokens,
-            "completions_per_row": 1,
-            "micro_batch_rows": rows,
-            "length_multiple": length,
-            "moment_dtype": "float32",
-        }
-        cases[f"remat {remat}, {rows} rows"] = ("own_update", sys.executable, task)
+    flops = flops_per_token(config, length, scale.new_tokens / length)
     peak = next((v for k, v in _PEAK.items() if k in jax.devices()[0].device_kind), None)
-    rows_out: list[tuple[Any, ...]] = []
-    for name, case in cases.items():  # One at a time: each takes the memory of the device.
-        (engine,) = _start({name: case}, folder).values()
-        found = compare([engine], 1 if quick else 3)[engine.name]
-        engine.close()
-        if engine.obstacle is not None or not found:
-            rows_out.append((name, None, None, None, None, engine.obstacle))
+    rows: list[tuple[Any, ...]] = []
+    # One case at a time: each takes the memory of the device.
+    for remat, micro in (("full", 1), ("full", 2), ("full", 4), ("outputs", 1), ("outputs", 2)):
+        name = f"remat {remat}, {micro} rows"
+        shapes = dataclasses.replace(config, dtype="bfloat16", param_dtype="float32", remat=remat)
+        task = _task(
+            scale,
+            folder,
+            len(characters),
+            architecture=dataclasses.asdict(shapes),
+            prompt_ids=prompt_ids,
+            completions_per_row=1,
+            micro_batch_rows=micro,
+            length_multiple=length,
+        )
+        cases = {name: Case("trainer_engines:own_update", task)}
+        outcome = compare(cases, 1 if quick else 3)[name]
+        if outcome.obstacle or not outcome.measurements:
+            rows.append((name, None, None, None, None, outcome.obstacle))
             continue
-        seconds = min(result["seconds"] for result in found)
-        speed = scale.num_prompts * scale.group_size * length / seconds
-        flops = flops_per_token(config, length, scale.new_tokens / length)
-        share = speed * flops / peak if peak else None
-        rows_out.append((name, speed, seconds, share, found[-1]["memory_gib"], ""))
+        seconds = min(outcome.all("seconds"))
+        speed = scale.count * length / seconds
+        memory = outcome.measurements[-1]["memory_gib"]
+        rows.append((name, speed, seconds, speed * flops / peak if peak else None, memory, ""))
     return records.Table(
         f"Update of all parameters, rows of {length} tokens, one device",
-        ("case", "tokens/s", "seconds", "share of peak (MFU)", "peak memory, GiB", "note"),
-        rows_out,
-        note="Prompt and answer tokens. Parameters, gradients and moments float32, activations "
+        ("case", "tokens/s", "seconds", "fraction of peak (MFU)", "peak memory, GiB", "note"),
+        rows,
+        "Prompt and completion tokens. Parameters, gradients and moments float32, activations "
         "bfloat16; recomputation is not counted as work.",
     )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.speed.trainer", description="Speed of the trainer."
-    )
-    parser.add_argument("--quick", action="store_true", help="less of everything")
-    parser.add_argument("--out", default="docs/benchmarks", help="folder of the results")
+    parser = records.parser("trainer", __doc__, out="docs/benchmarks")
     parser.add_argument(
         "--trl_python",
         default=sys.executable,
         help="interpreter of an environment with this project's extra `peers-learner`",
     )
-    parsed = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     # This process only makes the models; the memory is for those of the engines.
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     about = records.facts()
-    with tempfile.TemporaryDirectory() as name:
-        if jax.default_backend() == "cpu":
-            scale = QUICK if parsed.quick else Scale()
-            tables = cpu_tables(scale, Path(name), parsed.trl_python)
+    with tempfile.TemporaryDirectory() as folder:
+        if about["backend"] == "cpu":
+            tables = cpu_tables(QUICK if options.quick else Scale(), folder, options.trl_python)
         else:
-            tables = [gpu_table(QWEN3_4B, parsed.quick, Path(name))]
-    for table in tables:
-        print(table.to_markdown())
-    print(*records.write("trainer", "Trainer", tables, folder=parsed.out, about=about), sep="\n")
+            tables = iter([gpu_table(QWEN3_4B, options.quick, folder)])
+        records.publish("trainer", tables, options, about)
 
 
 if __name__ == "__main__":

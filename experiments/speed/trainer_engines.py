@@ -1,27 +1,21 @@
-"""The engines that `experiments.speed.trainer` compares, each in a process of its own.
+"""The engines that `experiments.speed.trainer` compares."""
 
-Same protocol as `sampler_engines`: `python trainer_engines.py ENGINE TASK.json`, "ready", then one
-measurement as a line of JSON for every line of input.
-"""
-
+import itertools
 import queue
 import threading
 import time
 from typing import Any
 
-from experiments.speed.sampler_engines import Measure, Task, main
+from experiments.speed.engines import Measurements, Task
 
 
 def reward(text: str) -> float:
-    """The share of characters with an even number: as cheap for one engine as for the other."""
+    """The fraction of characters with an even number: as cheap for one engine as for the other."""
     return sum(ord(character) % 2 == 0 for character in text) / max(len(text), 1)
 
 
-# This project's trainer -------------------------------------------------------
-
-
 class _Prompts:
-    """The task of the benchmark: given prompts, `reward`."""
+    """The task of both: given prompts, `reward`."""
 
     def __init__(self, prompts: list[str]) -> None:
         self._prompts = prompts
@@ -32,13 +26,13 @@ class _Prompts:
     def messages(self, index: int) -> Any:
         return [{"role": "user", "content": self._prompts[index]}]
 
-    def score(self, indices: Any, answers: Any) -> Any:
+    def score(self, indices: Any, completions: Any) -> Any:
         import numpy as np
 
         from learner.training.task import Scores
 
         del indices
-        return Scores(np.array([reward(answer.text) for answer in answers], np.float32))
+        return Scores(np.array([reward(completion.text) for completion in completions], np.float32))
 
     def state(self) -> dict[str, Any]:
         return {}
@@ -75,39 +69,34 @@ def _own(task: Task) -> tuple[Any, Any]:
         length_multiple=task["length_multiple"],
         max_new_tokens=task["new_tokens"],
         degenerate_groups="keep",
-        optimizer=OptimizerConfig(learning_rate=1e-6, moment_dtype=task["moment_dtype"]),
+        optimizer=OptimizerConfig(learning_rate=1e-6, moment_dtype="float32"),
     )
     tokenizer = tokens.load_tokenizer(task["folder"])
     trainer = GRPOTrainer(training, config, mesh, tokenizer)
     return trainer, trainer.init_state(params, jax.random.key(0))
 
 
-def own(task: Task) -> Measure:
+def own(task: Task) -> Measurements:
     """Whole steps: sampling, scoring, update."""
     import jax
 
     trainer, state = _own(task)
-    prompts, key, step = _Prompts(task["prompts"]), jax.random.key(1), 0
-
-    def measure() -> dict[str, Any]:
-        nonlocal state, step
+    prompts, key = _Prompts(task["prompts"]), jax.random.key(1)
+    for step in itertools.count():
         begin = time.perf_counter()
         result = trainer.step(state, prompts, key, step)
         seconds = time.perf_counter() - begin
-        state, step = result.state, step + 1
-        figures = result.metrics
-        return {
+        state = result.state
+        yield {
             "seconds": seconds,
-            "tokens": sum(answer.num_tokens for answer in result.answers),
-            "sample_seconds": figures["machine/sample_seconds"],
-            "update_seconds": figures["machine/update_seconds"],
+            "tokens": sum(completion.num_tokens for completion in result.completions),
+            "sample_seconds": result.metrics["machine/sample_seconds"],
+            "update_seconds": result.metrics["machine/update_seconds"],
         }
 
-    return measure
 
-
-def own_update(task: Task) -> Measure:
-    """Only the update, on random answers of full length."""
+def own_update(task: Task) -> Measurements:
+    """Only the update, on random completions of full length."""
     import jax
     import numpy as np
 
@@ -115,8 +104,7 @@ def own_update(task: Task) -> Measure:
     from learner.training.task import Completion
 
     trainer, state = _own(task)
-    rng = np.random.default_rng(0)
-    ids = np.array(task["answers"], np.int32)
+    ids = np.array(task["completions"], np.int32)
     count, length = ids.shape
     batch = Rollout(
         problems=np.arange(task["num_prompts"]),
@@ -126,30 +114,22 @@ def own_update(task: Task) -> Measure:
         lengths=np.full(count, length, np.int32),
         truncated=np.ones(count, bool),
         completions=[Completion("", length, True)] * count,
-        rewards=np.asarray(rng.uniform(size=count), np.float32),
+        rewards=np.asarray(np.random.default_rng(0).uniform(size=count), np.float32),
     )
-
-    def measure() -> dict[str, Any]:
-        nonlocal state
+    while True:
         begin = time.perf_counter()
         updates, state = trainer.update(state, batch)
         seconds = time.perf_counter() - begin
-        stats = jax.local_devices()[0].memory_stats() or {}
-        peak = stats.get("peak_bytes_in_use")
-        return {
+        peak = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+        yield {
             "seconds": seconds,
             "tokens": count * length,
             "grad_norm": float(updates[-1].grad_norm),
-            "memory_gib": None if peak is None else peak / 2**30,
+            "memory_gib": peak and peak / 2**30,
         }
 
-    return measure
 
-
-# Hugging Face -----------------------------------------------------------------
-
-
-def trl(task: Task) -> Measure:
+def trl(task: Task) -> Measurements:
     """Whole steps of TRL's GRPOTrainer: the same model, prompts, groups, lengths, reward."""
     import datasets
     import torch
@@ -160,7 +140,7 @@ def trl(task: Task) -> Measure:
     tokenizer = transformers.AutoTokenizer.from_pretrained(task["folder"])
     rows = task["num_prompts"] * task["group_size"]
     config = library.GRPOConfig(
-        output_dir=task["scratch"],
+        output_dir=f"{task['folder']}/scratch",
         per_device_train_batch_size=task["peer_micro_batch_rows"],
         gradient_accumulation_steps=rows // task["peer_micro_batch_rows"],
         num_generations=task["group_size"],
@@ -183,7 +163,7 @@ def trl(task: Task) -> Measure:
         disable_tqdm=True,
     )
     requests: queue.Queue[None] = queue.Queue()
-    results: queue.Queue[dict[str, Any]] = queue.Queue()
+    results: queue.Queue[float | BaseException] = queue.Queue()
 
     class Turns(transformers.TrainerCallback):
         """Lets the trainer take one step for each request."""
@@ -195,44 +175,35 @@ def trl(task: Task) -> Measure:
 
         def on_step_end(self, *args: Any, **more: Any) -> None:
             del args, more
-            seconds = time.perf_counter() - self.begin
-            results.put({"seconds": seconds, "tokens": rows * task["new_tokens"]})
+            results.put(time.perf_counter() - self.begin)
 
-    end = tokenizer.eos_token
     trainer = library.GRPOTrainer(
         model=model,
         reward_funcs=lambda completions, **_: [reward(text) for text in completions],
         args=config,
         train_dataset=datasets.Dataset.from_dict(
-            {"prompt": [prompt + end for prompt in task["prompts"]]}
+            {"prompt": [prompt + tokenizer.eos_token for prompt in task["prompts"]]}
         ),
         processing_class=tokenizer,
         callbacks=[Turns()],
     )
-    failure: list[BaseException] = []
 
     def work() -> None:
         try:
             trainer.train()
         except BaseException as error:
-            failure.append(error)
-            raise
+            results.put(error)
 
     threading.Thread(target=work, daemon=True).start()
-
-    def measure() -> dict[str, Any]:
+    while True:
         requests.put(None)
-        while True:
-            try:
-                return results.get(timeout=1.0)
-            except queue.Empty:
-                if failure:
-                    raise RuntimeError("the trainer of TRL failed") from failure[0]
-
-    return measure
+        seconds = results.get()
+        if isinstance(seconds, BaseException):
+            raise seconds
+        yield {"seconds": seconds, "tokens": rows * task["new_tokens"]}
 
 
-def torch_update(task: Task) -> Measure:
+def torch_update(task: Task) -> Measurements:
     """The same update in plain torch: transformers' Qwen3 with sdpa, autograd, fused AdamW."""
     import torch
     import transformers
@@ -243,38 +214,27 @@ def torch_update(task: Task) -> Measure:
         model.parameters(), lr=1e-6, betas=(0.9, 0.95), weight_decay=0.0, fused=True
     )
     group = task["group_size"]
-    answers = torch.tensor(task["answers"])
+    completions = torch.tensor(task["completions"])
     prompts = torch.tensor(task["prompt_ids"]).repeat_interleave(group, dim=0)
-    count, length = answers.shape
-    inputs = torch.cat([prompts, answers], dim=1)
-    generator = torch.Generator().manual_seed(0)
-    rewards = torch.rand(count, generator=generator).reshape(-1, group)
+    count, length = completions.shape
+    inputs = torch.cat([prompts, completions], dim=1)
+    rewards = torch.rand(count, generator=torch.Generator().manual_seed(0)).reshape(-1, group)
     centred = rewards - rewards.mean(dim=1, keepdim=True)
     advantages = (centred / (rewards.std(dim=1, keepdim=True, correction=0) + 1e-6)).reshape(-1)
     old = torch.full((count, length), -8.0)
     rows = task["peer_micro_batch_rows"]
-
-    def measure() -> dict[str, Any]:
+    while True:
         begin = time.perf_counter()
         optimizer.zero_grad(set_to_none=True)
         for first in range(0, count, rows):
             part = slice(first, first + rows)
             logits = model(inputs[part], logits_to_keep=length + 1, use_cache=False).logits[:, :-1]
-            chosen = logits.gather(-1, answers[part, :, None])[..., 0]
-            normaliser = logits.logsumexp(dim=-1)
-            ratio = torch.exp(chosen - normaliser - old[part])
+            chosen = logits.gather(-1, completions[part, :, None])[..., 0]
+            ratio = torch.exp(chosen - logits.logsumexp(dim=-1) - old[part])
             advantage = advantages[part, None]
             gain = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.28) * advantage)
             (-gain.sum() / (count * length)).backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         seconds = time.perf_counter() - begin
-        return {"seconds": seconds, "tokens": count * length, "grad_norm": float(norm)}
-
-    return measure
-
-
-ENGINES = {engine.__name__: engine for engine in (own, own_update, trl, torch_update)}
-
-if __name__ == "__main__":
-    main(ENGINES)
+        yield {"seconds": seconds, "tokens": count * length, "grad_norm": float(norm)}

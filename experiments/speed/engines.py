@@ -1,0 +1,158 @@
+"""Engines that are measured in processes of their own, several of them in turns.
+
+An engine is a generator function from a task (a JSON object) to measurements (JSON objects). What
+comes before its first measurement is not timed: loading, compiling. `compare` starts it as
+`python -m experiments.speed.engines MODULE:ENGINE`, with an interpreter of its own if its library
+wants other versions. So modules of engines import the standard library alone at their top. The
+process reads the task as its first line of input and answers every further line with a measurement.
+"""
+
+import contextlib
+import dataclasses
+import importlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import timeit
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+Task = Mapping[str, Any]
+Measurements = Iterator[dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One engine to measure.
+
+    Attributes:
+      engine: `module:function`, the module one of this package.
+      task: what the function is given.
+      python: the interpreter that runs it.
+    """
+
+    engine: str
+    task: Task
+    python: str = sys.executable
+
+
+@dataclasses.dataclass
+class Outcome:
+    """Measurements of one engine, and why there are none or no more; empty if it did not fail."""
+
+    measurements: list[dict[str, Any]]
+    obstacle: str = ""
+
+    def all(self, name: str) -> list[Any]:
+        """One value of each measurement."""
+        return [measurement[name] for measurement in self.measurements]
+
+
+class _Process:
+    def __init__(self, case: Case) -> None:
+        root = str(Path(__file__).parents[2])
+        variables = {
+            "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
+            "PYTHONWARNINGS": "ignore",
+            "TRANSFORMERS_VERBOSITY": "error",
+            "XLA_PYTHON_CLIENT_PREALLOCATE": "true",
+            "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92",
+        }
+        self.obstacle = ""
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (`close` closes it)
+        self._process = subprocess.Popen(
+            [case.python, "-m", "experiments.speed.engines", f"experiments.speed.{case.engine}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env=os.environ | variables,
+        )
+        self._send(json.dumps(case.task))
+
+    def _send(self, line: str) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # It ended; `measure` finds out why.
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+
+    def measure(self) -> dict[str, Any] | None:
+        """The next measurement; None after the last one, or if the engine failed."""
+        assert self._process.stdout is not None
+        if self._process.poll() is None:
+            self._send("")
+        if line := self._process.stdout.readline():
+            answer = json.loads(line)
+            if "missing" not in answer:
+                return answer
+            self.obstacle = f"not installed ({answer['missing']})"
+        elif self._process.wait() and not self.obstacle:
+            self._errors.seek(0)
+            lines = [line.strip() for line in self._errors if line.strip()] or ["no message"]
+            last = next((line for line in reversed(lines) if "Error" in line), lines[-1])
+            self.obstacle = f"failed: {last[:300]}"
+        return None
+
+    def kill(self, why: str) -> None:
+        """End at once."""
+        self.obstacle = why
+        self._process.kill()
+
+    def close(self) -> None:
+        """End after the last measurement."""
+        self._process.communicate()
+        self._errors.close()
+
+
+def compare(cases: Mapping[str, Case], rounds: int) -> dict[str, Outcome]:
+    """One measurement of each engine that does not count, then `rounds` of each in turns."""
+    processes = {label: _Process(case) for label, case in cases.items()}
+    outcomes = {label: Outcome([]) for label in cases}
+    for number in range(rounds + 1):
+        for label, process in processes.items():
+            found = process.measure()
+            if found is not None and number > 0:
+                outcomes[label].measurements.append(found)
+    for label, process in processes.items():
+        process.close()
+        outcomes[label].obstacle = process.obstacle
+    return outcomes
+
+
+def collect(case: Case, seconds: float) -> Outcome:
+    """All measurements of an engine that ends by itself, or those that it makes in `seconds`."""
+    process = _Process(case)
+    timer = threading.Timer(seconds, process.kill, [f"stopped after {seconds:g} s"])
+    timer.start()
+    outcome = Outcome(list(iter(process.measure, None)))
+    timer.cancel()
+    process.close()
+    outcome.obstacle = process.obstacle
+    return outcome
+
+
+def seconds(function: Callable[[], Any], repeats: int) -> float:
+    """Median wall-clock seconds of a call, which waits for what it computes, after a warm-up."""
+    function()
+    return statistics.median(timeit.repeat(function, number=1, repeat=repeats))
+
+
+def main() -> None:
+    """Runs one engine: a measurement, as a line of JSON, for every line of input but the first."""
+    out, sys.stdout = sys.stdout, sys.stderr  # What libraries print must not mix in.
+    module, _, name = sys.argv[1].partition(":")
+    try:
+        measurements = getattr(importlib.import_module(module), name)(json.loads(input()))
+        for _, measurement in zip(sys.stdin, measurements, strict=False):
+            print(json.dumps(measurement), file=out, flush=True)
+    except ImportError as error:
+        print(json.dumps({"missing": str(error)}), file=out, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""Speed measurements at toy size: what the commands print, what they leave behind."""
+
+import argparse
+import json
+
+import numpy as np
+import pytest
+
+from experiments.speed import engines, generator, records, simulator
+from experiments.speed.engines import Case, Outcome
+
+
+def test_the_simulator_writes_its_speed_and_its_circumstances(tmp_path, capsys):
+    simulator.main(
+        ["--quick", "--agents=4", "--batches=1,64", "--peers=gymnasium", f"--out={tmp_path}"]
+    )
+    content = json.loads((tmp_path / "simulator.json").read_text())
+    own, others = (table["rows"] for table in content["tables"])
+    assert [row["batch"] for row in own] == [1, 64]
+    for row in own:
+        assert row["env steps/s"] > 0
+        assert row["agent steps/s"] == pytest.approx(4 * row["env steps/s"])
+        speed = row["fraction of roofline"] * row["bandwidth GB/s"] * 1e9
+        assert speed == pytest.approx(row["env steps/s"] * row["bytes per step"])
+    assert own[1]["env steps/s"] > own[0]["env steps/s"]
+    assert all(row["env steps/s"] > 0 for row in others)
+    assert {row["batch"] for row in others} == {1, 64}
+    assert content["facts"]["backend"] == "cpu"
+    page = (tmp_path / "simulator.md").read_text()
+    assert "A quick run" in page
+    assert content["facts"]["processor"] in page
+    assert "## Other libraries" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--batches=1,x", "1,x: integers of at least 1"),
+        ("--agents=0", "0: integers of at least 1"),
+        ("--peers=gym", "'gym': known are jumanji"),
+        ("--peer_python=python3", "'python3': NAME=INTERPRETER"),
+        ("--peer_python=gymnax=/nowhere/python", "INTERPRETER a file"),
+    ],
+)
+def test_bad_options_end_in_one_line(option, message, capsys):
+    with pytest.raises(SystemExit):
+        simulator.main([option])
+    assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("engine", "obstacle"),
+    [
+        ("peers:gymnasium", "failed: "),  # A task without its fields.
+        ("nothing:engine", "not installed (No module named 'experiments.speed.nothing')"),
+    ],
+)
+def test_an_engine_that_fails_says_why(engine, obstacle):
+    case = Case(engine, {})
+    for outcome in (engines.compare({"x": case}, 1)["x"], engines.collect(case, 60)):
+        assert outcome.measurements == []
+        assert outcome.obstacle.startswith(obstacle)
+
+
+def test_an_engine_that_takes_too_long_is_stopped():
+    outcome = engines.collect(Case("peers:gymnasium", {"steps": 1 << 40, "repeats": 10**9}), 0.2)
+    assert outcome == Outcome([], "stopped after 0.2 s")
+
+
+def test_the_ratios_are_against_the_best_grids_that_agents_share():
+    def peer(library, environment, agents, shared, batch, speed):
+        return {
+            "library": library,
+            "environment": environment,
+            "agents": agents,
+            "shared grid": shared,
+            "batch": batch,
+            "env steps/s": speed,
+            "agent steps/s": agents * speed,
+        }
+
+    own = [
+        {"agents": 4, "batch": 1024, "env steps/s": 8e6, "agent steps/s": 32e6},
+        {"agents": 2, "batch": 64, "env steps/s": 5e6, "agent steps/s": 10e6},
+    ]
+    outcomes = {
+        "a": Outcome([peer("a 1", "slow", 4, True, 1, 1e4)]),
+        "b": Outcome(
+            [peer("b 1", "fast", 2, True, 64, 2e5), peer("b 1", "alone", 1, False, 64, 9e6)]
+        ),
+        "d": Outcome([], "not installed"),
+    }
+    speeds, others, same, by_agent = simulator.tables(own, outcomes)
+    assert [row[0] for row in speeds.rows] == [4, 2]
+    assert others.columns[-1] == "note"
+    assert others.rows[-1] == ["d", None, None, None, None, None, None, "not installed"]
+    # As many agents: environment steps; other numbers of agents: steps of agents.
+    (row,) = same.rows
+    assert "a 1 slow" in row[3]
+    assert row[-1] == pytest.approx(800)
+    (row,) = by_agent.rows
+    assert "b 1 fast" in row[3]
+    assert row[-1] == pytest.approx(4 * 8e6 / (2 * 2e5))
+
+
+def test_the_generator_counts_rates_and_outcomes(monkeypatch):
+    monkeypatch.setattr(generator, "_HOLE_RATIOS", (0.1,))
+    monkeypatch.setattr(generator, "_W9_CELL_SECONDS", 0.1)
+    for agents, count in ((2, 128), (3, 64)):
+        (row,) = generator.labels(agents, (3,), count, repeats=1).rows
+        number, size, _, fraction, instances, unsolvable, undecided, ours, theirs, ratio = row
+        assert (number, size, instances, undecided) == (agents, 3, count, 0)
+        assert 0 <= unsolvable < 1
+        assert 0 < fraction <= 1
+        assert ratio is None if theirs is None else ratio == pytest.approx(ours / theirs)
+    assert [row[1] for row in generator.training_set(40).rows] == [40, 40]
+
+
+def test_a_comparison_is_with_the_first_engine():
+    def outcome(*seconds):
+        return Outcome([{"tokens": 12, "seconds": s} for s in seconds])
+
+    outcomes = {"own": outcome(2, 4, 3), "a": outcome(6), "b": Outcome([], "not installed")}
+    table = records.comparison(
+        "t", outcomes, "tokens/s", "", {"runs": lambda o: len(o.measurements)}
+    )
+    assert table.columns == [
+        "engine", "tokens/s, best", "median", "own is faster by", "runs", "note",
+    ]  # fmt: skip
+    assert table.rows == [
+        ["own", 6, 4, 1, 3, ""],
+        ["a", 2, 2, 3, 1, ""],
+        ["b", None, None, None, None, "not installed"],
+    ]
+    with pytest.raises(RuntimeError, match="own could not run: not installed"):
+        records.comparison("t", {"own": outcomes["b"]}, "tokens/s", "", {})
+
+
+def test_pages_hold_plain_values(tmp_path):
+    with pytest.raises(ValueError, match="shorter"):
+        records.Table("t", ("a", "b"), [(1,)]).to_dict()
+    rows = [{"a": np.int64(1234), "c": np.float32(0.5)}, {"a": True, "b": "x|y"}]
+    options = argparse.Namespace(out=str(tmp_path / "pages"), quick=False)
+    records.publish("x", [records.Table.of("t", rows, "note")], options, records.facts())
+    content = json.loads((tmp_path / "pages" / "x.json").read_text())
+    assert content["notes"] == []
+    assert content["tables"][0]["rows"] == [
+        {"a": 1234, "c": 0.5, "b": None},
+        {"a": True, "c": None, "b": "x|y"},
+    ]
+    page = (tmp_path / "pages" / "x.md").read_text()
+    assert "| 1,234 | 0.5 | - |\n| yes | - | x\\|y |\n\nnote" in page

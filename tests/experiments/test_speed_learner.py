@@ -1,0 +1,94 @@
+"""Speed of the sampler and the trainer at a size that takes seconds."""
+
+import dataclasses
+import sys
+
+import pytest
+
+from experiments.speed import records, sampler, trainer
+
+TINY = dataclasses.replace(
+    sampler.SMALL,
+    vocab_size=256,
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=2,
+    head_dim=16,
+    max_position_embeddings=256,
+    initializer_range=0.2,
+)
+
+
+def rows(table):
+    return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+
+
+def test_tables_of_the_sampler_on_a_cpu(monkeypatch):
+    monkeypatch.setattr(records, "cores", lambda: list(range(6)))
+    scale = sampler.Scale(
+        rounds=1, batch=4, prompt_tokens=8, new_tokens=12, slots=2, completions=6,
+        uneven_prompt_tokens=4, uneven_new_tokens=16, model=TINY,
+    )  # fmt: skip
+    assert scale.devices == 2
+    even, uneven = sampler.cpu_tables(scale, sys.executable)
+    own, own_on_one, transformers, tunix, tunix_on_one = rows(even)
+    assert (own["engine"], own_on_one["engine"]) == ("own", "own, one device")
+    assert own["own is faster by"] == 1
+    assert own["same tokens"] == own_on_one["same tokens"] == transformers["same tokens"] == 1
+    assert transformers["own is faster by"] == pytest.approx(
+        own["tokens/s, best"] / transformers["tokens/s, best"]
+    )
+    for missing in (tunix, tunix_on_one):
+        assert missing["tokens/s, best"] is None
+        assert missing["note"].startswith("not installed (No module named")
+    for table in (even, uneven):
+        assert "the CPU is 2 devices of JAX" in table.note
+    refilled, fixed = rows(uneven)
+    assert fixed["times fixed batches"] == 1
+    assert refilled["times fixed batches"] == pytest.approx(
+        refilled["tokens/s, best"] / fixed["tokens/s, best"]
+    )
+    assert "100.0% of the completions are the same both ways" in uneven.note
+
+
+def test_the_roofline_counts_what_a_step_reads():
+    config = dataclasses.replace(TINY, dtype="bfloat16", param_dtype="bfloat16")
+    table = sampler.roofline(config, [(2, 24)], rounds=1, steps=4, copy_bytes=1 << 16)
+    (row,) = rows(table)
+    assert (row["batch"], row["context"], row["note"]) == (2, 24, "")
+    # The parameters, and keys and values of 48 tokens in 2 layers of 2 heads; two bytes a number.
+    layer = 2 * 32 * 32 + 2 * 32 * 32 + 3 * 32 * 64 + 2 * 32 + 2 * 16
+    size = 2 * (256 * 32 + 2 * layer + 32) + 2 * 48 * 2 * 2 * 32
+    seconds = 2 / row["tokens/s"]
+    assert row["fraction of roofline"] == pytest.approx(size / row["copy GB/s"] / 1e9 / seconds)
+    assert row["times generate"] == pytest.approx(row["tokens/s"] / row["generate tokens/s"])
+
+
+@pytest.mark.slow
+def test_tables_of_the_trainer_on_a_cpu(tmp_path):
+    scale = trainer.Scale(
+        rounds=1, num_prompts=2, group_size=2, prompt_tokens=8, new_tokens=8, micro_batch_rows=2,
+        model=TINY,
+    )  # fmt: skip
+    whole, updates = trainer.cpu_tables(scale, str(tmp_path), sys.executable)
+    own, alone, trl = rows(whole)
+    assert own["this project is faster by"] == 1
+    assert own["completion tokens/s, best"] > 0
+    assert own["seconds of the update"] > 0
+    assert alone["seconds of sampling"] > 0
+    assert trl["note"].startswith("not installed (No module named 'trl'")
+    own, alone, torch, at_once = rows(updates)
+    assert own["seconds of sampling"] is None
+    for row in (own, alone, torch, at_once):
+        assert row["note"] == ""
+        assert row["this project is faster by"] == pytest.approx(
+            own["completion tokens/s, best"] / row["completion tokens/s, best"]
+        )
+
+
+def test_operations_of_a_token():
+    # By hand: 2 layers of 32 x (2 x 32 + 2 x 32 + 3 x 64), half of the rows through 256 x 32.
+    matrices = 2 * 32 * (64 + 64 + 192) + 256 * 32 / 2
+    assert trainer.flops_per_token(TINY, 10, 0.5) == 6 * matrices + 6 * 2 * 32 * 10
