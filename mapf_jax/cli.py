@@ -354,8 +354,7 @@ def _paths(entry: _Entry, field: str | None) -> np.ndarray | None:
     text = entry.record.get(field)
     if not isinstance(text, str):
         raise ValueError(f"{entry.where}: {field}: {reprlib.repr(text)} is not a text")
-    answer = parse_answer(text)
-    return None if answer is None else np.array(answer.cells)
+    return parse_answer(text)
 
 
 def _chunks(items: Iterable[T]) -> Iterator[list[T]]:

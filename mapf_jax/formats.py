@@ -36,6 +36,7 @@ from mapf_jax.types import (
 )
 from mapf_jax.verify import verify
 
+_JSON_TYPES = {str: "a string", list: "a list", bool: "true or false", int: "an integer"}
 _LABELS = ("cost", "makespan", "needs_wait", "paths")
 _BLOCK = 256  # Plans judged at once, so that one program serves any number of records.
 
@@ -128,13 +129,14 @@ def instance_from_record(record: Mapping[str, Any], name: str) -> Instance:
     Raises:
       ValueError: a field is missing or wrong; the message names the record and the field.
     """
-    if not isinstance(_field(record, "id", name), str):
-        raise ValueError(f"{name}: id: {reprlib.repr(record['id'])} is not a string")
-    rows = _field(record, "map", name)
-    if not isinstance(rows, list) or not all(isinstance(row, str) for row in rows):
+    _field(record, "id", name, str)
+    rows = _field(record, "map", name, list)
+    if any(type(row) is not str for row in rows):
         raise ValueError(f"{name}: map: {reprlib.repr(rows)} is not a list of strings")
-    starts = _cells(_field(record, "starts", name), f"{name}: starts")
-    goals = _cells(_field(record, "goals", name), f"{name}: goals")
+    starts, goals = (
+        _cells(_field(record, field, name, list), f"{name}: {field}")
+        for field in ("starts", "goals")
+    )
     try:
         return make_instance(rows, starts, goals)
     except ValueError as error:
@@ -147,9 +149,7 @@ def paths_from_record(record: Mapping[str, Any], name: str) -> np.ndarray:
     Raises:
       ValueError: as `instance_from_record`.
     """
-    paths = _field(record, "paths", name)
-    if not isinstance(paths, list) or not paths:
-        raise ValueError(f"{name}: paths: {reprlib.repr(paths)} is not a list of one path an agent")
+    paths = _field(record, "paths", name, list)
     cells = [_cells(path, f"{name}: paths[{agent}]") for agent, path in enumerate(paths)]
     steps = max(map(len, cells))
     return np.array([path + path[-1:] * (steps - len(path)) for path in cells]).transpose(1, 0, 2)
@@ -161,9 +161,7 @@ def optimum_from_record(record: Mapping[str, Any], name: str) -> int | None:
     Raises:
       ValueError: as `instance_from_record`.
     """
-    if record.get("cost") is None:
-        return None
-    return _integer(record, "cost", name)
+    return None if record.get("cost") is None else _integer(record, "cost", name)
 
 
 def from_records(records: Sequence[Mapping[str, Any]]) -> Instance:
@@ -172,7 +170,7 @@ def from_records(records: Sequence[Mapping[str, Any]]) -> Instance:
     Maps are padded with holes to the widest lake, agents with inactive ones to the largest number,
     plans by staying to the longest one. The labels are checked as far as one plan can show: the
     paths must be valid and have the stored cost and at least the stored makespan, and wait where
-    a wait is said to be needed. That no plan is better is believed; `solve` tells.
+    a wait is said to be needed. That no plan is better is believed; `solve` proves it.
 
     Args:
       records: at least one; any mix of sizes, numbers of agents, solved and unsolved.
@@ -193,30 +191,24 @@ def from_records(records: Sequence[Mapping[str, Any]]) -> Instance:
     statuses = [_status(record, name) for record, name in named]
     if all(status is None for status in statuses):
         return instances
-    solved = np.array([status == Status.OPTIMAL for status in statuses])
-
-    def labels(field: str, dtype: type, otherwise: Any) -> np.ndarray:
-        read = _boolean if dtype is bool else _integer
-        values = [
-            read(record, field, name) if known else otherwise
-            for (record, name), known in zip(named, solved, strict=True)
-        ]
-        return np.array(values, dtype)
-
-    rest = np.asarray(instances.starts)[:, None]  # Where there is no plan the agents rest.
-    plans = stack_plans(
-        [
-            paths_from_record(record, name) if known else rest[i][:, instances.active[i]]
-            for i, ((record, name), known) in enumerate(zip(named, solved, strict=True))
-        ],
-        instances.starts.shape[-2],
-    )
-    undecided = Status.UNDECIDED
+    cost, makespan = np.full((2, len(records)), INFINITE_COST, np.int32)
+    needs_wait = np.zeros(len(records), bool)
+    # Where there is no plan the agents rest.
+    paths = [
+        starts[None, active]
+        for starts, active in zip(instances.starts, instances.active, strict=True)
+    ]
+    for i, (record, name) in enumerate(named):
+        if statuses[i] == Status.OPTIMAL:
+            cost[i], makespan[i] = (_integer(record, key, name) for key in ("cost", "makespan"))
+            needs_wait[i] = _field(record, "needs_wait", name, bool)
+            paths[i] = paths_from_record(record, name)
+    plans = stack_plans(paths, instances.starts.shape[-2])
     solution = Solution(
-        status=np.array([undecided if s is None else s for s in statuses], np.int8),
-        cost=labels("cost", np.int32, INFINITE_COST),
-        makespan=labels("makespan", np.int32, INFINITE_COST),
-        needs_wait=labels("needs_wait", bool, False),
+        status=np.array([Status.UNDECIDED if s is None else s for s in statuses], np.int8),
+        cost=cost,
+        makespan=makespan,
+        needs_wait=needs_wait,
         paths=plans.positions[:, : int(plans.num_steps.max()) + 1].astype(np.int8),
         num_steps=plans.num_steps,
     )
@@ -304,36 +296,31 @@ def _status(record: Mapping[str, Any], name: str) -> Status | None:
     return Status[stated.upper()]
 
 
-def _field(record: Mapping[str, Any], field: str, name: str) -> Any:
-    if record.get(field) is None:
+def _field(record: Mapping[str, Any], field: str, name: str, kind: type) -> Any:
+    """A field of a record, which must be there and of one of JSON's types."""
+    value = record.get(field)
+    if value is None:
         raise ValueError(f"{name}: {field}: missing")
-    return record[field]
-
-
-def _integer(record: Mapping[str, Any], field: str, name: str) -> int:
-    value = _field(record, field, name)
-    if type(value) is not int or not 0 <= value < INFINITE_COST:
-        raise ValueError(
-            f"{name}: {field}: {reprlib.repr(value)} is not an integer from 0 to {INFINITE_COST}"
-        )
+    if type(value) is not kind or value == []:
+        raise ValueError(f"{name}: {field}: {reprlib.repr(value)} is not {_JSON_TYPES[kind]}")
     return value
 
 
-def _boolean(record: Mapping[str, Any], field: str, name: str) -> bool:
-    value = _field(record, field, name)
-    if not isinstance(value, bool):
-        raise ValueError(f"{name}: {field}: {reprlib.repr(value)} is neither true nor false")
+def _integer(record: Mapping[str, Any], field: str, name: str) -> int:
+    value = _field(record, field, name, int)
+    if not 0 <= value < INFINITE_COST:
+        raise ValueError(f"{name}: {field}: {value} is not from 0 to {INFINITE_COST}")
     return value
 
 
 def _cells(value: Any, where: str) -> list[tuple[int, int]]:
-    if not isinstance(value, list) or not value:
+    if type(value) is not list or not value:
         raise ValueError(f"{where}: {reprlib.repr(value)} is not a list of [row, column]")
     for cell in value:
         if (
-            not isinstance(cell, list)
-            or len(cell) != 2
-            or not all(type(number) is int and abs(number) < 1 << 31 for number in cell)
+            type(cell) is not list
+            or [type(number) for number in cell] != [int, int]
+            or max(map(abs, cell)) >= 1 << 31
         ):
             raise ValueError(f"{where}: {reprlib.repr(cell)} is not [row, column]")
     return [(cell[0], cell[1]) for cell in value]

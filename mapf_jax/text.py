@@ -10,7 +10,6 @@ An answer is the last `<answer>` block of a text, one line a time step:
 Line t holds the time t, counted from 0, and the cell (row,column) of each agent in order.
 """
 
-import dataclasses
 import re
 from collections.abc import Sequence
 
@@ -49,13 +48,6 @@ MAX_STEPS = 1024
 _FENCE = re.compile(r"```[A-Za-z0-9]*", re.ASCII)
 _LINE = re.compile(r"(\d{1,6}):((?: ?\(-?\d{1,6}, ?-?\d{1,6}\))+)", re.ASCII)
 _CELL = re.compile(r"\((-?\d{1,6}), ?(-?\d{1,6})\)", re.ASCII)
-
-
-@dataclasses.dataclass(frozen=True)
-class ParsedAnswer:
-    """The plan that a text holds: `cells[t][agent]` is (row, column)."""
-
-    cells: tuple[tuple[tuple[int, int], ...], ...]
 
 
 def map_rows(instance: Instance) -> list[str]:
@@ -124,7 +116,7 @@ def render_answer(paths: Array, num_steps: int) -> str:
     return "\n".join(["<answer>", *lines, "</answer>"])
 
 
-def parse_answer(text: str) -> ParsedAnswer | None:
+def parse_answer(text: str) -> np.ndarray | None:
     """Reads the last complete `<answer>` block of a text.
 
     Only what stands after the last `</think>`, and before any later `<think>`, is read: thinking,
@@ -134,7 +126,7 @@ def parse_answer(text: str) -> ParsedAnswer | None:
     allowed.
 
     Returns:
-      The plan, or None if the text has no such block.
+      The plan int[T, agents, 2], or None if the text has no such block.
     """
     visible = text.rpartition("</think>")[2].partition("<think>")[0]
     head, found, _ = visible.rpartition("</answer>")
@@ -147,15 +139,15 @@ def parse_answer(text: str) -> ParsedAnswer | None:
         lines = lines[1:-1]
     if not 1 <= len(lines) <= MAX_STEPS:
         return None
-    cells: list[tuple[tuple[int, int], ...]] = []
+    cells: list[list[tuple[int, int]]] = []
     for time, line in enumerate(lines):
         match = _LINE.fullmatch(line)
         if match is None or match[1] != str(time):
             return None
-        cells.append(tuple((int(r), int(c)) for r, c in _CELL.findall(match[2])))
+        cells.append([(int(row), int(column)) for row, column in _CELL.findall(match[2])])
         if len(cells[time]) != len(cells[0]):
             return None
-    return ParsedAnswer(tuple(cells))
+    return np.array(cells)
 
 
 def plans_from_texts(texts: Sequence[str], num_agents: int) -> Plan:
@@ -168,9 +160,7 @@ def plans_from_texts(texts: Sequence[str], num_agents: int) -> Plan:
     Returns:
       A `Plan` of batch shape [B] with NumPy leaves, padded as `padding.stack_plans` says.
     """
-    answers = [parse_answer(text) for text in texts]
-    plans = [None if answer is None else np.array(answer.cells) for answer in answers]
-    return stack_plans(plans, num_agents)
+    return stack_plans([parse_answer(text) for text in texts], num_agents)
 
 
 def _cell(cell: Array) -> str:

@@ -22,45 +22,38 @@ from mapf_jax.types import Status
 FileFormat = Literal["parquet", "jsonl"]
 DATA_SOURCE = "mapf_frozenlake"
 
-#: The type of every column: the name of an Arrow type, `[type]` for lists, `{name: type}`.
-SCHEMA: dict[str, Any] = {
-    "id": "string",
-    "prompt": [{"role": "string", "content": "string"}],
-    "answer": "string",
-    "num_agents": "int32",
-    "size": "int32",
-    "num_holes": "int32",
-    "map": ["string"],
-    "starts": [["int32"]],
-    "goals": [["int32"]],
-    "cost": "int32",
-    "makespan": "int32",
-    "needs_wait": "bool",
-    "paths": [[["int32"]]],
-    "data_source": "string",
-    "ability": "string",
-    "reward_model": {"style": "string", "ground_truth": "string"},
-    "extra_info": {"split": "string", "index": "int64"},
-}
-
-_MEANING = {
-    "id": "name of the instance",
-    "prompt": "chat messages: one of the user that poses the instance",
-    "answer": "an optimal answer in the form that the prompt asks for",
-    "num_agents": "number of agents",
-    "size": "the lake has size x size cells",
-    "num_holes": "number of holes",
-    "map": "rows of `F` (frozen) and `H` (hole)",
-    "starts": "[row, column] of each agent, counted from 0 at the upper left",
-    "goals": "likewise",
-    "cost": "optimal sum of costs: for each agent the first time from which it stays on its goal",
-    "makespan": "smallest time by which all agents can be on their goals",
-    "needs_wait": "no optimal plan is free of waits before arrival",
-    "paths": "an optimal plan, [agent][time][row, column]; a shorter path stays at its end",
-    "data_source": "for verl",
-    "ability": "for verl",
-    "reward_model": "for verl: `ground_truth` is the record of the instance as JSON",
-    "extra_info": "for verl",
+#: Type and meaning of every column. A type is the name of an Arrow type, `[type]` for lists,
+#: `{name: type}`.
+COLUMNS: dict[str, tuple[Any, str]] = {
+    "id": ("string", "name of the instance"),
+    "prompt": (
+        [{"role": "string", "content": "string"}],
+        "chat messages: one of the user that poses the instance",
+    ),
+    "answer": ("string", "an optimal answer in the form that the prompt asks for"),
+    "num_agents": ("int32", "number of agents"),
+    "size": ("int32", "the lake has size x size cells"),
+    "num_holes": ("int32", "number of holes"),
+    "map": (["string"], "rows of `F` (frozen) and `H` (hole)"),
+    "starts": ([["int32"]], "[row, column] of each agent, counted from 0 at the upper left"),
+    "goals": ([["int32"]], "likewise"),
+    "cost": (
+        "int32",
+        "optimal sum of costs: for each agent the first time from which it stays on its goal",
+    ),
+    "makespan": ("int32", "smallest time by which all agents can be on their goals"),
+    "needs_wait": ("bool", "no optimal plan is free of waits before arrival"),
+    "paths": (
+        [[["int32"]]],
+        "an optimal plan, [agent][time][row, column]; a shorter path stays at its end",
+    ),
+    "data_source": ("string", "for verl"),
+    "ability": ("string", "for verl"),
+    "reward_model": (
+        {"style": "string", "ground_truth": "string"},
+        "for verl: `ground_truth` is the record of the instance as JSON",
+    ),
+    "extra_info": ({"split": "string", "index": "int64"}, "for verl"),
 }
 
 
@@ -72,13 +65,13 @@ def made_records(
     num_agents: int = 2,
     seed: int = 0,
 ) -> list[dict[str, Any]]:
-    """Records of distinct new instances with their optima, sizes in equal shares.
+    """Records of distinct new instances with their optima, of all sizes equally often.
 
     Args:
       num_instances: how many, at least 1; fewer are made where there are not enough.
       sizes: lake sizes.
-      hole_ratio: share of holes.
-      wait_ratio: share of the instances that need a wait.
+      hole_ratio: fraction of cells that are holes.
+      wait_ratio: fraction of the instances that need a wait.
       num_agents: 2 to 5.
       seed: equal seeds give equal instances.
 
@@ -94,7 +87,7 @@ def made_records(
 def dataset_rows(
     records: Sequence[Mapping[str, Any]], split: str = "train", list_holes: bool = False
 ) -> list[dict[str, Any]]:
-    """One row of `SCHEMA` for each solved record.
+    """One row of `COLUMNS` for each solved record.
 
     Args:
       records: solved records as `formats` has them, at least one.
@@ -129,7 +122,7 @@ def dataset_rows(
                 "extra_info": {"split": split, "index": i},
             }
         )
-    return [{column: row[column] for column in SCHEMA} for row in rows]
+    return [{column: row[column] for column in COLUMNS} for row in rows]
 
 
 def write_dataset(
@@ -160,7 +153,8 @@ def write_dataset(
     for split, rows in tables.items():
         path = folder / "data" / f"{split}.{file_format}"
         if file_format == "parquet":
-            features = datasets.Features(_features(SCHEMA, datasets.Value))
+            schema = {name: kind for name, (kind, _) in COLUMNS.items()}
+            features = datasets.Features(_features(schema, datasets.Value))
             datasets.Dataset.from_list(rows, features=features).to_parquet(path)
         else:
             path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -168,7 +162,7 @@ def write_dataset(
 
 
 def _features(kind: Any, value: Any) -> Any:
-    """A type of `SCHEMA` as `datasets` has it."""
+    """A type of `COLUMNS` as `datasets` has it."""
     if isinstance(kind, str):
         return value(kind)
     if isinstance(kind, list):
@@ -177,7 +171,7 @@ def _features(kind: Any, value: Any) -> Any:
 
 
 def _described(kind: Any) -> dict[str, Any]:
-    """A type of `SCHEMA` as the head of a card has it."""
+    """A type of `COLUMNS` as the head of a card has it."""
     if isinstance(kind, str):
         return {"dtype": kind}
     if isinstance(kind, dict):
@@ -191,7 +185,7 @@ def _described(kind: Any) -> dict[str, Any]:
 def _card(tables: Mapping[str, Sequence[Mapping[str, Any]]], file_format: FileFormat) -> str:
     total = sum(map(len, tables.values()))
     files = [{"split": split, "path": f"data/{split}.{file_format}"} for split in tables]
-    columns = [{"name": name, **_described(kind)} for name, kind in SCHEMA.items()]
+    columns = [{"name": name, **_described(kind)} for name, (kind, _) in COLUMNS.items()]
     lines = [
         "---",
         "pretty_name: MAPF-FrozenLake",
@@ -213,9 +207,9 @@ def _card(tables: Mapping[str, Sequence[Mapping[str, Any]]], file_format: FileFo
         f"{total} instances of multi-agent path finding on lakes with holes, each with an optimal "
         "plan. The task is that of *From Trainee to Trainer: LLM-Designed Training Environment for "
         "RL with Multi-Agent Reasoning* (arXiv 2606.17682); the instances are not the published "
-        "ones. They were made, solved and written by `mapf_jax`, which also judges answers.",
+        "ones. They were made, solved and written by `mapf_jax`, which also verifies answers.",
         "",
-        "| split | agents | size | instances | need a wait | mean share of holes |",
+        "| split | agents | size | instances | need a wait | mean hole ratio |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for split, rows in tables.items():
@@ -230,5 +224,5 @@ def _card(tables: Mapping[str, Sequence[Mapping[str, Any]]], file_format: FileFo
                 f"| {holes:.1%} |"
             )
     lines += ["", "| column | meaning |", "| --- | --- |"]
-    lines += [f"| `{name}` | {_MEANING[name]} |" for name in SCHEMA]
+    lines += [f"| `{name}` | {meaning} |" for name, (_, meaning) in COLUMNS.items()]
     return "\n".join(lines) + "\n"

@@ -28,17 +28,13 @@ class PublishedRecord:
 
     Attributes:
       sample_id: its name.
-      num_agents: number of agents.
-      size: the lake has `size` x `size` cells.
-      hole_ratio: share of holes that the name states.
+      hole_ratio: fraction of holes that the name states.
       instance: the instance on the map, without a solution.
       answer: the text of the answer if the record holds one, as it stands there. Its format is
         not known, so it is not read.
     """
 
     sample_id: str
-    num_agents: int
-    size: int
     hole_ratio: float
     instance: Instance
     answer: str | None
@@ -83,8 +79,6 @@ def read_published(record: Mapping[str, Any], name: str) -> PublishedRecord:
         )
     return PublishedRecord(
         sample_id=str(sample_id),
-        num_agents=num_agents,
-        size=size,
         hole_ratio=float(match[4]),
         instance=next(iter(found.values())),
         answer=_answer(record, text),

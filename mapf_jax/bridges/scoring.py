@@ -1,4 +1,4 @@
-"""Answers of any trainer judged together: records and texts in, rewards out."""
+"""Answers of any trainer verified together: records and texts in, rewards out."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -7,41 +7,14 @@ from typing import Any
 import numpy as np
 
 from mapf_jax import formats
-from mapf_jax.answer_reward import AnswerRewards, RewardConfig, answer_rewards
+from mapf_jax.answer_reward import RewardConfig, answer_rewards
 from mapf_jax.padding import pad_instance, stack_padded
 from mapf_jax.solver.batch import WIDTHS
 from mapf_jax.text import plans_from_texts
 from mapf_jax.types import INFINITE_COST
 
-#: What a record must hold for its answers to be judged.
+#: What a record must hold for its answers to be scored.
 FIELDS = ("map", "starts", "goals", "cost")
-
-
-@dataclasses.dataclass(frozen=True)
-class Scores:
-    """Judgements on N answers.
-
-    Attributes:
-      rewards: the reward of each, and what it is made of.
-      valid: bool[N], all eight checks hold.
-      optimal: bool[N], valid and of the optimal cost.
-      num_tokens: i64[N], tokens of each answer.
-    """
-
-    rewards: AnswerRewards
-    valid: np.ndarray
-    optimal: np.ndarray
-    num_tokens: np.ndarray
-
-    def components(self, index: int) -> dict[str, float]:
-        """What the reward of one answer is made of, by name, for logs."""
-        return {
-            "reward_accuracy": float(self.rewards.accuracy[index]),
-            "reward_length": float(self.rewards.length[index]),
-            "valid": float(self.valid[index]),
-            "optimal": float(self.optimal[index]),
-            "num_tokens": float(self.num_tokens[index]),
-        }
 
 
 def score(
@@ -50,15 +23,20 @@ def score(
     num_tokens: Sequence[int],
     short_fraction: float,
     config: RewardConfig,
-) -> Scores:
-    """Judges `texts[i]` as the answer to `records[i]`, all in one batch.
+) -> dict[str, np.ndarray]:
+    """Scores `texts[i]` as the answer to `records[i]`, all in one batch.
 
     Args:
       records: N records as `formats` has them, of which `FIELDS` are read; N >= 1.
       texts: N answers, whatever they hold.
       num_tokens: tokens of each answer.
-      short_fraction: moving average of the share of short answers, which fixes the weights.
+      short_fraction: moving average of the fraction of short answers, which fixes the weights.
       config: the reward.
+
+    Returns:
+      Columns of N numbers: `reward` and its parts `reward_accuracy` and `reward_length`, the
+      `weight_accuracy` of the first part, `valid` (all eight checks hold), `optimal` (valid and of
+      the optimal cost) and `num_tokens`.
 
     Raises:
       ValueError: a record is not an instance or lacks its optimal cost; the message names its id,
@@ -78,27 +56,30 @@ def score(
     width, agents = batch.blocked.shape[-1], batch.starts.shape[-2]
     batch = pad_instance(batch, next((w for w in WIDTHS if w >= width), width), agents)
     verdict = formats.judge(batch, plans_from_texts(texts, agents))
-    valid = np.asarray(verdict.valid)
-    gap = np.where(valid, np.asarray(verdict.cost) - optimum, INFINITE_COST)
+    gap = np.where(verdict.valid, np.asarray(verdict.cost) - optimum, INFINITE_COST)
     verdict = dataclasses.replace(verdict, gap=gap)
-    tokens = np.asarray(num_tokens, np.int64)
-    rewards = answer_rewards(verdict, optimum, tokens, short_fraction, config)
-    return Scores(rewards, valid, valid & (gap == 0), tokens)
+    rewards = answer_rewards(verdict, optimum, np.asarray(num_tokens), short_fraction, config)
+    return {
+        "reward": rewards.total,
+        "reward_accuracy": rewards.accuracy,
+        "reward_length": rewards.length,
+        "weight_accuracy": np.full(len(records), rewards.accuracy_weight),
+        "valid": np.asarray(verdict.valid),
+        "optimal": gap == 0,
+        "num_tokens": np.asarray(num_tokens),
+    }
 
 
 def text_of(completion: Any) -> str:
     """The text of a completion: itself, or the content of the last of its chat messages.
 
-    A content in parts, as some chat formats have it, gives the text of its parts.
+    A content in parts, as some chat formats have it, gives the text of its parts. Messages are
+    mappings in some libraries and objects in others.
     """
-    if isinstance(completion, str):
-        return completion
-    content = _content(completion[-1]) if completion else None
+    if isinstance(completion, str) or not completion:
+        return completion or ""
+    message = completion[-1]
+    content = message.get("content") if isinstance(message, Mapping) else message.content
     if isinstance(content, str) or content is None:
         return content or ""
     return "".join(part["text"] for part in content if part.get("type") == "text")
-
-
-def _content(message: Any) -> Any:
-    """Messages are mappings in some libraries and objects in others."""
-    return message.get("content") if isinstance(message, Mapping) else message.content

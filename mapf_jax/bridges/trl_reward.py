@@ -13,8 +13,8 @@ class MapfReward:
     """R = w_acc R_acc + w_len R_len of `mapf_jax.answer_reward` as a reward function.
 
     The data set needs the columns `map`, `starts`, `goals` and `cost`, as `mapf_jax export` writes
-    them. All completions of a call are judged in one batch. The shares of valid and optimal answers
-    and the parts of the reward are logged.
+    them. All completions of a call are verified in one batch. The fractions of valid and optimal
+    answers and the parts of the reward are logged.
 
     The weights follow the moving average `short_fraction`, which every call moves after it has used
     it; each process of a distributed run has its own, and a resumed run begins with the
@@ -22,7 +22,7 @@ class MapfReward:
 
     Args:
       config: lengths and decay.
-      short_fraction: moving average of the share of short answers to begin with.
+      short_fraction: moving average of the fraction of short answers to begin with.
     """
 
     def __init__(self, config: RewardConfig | None = None, short_fraction: float = 0.0) -> None:
@@ -58,15 +58,9 @@ class MapfReward:
         num_tokens = [len(ids) for ids in completion_ids]
         scores = score(records, texts, num_tokens, self.short_fraction, self.config)
         self.short_fraction = next_short_fraction(
-            self.short_fraction, scores.num_tokens, self.config
+            self.short_fraction, scores["num_tokens"], self.config
         )
         if log_metric is not None:
-            for name, values in (
-                ("valid", scores.valid),
-                ("optimal", scores.optimal),
-                ("reward_accuracy", scores.rewards.accuracy),
-                ("reward_length", scores.rewards.length),
-            ):
-                log_metric(name, float(np.mean(values)))
-            log_metric("weight_accuracy", scores.rewards.accuracy_weight)
-        return scores.rewards.total.tolist()
+            for name in set(scores) - {"reward", "num_tokens"}:
+                log_metric(name, float(np.mean(scores[name])))
+        return scores["reward"].tolist()

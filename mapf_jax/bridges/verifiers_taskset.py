@@ -1,7 +1,8 @@
 """MAPF-FrozenLake as a taskset of `verifiers` from 0.4 on.
 
-`verifiers` looks tasksets up by the name of a top-level package; `environments/mapf_frozenlake` of
-this project's repository is that package, with nothing in it but an import from here.
+`verifiers` looks a taskset up as a top-level module, so this folder has to be on the path:
+
+    PYTHONPATH=mapf_jax/bridges vf-validate verifiers_taskset -n 3 --runtime.type subprocess
 """
 
 import json
@@ -11,7 +12,7 @@ import verifiers.v1 as vf
 
 from mapf_jax.answer_reward import RewardConfig
 from mapf_jax.bridges import dataset
-from mapf_jax.bridges.scoring import Scores, score
+from mapf_jax.bridges.scoring import score
 
 __all__ = ["MapfTaskset"]
 
@@ -20,7 +21,7 @@ class MapfTaskConfig(vf.TaskConfig):
     """The reward, which is that of `mapf_jax.answer_reward`; its weights do not move.
 
     Attributes:
-      short_fraction: share of short answers from which the weights follow; from 0.9 on they are
+      short_fraction: fraction of short answers from which the weights follow; from 0.9 on they are
         (0.8, 0.2).
       short_length: L1, tokens up to which length costs nothing.
       long_length: L2, tokens from which length costs most.
@@ -44,27 +45,28 @@ class MapfData(vf.TaskData):
 
 
 class MapfTask(vf.Task[MapfData, vf.State, MapfTaskConfig]):
-    """Judges the last reply. Where a server counts no tokens, length costs nothing."""
+    """Scores the last reply. Where a server counts no tokens, length costs nothing."""
 
     @vf.reward
     async def mapf_reward(self, trace: vf.Trace) -> float:
         """w_acc R_acc + w_len R_len."""
-        return float(self._scores(trace.last_reply, trace.num_output_tokens).rewards.total[0])
+        return self._scores(trace.last_reply, trace.num_output_tokens)["reward"]
 
     @vf.metric
     async def components(self, trace: vf.Trace) -> dict[str, float]:
         """What the reward is made of."""
-        return self._scores(trace.last_reply, trace.num_output_tokens).components(0)
+        return self._scores(trace.last_reply, trace.num_output_tokens)
 
     async def validate(self, runtime: vf.Runtime) -> bool:
         """Whether the stored answer is optimal."""
         del runtime
-        return bool(self._scores(self.data.answer, 0).optimal[0])
+        return bool(self._scores(self.data.answer, 0)["optimal"])
 
-    def _scores(self, text: str, num_tokens: int) -> Scores:
+    def _scores(self, text: str, num_tokens: int) -> dict[str, float]:
         config = RewardConfig(self.config.short_length, self.config.long_length)
         record = json.loads(self.data.ground_truth)
-        return score([record], [text], [num_tokens], self.config.short_fraction, config)
+        scores = score([record], [text], [num_tokens], self.config.short_fraction, config)
+        return {name: float(column[0]) for name, column in scores.items()}
 
 
 class MapfConfig(vf.TasksetConfig):
@@ -72,9 +74,9 @@ class MapfConfig(vf.TasksetConfig):
 
     Attributes:
       num_instances: how many.
-      sizes: lake sizes, in equal shares.
-      hole_ratio: share of holes.
-      wait_ratio: share of the instances that need a wait.
+      sizes: lake sizes, equally often.
+      hole_ratio: fraction of cells that are holes.
+      wait_ratio: fraction of the instances that need a wait.
       num_agents: 2 to 5.
       seed: equal seeds give equal instances.
       list_holes: also list the cells of the holes in the prompts.

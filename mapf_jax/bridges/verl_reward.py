@@ -32,7 +32,7 @@ def compute_scores(
     long_length: int = RewardConfig.long_length,
     **ignored: Any,
 ) -> list[dict[str, float]]:
-    """Scores of N answers, judged in one batch.
+    """Scores of N answers, verified in one batch.
 
     Args:
       data_sources: not used; verl passes it.
@@ -40,7 +40,7 @@ def compute_scores(
       ground_truths: N records with `map`, `starts`, `goals` and `cost`.
       extra_infos: not used.
       tokenizer: folder or hub name of the policy's tokenizer, to count tokens; None: no length.
-      short_fraction: share of short answers from which the weights follow; from 0.9 on they are
+      short_fraction: fraction of short answers from which the weights follow; from 0.9 on they are
         (0.8, 0.2).
       short_length: L1, tokens up to which length costs nothing.
       long_length: L2, tokens from which length costs most.
@@ -60,11 +60,9 @@ def compute_scores(
         num_tokens = [len(encode(text).input_ids) for text in solution_strs]
     config = RewardConfig(short_length, long_length)
     scores = score(records, solution_strs, num_tokens, short_fraction, config)
-    values = scores.rewards.accuracy if tokenizer is None else scores.rewards.total
-    return [
-        {"score": float(values[i]), "acc": float(scores.valid[i]), **scores.components(i)}
-        for i in range(len(records))
-    ]
+    total = scores["reward_accuracy" if tokenizer is None else "reward"]
+    columns = {"score": total, "acc": scores["valid"], **scores}
+    return [{name: float(column[i]) for name, column in columns.items()} for i in range(len(total))]
 
 
 def compute_score(

@@ -108,7 +108,7 @@ WRONG = {
     "id missing": ({k: v for k, v in RECORD.items() if k != "id"}, r"record 0: id: missing"),
     "id no text": (changed(id=7), r"7: id: 7 is not a string"),
     "map missing": (changed(map=None), r"a: map: missing"),
-    "map no list": (changed(map="F F"), r"a: map: 'F F' is not a list of strings"),
+    "map no list": (changed(map="F F"), r"a: map: 'F F' is not a list"),
     "map not square": (changed(map=["F F F", "F F"]), r"a: map=.*must be square"),
     "map of letters": (changed(map=["F F X", "F F F", "F F F"]), r"a: map=.*'X'"),
     "start no cell": (changed(starts=[[0, 0], [2]]), r"a: starts: \[2\] is not \[row, column\]"),
@@ -124,7 +124,7 @@ WRONG = {
     "makespan too large": (changed(makespan=4), r"a: makespan: 4 is stored"),
     "makespan too small": (changed(makespan=2), r"a: makespan: 2 is stored"),
     "no wait": (changed(needs_wait=True), r"a: needs_wait: true is stored"),
-    "needs_wait no bool": (changed(needs_wait=0), r"a: needs_wait: 0 is neither"),
+    "needs_wait no bool": (changed(needs_wait=0), r"a: needs_wait: 0 is not true or false"),
     "paths missing": (changed(paths=None), r"a: paths: missing beside cost"),
     "path empty": (changed(paths=[[[0, 0]], []]), r"a: paths\[1\]: \[\] is not a list"),
     "one path": (changed(paths=[[[0, 0]]]), r"a: paths: not a valid plan, failed: .*agent_count"),
@@ -208,21 +208,30 @@ def test_movingai_round_trip(tmp_path):
 @pytest.mark.parametrize(
     ("map_text", "scenario", "message"),
     [
-        (MAP.replace("map\n", ""), SCENARIO, r"m.map:4: '.G@' is not a line"),
+        (MAP.replace("map\n", ""), SCENARIO, r"m.map:5: the line `map` is missing"),
+        (MAP.replace("height 2\n", ""), SCENARIO, r"m.map:3: the header has \['type', 'width'\]"),
         ("type octile\n", SCENARIO, r"m.map:1: the line `map` is missing"),
         ("", SCENARIO, r"m.map:0: the line `map` is missing"),
-        (MAP.replace("height 2", "height x"), SCENARIO, r"m.map:4: height='x' is not"),
-        (MAP.replace("height 2", "height 200"), SCENARIO, r"m.map:4: height='200' .* 1 to 127"),
-        (MAP.replace(".G@", ".G"), SCENARIO, r"m.map:5: the row has 2 cells, the header says 3"),
-        (MAP.replace("S.T", "S.x"), SCENARIO, r"m.map:6: characters \['x'\]"),
+        (
+            MAP.replace("height 2", "height x"),
+            SCENARIO,
+            r"m.map:4: height='x': allowed are 1 to 127",
+        ),
+        (
+            MAP.replace("height 2", "height 200"),
+            SCENARIO,
+            r"m.map:4: height='200': allowed are 1 to 127",
+        ),
+        (MAP.replace(".G@", ".G"), SCENARIO, r"m.map:5: 2 cells, the header says 3"),
+        (MAP.replace("S.T", "S.x"), SCENARIO, r"m.map:6: 'S.x': allowed are"),
         (MAP.replace("S.T\n", ""), SCENARIO, r"m.map:5: 1 rows, the header says 2"),
-        (MAP + "...\n", SCENARIO, r"m.map:7: '...' after the 2 rows"),
+        (MAP + "...\n", SCENARIO, r"m.map:7: 3 rows, the header says 2"),
         (MAP, "0\tm.map", r"s.scen:1: the line `version 1` is missing"),
         (MAP, "version 1\n", r"s.scen:1: no agent"),
-        (MAP, SCENARIO + "1\tm.map\n", r"s.scen:4: 2 fields, 9 are needed"),
+        (MAP, SCENARIO + "1\tm.map\n", r"s.scen:4: 2 fields, but needed are bucket"),
         (MAP, SCENARIO.replace("\t1\t1\t1.4", "\tx\t1\t1.4"), r"s.scen:2: .*'x'"),
         (MAP, SCENARIO.replace("3\t2\t0\t1", "4\t2\t0\t1"), r"s.scen:3: another map"),
-        (MAP.replace("width 3", "width 2"), SCENARIO, r"m.map:5: the row has 3"),
+        (MAP.replace("width 3", "width 2"), SCENARIO, r"m.map:5: 3 cells, the header says 2"),
         (
             MAP.replace("3", "2").replace("@", "").replace("T", ""),
             SCENARIO,
@@ -230,7 +239,7 @@ def test_movingai_round_trip(tmp_path):
         ),
         (MAP, SCENARIO.replace("1\t0\t1.4", "0\t0\t1.4"), r"s.scen: starts=.*pairwise distinct"),
     ],
-    ids=range(17),
+    ids=range(18),
 )
 def test_movingai_errors_name_file_and_line(tmp_path, map_text, scenario, message):
     path = write(tmp_path, map_text, scenario)
@@ -271,7 +280,7 @@ ROWS = LAKE.split("\n")
 def test_published_records(text):
     record = published.read_published(question(text), "x")
     assert ascii_instance(record.instance) == LAKE
-    assert (record.num_agents, record.size, record.hole_ratio) == (3, 3, 0.1)
+    assert (record.sample_id, record.hole_ratio) == ("3ag_3x3_hr0.1_000", 0.1)
     assert record.answer is None
 
 

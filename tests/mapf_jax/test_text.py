@@ -77,9 +77,11 @@ PLAN = (((0, 0), (2, 2)), ((1, 0), (2, 1)))
     ],
 )
 def test_accepted(text):
-    answer = parse_answer(text)
-    assert answer is not None
-    assert answer.cells == PLAN == strict_reader.read(text)
+    assert cells_of(parse_answer(text)) == PLAN == strict_reader.read(text)
+
+
+def cells_of(answer):
+    return tuple(tuple(map(tuple, cells)) for cells in answer.tolist())
 
 
 REFUSED = [
@@ -117,7 +119,7 @@ def agree(text):
     """Checks the parser on a text, and says whether it was accepted."""
     answer, strict = parse_answer(text), strict_reader.read(text)
     if answer is not None:
-        assert strict == answer.cells
+        assert strict == cells_of(answer)
     elif strict is not None:  # The parser gives up on what no lake can need.
         numbers = [number for cells in strict for cell in cells for number in cell]
         too_large = max(map(abs, numbers)) > 999_999 or len(text) > 10_000
