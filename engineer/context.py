@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from engineer import modules
 from engineer.record import RunRecord
@@ -81,7 +81,7 @@ def blocks(spec: ContextSpec | str, record: RunRecord, family: FamilyTexts) -> l
         spec = variant(spec)
     texts = [family.instruction]
     if spec.guideline:
-        texts.append(modules.guideline(family))
+        texts.append(family.guideline)
     if spec.history != "none":
         texts.append(modules.history(record, family, cold_start=spec.history == "all"))
     texts.append(modules.failures(record, family))
@@ -93,15 +93,10 @@ def blocks(spec: ContextSpec | str, record: RunRecord, family: FamilyTexts) -> l
         texts.append(modules.examples(record, spec.examples))
     if spec.summary:
         texts.append(modules.summary(record))
-    if spec.training == "bookkeeping":
-        texts.append(modules.bookkeeping(record))
-    elif spec.training == "full":
-        texts.append(modules.training_details(record))
-    texts.append(modules.rows(record, family))
-    texts.append(family.output_format)
-    if spec.summary:
-        texts.append(SUMMARY_REQUEST)
-    return texts
+    if spec.training != "none":
+        texts.append(modules.training(record, full=spec.training == "full"))
+    texts += [modules.rows(record, family), family.output_format]
+    return [*texts, SUMMARY_REQUEST] if spec.summary else texts
 
 
 def compose(spec: ContextSpec | str, record: RunRecord, family: FamilyTexts) -> list[Message]:
@@ -158,18 +153,14 @@ def _shortenings(
     while spec.examples:
         spec = dataclasses.replace(spec, examples=spec.examples - 1)
         yield spec, record, f"example {spec.examples + 1}"
-    if spec.results:
-        spec = dataclasses.replace(spec, results=False)
-        yield spec, record, "the results of training"
-    if spec.details:
-        spec = dataclasses.replace(spec, details=False)
-        yield spec, record, "the details of the validation"
-    if spec.training == "full":
-        spec = dataclasses.replace(spec, training="bookkeeping")
-        yield spec, record, "the training details"
-    if spec.summary:
-        spec = dataclasses.replace(spec, summary=False)
-        yield spec, record, "the explanation"
-    if spec.guideline:
-        spec = dataclasses.replace(spec, guideline=False)
-        yield spec, record, "the guideline"
+    reductions: tuple[tuple[str, Any, str], ...] = (
+        ("results", False, "the results of training"),
+        ("details", False, "the details of the validation"),
+        ("training", "bookkeeping", "the training details"),
+        ("summary", False, "the explanation"),
+        ("guideline", False, "the guideline"),
+    )
+    for field, less, note in reductions:
+        if getattr(spec, field) not in (less, "none"):
+            spec = dataclasses.replace(spec, **{field: less})
+            yield spec, record, note

@@ -189,9 +189,7 @@ class Endpoint:
                 f"endpoint {self.url}, model {self.model!r}, key from {self.key_variable} "
                 f"({'set' if key else 'not set'}): refused with status {status}: {detail}"
             )
-        reply = _streamed(raw) if self.stream else _whole(raw)
-        if reply.finish == "error":  # an error behind the server, as routers report them
-            raise _TransientError("the answer ended in an error")
+        reply = _read(raw, self.stream)
         # An escape such as \ud83d may stand alone, which no file could hold.
         text = reply.text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         return dataclasses.replace(reply, text=_masked(text, key))
@@ -239,62 +237,41 @@ def _masked(text: str, key: str) -> str:
     return text.replace(key, "***") if key else text
 
 
-def _whole(raw: bytes) -> Reply:
-    reply = _json(raw)
-    return Reply(*_content(reply, "message"), *_usage(reply))
-
-
-def _streamed(raw: bytes) -> Reply:
-    """The answer in server-sent events; only one that says it is finished counts."""
-    texts, finished, finish = [], False, ""
+def _read(raw: bytes, stream: bool) -> Reply:
+    """The reply in a body, which is one object, or server-sent events until one says the end."""
+    events: Sequence[str | bytes] = [raw]
+    finished = not stream
+    if stream:
+        lines = _LINE_END.split(raw.decode("utf-8", "replace"))
+        data = [line.removeprefix("data:").strip() for line in lines if line.startswith("data:")]
+        events = [one for one in data if one not in ("", "[DONE]")]
+        finished = "[DONE]" in data
+    texts, finish = [], ""
     used: tuple[int | None, int | None] = (None, None)
-    for line in _LINE_END.split(raw.decode("utf-8", "replace")):
-        data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
-        if data == "[DONE]":
-            finished = True
-        elif data:
-            event = _json(data)
-            if isinstance(event, dict):
-                used = _usage(event) if event.get("usage") else used
-                if event.get("choices") == []:
-                    continue  # an event with the usage alone
-            text, ended = _content(event, "delta")
-            texts.append(text)
-            finish = ended or finish
-            finished = finished or bool(finish)
-    if not finished:
+    try:
+        for event in map(json.loads, events):
+            if event.get("usage"):
+                used = _count(event["usage"], "prompt"), _count(event["usage"], "completion")
+            if stream and event.get("choices") == []:
+                continue  # an event with the usage alone
+            choice = event["choices"][0]
+            content = choice["delta" if stream else "message"].get("content")
+            texts.append("" if content is None else content)
+            finish = choice.get("finish_reason") or finish
+        text = "".join(texts)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        raise _TransientError("the reply is no chat completion") from None
+    if not (finished or finish):
         raise _TransientError("the stream broke off")
-    return Reply("".join(texts), finish, *used)
+    if finish == "error":  # an error behind the server, as routers report them
+        raise _TransientError("the answer ended in an error")
+    return Reply(text, finish if isinstance(finish, str) else "", *used)
 
 
-def _json(raw: bytes | str) -> Any:
-    try:
-        return json.loads(raw)
-    except (ValueError, RecursionError):
-        raise _TransientError("the reply is no JSON") from None
-
-
-def _content(reply: Any, field: str) -> tuple[str, str]:
-    """Text of the first choice, and why it ended."""
-    try:
-        choice = reply["choices"][0]
-        content, finish = choice[field].get("content"), choice.get("finish_reason")
-    except (KeyError, IndexError, TypeError, AttributeError):
-        raise _TransientError("the reply has no choice with a message") from None
-    if not isinstance(content, str | None):
-        raise _TransientError("the content of the reply is no text")
-    return content or "", finish if isinstance(finish, str) else ""
-
-
-def _usage(reply: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """Tokens of the prompt and of the answer, where the server counts them credibly."""
-    usage = reply.get("usage")
-    counts = usage if isinstance(usage, dict) else {}
-    prompt, answer = (
-        count if type(count) is int and 0 <= count < _MAX_TOKENS else None
-        for count in (counts.get("prompt_tokens"), counts.get("completion_tokens"))
-    )
-    return prompt, answer
+def _count(usage: Any, of: str) -> int | None:
+    """Tokens as the server counts them, where it does so credibly."""
+    count = usage.get(f"{of}_tokens") if isinstance(usage, dict) else None
+    return count if type(count) is int and 0 <= count < _MAX_TOKENS else None
 
 
 def _seconds(retry_after: str) -> float:

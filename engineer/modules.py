@@ -47,7 +47,7 @@ def details(record: RunRecord, family: FamilyTexts) -> str:
 
 
 def training_results(record: RunRecord, family: FamilyTexts) -> str:
-    """Module R: reward, share of groups with signal, achieved beside asked numbers."""
+    """Module R: reward, fraction of groups with signal, achieved beside asked numbers."""
     training = record.history[-1].evidence.training
     if training is None:
         return "Latest training\nnot recorded"
@@ -76,11 +76,6 @@ def examples(record: RunRecord, count: int) -> str:
     parts = ["Examples of failures in training"]
     parts += [f"failed {', '.join(failure.failed)}\n{failure.text}" for failure in shown]
     return "\n\n".join(parts if shown else [*parts, "none recorded"])
-
-
-def guideline(family: FamilyTexts) -> str:
-    """Module G, the same in every round."""
-    return family.guideline
 
 
 def history(record: RunRecord, family: FamilyTexts, cold_start: bool) -> str:
@@ -117,26 +112,23 @@ def summary(record: RunRecord) -> str:
     return "Your explanation of the current configuration\n" + (record.summary or NO_SUMMARY)
 
 
-def bookkeeping(record: RunRecord) -> str:
-    """Module T, short form: which round is designed, epochs a round, epochs in total."""
-    return (
+def training(record: RunRecord, full: bool) -> str:
+    """Module T: the round to design and the epochs; in full also objective, reward and schedule.
+
+    Raises:
+      ValueError: it is to be in full, and `record.training` lacks one of `TRAINING_DETAILS`.
+    """
+    bookkeeping = (
         f"Training: round {record.round} of rounds 0 to {record.total_rounds - 1}, "
         f"epochs per round {record.epochs_per_round:g}, "
         f"total epochs {record.epochs_per_round * record.total_rounds:g}"
     )
-
-
-def training_details(record: RunRecord) -> str:
-    """Module T, full form: the bookkeeping, then objective, reward and schedule.
-
-    Raises:
-      ValueError: `record.training` has no text for one of `TRAINING_DETAILS`.
-    """
-    told = record.training or {}
-    missing = [name for name in TRAINING_DETAILS if name not in told]
-    if missing:
+    if not full:
+        return bookkeeping
+    details = record.training or {}
+    if missing := [name for name in TRAINING_DETAILS if name not in details]:
         raise ValueError(f"training: {missing} missing, needed: {TRAINING_DETAILS}")
-    return "\n".join([bookkeeping(record), *(f"{name}: {text}" for name, text in told.items())])
+    return "\n".join([bookkeeping, *(f"{name}: {text}" for name, text in details.items())])
 
 
 def rows(record: RunRecord, family: FamilyTexts) -> str:

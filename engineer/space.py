@@ -1,8 +1,8 @@
-"""What an engineer may choose: a table of numbers, with ranges and shares, for any family.
+"""What an engineer may choose: a table of numbers with their ranges, for any family.
 
-A configuration has a row for each kind of instance (a lake size, a topic) and a column for each
+A configuration has a row for each kind of instance (a map size, a topic) and a column for each
 parameter of the generator. A space says which rows and columns there are, between which bounds
-each number lies, and which numbers are shares of one whole.
+each number lies, and which numbers are fractions of one whole.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ Cell = tuple[str, str]
 """(row, parameter)."""
 
 SUM_TOLERANCE = 1e-6
-_GRID_TOLERANCE = 1e-9
+_TOLERANCE = 1e-9
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_]{0,39}")
 
 
@@ -57,13 +57,12 @@ class Configuration:
                 f"values: rows of {shape} numbers, needed: {len(self.rows)} rows of "
                 f"{len(self.parameters)}"
             )
-        for name, row in zip(self.rows, self.values, strict=True):
-            for parameter, value in zip(self.parameters, row, strict=True):
-                if isinstance(value, bool) or not isinstance(value, (int, float)):
-                    raise ValueError(f"{parameter} of {name}: {value!r} is not a number")
-                if not math.isfinite(value):
-                    raise ValueError(f"{parameter} of {name}: {value} is not finite")
-        numbers = tuple(tuple(float(value) for value in row) for row in self.values)
+        for (row, name), value in self.cells().items():
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise ValueError(f"{name} of {row}: {value!r} is not a number")
+            if not math.isfinite(value):
+                raise ValueError(f"{name} of {row}: {value} is not finite")
+        numbers = tuple(tuple(map(float, row)) for row in self.values)
         object.__setattr__(self, "values", numbers)
 
     def __getitem__(self, cell: Cell) -> float:
@@ -101,17 +100,12 @@ class Configuration:
         if not isinstance(mapping, Mapping) or not mapping:
             raise ValueError(f"configuration={mapping!r}: a mapping from rows is needed")
         table = {str(row): numbers for row, numbers in mapping.items()}
-        for row, numbers in table.items():
-            if not isinstance(numbers, Mapping):
-                raise ValueError(f"row {row}={numbers!r}: a mapping from parameters is needed")
         rows = ordered_rows(table)
-        parameters = tuple(str(name) for name in table[rows[0]])
+        names = tuple(table[rows[0]]) if isinstance(table[rows[0]], Mapping) else ()
         for row, numbers in table.items():
-            if set(numbers) != set(parameters):
-                raise ValueError(f"row {row}: parameters {sorted(numbers)}, needed: {parameters}")
-        return cls(
-            rows, parameters, tuple(tuple(table[row][name] for name in parameters) for row in rows)
-        )
+            if not isinstance(numbers, Mapping) or set(numbers) != set(names):
+                raise ValueError(f"row {row}={numbers!r}: a mapping is needed, all of equal keys")
+        return cls(rows, names, tuple(tuple(table[row][name] for name in names) for row in rows))
 
     @classmethod
     def from_cells(cls, cells: Mapping[Cell, float]) -> "Configuration":
@@ -169,7 +163,7 @@ class ConfigurationSpace:
       label: what a row is called, in words and in JSON ("size").
       rows: names of the rows; in ascending order if they are whole numbers.
       parameters: the columns.
-      simplexes: groups of cells whose numbers are shares of one whole: at least 0, with sum 1.
+      simplexes: groups of cells whose numbers are fractions of one whole: at least 0, with sum 1.
         No cell is in two groups, and the bounds of all are (0, 1).
       row_keys: further keys, besides the label and "name", under which a mapping may name its own
         row where an answer is read; capitals do not matter.
@@ -204,25 +198,17 @@ class ConfigurationSpace:
                     f"{parameter.name}: {len(parameter.bounds)} pairs of bounds, needed: one, or "
                     f"one for each of {self.rows}"
                 )
-            if len(parameter.bounds) == 1:
-                widened = dataclasses.replace(parameter, bounds=parameter.bounds * len(self.rows))
-                position = names.index(parameter.name)
-                changed = (*self.parameters[:position], widened, *self.parameters[position + 1 :])
-                object.__setattr__(self, "parameters", changed)
-        seen: set[Cell] = set()
+        grouped = [cell for group in self.simplexes for cell in group]
+        for cell in grouped:
+            if cell not in self.cells:
+                raise ValueError(f"simplexes: there is no cell {cell}")
+            if grouped.count(cell) > 1:
+                raise ValueError(f"simplexes: cell {cell} is in two groups or twice in one")
+            if self.bounds(*cell) != (0.0, 1.0):
+                raise ValueError(f"simplexes: the bounds of {cell} must be (0, 1)")
         for group in self.simplexes:
-            decimals = set()
-            for cell in group:
-                row, name = cell
-                if row not in self.rows or name not in names:
-                    raise ValueError(f"simplexes: there is no cell {cell}")
-                if cell in seen:
-                    raise ValueError(f"simplexes: cell {cell} is in two groups or twice in one")
-                seen.add(cell)
-                if self.bounds(*cell) != (0.0, 1.0):
-                    raise ValueError(f"simplexes: the bounds of {cell} must be (0, 1)")
-                decimals.add(self.parameter(name).decimals)
-            if len(group) < 1 or len(decimals) != 1 or decimals == {0}:
+            decimals = {self.parameter(name).decimals for _, name in group}
+            if len(decimals) != 1 or decimals == {0}:
                 raise ValueError(f"simplexes: {group} needs cells with equally many decimals")
 
     @property
@@ -245,7 +231,8 @@ class ConfigurationSpace:
         """(low, high) of one number."""
         if row not in self.rows:
             raise ValueError(f"{self.label}={row!r} is not in the space, allowed: {self.rows}")
-        return self.parameter(name).bounds[self.rows.index(row)]
+        bounds = self.parameter(name).bounds
+        return bounds[self.rows.index(row) if len(bounds) > 1 else 0]
 
     @property
     def cells(self) -> tuple[Cell, ...]:
@@ -254,7 +241,7 @@ class ConfigurationSpace:
 
     @property
     def fraction_cells(self) -> frozenset[Cell]:
-        """The cells that are shares of some whole."""
+        """The cells that are fractions of some whole."""
         return frozenset(cell for group in self.simplexes for cell in group)
 
     @property
@@ -270,7 +257,7 @@ class ConfigurationSpace:
             if any(set(group) == {(row, name) for row in self.rows} for group in self.simplexes)
         ]
         if len(columns) != 1:
-            raise ValueError(f"simplexes: columns {columns} are shares of the set, one is needed")
+            raise ValueError(f"simplexes: columns {columns} divide the set, one is needed")
         return columns[0]
 
     def check(self, config: Configuration) -> None:
@@ -295,18 +282,10 @@ class ConfigurationSpace:
         for group in self.simplexes:
             total = math.fsum(config[cell] for cell in group)
             if abs(total - 1.0) > SUM_TOLERANCE:
-                raise ValueError(f"the shares {group} sum to {total:.6g}, they must sum to 1")
-
-    def contains(self, config: Configuration) -> bool:
-        """Whether `check` passes."""
-        try:
-            self.check(config)
-        except ValueError:
-            return False
-        return True
+                raise ValueError(f"the fractions {group} sum to {total:.6g}, they must sum to 1")
 
     def uniform(self) -> Configuration:
-        """Equal shares, and every other number in the middle of where random draws lie."""
+        """Equal fractions, and every other number in the middle of where random draws lie."""
         cells: dict[Cell, float] = {}
         for row, name in self.cells:
             low, high = self.random_bounds(row, name)
@@ -319,21 +298,20 @@ class ConfigurationSpace:
     def random(self, seed: int | np.random.SeedSequence | np.random.Generator) -> Configuration:
         """A random configuration on the grid of each parameter's decimals: a cold start.
 
-        The shares of a group are Dirichlet(1, ..., 1), so every division is equally likely; the
+        The fractions of a group are Dirichlet(1, ..., 1), so every division is equally likely; the
         other numbers are uniform within `random_bounds`.
         """
         rng = np.random.default_rng(seed)
         drawn: dict[Cell, float] = {}
         for group in self.simplexes:
             units = 10 ** self.parameter(group[0][1]).decimals
-            shares = round_fractions(rng.dirichlet(np.ones(len(group))).tolist(), units)
-            drawn |= dict(zip(group, shares, strict=True))
-        for name in self.names:
-            for row in self.rows:
-                if (row, name) not in drawn:
-                    bounds = self.random_bounds(row, name)
-                    value = float(rng.uniform(*bounds))
-                    drawn[row, name] = on_grid(value, bounds, self.parameter(name).decimals)
+            fractions = round_fractions(rng.dirichlet(np.ones(len(group))).tolist(), units)
+            drawn |= dict(zip(group, fractions, strict=True))
+        for row, name in ((row, name) for name in self.names for row in self.rows):
+            if (row, name) not in drawn:
+                bounds = self.random_bounds(row, name)
+                value = float(rng.uniform(*bounds))
+                drawn[row, name] = on_grid(value, bounds, self.parameter(name).decimals)
         return Configuration.from_cells({cell: drawn[cell] for cell in self.cells})
 
     def random_bounds(self, row: str, name: str) -> Bounds:
@@ -354,10 +332,7 @@ def grid_range(bounds: Bounds, decimals: int) -> tuple[int, int]:
     """
     units = 10**decimals
     low, high = bounds
-    return (
-        math.ceil(low * units - _GRID_TOLERANCE),
-        math.floor(high * units + _GRID_TOLERANCE),
-    )
+    return math.ceil(low * units - _TOLERANCE), math.floor(high * units + _TOLERANCE)
 
 
 def on_grid(value: float, bounds: Bounds, decimals: int = 2) -> float:
@@ -375,10 +350,10 @@ def on_grid(value: float, bounds: Bounds, decimals: int = 2) -> float:
 
 
 def round_fractions(weights: Sequence[float], units: int = 100) -> tuple[float, ...]:
-    """Shares proportional to `weights`, multiples of 1 / `units`, that sum to 1.
+    """Fractions proportional to `weights`, multiples of 1 / `units`, that sum to 1.
 
-    Largest remainders: every share is rounded down, and the units that are left go to the largest
-    remainders (the first of equal ones).
+    Largest remainders: every fraction is rounded down, and the units that are left go to the
+    largest remainders (the first of equal ones).
 
     Args:
       weights: finite numbers, at least 0, with a positive sum.
@@ -389,11 +364,9 @@ def round_fractions(weights: Sequence[float], units: int = 100) -> tuple[float, 
     """
     if not weights or not all(math.isfinite(w) and w >= 0 for w in weights) or not any(weights):
         raise ValueError(f"weights={tuple(weights)}: must be finite, >= 0, and not all 0")
-    scale = max(weights)
-    scaled = [w / scale for w in weights]
-    total = math.fsum(scaled)
-    exact = [units * w / total for w in scaled]
-    parts = [math.floor(e + _GRID_TOLERANCE) for e in exact]
+    scaled = [w / max(weights) for w in weights]  # So that no sum overflows.
+    exact = [units * w / math.fsum(scaled) for w in scaled]
+    parts = [math.floor(e + _TOLERANCE) for e in exact]
     by_remainder = sorted(range(len(exact)), key=lambda i: parts[i] - exact[i])
     for i in by_remainder[: units - sum(parts)]:
         parts[i] += 1

@@ -92,7 +92,7 @@ def test_unreadable_answers_keep_the_previous_configuration():
 def test_an_answer_is_projected_and_the_changes_are_recorded():
     answers = Answers("```yaml\n3: {data_ratio: 2, hole_ratio: 0.9, wait_ratio: 0.5}\n```")
     design = ModelDesigner(answers).design(RECORD, SPACE, seed=0)
-    assert SPACE.contains(design.config)
+    SPACE.check(design.config)
     assert design.config["3", "hole_ratio"] == 0.3
     assert "size 3 hole_ratio: 0.90 clipped to 0.30" in design.repairs
     assert "size 5: missing, kept from the previous configuration" in design.repairs
@@ -166,7 +166,7 @@ def test_a_previous_configuration_out_of_bounds_is_clipped_aloud():
 @given(spaces(), st.integers(0, 2**32 - 1))
 def test_random_configurations_are_of_the_space(space, seed):
     config = space.random(seed)
-    assert space.contains(config)
+    space.check(config)
     assert sum(round(100 * share) for share in config.column("data_ratio")) == 100
     for row in space.rows:
         low, _ = space.bounds(row, "hole_ratio")
@@ -218,7 +218,7 @@ def test_demonstrations_answer_in_the_asked_form(seed, name, space):
     reading = parse(answer, space)
     wanted = rule_design(record, space, name)
     assert project(reading, record.config, space) == (wanted, ())
-    assert space.contains(wanted)
+    space.check(wanted)
     assert reading.explanation == (lakes.EXPLANATION if variant(name).summary else "")
     again = demonstrations.demonstration(seed, name, space, lakes.TEXTS)
     assert again == (messages, answer)

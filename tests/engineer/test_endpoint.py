@@ -195,7 +195,7 @@ def test_counts_that_cannot_be_are_ignored():
         assert (given.prompt_tokens, given.completion_tokens) == (taken, 3)
     with (
         Server(lambda handler: handler.send(200, b'{"choices": [], "usage": 5}')) as server,
-        pytest.raises(NoAnswerError, match="no choice"),
+        pytest.raises(NoAnswerError, match="no chat completion"),
     ):
         endpoint(server, tries=1)[0](HI, 1, 0)
 

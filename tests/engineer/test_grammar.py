@@ -91,7 +91,7 @@ def test_every_answer_is_a_configuration_that_needs_no_repair(kind, name):
         reading = parse(text, space)
         config, repairs = project(reading, space.uniform(), space)
         assert repairs == ()
-        assert space.contains(config)
+        space.check(config)
         assert text == render_config(config, space)
         # As the tokenizer would have it, so nothing that the model has never seen.
         assert ids == encode(kind)(text)
@@ -150,7 +150,7 @@ def test_exactly_the_configurations_of_a_space_are_allowed():
         for _ in range(50):
             text = tokenizer("single digits").decode(walk(tables, rng, 700))
             config, repairs = project(parse(text, space), space.uniform(), space)
-            assert space.contains(config)
+            space.check(config)
             told += repairs
         assert bool(told) == changes  # only shares that had to be rescaled
         assert all("rescaled" in line or "all 0" in line for line in told)

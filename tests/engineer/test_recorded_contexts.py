@@ -25,11 +25,11 @@ def test_they_differ_exactly_by_their_modules():
     family = lakes.TEXTS
     module = {
         "F": modules.failures(RECORD, family),
-        "G": modules.guideline(family),
+        "G": lakes.GUIDELINE,
         "H0": modules.history(RECORD, family, cold_start=True),
         "H": modules.history(RECORD, family, cold_start=False),
         "S": modules.summary(RECORD),
-        "T": modules.bookkeeping(RECORD),
+        "T": modules.training(RECORD, full=False),
     }
     wanted = {
         "V1": "F", "V2": "G F", "V3": "G H0 F", "V4": "G H F", "V5": "G H F S", "V6": "G H F T",

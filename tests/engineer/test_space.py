@@ -52,7 +52,6 @@ def test_random_and_uniform_configurations_are_of_the_space():
 )
 def test_what_is_not_of_the_space_is_told(cell, value, message):
     config = Configuration.from_cells(SPACE.uniform().cells() | {cell: value})
-    assert not SPACE.contains(config)
     with pytest.raises(ValueError, match=message):
         SPACE.check(config)
 
@@ -94,8 +93,11 @@ def test_bad_configurations_are_refused():
     ):
         with pytest.raises(ValueError, match=message):
             Configuration(*arguments)
-    with pytest.raises(ValueError, match="row b: parameters"):
+    with pytest.raises(ValueError, match=r"row b=.*needed"):
         Configuration.from_dict({"a": {"x": 1}, "b": {"y": 1}})
+    for bad in ({}, [1], {"a": 1}, {"a": {}}, {"a": {}, "b": {"x": 1}}, {"a": {"x": "1"}}):
+        with pytest.raises(ValueError, match=r"needed|not a number"):
+            Configuration.from_dict(bad)
 
 
 def test_bad_lakes_are_refused():
