@@ -86,16 +86,7 @@ class DesignAnalysis:
 
 
 def analyse(record: RunRecord, config: Configuration, space: ConfigurationSpace) -> DesignAnalysis:
-    """Measures the design `config` for round `record.round`.
-
-    Args:
-      record: the run as the designer knew it.
-      config: the design.
-      space: the rows, parameters and bounds.
-
-    Raises:
-      ValueError: the design or the configuration before it has other rows than the space.
-    """
+    """Measures the design `config` for round `record.round` of the run as the designer knew it."""
     space.check(config)
     moves = relative_moves(record.config, config, space)
     name = space.fraction_parameter
@@ -205,17 +196,9 @@ class Judgement:
 def judge_design(
     generate: Generate, context: str, answer: str, seed: int, tries: int = 3
 ) -> Judgement | None:
-    """Has a model judge a design, such as one behind `engineer.endpoint.Endpoint`.
+    """Asks a model to judge what an engineer answered to a context, until its answer can be read.
 
-    Args:
-      generate: answers chats.
-      context: what the engineer was shown.
-      answer: what it answered.
-      seed: of the sampling.
-      tries: how often the judge is asked until its answer can be read.
-
-    Returns:
-      The judgement, or None if no answer can be read.
+    None if none of the tries could be.
     """
     questions = "\n".join(f"{name}: {text}" for name, text in QUESTIONS.items())
     form = ", ".join(f'"{name}": 1' for name in QUESTIONS)

@@ -63,18 +63,9 @@ def choose(
     "median" takes the median of each number. The last two may mix proposals, so fractions are
     rescaled to sum to 1.
 
-    Args:
-      how: one of `CHOICES`.
-      proposed: configurations of the space, at least one.
-      record: the run so far.
-      space: the rows, parameters and bounds.
-
     Returns:
       The configuration, the index of the proposal that it is or, for a mixture, that is nearest to
       it, and what had to be changed in a mixture.
-
-    Raises:
-      ValueError: `how` is unknown, or nothing is proposed.
     """
     if how not in CHOICES:
         raise ValueError(f"choice={how!r} is unknown, allowed: {CHOICES}")
@@ -110,9 +101,6 @@ class MoveLimits:
     Attributes:
       fraction: largest change of any fraction.
       value: largest change of any other number, in units of the width of its bounds.
-
-    Raises:
-      ValueError: a limit is not above 0.
     """
 
     fraction: float = math.inf

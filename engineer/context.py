@@ -29,9 +29,6 @@ class ContextSpec:
       results: show module R, what training showed. Not in the publication.
       examples: number of failures drawn by module E, of training and never of validation. Not in
         the publication.
-
-    Raises:
-      ValueError: a field has another value.
     """
 
     guideline: bool = False
@@ -65,18 +62,18 @@ DEFAULT_VARIANT = "V6"
 
 
 def variant(name: str) -> ContextSpec:
-    """The variant of that name.
-
-    Raises:
-      ValueError: there is none; the message lists those there are.
-    """
+    """The variant of that name."""
     if name not in VARIANTS:
         raise ValueError(f"variant={name!r} is unknown, allowed: {tuple(VARIANTS)}")
     return VARIANTS[name]
 
 
 def blocks(spec: ContextSpec | str, record: RunRecord, family: FamilyTexts) -> list[str]:
-    """The texts of a context in order: instruction, modules, rows, output format."""
+    """The texts of a context in order: instruction, modules, rows, output format.
+
+    Raises:
+      ValueError: a variant is unknown, or the record lacks what a module shows.
+    """
     if isinstance(spec, str):
         spec = variant(spec)
     texts = [family.instruction]
@@ -100,16 +97,7 @@ def blocks(spec: ContextSpec | str, record: RunRecord, family: FamilyTexts) -> l
 
 
 def compose(spec: ContextSpec | str, record: RunRecord, family: FamilyTexts) -> list[Message]:
-    """The chat that asks for the next configuration: one user message.
-
-    Args:
-      spec: a combination of modules, or the name of a variant.
-      record: the record of the run.
-      family: of the environment family.
-
-    Raises:
-      ValueError: the name is unknown, or the record lacks what a module shows.
-    """
+    """The chat that asks for the next configuration: one user message of all blocks."""
     return [{"role": "user", "content": "\n\n".join(blocks(spec, record, family))}]
 
 

@@ -31,11 +31,15 @@ class FailureProportional:
         """The current configuration with other fractions."""
         del seed
         rates = record.valid_rates(space.rows).values()
-        return _divided(record, space, [1.0 - p + self.floor for p in rates], self.source)
+        return _divided(record, space, [self.weight(p) + self.floor for p in rates], self.source)
+
+    def weight(self, valid_rate: float) -> float:
+        """What a row gets beyond the floor."""
+        return 1.0 - valid_rate
 
 
 @dataclasses.dataclass(frozen=True)
-class LearnabilityProportional:
+class LearnabilityProportional(FailureProportional):
     """Sampling for learnability: a row's fraction ~ p (1 - p) + `floor`, p its valid rate.
 
     The learnability of a level is that of arXiv 2408.15099 (No Regrets: Investigating and
@@ -46,14 +50,9 @@ class LearnabilityProportional:
     floor: float = 0.02
     source: str = "learnability"
 
-    def __post_init__(self) -> None:
-        _check_unit(self, "floor")
-
-    def design(self, record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
-        """The current configuration with other fractions."""
-        del seed
-        rates = record.valid_rates(space.rows).values()
-        return _divided(record, space, [p * (1.0 - p) + self.floor for p in rates], self.source)
+    def weight(self, valid_rate: float) -> float:
+        """The variance of success."""
+        return valid_rate * (1.0 - valid_rate)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,11 +169,7 @@ def default_stages(space: ConfigurationSpace, count: int = 3) -> tuple[Configura
 
 
 def read_stages(table: Sequence[Mapping[str, Mapping[str, float]]]) -> tuple[Configuration, ...]:
-    """Stages from a list of mappings as `Configuration.from_dict` reads them.
-
-    Raises:
-      ValueError: it is no such list, or empty.
-    """
+    """Stages from a list of mappings as `Configuration.from_dict` reads them."""
     if not isinstance(table, Sequence) or not table:
         raise ValueError(f"stages={table!r}: a list of configurations is needed")
     return tuple(Configuration.from_dict(stage) for stage in table)

@@ -109,9 +109,6 @@ class ModelDesigner:
         """The design that the first try with a readable answer amounts to, projected.
 
         Without a readable answer it is the previous configuration.
-
-        Raises:
-          ValueError: `generate` returns another number of texts than it was asked for.
         """
         context = fitted(self.spec, record, self.family, self.fits)
         if context is None:
@@ -201,9 +198,6 @@ class AcceptanceTest:
     Attributes:
       inner: who designs otherwise.
       margin: fall of the valid rate over all rows, in [0, 1], that is still accepted.
-
-    Raises:
-      ValueError: the margin is not in [0, 1].
     """
 
     inner: Designer

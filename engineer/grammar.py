@@ -75,7 +75,7 @@ def build(
     """The automaton of all answers with a configuration of the space.
 
     Args:
-      space: the rows, parameters and bounds.
+      space: what may be chosen.
       tokenize: token ids of a text, without special tokens added to it.
       stop_ids: tokens that end an answer, at least one.
       exact_fractions: fractions of a group sum to 1.
@@ -124,7 +124,7 @@ def _values(space: ConfigurationSpace, cell: Cell) -> list[tuple[int, str]]:
 def _fields(
     space: ConfigurationSpace, tokenize: Tokenize, opening: str
 ) -> tuple[list[_Field], tuple[int, ...]]:
-    """The numbers in their order, and the tokens after the last one."""
+    """The numbers that can be chosen, in their order, and the tokens after the last one."""
     values = {cell: _values(space, cell) for cell in space.cells}
     chosen = {cell: options[0][1] for cell, options in values.items()}
 
@@ -136,10 +136,9 @@ def _fields(
     base = tokens({})
     fields, done = [], 0
     for cell, options in values.items():
-        whole = [tokens({cell: text}) for _, text in options]
-        if len(whole) == 1:  # nothing to choose: part of the literal before the next number
-            fields.append(_Field(cell, (), (options[0][0],), ((),)))
+        if len(options) == 1:  # nothing to choose: part of the literal before the next number
             continue
+        whole = [tokens({cell: text}) for _, text in options]
         before = _common(whole)
         after = _common([sequence[::-1] for sequence in whole])
         after = min(after, min(map(len, whole)) - before)
@@ -273,10 +272,6 @@ def _add_configurations(
         if index == len(fields):
             state = automaton.chain(state, ending)
             automaton.arcs[state] |= dict.fromkeys(map(int, stop_ids), state)
-            return
-        if len(fields[index].middles) == 1:  # nothing to decode; `state` stands before the next one
-            ((_, remaining),) = choices(index, left)
-            grow(state, index + 1, remaining)
             return
         state = automaton.chain(state, fields[index].literal)
         for middle, remaining in choices(index, left):

@@ -77,9 +77,6 @@ def parse(text: str, space: ConfigurationSpace, trigger: str = "") -> Proposal |
       space: the rows and parameters that are asked for.
       trigger: where the answer has this text, only what follows its last occurrence is read, and
         what stands before it is the explanation.
-
-    Returns:
-      The proposal, or why there is none. Never raises on account of `text`.
     """
     # The tail first: the end of an answer decides, and nothing below is to see a huge text.
     visible = text[text.rfind(_THINK_CLOSE) + len(_THINK_CLOSE) :] if _THINK_CLOSE in text else text
@@ -226,16 +223,8 @@ def project(
     clipped to their bounds and rounded where they must be whole. Fractions are clipped to at
     least 0 and divided by the sum of their group (uniform if all are 0).
 
-    Args:
-      raw: what `parse` read.
-      previous: the configuration of the round before; its rows and parameters are the space's.
-      space: the rows, parameters and bounds.
-
     Returns:
       The configuration, and one readable line for each change.
-
-    Raises:
-      ValueError: `previous` has other rows or parameters than the space.
     """
     if (previous.rows, previous.parameters) != (space.rows, space.names):
         raise ValueError(

@@ -51,11 +51,7 @@ class RoundRecord:
 
     @classmethod
     def from_dict(cls, mapping: Mapping[str, Any]) -> "RoundRecord":
-        """Reads what `to_dict` writes.
-
-        Raises:
-          ValueError: a field is missing, unknown or not allowed.
-        """
+        """Reads what `to_dict` writes."""
         try:
             config = Configuration.from_dict(mapping["config"])
             evidence = Evidence.from_dict(mapping["evidence"])
@@ -77,9 +73,6 @@ class RunRecord:
       training: full training details (full module T) as texts by name, if any.
       initial: the validation before any training, if there was one. Curricula may use it; no
         context shows it.
-
-    Raises:
-      ValueError: a field is out of its range; the message names field, value and range.
     """
 
     history: tuple[RoundRecord, ...]
@@ -133,11 +126,7 @@ class RunRecord:
 
     @classmethod
     def from_dict(cls, mapping: Mapping[str, Any]) -> "RunRecord":
-        """Reads what `to_dict` writes.
-
-        Raises:
-          ValueError: a field is missing, unknown or not allowed.
-        """
+        """Reads what `to_dict` writes; a ValueError names a field that is missing or not right."""
         try:
             history = tuple(RoundRecord.from_dict(past) for past in mapping["history"])
             initial = mapping["initial"]

@@ -38,9 +38,6 @@ class Configuration:
       rows: names of the rows.
       parameters: names of the columns.
       values: `values[i][j]` is parameter j of row i.
-
-    Raises:
-      ValueError: the table has another shape, a name comes twice, or a number is not finite.
     """
 
     rows: tuple[str, ...]
@@ -130,9 +127,6 @@ class Parameter:
         unless `decimals` is 0.
       random_high: random draws stay at or below this, if it is above the lower bound.
       meaning: what the number does, one sentence without its name, for the words of a family.
-
-    Raises:
-      ValueError: a field is out of its range.
     """
 
     name: str
@@ -169,9 +163,6 @@ class ConfigurationSpace:
         row where an answer is read; capitals do not matter.
       row_suffix: a regular expression for what may follow the name of a row there; it must not
         match unbounded repetitions.
-
-    Raises:
-      ValueError: a field is out of its range; the message names field, value and range.
     """
 
     label: str
@@ -217,11 +208,7 @@ class ConfigurationSpace:
         return tuple(parameter.name for parameter in self.parameters)
 
     def parameter(self, name: str) -> Parameter:
-        """The column of that name.
-
-        Raises:
-          ValueError: there is none.
-        """
+        """The column of that name."""
         for parameter in self.parameters:
             if parameter.name == name:
                 return parameter
@@ -261,11 +248,7 @@ class ConfigurationSpace:
         return columns[0]
 
     def check(self, config: Configuration) -> None:
-        """Checks that a configuration is one of the space.
-
-        Raises:
-          ValueError: it is not; the message says which number is wrong.
-        """
+        """Raises a ValueError that names what is wrong if a configuration is not of the space."""
         if (config.rows, config.parameters) != (self.rows, self.names):
             raise ValueError(
                 f"configuration: rows {config.rows} and parameters {config.parameters}, "
@@ -354,13 +337,6 @@ def round_fractions(weights: Sequence[float], units: int = 100) -> tuple[float, 
 
     Largest remainders: every fraction is rounded down, and the units that are left go to the
     largest remainders (the first of equal ones).
-
-    Args:
-      weights: finite numbers, at least 0, with a positive sum.
-      units: into how many parts the whole is divided.
-
-    Raises:
-      ValueError: the weights are not such numbers.
     """
     if not weights or not all(math.isfinite(w) and w >= 0 for w in weights) or not any(weights):
         raise ValueError(f"weights={tuple(weights)}: must be finite, >= 0, and not all 0")
