@@ -1,6 +1,7 @@
 """Imports between the four packages run only downwards."""
 
 import ast
+import graphlib
 import re
 from pathlib import Path
 
@@ -78,3 +79,54 @@ def test_the_learner_is_built_of_floors():
             module for module in imported_modules(path) if (floor_of(module) or 0) > floor_of(name)
         ]
         assert not above, f"{name} imports {above}"
+
+
+def rooms_and_arrows():
+    """What `docs/architecture.md` draws: the room of each folder and file, and pairs of rooms."""
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    rooms = {}
+    for room, text in re.findall(r'^ *(\w+)\["(\S+?)<br/>.+"\]$', page, re.MULTILINE):
+        folder, _, names = text.removesuffix("/*").removesuffix("}").partition("{")
+        rooms |= {ROOT / folder / name: room for name in names.split(",")}
+    arrows = {
+        (source, target)
+        for source, targets in re.findall(r"^ *(\w+) --> (.+)$", page, re.MULTILINE)
+        for target in targets.split(" & ")
+    }
+    return rooms, arrows
+
+
+def imported_file(name):
+    """The file of a module, or of the module that an imported object is in."""
+    while name:
+        path = ROOT.joinpath(*name.split("."))
+        for candidate in (path.with_suffix(".py"), path / "__init__.py"):
+            if candidate.is_file():
+                return candidate
+        name = name.rpartition(".")[0]
+    return None
+
+
+def test_the_picture_of_the_architecture_is_true():
+    rooms, arrows = rooms_and_arrows()
+
+    def room_of(path):
+        places = (path.with_suffix(""), *path.parents)
+        room = next((rooms[place] for place in places if place in rooms), None)
+        assert room is not None, f"{path.relative_to(ROOT)} stands in no room"
+        return room
+
+    used = {}
+    for path in (path for package in ALLOWED for path in (ROOT / package).rglob("*.py")):
+        files = {imported_file(name) for name in imported_modules(path)} - {None}
+        theirs = {room_of(file) for file in files if file.relative_to(ROOT).parts[0] in ALLOWED}
+        used.setdefault(room_of(path), set()).update(theirs - {room_of(path)})
+    assert used.keys() == set(rooms.values())
+    # Raises where rooms import each other in a circle. An arrow is an import that no path of
+    # others stands for.
+    below, direct = {}, set()
+    for room in graphlib.TopologicalSorter(used).static_order():
+        further = set().union(*(below[other] for other in used[room]))
+        below[room] = used[room] | further
+        direct |= {(room, other) for other in used[room] - further}
+    assert arrows == direct, f"to draw: {direct - arrows}; to delete: {arrows - direct}"
