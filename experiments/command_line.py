@@ -73,4 +73,5 @@ def parse_flags(argv: list[str]) -> list[str]:
     try:
         return flags.FLAGS(argv)
     except (flags.Error, TypeError) as error:
-        sys.exit(f"error: {error}")
+        # The library quotes the whole traceback of a get_config() that fails; its end says why.
+        sys.exit(f"error: {str(error).strip().splitlines()[-1]}")

@@ -1,6 +1,6 @@
 """Runs or resumes a study: variants that differ in a few options, each with several seeds.
 
-python -m experiments.study --config=experiments/configs/studies/designers_tiny.py \\
+python -m experiments.study --config=experiments/configs/studies/designers.py \\
     --workdir=studies/designers_tiny
 
 Options of all variants change with `--config.NAME=VALUE`, as for a run. Started again with the same
@@ -26,9 +26,9 @@ from experiments import command_line
 from experiments.errors import UserError, user_errors
 from experiments.progress import Reporter
 from experiments.store import RunDirectory
-from experiments.study import plan as study_plan
 from experiments.study import results as study_results
 from experiments.study import runs as study_runs
+from experiments.study import variants
 from learner.devices import preemption
 
 _CONFIG = command_line.define_config()
@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> None:
     try:
         if _TABLES_ONLY.value and not (root / "runs").is_dir():
             raise UserError(f"workdir={root}: no study is there to write tables of")
-        study = study_plan.load(config_flags.get_config_filename(flags.FLAGS["config"]))
+        study = variants.load(config_flags.get_config_filename(flags.FLAGS["config"]))
         if _SEEDS.value is not None:
             if not all(seed.strip().isdecimal() for seed in _SEEDS.value):
                 raise UserError(f"seeds={','.join(_SEEDS.value)}: whole numbers are needed, as 0,1")

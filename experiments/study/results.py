@@ -9,10 +9,9 @@
     seeds           [0, 1, ...]
     level           of all intervals, 0.95
     state           {planned, finished, failed, missing}: numbers of runs
-    variants            [{name, label, changes: {option: value}, budget: {...}}], in their order
+    variants        [{name, label, changes: {option: value}, budget: {...}}], in their order
     budget          {equal: {part: value}, differs: {part: {variant: value}}}; the parts are those
-    of
-                    `study_plan.Budget`: what each run was allowed, over all rounds
+                    of `experiments.study.variants.Budget`: what a run may use, over all rounds
     base            all options of the reference variant's first seed, as `config.json` of a run
     versions        of the first finished run, as `versions.json` of a run; null if there is none
     rows            names of the lake sizes, ["3", "4", "5"]
@@ -71,7 +70,7 @@ from experiments import store as files
 from experiments.answer_log import read_log
 from experiments.evidence import training_evidence
 from experiments.settings import Settings
-from experiments.study.plan import BUDGET, Budget, Study
+from experiments.study.variants import Budget, Study
 from learner.training.trainer import GRPOConfig
 from mapf_jax import formats
 
@@ -176,7 +175,7 @@ def gather(
                 "name": variant.name,
                 "label": variant.label,
                 "changes": dict(variant.changes),
-                "budget": budgets[variant.name].to_dict(),
+                "budget": budgets[variant.name]._asdict(),
             }
             for variant in study.variants
         ],
@@ -194,7 +193,7 @@ def gather(
 def _compared(budgets: Mapping[str, Budget]) -> dict[str, Any]:
     equal: dict[str, int] = {}
     differs: dict[str, dict[str, int]] = {}
-    for part in BUDGET:
+    for part in Budget._fields:
         values = {name: getattr(budget, part) for name, budget in budgets.items()}
         if len(set(values.values())) == 1:
             equal[part] = next(iter(values.values()))
@@ -518,8 +517,8 @@ def markdown(found: Mapping[str, Any]) -> str:
         "Means over seeds with Student's interval; differences, in points, are paired by seed, "
         "with Student's interval and the paired t-test. *With instances* is the interval of the "
         "bootstrap over seeds and validation instances, which at few seeds is too narrow. Holm's "
-        "correction is over the variants of one table. The exact test flips signs; with n seeds its "
-        "p-value is at least 2 / 2^n.",
+        "correction is over the variants of one table. The exact test flips signs; with n seeds "
+        "its p-value is at least 2 / 2^n.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -1,7 +1,7 @@
 """Computes the runs of a study: several at a time, common beginnings once, failures on their own.
 
-runs/ARM/seed-N/       the folder of a run, as `run_directory` describes, with log.txt,
-                       times.jsonl, and finished.json or error.txt
+runs/VARIANT/seed-N/   the folder of a run, as `experiments.store` describes, with log.txt, and
+                       finished.json or error.txt
 shared/KEY-seed-N/     the common beginning of several runs: validation before training and
                        round 0; their folders begin as copies of it
 compilation_cache/     compiled programs, shared by all processes
@@ -17,22 +17,26 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from experiments.errors import UserError
 from experiments.progress import Reporter
 from experiments.settings import EngineerSettings, LogSettings, LoopSettings, Settings
 from experiments.speed import records
 from experiments.store import RunDirectory
-from experiments.study.plan import Study
 from experiments.study.results import ERROR, FINISHED, run_folder, write_error
+from experiments.study.variants import Study
+from learner.devices import preemption
 
 _BEGINNING = ("validation", "initial", "rounds/0", "checkpoints")
+_LOG = "log.txt"
 _MEMORY = 0.9
+_POLL_SECONDS = 0.1
+
+WORKER = (sys.executable, "-m", "experiments.study.worker")
+"""What computes a run; the folder of the run comes behind it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,9 +60,9 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Slot:
-    """Where one process computes: its arguments and its environment."""
+    """Where one process computes: its cores, or () for all, and what its environment has more."""
 
-    arguments: tuple[str, ...]
+    cores: tuple[int, ...]
     environment: Mapping[str, str]
 
 
@@ -81,18 +85,14 @@ def jobs(study: Study, settings: Mapping[str, Mapping[int, Settings]]) -> list[J
     """
     result: list[Job] = []
     for seed in study.seeds:
-        starts = {
-            variant.name: beginning(settings[variant.name][seed]) for variant in study.variants
+        starts = {name: beginning(of_seed[seed]) for name, of_seed in settings.items()}
+        folders = {
+            name: Path("shared") / f"{_key(start)}-seed-{seed}" for name, start in starts.items()
         }
-        keys = {name: _key(start) for name, start in starts.items()}
-        users = collections.Counter(keys.values())
-        shared = {
-            name: Path("shared") / f"{key}-seed-{seed}" if users[key] > 1 else None
-            for name, key in keys.items()
-        }
-        begun = {folder: starts[name] for name, folder in shared.items() if folder is not None}
+        users = collections.Counter(folders.values())
+        shared = {folder: starts[name] for name, folder in folders.items() if users[folder] > 1}
         result += [
-            Job(f"common beginning, seed {seed}", folder, start) for folder, start in begun.items()
+            Job(f"common beginning, seed {seed}", folder, start) for folder, start in shared.items()
         ]
         result += [
             Job(
@@ -100,7 +100,7 @@ def jobs(study: Study, settings: Mapping[str, Mapping[int, Settings]]) -> list[J
                 run_folder(variant.name, seed),
                 settings[variant.name][seed],
                 variant.name,
-                shared[variant.name],
+                folders[variant.name] if folders[variant.name] in shared else None,
             )
             for variant in study.variants
         ]
@@ -127,9 +127,10 @@ def check_unchanged(root: Path, all_jobs: Sequence[Job]) -> None:
 def slots(root: Path, workers: int, settings: Settings) -> list[Slot]:
     """Where the processes of a study compute.
 
-    On CPUs the cores are divided equally between them. On GPUs each has as many devices of its own
-    as the mesh takes; more workers than that share devices and divide their memory. On anything
-    else one process has all devices.
+    On CPUs the cores are divided equally between them, as the number of threads decides how sums
+    are rounded; more workers than cores share them. On GPUs each has as many devices of its own as
+    the mesh takes; more workers than that share devices and divide their memory. On anything else
+    one process has all devices.
 
     Args:
       root: the study's folder.
@@ -139,20 +140,20 @@ def slots(root: Path, workers: int, settings: Settings) -> list[Slot]:
     Raises:
       UserError: so many processes cannot share the devices.
     """
-    cache = {
-        "JAX_COMPILATION_CACHE_DIR": str((root / "compilation_cache").resolve()),
+    environment = {
+        "JAX_COMPILATION_CACHE_DIR": os.environ.get("JAX_COMPILATION_CACHE_DIR")
+        or str((root / "compilation_cache").resolve()),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "PYTHONUNBUFFERED": "1",
     }
-    if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        cache.pop("JAX_COMPILATION_CACHE_DIR")
     backend, count = _devices()
     if backend == "cpu":
         cores = records.cores()
         workers = workers or len(cores)
+        each = max(1, len(cores) // workers)
         return [
-            Slot(("--cores=" + ",".join(map(str, part)),), cache)
-            for part in _divided(cores, workers)
+            Slot(tuple(cores[(i * each + j) % len(cores)] for j in range(each)), environment)
+            for i in range(workers)
         ]
     if backend == "gpu":
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
@@ -161,48 +162,47 @@ def slots(root: Path, workers: int, settings: Settings) -> list[Slot]:
         size = mesh.data * mesh.fsdp * mesh.tensor
         groups = [names[i * size : (i + 1) * size] for i in range(max(1, len(names) // size))]
         workers = workers or len(groups)
-        share = _MEMORY / -(-workers // len(groups))
+        memory = f"{_MEMORY / -(-workers // len(groups)):.3f}"
         return [
             Slot(
                 (),
                 {
-                    **cache,
+                    **environment,
                     "CUDA_VISIBLE_DEVICES": ",".join(groups[i % len(groups)]),
-                    "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{share:.3f}",
+                    "XLA_PYTHON_CLIENT_MEM_FRACTION": memory,
                 },
             )
             for i in range(workers)
         ]
     if workers > 1:
         raise UserError(f"workers={workers}: processes cannot share {backend} devices, allowed: 1")
-    return [Slot((), cache)]
+    return [Slot((), environment)]
 
 
 def _devices() -> tuple[str, int]:
     """JAX's default backend and its devices, asked in a process that lets go of them again."""
     program = "import jax; print(jax.default_backend(), jax.device_count())"
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
-    if told.returncode:
-        raise UserError(f"JAX finds no device: {told.stderr.strip().splitlines()[-1]}")
-    backend, count = told.stdout.split()[-2:]
+    if done.returncode:
+        raise UserError(f"JAX finds no device: {done.stderr.strip().splitlines()[-1]}")
+    backend, count = done.stdout.split()[-2:]
     return backend, int(count)
 
 
-def _divided(cores: Sequence[int], workers: int) -> list[list[int]]:
-    """The cores of each worker, equally many: the number of threads decides how sums are rounded.
+@dataclasses.dataclass(frozen=True)
+class _Running:
+    """A job, the process that computes it on a slot, and when that began."""
 
-    If there are fewer cores than workers, one each, some of them shared.
-    """
-    each = len(cores) // workers
-    if not each:
-        return [[cores[i % len(cores)]] for i in range(workers)]
-    return [list(cores[i * each : (i + 1) * each]) for i in range(workers)]
+    job: Job
+    slot: Slot
+    process: "subprocess.Popen[str]"
+    begin: float
 
 
 class Runner:
-    """Computes jobs on slots.
+    """Computes jobs on slots, each in a process of its own (`experiments.study.worker`).
 
     Args:
       root: the study's folder.
@@ -214,25 +214,19 @@ class Runner:
     def __init__(
         self, root: Path, all_jobs: Sequence[Job], places: Sequence[Slot], reporter: Reporter
     ) -> None:
-        self._root = root
-        self._places = places
-        self._reporter = reporter
+        self._root, self._reporter = root, reporter
+        self._idle, self._num_slots = list(reversed(places)), len(places)
         self._finished = {job.folder for job in all_jobs if (root / job.folder / FINISHED).exists()}
-        self._failed: set[Path] = set()
         # A beginning is of use only to runs that are still to come.
         needed = {job.shared for job in all_jobs if job.folder not in self._finished}
         self._waiting = [
             job
             for job in all_jobs
-            if job.folder not in self._finished
-            and (job.variant is not None or job.folder in needed)
+            if job.folder not in self._finished and (job.variant or job.folder in needed)
         ]
-        self._total = len(self._waiting)
-        self._done = 0
-        self._seconds = 0.0
-        self._changed = threading.Condition()
-        self._stopping = threading.Event()
-        self._workers: set[subprocess.Popen[str]] = set()
+        self._running: list[_Running] = []
+        self._errors: dict[Path, str] = {}
+        self._total, self._done, self._seconds = len(self._waiting), 0, 0.0
 
     def run(self) -> bool:
         """Computes all jobs that are not finished; returns False if it was asked to leave.
@@ -240,140 +234,106 @@ class Runner:
         SIGTERM and SIGINT let every run save and leave. A run that fails has its error in its
         folder and stops no other, but those that begin as a copy of it.
         """
-        if len(self._finished):
+        if self._finished:
             self._reporter.line(f"{len(self._finished)} runs are finished already")
-        threads = [
-            threading.Thread(target=self._work, args=(slot,), daemon=True)
-            for slot in self._places[: self._total]
-        ]
-        handlers = {
-            number: signal.signal(number, lambda *_: self._stop())
-            for number in (signal.SIGTERM, signal.SIGINT)
-        }
+        asked: list[int] = []
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        before = [signal.signal(number, lambda n, _: asked.append(n)) for number in numbers]
         try:
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                while thread.is_alive():
-                    thread.join(0.2)
+            while not asked and (self._running or self._waiting):
+                self._begin_some()
+                time.sleep(_POLL_SECONDS)
+                self._end_some()
+            for one in self._running:
+                one.process.terminate()
+            while self._running:
+                time.sleep(_POLL_SECONDS)
+                self._end_some(leaving=True)
         finally:
-            for number, handler in handlers.items():
+            for number, handler in zip(numbers, before, strict=True):
                 signal.signal(number, handler)
-        return not self._stopping.is_set()
+        return not asked
 
-    def _stop(self) -> None:
-        self._stopping.set()
-        for process in list(self._workers):
-            process.terminate()
+    def _begin_some(self) -> None:
+        """Starts waiting jobs, in their order, as far as there are slots and beginnings."""
+        for job in list(self._waiting):
+            if job.shared in self._errors:
+                error = f"its common beginning ({job.shared}) failed: {self._errors[job.shared]}"
+                self._waiting.remove(job)
+                self._end(job, 0.0, error)
+            elif self._idle and (job.shared is None or job.shared in self._finished):
+                self._waiting.remove(job)
+                try:
+                    self._running.append(self._start(job, self._idle[-1]))
+                    self._idle.pop()
+                except OSError as error:  # No space left on the disk, maybe.
+                    self._end(job, 0.0, str(error))
 
-    def _work(self, slot: Slot) -> None:
-        """One slot: takes jobs until there are none; its process is renewed if it dies."""
-        process: subprocess.Popen[str] | None = None
-        while (job := self._take()) is not None:
-            begin = time.monotonic()
-            try:
-                self._copy_beginning(job)
-                if process is None or process.poll() is not None:
-                    process = self._start(slot)
-                reply = self._ask(process, job)
-            except Exception as error:  # Others may wait for this job: it must come to an end.
-                reply = {"status": "failed", "error": f"{type(error).__name__}: {error}"}
-                with contextlib.suppress(OSError):  # No room on the disk, maybe.
-                    write_error(self._root / job.folder, reply["error"])
-            self._finish(job, reply, time.monotonic() - begin)
-        if process is not None:
-            assert process.stdin is not None
-            process.stdin.close()
-            process.wait()
-            self._workers.discard(process)
-
-    def _start(self, slot: Slot) -> "subprocess.Popen[str]":
-        process = subprocess.Popen(
-            [sys.executable, "-m", "experiments.study.worker", *slot.arguments],
-            env={**os.environ, **slot.environment},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,  # Ctrl-C is for this process, which tells the others.
-        )
-        self._workers.add(process)
-        if self._stopping.is_set():
-            process.terminate()
-        return process
-
-    def _ask(self, process: "subprocess.Popen[str]", job: Job) -> dict[str, Any]:
-        assert process.stdin is not None
-        assert process.stdout is not None
+    def _start(self, job: Job, slot: Slot) -> _Running:
         folder = self._root / job.folder
-        request = {"folder": str(folder.resolve()), "settings": job.settings.to_dict()}
-        try:
-            process.stdin.write(json.dumps(request) + "\n")
-            process.stdin.flush()
-            line = process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        if line:
-            return json.loads(line)
-        code = process.wait()
-        self._workers.discard(process)
-        if self._stopping.is_set():
-            return {"status": "preempted", "error": None}
-        reason = f"signal {-code}" if code < 0 else f"exit code {code}"
-        error = f"its process died ({reason}); what it printed is in log.txt"
-        write_error(folder, error)
-        return {"status": "failed", "error": error}
-
-    def _take(self) -> Job | None:
-        """The next job that can begin; waits for the beginnings that others need."""
-        with self._changed:
-            while True:
-                if self._stopping.is_set():
-                    return None
-                for job in self._waiting:
-                    if job.shared in self._failed:
-                        self._waiting.remove(job)
-                        self._give_up(job)
-                        break
-                    if job.shared is None or job.shared in self._finished:
-                        self._waiting.remove(job)
-                        return job
-                else:
-                    if not self._waiting:
-                        return None
-                    self._changed.wait(0.2)
-
-    def _give_up(self, job: Job) -> None:
-        assert job.shared is not None
-        note = self._root / job.shared / ERROR
-        reason = note.read_text().strip() if note.exists() else "its error could not be noted"
-        error = f"its common beginning with other runs ({job.shared}) failed: {reason}"
-        with contextlib.suppress(OSError):
-            write_error(self._root / job.folder, error)
-        self._failed.add(job.folder)
-        self._done += 1
-        self._reporter.line(f"{self._done}/{self._total} {job.title}: failed: {error}")
-
-    def _copy_beginning(self, job: Job) -> None:
-        """Makes the folder of a run that has not begun from what it has in common with others."""
-        folder = self._root / job.folder
-        if job.shared is None or (folder / "config.json").exists():
-            return
-        if not (folder / "checkpoints").exists():
+        begun = any((folder / name).exists() for name in ("config.json", "checkpoints"))
+        if job.shared is not None and not begun:
             copy_beginning(self._root / job.shared, folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ERROR).unlink(missing_ok=True)
+        with (folder / _LOG).open("a") as log, _on_cores(slot.cores):
+            process = subprocess.Popen(
+                [*WORKER, str(folder.resolve())],
+                env={**os.environ, **slot.environment},
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                text=True,
+                start_new_session=True,  # Ctrl-C is for this process, which tells the others.
+            )
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # It died at once; `_end_some` says so.
+            process.stdin.write(json.dumps(job.settings.to_dict()) + "\n")
+            process.stdin.flush()  # It stays open: its end asks the process to leave.
+        return _Running(job, slot, process, time.monotonic())
 
-    def _finish(self, job: Job, reply: Mapping[str, Any], seconds: float) -> None:
-        status = reply["status"]
-        if status == "preempted":
-            return
-        with self._changed:
-            (self._finished if status == "finished" else self._failed).add(job.folder)
-            self._done += 1
-            self._seconds += seconds
-            left = self._seconds / self._done * (self._total - self._done) / len(self._places)
-            told = f"failed: {reply['error']}" if status == "failed" else f"{seconds:.0f} s"
-            more = f", about {left / 60:.0f} min left" if self._done < self._total else ""
-            self._reporter.line(f"{self._done}/{self._total} {job.title}: {told}{more}")
-            self._changed.notify_all()
+    def _end_some(self, leaving: bool = False) -> None:
+        """Takes up what became of the processes that have ended."""
+        for one in [one for one in self._running if one.process.poll() is not None]:
+            self._running.remove(one)
+            self._idle.append(one.slot)
+            code, error = one.process.returncode, None
+            if leaving and code in (preemption.EXIT_CODE, -signal.SIGTERM):
+                continue
+            if code < 0:
+                error = f"its process died (signal {-code}); what it printed is in {_LOG}"
+            elif code > 0:
+                printed = (self._root / one.job.folder / _LOG).read_text(errors="replace")
+                error = printed.strip().rpartition("\n")[2].removeprefix("error: ")
+            self._end(one.job, time.monotonic() - one.begin, error)
+
+    def _end(self, job: Job, seconds: float, error: str | None) -> None:
+        if error is None:
+            self._finished.add(job.folder)
+        else:
+            self._errors[job.folder] = error
+            with contextlib.suppress(OSError):
+                write_error(self._root / job.folder, error)
+        self._done += 1
+        self._seconds += seconds
+        left = self._seconds / self._done * (self._total - self._done) / self._num_slots
+        outcome = f"{seconds:.0f} s" if error is None else f"failed: {error}"
+        more = f", about {left / 60:.0f} min left" if self._done < self._total else ""
+        self._reporter.line(f"{self._done}/{self._total} {job.title}: {outcome}{more}")
+
+
+@contextlib.contextmanager
+def _on_cores(cores: Sequence[int]) -> Iterator[None]:
+    """Makes processes that the body starts use these cores alone; JAX counts them as it starts."""
+    if not cores or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def copy_beginning(source: Path, target: Path) -> None:

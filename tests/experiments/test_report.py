@@ -29,7 +29,7 @@ from experiments.report import page as page_words
 from experiments.report.page import DASH
 from experiments.settings import from_config
 from experiments.study import results as study_results
-from experiments.study.plan import Study, Variant
+from experiments.study.variants import Study, Variant
 from mapf_jax import CHECKS, formats
 
 ROOT = Path(__file__).parent.parent.parent

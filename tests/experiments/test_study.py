@@ -4,9 +4,13 @@ import csv
 import dataclasses
 import json
 import os
+import re
+import runpy
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -14,20 +18,24 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from experiments.configs.studies import bases, designers_tiny
+from experiments.configs.studies import bases, designers
 from experiments.errors import UserError
 from experiments.progress import Reporter
-from experiments.study import plan as study_plan
 from experiments.study import results as study_results
 from experiments.study import runs as study_runs
-from experiments.study.plan import Study, Variant
+from experiments.study import variants
+from experiments.study.variants import Study, Variant
 
 ROOT = Path(__file__).parent.parent.parent
-STUDIES = sorted((ROOT / "experiments" / "configs" / "studies").glob("[a-z]*_*.py"))
+STUDIES = [
+    path
+    for path in sorted((ROOT / "experiments" / "configs" / "studies").glob("[a-z]*.py"))
+    if path.stem != "bases"
+]
 QUICK = "--xla_backend_optimization_level=0"  # Compiling takes far longer than running here.
 PLAN = """
 from experiments.configs.studies import bases
-from experiments.study_plan import Variant, Study
+from experiments.study.variants import Study, Variant
 
 STUDY = Study(
     question="Does it run?",
@@ -38,13 +46,14 @@ STUDY = Study(
         Variant("broken", "broken", {"engineer.max_new_tokens": 8}),
     ),
     reference="fixed",
-    seeds=(0, 1),
+    seeds=(0,),
 )
 
 
 def get_config():
     config = bases.tiny_base()
     config.loop.rounds = 2
+    config.environment.sizes = (3, 4)
     config.environment.num_instances = 16
     config.environment.max_candidates = 4096
     config.validation.num_instances = 24
@@ -53,6 +62,10 @@ def get_config():
     config.training.group_size = 4
     return config
 """
+
+
+def cache(folder):
+    return os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(folder / "cache")
 
 
 def start(folder, *options):
@@ -64,7 +77,7 @@ def start(folder, *options):
             **os.environ,
             "XLA_FLAGS": QUICK,
             # The test alone may run twice; the study itself would keep its cache in its folder.
-            "JAX_COMPILATION_CACHE_DIR": str(folder / "cache"),
+            "JAX_COMPILATION_CACHE_DIR": cache(folder),
         },
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -97,7 +110,7 @@ def story(folder):
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
-    """(folder, what the end of the study printed); killed on the way and begun again."""
+    """(folder, what the end of the study printed); one seed, killed on the way and begun again."""
     folder = tmp_path_factory.mktemp("study")
     (folder / "plan.py").write_text(PLAN)
     process = start(folder)
@@ -119,50 +132,141 @@ def read(folder):
 def test_a_killed_study_goes_on_and_a_failure_stops_no_other_run(done):
     folder, out = done
     found = read(folder)
-    assert found["state"] == {"planned": 6, "finished": 4, "failed": 2, "missing": 0}
+    assert found["state"] == {"planned": 3, "finished": 2, "failed": 1, "missing": 0}
     for run in found["runs"]:
         broken = run["variant"] == "broken"
         assert run["status"] == ("failed" if broken else "finished")
         assert ("max_new_tokens" in (run["error"] or "")) == broken
         assert len(run["points"]) == (1 + 1 if broken else 1 + 2)
         assert run["seconds"] > 0
-    assert "broken, seed 1 failed" in out
+    assert "broken, seed 0 failed" in out
 
 
-def test_runs_share_their_beginning_and_are_as_if_alone(done, monkeypatch):
+def test_runs_share_their_beginning(done):
     folder, _ = done
     runs = folder / "study" / "runs"
     first, second = story(runs / "fixed" / "seed-0"), story(runs / "failures" / "seed-0")
-    other = story(runs / "fixed" / "seed-1")
     for name in first:
-        if name.startswith(("validation", "initial")):  # One for all seeds.
-            assert first[name] == second[name] == other[name]
-        elif name.startswith(("rounds/0", "train 0")) and "design" not in name:
-            assert first[name] == second[name] != other[name]
+        if "design" not in name and not name.startswith(("rounds/1", "train 1")):
+            assert first[name] == second[name]
     assert first["rounds/1/environment.yaml"] != second["rounds/1/environment.yaml"]
-    shared = [run["shared"]["folder"] for run in read(folder)["runs"]]
-    assert len(set(shared)) == len(list((folder / "study" / "shared").iterdir())) == 2
-    assert shared[0] == shared[2] != shared[1]
+    (shared,) = {run["shared"]["folder"] for run in read(folder)["runs"]}
+    assert [f"shared/{path.name}" for path in (folder / "study/shared").iterdir()] == [shared]
+
+
+@pytest.mark.slow
+def test_another_seed_is_added_and_a_run_is_as_if_alone(done, tmp_path, monkeypatch):
+    folder = shutil.copytree(done[0], tmp_path / "again")
+    before = story(folder / "study/runs/failures/seed-0")
+    code, _, err = finish(start(folder, "--seeds=0,1"))
+    assert code == 1, err[-3000:]
+    assert story(folder / "study/runs/failures/seed-0") == before
+    other = story(folder / "study/runs/failures/seed-1")
+    for name in before:
+        if name.startswith(("validation", "initial")):  # One for all seeds.
+            assert before[name] == other[name]
+        elif name.startswith(("rounds/0", "train 0")) and "design" not in name:
+            assert before[name] != other[name]
 
     # Alone, from the start to the end.
-    study = study_plan.load(str(folder / "plan.py"))
+    study = variants.load(str(folder / "plan.py"))
     (alone,) = (
         dataclasses.replace(job, shared=None)
-        for job in study_runs.jobs(study, study.settings(config(folder)))
-        if (job.variant, job.settings.seed) == ("failures", 0)
+        for job in study_runs.jobs(study, study.settings(base_of(folder / "plan.py")))
+        if job.variant == "failures"
     )
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(folder / "cache"))
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", cache(folder))
     monkeypatch.setenv("XLA_FLAGS", QUICK)
     # On as many cores as before: how sums are divided over threads decides how they are rounded.
     slots = study_runs.slots(folder, 2, alone.settings)
-    assert study_runs.Runner(folder / "alone", [alone], slots[1:], Reporter()).run()
-    assert story(folder / "alone" / alone.folder) == second
+    assert study_runs.Runner(tmp_path / "alone", [alone], slots[1:], Reporter()).run()
+    assert story(tmp_path / "alone" / alone.folder) == before
 
 
-def config(folder):
-    space: dict = {}
-    exec((folder / "plan.py").read_text(), space)
-    return space["get_config"]()
+FAKE = """
+import json, os, signal, sys, threading, time
+from pathlib import Path
+
+folder, settings = Path(sys.argv[1]), json.loads(sys.stdin.readline())
+assert os.environ["PLACE"]
+name = f"{folder.parent.name}/{folder.name}"
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+(folder / "config.json").write_text("{}")
+for part in ("validation", "initial", "rounds/0", "checkpoints"):
+    (folder / part).mkdir(parents=True, exist_ok=True)
+    (folder / part / "made").write_text(str(sorted(os.sched_getaffinity(0))))
+if "killed" in name:
+    os.kill(os.getpid(), signal.SIGKILL)
+if "wrong" in name or settings["seed"] == 3:
+    sys.exit("error: it cannot be")
+begin = time.time()
+time.sleep(60 if settings["seed"] == 4 else 0.3)
+(folder / "times").write_text(f"{begin} {time.time()}")
+(folder / "finished.json").write_text("{}")
+"""
+
+
+@pytest.fixture
+def runner(tmp_path, monkeypatch):
+    """Makes a runner of a study with these variants and seeds whose processes only pretend."""
+    (tmp_path / "fake.py").write_text(FAKE)
+    monkeypatch.setattr(study_runs, "WORKER", (sys.executable, str(tmp_path / "fake.py")))
+
+    def make(names, seeds):
+        changes = [{"engineer.designer": designer} for designer in ("fixed", "random", "failures")]
+        study = Study("", tuple(map(Variant, names, names, changes)), names[0], seeds)
+        jobs = study_runs.jobs(study, study.settings(bases.tiny_base()))
+        cores = study_runs.records.cores()
+        places = [study_runs.Slot((cores[i % len(cores)],), {"PLACE": str(i)}) for i in range(2)]
+        return study_runs.Runner(tmp_path, jobs, places, Reporter())
+
+    return make
+
+
+def test_runs_are_computed_at_the_same_time_and_fail_alone(runner, tmp_path, capsys):
+    assert runner(("good", "wrong", "killed"), (0, 3)).run()
+    out = capsys.readouterr().out
+    assert "/8 wrong, seed 0: failed: it cannot be" in out
+    assert "/8 killed, seed 0: failed: its process died (signal 9); what it printed is in" in out
+    assert "\n8/8 " in out
+    files = {path.relative_to(tmp_path) for path in tmp_path.glob("*/*/*/finished.json")}
+    assert files == {Path("runs/good/seed-0/finished.json")}
+    for name in ("good", "wrong", "killed"):  # Without their beginning none of them can begin.
+        error = (tmp_path / f"runs/{name}/seed-3/error.txt").read_text()
+        assert re.fullmatch(r"its common beginning \(shared/[\w-]+\) failed: it cannot be\n", error)
+    assert (tmp_path / "runs/killed/seed-0/error.txt").read_text().startswith("its process died")
+    # What is finished stays, what failed is tried again.
+    before = (tmp_path / "runs/good/seed-0/times").read_text()
+    assert runner(("good", "wrong", "killed"), (0,)).run()
+    assert "2 runs are finished already" in capsys.readouterr().out  # And the common beginning.
+    assert (tmp_path / "runs/good/seed-0/times").read_text() == before
+
+
+def test_two_processes_at_a_time_on_their_own_cores(runner, tmp_path):
+    assert runner(("a", "b", "c"), (0, 1)).run()
+    spans = [tuple(map(float, p.read_text().split())) for p in tmp_path.glob("*/*/*/times")]
+    spans += [tuple(map(float, p.read_text().split())) for p in tmp_path.glob("shared/*/times")]
+    assert len(spans) == 6 + 2
+    together = [sum(b <= begin < e for b, e in spans) for begin, _ in spans]
+    assert max(together) == 2
+    made = {path.read_text() for path in tmp_path.glob("runs/*/*/validation/made")}
+    assert all(len(json.loads(cores)) == 1 for cores in made)
+    assert len(made) == min(2, len(study_runs.records.cores()))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_study_that_is_asked_to_leave_lets_its_runs_leave(runner, tmp_path, number):
+    before = signal.getsignal(number)
+    threading.Timer(1.0, os.kill, (os.getpid(), number)).start()
+    begin = time.monotonic()
+    assert not runner(("a", "b"), (4, 5)).run()
+    assert time.monotonic() - begin < 20
+    assert signal.getsignal(number) == before
+    assert not list(tmp_path.rglob("error.txt"))
+
+
+def base_of(path):
+    return runpy.run_path(str(path))["get_config"]()
 
 
 def test_what_is_finished_stays(done):
@@ -190,9 +294,28 @@ def answers(folder, variant, seed, part, name):
     return np.array([json.loads(line)[name] for line in path.read_text().splitlines()], float)
 
 
-def test_tables(done):
-    folder, _ = done
+@pytest.fixture(scope="module")
+def two_seeds(done, tmp_path_factory):
+    """The study with a second seed: the first one with some of its answers turned round."""
+    folder = shutil.copytree(done[0], tmp_path_factory.mktemp("two") / "seeds")
+    for variant, every in (("fixed", 5), ("failures", 3)):
+        source = folder / "study/runs" / variant
+        for path in shutil.copytree(source / "seed-0", source / "seed-1").rglob("answers.jsonl"):
+            rows = [json.loads(line) for line in path.read_text().splitlines()]
+            for row in rows[::every]:
+                row["valid"] = row["optimal"] = not row["valid"]
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    plan = folder / "plan.py"
+    plan.write_text(plan.read_text().replace("seeds=(0,)", "seeds=(0, 1)"))
+    study = variants.load(str(plan))
+    study_results.write(folder / "study", study, study.settings(base_of(plan)), {})
+    return folder
+
+
+def test_tables(two_seeds):
+    folder = two_seeds
     found = read(folder)
+    assert found["state"] == {"planned": 6, "finished": 4, "failed": 1, "missing": 1}
     assert found["schema"] == study_results.SCHEMA
     assert found["budget"]["differs"] == {}
     assert found["budget"]["equal"] == {
@@ -256,9 +379,8 @@ def test_tables(done):
     assert "- broken, seed 0 is failed: " in page
 
 
-def test_less_than_the_budget_is_told(done, tmp_path):
-    folder, _ = done
-    found = read(folder)
+def test_less_than_the_budget_is_told(two_seeds):
+    found = read(two_seeds)
     for run in found["runs"]:
         run["used"] |= {"instances": 32, "steps": 4, "updates": 4}
     assert study_results.shortfalls(found) == []
@@ -282,27 +404,34 @@ def test_differences_without_any_spread_are_not_certain():
     assert told["p"] == pytest.approx(expected.pvalue)
 
 
+@pytest.mark.parametrize("base", bases.BASES)
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
-def test_every_study_has_equal_budgets(path, tmp_path):
-    study = study_plan.load(str(path))
-    space: dict = {}
-    exec(path.read_text(), space)
-    base = space["get_config"]()
-    if "qwen3" in path.stem:
+def test_every_study_has_equal_budgets(path, base, tmp_path):
+    study = variants.load(f"{path}:{base}")
+    config = base_of(path) if base == "tiny" else bases.get_config(base)
+    if base != "tiny":
+        if path.stem == "budget":
+            pytest.skip("for the tiny model alone")
         with pytest.raises(UserError, match=r"model\.path"):
-            study.settings(base)
+            study.settings(config)
         (tmp_path / "config.json").write_text("{}")
-        base.model.path = str(tmp_path)
-    settings = study.settings(base)
+        config.model.path = str(tmp_path)
+    settings = study.settings(config)
     assert len(study.seeds) >= 5
     jobs = study_runs.jobs(study, settings)
     assert len({job.folder for job in jobs}) == len(jobs)
     assert len([job for job in jobs if job.variant]) == len(study.variants) * len(study.seeds)
-    if path.stem == "budget_tiny":
+    if path.stem == "budget":
         assert not any(job.shared for job in jobs)  # No two variants begin alike.
-    if path.stem.startswith("designers"):
+    if path.stem == "designers":
         alone = {job.variant for job in jobs if job.variant and job.shared is None}
         assert alone == {"fixed_uniform"}
+
+
+def test_bases_are_named_after_the_file():
+    assert bases.get_config().model.path == "tiny"
+    with pytest.raises(ValueError, match="'qwen9' after the file's name: allowed are tiny, qwen3"):
+        bases.get_config("qwen9")
 
 
 def test_unequal_budgets_are_refused():
@@ -329,9 +458,9 @@ def test_unequal_budgets_are_refused():
         (lambda: Variant("a", "", {"seed": 1}), "those of the study"),
         (lambda: Study("", (Variant("a", ""),), "a"), "at least two"),
         (lambda: Study("", (Variant("a", ""), Variant("b", "")), "c"), "reference='c'"),
-        (lambda: dataclasses.replace(designers_tiny.STUDY, seeds=(1, 1)), "seeds"),
-        (lambda: dataclasses.replace(designers_tiny.STUDY, may_differ=("time",)), "may_differ"),
-        (lambda: study_plan.load("experiments/configs/tiny.py"), "holds no STUDY"),
+        (lambda: dataclasses.replace(designers.STUDY, seeds=(1, 1)), "seeds"),
+        (lambda: dataclasses.replace(designers.STUDY, may_differ=("time",)), "may_differ"),
+        (lambda: variants.load("experiments/configs/tiny.py"), "holds no STUDY"),
     ],
 )
 def test_bad_plans(make, told):
@@ -340,17 +469,16 @@ def test_bad_plans(make, told):
 
 
 def test_where_processes_compute(tmp_path, monkeypatch):
-    settings = designers_tiny.STUDY.settings(bases.tiny_base())["current"][0]
+    settings = designers.STUDY.settings(bases.tiny_base())["current"][0]
 
     def slots(workers):
         return study_runs.slots(tmp_path, workers, settings)
 
     monkeypatch.setattr(study_runs, "_devices", lambda: ("cpu", 1))
     monkeypatch.setattr(study_runs.records, "cores", lambda: [0, 1, 4, 5, 6])
-    cores = [slot.arguments for slot in slots(2)]
-    assert cores == [("--cores=0,1",), ("--cores=4,5",)]
+    assert [slot.cores for slot in slots(2)] == [(0, 1), (4, 5)]
     assert len(slots(0)) == 5
-    assert [slot.arguments for slot in slots(7)][5:] == [("--cores=0",), ("--cores=1",)]
+    assert [slot.cores for slot in slots(7)][5:] == [(0,), (1,)]
     monkeypatch.setattr(study_runs, "_devices", lambda: ("gpu", 2))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     visible = [slot.environment["CUDA_VISIBLE_DEVICES"] for slot in slots(0)]

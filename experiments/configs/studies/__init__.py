@@ -1,5 +1,6 @@
-"""One file for each study: `get_config()` is what its variants have in common, `STUDY` what differs.
+"""One file for each study: `STUDY` holds its variants, `get_config` what they have in common.
 
-`python -m experiments.study --config=experiments/configs/studies/NAME.py --workdir=studies/NAME`;
-options of the base change for all variants, such as `--config.model.path=/models/Qwen3-4B`.
+`python -m experiments.study --config=experiments/configs/studies/NAME.py --workdir=studies/NAME`
+trains the tiny model; with `--config=.../NAME.py:qwen3_4b --config.model.path=/models/Qwen3-4B` the
+same variants start from Qwen3-4B. Options of the base change for all variants.
 """

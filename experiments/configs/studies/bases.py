@@ -1,4 +1,4 @@
-"""What the variants of a study have in common, for each size of model."""
+"""What the variants of a study have in common, for each model."""
 
 import ml_collections
 
@@ -23,8 +23,22 @@ def tiny_base() -> ml_collections.ConfigDict:
     return config
 
 
-def qwen3_base() -> ml_collections.ConfigDict:
+def qwen3_4b_base() -> ml_collections.ConfigDict:
     """Qwen3-4B as published: three rounds of 4,000 instances, 2 epochs over them."""
     config = qwen3_4b.get_config()
     config.checkpoint.keep = 1
     return config
+
+
+BASES = {"tiny": tiny_base, "qwen3_4b": qwen3_4b_base}
+
+
+def get_config(base: str = "tiny") -> ml_collections.ConfigDict:
+    """The base that `--config=FILE.py:BASE` names.
+
+    Raises:
+      ValueError: there is no such base.
+    """
+    if base not in BASES:
+        raise ValueError(f"{base!r} after the file's name: allowed are {', '.join(BASES)}")
+    return BASES[base]()

@@ -1,11 +1,12 @@
-"""What a study compares: variants that differ in a few options, each with the same seeds and budget."""
+"""What a study compares: variants that differ in a few options, with equal seeds and budget."""
 
 import dataclasses
+import functools
+import operator
 import re
 import runpy
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_collections
 
@@ -43,7 +44,7 @@ class Variant:
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise ValueError(
-                f"variant={self.name!r}: allowed are names of small letters, digits, '_', '.' and '-'"
+                f"variant={self.name!r}: allowed are small letters, digits, '_', '.' and '-'"
             )
         for path in self.changes:
             try:
@@ -54,8 +55,7 @@ class Variant:
                 raise ValueError(f"variant={self.name!r}: seed: the seeds are those of the study")
 
 
-@dataclasses.dataclass(frozen=True)
-class Budget:
+class Budget(NamedTuple):
     """What a run may use, all rounds together.
 
     Attributes:
@@ -63,8 +63,8 @@ class Budget:
       instances: training instances asked of the generator.
       steps: training steps.
       updates: optimizer updates, if every step has a signal.
-      answers: answers sampled in training, without redraws.
-      validated: answers to the validation set.
+      answers: completions sampled in training, resampled prompts not counted.
+      validated: completions of validation prompts.
       engineer_steps: steps of training as engineer.
     """
 
@@ -78,7 +78,7 @@ class Budget:
 
     @classmethod
     def of(cls, settings: Settings) -> "Budget":
-        """Of one run."""
+        """The budget of one run."""
         training, rounds = settings.training, settings.loop.rounds
         instances = settings.environment.num_instances
         steps = rounds * training.num_steps(instances)
@@ -92,13 +92,6 @@ class Budget:
             engineer_steps=(rounds - 1) * settings.engineer.training.steps,
         )
 
-    def to_dict(self) -> dict[str, int]:
-        """A mapping ready for JSON."""
-        return dataclasses.asdict(self)
-
-
-BUDGET = tuple(field.name for field in dataclasses.fields(Budget))
-
 
 @dataclasses.dataclass(frozen=True)
 class Study:
@@ -109,9 +102,8 @@ class Study:
       variants: at least two.
       reference: name of the variant that the others are compared with.
       seeds: of the runs; the same for every variant, so that runs of one seed are pairs.
-      may_differ: parts of the `Budget` in which variants are allowed to differ, because that is
-      what
-        is studied. All others must be equal.
+      may_differ: parts of the `Budget` in which variants may differ, because that is what is
+        studied. All others must be equal.
     """
 
     question: str
@@ -128,9 +120,8 @@ class Study:
             raise ValueError(f"reference={self.reference!r}: allowed are {names}")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
             raise ValueError(f"seeds={self.seeds}: distinct integers from 0 up are needed")
-        unknown = set(self.may_differ) - set(BUDGET)
-        if unknown:
-            raise ValueError(f"may_differ={self.may_differ}: allowed are {BUDGET}")
+        if not set(self.may_differ) <= set(Budget._fields):
+            raise ValueError(f"may_differ={self.may_differ}: allowed are {Budget._fields}")
 
     def settings(self, base: ml_collections.ConfigDict) -> dict[str, dict[int, Settings]]:
         """The options of every run, by variant and seed.
@@ -139,67 +130,51 @@ class Study:
           base: the options that all variants have in common.
 
         Raises:
-          UserError: an option is not allowed, or the variants' budgets differ.
+          UserError: an option is not allowed, or the variants differ in budget or validation set.
         """
         result: dict[str, dict[int, Settings]] = {}
         for variant in self.variants:
             options = base.to_dict()
             for path, value in variant.changes.items():
                 *groups, name = path.split(".")
-                group = options
-                for part in groups:
-                    group = group[part]
-                group[name] = value
+                functools.reduce(operator.getitem, groups, options)[name] = value
             try:
                 result[variant.name] = {
                     seed: settings_lib.from_config({**options, "seed": seed}) for seed in self.seeds
                 }
             except UserError as error:
                 raise UserError(f"variant {variant.name}: {error}") from error
-        with user_errors():
-            self._check_validation(result)
-            self._check_budgets(result)
+        first = {name: of_seed[self.seeds[0]] for name, of_seed in result.items()}
+        for path in _SAME_VALIDATION:
+            allowed = "variants that are validated on the same instances"
+            _check_equal(path, first, allowed)
+        budgets = {name: Budget.of(settings) for name, settings in first.items()}
+        for part in Budget._fields:
+            if part not in self.may_differ:
+                allowed = "equal budgets but for what may_differ names"
+                _check_equal(part, budgets, allowed)
         return result
 
-    def _check_validation(self, settings: Mapping[str, Mapping[int, Settings]]) -> None:
-        """All variants answer the same instances, or their answers could not be paired."""
-        for path in _SAME_VALIDATION:
-            values = {name: _option(of[self.seeds[0]], path) for name, of in settings.items()}
-            if len(set(values.values())) > 1:
-                raise ValueError(
-                    f"{path} differs between variants, {values}; allowed are variants that are validated "
-                    "on the same instances"
-                )
 
-    def _check_budgets(self, settings: Mapping[str, Mapping[int, Settings]]) -> None:
-        budgets = {
-            name: Budget.of(of_seed[self.seeds[0]]).to_dict() for name, of_seed in settings.items()
-        }
-        for part in BUDGET:
-            values = {name: budget[part] for name, budget in budgets.items()}
-            if part not in self.may_differ and len(set(values.values())) > 1:
-                raise ValueError(
-                    f"budget: {part} differs between variants, {values}; allowed are equal budgets, "
-                    "except in what the study names in may_differ"
-                )
+def _check_equal(path: str, variants: Mapping[str, Any], allowed: str) -> None:
+    """Checks that what lies at a dotted path is the same in all variants."""
+    values = {name: operator.attrgetter(path)(of) for name, of in variants.items()}
+    if len(set(values.values())) > 1:
+        raise UserError(f"{path} differs between variants, {values}; allowed are {allowed}")
 
 
-def _option(settings: Settings, path: str) -> Any:
-    group, name = path.split(".")
-    return getattr(getattr(settings, group), name)
-
-
-def load(path: str) -> Study:
-    """The `STUDY` of a configuration file.
+def load(config: str) -> Study:
+    """The `STUDY` of a configuration file, named as after `--config`: FILE.py or FILE.py:BASE.
 
     Raises:
       UserError: the file has none.
     """
+    path = config.replace(".py:", ".py\n").partition("\n")[0]
     with user_errors():
         study = runpy.run_path(path, run_name="study").get("STUDY")
     if not isinstance(study, Study):
         raise UserError(
             f"config={path!r}: holds no STUDY; files with one are in experiments/configs/studies/, "
-            f"such as {Path('experiments/configs/studies/designers_tiny.py')}"
+            "such as experiments/configs/studies/designers.py"
         )
     return study

@@ -3,7 +3,7 @@
 import ml_collections
 
 from experiments.configs.studies import bases
-from experiments.study.plan import Study, Variant
+from experiments.study.variants import Study, Variant
 
 _INSTANCES = 1920
 _ROUNDS = (1, 2, 3, 6, 12)

@@ -1,0 +1,27 @@
+"""How much of the training the current checkpoint should be told as engineer, five seeds.
+
+The tiny model learned to design from contexts with the bookkeeping form alone.
+"""
+
+from experiments.configs.studies.bases import get_config as get_config
+from experiments.study.variants import Study, Variant
+
+_V4_WITH_T_IN_FULL = {
+    "engineer.context": "own",
+    "engineer.modules.guideline": True,
+    "engineer.modules.history": "designed",
+    "engineer.modules.training": "full",
+}
+
+STUDY = Study(
+    question=(
+        "Does the current checkpoint design better environments if it is told of its training in "
+        "full, in bookkeeping only, or not at all?"
+    ),
+    variants=(
+        Variant("bookkeeping", "T bookkeeping (V6)", {"engineer.context": "V6"}),
+        Variant("none", "no T (V4)", {"engineer.context": "V4"}),
+        Variant("full", "T in full", _V4_WITH_T_IN_FULL),
+    ),
+    reference="bookkeeping",
+)
