@@ -57,12 +57,14 @@ Student's interval would be a point, and any such difference certain.
 
 import csv
 import io
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy.stats
 import yaml
 
 from experiments import statistics
@@ -70,6 +72,7 @@ from experiments import store as files
 from experiments.answer_log import read_log
 from experiments.evidence import training_evidence
 from experiments.settings import Settings
+from experiments.speed.records import Table
 from experiments.study.variants import Budget, Study
 from learner.training.trainer import GRPOConfig
 from mapf_jax import formats
@@ -88,25 +91,19 @@ RESAMPLES = 4000
 _ROUNDING = 1e-12
 _CROSSED = ("crossed_low", "crossed_high")
 _P_VALUES = ("p", "p_holm", "p_fdr", "p_exact")
+_TRAINED = ("instances", "steps", "updates")
 
 TIMES = files.TIMES
 """In a run's folder: one line for each process that worked on it, with its seconds."""
 FINISHED = "finished.json"
 """In a run's folder, once it is complete."""
 ERROR = "error.txt"
-"""In a run's folder, if its last process failed: why."""
+"""In a run's folder, if its last process failed: why, in one line."""
 
 
 def run_folder(variant: str, seed: int) -> Path:
-    """Of one run, relative to the study's."""
+    """The folder of one run, relative to the study's."""
     return Path("runs") / variant / f"seed-{seed}"
-
-
-def write_error(folder: Path, error: str) -> str:
-    """Notes in the folder of a run why its last process failed; returns it as one line."""
-    line = " ".join(error.split())
-    files.write_text(folder / ERROR, line + "\n")
-    return line
 
 
 def write(
@@ -126,40 +123,27 @@ def write(
     Returns:
       What `study.json` holds.
     """
-    found = gather(root, study, settings, shared)
-    files.write_json(root / "study.json", found)
-    files.write_text(root / "comparison.csv", _csv(found))
-    files.write_text(root / "comparison.md", markdown(found))
-    return found
-
-
-def gather(
-    root: Path,
-    study: Study,
-    settings: Mapping[str, Mapping[int, Settings]],
-    shared: Mapping[tuple[str, int], Path],
-) -> dict[str, Any]:
-    """What `study.json` holds; arguments as of `write`."""
     runs = [
-        _run(
-            root, variant.name, seed, settings[variant.name][seed], shared.get((variant.name, seed))
-        )
+        {
+            **_run(root, variant.name, seed, settings[variant.name][seed].training),
+            "shared": _shared(root, shared.get((variant.name, seed))),
+        }
         for variant in study.variants
         for seed in study.seeds
     ]
     statuses = [run["status"] for run in runs]
-    first = settings[study.reference][study.seeds[0]]
-    budgets = {
-        variant.name: Budget.of(settings[variant.name][study.seeds[0]])
-        for variant in study.variants
+    budgets = {name: Budget.of(of[study.seeds[0]])._asdict() for name, of in settings.items()}
+    parts = {
+        part: {name: budget[part] for name, budget in budgets.items()} for part in Budget._fields
     }
+    equal = {part for part, values in parts.items() if len(set(values.values())) == 1}
     points = [point for run in runs for point in run["points"]]
     versions = [
         path
         for run in runs
         if run["status"] == "finished" and (path := root / run["folder"] / "versions.json").exists()
     ]
-    return {
+    found = {
         "schema": SCHEMA,
         "name": root.name,
         "question": study.question,
@@ -175,65 +159,53 @@ def gather(
                 "name": variant.name,
                 "label": variant.label,
                 "changes": dict(variant.changes),
-                "budget": budgets[variant.name]._asdict(),
+                "budget": budgets[variant.name],
             }
             for variant in study.variants
         ],
-        "budget": _compared(budgets),
-        "base": first.to_dict(),
+        "budget": {
+            "equal": {part: parts[part][study.reference] for part in parts if part in equal},
+            "differs": {part: values for part, values in parts.items() if part not in equal},
+        },
+        "base": settings[study.reference][study.seeds[0]].to_dict(),
         "versions": files.read_json(versions[0]) if versions else None,
-        "rows": [str(size) for size in first.environment.sizes],
+        "rows": list(points[0]["by_row"]) if points else [],
         "checks": list(points[0]["failed"]) if points else [],
         "runs": runs,
         "metrics": [{"name": name, "label": label} for name, label in METRICS.items()],
         "comparison": compare(root, study, runs),
     }
-
-
-def _compared(budgets: Mapping[str, Budget]) -> dict[str, Any]:
-    equal: dict[str, int] = {}
-    differs: dict[str, dict[str, int]] = {}
-    for part in Budget._fields:
-        values = {name: getattr(budget, part) for name, budget in budgets.items()}
-        if len(set(values.values())) == 1:
-            equal[part] = next(iter(values.values()))
-        else:
-            differs[part] = values
-    return {"equal": equal, "differs": differs}
+    files.write_json(root / "study.json", found)
+    files.write_text(root / "comparison.csv", _csv(found))
+    files.write_text(root / "comparison.md", markdown(found))
+    return found
 
 
 # One run
 
 
-def _run(
-    root: Path, variant: str, seed: int, settings: Settings, shared: Path | None
-) -> dict[str, Any]:
+def _run(root: Path, variant: str, seed: int, training: GRPOConfig) -> dict[str, Any]:
     folder = root / run_folder(variant, seed)
-    error = folder / ERROR
+    status, error = "missing", None
     if (folder / FINISHED).exists():
         status = "finished"
-    else:
-        status = "failed" if error.exists() else "missing"
-    points = _points(folder, settings.training)
-    used = points[-1]["used"] if points else _NOTHING
-    for point in points:
-        point.update({name: point["used"][name] for name in ("steps", "updates", "instances")})
-        del point["used"]
+    elif (folder / ERROR).exists():
+        status, error = "failed", (folder / ERROR).read_text().strip()
+    points, used = _points(folder, training)
     return {
         "variant": variant,
         "seed": seed,
         "folder": str(run_folder(variant, seed)),
         "status": status,
-        "error": error.read_text().strip() if status == "failed" else None,
+        "error": error,
         **_times(folder),
-        "shared": None if shared is None else {"folder": str(shared), **_times(root / shared)},
         "used": used,
         "points": points,
     }
 
 
-_TRAINED = ("instances", "steps", "updates")
-_NOTHING = {"instances_asked": 0, "instances": 0, "steps": 0, "updates": 0, "answers": 0}
+def _shared(root: Path, folder: Path | None) -> dict[str, Any] | None:
+    return None if folder is None else {"folder": str(folder), **_times(root / folder)}
 
 
 def _times(folder: Path) -> dict[str, float]:
@@ -243,72 +215,68 @@ def _times(folder: Path) -> dict[str, float]:
     }
 
 
-def _points(folder: Path, training: GRPOConfig) -> list[dict[str, Any]]:
-    """Of a run: validation before training, and what each finished round was and led to."""
-    answers = training.prompts_per_step * training.group_size
-    initial = folder / "initial" / "validation.json"
-    if not initial.exists():
-        return []
-    nothing = dict.fromkeys(("config", "achieved", "training", "design"))
-    used: dict[str, int] = dict(_NOTHING)
-    points = [{"round": None, "used": used, **_outcome(initial), **nothing}]
-    while True:
-        index = len(points) - 1
+def _points(folder: Path, training: GRPOConfig) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """The points of a run and what it has used, both as `study.json` has them."""
+    used = dict.fromkeys(("instances_asked", *_TRAINED, "answers"), 0)
+    if not (folder / "initial" / "validation.json").exists():
+        return [], used
+    untrained = dict.fromkeys(("config", "achieved", "training", "design"))
+    points = [{"round": None, **_validated(folder / "initial", used), **untrained}]
+    for index in itertools.count():
         here = folder / "rounds" / str(index)
         if not (here / "evidence.json").exists():
-            return points
+            break
         lines = [json.loads(line) for line in (here / "train.jsonl").read_text().splitlines()]
         generated = files.read_json(here / "generated.json")
         evidence = training_evidence(here)
+        batch = training.prompts_per_step * training.group_size
         used = {
             "instances_asked": used["instances_asked"] + generated["asked"],
             "instances": used["instances"] + generated["made"],
             "steps": used["steps"] + len(lines),
             "updates": used["updates"] + int(sum(line["updates"] for line in lines)),
-            "answers": used["answers"] + answers * int(sum(line["draws"] for line in lines)),
+            "answers": used["answers"] + batch * int(sum(line["draws"] for line in lines)),
         }
+        config = yaml.safe_load((here / "environment.yaml").read_text())
+        before = folder / "rounds" / str(index - 1) / "design" / "design.json"
         points.append(
             {
                 "round": index,
-                "used": used,
-                **_outcome(here / "validation.json"),
-                "config": {
-                    str(row): numbers
-                    for row, numbers in yaml.safe_load(
-                        (here / "environment.yaml").read_text()
-                    ).items()
-                },
+                **_validated(here, used),
+                "config": {str(row): numbers for row, numbers in config.items()},
                 "achieved": {row: dict(numbers) for row, numbers in evidence.achieved.items()},
                 "training": {
                     "reward": evidence.reward,
                     "valid": round(float(np.mean([line["task/valid"] for line in lines])), 4),
                     "nondegenerate_fraction": evidence.nondegenerate_fraction,
                 },
-                "design": _design(folder / "rounds" / str(index - 1), here) if index else None,
+                "design": _design(before, generated["note"]) if index else None,
             }
         )
+    return points, used
 
 
-def _outcome(path: Path) -> dict[str, Any]:
-    """The counts of one validation, over all rows and by row."""
+def _validated(here: Path, used: Mapping[str, int]) -> dict[str, Any]:
+    """What was used up to a validation, and its counts over all rows and by row."""
     names = ("answers", "valid", "optimal")
-    (table,) = (value for key, value in files.read_json(path).items() if key.startswith("by_"))
+    found = files.read_json(here / "validation.json")
+    (table,) = (value for key, value in found.items() if key.startswith("by_"))
     rows = {
         row: {**{name: values[name] for name in names}, "failed": values["failed"]}
         for row, values in table.items()
     }
     checks = next(iter(rows.values()))["failed"]
     return {
+        **{name: used[name] for name in _TRAINED},
         **{name: sum(row[name] for row in rows.values()) for name in names},
         "failed": {check: sum(row["failed"][check] for row in rows.values()) for check in checks},
         "by_row": rows,
     }
 
 
-def _design(before: Path, here: Path) -> dict[str, Any]:
-    design = files.read_json(before / "design" / "design.json")
-    # A design without any solvable instance was not used.
-    note = files.read_json(here / "generated.json")["note"]
+def _design(path: Path, note: str) -> dict[str, Any]:
+    """How a round's configuration came about; with a note, the design could not be used."""
+    design = files.read_json(path)
     return {
         "source": design["source"],
         "kept_previous": design["kept_previous"] or bool(note),
@@ -335,34 +303,33 @@ def compare(root: Path, study: Study, runs: Sequence[Mapping[str, Any]]) -> list
     for run in runs:
         if run["status"] == "finished":
             scores[run["variant"]][run["seed"]] = _scores(root / run["folder"], run["points"])
-    table = []
+    comparison = []
     for metric in METRICS:
+        tables = {
+            name: {seed: score[metric] for seed, score in of_seed.items()}
+            for name, of_seed in scores.items()
+        }
         rows = [
             {
                 "metric": metric,
-                "variant": variant.name,
-                **_mean(
-                    {seed: float(s[metric].mean()) for seed, s in scores[variant.name].items()}
-                ),
-                "difference": (
-                    None
-                    if variant.name == study.reference
-                    else _difference(metric, scores[variant.name], scores[study.reference])
-                ),
+                "variant": name,
+                **_mean({seed: float(table.mean()) for seed, table in of_seed.items()}),
+                "difference": None
+                if name == study.reference
+                else _difference(of_seed, tables[study.reference]),
             }
-            for variant in study.variants
+            for name, of_seed in tables.items()
         ]
-        tested = [row["difference"] for row in rows if row["difference"]]
-        tested = [difference for difference in tested if difference["p"] is not None]
-        p_values = [difference["p"] for difference in tested]
-        for name, correct in (
-            ("p_holm", statistics.holm),
-            ("p_fdr", statistics.benjamini_hochberg),
-        ):
-            for difference, p in zip(tested, correct(p_values), strict=True):
-                difference[name] = p
-        table += rows
-    return table
+        tested = [d for row in rows if (d := row["difference"]) and d["p"] is not None]
+        if tested:
+            p_values = [difference["p"] for difference in tested]
+            fdr = scipy.stats.false_discovery_control(p_values).tolist()
+            for difference, p_holm, p_fdr in zip(
+                tested, statistics.holm(p_values), fdr, strict=True
+            ):
+                difference.update(p_holm=p_holm, p_fdr=p_fdr)
+        comparison += rows
+    return comparison
 
 
 def _scores(folder: Path, points: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
@@ -382,42 +349,38 @@ def _scores(folder: Path, points: Sequence[Mapping[str, Any]]) -> dict[str, np.n
 
 
 def _mean(values: Mapping[int, float]) -> dict[str, Any]:
-    several = len(values) >= 2
-    found = statistics.mean_interval(list(values.values()), LEVEL) if several else None
-    return {
+    """The values by seed, their mean and standard deviation, and Student's interval of the mean."""
+    array = np.array(list(values.values()))
+    result: dict[str, Any] = {
         "values": {str(seed): value for seed, value in values.items()},
-        "mean": float(np.mean(list(values.values()))) if values else None,
-        "sd": float(np.std(list(values.values()), ddof=1)) if several else None,
-        "low": float(found.low) if found else None,
-        "high": float(found.high) if found else None,
+        **dict.fromkeys(("mean", "sd", "low", "high")),
     }
+    if len(array):
+        result["mean"] = float(array.mean())
+    if len(array) > 1:
+        half = scipy.stats.t.ppf((1 + LEVEL) / 2, len(array) - 1) * scipy.stats.sem(array)
+        result["sd"] = float(array.std(ddof=1))
+        result["low"], result["high"] = float(array.mean() - half), float(array.mean() + half)
+    return result
 
 
 def _difference(
-    metric: str,
-    variant: Mapping[int, Mapping[str, np.ndarray]],
-    reference: Mapping[int, Mapping[str, np.ndarray]],
+    variant: Mapping[int, np.ndarray], reference: Mapping[int, np.ndarray]
 ) -> dict[str, Any]:
-    seeds = [seed for seed in variant if seed in reference]
-    tables = {seed: variant[seed][metric] - reference[seed][metric] for seed in seeds}
+    """The `difference` of `study.json` but for its corrections, from f64[instances] by seed."""
+    tables = {seed: variant[seed] - reference[seed] for seed in variant if seed in reference}
     means = {seed: float(table.mean()) for seed, table in tables.items()}
     result = {**dict.fromkeys((*_CROSSED, *_P_VALUES)), **paired(means)}
-    if len(seeds) < 2:
-        return result
-    values = list(means.values())
-    crossed = statistics.crossed_bootstrap(
-        np.stack(list(tables.values())),
-        np.random.default_rng(0),  # The same resamples for all variants, and at every call.
-        level=LEVEL,
-        resamples=RESAMPLES,
-    )
-    exact = float(statistics.sign_flip(values)) if len(values) <= statistics.MOST_FLIPPED else None
-    return {
-        **result,
-        "p_exact": exact,
-        "crossed_low": crossed.low,
-        "crossed_high": crossed.high,
-    }
+    if len(tables) > 1:
+        result["crossed_low"], result["crossed_high"] = statistics.crossed_bootstrap(
+            np.stack(list(tables.values())),
+            np.random.default_rng(0),  # The same resamples for all variants, and at every call.
+            level=LEVEL,
+            resamples=RESAMPLES,
+        )
+        if len(tables) <= statistics.MOST_FLIPPED:
+            result["p_exact"] = float(statistics.sign_flip(list(means.values())))
+    return result
 
 
 def paired(differences: Mapping[int, float]) -> dict[str, Any]:
@@ -426,14 +389,16 @@ def paired(differences: Mapping[int, float]) -> dict[str, Any]:
     Returns:
       values, mean, low, high and p, as the `difference` of `study.json` has them.
     """
-    result = _mean(differences)
+    result = {**_mean(differences), "p": None}
     del result["sd"]
-    values = list(differences.values())
+    values = np.array(list(differences.values()))
     if len(values) < 2:
-        return {**result, "p": None}
-    if any(values) and np.ptp(values) < _ROUNDING:
-        return {**result, "low": None, "high": None, "p": None}
-    return {**result, "p": float(statistics.mean_interval(values, LEVEL).p)}
+        return result
+    if not values.any():
+        return {**result, "p": 1.0}
+    if np.ptp(values) < _ROUNDING:
+        return {**result, "low": None, "high": None}
+    return {**result, "p": float(scipy.stats.ttest_1samp(values, 0).pvalue)}
 
 
 # For people
@@ -450,7 +415,7 @@ def _csv(found: Mapping[str, Any]) -> str:
 
 def _flat(row: Mapping[str, Any]) -> dict[str, str]:
     difference = row["difference"] or {}
-    figures = {
+    numbers = {
         **{name: row[name] for name in ("mean", "sd", "low", "high")},
         "difference": difference.get("mean"),
         "difference_low": difference.get("low"),
@@ -461,12 +426,8 @@ def _flat(row: Mapping[str, Any]) -> dict[str, str]:
         "metric": row["metric"],
         "variant": row["variant"],
         "seeds": str(len(row["values"])),
-        **{name: _number(value) for name, value in figures.items()},
+        **{name: "" if value is None else f"{value:.6g}" for name, value in numbers.items()},
     }
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.6g}"
 
 
 def markdown(found: Mapping[str, Any]) -> str:
@@ -484,34 +445,38 @@ def markdown(found: Mapping[str, Any]) -> str:
         + ".",
     ]
     for part, values in found["budget"]["differs"].items():
-        told = ", ".join(f"{labels[variant]} {value:,}" for variant, value in values.items())
-        lines.append(f"What differs on purpose is {part.replace('_', ' ')}: {told}.")
-    short = [f"- {sentence}" for sentence in shortfalls(found)]
-    lines += [*(["", *short] if short else []), *_failed(found, labels)]
-    level = f"{found['level']:.0%}"
+        listed = ", ".join(f"{labels[variant]} {value:,}" for variant, value in values.items())
+        lines.append(f"What differs on purpose is {part.replace('_', ' ')}: {listed}.")
+    items = shortfalls(found) + [
+        f"{labels[run['variant']]}, seed {run['seed']} is {run['status']}"
+        + (f": {run['error']}" if run["error"] else "")
+        for run in found["runs"]
+        if run["status"] != "finished"
+    ]
+    lines += ["", *(f"- {item}" for item in items)] if items else []
+    level, reference = f"{found['level']:.0%}", found["reference"]
+    columns = (
+        *("variant", "seeds", f"mean ({level})", f"minus {labels[reference]} ({level})"),
+        *("with instances", "p", "p (Holm)", "p (exact)"),
+    )
     for metric in found["metrics"]:
-        rows = [row for row in found["comparison"] if row["metric"] == metric["name"]]
-        lines += [
-            "",
-            f"## {metric['label'][0].upper()}{metric['label'][1:]}",
-            "",
-            f"| variant | seeds | mean ({level}) | minus {labels[found['reference']]} ({level}) "
-            "| with instances | p | p (Holm) | p (exact) |",
-            "| --- | --- | --- | --- | --- | --- | --- | --- |",
-        ]
-        for row in rows:
-            d = row["difference"] or {}
-            cells = (
-                labels[row["variant"]],
-                str(len(row["values"])),
-                _percent(row["mean"], row["low"], row["high"]),
-                "reference"
-                if row["variant"] == found["reference"]
-                else _points_apart(d.get("mean"), d.get("low"), d.get("high")),
-                _points_apart(None, d.get("crossed_low"), d.get("crossed_high")),
-                *(_p(d.get(name)) for name in ("p", "p_holm", "p_exact")),
-            )
-            lines.append("| " + " | ".join(cells) + " |")
+        rows = []
+        for row in found["comparison"]:
+            if row["metric"] == metric["name"]:
+                d = row["difference"] or {}
+                apart = _interval(d, "{:+.1f}", "", "low", "high")
+                rows.append(
+                    (
+                        labels[row["variant"]],
+                        str(len(row["values"])),
+                        _interval(row, "{:.1f}", " %", "low", "high"),
+                        "reference" if row["variant"] == reference else apart,
+                        _interval(d | {"mean": None}, "{:+.1f}", "", *_CROSSED),
+                        *(_p(d.get(name)) for name in ("p", "p_holm", "p_exact")),
+                    )
+                )
+        title = f"{metric['label'][0].upper()}{metric['label'][1:]}"
+        lines += ["", Table(title, columns, rows).to_markdown().rstrip()]
     lines += [
         "",
         "Means over seeds with Student's interval; differences, in points, are paired by seed, "
@@ -539,36 +504,24 @@ def shortfalls(found: Mapping[str, Any]) -> list[str]:
             and any(run["used"][part] < variant["budget"][part] for part in _TRAINED)
         }
         if short:
-            told = ", ".join(
+            listed = ", ".join(
                 f"seed {seed}: " + ", ".join(f"{used[part]:,} {part}" for part in _TRAINED)
                 for seed, used in short.items()
             )
-            sentences.append(f"{variant['label']} trained on less than its budget: {told}.")
+            sentences.append(f"{variant['label']} trained on less than its budget: {listed}.")
     return sentences
 
 
-def _failed(found: Mapping[str, Any], labels: Mapping[str, str]) -> list[str]:
-    lines = [
-        f"- {labels[run['variant']]}, seed {run['seed']} is {run['status']}"
-        + (f": {run['error']}" if run["error"] else "")
-        for run in found["runs"]
-        if run["status"] != "finished"
+def _interval(numbers: Mapping[str, Any], form: str, unit: str, low: str, high: str) -> str:
+    """A mean and its interval in percent or points, as far as they are known."""
+    mean = numbers.get("mean")
+    ends = [
+        form.format(100 * end) for name in (low, high) if (end := numbers.get(name)) is not None
     ]
-    return ["", *lines] if lines else []
-
-
-def _percent(mean: float | None, low: float | None, high: float | None) -> str:
-    if mean is None:
-        return ""
-    told = f"{100 * mean:.1f} %"
-    return told if low is None or high is None else f"{told} ({100 * low:.1f} to {100 * high:.1f})"
-
-
-def _points_apart(mean: float | None, low: float | None, high: float | None) -> str:
-    between = "" if low is None or high is None else f"{100 * low:+.1f} to {100 * high:+.1f}"
+    between = " to ".join(ends)
     if mean is None:
         return between
-    return f"{100 * mean:+.1f}" + (f" ({between})" if between else "")
+    return form.format(100 * mean) + unit + (f" ({between})" if between else "")
 
 
 def _p(value: float | None) -> str:

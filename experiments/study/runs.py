@@ -25,8 +25,8 @@ from experiments.errors import UserError
 from experiments.progress import Reporter
 from experiments.settings import EngineerSettings, LogSettings, LoopSettings, Settings
 from experiments.speed import records
-from experiments.store import RunDirectory
-from experiments.study.results import ERROR, FINISHED, run_folder, write_error
+from experiments.store import RunDirectory, write_text
+from experiments.study.results import ERROR, FINISHED, run_folder
 from experiments.study.variants import Study
 from learner.devices import preemption
 
@@ -313,7 +313,7 @@ class Runner:
         else:
             self._errors[job.folder] = error
             with contextlib.suppress(OSError):
-                write_error(self._root / job.folder, error)
+                write_text(self._root / job.folder / ERROR, error + "\n")
         self._done += 1
         self._seconds += seconds
         left = self._seconds / self._done * (self._total - self._done) / self._num_slots

@@ -38,7 +38,7 @@ def test_wilson_against_published_values(successes, trials, low, high):
 
 
 @given(st.integers(1, 3000), st.data())
-def test_wilson_holds_the_share_and_mirrors(trials, data):
+def test_wilson_holds_the_ratio_and_mirrors(trials, data):
     successes = data.draw(st.integers(0, trials))
     low, high = statistics.wilson(successes, trials)
     assert 0 <= low <= successes / trials <= high <= 1
@@ -47,36 +47,24 @@ def test_wilson_holds_the_share_and_mirrors(trials, data):
     assert statistics.wilson(0, 0) == (0, 1)
 
 
-def test_mean_interval_is_the_paired_t_test():
-    first, second = np.random.default_rng(0).normal(size=(2, 3, 7))
-    found = statistics.mean_interval(first - second)
-    reference = scipy.stats.ttest_rel(first, second, axis=-1)
-    bounds = reference.confidence_interval()
-    np.testing.assert_allclose(found.p, reference.pvalue, atol=1e-13)
-    np.testing.assert_allclose((found.low, found.high), (bounds.low, bounds.high), atol=1e-12)
-    same = statistics.mean_interval(np.zeros(5))
-    assert tuple(map(float, same)) == (0.0, 0.0, 0.0, 1.0)
-
-
-def test_what_is_told_after_the_correction():
+def test_what_is_significant_after_the_correction():
     values = np.random.default_rng(4).normal(size=6)
-    found = statistics.mean_interval(values)
-    least = statistics.minimum_detectable_difference(float(found.high - found.low) / 2, 6, 7)
-    for factor, told in ((1.001, True), (0.999, False)):
-        moved = statistics.mean_interval(values - values.mean() + factor * least)
-        adjusted = statistics.holm([float(moved.p), *[0.9] * 6])
-        assert (adjusted[0] < 0.05) == told
+    low, high = scipy.stats.ttest_1samp(values, 0).confidence_interval()
+    least = statistics.minimum_detectable_difference((high - low) / 2, 6, 7)
+    for factor, significant in ((1.001, True), (0.999, False)):
+        moved = scipy.stats.ttest_1samp(values - values.mean() + factor * least, 0)
+        adjusted = statistics.holm([float(moved.pvalue), *[0.9] * 6])
+        assert (adjusted[0] < 0.05) == significant
 
 
 def coverage(interval, draw, seeds, level=0.95):
-    """Share of data sets, all with mean 0, whose interval holds 0."""
+    """Fraction of data sets, all with mean 0, whose interval holds 0."""
     low, high = interval(draw(np.random.default_rng(7), (DATA_SETS, seeds)), level)
     return float(((low <= 0) & (high >= 0)).mean())
 
 
 def student(values, level):
-    found = statistics.mean_interval(values, level)
-    return found.low, found.high
+    return scipy.stats.ttest_1samp(values, 0, axis=-1).confidence_interval(level)
 
 
 def resampled(method):
@@ -97,6 +85,7 @@ def resampled(method):
     return interval
 
 
+@pytest.mark.slow
 def test_what_the_intervals_cover_at_five_seeds():
     covered = {
         name: [
@@ -106,7 +95,7 @@ def test_what_the_intervals_cover_at_five_seeds():
         for name, draw in DISTRIBUTIONS.items()
     }
     for name, row in covered.items():
-        print(f"{name}: " + " ".join(f"{share:.3f}" for share in row))
+        print(f"{name}: " + " ".join(f"{fraction:.3f}" for fraction in row))
     # 4,000 data sets give a standard error of 0.35 points at 95 %.
     assert abs(covered["normal"][0] - 0.95) < 0.011
     assert 0.93 < covered["uniform"][0] < 0.96
@@ -160,7 +149,7 @@ def test_sign_flip():
     np.testing.assert_allclose(
         statistics.sign_flip(differences), (means >= observed - 1e-9).mean(1), atol=1e-15
     )
-    # Under the hypothesis a p-value is at most p in a share p of all cases.
+    # Under the hypothesis a p-value is at most p in a fraction p of all cases.
     p = statistics.sign_flip(np.random.default_rng(6).normal(size=(4000, 6)))
     for level in (0.05, 0.1, 0.25):
         assert (p <= level).mean() <= level + 0.02
@@ -170,10 +159,6 @@ def test_sign_flip():
 def test_corrections_by_hand():
     # Sorted .005 .01 .03 .04 times 4 3 2 1: .02 .03 .06 .04, and never falling: .02 .03 .06 .06.
     np.testing.assert_allclose(statistics.holm([0.01, 0.04, 0.03, 0.005]), [0.03, 0.06, 0.06, 0.02])
-    # Sorted .005 .01 .03 .04 times 4/1 4/2 4/3 4/4: .02 .02 .04 .04.
-    np.testing.assert_allclose(
-        statistics.benjamini_hochberg([0.01, 0.04, 0.03, 0.005]), [0.02, 0.04, 0.04, 0.02]
-    )
     assert statistics.holm([0.6, 0.7]) == [1.0, 1.0]
     assert statistics.holm([]) == []
 
@@ -181,33 +166,21 @@ def test_corrections_by_hand():
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
 def test_corrections(p_values):
     holm = np.array(statistics.holm(p_values))
-    hochberg = np.array(statistics.benjamini_hochberg(p_values))
+    hochberg = scipy.stats.false_discovery_control(p_values)
     assert ((np.array(p_values) <= hochberg + 1e-15) & (hochberg <= holm + 1e-15)).all()
     assert (holm <= np.minimum(1, np.array(p_values) * len(p_values)) + 1e-15).all()
-    np.testing.assert_allclose(hochberg, scipy.stats.false_discovery_control(p_values), atol=1e-12)
 
 
 def test_holm_keeps_the_family_wise_error():
     """Seven true hypotheses, one reference variant shared by all comparisons."""
     rng = np.random.default_rng(9)
     variants = rng.normal(size=(2000, 8, 5))
-    p = statistics.mean_interval(variants[:, 1:] - variants[:, :1]).p
+    p = scipy.stats.ttest_rel(variants[:, 1:], variants[:, :1], axis=-1).pvalue
     wrong = np.mean([min(statistics.holm(row)) <= 0.05 for row in p.tolist()])
     assert wrong <= 0.065
     assert (p.min(1) <= 0.05).mean() > 0.15  # Without the correction.
 
 
-@pytest.mark.parametrize(
-    ("call", "told"),
-    [
-        (lambda: statistics.wilson(3, 2), "successes=3, trials=2"),
-        (lambda: statistics.mean_interval([1.0]), "at least two"),
-        (lambda: statistics.mean_interval([1.0, 2.0], level=1.0), "level=1.0"),
-        (lambda: statistics.crossed_bootstrap([[1.0, 2.0]], np.random.default_rng(0)), "2 seeds"),
-        (lambda: statistics.sign_flip(np.zeros(21)), "1 to 20"),
-        (lambda: statistics.holm([0.5, 1.5]), "p_values"),
-    ],
-)
-def test_bad_input(call, told):
-    with pytest.raises(ValueError, match=told):
-        call()
+def test_more_successes_than_trials_are_refused():
+    with pytest.raises(ValueError, match="successes=3"):
+        statistics.wilson(3, 2)
