@@ -78,7 +78,7 @@ def plain_texts(space: ConfigurationSpace, task: str, checks: Sequence[str]) -> 
         guideline=(
             "Guideline: the model is trained by reinforcement learning on groups of its own "
             "answers. A group teaches only if some of its answers succeed and others fail. Give "
-            "the largest share to what is solved about half of the time, a small one to what "
+            "the largest fraction to what is solved about half of the time, a small one to what "
             "already works, and change what works in small steps."
         ),
         output_format=(
