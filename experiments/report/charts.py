@@ -65,14 +65,6 @@ class Series:
     look: int | None = 0
     faint: bool = False
 
-    def __post_init__(self) -> None:
-        for name in ("y", "low", "high"):
-            values = getattr(self, name)
-            if len(values) != len(self.x) and (values or name == "y"):
-                raise ValueError(
-                    f"{self.name}: {len(values)} values of {name} for {len(self.x)} of x"
-                )
-
 
 @dataclasses.dataclass(frozen=True)
 class Lines:
@@ -142,7 +134,7 @@ class Lines:
         return figure
 
     def _draw_line(self, axes: Any, line: Series) -> None:
-        y = [math.nan if value is None else value for value in line.y]
+        y, low, high = (np.array(values, float) for values in (line.y, line.low, line.high))
         colour, marker = style.LIGHT["ink"], "o"
         dashes: tuple[float, ...] = ()
         if line.look is not None:
@@ -163,8 +155,6 @@ class Lines:
         if dashes:
             drawn.set_dashes(dashes)
         if line.low:
-            low = [math.nan if value is None else value for value in line.low]
-            high = [math.nan if value is None else value for value in line.high]
             axes.vlines(line.x, low, high, color=colour, linewidth=1.2)
 
 

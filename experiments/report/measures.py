@@ -34,14 +34,17 @@ MEASURES = {
     ),
     "cells_changed": ("values changed", "Fraction of all values of the configuration."),
     "saturated_rows": ("saturated rows", "Rows with a valid rate of at least 90 %."),
-    "saturated_shrunk": ("given less data", "Fraction of them whose data ratio fell."),
+    "saturated_shrunk": ("saturated rows reduced", "Fraction of them whose data ratio fell."),
     "hopeless_rows": ("hopeless rows", "Rows with a valid rate of at most 10 %."),
-    "hopeless_eased": ("eased", "Fraction of them made easier or given less data."),
+    "hopeless_eased": ("hopeless rows eased", "Fraction of them made easier or given less data."),
     "mistakes": (
         "earlier changes followed by a loss",
         "Values that the previous design changed in rows whose valid rate then fell.",
     ),
-    "mistakes_reversed": ("taken back", "Fraction of them that this design moves back."),
+    "mistakes_reversed": (
+        "such changes taken back",
+        "Fraction of them that this design moves back.",
+    ),
     "signal_before": (
         "expected signal before",
         "Sum over rows of the data ratio times 4 p (1 - p), with the previous data ratios.",

@@ -176,17 +176,15 @@ def read_run(root: Path) -> Run:
     """Reads the folder of a run; what is not there yet is left out.
 
     Raises:
-      ValueError: it is no folder of a run, or a file of it is damaged; the message names it.
+      ValueError: a file of it is damaged; the message names it.
     """
-    if not is_run(root):
-        raise ValueError(f"{root}: no run is there (a run has a config.json)")
     folders = [path for path in (root / "rounds").glob("*") if path.name.isdecimal()]
     rounds = [_round(path) for path in sorted(folders, key=lambda path: int(path.name))]
     times = read_log(root / files.TIMES)
     return Run(
         root=root,
-        settings=_json(root / "config.json"),
-        versions=_json(root / "versions.json") or {},
+        settings=read_json(root / "config.json"),
+        versions=read_json(root / "versions.json") or {},
         seconds=sum(line["seconds"] for line in times) if times else None,
         initial=_validation(root / "initial"),
         rounds=tuple(rounds),
@@ -207,7 +205,7 @@ def _round(folder: Path) -> Round:
 
 
 def _generated(path: Path) -> Generated | None:
-    found = _json(path)
+    found = read_json(path)
     if found is None:
         return None
     rows = {}
@@ -231,7 +229,7 @@ def _configuration(path: Path) -> Configuration:
 
 def _validation(folder: Path) -> Validation | None:
     path = folder / "validation.json"
-    found = _json(path)
+    found = read_json(path)
     if found is None:
         return None
     try:
@@ -247,13 +245,13 @@ def _validation(folder: Path) -> Validation | None:
 
 
 def _design(folder: Path) -> Design | None:
-    design = _json(folder / "design.json")
+    design = read_json(folder / "design.json")
     if design is None:
         return None
     return Design(
         design,
-        _json(folder / "analysis.json"),
-        _json(folder / "reading.json"),
+        read_json(folder / "analysis.json"),
+        read_json(folder / "reading.json"),
         _text(folder / "context.md"),
         _text(folder / "answers.md"),
     )
@@ -263,8 +261,12 @@ def _text(path: Path) -> str:
     return path.read_text(errors="replace") if path.is_file() else ""
 
 
-def _json(path: Path) -> Any:
-    """What a file holds; None if it is not there."""
+def read_json(path: Path) -> Any:
+    """What a file holds; None if it is not there.
+
+    Raises:
+      ValueError: it is damaged; the message names it.
+    """
     if not path.is_file():
         return None
     try:

@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from flax.traverse_util import flatten_dict
+
 from engineer.space import Configuration
 from experiments.report import answers, measures, published_fractions
 from experiments.report.charts import Drawn, Gallery, Lines, Series, running_mean
@@ -42,7 +44,6 @@ def page(run: Run, gallery: Gallery) -> str:
         for each in run.rounds
         if each.design is not None and each.design.measures is not None
     }
-    parts = [_seconds(run.steps, part) for part in _PARTS]
     drawn = {
         "validation": _validation(run, gallery),
         "training": _training(run, gallery),
@@ -56,7 +57,7 @@ def page(run: Run, gallery: Gallery) -> str:
         title=f"Run {run.root.resolve().name}",
         run=run,
         complete=run.finished >= (run.option("loop.rounds") or 0),
-        step_seconds=sum(part or 0 for part in parts),
+        step_seconds=sum(_seconds(run.steps, part) or 0 for part in _PARTS),
         environment=_listed(run.option("environment")),
         mesh=_listed(run.option("mesh")),
         changed=_changed(run.settings),
@@ -84,20 +85,13 @@ def _listed(options: Mapping[str, Any] | None) -> str:
 
 def _changed(settings: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """(option, value, default) of all that differ from the defaults."""
-    plain = json.loads(json.dumps(dict(_flat(Settings().to_dict()))))
+    plain, own = (
+        {path: json.dumps(value) for path, value in flatten_dict(options, sep=".").items()}
+        for options in (Settings().to_dict(), settings)
+    )
     return [
-        (path, json.dumps(value), json.dumps(plain[path]) if path in plain else DASH)
-        for path, value in _flat(settings)
-        if path not in plain or plain[path] != value
+        (path, own[path], plain.get(path, DASH)) for path in own if own[path] != plain.get(path)
     ]
-
-
-def _flat(settings: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{path}{name}.")
-        else:
-            yield f"{path}{name}", value
 
 
 def _seconds(steps: Sequence[Mapping[str, float]], part: str) -> float | None:

@@ -4,6 +4,7 @@ The fields of that file are described in `experiments.study.results`. Measures o
 answers come from the folders of the runs, where those are there too.
 """
 
+import dataclasses
 import itertools
 import math
 import statistics as plain
@@ -12,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from engineer.space import Configuration
-from experiments import store as files
 from experiments.report import answers, measures, published_fractions
 from experiments.report.charts import Drawn, Estimate, Estimates, Gallery, Lines, Series
 from experiments.report.page import DASH, estimate, p_value, percent, render
-from experiments.report.reading import Run, is_run, read_run
+from experiments.report.reading import Run, is_run, read_json, read_run
 from experiments.statistics import holm, minimum_detectable_difference
 from experiments.study import results as study_results
 
@@ -37,6 +37,50 @@ Found = Mapping[str, Any]
 """Part of what `study.json` holds."""
 
 
+@dataclasses.dataclass(frozen=True)
+class _Study:
+    """A study, with names for what several parts of its page need.
+
+    Attributes:
+      found: what `study.json` holds.
+      runs: the finished runs whose folders are there, by variant and seed.
+    """
+
+    found: Found
+    runs: Mapping[tuple[str, int], Run]
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What to call each variant, by name."""
+        return {variant["name"]: variant["label"] for variant in self.found["variants"]}
+
+    @property
+    def finished(self) -> dict[str, list[Found]]:
+        """The finished runs of each variant that has any."""
+        runs = [run for run in self.found["runs"] if run["status"] == "finished"]
+        by_variant = {name: [r for r in runs if r["variant"] == name] for name in self.labels}
+        return {name: done for name, done in by_variant.items() if done}
+
+    @property
+    def label(self) -> str:
+        """What a row of a configuration is called."""
+        return next((run.label for run in self.runs.values()), "row")
+
+    @property
+    def level(self) -> str:
+        """The level of all intervals."""
+        return f"{100 * self.found['level']:.0f}\N{NO-BREAK SPACE}%"
+
+    @property
+    def starts(self) -> list[Found]:
+        """The validations before training."""
+        return [run["points"][0] for run in self.found["runs"] if run["points"]]
+
+    def rows(self, metric: Found) -> list[Found]:
+        """The comparison in one metric, by variant."""
+        return [row for row in self.found["comparison"] if row["metric"] == metric["name"]]
+
+
 def is_study(root: Path) -> bool:
     """Whether a folder is that of a study."""
     return (root / _FILE).is_file()
@@ -49,65 +93,50 @@ def page(root: Path, gallery: Gallery) -> str:
       ValueError: the file of the study, or one of a run, is damaged or of another version.
     """
     path = root / _FILE
-    try:
-        found = files.read_json(path)
-    except ValueError as error:
-        raise ValueError(f"{path}: damaged: {error}") from error
+    found = read_json(path)
     if not isinstance(found, dict) or found.get("schema") != _SCHEMA:
         raise ValueError(f"{path}: schema {_SCHEMA} is needed; make it anew with experiments.study")
-    labels = {variant["name"]: variant["label"] for variant in found["variants"]}
     runs = {
         (run["variant"], run["seed"]): read_run(root / run["folder"])
         for run in found["runs"]
         if run["status"] == "finished" and is_run(root / run["folder"])
     }
-    finished = {
-        variant: done
-        for variant in labels
-        if (done := [r for r in found["runs"] if _is_done(r) and r["variant"] == variant])
-    }
-    label = next((run.label for run in runs.values()), "row")
-    starts = [run["points"][0] for run in found["runs"] if run["points"]]
-    comparison = [
-        _metric(found, labels, metric, starts, gallery, main=metric is found["metrics"][0])
-        for metric in found["metrics"]
-    ]
-    measured = _measured(labels, runs)
+    study = _Study(found, runs)
+    comparison = [_metric(study, metric, gallery) for metric in found["metrics"]]
+    tested = _tested(comparison[0]["rows"])
+    measured = _measured(study)
+    published = study.finished and published_fractions.comparable(found["base"])
     return render(
         "study.html",
         title=f"Study {found['name']}",
         study=found,
-        labels=labels,
-        level=f"{100 * found['level']:.0f}\N{NO-BREAK SPACE}%",
+        labels=study.labels,
+        level=study.level,
         alpha=1 - found["level"],
-        finished=finished,
-        label=label,
-        labelled=[f"{label} {name}" for name in found["rows"]],
-        before=[_rate(point, "valid") for point in starts],
+        finished=study.finished,
+        label=study.label,
+        labelled=[f"{study.label} {name}" for name in found["rows"]],
+        before=[_rate(point, "valid") for point in study.starts],
         comparison=comparison,
-        tested=(tested := _tested(comparison[0]["rows"])),
-        detectable=_detectable(found, tested) if tested else None,
+        tested=tested,
+        detectable=_detectable(study, tested) if tested else None,
         short=study_results.shortfalls(found),
         budget=_BUDGET,
-        learning=_learning(found, labels, finished, gallery),
-        configurations=_configurations(found, labels, finished, label, gallery),
-        last=_last_configurations(found, labels, finished),
-        published=_published(found, finished, gallery),
-        designs=list(_designs(labels, finished)),
+        learning=_learning(study, gallery),
+        configurations=_configurations(study, gallery),
+        last=_last_configurations(study),
+        published=[published_fractions.chart(gallery, 0.2)] if published else [],
+        designs=list(_designs(study)),
         measured_names=list(measured),
         measured=measures.of_variants(list(measured.values())) if measured else [],
         measures=measures.MEASURES.values(),
-        outcomes=list(_outcomes(found, labels, finished)),
+        outcomes=list(_outcomes(study)),
         total=_total(found),
         mean=_mean,
         rate=_rate,
-        examples=list(_examples(found, labels, comparison[0]["rows"], runs)),
+        examples=list(_examples(study)),
         files=gallery.names,
     )
-
-
-def _is_done(run: Found) -> bool:
-    return run["status"] == "finished"
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -132,30 +161,23 @@ def _tested(rows: Sequence[Found]) -> list[Found]:
     return [row for row in rows if row["difference"] and row["difference"]["p_holm"] is not None]
 
 
-def _detectable(found: Found, tested: Sequence[Found]) -> float:
+def _detectable(study: _Study, tested: Sequence[Found]) -> float:
     """The minimum detectable difference, by the median of the variants' intervals."""
     differences = [row["difference"] for row in tested]
     return plain.median(
         minimum_detectable_difference(
-            (one["high"] - one["low"]) / 2, len(one["values"]), len(tested), found["level"]
+            (one["high"] - one["low"]) / 2, len(one["values"]), len(tested), study.found["level"]
         )
         for one in differences
     )
 
 
-def _metric(
-    found: Found,
-    labels: Mapping[str, str],
-    metric: Found,
-    starts: Sequence[Found],
-    gallery: Gallery,
-    main: bool,
-) -> dict[str, Any]:
+def _metric(study: _Study, metric: Found, gallery: Gallery) -> dict[str, Any]:
     """One metric: its rows of the comparison, its charts and its pairs."""
-    rows = [row for row in found["comparison"] if row["metric"] == metric["name"]]
-    level, against = f"{100 * found['level']:.0f} %", labels[found["reference"]]
+    rows, labels, level = study.rows(metric), study.labels, study.level
+    against = labels[study.found["reference"]]
     kind = metric["name"].partition("_")[0]
-    before = _mean([100 * _rate(point, kind) for point in starts])
+    before = _mean([100 * _rate(point, kind) for point in study.starts])
     means = Estimates(
         metric["name"],
         metric["label"],
@@ -182,8 +204,7 @@ def _metric(
         "label": metric["label"],
         "rows": rows,
         "drawn": [gallery.add(means, remark), gallery.add(differences)],
-        "pairs": _pairs(found, labels, rows) if len(labels) > 2 else None,
-        "main": main,
+        "pairs": _pairs(study, rows) if len(labels) > 2 else None,
     }
 
 
@@ -196,7 +217,7 @@ def _estimate(name: str, found: Found, look: int) -> Estimate:
     return Estimate(name, mean, low, high, points, look)
 
 
-def _pairs(found: Found, labels: Mapping[str, str], rows: Sequence[Found]) -> dict[str, Any] | None:
+def _pairs(study: _Study, rows: Sequence[Found]) -> dict[str, Any] | None:
     """Every variant against every other one, with p-values corrected over all pairs."""
     ranked = sorted((row for row in rows if row["mean"] is not None), key=lambda row: -row["mean"])
     pairs = {}
@@ -213,7 +234,7 @@ def _pairs(found: Found, labels: Mapping[str, str], rows: Sequence[Found]) -> di
         return None
     for pair, p in zip(tested, holm([pair["p"] for pair in tested]), strict=True):
         pair["holm"] = p
-    alpha = 1 - found["level"]
+    labels, alpha = study.labels, 1 - study.found["level"]
     matrix = []
     for one in ranked:
         cells = [labels[one["variant"]], percent(one["mean"])]
@@ -249,13 +270,9 @@ def _pairs(found: Found, labels: Mapping[str, str], rows: Sequence[Found]) -> di
 # Learning curves
 
 
-def _learning(
-    found: Found,
-    labels: Mapping[str, str],
-    finished: Mapping[str, Sequence[Found]],
-    gallery: Gallery,
-) -> tuple[list[Drawn], list[Drawn]]:
+def _learning(study: _Study, gallery: Gallery) -> tuple[list[Drawn], list[Drawn]]:
     """Charts of the means of all variants, and of each variant with its seeds."""
+    labels, finished, reference = study.labels, study.finished, study.found["reference"]
     means: list[Drawn] = []
     look = {variant: i for i, variant in enumerate(labels)}
     for kind in ("valid", "optimal") if finished else ():
@@ -281,7 +298,6 @@ def _learning(
             for run in runs
         )
         lines += (Series("mean", *_curve(runs, "valid"), look=look[variant]),)
-        reference = found["reference"]
         if variant != reference and reference in finished:
             name = f"mean of {labels[reference]}"
             lines += (Series(name, *_curve(finished[reference], "valid"), look=None),)
@@ -308,16 +324,11 @@ def _curve(runs: Sequence[Found], kind: str) -> tuple[list[float], list[float]]:
 # Configurations
 
 
-def _configurations(
-    found: Found,
-    labels: Mapping[str, str],
-    finished: Mapping[str, Sequence[Found]],
-    label: str,
-    gallery: Gallery,
-) -> list[Drawn]:
-    """Charts of the data ratios of each variant by round."""
-    curves = {}
-    for variant, runs in finished.items():
+def _configurations(study: _Study, gallery: Gallery) -> list[Drawn]:
+    """Charts of the first parameter, the fraction of the training set, of each variant by round."""
+    curves: dict[str, tuple[Series, ...]] = {}
+    parameter = ""
+    for variant, runs in study.finished.items():
         configs: dict[float, list[Configuration]] = {}
         for point in itertools.chain(*(run["points"] for run in runs)):
             if point["config"] is not None:
@@ -325,14 +336,15 @@ def _configurations(
                 configs.setdefault(float(point["round"]), []).append(config)
         if configs:
             rounds = sorted(configs)
+            parameter = configs[rounds[0]][0].parameters[0]
             curves[variant] = tuple(
                 Series(
-                    f"{label} {row}",
+                    f"{study.label} {row}",
                     rounds,
-                    [plain.fmean(c[row, "data_ratio"] for c in configs[at]) for at in rounds],
+                    [plain.fmean(c[row, parameter] for c in configs[at]) for at in rounds],
                     look=i,
                 )
-                for i, row in enumerate(found["rows"])
+                for i, row in enumerate(study.found["rows"])
             )
     highest = max(
         (ratio or 0 for lines in curves.values() for line in lines for ratio in line.y), default=1
@@ -340,11 +352,11 @@ def _configurations(
     return [
         gallery.add(
             Lines(
-                f"data_ratio_{variant}",
-                labels[variant],
-                f"Mean data ratio of every {label} by round: {labels[variant]}.",
+                f"{parameter}_{variant}",
+                study.labels[variant],
+                f"Mean {parameter} of every {study.label} by round: {study.labels[variant]}.",
                 "round",
-                "data_ratio, mean over seeds",
+                f"{parameter}, mean over seeds",
                 lines,
                 {index: f"{index:g}" for index in lines[0].x},
                 (0, math.ceil(10 * highest) / 10),
@@ -354,41 +366,33 @@ def _configurations(
     ]
 
 
-def _last_configurations(
-    found: Found, labels: Mapping[str, str], finished: Mapping[str, Sequence[Found]]
-) -> dict[str, Any]:
+def _last_configurations(study: _Study) -> dict[str, Any]:
     """The parameters, and their means over seeds in the last round by variant."""
     rows, parameters = [], tuple[str, ...]()
-    for variant, runs in finished.items():
+    for variant, runs in study.finished.items():
         last = [Configuration.from_dict(run["points"][-1]["config"]) for run in runs]
         parameters = last[0].parameters
         means = (
             (plain.fmean(config[row, name] for config in last) for name in parameters)
-            for row in found["rows"]
+            for row in study.found["rows"]
         )
-        rows.append((labels[variant], *(" / ".join(f"{x:.2f}" for x in cell) for cell in means)))
+        rows.append(
+            (study.labels[variant], *(" / ".join(f"{x:.2f}" for x in cell) for cell in means))
+        )
     return {"parameters": [name.replace("_", " ") for name in parameters], "rows": rows}
-
-
-def _published(found: Found, finished: Mapping[str, Any], gallery: Gallery) -> list[Drawn]:
-    if not finished or not published_fractions.comparable(found["base"]):
-        return []
-    return [published_fractions.chart(gallery, 0.2)]
 
 
 # Designs, failures and answers
 
 
-def _designs(
-    labels: Mapping[str, str], finished: Mapping[str, Sequence[Found]]
-) -> Iterator[dict[str, Any]]:
+def _designs(study: _Study) -> Iterator[dict[str, Any]]:
     """For each variant with designs, how many there are and what became of them."""
-    for variant, runs in finished.items():
+    for variant, runs in study.finished.items():
         points = itertools.chain(*(run["points"] for run in runs))
         designs = [point["design"] for point in points if point["design"] is not None]
         if designs:
             yield {
-                "label": labels[variant],
+                "label": study.labels[variant],
                 "count": len(designs),
                 "kept": sum(design["kept_previous"] for design in designs),
                 "repairs": plain.fmean(design["repairs"] for design in designs),
@@ -396,53 +400,46 @@ def _designs(
             }
 
 
-def _measured(
-    labels: Mapping[str, str], runs: Mapping[tuple[str, int], Run]
-) -> dict[str, list[Mapping[str, Any]]]:
+def _measured(study: _Study) -> dict[str, list[Mapping[str, Any]]]:
     """The measures of all designs, by label of their variant."""
     measured: dict[str, list[Mapping[str, Any]]] = {}
-    for variant, label in labels.items():
+    for variant, label in study.labels.items():
         for each in itertools.chain(
-            *(run.rounds for (of, _), run in runs.items() if of == variant)
+            *(run.rounds for (of, _), run in study.runs.items() if of == variant)
         ):
             if each.design is not None and each.design.measures is not None:
                 measured.setdefault(label, []).append(each.design.measures)
     return measured
 
 
-def _outcomes(
-    found: Found, labels: Mapping[str, str], finished: Mapping[str, Sequence[Found]]
-) -> Iterator[dict[str, Any]]:
+def _outcomes(study: _Study) -> Iterator[dict[str, Any]]:
     """Means over seeds of what fails in the last validation of each variant, and of its rates."""
-    for variant, runs in finished.items():
+    for variant, runs in study.finished.items():
         last = [run["points"][-1] for run in runs]
         yield {
-            "label": labels[variant],
+            "label": study.labels[variant],
             "failed": [
                 plain.fmean(point["failed"][check] / point["answers"] for point in last)
-                for check in found["checks"]
+                for check in study.found["checks"]
             ],
             "rates": [
                 [
                     plain.fmean(_rate(point["by_row"][row], kind) for point in last)
                     for kind in ("valid", "optimal")
                 ]
-                for row in found["rows"]
+                for row in study.found["rows"]
             ],
         }
 
 
-def _examples(
-    found: Found,
-    labels: Mapping[str, str],
-    rows: Sequence[Found],
-    runs: Mapping[tuple[str, int], Run],
-) -> Iterator[tuple[str, answers.Examples]]:
+def _examples(study: _Study) -> Iterator[tuple[str, answers.Examples]]:
     """Answers of the reference and of the best other variant, the first seed of each."""
+    found, runs = study.found, study.runs
+    rows = study.rows(found["metrics"][0])
     known = [row for row in rows if row["mean"] is not None]
     known.sort(key=lambda row: (row["variant"] != found["reference"], -row["mean"]))
     for row in known[:_DRAWN_VARIANTS]:
         seeds = [seed for variant, seed in runs if variant == row["variant"]]
         drawn = answers.of_run(runs[row["variant"], min(seeds)], _DRAWN_ANSWERS) if seeds else None
         if drawn is not None:
-            yield f"{labels[row['variant']]}, seed {min(seeds)}", drawn
+            yield f"{study.labels[row['variant']]}, seed {min(seeds)}", drawn

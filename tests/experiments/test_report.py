@@ -626,8 +626,6 @@ def test_files_of_a_chart_hold_what_is_drawn(tmp_path):
     assert (tmp_path / "figures" / "some.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ValueError, match="another chart has it"):
         gallery.add(chart)
-    with pytest.raises(ValueError, match="2 values of y for 1 of x"):
-        charts.Series("c", [0], [1.0, 2.0])
 
 
 def test_estimates_are_drawn_where_they_are(tmp_path):
