@@ -58,13 +58,7 @@ class Designer(Protocol):
     """Designs the configuration of round `record.round`."""
 
     def design(self, record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
-        """The design; deterministic in its arguments (and the model, where one is asked).
-
-        Args:
-          record: the run so far; its latest configuration has the rows of the space.
-          space: what may be chosen.
-          seed: at least 0.
-        """
+        """The design; deterministic in its arguments (and the model, where one is asked)."""
         ...
 
 

@@ -7,9 +7,9 @@ short regular lines with numbers of two decimals; whatever stays is one of the f
 texts. So a small model with a small vocabulary can hold each constant as one token.
 """
 
-from engineer.evidence import GroupOutcome, Statistics
+from engineer.evidence import GroupOutcome
 from engineer.record import RoundRecord, RunRecord
-from engineer.space import Configuration, ordered_rows
+from engineer.space import ordered_rows
 from engineer.texts import NO_HISTORY, NO_SUMMARY, FamilyTexts
 
 TRAINING_DETAILS = ("objective", "reward", "schedule")
@@ -34,13 +34,13 @@ def details(record: RunRecord, family: FamilyTexts) -> str:
     lines = ["Details of the latest results: mean, median and largest"]
     for row in record.breakdown.by_group:
         parts = [
-            f"{words} {_statistics(statistics)}"
-            for words, statistics in (
+            f"{words} {values.mean:.2f} {values.median:.2f} {values.largest:.2f}"
+            for words, values in (
                 ("first violation time", row.violation_time),
                 ("cost above optimum", row.gap),
                 ("tokens", row.length),
             )
-            if statistics is not None
+            if values is not None
         ]
         lines.append(f"{family.label} {row.name}: {', '.join(parts) or 'not recorded'}")
     return "\n".join(lines)
@@ -81,10 +81,7 @@ def examples(record: RunRecord, count: int) -> str:
 def history(record: RunRecord, family: FamilyTexts, cold_start: bool) -> str:
     """Module H: the configuration and the failures of the finished rounds, oldest first.
 
-    Args:
-      record: the record of the run.
-      family: of the family.
-      cold_start: also show rounds that nobody designed, that is the random round 0.
+    With `cold_start` also rounds that nobody designed, that is the random round 0.
     """
     lines = ["History"]
     for past in shown_history(record, cold_start):
@@ -93,7 +90,8 @@ def history(record: RunRecord, family: FamilyTexts, cold_start: bool) -> str:
         for name in ordered_rows([*past.config.rows, *by_name]):
             parts = [f"{family.label} {name}:"]
             if name in past.config.rows:
-                parts.append(_numbers(past.config, name))
+                names = past.config.parameters
+                parts += [f"{one} {past.config[name, one]:.2f}" for one in names]
             if name in by_name:
                 parts.append(_results(by_name[name], family))
             lines.append(" ".join(parts))
@@ -142,11 +140,3 @@ def _results(row: GroupOutcome, family: FamilyTexts) -> str:
         for word, checks in family.failure_words.items()
     ]
     return " ".join([f"valid {row.valid_rate:.2f} optimal {row.optimal_rate:.2f}", *counts])
-
-
-def _numbers(config: Configuration, row: str) -> str:
-    return " ".join(f"{name} {config[row, name]:.2f}" for name in config.parameters)
-
-
-def _statistics(values: Statistics) -> str:
-    return f"{values.mean:.2f} {values.median:.2f} {values.largest:.2f}"

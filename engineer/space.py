@@ -233,16 +233,9 @@ class ConfigurationSpace:
 
     @property
     def fraction_parameter(self) -> str:
-        """The parameter that divides the training set over all rows.
-
-        Raises:
-          ValueError: no simplex group is a whole column, or more than one is.
-        """
-        columns = [
-            name
-            for name in self.names
-            if any(set(group) == {(row, name) for row in self.rows} for group in self.simplexes)
-        ]
+        """The parameter that divides the training set over all rows: the simplex of a column."""
+        groups = [set(group) for group in self.simplexes]
+        columns = [name for name in self.names if set(column(self.rows, name)) in groups]
         if len(columns) != 1:
             raise ValueError(f"simplexes: columns {columns} divide the set, one is needed")
         return columns[0]
