@@ -4,38 +4,26 @@
 error bars, on instances of their own draw and with a prompt of their own wording.
 """
 
-import dataclasses
 import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 SOURCE = "arXiv 2606.17682"
 _FILE = Path(__file__).parent / "published" / "results.json"
 
 
-@dataclasses.dataclass(frozen=True)
-class Rates:
-    """Shares of valid and of optimal answers as printed, in percent."""
+class Group(NamedTuple):
+    """The instances of a benchmark that a number is about; None stands for all values."""
 
-    valid: float
-    optimal: float
+    num_agents: int | None = None
+    size: int | None = None
+    wait_ratio: float | None = None
+    hole_ratio: float | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class PublishedModel:
-    """A row of the published tables.
-
-    Attributes:
-      name: the model and how it was trained.
-      means: by number of agents, over the lake sizes, as printed.
-      by_size: by (number of agents, lake size); empty where only means are printed.
-    """
-
-    name: str
-    means: Mapping[int, Rates]
-    by_size: Mapping[tuple[int, int], Rates]
+Rates = Mapping[Group, Mapping[str, float]]
 
 
 @functools.cache
@@ -45,28 +33,34 @@ def tables() -> Mapping[str, Any]:
 
 
 @functools.cache
-def models() -> tuple[PublishedModel, ...]:
-    """All rows by number of agents, those with figures by lake size first."""
-    found: dict[str, tuple[dict[int, Rates], dict[tuple[int, int], Rates]]] = {}
+def models() -> Mapping[str, Rates]:
+    """Percent "valid" and "optimal" by model and group: a number of agents, with or without a size.
+
+    Those with numbers by size come first; without a size it is the mean over sizes, as printed.
+    """
+    found: dict[str, dict[Group, Mapping[str, float]]] = {}
     for row in tables()["main"]:
-        means, by_size = found.setdefault(row["model"], ({}, {}))
-        agents = row["num_agents"]
-        means[agents] = Rates(**row["mean"])
-        by_size |= {(agents, int(size)): Rates(**cell) for size, cell in row["by_size"].items()}
+        agents, of_model = row["num_agents"], found.setdefault(row["model"], {})
+        of_model[Group(agents)] = row["mean"]
+        of_model |= {Group(agents, int(size)): cell for size, cell in row["by_size"].items()}
     for name, row in tables()["means_by_agents"].items():
-        found[name] = ({int(agents): Rates(**cell) for agents, cell in row.items()}, {})
-    return tuple(PublishedModel(name, means, sizes) for name, (means, sizes) in found.items())
+        found[name] = {Group(int(agents)): cell for agents, cell in row.items()}
+    return found
 
 
-def valid_by_wait_subset() -> dict[str, dict[float, float]]:
-    """Valid share in percent by context variant and wait ratio.
+@functools.cache
+def contexts() -> Mapping[str, Rates]:
+    """Percent "valid" by context variant and wait-ratio subset, of the model after training.
 
-    Of the model after training. What the mean is over is not said; for V6, whose other figures are
-    printed too, the three subsets average to the mean of the 21 cells of a number of agents and a
-    lake size, and not to that of the three numbers of agents.
+    What the mean is over is not said; for V6, whose other numbers are printed too, the three
+    subsets average to the mean of the 21 cells of a number of agents and a lake size, and not to
+    that of the three numbers of agents.
     """
     table = tables()["valid_by_wait_subset"]
     return {
-        context: dict(zip(table["wait_ratios"], values, strict=True))
+        f"Qwen3-4B + GRPO, redesigned by the current checkpoint from context {context}": {
+            Group(wait_ratio=wait): {"valid": percent}
+            for wait, percent in zip(table["wait_ratios"], values, strict=True)
+        }
         for context, values in table["contexts"].items()
     }

@@ -30,7 +30,6 @@ import mapf_jax
 from experiments import quiet
 from experiments import store as files
 from experiments.answer_log import AnswerLog, read_log
-from experiments.benchmark import table as benchmark_table
 from experiments.benchmark.oracles import ORACLES
 from experiments.benchmark.questions import (
     BUILTIN,
@@ -40,7 +39,7 @@ from experiments.benchmark.questions import (
     read_set,
 )
 from experiments.benchmark.solvers import ENDPOINT, Given, Solver, SolverOptions, make_solver
-from experiments.benchmark.table import Outcomes
+from experiments.benchmark.table import Outcomes, Results
 from experiments.errors import UserError, user_errors
 from experiments.progress import Reporter
 from experiments.settings import MeshSettings
@@ -103,7 +102,7 @@ def run(arguments: argparse.Namespace, reporter: Reporter) -> None:
             _ask(name, folder, solver, questions, reporter)
         outcomes = _outcomes(root, questions)
         if outcomes:
-            _write(root, questions, outcomes, about, reporter)
+            _write(root, Results(questions, outcomes), about, reporter)
 
 
 def verdicts(questions: BenchmarkQuestions, given: Sequence[Given]) -> list[dict[str, Any]]:
@@ -208,29 +207,22 @@ def _outcomes(root: Path, questions: BenchmarkQuestions) -> list[Outcomes]:
     return sorted(found, key=lambda one: one.options["kind"] == "oracle")
 
 
-def _write(
-    root: Path,
-    questions: BenchmarkQuestions,
-    outcomes: Sequence[Outcomes],
-    about: dict[str, Any],
-    reporter: Reporter,
-) -> None:
-    tables = benchmark_table.tables(questions, outcomes)
-    notes = benchmark_table.notes(questions, outcomes)
-    title = "MAPF-FrozenLake benchmark" + (" (PARTIAL)" if questions.partial else "")
-    for one in outcomes:
-        told = ", ".join(f"{key} {value}" for key, value in one.options.items())
+def _write(root: Path, results: Results, about: dict[str, Any], reporter: Reporter) -> None:
+    tables, notes = results.tables(), results.notes()
+    title = "MAPF-FrozenLake benchmark" + (" (PARTIAL)" if results.questions.partial else "")
+    models = []
+    for one in results.outcomes:
+        line = f"`{one.name}`: " + ", ".join(f"{key} {value}" for key, value in one.options.items())
         if one.options["kind"] == "oracle":
-            told += f" ({ORACLES[one.options['model']].description})"
-        notes.append(f"`{one.name}`: {told}.")
-    files.write_text(root / "results.md", records.page(title, tables, notes, about))
-    results = {"title": title, "facts": about, "notes": notes}
-    results |= benchmark_table.to_json(questions, outcomes)
-    files.write_json(root / "results.json", results)
-    files.write_text(root / "results.csv", benchmark_table.to_csv(questions, outcomes))
+            line += f" ({ORACLES[one.options['model']].description})"
+        models.append(line + ".")
+    files.write_text(root / "results.md", records.page(title, tables, [*notes, *models], about))
+    head = {"title": title, "facts": about, "notes": [*notes, *models]}
+    files.write_json(root / "results.json", head | results.to_json())
+    files.write_text(root / "results.csv", results.to_csv())
     for table in tables:
         reporter.line(table.to_markdown())
-    for note in notes[: -len(outcomes)]:
+    for note in notes:
         reporter.line(note)
     reporter.line(f"written: {root / 'results.md'}, results.json, results.csv")
 

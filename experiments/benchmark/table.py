@@ -1,13 +1,17 @@
-"""From verdicts to tables: shares with intervals by agents, size and subset, beside published ones.
+"""From verdicts to tables: fractions with intervals by agents, size and subset.
 
-All shares are in percent. The share of several cells is the mean of the cells' shares, as in the
-publication; where cells are equally full that is the share of all their answers.
+All fractions are in percent. That of several cells is the mean of the cells' fractions, as in the
+publication, whose numbers stand beside them where the instances have the same make-up; where cells
+are equally full it is the fraction of all their answers.
 """
 
+import collections
 import csv
 import dataclasses
+import functools
 import io
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,23 +19,32 @@ import numpy as np
 import mapf_jax
 from experiments import published
 from experiments.benchmark.questions import BenchmarkQuestions
+from experiments.published import Group
 from experiments.speed.records import Table
 from experiments.statistics import wilson
 from mapf_jax import benchmark
 
 METRICS = ("valid", "optimal")
 HERE, PUBLISHED = "measured", f"published ({published.SOURCE})"
-_DASH = "-"
+# What groups have in common, by the fields of `Group`.
+_KINDS = (
+    (),
+    ("wait_ratio",),
+    ("num_agents",),
+    ("num_agents", "size"),
+    ("num_agents", "wait_ratio"),
+    ("num_agents", "hole_ratio"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
-class Share:
-    """A share in percent with its 95 % Wilson interval.
+class Fraction:
+    """A fraction in percent with its 95 % Wilson interval.
 
     Attributes:
-      percent: mean of the shares of the cells.
+      percent: mean of the fractions of the cells.
       low, high: the interval. Of several cells it is that of as many trials as give the mean its
-        variance if every cell had the same share; where cells are equally full these are all.
+        variance if every cell had the same fraction; where cells are equally full these are all.
       successes, trials: over all cells.
     """
 
@@ -45,21 +58,16 @@ class Share:
         return f"{self.percent:.1f} ({self.low:.1f} to {self.high:.1f})"
 
 
-def mean_share(cells: Sequence[np.ndarray]) -> Share | None:
-    """The share of bool[n] arrays, each a cell; empty ones are left out, None if all are."""
+def mean_fraction(cells: Sequence[np.ndarray]) -> Fraction | None:
+    """The fraction of bool[n] arrays, each a cell; empty ones are left out, None if all are."""
     counts = [(int(cell.sum()), len(cell)) for cell in cells if len(cell)]
     if not counts:
         return None
     mean = sum(good / trials for good, trials in counts) / len(counts)
     effective = len(counts) ** 2 / sum(1 / trials for _, trials in counts)
     low, high = wilson(min(mean * effective, effective), effective)
-    return Share(
-        percent=100 * mean,
-        low=100 * low,
-        high=100 * high,
-        successes=sum(good for good, _ in counts),
-        trials=sum(trials for _, trials in counts),
-    )
+    successes, trials = (sum(numbers) for numbers in zip(*counts, strict=True))
+    return Fraction(100 * mean, 100 * low, 100 * high, successes, trials)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,8 +119,8 @@ class Outcomes:
             return self.name
         return f"{self.name} ({int(self.answered.sum()):,} of {len(self.answered):,} answers)"
 
-    def share(self, metric: str, cells: Sequence[np.ndarray]) -> Share | None:
-        """The share over cells, each a bool[N] of its questions.
+    def fraction(self, metric: str, cells: Sequence[np.ndarray]) -> Fraction | None:
+        """The fraction over cells, each a bool[N] of its questions.
 
         None where a cell has no answer yet: questions are not asked in a random order, so the
         mean over the other cells would be that of easier or of harder ones.
@@ -120,382 +128,316 @@ class Outcomes:
         if not all((cell & self.answered).any() for cell in cells):
             return None
         judged = self.judged[metric]
-        return mean_share([self.success[metric][cell & judged] for cell in cells])
+        return mean_fraction([self.success[metric][cell & judged] for cell in cells])
+
+    def truncated(self) -> int:
+        """How many answers their budget ended."""
+        return sum(bool(record["truncated"]) for record in self.records)
+
+    def failed(self) -> dict[str, int]:
+        """How many answers fail each check."""
+        checks = [record["checks"] for record in self.records]
+        return {name: sum(not passed[name] for passed in checks) for name in mapf_jax.CHECKS}
+
+    def tokens(self) -> dict[str, Any] | None:
+        """Tokens of the answers whose length is known; None if that is none.
+
+        `prompts` is the sum over the prompts, where a server counts them.
+        """
+        lengths = [record["tokens"] for record in self.records if record["tokens"] is not None]
+        if not lengths:
+            return None
+        return {
+            "mean": float(np.mean(lengths)),
+            "total": sum(lengths),
+            "answers": len(lengths),
+            "prompts": sum(record["prompt_tokens"] or 0 for record in self.records),
+        }
 
 
 @dataclasses.dataclass(frozen=True)
-class Group:
-    """Some questions.
+class Results:
+    """What models made of the questions, in every form that is written."""
 
-    Attributes:
-      key: what they have in common: num_agents, size, wait_ratio, hole_ratio.
-      cells: bool[N] each; the share of the group is the mean of theirs.
-    """
+    questions: BenchmarkQuestions
+    outcomes: Sequence[Outcomes]
 
-    key: Mapping[str, float]
-    cells: Sequence[np.ndarray]
-
-
-def groups(questions: BenchmarkQuestions) -> Iterator[Group]:
-    """Every group that has a figure, whether in the page or in the CSV file alone."""
-    agents, sizes = questions.num_agents, questions.size
-    waits, holes = _values(questions.wait_ratio), _values(questions.hole_ratio)
-
-    def cells(mask: np.ndarray) -> list[np.ndarray]:
-        pairs = sorted(set(zip(agents[mask].tolist(), sizes[mask].tolist(), strict=True)))
-        return [mask & (agents == count) & (sizes == size) for count, size in pairs]
-
-    everything = np.ones(len(questions), bool)
-    yield Group({}, cells(everything))
-    for wait in waits:
-        yield Group({"wait_ratio": wait}, cells(np.isclose(questions.wait_ratio, wait)))
-    for count in np.unique(agents).tolist():
-        of_count = agents == count
-        yield Group({"num_agents": count}, cells(of_count))
-        for size in np.unique(sizes[of_count]).tolist():
-            yield Group({"num_agents": count, "size": size}, [of_count & (sizes == size)])
-        for name, values in (("wait_ratio", waits), ("hole_ratio", holes)):
-            column = getattr(questions, name)
-            for value in values:
-                here = of_count & np.isclose(column, value)
-                if here.any():
-                    yield Group({"num_agents": count, name: value}, cells(here))
-
-
-def comparable(questions: BenchmarkQuestions) -> dict[str, str]:
-    """Whether published figures may stand beside measured ones.
-
-    Returns:
-      For the tables "by size" (and by number of agents) and "by wait subset" the reason why not,
-      empty where they may.
-    """
-    wanted = {
-        (agents, size, wait): len(benchmark.HOLE_RATIOS) * benchmark.PER_HOLE_RATIO
-        for agents, smallest in benchmark.SMALLEST_SIZE.items()
-        for size in range(smallest, benchmark.LARGEST_SIZE + 1)
-        for wait in benchmark.WAIT_RATIOS
-    }
-    found = questions.cells()
-    reason = (
-        f"the {len(questions):,} instances are not made up as the {sum(wanted.values()):,} "
-        "of the published benchmark"
-    )
-    by_wait = "" if found == wanted else reason
-    if questions.partial:
-        by_wait = f"only {len(questions):,} of {questions.about['of']:,} instances were asked"
-        return {"by size": by_wait, "by wait subset": by_wait}
-    pooled: dict[tuple[int, int], list[int]] = {}
-    for counts in (found, wanted):
-        total: dict[tuple[int, int], int] = {}
-        for (agents, size, _), count in counts.items():
-            total[agents, size] = total.get((agents, size), 0) + count
-        for cell, count in total.items():
-            pooled.setdefault(cell, []).append(count)
-    same = all(len(pair) == 2 and pair[0] == pair[1] for pair in pooled.values())
-    return {"by size": "" if same else reason, "by wait subset": by_wait}
-
-
-def tables(questions: BenchmarkQuestions, outcomes: Sequence[Outcomes]) -> list[Table]:
-    """The tables of the page."""
-    found = {_frozen(group.key): group for group in groups(questions)}
-    refused = comparable(questions)
-    counts = np.unique(questions.num_agents).tolist()
-    made = [_summary(questions, outcomes, found[()]), _by_agents(outcomes, found, counts, refused)]
-    for count in counts:
-        sizes = np.unique(questions.size[questions.num_agents == count]).tolist()
-        for metric in METRICS:
-            made.append(_by_size(outcomes, found, count, sizes, metric, refused))
-    waits = _values(questions.wait_ratio)
-    if waits:
-        made += [_by_wait(outcomes, found, counts, waits, metric, refused) for metric in METRICS]
-    made.append(_checks(outcomes))
-    if questions.partial:
-        mark = f" (PARTIAL: {len(questions):,} of {questions.about['of']:,} instances)"
-        made = [dataclasses.replace(table, title=table.title + mark) for table in made]
-    return made
-
-
-def notes(questions: BenchmarkQuestions, outcomes: Sequence[Outcomes]) -> list[str]:
-    """Paragraphs on what the tables show and what they do not."""
-    made = []
-    if questions.partial:
-        made.append(
-            f"**Partial: {len(questions):,} of {questions.about['of']:,} instances.** A quick "
-            "look, not the benchmark; no published row is beside it."
-        )
-    source = questions.about["options"]["set"]
-    if isinstance(source, list):
-        source = ", ".join(name.split()[0] for name in source)
-    made.append(
-        f"Instances: {source}, {len(questions):,}. All shares are in percent; a share over several "
-        "lake sizes is the mean over the sizes. Brackets are 95 % Wilson intervals: they tell what "
-        "another draw of as many instances could change, and nothing of another training run."
-    )
-    unsolved = int((~questions.solved).sum())
-    if unsolved:
-        made.append(
-            f"The optimum of {unsolved:,} instances is not known; they do not count in the optimal "
-            "shares."
-        )
-    missing = [(one.name, int((~one.answered).sum())) for one in outcomes]
-    told = ", ".join(f"{name} {count:,}" for name, count in missing if count)
-    if told:
-        made.append(
-            f"**Answers are missing: {told}.** They count neither as right nor as wrong, and what "
-            "spans a lake size without any answer is left out; the next start asks for them again."
-        )
-    refused = comparable(questions)
-    if not refused["by size"]:
-        made.append(
-            f"Rows marked as published are copied from {published.SOURCE} as printed: single runs, "
-            "150 instances a cell, no intervals. Their instances have the same make-up as these "
-            "but, unless these are the published ones, are another draw; the wording of the prompt "
-            "and the budget of answers are theirs. Differences within the intervals say nothing. "
-            "Oracles are planners that know the instances, and are to be compared with no model."
-        )
-    for what in ("by size", "by wait subset"):
-        if refused[what] and not questions.partial:
-            made.append(f"No published rows {what}: {refused[what]}.")
-    return made
-
-
-def to_json(questions: BenchmarkQuestions, outcomes: Sequence[Outcomes]) -> dict[str, Any]:
-    """All figures, measured ones and published ones apart."""
-    found = list(groups(questions))
-    refused = comparable(questions)
-    return {
-        "set": dict(questions.about),
-        "partial": questions.partial,
-        "instances": len(questions),
-        "optimum_unknown": int((~questions.solved).sum()),
-        "measured": [
-            {
-                "model": one.name,
-                "options": dict(one.options),
-                "versions": dict(one.versions),
-                "answered": int(one.answered.sum()),
-                "missing": int((~one.answered).sum()),
-                "truncated": sum(bool(record["truncated"]) for record in one.records),
-                "tokens": _tokens(one),
-                "failed_checks": _failed(one),
-                "figures": [
-                    {
-                        **group.key,
-                        **{
-                            metric: None if share is None else dataclasses.asdict(share)
-                            for metric in METRICS
-                            for share in [one.share(metric, group.cells)]
-                        },
-                    }
-                    for group in found
-                ],
-            }
-            for one in outcomes
-        ],
-        "published": {
-            "not_comparable_because": refused,
-            **published.tables(),
-        },
-    }
-
-
-def to_csv(questions: BenchmarkQuestions, outcomes: Sequence[Outcomes]) -> str:
-    """One line for each figure; empty fields stand for all values, or for what is not known."""
-    text = io.StringIO()
-    keys = ("num_agents", "size", "wait_ratio", "hole_ratio")
-    columns = ("source", "model", *keys, "metric")
-    figures = ("percent", "low", "high", "successes", "trials", "partial")
-    writer = csv.DictWriter(text, [*columns, *figures], lineterminator="\n")
-    writer.writeheader()
-    for one in outcomes:
-        for group in groups(questions):
-            for metric in METRICS:
-                share = one.share(metric, group.cells)
-                if share is not None:
-                    writer.writerow(
-                        {"source": HERE, "model": one.name, "metric": metric, **group.key}
-                        | {name: _plain(value) for name, value in dataclasses.asdict(share).items()}
-                        | {"partial": int(questions.partial)}
-                    )
-    refused = comparable(questions)
-    if not refused["by size"]:
-        for model in published.models():
-            cells: list[tuple[dict[str, int], published.Rates]] = [
-                ({"num_agents": count}, rates) for count, rates in model.means.items()
-            ]
-            cells += [
-                ({"num_agents": count, "size": size}, rates)
-                for (count, size), rates in model.by_size.items()
-            ]
-            for key, rates in cells:
-                for metric in METRICS:
-                    writer.writerow(
-                        {"source": PUBLISHED, "model": model.name, "metric": metric, **key}
-                        | {"percent": getattr(rates, metric)}
-                    )
-    if not refused["by wait subset"]:
-        for context, by_wait in published.valid_by_wait_subset().items():
-            for wait, percent in by_wait.items():
-                writer.writerow(
-                    {"source": PUBLISHED, "model": f"context {context}", "metric": "valid"}
-                    | {"wait_ratio": wait, "percent": percent}
-                )
-    return text.getvalue()
-
-
-def _summary(questions: BenchmarkQuestions, outcomes: Sequence[Outcomes], whole: Group) -> Table:
-    rows = []
-    for one in outcomes:
-        tokens = _tokens(one)
-        rows.append(
-            (
-                one.name,
-                f"{int(one.answered.sum()):,} of {len(questions):,}",
-                *(_cell(one.share(metric, whole.cells)) for metric in METRICS),
-                sum(bool(record["truncated"]) for record in one.records),
-                None if tokens is None else round(tokens["mean"]),
-                None if tokens is None else tokens["total"],
-            )
-        )
-    columns = ("model", "answers", "valid", "optimal", "cut off", "tokens an answer", "tokens")
-    return Table("All answers", columns, rows, "Shares are means over agents and lake sizes.")
-
-
-def _by_agents(
-    outcomes: Sequence[Outcomes],
-    found: Mapping[Any, Group],
-    counts: Sequence[int],
-    refused: Mapping[str, str],
-) -> Table:
-    columns = [f"{count} agents, {metric}" for count in counts for metric in METRICS]
-    rows: list[tuple[Any, ...]] = [
-        (
-            HERE,
-            one.label,
-            *(
-                _cell(one.share(metric, found[("num_agents", count),].cells))
-                for count in counts
-                for metric in METRICS
-            ),
-        )
-        for one in outcomes
-    ]
-    if not refused["by size"]:
-        rows += [
-            (
-                PUBLISHED,
-                model.name,
-                *(f"{getattr(model.means[c], metric):.2f}" for c in counts for metric in METRICS),
-            )
-            for model in published.models()
+    @functools.cached_property
+    def groups(self) -> dict[Group, list[np.ndarray]]:
+        """The cells, bool[N] each, of every group that has a number; those of a kind ascending."""
+        names = Group._fields
+        columns = [getattr(self.questions, name).round(4).tolist() for name in names]
+        rows = [
+            {name: value for name, value in zip(names, row, strict=True) if not math.isnan(value)}
+            for row in zip(*columns, strict=True)
         ]
-    return Table("By number of agents, mean over lake sizes", ("source", "model", *columns), rows)
+        found = {}
+        for kind in _KINDS:
+            members: dict[Group, dict[tuple[int, int], list[int]]] = {}
+            for i, row in enumerate(rows):
+                if row.keys() >= set(kind):  # A subset may not be known.
+                    group = Group(**{name: row[name] for name in kind})
+                    cells = members.setdefault(group, {})
+                    cells.setdefault((row["num_agents"], row["size"]), []).append(i)
+            for group in sorted(members):
+                cells = members[group]
+                found[group] = [
+                    np.isin(np.arange(len(rows)), cells[cell]) for cell in sorted(cells)
+                ]
+        return found
 
+    @functools.cached_property
+    def refused(self) -> dict[str, str]:
+        """Why published numbers may not stand beside measured ones; empty where they may.
 
-def _by_size(
-    outcomes: Sequence[Outcomes],
-    found: Mapping[Any, Group],
-    count: int,
-    sizes: Sequence[int],
-    metric: str,
-    refused: Mapping[str, str],
-) -> Table:
-    keys = [(("num_agents", count), ("size", size)) for size in sizes]
-    rows: list[tuple[Any, ...]] = [
-        (
-            HERE,
-            one.label,
-            *(_cell(one.share(metric, found[key].cells)) for key in keys),
-            _cell(one.share(metric, found[("num_agents", count),].cells)),
+        For the tables "by size" (and by number of agents) and "by wait subset".
+        """
+        questions = self.questions
+        wanted = collections.Counter(
+            {
+                (agents, size, wait): len(benchmark.HOLE_RATIOS) * benchmark.PER_HOLE_RATIO
+                for agents, smallest in benchmark.SMALLEST_SIZE.items()
+                for size in range(smallest, benchmark.LARGEST_SIZE + 1)
+                for wait in benchmark.WAIT_RATIOS
+            }
         )
-        for one in outcomes
-    ]
-    if not refused["by size"]:
-        for model in published.models():
-            if model.by_size:
-                cells = [getattr(model.by_size[count, size], metric) for size in sizes]
-                cells.append(getattr(model.means[count], metric))
-                rows.append((PUBLISHED, model.name, *(f"{cell:.2f}" for cell in cells)))
-    columns = ("source", "model", *(f"{size}x{size}" for size in sizes), "mean")
-    return Table(f"{count} agents, {metric} by lake size", columns, rows)
+        found = questions.cells()
+        if questions.partial:
+            reason = f"only {len(questions):,} of {questions.about['of']:,} instances were asked"
+            return dict.fromkeys(("by size", "by wait subset"), reason)
+        reason = (
+            f"the {len(questions):,} instances are not made up as the {wanted.total():,} "
+            "of the published benchmark"
+        )
+        return {
+            "by size": "" if _by_size(found) == _by_size(wanted) else reason,
+            "by wait subset": "" if found == wanted else reason,
+        }
+
+    def tables(self) -> list[Table]:
+        """The tables of the page."""
+        groups = self.groups
+        by_agents = [one for one in groups if one.num_agents and one == Group(one.num_agents)]
+        made = [
+            self._summary(),
+            self._table(
+                "By number of agents, mean over lake sizes",
+                {
+                    f"{group.num_agents} agents, {metric}": (group, metric)
+                    for group in by_agents
+                    for metric in METRICS
+                },
+            ),
+        ]
+        for mean in by_agents:
+            sizes = [one for one in groups if one.size and one.num_agents == mean.num_agents]
+            for metric in METRICS:
+                columns = {f"{one.size}x{one.size}": (one, metric) for one in sizes}
+                title = f"{mean.num_agents} agents, {metric} by lake size"
+                made.append(self._table(title, {**columns, "mean": (mean, metric)}))
+        if any(group.wait_ratio is not None for group in groups):
+            made += [self._by_wait(metric) for metric in METRICS]
+        made.append(self._checks())
+        if self.questions.partial:
+            mark = (
+                f" (PARTIAL: {len(self.questions):,} of {self.questions.about['of']:,} instances)"
+            )
+            made = [dataclasses.replace(table, title=table.title + mark) for table in made]
+        return made
+
+    def _cell(self, one: Outcomes, group: Group, metric: str) -> str:
+        fraction = one.fraction(metric, self.groups.get(group, []))
+        return "-" if fraction is None else str(fraction)
+
+    def _table(self, title: str, columns: Mapping[str, tuple[Group, str]]) -> Table:
+        """Measured rows, then the published ones that have a number in every column."""
+        rows = [
+            (HERE, one.label, *(self._cell(one, *column) for column in columns.values()))
+            for one in self.outcomes
+        ]
+        if not self.refused["by size"]:
+            rows += [
+                (PUBLISHED, name, *(f"{rates[g][metric]:.2f}" for g, metric in columns.values()))
+                for name, rates in published.models().items()
+                if all(group in rates for group, _ in columns.values())
+            ]
+        return Table(title, ("source", "model", *columns), rows)
+
+    def _summary(self) -> Table:
+        rows = []
+        for one in self.outcomes:
+            tokens = one.tokens()
+            rows.append(
+                (
+                    one.name,
+                    f"{int(one.answered.sum()):,} of {len(self.questions):,}",
+                    *(self._cell(one, Group(), metric) for metric in METRICS),
+                    one.truncated(),
+                    None if tokens is None else round(tokens["mean"]),
+                    None if tokens is None else tokens["total"],
+                )
+            )
+        columns = ("model", "answers", "valid", "optimal", "cut off", "tokens an answer", "tokens")
+        return Table(
+            "All answers", columns, rows, "Fractions are means over agents and lake sizes."
+        )
+
+    def _by_wait(self, metric: str) -> Table:
+        counts = [*sorted({group.num_agents for group in self.groups if group.num_agents}), None]
+        waits = sorted({g.wait_ratio for g in self.groups if g.wait_ratio is not None})
+        rows: list[tuple[Any, ...]] = [
+            (
+                *(HERE, one.label, count or "all"),
+                *(self._cell(one, Group(count, wait_ratio=wait), metric) for wait in waits),
+            )
+            for one in self.outcomes
+            for count in counts
+        ]
+        note = ""
+        if metric == "valid" and not self.refused["by wait subset"]:
+            rows += [
+                (PUBLISHED, name, "all", *(f"{rate['valid']:.1f}" for rate in rates.values()))
+                for name, rates in published.contexts().items()
+            ]
+            note = (
+                "*All* is the mean over the cells of agents and lake size. What the published "
+                "means are over is not said; those of V6 average to the mean of these cells."
+            )
+        columns = ("source", "model", "agents", *(f"{wait:.0%} need a wait" for wait in waits))
+        return Table(f"{metric.capitalize()} by wait-ratio subset", columns, rows, note)
+
+    def _checks(self) -> Table:
+        rows = [
+            (
+                one.label,
+                *(f"{100 * n / max(len(one.records), 1):.1f}" for n in one.failed().values()),
+            )
+            for one in self.outcomes
+        ]
+        columns = ("model", *(name.replace("_", " ") for name in mapf_jax.CHECKS))
+        note = (
+            "An answer that cannot be read fails them all, one about another number of agents all "
+            "but the first."
+        )
+        return Table("Checks failed, percent of the answers", columns, rows, note)
+
+    def notes(self) -> list[str]:
+        """Paragraphs on what the tables show and what they do not."""
+        questions, made = self.questions, []
+        if questions.partial:
+            made.append(
+                f"**Partial: {len(questions):,} of {questions.about['of']:,} instances.** A quick "
+                "look, not the benchmark; no published row is beside it."
+            )
+        source = questions.about["options"]["set"]
+        if isinstance(source, list):
+            source = ", ".join(name.split()[0] for name in source)
+        made.append(
+            f"Instances: {source}, {len(questions):,}. All fractions are in percent; one over "
+            "several lake sizes is the mean over the sizes. Brackets are 95 % Wilson intervals: "
+            "they say what another draw of as many instances could change, and nothing of another "
+            "training run."
+        )
+        unsolved = int((~questions.solved).sum())
+        if unsolved:
+            made.append(
+                f"The optimum of {unsolved:,} instances is not known; they do not count in the "
+                "optimal fractions."
+            )
+        missing = ", ".join(
+            f"{one.name} {int((~one.answered).sum()):,}"
+            for one in self.outcomes
+            if not one.answered.all()
+        )
+        if missing:
+            made.append(
+                f"**Answers are missing: {missing}.** They count neither as right nor as wrong, "
+                "and what spans a lake size without any answer is left out; the next start asks "
+                "for them again."
+            )
+        if not self.refused["by size"]:
+            made.append(
+                f"Rows marked as published are copied from {published.SOURCE} as printed: single "
+                "runs, 150 instances a cell, no intervals. Their instances have the same make-up "
+                "as these but, unless these are the published ones, are another draw; the wording "
+                "of the prompt and the budget of answers are theirs. Differences within the "
+                "intervals say nothing. Oracles are planners that know the instances, and are to "
+                "be compared with no model."
+            )
+        if not questions.partial:
+            made += [
+                f"No published rows {what}: {why}." for what, why in self.refused.items() if why
+            ]
+        return made
+
+    def to_json(self) -> dict[str, Any]:
+        """All numbers, measured ones and published ones apart."""
+        questions = self.questions
+        return {
+            "set": dict(questions.about),
+            "partial": questions.partial,
+            "instances": len(questions),
+            "optimum_unknown": int((~questions.solved).sum()),
+            "measured": [
+                {
+                    "model": one.name,
+                    "options": dict(one.options),
+                    "versions": dict(one.versions),
+                    "answered": int(one.answered.sum()),
+                    "missing": int((~one.answered).sum()),
+                    "truncated": one.truncated(),
+                    "tokens": one.tokens(),
+                    "failed_checks": one.failed(),
+                    "figures": [
+                        {
+                            name: value
+                            for name, value in group._asdict().items()
+                            if value is not None
+                        }
+                        | {
+                            metric: fraction and dataclasses.asdict(fraction)
+                            for metric in METRICS
+                            for fraction in [one.fraction(metric, cells)]
+                        }
+                        for group, cells in self.groups.items()
+                    ],
+                }
+                for one in self.outcomes
+            ],
+            "published": {"not_comparable_because": self.refused, **published.tables()},
+        }
+
+    def to_csv(self) -> str:
+        """One line for each number; empty fields stand for all values, or for what is not known."""
+        text = io.StringIO()
+        columns = ("source", "model", *Group._fields, "metric")
+        numbers = ("percent", "low", "high", "successes", "trials", "partial")
+        writer = csv.DictWriter(text, [*columns, *numbers], lineterminator="\n")
+        writer.writeheader()
+        for one in self.outcomes:
+            for group, cells in self.groups.items():
+                for metric in METRICS:
+                    fraction = one.fraction(metric, cells)
+                    if fraction is not None:
+                        row = {"source": HERE, "model": one.name, "metric": metric}
+                        row |= group._asdict() | {"partial": int(self.questions.partial)}
+                        values = dataclasses.asdict(fraction).items()
+                        writer.writerow(row | {name: round(value, 4) for name, value in values})
+        for what, models in (
+            ("by size", published.models()),
+            ("by wait subset", published.contexts()),
+        ):
+            for name, rates in () if self.refused[what] else models.items():
+                for group, rate in rates.items():
+                    for metric, percent in rate.items():
+                        row = {"source": PUBLISHED, "model": name, "metric": metric}
+                        writer.writerow(row | group._asdict() | {"percent": percent})
+        return text.getvalue()
 
 
-def _by_wait(
-    outcomes: Sequence[Outcomes],
-    found: Mapping[Any, Group],
-    counts: Sequence[int],
-    waits: Sequence[float],
-    metric: str,
-    refused: Mapping[str, str],
-) -> Table:
-    rows: list[tuple[Any, ...]] = []
-    for one in outcomes:
-        for count in (*counts, None):
-            key = () if count is None else (("num_agents", count),)
-            cells = [found.get((*key, ("wait_ratio", wait))) for wait in waits]
-            shares = [None if cell is None else one.share(metric, cell.cells) for cell in cells]
-            rows.append((HERE, one.label, "all" if count is None else count, *map(_cell, shares)))
-    if metric == "valid" and not refused["by wait subset"]:
-        for context, by_wait in published.valid_by_wait_subset().items():
-            name = f"Qwen3-4B + GRPO, redesigned by the current checkpoint from context {context}"
-            rows.append((PUBLISHED, name, "all", *(f"{by_wait[wait]:.1f}" for wait in waits)))
-    columns = ("source", "model", "agents", *(f"{wait:.0%} need a wait" for wait in waits))
-    note = (
-        "*All* is the mean over the cells of agents and lake size. What the published means are "
-        "over is not said; those of V6 average to the mean of these cells."
-        if metric == "valid" and not refused["by wait subset"]
-        else ""
-    )
-    return Table(f"{metric.capitalize()} by wait-ratio subset", columns, rows, note)
-
-
-def _checks(outcomes: Sequence[Outcomes]) -> Table:
-    rows = []
-    for one in outcomes:
-        total, failed = max(len(one.records), 1), _failed(one)
-        rows.append((one.label, *(f"{100 * failed[name] / total:.1f}" for name in failed)))
-    columns = ("model", *(name.replace("_", " ") for name in mapf_jax.CHECKS))
-    note = (
-        "An answer that cannot be read fails them all, one about another number of agents all but "
-        "the first."
-    )
-    return Table("Checks failed, percent of the answers", columns, rows, note)
-
-
-def _failed(one: Outcomes) -> dict[str, int]:
-    return {
-        name: sum(not record["checks"][name] for record in one.records) for name in mapf_jax.CHECKS
-    }
-
-
-def _tokens(one: Outcomes) -> dict[str, Any] | None:
-    """Of the answers whose length is known; None if that is none.
-
-    `prompts` is the sum over the prompts, where a server counts them.
-    """
-    lengths = [record["tokens"] for record in one.records if record["tokens"] is not None]
-    if not lengths:
-        return None
-    return {
-        "mean": float(np.mean(lengths)),
-        "total": sum(lengths),
-        "answers": len(lengths),
-        "prompts": sum(record["prompt_tokens"] or 0 for record in one.records),
-    }
-
-
-def _values(column: np.ndarray) -> list[float]:
-    """The distinct numbers of a column without NaN, ascending."""
-    return sorted({round(float(value), 4) for value in column if not np.isnan(value)})
-
-
-def _frozen(key: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
-    return tuple(key.items())
-
-
-def _cell(share: Share | None) -> str:
-    return _DASH if share is None else str(share)
-
-
-def _plain(value: float | int) -> float | int:
-    return round(value, 4) if isinstance(value, float) else value
+def _by_size(counts: Mapping[tuple[int, int, float], int]) -> collections.Counter[tuple[int, int]]:
+    """Instances of each number of agents and size, whatever their wait ratio."""
+    total: collections.Counter[tuple[int, int]] = collections.Counter()
+    for (agents, size, _), count in counts.items():
+        total[agents, size] += count
+    return total

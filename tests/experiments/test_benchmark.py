@@ -96,7 +96,7 @@ def test_oracles_pass_the_reader_and_the_verifier(oracles):
         assert all(record["checks"][check] for check in (*alone, "in_bounds")), record["text"]
 
 
-def test_shares_are_those_of_the_answers(oracles):
+def test_fractions_are_those_of_the_answers(oracles):
     """Counted again from the log and the names alone."""
     records = read_lines(oracles / "models" / "prioritized" / "answers.jsonl")
     results = json.loads((oracles / "results.json").read_text())
@@ -125,17 +125,17 @@ def test_shares_are_those_of_the_answers(oracles):
     assert published.SOURCE not in (oracles / "results.csv").read_text()
 
 
-def test_shares_of_several_cells():
+def test_fractions_of_several_cells():
     flags = [np.arange(10) < 8, np.arange(10) < 2]
-    both = benchmark_table.mean_share(flags)
+    both = benchmark_table.mean_fraction(flags)
     assert (both.percent, both.successes, both.trials) == (50.0, 10, 20)
     # As for 10 of 20 at once (Brown, Cai and DasGupta 2001, formula 4).
     assert (both.low, both.high) == pytest.approx((29.93, 70.07), abs=0.01)
-    uneven = benchmark_table.mean_share([np.arange(10) < 8, np.arange(40) < 8])
+    uneven = benchmark_table.mean_fraction([np.arange(10) < 8, np.arange(40) < 8])
     assert uneven.percent == pytest.approx(50.0)
     # The variance p (1 - p) (1 / 10 + 1 / 40) / 4 is that of 32 trials, of which half succeed.
     assert uneven.high - uneven.low == pytest.approx(2 * 16.369, abs=0.01)
-    assert benchmark_table.mean_share([np.zeros(0, bool)]) is None
+    assert benchmark_table.mean_fraction([np.zeros(0, bool)]) is None
 
 
 def test_a_cut_log_is_mended_and_other_options_are_refused(source, oracles, capsys):
@@ -380,7 +380,7 @@ def test_published_rows_stand_apart_beside_the_whole_benchmark(tmp_path):
         for i, name in enumerate(questions.names)
     ]
     one = benchmark_table.Outcomes.create("ours", {"kind": "run"}, {}, records, questions)
-    tables = {table.title: table for table in benchmark_table.tables(questions, [one])}
+    tables = {table.title: table for table in benchmark_table.Results(questions, [one]).tables()}
     by_size = tables["3 agents, valid by lake size"]
     last = by_size.rows[-1]
     assert last[0] == "published (arXiv 2606.17682)"
@@ -390,7 +390,7 @@ def test_published_rows_stand_apart_beside_the_whole_benchmark(tmp_path):
     assert by_size.rows[0][:3] == ("measured", "ours", "50.0 (42.1 to 57.9)")
     v6 = tables["Valid by wait-ratio subset"].rows[-1]
     assert (v6[1].endswith("V6"), v6[2:]) == (True, ("all", "45.2", "35.7", "27.3"))
-    rows = list(csv.DictReader(benchmark_table.to_csv(questions, [one]).splitlines()))
+    rows = list(csv.DictReader(benchmark_table.Results(questions, [one]).to_csv().splitlines()))
     apart = [row for row in rows if row["source"] != "measured"]
     # Seven models of 21 cells and 3 means, two more of 3 means, in both metrics; six contexts.
     assert len(apart) == (7 * 24 + 2 * 3) * 2 + 6 * 3
@@ -401,7 +401,7 @@ def test_published_rows_stand_apart_beside_the_whole_benchmark(tmp_path):
     few = [record for i, record in enumerate(records) if questions.size[i] <= 5]
     one = benchmark_table.Outcomes.create("ours", {"kind": "run"}, {}, few, questions)
     assert one.label == "ours (900 of 3,150 answers)"
-    tables = {table.title: table for table in benchmark_table.tables(questions, [one])}
+    tables = {table.title: table for table in benchmark_table.Results(questions, [one]).tables()}
     row = tables["3 agents, valid by lake size"].rows[0]
     assert row[:3] == ("measured", one.label, "50.0 (42.1 to 57.9)")
     assert row[5:] == ("-",) * 6
@@ -409,21 +409,25 @@ def test_published_rows_stand_apart_beside_the_whole_benchmark(tmp_path):
 
     part = BenchmarkQuestions(**{**vars(questions), "about": {**questions.about, "of": 9999}})
     one = benchmark_table.Outcomes.create("ours", {"kind": "run"}, {}, records, part)
-    assert "published (" not in str(benchmark_table.tables(part, [one]))
+    assert "published (" not in str(benchmark_table.Results(part, [one]).tables())
 
 
 def test_published_means_are_those_of_the_cells():
     """As far as they are: the two exceptions are noted in the file."""
     exceptions = {("Kimi-K2.5", 5), ("Gemini-3.1-Pro", 4)}
-    for model in published.models():
-        if model.by_size:
-            for agents, mean in model.means.items():
-                cells = [r.valid for (count, _), r in model.by_size.items() if count == agents]
-                agrees = abs(np.mean(cells) - mean.valid) < 0.011
-                assert agrees == ((model.name, agents) not in exceptions)
-    cells = [rates.valid for rates in published.models()[6].by_size.values()]
-    subsets = published.valid_by_wait_subset()["V6"].values()
-    assert np.mean(cells) == pytest.approx(np.mean(list(subsets)), abs=0.05)
+    models = published.models()
+    assert sum(len(rates) == 21 + 3 for rates in models.values()) == 7
+    for name, rates in models.items():
+        for agents in (3, 4, 5):
+            cells = [r["valid"] for g, r in rates.items() if g.num_agents == agents and g.size]
+            if cells:
+                agrees = abs(np.mean(cells) - rates[published.Group(agents)]["valid"]) < 0.011
+                assert agrees == ((name, agents) not in exceptions)
+    ours = models["Qwen3-4B + GRPO, configuration redesigned by the current checkpoint"]
+    cells = [rate["valid"] for group, rate in ours.items() if group.size]
+    (v6,) = (rates for name, rates in published.contexts().items() if name.endswith("V6"))
+    subsets = [rate["valid"] for rate in v6.values()]
+    assert np.mean(cells) == pytest.approx(np.mean(subsets), abs=0.05)
 
 
 def test_keys_depend_on_the_name_alone():
