@@ -79,8 +79,8 @@ class Expectation:
         widths = self._widths(self.config.hidden_size, "fsdp")
         if self.completion_tokens <= _CHUNK or self.completion_tokens in widths:
             raise ValueError(
-                f"completions of one device have {self.completion_tokens} tokens; to tell full logits "
-                f"they must have more than {_CHUNK}, and another number than {sorted(widths)}"
+                f"completions of one device have {self.completion_tokens} tokens; to tell full "
+                f"logits they must have more than {_CHUNK}, and another number than {sorted(widths)}"
             )
 
     @property

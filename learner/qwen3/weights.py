@@ -1,14 +1,14 @@
 """Hugging Face safetensors in and out, by one table that is read in both directions.
 
-One tensor of the checkpoint is on the host at a time, both ways: what a process needs of it is
-read, goes to its devices, and is cast, transposed and put into its place there.
+Reading has one tensor of the checkpoint on the host at a time: what a process needs of it is read,
+goes to its devices, and is cast, transposed and put into its place there. Writing has one file.
 """
 
 import functools
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import safetensors
+import safetensors.numpy
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -30,8 +30,7 @@ from learner.qwen3.model import Params, abstract_params
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 GENERATION_FILE = "generation_config.json"
-# Names of dtypes in safetensors files -> NumPy's.
-_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_FILE_DTYPES = ("F32", "F16", "BF16")
 _LM_HEAD = "lm_head.weight"
 _EMBEDDING = "model.embed_tokens.weight"
 
@@ -103,16 +102,15 @@ def load(folder: str | Path, config: Qwen3Config, mesh: Mesh | None = None) -> P
             missing, unknown, of another shape or of no known dtype, or an output matrix differs
             from the embedding it is tied to. All tensors concerned are named.
     """
-    mesh = mesh or sharding.make_mesh()
-    shardings = placement.param_shardings(config, mesh)
+    shardings = placement.param_shardings(config, mesh or sharding.make_mesh())
     abstract = abstract_params(config)
     params: Params = {}
     with ExitStack() as stack:
-        checkpoint = _Checkpoint(Path(folder), stack)
-        _check(checkpoint, config, abstract, str(folder))
+        tensors = _open(Path(folder), stack)
+        _check(tensors, config, str(folder))
         for entry in table(config):
             value = _load_entry(
-                checkpoint, entry, _get(abstract, entry.path), _get(shardings, entry.path)
+                tensors, entry, _get(abstract, entry.path), _get(shardings, entry.path)
             )
             node = params
             for key in entry.path[:-1]:
@@ -122,7 +120,7 @@ def load(folder: str | Path, config: Qwen3Config, mesh: Mesh | None = None) -> P
 
 
 def _load_entry(
-    checkpoint: "_Checkpoint", entry: Entry, leaf: jax.ShapeDtypeStruct, where: NamedSharding
+    tensors: Mapping[str, Any], entry: Entry, leaf: jax.ShapeDtypeStruct, where: NamedSharding
 ) -> jax.Array:
     """One parameter of ours, from one tensor or from one of every layer."""
     axes = tuple(where.spec) + (None,) * (len(leaf.shape) - len(where.spec))
@@ -131,10 +129,10 @@ def _load_entry(
 
     convert, zeros, insert = _programs(entry.transpose, leaf.dtype, where)
     if not entry.stacked:
-        return convert(checkpoint.read(entry.name, source))
+        return convert(_read(tensors[entry.name], source))
     value = zeros(leaf.shape)
     for layer in range(leaf.shape[0]):
-        tensor = checkpoint.read(entry.name.format(layer), source)
+        tensor = _read(tensors[entry.name.format(layer)], source)
         # Waiting keeps tensors from piling up on the host, ahead of slow devices.
         value = jax.block_until_ready(insert(value, tensor, jnp.int32(layer)))
     return value
@@ -160,102 +158,33 @@ def _programs(transpose: bool, dtype: Any, where: NamedSharding) -> tuple[Any, A
     )
 
 
-@dataclass(frozen=True)
-class _Tensor:
-    """What the header of a file says about a tensor; its bytes are counted from the header on."""
-
-    file: str
-    dtype: str
-    shape: tuple[int, ...]
-    begin: int
-    end: int
-
-    @property
-    def nbytes(self) -> int:
-        return self.end - self.begin
-
-
-class _Checkpoint:
-    """The tensors of one or several files; nothing but headers is read until asked for.
-
-    Attributes:
-        tensors: name -> `_Tensor`.
-        problems: what is wrong with the files themselves, each with the name of a tensor.
-    """
-
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
-        files = _weight_files(folder)
-        self.tensors: dict[str, _Tensor] = {}
-        self.problems: list[str] = []
-        for file in files:
-            self._read_header(folder, file)
-        if not self.problems:
-            self._opened = {file: stack.enter_context(_open(folder / file)) for file in files}
-
-    def _read_header(self, folder: Path, file_name: str) -> None:
-        """Add the tensors of one file.
-
-        Format: the length of the header in eight bytes, little-endian; the header, JSON of name ->
-        dtype, shape and first and last byte in what follows; the data (safetensors' README).
-        """
+def _open(folder: Path, stack: ExitStack) -> dict[str, Any]:
+    """Every tensor by name, to be indexed with slices: that reads."""
+    tensors: dict[str, Any] = {}
+    for file_name in _weight_files(folder):
         path = folder / file_name
-        size = path.stat().st_size
-        with open(path, "rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if size < 8 or length > size - 8:
-                raise ValueError(f"{path} is cut off in its header, or is no safetensors file")
-            try:
-                header = json.loads(file.read(length))
-                header.pop("__metadata__", None)
-                tensors = {
-                    name: _Tensor(
-                        file_name,
-                        about["dtype"],
-                        tuple(about["shape"]),
-                        *(int(offset) for offset in about["data_offsets"]),
-                    )
-                    for name, about in header.items()
-                }
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
-                raise ValueError(f"{path} has no readable header: {error!r}") from error
-        there = size - 8 - length
-        for name, tensor in tensors.items():
-            if name in self.tensors:
-                self.problems.append(f"{name} is in {self.tensors[name].file} and in {file_name}")
-            if tensor.end > there:
-                lacking = tensor.end - there
-                self.problems.append(f"{name} is cut off: {file_name} lacks {lacking} bytes")
-            if tensor.dtype not in _DTYPES:
-                self.problems.append(
-                    f"{name} has dtype {tensor.dtype}, supported are {', '.join(_DTYPES)}"
-                )
-            elif tensor.nbytes != math.prod(tensor.shape) * _itemsize(_DTYPES[tensor.dtype]):
-                self.problems.append(f"{name} has {tensor.nbytes} bytes, not those of its shape")
-            self.tensors[name] = tensor
-
-    def slices(self, name: str) -> Any:
-        """The tensor, to be indexed with slices; that reads."""
-        return self._opened[self.tensors[name].file].get_slice(name)
-
-    def read(self, name: str, where: NamedSharding) -> jax.Array:
-        """A tensor as it is in its file, every slice read once and placed."""
-        slices = self.slices(name)
-        parts: dict[Any, np.ndarray] = {}
-
-        def part(index: Any) -> np.ndarray:
-            key = tuple((s.start, s.stop) for s in index)
-            if key not in parts:
-                parts[key] = slices[index]
-            return parts[key]
-
-        return jax.make_array_from_callback(self.tensors[name].shape, where, part)
+        try:
+            file = stack.enter_context(safetensors.safe_open(path, "numpy"))
+        except safetensors.SafetensorError as error:
+            raise ValueError(f"{path} is cut off or no safetensors file: {error}") from error
+        for name in file.keys():  # noqa: SIM118
+            if name in tensors:
+                raise ValueError(f"{name} is in {file_name} and in another file of {folder}")
+            tensors[name] = file.get_slice(name)
+    return tensors
 
 
-def _open(path: Path) -> Any:
-    try:
-        return safetensors.safe_open(path, "numpy")
-    except safetensors.SafetensorError as error:
-        raise ValueError(f"{path} is no safetensors file: {error}") from error
+def _read(tensor: Any, where: NamedSharding) -> jax.Array:
+    """A tensor as it is in its file, every slice read once and placed."""
+    parts: dict[Any, np.ndarray] = {}
+
+    def part(index: Any) -> np.ndarray:
+        key = tuple((s.start, s.stop) for s in index)
+        if key not in parts:
+            parts[key] = tensor[index]
+        return parts[key]
+
+    return jax.make_array_from_callback(tuple(tensor.get_shape()), where, part)
 
 
 def _weight_files(folder: Path) -> list[str]:
@@ -275,45 +204,47 @@ def _weight_files(folder: Path) -> list[str]:
     return names
 
 
-def _check(checkpoint: _Checkpoint, config: Qwen3Config, abstract: Params, folder: str) -> None:
-    """Compare names and shapes with what `config` asks for; report all differences at once."""
-    wanted = _file_shapes(config, abstract)
-    found = {name: tensor.shape for name, tensor in checkpoint.tensors.items()}
-    problems = list(checkpoint.problems)
-    if config.tie_word_embeddings and _LM_HEAD in found:
-        # Some writers store the matrix of a tied model twice.
-        if not problems and not _same(checkpoint, _LM_HEAD, _EMBEDDING):
-            problems.append(
-                f"{_LM_HEAD} differs from {_EMBEDDING}; with tie_word_embeddings true it must be "
-                "equal or absent"
-            )
-        del found[_LM_HEAD]
+def _check(tensors: Mapping[str, Any], config: Qwen3Config, folder: str) -> None:
+    """Compare tensors with what `config` asks for; report all differences at once."""
+    wanted = _file_shapes(config)
+    found = {name: tuple(tensor.get_shape()) for name, tensor in tensors.items()}
+    problems = [
+        f"{name} has dtype {tensor.get_dtype()}, supported are {', '.join(_FILE_DTYPES)}"
+        for name, tensor in tensors.items()
+        if tensor.get_dtype() not in _FILE_DTYPES
+    ]
+    # Some writers store the matrix of a tied model twice.
+    twice = config.tie_word_embeddings and found.pop(_LM_HEAD, None)
+    if twice and _EMBEDDING in found and not _equal(tensors[_LM_HEAD], tensors[_EMBEDDING]):
+        problems.append(
+            f"{_LM_HEAD} differs from {_EMBEDDING}; with tie_word_embeddings true it must be "
+            "equal or absent"
+        )
     problems += [f"{name} is missing" for name in wanted if name not in found]
     problems += [f"{name} is unknown" for name in found if name not in wanted]
     problems += [
         f"{name} has shape {found[name]}, expected {shape}"
         for name, shape in wanted.items()
-        if name in found and found[name] != shape
+        if found.get(name, shape) != shape
     ]
     if problems:
         raise ValueError(f"weights in {folder} do not fit the configuration: {'; '.join(problems)}")
 
 
-def _same(checkpoint: _Checkpoint, a: str, b: str, rows: int = 8192) -> bool:
+def _equal(a: Any, b: Any, rows: int = 8192) -> bool:
     """Whether two tensors are equal, read some rows at a time."""
-    shape = checkpoint.tensors[a].shape
-    if b not in checkpoint.tensors or checkpoint.tensors[b].shape != shape:
+    if a.get_shape() != b.get_shape():
         return False
-    parts = [slice(start, min(start + rows, shape[0])) for start in range(0, shape[0], rows)]
-    first, second = checkpoint.slices(a), checkpoint.slices(b)
-    return all(np.array_equal(first[part], second[part]) for part in parts)
+    count = a.get_shape()[0]
+    parts = [slice(start, min(start + rows, count)) for start in range(0, count, rows)]
+    return all(np.array_equal(a[part], b[part]) for part in parts)
 
 
-def _file_shapes(config: Qwen3Config, abstract: Params) -> dict[str, tuple[int, ...]]:
+def _file_shapes(config: Qwen3Config) -> dict[str, tuple[int, ...]]:
     """Name -> shape of every tensor of a checkpoint, layer after layer."""
     shapes = {}
     for name, (entry, _) in _tensors(config).items():
-        shape = _get(abstract, entry.path).shape
+        shape = _get(abstract_params(config), entry.path).shape
         shape = shape[1:] if entry.stacked else shape
         shapes[name] = shape[::-1] if entry.transpose else shape
     return shapes
@@ -322,19 +253,14 @@ def _file_shapes(config: Qwen3Config, abstract: Params) -> dict[str, tuple[int, 
 def _tensors(config: Qwen3Config) -> dict[str, tuple[Entry, int]]:
     """Name of every tensor of a checkpoint -> its entry and layer, in the order of the layers."""
     entries = table(config)
-    first = next(i for i, entry in enumerate(entries) if entry.stacked)
-    blocks = [entry for entry in entries if entry.stacked]
-    before, after = entries[:first], entries[first + len(blocks) :]
-    layers = range(config.num_hidden_layers)
-    return {
-        **{entry.name: (entry, 0) for entry in before},
-        **{entry.name.format(i): (entry, i) for i in layers for entry in blocks},
-        **{entry.name: (entry, 0) for entry in after},
-    }
-
-
-def _itemsize(dtype: str) -> int:
-    return jnp.dtype(dtype).itemsize
+    blocks = [
+        (entry.name.format(layer), (entry, layer))
+        for layer in range(config.num_hidden_layers)
+        for entry in entries
+        if entry.stacked
+    ]
+    first, *last = [(entry.name, (entry, 0)) for entry in entries if not entry.stacked]
+    return dict([first, *blocks, *last])
 
 
 # Writing ---------------------------------------------------------------------
@@ -352,9 +278,9 @@ def save(
 ) -> None:
     """Write a checkpoint that transformers loads and inference servers serve.
 
-    Weights (tied embeddings once), `config.json`, `generation_config.json`, tokenizer files. One
-    tensor is on the host at a time. The files get their names when all are written, so an
-    interrupted call leaves the weights that were there before, or none.
+    Weights (tied embeddings once), `config.json`, `generation_config.json`, tokenizer files. The
+    files get their names when all are written, so an interrupted call leaves the weights that were
+    there before, or none.
 
     Args:
         folder: made if it does not exist; weights in it are replaced.
@@ -364,49 +290,52 @@ def save(
         generation_config: the contents of `generation_config.json`, such as sampling options
             (`read_generation_config` of the model this one came from); None states the special
             ids of `config` and nothing else.
-        max_file_bytes: weights beyond this go to several files with an index.
+        max_file_bytes: weights beyond this go to several files with an index; one of them is on
+            the host at a time.
 
     Raises:
         ValueError: the parameters are not those of `config`, or `dtype` is unknown.
     """
+    from huggingface_hub import split_state_dict_into_shards_factory
+
     folder = Path(folder)
-    shapes = jax.tree.map(jnp.shape, params)
-    abstract = abstract_params(config)
-    expected = jax.tree.map(jnp.shape, abstract)
+    shapes, expected = (jax.tree.map(jnp.shape, tree) for tree in (params, abstract_params(config)))
     if shapes != expected:
         raise ValueError(f"params have shapes {shapes}; the configuration has {expected}")
     dtype = dtype or str(params["embedding"].dtype)
     if dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype!r}; allowed are {DTYPES}")
 
-    tensor_shapes = _file_shapes(config, abstract)
-    sizes = {name: math.prod(shape) * _itemsize(dtype) for name, shape in tensor_shapes.items()}
-    file_of = _assign_files(sizes, max_file_bytes)
+    itemsize = jnp.dtype(dtype).itemsize
+    split = split_state_dict_into_shards_factory(
+        {name: math.prod(shape) * itemsize for name, shape in _file_shapes(config).items()},
+        get_storage_size=lambda size: size,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=max_file_bytes,
+    )
     writes = jax.process_index() == 0
     if writes:
         folder.mkdir(parents=True, exist_ok=True)
         for unfinished in folder.glob("model*.safetensors.part"):
             unfinished.unlink()
-    values = _export(params, config, dtype)
-    files = list(dict.fromkeys(file_of.values()))
-    for file in files:
-        names = [name for name in tensor_shapes if file_of[name] == file]
-        parts = (next(values) for _ in names)
+    of_name = _tensors(config)
+    for file, names in split.filename_to_tensors.items():
+        tensors = {}
+        for name in names:  # The gathering takes all processes.
+            tensor = _export(params, *of_name[name], dtype)
+            if writes:
+                tensors[name] = np.ascontiguousarray(tensor)
         if writes:
-            shapes_here = {name: tensor_shapes[name] for name in names}
-            _write_safetensors(folder / f"{file}.part", shapes_here, dtype, parts)
-        else:
-            for _ in parts:  # The gathering takes all processes.
-                pass
+            safetensors.numpy.save_file(tensors, folder / f"{file}.part", {"format": "pt"})
     if not writes:
         return
     for old in folder.glob("model*.safetensors*"):
         if old.suffix != ".part":
             old.unlink()
-    for file in files:
+    for file in split.filename_to_tensors:
         os.replace(folder / f"{file}.part", folder / file)
-    if len(files) > 1:
-        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": file_of}
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         _write_json(folder / INDEX_FILE, index)
     contents = config.to_hf() | {"torch_dtype": dtype}
     _write_json(folder / "config.json", contents)
@@ -428,16 +357,15 @@ def read_generation_config(folder: str | Path) -> dict[str, Any] | None:
     return checks.json_object(path) if path.is_file() else None
 
 
-def _export(params: Params, config: Qwen3Config, dtype: str) -> Iterator[np.ndarray]:
-    """The value of every tensor, in the order of `_tensors`."""
-    for entry, layer in _tensors(config).values():
-        value = _get(params, entry.path)
-        whole = None
-        if not value.is_fully_addressable:
-            # Other processes have the rest of it: a whole copy for everybody.
-            whole = NamedSharding(value.sharding.mesh, P())
-        index = jnp.int32(layer) if entry.stacked else None
-        yield np.ascontiguousarray(_extract(value, index, entry.transpose, dtype, whole))
+def _export(params: Params, entry: Entry, layer: int, dtype: str) -> jax.Array:
+    """The value of one tensor of a checkpoint."""
+    value = _get(params, entry.path)
+    whole = None
+    if not value.is_fully_addressable:
+        # Other processes have the rest of it: a whole copy for everybody.
+        whole = NamedSharding(value.sharding.mesh, P())
+    index = jnp.int32(layer) if entry.stacked else None
+    return _extract(value, index, entry.transpose, dtype, whole)
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3, 4))
@@ -452,47 +380,6 @@ def _extract(
     part = value if layer is None else value[layer]
     part = (part.T if transpose else part).astype(dtype)
     return part if where is None else jax.lax.with_sharding_constraint(part, where)
-
-
-def _write_safetensors(
-    path: Path,
-    shapes: Mapping[str, tuple[int, ...]],
-    dtype: str,
-    values: Iterator[np.ndarray],
-) -> None:
-    """One file, tensor by tensor; safetensors' own writer wants all of them at once."""
-    name_of_dtype = next(name for name, known in _DTYPES.items() if known == dtype)
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, shape in shapes.items():
-        begin, end = end, end + math.prod(shape) * _itemsize(dtype)
-        header[name] = {"dtype": name_of_dtype, "shape": shape, "data_offsets": [begin, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # The data begin at a multiple of eight bytes.
-    with open(path, "wb") as file:
-        file.write(len(text).to_bytes(8, "little"))
-        file.write(text)
-        for value in values:
-            file.write(value.reshape(-1).view(np.uint8).data)
-
-
-def _assign_files(sizes: dict[str, int], limit: int) -> dict[str, str]:
-    """Tensor name -> file name: consecutive tensors share a file up to `limit` bytes."""
-    groups: list[list[str]] = [[]]
-    filled = 0
-    for name, size in sizes.items():
-        if groups[-1] and filled + size > limit:
-            groups.append([])
-            filled = 0
-        groups[-1].append(name)
-        filled += size
-    if len(groups) == 1:
-        return dict.fromkeys(groups[0], SINGLE_FILE)
-    return {
-        name: f"model-{i:05d}-of-{len(groups):05d}.safetensors"
-        for i, group in enumerate(groups, 1)
-        for name in group
-    }
 
 
 def _write_json(path: Path, value: Any) -> None:
