@@ -18,7 +18,7 @@ import numpy as np
 
 from experiments.settings import Settings
 from learner.roofline import Deployment
-from learner.sampling.sampler import slots_and_lanes
+from learner.sampling.sampler import slot_counts
 from learner.tokens import geometric_bucket
 
 # As in `learner.sampling.slots` and `learner.sampling.sampler`; a test follows a real engine.
@@ -349,7 +349,7 @@ def _sample(
             hosts.append(0.0)
             prefill.append(0.0)
             continue
-        slots, lanes = slots_and_lanes(len(mine), samples, shards, per_shard)
+        slots, lanes = slot_counts(len(mine), samples, shards, per_shard)
         seconds = host = 0.0
         for segment in segments(mine, slots, lanes, longest):
             step = machine.decode_seconds(slots // shards, lanes, prompt_capacity, segment.room)

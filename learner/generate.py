@@ -1,4 +1,4 @@
-"""Completion one chat message on the terminal, as the completion is generated.
+"""Complete one chat message on the terminal, as the completion is generated.
 
     python -m learner.generate --model=Qwen/Qwen3-0.6B --prompt="Why is the sky blue?" --thinking
 
@@ -18,7 +18,7 @@ from learner.devices import sharding
 from learner.qwen3 import weights
 from learner.qwen3.attention import choose
 from learner.qwen3.config import DTYPES, Qwen3Config
-from learner.sampling.sampler import FinishReason, Piece, Sampler, SamplingParams
+from learner.sampling.sampler import Chunk, FinishReason, Sampler, SamplingParams
 
 # Tokens between two looks at the device: small, so that the text flows.
 _SEGMENT_TOKENS = 8
@@ -27,7 +27,7 @@ _DEFAULT_NEW_TOKENS = 1024
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m learner.generate", description="Completion one chat message."
+        prog="python -m learner.generate", description="Complete one chat message."
     )
     add = parser.add_argument
     add("--model", required=True, help="a checkpoint folder, or a name on the Hugging Face hub")
@@ -40,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
         ("temperature", float, "0 takes the most likely token"),
         ("top_k", int, "candidates; 0 is off"),
         ("top_p", float, "nucleus; 1 is off"),
-        ("min_p", float, "least share of the likeliest token's probability; 0 is off"),
+        ("min_p", float, "least fraction of the likeliest token's probability; 0 is off"),
     ):
         add(f"--{name}", type=kind, help=f"{text}; the checkpoint's own value by default")
     add("--stop", action="append", default=[], help="a string that ends the completion; repeatable")
@@ -51,12 +51,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def sampling_params(
-    arguments: argparse.Namespace, defaults: dict[str, Any], tokenizer: Any, room: int
+    arguments: argparse.Namespace, defaults: dict[str, Any], tokenizer: Any, capacity: int
 ) -> SamplingParams:
     """What the command line asks for, else the checkpoint's `generation_config.json`.
 
     Args:
-        room: tokens that the model's window has left for the completion.
+        capacity: tokens that the model's window leaves for the completion.
     """
     chosen = {
         name: value if (value := getattr(arguments, name)) is not None else defaults.get(name)
@@ -72,7 +72,7 @@ def sampling_params(
         raise ValueError(f"thinking_tokens is {limit}; it is for --thinking only")
     return SamplingParams(
         max_new_tokens=(
-            max(1, min(_DEFAULT_NEW_TOKENS, room))
+            max(1, min(_DEFAULT_NEW_TOKENS, capacity))
             if arguments.max_new_tokens is None
             else arguments.max_new_tokens
         ),
@@ -83,21 +83,21 @@ def sampling_params(
     )
 
 
-def readable(tokenizer: Any, pieces: Iterator[Piece]) -> Iterator[tuple[str, Piece]]:
-    """The text that each piece adds; a character whose bytes are not complete yet waits."""
+def readable(tokenizer: Any, chunks: Iterator[Chunk]) -> Iterator[tuple[str, Chunk]]:
+    """The text that each chunk adds; a character whose bytes are not complete yet waits."""
     ids: list[int] = []
     shown = ""
-    for piece in pieces:
-        ids += piece.tokens.tolist()
+    for chunk in chunks:
+        ids += chunk.tokens.tolist()
         text = tokens.decode(tokenizer, ids)
-        if piece.finish is None:
+        if chunk.finish is None:
             text = text.rstrip("\ufffd")
-        yield text[len(shown) :], piece
+        yield text[len(shown) :], chunk
         shown = text
 
 
 def run(arguments: argparse.Namespace, out: TextIO, log: TextIO) -> None:
-    """Load, completion, report.
+    """Load, complete, report.
 
     Raises:
         ValueError: an argument is impossible, or there is no such model.
@@ -131,14 +131,14 @@ def run(arguments: argparse.Namespace, out: TextIO, log: TextIO) -> None:
 
     begin = time.perf_counter()
     first, count, finish = begin, 0, FinishReason.LENGTH
-    pieces = sampler.stream(params, ids, jax.random.key(arguments.seed))
-    for text, piece in readable(tokenizer, pieces):
+    chunks = sampler.stream(params, [ids], jax.random.key(arguments.seed)[None])
+    for text, chunk in readable(tokenizer, chunks):
         out.write(text)
         out.flush()
         if not count:
-            first, early = time.perf_counter(), len(piece.tokens)
-        count += len(piece.tokens)
-        finish = finish if piece.finish is None else piece.finish
+            first, early = time.perf_counter(), len(chunk.tokens)
+        count += len(chunk.tokens)
+        finish = finish if chunk.finish is None else chunk.finish
     seconds = time.perf_counter() - first
     out.write("\n")
     rest = count - early

@@ -80,7 +80,8 @@ class Expectation:
         if self.completion_tokens <= _CHUNK or self.completion_tokens in widths:
             raise ValueError(
                 f"completions of one device have {self.completion_tokens} tokens; to tell full "
-                f"logits they must have more than {_CHUNK}, and another number than {sorted(widths)}"
+                f"logits they must have more than {_CHUNK}, and another number than "
+                f"{sorted(widths)}"
             )
 
     @property

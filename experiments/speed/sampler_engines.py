@@ -91,8 +91,8 @@ def own_roofline(task: Task) -> Measurements:
     prompts = engine.new_prompts(batch, context - steps)
     lengths = jax.device_put(np.full(batch, context - steps, np.int32), prompts.lengths.sharding)
     prompts = dataclasses.replace(prompts, lengths=lengths)
-    lanes = dataclasses.replace(
-        slots.Lanes.idle(batch, 1, np.zeros((1, 2), np.uint32)),
+    sequences = dataclasses.replace(
+        slots.Sequences.idle(batch, 1),
         counts=np.full((batch, 1), steps // 2, np.int32),  # So the context is `context` midway.
         budgets=np.full((batch, 1), 2 * steps, np.int32),
         finish=np.full((batch, 1), slots.RUNNING, np.int32),
@@ -106,9 +106,7 @@ def own_roofline(task: Task) -> Measurements:
     cache = engine.new_samples(batch, 1, 2 * steps)
     while True:
         begin = time.perf_counter()
-        cache, *rest = engine.segment(
-            params, prompts, cache, lanes, None, np.int32(0), "threefry2x32"
-        )
+        cache, *rest = engine.segment(params, prompts, cache, sequences, None, np.int32(0))
         jax.block_until_ready(rest)
         step = (time.perf_counter() - begin) / steps
         yield {

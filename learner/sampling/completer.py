@@ -134,7 +134,7 @@ class Completer:
         """
         rows: list[list[int]] = [[] for _ in chats]
         prompts = [self._encode(chat) for chat in chats]
-        for chunk in self.sampler.pieces(params, prompts, keys):
+        for chunk in self.sampler.stream(params, prompts, keys):
             rows[chunk.row] += chunk.tokens.tolist()
             if chunk.finish is not None:
                 row, rows[chunk.row] = rows[chunk.row], []

@@ -1,7 +1,7 @@
 """Decoding with a cache of keys and values: prompts into slots, then token by token.
 
 Letters in shapes as in `learner.qwen3.model`, and: P slots for prompts, G samples of each prompt
-at a time, T and S the room for tokens of a prompt and of a sample.
+at a time, T and S the capacity for tokens of a prompt and of a sample.
 
 A prompt is stored once and read by all of its samples (shared-prefix attention, arXiv
 2402.05099). Its last token is not part of it: that is the first token that every sample decodes,
@@ -67,22 +67,22 @@ def decoding_params(params: Params, config: Qwen3Config) -> Params:
     return {**cast, "layers": layers}
 
 
-def prompt_cache(config: Qwen3Config, slots: int, room: int) -> PromptCache:
-    """An empty cache for P = `slots` prompts of up to T = `room` tokens."""
+def prompt_cache(config: Qwen3Config, slots: int, capacity: int) -> PromptCache:
+    """An empty cache for P = `slots` prompts of up to T = `capacity` tokens."""
     lead = (slots, config.num_key_value_heads)
     return PromptCache(
-        keys=_zeros(config, (*lead, config.head_dim, room)),
-        values=_zeros(config, (*lead, room, config.head_dim)),
+        keys=_zeros(config, (*lead, config.head_dim, capacity)),
+        values=_zeros(config, (*lead, capacity, config.head_dim)),
         lengths=jnp.zeros(slots, jnp.int32),
     )
 
 
-def sample_cache(config: Qwen3Config, slots: int, samples: int, room: int) -> SampleCache:
-    """An empty cache for P x G = `slots` x `samples` completions of up to S = `room` tokens."""
+def sample_cache(config: Qwen3Config, slots: int, samples: int, capacity: int) -> SampleCache:
+    """An empty cache for P x G = `slots` x `samples` completions of up to S = `capacity` tokens."""
     lead = (slots, samples, config.num_key_value_heads)
     return SampleCache(
-        keys=_zeros(config, (*lead, config.head_dim, room)),
-        values=_zeros(config, (*lead, room, config.head_dim)),
+        keys=_zeros(config, (*lead, config.head_dim, capacity)),
+        values=_zeros(config, (*lead, capacity, config.head_dim)),
     )
 
 
@@ -90,13 +90,13 @@ def _zeros(config: Qwen3Config, shape: tuple[int, ...]) -> tuple[Array, ...]:
     return tuple(jnp.zeros(shape, config.dtype) for _ in range(config.num_hidden_layers))
 
 
-def resize(cache: SampleCache, room: int) -> SampleCache:
-    """The same cache with room for `room` tokens of every sample: padded, or cut at the end."""
+def resize(cache: SampleCache, capacity: int) -> SampleCache:
+    """The cache for `capacity` tokens of every sample: padded, or cut at the end."""
 
     def fit(x: Array, axis: int) -> Array:
-        if room <= x.shape[axis]:
-            return jax.lax.slice_in_dim(x, 0, room, axis=axis)
-        padding = [(0, room - x.shape[axis] if i == axis else 0) for i in range(x.ndim)]
+        if capacity <= x.shape[axis]:
+            return jax.lax.slice_in_dim(x, 0, capacity, axis=axis)
+        padding = [(0, capacity - x.shape[axis] if i == axis else 0) for i in range(x.ndim)]
         return jnp.pad(x, padding)
 
     return SampleCache(
@@ -144,7 +144,7 @@ def prefill(
 def rope_table(
     config: Qwen3Config, prompts: PromptCache, cache: SampleCache
 ) -> tuple[Array, Array]:
-    """`rope_angles` of all positions that the caches have room for; made once, ahead of a loop.
+    """`rope_angles` of all positions that the caches hold; made once, ahead of a loop.
 
     Computed in every step, XLA's CPU backend would fuse the cosines and sines into every layer and
     compute them there for every head: a twentieth of the time of a small model.

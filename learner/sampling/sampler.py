@@ -6,13 +6,15 @@ the weights, and while the call runs the memory of one copy (2 bytes a parameter
 is not split over `fsdp`.
 
 `Sampler` takes any number of prompts, completes each `num_samples` times, and returns tokens, their
-log-probabilities, and why each completion ended. The work is done by `learner.sampling.slots`. With
-several processes each completions its share of the prompts, and all get all completions.
+log-probabilities, and why each completion ended. The work is done by `learner.sampling.slots`. Of
+several processes each samples for its part of the prompts, and all get all completions.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+import chex
 import jax
 import numpy as np
 from jax import Array
@@ -23,18 +25,16 @@ from learner.qwen3 import placement
 from learner.qwen3.config import Qwen3Config
 from learner.qwen3.model import Params
 from learner.sampling.distribution import SamplingParams
-from learner.sampling.slots import FinishReason, Piece, SlotEngine, Work
+from learner.sampling.slots import KEY_IMPL, Chunk, FinishReason, SlotEngine, Work
 from learner.sampling.stop_strings import StopStrings
 from learner.sampling.token_automaton import TokenAutomaton
 from learner.tokens import geometric_bucket
 
-__all__ = ["FinishReason", "Piece", "Sampler", "Samples", "SamplingParams"]
+__all__ = ["Chunk", "FinishReason", "Sampler", "Samples", "SamplingParams"]
 
-# Samples of a prompt that run side by side where not all completions find room at once. More of
-# them read the prompt's cache less often; fewer leave less idle while the last one of them ends.
+# Samples of a prompt that run side by side where not all completions fit at once. More of them
+# read the prompt's cache less often; fewer leave less idle while the last one of them ends.
 _SIDE_BY_SIDE = 4
-
-_KEY_IMPL = "threefry2x32"
 
 
 class Samples(NamedTuple):
@@ -64,6 +64,21 @@ class Sampler:
 
     Holds only static things and jitted functions: parameters, prompts and keys are arguments, so
     a call after an update samples from the updated parameters.
+
+    Args:
+        config: of the model; `config.dtype` is the dtype of decoding and of the cache.
+        mesh: where the parameters live; rows are split over its `data` and `fsdp` axes.
+        sampling: how to choose tokens, and when to end.
+        pad_id: fills prompts and ended completions.
+        max_rows: completions that run at a time; bounds the cache. Any number of completions may
+            be asked for: the next begins where one has ended.
+        segment_tokens: tokens that the device generates before the host looks again.
+        vocab_size: ids from there on are never sampled (a tokenizer may know fewer ids than the
+            model has rows); None allows all.
+        text_of: text of token ids, special tokens written out; needed for `stop_strings`.
+
+    Raises:
+        ValueError: an argument is out of range.
     """
 
     def __init__(
@@ -73,63 +88,28 @@ class Sampler:
         sampling: SamplingParams,
         pad_id: int,
         *,
-        prompt_bucket_multiple: int = 32,
         max_rows: int = 512,
         segment_tokens: int = 32,
         vocab_size: int | None = None,
         text_of: Callable[[Sequence[int]], str] | None = None,
     ) -> None:
-        """Prepare; nothing is compiled yet.
-
-        Args:
-            config: of the model; `config.dtype` is the dtype of decoding and of the cache.
-            mesh: where the parameters live; rows are split over its `data` and `fsdp` axes.
-            sampling: how to choose tokens, and when to end.
-            pad_id: fills prompts and ended completions.
-            prompt_bucket_multiple: prompts are padded to a multiple of at least this many tokens.
-            max_rows: completions that run at a time; bounds the cache. Any number of completions
-            may be
-                asked for: the next begins where one has ended.
-            segment_tokens: tokens that the device generates before the host looks again.
-            vocab_size: ids from there on are never sampled (a tokenizer may know fewer ids than
-                the model has rows); None allows all.
-            text_of: text of token ids, special tokens written out; needed for `stop_strings`.
-
-        Raises:
-            ValueError: an argument is out of range.
-        """
         placement.check(config, mesh)
-        if not 0 <= pad_id < config.vocab_size:
-            raise ValueError(f"pad_id is {pad_id}; it must be in [0, {config.vocab_size})")
-        for name, value in (
-            ("prompt_bucket_multiple", prompt_bucket_multiple),
-            ("segment_tokens", segment_tokens),
-        ):
-            if value < 1:
-                raise ValueError(f"{name} is {value}; it must be at least 1")
-        if max_rows < sharding.num_row_shards(mesh):
-            raise ValueError(
-                f"max_rows is {max_rows}; it must be at least the number of row shards, "
-                f"{sharding.num_row_shards(mesh)}"
-            )
-        if vocab_size is not None and not 0 < vocab_size <= config.vocab_size:
-            raise ValueError(f"vocab_size is {vocab_size}; allowed are 1..{config.vocab_size}")
         limit = config.vocab_size if vocab_size is None else vocab_size
-        for token in sampling.stop_token_ids:
-            if not 0 <= token < limit:
-                raise ValueError(
-                    f"stop_token_ids has {token}, which is never sampled; allowed are "
-                    f"0..{limit - 1}"
-                )
-        if sampling.max_new_tokens >= config.max_position_embeddings:
-            raise ValueError(
-                f"max_new_tokens is {sampling.max_new_tokens}; it must be less than "
-                f"max_position_embeddings, {config.max_position_embeddings}"
-            )
+        longest = config.max_position_embeddings - 1
+        for name, value, least, most in (
+            ("vocab_size", limit, 1, config.vocab_size),
+            ("pad_id", pad_id, 0, config.vocab_size - 1),
+            ("segment_tokens", segment_tokens, 1, math.inf),
+            ("max_rows", max_rows, sharding.num_row_shards(mesh), math.inf),
+            ("max_new_tokens", sampling.max_new_tokens, 1, longest),
+            *(("stop_token_ids", token, 0, limit - 1) for token in sampling.stop_token_ids),
+        ):
+            if not least <= value <= most:
+                raise ValueError(f"{name}={value}: allowed are integers from {least} to {most}")
         stop_strings = None
         if sampling.stop_strings:
             if text_of is None:
-                raise ValueError(f"stop_strings is {sampling.stop_strings}, but text_of is None")
+                raise ValueError(f"stop_strings={sampling.stop_strings}: they need text_of")
             stop_strings = StopStrings(sampling.stop_strings, text_of)
         self.config = config
         self.mesh = mesh
@@ -142,7 +122,6 @@ class Sampler:
             mesh,
             sampling,
             pad_id,
-            prompt_multiple=prompt_bucket_multiple,
             steps=min(segment_tokens, sampling.max_new_tokens),
             vocab_size=vocab_size,
             stop_strings=stop_strings,
@@ -168,6 +147,7 @@ class Sampler:
             params: stacked, as everywhere; placed by `param_shardings(config, mesh)`.
             prompts: token ids, each prompt at least one.
             keys: PRNG keys [len(prompts)], threefry.
+            num_samples: completions to each prompt, at least 1.
             automaton: which tokens are allowed, from the first on; with `sampling.thinking`, from
                 the end of thought on. None allows all.
             budgets: i32[len(prompts) * num_samples], the most tokens of each completion, each in
@@ -177,62 +157,37 @@ class Sampler:
             len(prompts) * num_samples rows: all samples of prompt 0, then of prompt 1, ...
 
         Raises:
-            ValueError: a prompt is empty, has an id outside the vocabulary, or leaves no room
-                for `max_new_tokens`; keys and prompts differ in number; keys are not threefry;
-                `num_samples` is less than 1; a budget or a token of the automaton is out of range.
+            ValueError: a prompt is empty, has an id outside the vocabulary, or is too long for
+                `max_new_tokens` more; keys are not threefry; a budget or a token of the automaton
+                is out of range.
+            AssertionError: keys, budgets and prompts differ in number.
         """
-        if num_samples < 1:
-            raise ValueError(f"num_samples is {num_samples}; it must be at least 1")
         work = self._work(prompts, keys, num_samples, automaton, budgets)
         if not prompts:
-            return self._samples(work, iter(()))
+            return self._collect(work, iter(()))
         decoding_copy = self.engine.decoding_copy(params)
 
         def sample(indices: np.ndarray) -> Samples:
             part = work.take(indices)
-            return self._samples(part, self._run(decoding_copy, part))
+            return self._collect(part, self._run(decoding_copy, part))
 
         return distributed.sharded_map(sample, len(prompts))
-
-    def _samples(self, work: Work, pieces: Iterator[Piece]) -> Samples:
-        """Puts the pieces of all completions together."""
-        count, M = work.budgets.size, self.sampling.max_new_tokens
-        tokens = np.full((count, M), self.pad_id, np.int32)
-        logprobs = np.zeros((count, M), np.float32)
-        lengths, finish = np.zeros(count, np.int32), np.zeros(count, np.int32)
-        for piece in pieces:
-            end = piece.start + len(piece.tokens)
-            tokens[piece.row, piece.start : end] = piece.tokens
-            logprobs[piece.row, piece.start : end] = piece.logprobs
-            lengths[piece.row] = end
-            if piece.finish is not None:
-                finish[piece.row] = piece.finish
-        return Samples(tokens, logprobs, lengths, finish)
 
     def stream(
         self,
         params: Params,
-        prompt: Sequence[int],
-        key: Array,
+        prompts: Sequence[Sequence[int]],
+        keys: Array,
         automaton: TokenAutomaton | None = None,
-    ) -> Iterator[Piece]:
-        """One completion, piece by piece as it is generated; the same tokens as `__call__` gives.
+    ) -> Iterator[Chunk]:
+        """One completion to every prompt, in chunks as they are generated.
 
-        Raises:
-            ValueError: as `__call__`.
+        The tokens, arguments and errors are those of `__call__`.
         """
-        return self._pieces(params, self._work([prompt], key[None], 1, automaton))
-
-    def pieces(
-        self, params: Params, prompts: Sequence[Sequence[int]], keys: Array
-    ) -> Iterator[Piece]:
-        """One completion to every prompt, piece by piece as they are generated, for whoever keeps
-        each completion as soon as it has ended; the same tokens as `__call__` gives.
-
-        Raises:
-            ValueError: as `__call__`.
-        """
-        return self._pieces(params, self._work(prompts, keys, 1))
+        work = self._work(prompts, keys, 1, automaton)
+        if not prompts:
+            return iter(())
+        return self._run(self.engine.decoding_copy(params), work)
 
     def lower(
         self, params: Params, num_prompts: int, num_samples: int, prompt_length: int
@@ -241,18 +196,31 @@ class Sampler:
 
         Args:
             params: `jax.ShapeDtypeStruct`s with shardings.
+            num_prompts: prompts of the call.
+            num_samples: completions to each.
             prompt_length: tokens of the longest prompt.
         """
         return self.engine.lower(params, prompt_length, *self._slots(num_prompts, num_samples))
 
-    def _pieces(self, params: Params, work: Work) -> Iterator[Piece]:
-        if not work.prompts:
-            return iter(())
-        return self._run(self.engine.decoding_copy(params), work)
+    def _run(self, decoding_copy: Params, work: Work) -> Iterator[Chunk]:
+        return self.engine.run(
+            decoding_copy, work, *self._slots(len(work.prompts), work.num_samples)
+        )
 
-    def _run(self, decoding_copy: Params, work: Work) -> Iterator[Piece]:
-        slots, lanes = self._slots(len(work.prompts), work.num_samples)
-        return self.engine.run(decoding_copy, work, slots, lanes)
+    def _collect(self, work: Work, chunks: Iterator[Chunk]) -> Samples:
+        """The chunks of all completions together."""
+        count, M = work.budgets.size, self.sampling.max_new_tokens
+        tokens = np.full((count, M), self.pad_id, np.int32)
+        logprobs = np.zeros((count, M), np.float32)
+        lengths, finish = np.zeros(count, np.int32), np.zeros(count, np.int32)
+        for chunk in chunks:
+            end = chunk.start + len(chunk.tokens)
+            tokens[chunk.row, chunk.start : end] = chunk.tokens
+            logprobs[chunk.row, chunk.start : end] = chunk.logprobs
+            lengths[chunk.row] = end
+            if chunk.finish is not None:
+                finish[chunk.row] = chunk.finish
+        return Samples(tokens, logprobs, lengths, finish)
 
     def _work(
         self,
@@ -262,99 +230,77 @@ class Sampler:
         automaton: TokenAutomaton | None = None,
         budgets: np.ndarray | None = None,
     ) -> Work:
-        """Check everything."""
-        if keys.shape != (len(prompts),):
-            raise ValueError(f"keys have shape {keys.shape}; expected ({len(prompts)},)")
-        if (impl := str(jax.random.key_impl(keys))) != _KEY_IMPL:
+        """Checks everything."""
+        if num_samples < 1:
+            raise ValueError(f"num_samples={num_samples}: allowed are integers from 1 up")
+        chex.assert_shape(keys, (len(prompts),))
+        if (impl := str(jax.random.key_impl(keys))) != KEY_IMPL:
             raise ValueError(
-                f"keys are of the implementation {impl!r}; it must be {_KEY_IMPL!r}: with others "
-                "the numbers of one key depend on the keys drawn beside it"
+                f"keys={impl}: allowed is {KEY_IMPL}; with others the numbers of one key depend on "
+                "the keys drawn beside it"
             )
-        self._check_prompts(prompts)
-        return Work(
-            prompts=prompts,
-            key_data=np.asarray(jax.random.key_data(keys)),
-            key_impl=jax.random.key_impl(keys),
-            budgets=self._budgets(budgets, len(prompts), num_samples),
-            automaton=self._automaton(automaton),
-        )
-
-    def _check_prompts(self, prompts: Sequence[Sequence[int]]) -> None:
-        longest = self.config.max_position_embeddings - self.sampling.max_new_tokens
+        M, V = self.sampling.max_new_tokens, self.config.vocab_size
+        longest = self.config.max_position_embeddings - M
         for index, prompt in enumerate(prompts):
             if not 1 <= len(prompt) <= longest:
                 raise ValueError(
-                    f"prompt {index} has {len(prompt)} tokens; allowed are 1..{longest} "
-                    f"(max_position_embeddings {self.config.max_position_embeddings} less "
-                    f"max_new_tokens {self.sampling.max_new_tokens})"
+                    f"prompts[{index}]: has {len(prompt)} tokens; allowed are 1 to {longest} "
+                    f"(max_position_embeddings less max_new_tokens={M})"
                 )
-            if not (min(prompt) >= 0 and max(prompt) < self.config.vocab_size):
+            if not (min(prompt) >= 0 and max(prompt) < V):
                 raise ValueError(
-                    f"prompt {index} has ids {min(prompt)}..{max(prompt)}; allowed are "
-                    f"0..{self.config.vocab_size - 1}"
+                    f"prompts[{index}]: has ids {min(prompt)} to {max(prompt)}; allowed are "
+                    f"0 to {V - 1}"
                 )
-
-    def _budgets(
-        self, budgets: np.ndarray | None, num_prompts: int, num_samples: int
-    ) -> np.ndarray:
-        shape, M = (num_prompts, num_samples), self.sampling.max_new_tokens
-        if budgets is None:
-            return np.full(shape, M, np.int32)
-        budgets = np.asarray(budgets)
-        if budgets.shape != (num_prompts * num_samples,):
-            raise ValueError(
-                f"budgets have shape {budgets.shape}; expected ({num_prompts * num_samples},)"
-            )
+        count = len(prompts) * num_samples
+        budgets = np.full(count, M) if budgets is None else np.asarray(budgets)
+        chex.assert_shape(budgets, (count,))
         wrong = np.flatnonzero((budgets < 1) | (budgets > M) | (budgets != budgets.astype(int)))
         if wrong.size:
-            raise ValueError(
-                f"budgets[{wrong[0]}] is {budgets[wrong[0]]}; allowed are the integers 1..{M}"
-            )
-        return budgets.reshape(shape).astype(np.int32)
+            raise ValueError(f"budgets={budgets[wrong[0]]}: allowed are integers from 1 to {M}")
+        return Work(
+            prompts=prompts,
+            key_data=np.asarray(jax.random.key_data(keys)),
+            budgets=budgets.reshape(-1, num_samples).astype(np.int32),
+            automaton=self._automaton(automaton),
+        )
 
     def _automaton(self, automaton: TokenAutomaton | None) -> TokenAutomaton | None:
         """What the automaton and the limit on thinking demand together."""
-        if automaton is not None:
-            largest = int(np.max(np.asarray(automaton.tokens), initial=-1))
-            if largest >= self.vocab_size:
-                raise ValueError(
-                    f"the automaton lists token {largest}; allowed are 0..{self.vocab_size - 1}"
-                )
         thinking = self.sampling.thinking
-        if thinking is None:
-            return automaton
-        if max(thinking.closing_ids) >= self.vocab_size:
+        demanded = [] if automaton is None else [int(np.max(np.asarray(automaton.tokens)))]
+        demanded += [] if thinking is None else thinking.closing_ids
+        if max(demanded, default=0) >= self.vocab_size:
             raise ValueError(
-                f"closing_ids of thinking are {thinking.closing_ids}; allowed are "
-                f"0..{self.vocab_size - 1}"
+                f"automaton: demands token {max(demanded)}; allowed are 0 to {self.vocab_size - 1}"
             )
-        return TokenAutomaton.thinking(thinking, automaton)
+        return automaton if thinking is None else TokenAutomaton.thinking(thinking, automaton)
 
     def _slots(self, num_prompts: int, num_samples: int) -> tuple[int, int]:
-        """Slots and lanes of a call; of several processes those of one, for its prompts."""
+        """`slot_counts` of a call; of several processes those of one, for its prompts."""
         shards = sharding.num_row_shards(distributed.local_mesh(self.mesh))
         per_shard = self.max_rows // sharding.num_row_shards(self.mesh)
-        return slots_and_lanes(num_prompts, num_samples, shards, per_shard)
+        return slot_counts(num_prompts, num_samples, shards, per_shard)
 
 
-def slots_and_lanes(
-    num_prompts: int, num_samples: int, shards: int, per_shard: int
-) -> tuple[int, int]:
-    """Slots for prompts, few different numbers of them, and lanes in each; fills `per_shard`.
+def slot_counts(num_prompts: int, num_samples: int, shards: int, per_shard: int) -> tuple[int, int]:
+    """Prompt slots, few different numbers of them, and sequence slots in each.
 
-    As many slots as there are prompts, but no more than leave room for some samples of each side
-    by side; then as many lanes as fit. Where all completions fit at once, slots are a power of two;
-    elsewhere at most a quarter of them stays empty.
+    As many prompt slots as there are prompts, but no more than let some samples of each run side
+    by side; then as many sequence slots as fit into `per_shard`. Where all completions fit at once,
+    prompt slots are a power of two; elsewhere at most a quarter of them stays empty.
 
     Args:
-        num_prompts, num_samples: what is asked for.
-        shards: row shards; per_shard: completions that one of them runs at a time.
+        num_prompts: of the call.
+        num_samples: completions to each.
+        shards: row shards.
+        per_shard: completions that one of them runs at a time.
     """
     needed = -(-num_prompts // shards)
     crowded = needed * num_samples > per_shard
-    lanes = num_samples
+    side_by_side = num_samples
     if crowded:
         rounds = -(-num_samples // _SIDE_BY_SIDE)
-        lanes = min(-(-num_samples // rounds), per_shard)
-    slots = min(per_shard // lanes, geometric_bucket(needed, 1, 4 if crowded else 1))
-    return shards * slots, min(num_samples, per_shard // slots)
+        side_by_side = min(-(-num_samples // rounds), per_shard)
+    prompts = min(per_shard // side_by_side, geometric_bucket(needed, 1, 4 if crowded else 1))
+    return shards * prompts, min(num_samples, per_shard // prompts)

@@ -1,10 +1,10 @@
 """Continuous decoding: any number of completions through a fixed number of slots.
 
-The device holds P slots for prompts and G lanes in each, one completion a lane. It decodes in
-segments: one compiled loop over at most so many tokens, which ends early when enough lanes have
-ended and others wait. Between segments the host takes the tokens, gives ended lanes the next sample
-of their prompt, and gives slots whose lanes have all ended the next prompt. So one long completion
-keeps one lane busy and not the batch.
+The device holds P prompt slots and G sequence slots for each, one completion in a sequence slot. It
+decodes in segments: one compiled loop over at most so many tokens, which ends early when enough
+sequences have ended and others wait. Between segments the host takes the tokens, gives free
+sequence slots the next sample of their prompt, and prompt slots whose sequences have all ended the
+next prompt. So one long completion keeps one sequence slot busy and not the batch.
 
 A completion depends on its prompt, its own key and its own tokens; not on its slot, its neighbours,
 or the time it was started (beyond rounding, where shapes differ).
@@ -13,17 +13,16 @@ A call decodes with a copy of the parameters, made by `SlotEngine.decoding_copy`
 call: unstacked layers in `config.dtype`, whole on every device of `fsdp`. With several processes
 each runs slots of its own on its own devices (`learner.devices.distributed` says why).
 
-Everything that compiles has one of few shapes: P and G are fixed during a call, the room for
-completions has two sizes an octave, that for prompts four, and prompts are prefilled in powers of
-two.
+Everything that compiles has one of few shapes: P and G are fixed during a call, the capacity for
+completions has two sizes for each power of two, that for prompts four, and prompts are prefilled in
+powers of two.
 """
 
 import collections
 import dataclasses
 import enum
 import functools
-import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -48,8 +47,14 @@ from learner.tokens import geometric_bucket, pad_right
 # Prompt tokens, padding included, that one row shard prefills at a time; bounds its activations.
 _PREFILL_TOKENS = 1 << 14
 
-# Where others wait, a segment ends when this share of the lanes has ended.
-_REFILL_SHARE = 1 / 8
+# The capacity for prompts is a multiple of at least this many tokens.
+_PROMPT_MULTIPLE = 32
+
+# Where others wait, a segment ends when this fraction of the sequence slots is free.
+_REFILL_FRACTION = 1 / 8
+
+#: The implementation of keys: of others, one key's numbers depend on the keys drawn beside it.
+KEY_IMPL = "threefry2x32"
 
 
 class FinishReason(enum.IntEnum):
@@ -68,7 +73,7 @@ class FinishReason(enum.IntEnum):
 RUNNING = -1  # in the place of a FinishReason
 
 
-class Piece(NamedTuple):
+class Chunk(NamedTuple):
     """What one segment added to one completion.
 
     Attributes:
@@ -91,14 +96,13 @@ class Work:
 
     Attributes:
         prompts: token ids, at least one each.
-        key_data: u32[N, ...], raw data of one PRNG key a prompt; key_impl: what kind it is.
+        key_data: u32[N, 2], raw data of one PRNG key a prompt.
         budgets: i32[N, num_samples], tokens of each completion, from 1 up.
         automaton: which tokens are allowed; None allows all.
     """
 
     prompts: Sequence[Sequence[int]]
     key_data: np.ndarray
-    key_impl: Any
     budgets: np.ndarray
     automaton: TokenAutomaton | None = None
 
@@ -119,8 +123,8 @@ class Work:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Lanes:
-    """The state of every lane: NumPy arrays on the host between segments."""
+class Sequences:
+    """The state of every sequence slot: NumPy arrays on the host between segments."""
 
     last: Any  # i32[P, G], newest token; the prompt's last one at first
     counts: Any  # i32[P, G], tokens generated
@@ -128,87 +132,100 @@ class Lanes:
     samples: Any  # i32[P, G], number of the sample, folded into its prompt's key
     states: Any  # i32[P, G], of the automaton
     finish: Any  # i32[P, G], a FinishReason, or RUNNING
-    key_data: Any  # u32[P, ...]
+    key_data: Any  # u32[P, 2]
 
     @classmethod
-    def idle(cls, slots: int, lanes: int, key_data: np.ndarray) -> Self:
-        """Lanes without a completion, with room for keys like `key_data` [N, ...]."""
-        keys = np.zeros((slots, *key_data.shape[1:]), key_data.dtype)
-        fields = [field.name for field in dataclasses.fields(cls)]
-        zeros = {name: np.zeros((slots, lanes), np.int32) for name in fields}
-        return cls(**zeros | {"key_data": keys})
+    def idle(cls, prompt_slots: int, sequence_slots: int) -> Self:
+        """Slots without a completion."""
+        per_sequence = [field.name for field in dataclasses.fields(cls)][:-1]
+        shape = (prompt_slots, sequence_slots)
+        return cls(
+            **{name: np.zeros(shape, np.int32) for name in per_sequence},
+            key_data=np.zeros((prompt_slots, 2), np.uint32),
+        )
+
+    def start(self, work: Work, slot: tuple[int, int], prompt: int, sample: int) -> None:
+        """Begin a completion in a sequence slot; writes into the host's arrays."""
+        self.last[slot] = work.prompts[prompt][-1]
+        self.counts[slot] = 0
+        self.budgets[slot] = work.budgets[prompt, sample]
+        self.samples[slot] = sample
+        self.states[slot] = 0
+        self.finish[slot] = RUNNING
+        self.key_data[slot[0]] = work.key_data[prompt]
+
+
+_Carry = tuple[Array, SampleCache, Sequences, Array, Array]
 
 
 def _segment(
     params: Params,
     prompts: PromptCache,
     cache: SampleCache,
-    lanes: Lanes,
+    sequences: Sequences,
     automaton: TokenAutomaton | None,
     floor: Array,
-    key_impl: Any,
     *,
     config: Qwen3Config,
     sampling: SamplingParams,
     vocab_size: int | None,
     steps: int,
-) -> tuple[SampleCache, Lanes, Array, Array]:
-    """At most `steps` tokens in every running lane; fewer once only `floor` lanes are running.
+) -> tuple[SampleCache, Sequences, Array, Array]:
+    """At most `steps` tokens in every running sequence; fewer once only `floor` are running.
 
     Returns:
-        The cache, the lanes, and what was generated: tokens i32[steps, P, G] and log-probabilities
-        f32[steps, P, G], of which each lane's first ones count, as many as its count rose by.
+        The cache, the sequences, and what was generated: tokens i32[steps, P, G] and
+        log-probabilities f32[steps, P, G], of which each sequence's first ones count, as many as
+        its count rose by.
     """
-    room = cache.keys[0].shape[-1]
+    capacity = cache.keys[0].shape[-1]
     rope = decoding.rope_table(config, prompts, cache)
     fold = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))
-    keys = fold(jax.random.wrap_key_data(lanes.key_data, impl=key_impl), lanes.samples)
+    keys = fold(jax.random.wrap_key_data(sequences.key_data, impl=KEY_IMPL), sequences.samples)
     stops = jnp.array(sampling.stop_token_ids, jnp.int32)
 
-    def unfinished(carry: tuple[Array, SampleCache, Lanes, Array, Array]) -> Array:
-        step, _, lanes, _, _ = carry
-        return (step < steps) & (jnp.sum(lanes.finish == RUNNING) > floor)
+    def unfinished(carry: _Carry) -> Array:
+        step, _, sequences, _, _ = carry
+        return (step < steps) & (jnp.sum(sequences.finish == RUNNING) > floor)
 
-    def body(
-        carry: tuple[Array, SampleCache, Lanes, Array, Array],
-    ) -> tuple[Array, SampleCache, Lanes, Array, Array]:
-        step, cache, lanes, tokens, logprobs = carry
-        running = lanes.finish == RUNNING
-        # Ended lanes write over a slot that only they read.
-        slots = jnp.minimum(lanes.counts, room - 1)
+    def body(carry: _Carry) -> _Carry:
+        step, cache, sequences, tokens, logprobs = carry
+        running = sequences.finish == RUNNING
+        # Ended sequences write over a place that only they read.
+        places = jnp.minimum(sequences.counts, capacity - 1)
         cache, hidden = decoding.decode_step(
-            params, config, prompts, cache, rope, lanes.last, slots
+            params, config, prompts, cache, rope, sequences.last, places
         )
         logits = limit_vocabulary(model.output_logits(params, config, hidden), vocab_size)
         if automaton is not None:
-            logits = automaton.mask(lanes.states, logits)
+            logits = automaton.mask(sequences.states, logits)
         logits = filter_logits(logits, sampling)
         if sampling.temperature == 0:
             token = most_likely(logits)
         else:
-            token = draw(jax.vmap(jax.vmap(jax.random.fold_in))(keys, lanes.counts), logits)
-        counts = lanes.counts + 1
+            token = draw(jax.vmap(jax.vmap(jax.random.fold_in))(keys, sequences.counts), logits)
+        counts = sequences.counts + 1
         stop = jnp.isin(token, stops)
-        finish = jnp.where(counts >= lanes.budgets, FinishReason.LENGTH, RUNNING)
+        finish = jnp.where(counts >= sequences.budgets, FinishReason.LENGTH, RUNNING)
         finish = jnp.where(stop, FinishReason.STOP_TOKEN, finish)
-        states = lanes.states
+        states = sequences.states
         if automaton is not None:
             final = automaton.final(sampling.stop_token_ids)[states]
             finish = jnp.where(stop & final, FinishReason.AUTOMATON, finish)
             states = automaton.advance(states, token)
-        lanes = dataclasses.replace(
-            lanes,
-            last=jnp.where(running, token, lanes.last),
-            counts=jnp.where(running, counts, lanes.counts),
-            states=jnp.where(running, states, lanes.states),
-            finish=jnp.where(running, finish, lanes.finish),
+        sequences = dataclasses.replace(
+            sequences,
+            last=jnp.where(running, token, sequences.last),
+            counts=jnp.where(running, counts, sequences.counts),
+            states=jnp.where(running, states, sequences.states),
+            finish=jnp.where(running, finish, sequences.finish),
         )
         put = functools.partial(jax.lax.dynamic_update_index_in_dim, index=step, axis=0)
-        return step + 1, cache, lanes, put(tokens, token), put(logprobs, logprob(logits, token))
+        return step + 1, cache, sequences, put(tokens, token), put(logprobs, logprob(logits, token))
 
-    shape = (steps, *lanes.last.shape)
+    shape = (steps, *sequences.last.shape)
     empty = (jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32))
-    carry = (jnp.int32(0), cache, lanes, *empty)
+    carry = (jnp.int32(0), cache, sequences, *empty)
     return jax.lax.while_loop(unfinished, body, carry)[1:]
 
 
@@ -222,7 +239,6 @@ class SlotEngine:
         sampling: SamplingParams,
         pad_id: int,
         *,
-        prompt_multiple: int,
         steps: int,
         vocab_size: int | None,
         stop_strings: StopStrings | None,
@@ -232,21 +248,16 @@ class SlotEngine:
         self._whole_mesh = mesh
         self._mesh = mesh = distributed.local_mesh(mesh)
         self._pad_id = pad_id
-        self._prompt_multiple = prompt_multiple
         self._steps = steps
         self._longest = sampling.max_new_tokens
         self._stop_strings = stop_strings
         self._rows = sharding.batch_sharding(mesh)
         per_step = NamedSharding(mesh, P(None, sharding.BATCH_AXES))
         prompts, samples = cache_shardings(mesh)
-        on_mesh = functools.partial(_on_mesh, mesh)
-        self.prepare = _on_mesh(
-            self._whole_mesh,
-            jax.jit(
-                functools.partial(decoding.decoding_params, config=config),
-                in_shardings=(placement.param_shardings(config, self._whole_mesh),),
-                out_shardings=_whole_rows(config, self._whole_mesh),
-            ),
+        self.prepare = jax.jit(
+            functools.partial(decoding.decoding_params, config=config),
+            in_shardings=(placement.param_shardings(config, self._whole_mesh),),
+            out_shardings=_whole_rows(config, self._whole_mesh),
         )
         self.new_prompts = jax.jit(
             functools.partial(decoding.prompt_cache, config),
@@ -263,16 +274,13 @@ class SlotEngine:
         def prefill(params: Params, *args: Any) -> PromptCache:
             return decoding.prefill(params, config, *args)
 
-        self.prefill = on_mesh(jax.jit(prefill, donate_argnums=1, out_shardings=prompts))
-        self.segment = on_mesh(
-            jax.jit(
-                functools.partial(
-                    _segment, config=config, sampling=sampling, vocab_size=vocab_size, steps=steps
-                ),
-                donate_argnums=2,
-                static_argnums=6,
-                out_shardings=(samples, self._rows, per_step, per_step),
-            )
+        self.prefill = jax.jit(prefill, donate_argnums=1, out_shardings=prompts)
+        self.segment = jax.jit(
+            functools.partial(
+                _segment, config=config, sampling=sampling, vocab_size=vocab_size, steps=steps
+            ),
+            donate_argnums=2,
+            out_shardings=(samples, self._rows, per_step, per_step),
         )
 
     def decoding_copy(self, params: Params) -> Params:
@@ -281,148 +289,142 @@ class SlotEngine:
         Args:
             params: stacked, placed by `param_shardings`.
         """
-        return distributed.local_copy(self.prepare(params))
+        with sharding.use(self._whole_mesh):
+            return distributed.local_copy(self.prepare(params))
 
-    def run(self, params: Params, work: Work, slots: int, lanes: int) -> Iterator[Piece]:
+    def run(
+        self, params: Params, work: Work, prompt_slots: int, sequence_slots: int
+    ) -> Iterator[Chunk]:
         """Generate all completions; yields what each segment adds to each.
 
         Args:
             params: of `decoding_copy`.
-            slots: P, a multiple of the row shards of this process.
-            lanes: G.
+            work: what to generate.
+            prompt_slots: P, a multiple of the row shards of this process.
+            sequence_slots: G.
         """
         automaton = jax.device_put(work.automaton, sharding.replicated(self._mesh))
         # Longest first: prompts that are prefilled together are of similar length.
         waiting = collections.deque(
             sorted(range(len(work.prompts)), key=lambda i: -len(work.prompts[i]))
         )
-        prompt_cache = self.new_prompts(slots, self._room(work.prompts[waiting[0]]))
+        prompt_cache = self.new_prompts(prompt_slots, _capacity(len(work.prompts[waiting[0]])))
         cache: SampleCache | None = None
-        room = 0
-        state = Lanes.idle(slots, lanes, work.key_data)
-        owner = np.full(slots, -1)  # the prompt in each slot
-        begun = np.full(slots, work.num_samples)  # its samples that have been started
-        completions: list[list[list[int]]] = [[[] for _ in range(lanes)] for _ in range(slots)]
+        capacity = 0
+        state = Sequences.idle(prompt_slots, sequence_slots)
+        owner = np.full(prompt_slots, -1)  # the prompt in each slot
+        begun = np.full(prompt_slots, work.num_samples)  # its samples that have been started
+        texts: dict[tuple[int, int], list[int]] = {}  # of sequences, for stop strings
         while True:
-            free = np.flatnonzero(
-                (begun == work.num_samples) & (state.finish != RUNNING).all(axis=1)
-            )
-            fresh = [int(slot) for slot in free[: len(waiting)]]
+            ended = (begun == work.num_samples) & (state.finish != RUNNING).all(axis=1)
+            fresh = [int(slot) for slot in np.flatnonzero(ended)[: len(waiting)]]
             for slot in fresh:
                 owner[slot], begun[slot] = waiting.popleft(), 0
             prompt_cache = self._fill(params, prompt_cache, work, owner, fresh)
-            for slot, lane in np.argwhere(state.finish != RUNNING):
-                if begun[slot] < work.num_samples:
-                    _start(state, work, slot, lane, owner[slot], begun[slot])
-                    completions[slot][lane] = []
-                    begun[slot] += 1
+            for row, column in np.argwhere(state.finish != RUNNING):
+                if begun[row] < work.num_samples:
+                    state.start(work, (row, column), owner[row], begun[row])
+                    texts[row, column] = []
+                    begun[row] += 1
             running = state.finish == RUNNING
             if not running.any():
                 return
             needed = int(np.minimum(state.counts + self._steps, state.budgets)[running].max())
             wanted = min(geometric_bucket(needed, 32, 2), self._longest)
             if cache is None:
-                cache, room = self.new_samples(slots, lanes, wanted), wanted
-            elif wanted > room or wanted <= room // 2:
-                cache, room = self.resize(cache, wanted), wanted
+                cache, capacity = self.new_samples(prompt_slots, sequence_slots, wanted), wanted
+            elif wanted > capacity or wanted <= capacity // 2:
+                cache, capacity = self.resize(cache, wanted), wanted
             more = bool(waiting) or bool((begun < work.num_samples).any())
-            refill = max(1, int(_REFILL_SHARE * running.size))
+            refill = max(1, int(_REFILL_FRACTION * running.size))
             floor = max(0, int(running.sum()) - refill) if more else 0
-            before = state
-            cache, *out = self.segment(
-                params,
-                prompt_cache,
-                cache,
-                jax.device_put(state, self._rows),
-                automaton,
-                np.int32(floor),
-                work.key_impl,
-            )
+            starts = state.counts
+            with sharding.use(self._mesh):
+                cache, *out = self.segment(
+                    params,
+                    prompt_cache,
+                    cache,
+                    jax.device_put(state, self._rows),
+                    automaton,
+                    np.int32(floor),
+                )
             after, tokens, logprobs = jax.device_get(out)
             # The arrays that came from the device cannot be written to.
             state = jax.tree.map(np.array, after)
-            for slot, lane in np.argwhere(running):
-                start, end = int(before.counts[slot, lane]), int(state.counts[slot, lane])
-                new = tokens[: end - start, slot, lane]
+            for row, column in np.argwhere(running):
+                slot = row, column
+                start, end = int(starts[slot]), int(state.counts[slot])
+                new = tokens[: end - start, row, column]
                 if self._stop_strings is not None:
-                    completion = completions[slot][lane]
-                    completion += new.tolist()
-                    cut = self._stop_strings.cut(completion, start)
-                    ended = state.finish[slot, lane] in (
+                    texts[slot] += new.tolist()
+                    cut = self._stop_strings.cut(texts[slot], start)
+                    by_token = state.finish[slot] in (
                         FinishReason.STOP_TOKEN,
                         FinishReason.AUTOMATON,
                     )
-                    if cut is not None and not (ended and cut == end):
+                    if cut is not None and not (by_token and cut == end):
                         end = cut
-                        state.finish[slot, lane] = FinishReason.STOP_STRING
-                finish = int(state.finish[slot, lane])
-                yield Piece(
-                    row=int(owner[slot]) * work.num_samples + int(state.samples[slot, lane]),
+                        state.finish[slot] = FinishReason.STOP_STRING
+                finish = int(state.finish[slot])
+                yield Chunk(
+                    row=int(owner[row]) * work.num_samples + int(state.samples[slot]),
                     start=start,
                     tokens=new[: end - start],
-                    logprobs=logprobs[: end - start, slot, lane],
+                    logprobs=logprobs[: end - start, row, column],
                     finish=None if finish == RUNNING else FinishReason(finish),
                 )
 
     def lower(
-        self, params: Params, prompt_length: int, slots: int, lanes: int
+        self, params: Params, prompt_length: int, prompt_slots: int, sequence_slots: int
     ) -> dict[str, jax.stages.Lowered]:
         """The largest programs of `run`, ready to compile without any arrays.
 
         Args:
             params: `jax.ShapeDtypeStruct`s with shardings.
             prompt_length: tokens of the longest prompt.
-            slots, lanes: as in `run`.
+            prompt_slots: as in `run`.
+            sequence_slots: as in `run`.
 
         Returns:
             "prepare" (parameters for decoding), "prefill" of as many prompts as go together,
-            "segment" with room for the longest completions, and "resize" to that, if ever needed.
+            "segment" with the capacity for the longest completions, and "resize" to that, if ever
+            needed.
         """
-
-        def program(function: Any, *args: Any) -> Any:
-            jitted: Any = inspect.unwrap(function, stop=lambda f: hasattr(f, "lower"))
-            with sharding.use(self._mesh):
-                return jitted.lower(*args)
-
         config, longest = self._config, self._longest
         in_prompts, in_samples = cache_shardings(self._mesh)
-        room = geometric_bucket(prompt_length - 1, self._prompt_multiple, 4)
+        capacity = _capacity(prompt_length)
+        shards = sharding.num_row_shards(self._mesh)
+        batch = min(prompt_slots, _prefill_size(capacity) * shards)
+        ids = jax.ShapeDtypeStruct((batch, capacity), jnp.int32)
+        rows = _placed((ids, ids.update(shape=(batch,)), ids.update(shape=(batch,))), self._rows)
         prompts = _placed(
-            jax.eval_shape(lambda: decoding.prompt_cache(config, slots, room)), in_prompts
+            jax.eval_shape(lambda: decoding.prompt_cache(config, prompt_slots, capacity)),
+            in_prompts,
+        )
+        state = _placed(
+            jax.eval_shape(lambda: Sequences.idle(prompt_slots, sequence_slots)), self._rows
         )
 
-        def samples(room: int) -> Any:
-            cache = jax.eval_shape(lambda: decoding.sample_cache(config, slots, lanes, room))
-            return _placed(cache, in_samples)
+        def samples(capacity: int) -> Any:
+            shape = (prompt_slots, sequence_slots, capacity)
+            return _placed(
+                jax.eval_shape(lambda: decoding.sample_cache(config, *shape)), in_samples
+            )
 
-        prepare = program(self.prepare, params)
+        with sharding.use(self._whole_mesh):
+            prepare = self.prepare.lower(params)
         whole = _placed(prepare.out_info, _whole_rows(config, self._mesh))
-        state = jax.eval_shape(lambda: Lanes.idle(slots, lanes, np.zeros((1, 2), np.uint32)))
-        shards = sharding.num_row_shards(self._mesh)
-        batch = min(slots, _prefill_size(room) * shards)
-        ids = jax.ShapeDtypeStruct((batch, room), jnp.int32)
-        rows = _placed((ids, ids.update(shape=(batch,)), ids.update(shape=(batch,))), self._rows)
-        programs = {
-            "prepare": prepare,
-            "prefill": program(self.prefill, whole, prompts, *rows),
-            "segment": program(
-                self.segment,
-                whole,
-                prompts,
-                samples(longest),
-                _placed(state, self._rows),
-                None,
-                jax.ShapeDtypeStruct((), jnp.int32),
-                jax.random.key_impl(jax.random.key(0)),
-            ),
-        }
-        smaller = [n for n in range(1, longest) if geometric_bucket(n, 32, 2) == n]
-        if smaller:
-            programs["resize"] = program(self.resize, samples(smaller[-1]), longest)
+        floor = jax.ShapeDtypeStruct((), jnp.int32)
+        with sharding.use(self._mesh):
+            programs = {
+                "prepare": prepare,
+                "prefill": self.prefill.lower(whole, prompts, *rows),
+                "segment": self.segment.lower(whole, prompts, samples(longest), state, None, floor),
+            }
+            smaller = [n for n in range(1, longest) if geometric_bucket(n, 32, 2) == n]
+            if smaller:
+                programs["resize"] = self.resize.lower(samples(smaller[-1]), longest)
         return programs
-
-    def _room(self, prompt: Sequence[int]) -> int:
-        return geometric_bucket(len(prompt) - 1, self._prompt_multiple, 4)
 
     def _fill(
         self,
@@ -435,23 +437,30 @@ class SlotEngine:
         """Prefill the prompts that `owner` has put into the slots `fresh`."""
         shards = sharding.num_row_shards(self._mesh)
         while fresh:
-            room = self._room(max((work.prompts[owner[slot]] for slot in fresh), key=len))
-            largest = _prefill_size(room) * shards
+            capacity = _capacity(max(len(work.prompts[owner[slot]]) for slot in fresh))
+            largest = _prefill_size(capacity) * shards
             batch, fresh = fresh[:largest], fresh[largest:]
             size = shards << max(0, -(-len(batch) // shards) - 1).bit_length()
             prompts = [work.prompts[owner[slot]][:-1] for slot in batch]
-            tokens, lengths = pad_right(prompts + [[]] * (size - len(batch)), room, self._pad_id)
+            padded = prompts + [[]] * (size - len(batch))
+            tokens, lengths = pad_right(padded, capacity, self._pad_id)
             slots = np.full(size, len(owner), np.int32)  # those beyond the last are dropped
             slots[: len(batch)] = batch
-            cache = self.prefill(
-                params, cache, *jax.device_put((tokens, lengths, slots), self._rows)
-            )
+            with sharding.use(self._mesh):
+                cache = self.prefill(
+                    params, cache, *jax.device_put((tokens, lengths, slots), self._rows)
+                )
         return cache
 
 
-def _prefill_size(room: int) -> int:
-    """Prompts of `room` tokens that one row shard prefills at a time, a power of two."""
-    return 1 << max(0, (_PREFILL_TOKENS // room).bit_length() - 1)
+def _capacity(prompt_length: int) -> int:
+    """Tokens that the cache holds of a prompt; its last token is not part of it."""
+    return geometric_bucket(prompt_length - 1, _PROMPT_MULTIPLE, 4)
+
+
+def _prefill_size(capacity: int) -> int:
+    """Prompts of so many tokens that one row shard prefills at a time, a power of two."""
+    return 1 << max(0, (_PREFILL_TOKENS // capacity).bit_length() - 1)
 
 
 def _placed(shapes: Any, where: Any) -> Any:
@@ -463,39 +472,12 @@ def _placed(shapes: Any, where: Any) -> Any:
     )
 
 
-def _start(state: Lanes, work: Work, slot: int, lane: int, prompt: int, sample: int) -> None:
-    """Begin a completion in a lane; writes into the host's arrays."""
-    at = (slot, lane)
-    values = (
-        (state.last, work.prompts[prompt][-1]),
-        (state.counts, 0),
-        (state.budgets, work.budgets[prompt, sample]),
-        (state.samples, sample),
-        (state.states, 0),
-        (state.finish, RUNNING),
-    )
-    for array, value in values:
-        array[at] = value
-    state.key_data[slot] = work.key_data[prompt]
-
-
-def _on_mesh(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, traced and run with the mesh and the rules for activations."""
-
-    @functools.wraps(function)
-    def inside(*args: Any) -> Any:
-        with sharding.use(mesh):
-            return function(*args)
-
-    return inside
-
-
 def cache_shardings(mesh: Mesh) -> tuple[Any, Any]:
     """Shardings of a `PromptCache` and of a `SampleCache`: rows, and heads over `tensor`."""
     heads: Any = NamedSharding(mesh, P(sharding.BATCH_AXES, "tensor"))
-    lane_heads: Any = NamedSharding(mesh, P(sharding.BATCH_AXES, None, "tensor"))
+    sample_heads: Any = NamedSharding(mesh, P(sharding.BATCH_AXES, None, "tensor"))
     lengths: Any = sharding.batch_sharding(mesh)
-    return PromptCache(heads, heads, lengths), SampleCache(lane_heads, lane_heads)
+    return PromptCache(heads, heads, lengths), SampleCache(sample_heads, sample_heads)
 
 
 def _whole_rows(config: Qwen3Config, mesh: Mesh) -> Params:

@@ -18,7 +18,7 @@ AdvantageNormalization = Literal["group_std", "none", "leave_one_out"]
 RatioLevel = Literal["token", "sequence"]
 LossNormalization = Literal["token", "sequence", "constant"]
 KLEstimator = Literal["k1", "k3"]
-SamplerCorrection = Literal["none", "token", "sequence"]
+ImportanceCorrection = Literal["none", "token", "sequence"]
 
 # Keeps the division finite; a group without any spread has advantage 0 anyway.
 _STD_EPSILON = 1e-6
@@ -51,14 +51,14 @@ class ObjectiveConfig:
         loss its gradient would be zero on average (arXiv 2506.09477).
       entropy_coef: weight of the policy's entropy, which is added to what is maximised (A3C,
         arXiv 1602.01783).
-      sampler_correction: weighs the policy term by the truncated importance ratio between the
+      importance_correction: weighs the policy term by the truncated importance ratio between the
         trainer's log-probabilities before the first update and the sampler's own, where rounding
         or another program makes them differ: for each "token" or for the whole "sequence" (the
-        product over its tokens), cut off at `sampler_ratio_cap`, without gradient (truncated
+        product over its tokens), cut off at `importance_cap`, without gradient (truncated
         importance sampling: Ionides 2008; for sampler mismatch Yao et al. 2025, "Your efficient
         RL framework secretly brings you off-policy RL training"). With "none" the sampler's
         log-probabilities are taken for those of the old policy.
-      sampler_ratio_cap: largest weight of the correction, > 0.
+      importance_cap: largest weight of the correction, > 0.
 
     Raises:
       ValueError: a field is out of its range.
@@ -74,8 +74,8 @@ class ObjectiveConfig:
     kl_coef: float = 0.0
     kl_estimator: KLEstimator = "k3"
     entropy_coef: float = 0.0
-    sampler_correction: SamplerCorrection = "none"
-    sampler_ratio_cap: float = 2.0
+    importance_correction: ImportanceCorrection = "none"
+    importance_cap: float = 2.0
 
     def __post_init__(self) -> None:
         checks.choices(
@@ -84,13 +84,13 @@ class ObjectiveConfig:
             ratio_level=get_args(RatioLevel),
             loss_normalization=get_args(LossNormalization),
             kl_estimator=get_args(KLEstimator),
-            sampler_correction=get_args(SamplerCorrection),
+            importance_correction=get_args(ImportanceCorrection),
         )
         checks.shares(self, "clip_low")
         checks.not_negative(self, "clip_high", "kl_coef", "entropy_coef", "dual_clip")
         if 0 < self.dual_clip <= 1:
             raise ValueError(f"dual_clip={self.dual_clip!r}: allowed are 0 and numbers above 1")
-        checks.positive(self, "sampler_ratio_cap")
+        checks.positive(self, "importance_cap")
         checks.integers(self, constant_length=1)
 
 
@@ -110,12 +110,12 @@ class ObjectiveSums:
       clip_low: tokens whose gradient the lower clip bound stopped.
       clip_high: tokens whose gradient the upper clip bound stopped.
       clip_dual: tokens whose gradient the dual clip stopped.
-      sampler_gap: sum of |current - sampler's log-probability|, in nats. In the first update on
+      mismatch: sum of |current - sampler's log-probability|, in nats. In the first update on
         some completions the weights are those that sampled, and this is the sampler's error.
-      sampler_weight: sum of the weights of the sampler correction.
+      importance_weight: sum of the weights of the sampler correction.
       ratio_min: smallest importance ratio, +inf without tokens.
       ratio_max: largest importance ratio, -inf without tokens.
-      sampler_gap_max: largest term of `sampler_gap`, -inf without tokens.
+      mismatch_max: largest term of `mismatch`, -inf without tokens.
     """
 
     tokens: jax.Array
@@ -125,11 +125,11 @@ class ObjectiveSums:
     clip_low: jax.Array
     clip_high: jax.Array
     clip_dual: jax.Array
-    sampler_gap: jax.Array
-    sampler_weight: jax.Array
+    mismatch: jax.Array
+    importance_weight: jax.Array
     ratio_min: jax.Array
     ratio_max: jax.Array
-    sampler_gap_max: jax.Array
+    mismatch_max: jax.Array
 
     @classmethod
     def zero(cls) -> "ObjectiveSums":
@@ -152,7 +152,7 @@ class ObjectiveSums:
         return ObjectiveSums(**{name: both(name) for name in names})
 
 
-_MAXIMA = ("ratio_max", "sampler_gap_max")
+_MAXIMA = ("ratio_max", "mismatch_max")
 
 
 def group_advantages(
@@ -254,10 +254,10 @@ def k3(log_ratio: jax.Array) -> jax.Array:
     return jnp.expm1(log_ratio) - log_ratio
 
 
-def sampler_weights(
+def importance_weights(
     config: ObjectiveConfig, old_logprobs: jax.Array, sampled_logprobs: jax.Array, mask: jax.Array
 ) -> jax.Array:
-    """Truncated importance weights of the tokens, f32[..., M]; see `sampler_correction`.
+    """Truncated importance weights of the tokens, f32[..., M]; see `importance_correction`.
 
     With x = old_logprobs - sampled_logprobs: min(exp(x), cap) for each "token",
     min(exp(sum of x over the completion), cap) for a "sequence", 1 for "none".
@@ -268,14 +268,14 @@ def sampler_weights(
       sampled_logprobs: f32[..., M], as the sampler reported them.
       mask: bool[..., M].
     """
-    if config.sampler_correction == "none":
+    if config.importance_correction == "none":
         return jnp.ones_like(sampled_logprobs)
     log_ratio = jnp.where(mask, old_logprobs - sampled_logprobs, 0.0)
-    if config.sampler_correction == "sequence":
+    if config.importance_correction == "sequence":
         total = jnp.sum(log_ratio, axis=-1, keepdims=True)
         log_ratio = jnp.broadcast_to(total, log_ratio.shape)
     # The logarithm is cut, not the ratio: the exponential of a long completion's sum may overflow.
-    return jnp.exp(jnp.minimum(log_ratio, jnp.log(config.sampler_ratio_cap)))
+    return jnp.exp(jnp.minimum(log_ratio, jnp.log(config.importance_cap)))
 
 
 def objective(
@@ -308,7 +308,7 @@ def objective(
       weights: f32[..., M] from `token_weights` over the whole global batch.
       reference_logprobs: f32[..., M] under the reference model; needed if `config.kl_coef` > 0.
       old_logprobs: f32[..., M] by the trainer under the policy that sampled; needed for a
-        `sampler_correction`, and not used without, where the sampler's stand for them.
+        `importance_correction`, and not used without, where the sampler's stand for them.
 
     Returns:
       The loss f32[] and the sums.
@@ -318,11 +318,11 @@ def objective(
     """
     if config.kl_coef > 0 and reference_logprobs is None:
         raise ValueError(f"kl_coef={config.kl_coef}: needs reference_logprobs, got None")
-    if config.sampler_correction == "none":
+    if config.importance_correction == "none":
         old_logprobs = sampled_logprobs
     elif old_logprobs is None:
         raise ValueError(
-            f"sampler_correction={config.sampler_correction!r}: needs old_logprobs, got None"
+            f"importance_correction={config.importance_correction!r}: needs old_logprobs, got None"
         )
     # Before any exp: what stands in padding must neither overflow nor reach the gradient.
     log_ratio = jnp.where(mask, logprobs - old_logprobs, 0.0)
@@ -348,7 +348,7 @@ def objective(
     if config.dual_clip:
         beyond = (ratio > config.dual_clip) & (advantage < 0)
         gain = jnp.where(advantage < 0, jnp.maximum(gain, config.dual_clip * advantage), gain)
-    trust = jax.lax.stop_gradient(sampler_weights(config, old_logprobs, sampled_logprobs, mask))
+    trust = jax.lax.stop_gradient(importance_weights(config, old_logprobs, sampled_logprobs, mask))
     loss = -trust * gain
     if config.kl_estimator == "k3":
         loss = loss + config.kl_coef * kl_reference
@@ -367,10 +367,10 @@ def objective(
         clip_low=total((ratio < low) & (advantage < 0)),
         clip_high=total((ratio > high) & (advantage > 0)),
         clip_dual=total(beyond),
-        sampler_gap=total(gap),
-        sampler_weight=total(trust),
+        mismatch=total(gap),
+        importance_weight=total(trust),
         ratio_min=jnp.min(jnp.where(mask, ratio, jnp.inf)),
         ratio_max=jnp.max(jnp.where(mask, ratio, -jnp.inf)),
-        sampler_gap_max=jnp.max(jnp.where(mask, gap, -jnp.inf)),
+        mismatch_max=jnp.max(jnp.where(mask, gap, -jnp.inf)),
     )
     return jnp.sum(weights * loss), jax.lax.stop_gradient(sums)

@@ -265,7 +265,7 @@ class GRPOTrainer:
             config.thinking,
         )
         objective = config.objective
-        corrected = objective.sampler_correction != "none"
+        corrected = objective.importance_correction != "none"
         # With one update the old policy is the current one; no pass of its own is needed.
         self._needs_old = corrected and config.updates_per_step > 1
 
@@ -687,8 +687,8 @@ def _update_metrics(updates: Sequence[UpdateResult]) -> dict[str, float]:
         "ratio_min": float(sums.ratio_min),
         "ratio_max": float(sums.ratio_max),
         # Before the first update the trainer's policy is the sampler's; the rest is rounding.
-        "sampler_gap_mean": float(first.sampler_gap) / max(float(first.tokens), 1.0),
-        "sampler_gap_max": float(first.sampler_gap_max),
-        "sampler_weight_mean": float(sums.sampler_weight) / count,
+        "mismatch_mean": float(first.mismatch) / max(float(first.tokens), 1.0),
+        "mismatch_max": float(first.mismatch_max),
+        "importance_weight_mean": float(sums.importance_weight) / count,
         "update_tokens": float(sums.tokens),
     }

@@ -12,7 +12,7 @@ import pytest
 from learner import generate, tokens
 from learner.devices import sharding
 from learner.qwen3 import model, weights
-from learner.sampling.sampler import Piece, Sampler, SamplingParams
+from learner.sampling.sampler import Chunk, Sampler, SamplingParams
 
 
 @pytest.fixture(scope="module")
@@ -110,11 +110,11 @@ def test_thinking_ends_after_its_budget(tiny_model, byte_tokenizer, tmp_path, ca
 def test_characters_are_shown_when_their_bytes_are_complete(byte_tokenizer):
     ids = byte_tokenizer.encode("aé你b", add_special_tokens=False)
     assert len(ids) == 7
-    pieces = [
-        Piece(0, i, np.array([token]), np.zeros(1), None if i < 6 else generate.FinishReason.LENGTH)
+    chunks = [
+        Chunk(0, i, np.array([token]), np.zeros(1), None if i < 6 else generate.FinishReason.LENGTH)
         for i, token in enumerate(ids)
     ]
-    shown = [text for text, _ in generate.readable(byte_tokenizer, iter(pieces))]
+    shown = [text for text, _ in generate.readable(byte_tokenizer, iter(chunks))]
     assert shown == ["a", "", "é", "", "", "你", "b"]
 
 

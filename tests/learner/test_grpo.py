@@ -40,12 +40,12 @@ def by_hand(config, rows, logprobs, entropies, skip_rows=(), frozen=None):
     all_tokens = sum(LENGTHS[i] for i in completions)
     loss = 0.0
     names = ("entropy", "kl_old", "kl_reference", "clip_low", "clip_high", "clip_dual")
-    sums = dict.fromkeys((*names, "sampler_gap", "sampler_weight"), 0.0)
+    sums = dict.fromkeys((*names, "mismatch", "importance_weight"), 0.0)
     ratios, gaps = [], []
     for i in completions:
         n = LENGTHS[i]
         now, sampled = logprobs[i, :n], rows["sampled_logprobs"][i, :n]
-        corrected = config.sampler_correction != "none"
+        corrected = config.importance_correction != "none"
         old = rows["old_logprobs"][i, :n] if corrected else sampled
         for t in range(n):
             if config.ratio_level == "token":
@@ -56,9 +56,9 @@ def by_hand(config, rows, logprobs, entropies, skip_rows=(), frozen=None):
                 "none": 1.0,
                 "token": math.exp(old[t]) / math.exp(sampled[t]),
                 "sequence": math.exp(old.sum()) / math.exp(sampled.sum()),
-            }[config.sampler_correction]
+            }[config.importance_correction]
             if corrected:
-                trust = min(trust, config.sampler_ratio_cap)
+                trust = min(trust, config.importance_cap)
             advantage = rows["advantages"][i]
             kl = 0.0
             if config.kl_coef:
@@ -90,11 +90,11 @@ def by_hand(config, rows, logprobs, entropies, skip_rows=(), frozen=None):
             sums["kl_reference"] += kl
             sums["clip_low"] += advantage < 0 and ratio < 1 - config.clip_low
             sums["clip_high"] += advantage > 0 and ratio > 1 + config.clip_high
-            sums["sampler_weight"] += trust
+            sums["importance_weight"] += trust
             gaps.append(abs(now[t] - sampled[t]))
             ratios.append(ratio)
     sums |= {"tokens": len(ratios), "ratio_min": min(ratios), "ratio_max": max(ratios)}
-    return loss, sums | {"sampler_gap": sum(gaps), "sampler_gap_max": max(gaps)}
+    return loss, sums | {"mismatch": sum(gaps), "mismatch_max": max(gaps)}
 
 
 def ours(config, rows, logprobs, entropies, mask):
@@ -112,7 +112,7 @@ def ours(config, rows, logprobs, entropies, mask):
         mask,
         weights,
         array("reference_logprobs") if config.kl_coef else None,
-        None if config.sampler_correction == "none" else array("old_logprobs"),
+        None if config.importance_correction == "none" else array("old_logprobs"),
     )
 
 
@@ -124,14 +124,14 @@ OPTIONS = {
     "k3": {"kl_coef": 0.3},
     "k1": {"kl_coef": 0.3, "kl_estimator": "k1"},
     "entropy bonus": {"entropy_coef": 0.2},
-    "token correction": {"sampler_correction": "token", "sampler_ratio_cap": 1.3},
-    "sequence correction": {"sampler_correction": "sequence", "sampler_ratio_cap": 1.3},
+    "token correction": {"importance_correction": "token", "importance_cap": 1.3},
+    "sequence correction": {"importance_correction": "sequence", "importance_cap": 1.3},
     "all": {
         "dual_clip": 1.4,
         "kl_coef": 0.3,
         "kl_estimator": "k1",
         "entropy_coef": 0.2,
-        "sampler_correction": "token",
+        "importance_correction": "token",
     },
 }
 
@@ -251,8 +251,8 @@ def test_bad_options_are_named():
         ("dual_clip", 0.9),
         ("entropy_coef", math.nan),
         ("kl_estimator", "k2"),
-        ("sampler_correction", "all"),
-        ("sampler_ratio_cap", 0.0),
+        ("importance_correction", "all"),
+        ("importance_cap", 0.0),
     ):
         with pytest.raises(ValueError, match=field) as error:
             grpo.ObjectiveConfig(**{field: value})
@@ -260,7 +260,7 @@ def test_bad_options_are_named():
     zeros = jnp.zeros((1, 1))
     for options, needed in (
         ({"kl_coef": 0.1}, "reference_logprobs"),
-        ({"sampler_correction": "token"}, "old_logprobs"),
+        ({"importance_correction": "token"}, "old_logprobs"),
     ):
         with pytest.raises(ValueError, match=needed):
             grpo.objective(

@@ -337,14 +337,14 @@ def test_correction_of_the_sampler(tiny_model, one_device, byte_tokenizer, lette
                 prompts_per_step=6,
                 group_size=8,
                 updates_per_step=updates_per_step,
-                objective=ObjectiveConfig(sampler_correction=correction),
+                objective=ObjectiveConfig(importance_correction=correction),
             )
             params = jax.tree.map(jnp.array, before)
             task = dataclasses.replace(letter_task)
             (result,) = run(config, tiny_model, one_device, byte_tokenizer, params, task)
             moved.append(change(result.state.params, before))
-            assert result.metrics["sampler_gap_max"] < 1e-4
-            np.testing.assert_allclose(result.metrics["sampler_weight_mean"], 1, atol=1e-4)
+            assert result.metrics["mismatch_max"] < 1e-4
+            np.testing.assert_allclose(result.metrics["importance_weight_mean"], 1, atol=1e-4)
             assert result.metrics["updates"] == updates_per_step
             if updates_per_step == 2:  # Old stays what it was when the weights have moved.
                 assert result.metrics["ratio_max"] > 1 + 1e-3
