@@ -214,7 +214,7 @@ def _check(tensors: Mapping[str, Any], config: Qwen3Config, folder: str) -> None
         if tensor.get_dtype() not in _FILE_DTYPES
     ]
     # Some writers store the matrix of a tied model twice.
-    twice = config.tie_word_embeddings and found.pop(_LM_HEAD, None)
+    twice = config.tie_word_embeddings and found.pop(_LM_HEAD, ()) != ()
     if twice and _EMBEDDING in found and not _equal(tensors[_LM_HEAD], tensors[_EMBEDDING]):
         problems.append(
             f"{_LM_HEAD} differs from {_EMBEDDING}; with tie_word_embeddings true it must be "

@@ -318,8 +318,8 @@ class SlotEngine:
         while True:
             ended = (begun == work.num_samples) & (state.finish != RUNNING).all(axis=1)
             fresh = [int(slot) for slot in np.flatnonzero(ended)[: len(waiting)]]
-            for slot in fresh:
-                owner[slot], begun[slot] = waiting.popleft(), 0
+            for index in fresh:
+                owner[index], begun[index] = waiting.popleft(), 0
             prompt_cache = self._fill(params, prompt_cache, work, owner, fresh)
             for row, column in np.argwhere(state.finish != RUNNING):
                 if begun[row] < work.num_samples:

@@ -20,15 +20,6 @@ CHAT_TEMPLATE = (
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
-@pytest.fixture(scope="session", autouse=True)
-def compilation_cache(tmp_path_factory):
-    """Many tests build the same programs anew; compile each of them once a session."""
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("jax")))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
-    yield
-    jax.config.update("jax_compilation_cache_dir", None)
-
-
 @pytest.fixture(scope="session")
 def byte_tokenizer():
     """One token a byte, and the chat tokens: 259 ids."""
