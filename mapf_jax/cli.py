@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 
 import jax
 import numpy as np
@@ -27,15 +27,14 @@ from mapf_jax.bridges.dataset import write_dataset
 from mapf_jax.draw import render
 from mapf_jax.environment_config import EnvironmentConfig
 from mapf_jax.generator import GenerationReport, generate
-from mapf_jax.padding import pad_instance, stack_padded, stack_plans
+from mapf_jax.padding import stack_padded, stack_plans
 from mapf_jax.solver.batch import WIDTHS, solve
 from mapf_jax.solver.blocks import BLOCK
 from mapf_jax.text import parse_answer
-from mapf_jax.types import Instance, Plan, Status
-
-T = TypeVar("T")
+from mapf_jax.types import Instance, Status
 
 _CHUNK = BLOCK  # Records that are computed, and written, together.
+_PICTURES = (*render.SUFFIXES, ".scen")
 _FORMATS = """\
 INPUT is a file, or - for standard input:
   *.scen            a MovingAI scenario; its .map lies beside it or is named by --map
@@ -47,11 +46,12 @@ INPUT is a file, or - for standard input:
 
 @dataclasses.dataclass(frozen=True)
 class _Entry:
-    """One instance of the input: where it stands, its record and its instance."""
+    """One instance of the input: where it stands, its record, its instance and a plan if read."""
 
     where: str
     record: dict[str, Any]
     instance: Instance
+    plan: np.ndarray | None = None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -85,81 +85,66 @@ def _parser() -> argparse.ArgumentParser:
         description="Several agents on a frozen lake: make, solve, check and draw instances.",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    reads, writes = (argparse.ArgumentParser(add_help=False) for _ in range(2))
+    reads.add_argument("input", metavar="INPUT", help="what to read, see below")
+    reads.add_argument("--map", type=Path, metavar="FILE", help="the .map of a .scen")
+    reads.add_argument("--agents", type=_count, metavar="N", help="take the first N of a .scen")
+    writes.add_argument("--out", default="-", metavar="FILE", help="default: standard output")
 
-    def command(run: Callable[[argparse.Namespace], None], help: str) -> argparse.ArgumentParser:
-        name = run.__name__.removeprefix("_")
+    def command(
+        run: Callable[[argparse.Namespace], None],
+        help: str,
+        *parents: argparse.ArgumentParser,
+        epilog: str | None = _FORMATS,
+    ) -> Callable[..., argparse.Action]:
         added = commands.add_parser(
-            name,
+            run.__name__.removeprefix("_"),
             help=help,
             description=help,
-            epilog=None if name == "generate" else _FORMATS,
+            epilog=epilog,
             formatter_class=argparse.RawDescriptionHelpFormatter,
+            parents=parents,
         )
         added.set_defaults(run=run)
-        if name == "export":
-            added.add_argument("input", nargs="+", metavar="INPUT", help="what to read, see below")
-            added.add_argument("--out", required=True, type=Path, metavar="FOLDER")
-        elif name != "generate":
-            added.add_argument("input", metavar="INPUT", help="what to read, see below")
-            added.add_argument("--map", type=Path, metavar="FILE", help="the .map of a .scen")
-            added.add_argument(
-                "--agents", type=_count, metavar="N", help="take the first N agents of a .scen"
-            )
-        if name not in ("render", "export"):
-            added.add_argument(
-                "--out", default="-", metavar="FILE", help="default: standard output"
-            )
-        return added
+        return added.add_argument
 
-    making = command(_generate, "Make distinct solvable instances with their optimal plans.")
-    making.add_argument("--num-instances", type=_count, help="default: 100")
-    making.add_argument("--num-agents", type=_count, help="2 to 5 (default: 2)")
-    making.add_argument(
-        "--sizes", type=_sizes, help="lake sizes such as 3-10 or 4,6,8 (default: 3-10)"
-    )
-    making.add_argument("--hole-ratio", type=float, help="share of holes, 0 to 1 (default: 0.2)")
-    making.add_argument(
-        "--wait-ratio", type=float, help="share of instances that need a wait (default: 0.5)"
-    )
-    making.add_argument(
-        "--config", type=Path, help="a configuration by lake size, YAML or JSON, instead of these"
-    )
-    making.add_argument(
-        "--benchmark", action="store_true", help="make the benchmark of 3,150 instances instead"
-    )
-    making.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    making.add_argument("--report", type=Path, help="write asked and achieved ratios here as JSON")
+    making = "Make distinct solvable instances with their optimal plans."
+    option = command(_generate, making, writes, epilog=None)
+    option("--num-instances", type=_count, help="default: 100")
+    option("--num-agents", type=_count, help="2 to 5 (default: 2)")
+    option("--sizes", type=_sizes, help="lake sizes such as 3-10 or 4,6,8 (default: 3-10)")
+    option("--hole-ratio", type=float, help="fraction of holes, 0 to 1 (default: 0.2)")
+    option("--wait-ratio", type=float, help="fraction that needs a wait (default: 0.5)")
+    option("--config", type=Path, help="a configuration by lake size, YAML or JSON, instead")
+    option("--benchmark", action="store_true", help="make the benchmark of 3,150 instances instead")
+    option("--seed", type=int, default=0, help="default: %(default)s")
+    option("--report", type=Path, help="write asked and achieved ratios here as JSON")
 
-    command(_solve, "Add status, cost, makespan, needs_wait and paths: the exact optimum.")
+    solving = "Add status, cost, makespan, needs_wait and paths: the exact optimum."
+    command(_solve, solving, reads, writes)
 
-    judging = command(
-        _verify, "Add checks, valid, plan_cost, gap, violation: what paths are worth."
-    )
-    judging.add_argument(
-        "--text", metavar="FIELD", help="judge the answer in the text of this field, not `paths`"
-    )
+    verifying = "Add checks, valid, plan_cost, gap, violation: what paths are worth."
+    option = command(_verify, verifying, reads, writes)
+    option("--text", metavar="FIELD", help="verify the answer in this field, not `paths`")
 
-    drawing = command(_render, "Draw instances, with their paths if they have some.")
-    drawing.add_argument(
+    option = command(_render, "Draw instances, with their paths if they have some.", reads)
+    option(
         "--out",
         default="-",
         metavar="FILE",
-        help=f"{', '.join(render.SUFFIXES)} or .scen; with {{id}} in its name every instance is "
-        "drawn, else one; default: text for every instance on standard output",
+        help=f"{', '.join(_PICTURES)}; with {{id}} in its name every instance is drawn, else one; "
+        "default: text for every instance on standard output",
     )
-    drawing.add_argument("--id", help="draw this instance only")
-    drawing.add_argument("--no-paths", action="store_true", help="do not draw paths")
-    drawing.add_argument("--cell", type=_count, default=48, help="pixels (default: %(default)s)")
+    option("--id", help="draw this instance only")
+    option("--no-paths", action="store_true", help="do not draw paths")
+    option("--cell", type=_count, default=48, help="pixels (default: %(default)s)")
 
-    exporting = command(
-        _export, "Write solved instances as a data set for `datasets.load_dataset`."
-    )
-    exporting.add_argument(
-        "--format", choices=("parquet", "jsonl"), default="parquet", help="default: %(default)s"
-    )
-    exporting.add_argument(
-        "--list-holes", action="store_true", help="also list the holes' cells in the prompts"
-    )
+    exporting = "Write solved instances as a data set for `datasets.load_dataset`."
+    option = command(_export, exporting)
+    option("input", nargs="+", metavar="INPUT", help="what to read, see below")
+    option("--out", required=True, type=Path, metavar="FOLDER")
+    option("--format", choices=("parquet", "jsonl"), default="parquet", help="default: %(default)s")
+    option("--list-holes", action="store_true", help="also list the holes' cells in the prompts")
     return parser
 
 
@@ -192,7 +177,7 @@ def _generate(args: argparse.Namespace) -> None:
             records = formats.to_records(instances)
         for record in records:
             _write(out, record)
-    _tell_report(report, args.report)
+    _print_report(report, args.report)
 
 
 def _refuse(args: argparse.Namespace, options: Sequence[str], beside: str) -> None:
@@ -203,43 +188,35 @@ def _refuse(args: argparse.Namespace, options: Sequence[str], beside: str) -> No
 
 
 def _solve(args: argparse.Namespace) -> None:
-    counts: collections.Counter[str] = collections.Counter()
-    with _output(args.out, args.input) as out:
-        for chunk in _chunks(_entries(args)):
-            batch = stack_padded([entry.instance for entry in chunk])
-            width, agents = batch.blocked.shape[-1], batch.starts.shape[-2]
-            # Widths that the solver works in anyway, so that chunks share compiled programs.
-            width = next((w for w in WIDTHS if w >= width), width)
-            solution = solve(pad_instance(batch, width, agents))
-            for i, entry in enumerate(chunk):
-                single = jax.tree.map(lambda leaf, i=i: leaf[i], solution)
-                active = np.arange(len(entry.instance.active))
-                fields = formats.solution_fields(single, active)
-                counts[fields["status"]] += 1
-                _write(out, entry.record | fields)
-            out.flush()
+    def solved(chunk: list[_Entry]) -> Iterator[dict[str, Any]]:
+        # Widths that the solver works in anyway, so that chunks share compiled programs.
+        solution = solve(stack_padded([entry.instance for entry in chunk], WIDTHS))
+        for i, entry in enumerate(chunk):
+            single = jax.tree.map(lambda leaf, i=i: leaf[i], solution)
+            yield formats.solution_fields(single, np.arange(len(entry.instance.active)))
+
+    written = _write_with(args, _entries(args), solved)
+    counts = collections.Counter(record["status"] for record in written)
     print(", ".join(f"{counts[s.name.lower()]} {s.name.lower()}" for s in Status), file=sys.stderr)
 
 
 def _verify(args: argparse.Namespace) -> None:
-    total = valid = known = optimal = 0
-    with _output(args.out, args.input) as out:
-        for chunk in _chunks((entry, _paths(entry, args.text)) for entry in _entries(args)):
-            instances = stack_padded([entry.instance for entry, _ in chunk])
-            plans = stack_plans([plan for _, plan in chunk], instances.starts.shape[-2])
-            verdicts = formats.judge(instances, plans)
-            for i, (entry, _) in enumerate(chunk):
-                verdict = jax.tree.map(lambda leaf, i=i: leaf[i], verdicts)
-                fields = formats.verdict_fields(verdict)
-                fields["gap"] = _gap(entry, fields["plan_cost"])
-                _write(out, entry.record | fields)
-                total += 1
-                valid += fields["valid"]
-                known += entry.record.get("cost") is not None
-                optimal += fields["gap"] == 0
-            out.flush()
+    def verified(chunk: list[_Entry]) -> Iterator[dict[str, Any]]:
+        instances = stack_padded([entry.instance for entry in chunk])
+        plans = stack_plans([entry.plan for entry in chunk], instances.starts.shape[-2])
+        verdicts = formats.judge(instances, plans)
+        for i, entry in enumerate(chunk):
+            fields = formats.verdict_fields(jax.tree.map(lambda leaf, i=i: leaf[i], verdicts))
+            yield fields | {"gap": _gap(entry, fields["plan_cost"])}
+
+    entries = (dataclasses.replace(e, plan=_plan(e, args.text)) for e in _entries(args))
+    counts: collections.Counter[str] = collections.Counter()
+    for record in _write_with(args, entries, verified):
+        known = record.get("cost") is not None
+        counts.update(plans=1, valid=record["valid"], known=known, optimal=record["gap"] == 0)
     print(
-        f"{total} plans, {valid} valid, {optimal} of {known} with a known optimum optimal",
+        f"{counts['plans']} plans, {counts['valid']} valid, {counts['optimal']} of "
+        f"{counts['known']} with a known optimum optimal",
         file=sys.stderr,
     )
 
@@ -263,8 +240,8 @@ def _gap(entry: _Entry, plan_cost: int | None) -> int | None:
 
 def _render(args: argparse.Namespace) -> None:
     suffix = Path(args.out).suffix.lower()
-    if args.out != "-" and suffix not in (*render.SUFFIXES, ".scen"):
-        allowed = ", ".join((*render.SUFFIXES, ".scen"))
+    if args.out != "-" and suffix not in _PICTURES:
+        allowed = ", ".join(_PICTURES)
         raise ValueError(f"--out={args.out}: suffix {suffix!r} is not allowed, only {allowed}")
     every = args.out == "-" or "{id}" in args.out
     drawn = 0
@@ -290,17 +267,13 @@ def _render(args: argparse.Namespace) -> None:
         if suffix == ".scen":
             movingai.write_movingai(entry.instance, path)
         else:
-            _save(path, entry, plan, args.cell)
+            try:
+                render.save(path, entry.instance, plan, args.cell)
+            except ValueError as error:
+                raise ValueError(f"{entry.where}: {error}") from error
     if not drawn:
         which = "" if args.id is None else f" with the id {args.id!r}"
         raise ValueError(f"{args.input}: no instance{which}")
-
-
-def _save(path: Path, entry: _Entry, plan: Plan | None, cell: int) -> None:
-    try:
-        render.save(path, entry.instance, plan, cell)
-    except ValueError as error:
-        raise ValueError(f"{entry.where}: {error}") from error
 
 
 def _export(args: argparse.Namespace) -> None:
@@ -345,7 +318,7 @@ def _entries(args: argparse.Namespace) -> Iterator[_Entry]:
                 yield _Entry(where, record, formats.instance_from_record(record, where))
 
 
-def _paths(entry: _Entry, field: str | None) -> np.ndarray | None:
+def _plan(entry: _Entry, field: str | None) -> np.ndarray | None:
     """The plan of an entry as int[T, agents, 2]; None where there is none to be read."""
     if field is None:
         if "paths" in entry.record and entry.record["paths"] is None:
@@ -357,21 +330,37 @@ def _paths(entry: _Entry, field: str | None) -> np.ndarray | None:
     return parse_answer(text)
 
 
-def _chunks(items: Iterable[T]) -> Iterator[list[T]]:
-    """Lists of up to `_CHUNK` items; what came before an error is still given out."""
-    chunk: list[T] = []
+def _write_with(
+    args: argparse.Namespace,
+    entries: Iterable[_Entry],
+    add: Callable[[list[_Entry]], Iterable[dict[str, Any]]],
+) -> Iterator[dict[str, Any]]:
+    """Writes the records with the fields that `add` gives for a chunk of them, and yields them."""
+    with _output(args.out, args.input) as out:
+        for chunk in _chunks(entries):
+            for entry, fields in zip(chunk, add(chunk), strict=True):
+                record = entry.record | fields
+                _write(out, record)
+                yield record
+            out.flush()
+
+
+def _chunks(entries: Iterable[_Entry]) -> Iterator[list[_Entry]]:
+    """Lists of up to `_CHUNK` entries; what came before an error is still given out."""
+    chunk: list[_Entry] = []
+    failure = None
     try:
-        for item in items:
-            chunk.append(item)
+        for entry in entries:
+            chunk.append(entry)
             if len(chunk) == _CHUNK:
                 yield chunk
                 chunk = []
-    except ValueError:
-        if chunk:
-            yield chunk
-        raise
+    except ValueError as error:
+        failure = error
     if chunk:
         yield chunk
+    if failure is not None:
+        raise failure
 
 
 @contextmanager
@@ -395,21 +384,19 @@ def _read_config(path: Path) -> EnvironmentConfig:
     """A configuration as `EnvironmentConfig.to_dict` gives it."""
     text = path.read_text()
     try:
-        if path.suffix.lower() in (".yaml", ".yml"):
-            import yaml
+        if path.suffix.lower() not in (".yaml", ".yml"):
+            return EnvironmentConfig.from_dict(json.loads(text))
+        import yaml
 
-            try:
-                mapping = yaml.safe_load(text)
-            except yaml.YAMLError as error:
-                raise ValueError(f"not YAML ({error})") from error
-        else:
-            mapping = json.loads(text)
-        return EnvironmentConfig.from_dict(mapping)
+        try:
+            return EnvironmentConfig.from_dict(yaml.safe_load(text))
+        except yaml.YAMLError as error:
+            raise ValueError(f"not YAML ({error})") from error
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _tell_report(report: GenerationReport, path: Path | None) -> None:
+def _print_report(report: GenerationReport, path: Path | None) -> None:
     """What was asked and what was made, as a table for people and as JSON on demand."""
     if path is not None:
         path.write_text(json.dumps(report.to_dict(), indent=2) + "\n")
@@ -418,7 +405,7 @@ def _tell_report(report: GenerationReport, path: Path | None) -> None:
     rows = [list(sizes[0]), *(list(row.values()) for row in sizes)]
     widths = [max(len(str(cell)) for cell in column) for column in zip(*rows, strict=True)]
     for row in rows:
-        cells = (str(cell).rjust(width) for cell, width in zip(row, widths, strict=True))
+        cells = (f"{cell!s:>{width}}" for cell, width in zip(row, widths, strict=True))
         print("  ".join(cells), file=sys.stderr)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import chex
 import numpy as np
 
 from mapf_jax.types import Array, Instance, Plan, stack
@@ -40,9 +41,16 @@ def pad_instance(instance: Instance, width: int, num_agents: int) -> Instance:
     )
 
 
-def stack_padded(instances: Sequence[Instance]) -> Instance:
-    """A batch of single unsolved instances, as wide as the widest, with as many agents as any."""
+def stack_padded(instances: Sequence[Instance], widths: Sequence[int] = ()) -> Instance:
+    """A batch of single unsolved instances, with as many agents as any of them.
+
+    Args:
+      instances: at least one, of any sizes.
+      widths: ascending widths of the map to choose from, so that few shapes are compiled; the
+        widest instance's own width if none of them is large enough.
+    """
     width = max(instance.blocked.shape[-1] for instance in instances)
+    width = next((allowed for allowed in widths if allowed >= width), width)
     num_agents = max(instance.starts.shape[-2] for instance in instances)
     return stack([pad_instance(instance, width, num_agents) for instance in instances])
 
@@ -66,6 +74,7 @@ def stack_plans(plans: Sequence[np.ndarray | None], num_agents: int) -> Plan:
     for i, plan in enumerate(plans):
         if plan is None:
             continue
+        chex.assert_shape(plan, (None, None, 2))
         counts[i] = plan.shape[1]
         num_steps[i] = len(plan) - 1
         known = min(num_agents, plan.shape[1])

@@ -8,7 +8,7 @@ import numpy as np
 
 from mapf_jax import formats
 from mapf_jax.answer_reward import RewardConfig, answer_rewards
-from mapf_jax.padding import pad_instance, stack_padded
+from mapf_jax.padding import stack_padded
 from mapf_jax.solver.batch import WIDTHS
 from mapf_jax.text import plans_from_texts
 from mapf_jax.types import INFINITE_COST
@@ -51,11 +51,9 @@ def score(
         if cost is None:
             raise ValueError(f"{name}: cost: missing, the reward needs the optimum")
         optimum[i] = cost
-    batch = stack_padded(instances)
     # Few widths, so that batches of different lakes share compiled programs.
-    width, agents = batch.blocked.shape[-1], batch.starts.shape[-2]
-    batch = pad_instance(batch, next((w for w in WIDTHS if w >= width), width), agents)
-    verdict = formats.judge(batch, plans_from_texts(texts, agents))
+    batch = stack_padded(instances, WIDTHS)
+    verdict = formats.judge(batch, plans_from_texts(texts, batch.starts.shape[-2]))
     gap = np.where(verdict.valid, np.asarray(verdict.cost) - optimum, INFINITE_COST)
     verdict = dataclasses.replace(verdict, gap=gap)
     rewards = answer_rewards(verdict, optimum, np.asarray(num_tokens), short_fraction, config)

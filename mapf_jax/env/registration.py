@@ -2,7 +2,7 @@
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 from typing import Any
 
 from mapf_jax.env.environment import MapfFrozenLake
@@ -22,7 +22,7 @@ def register(name: str, factory: Callable[..., Any], **defaults: Any) -> None:
       ValueError: the name is taken.
     """
     if name in _REGISTRY:
-        raise ValueError(f"name={name!r}: an environment of this name is registered already")
+        raise ValueError(f"name={name!r}: it is registered already")
     _REGISTRY[name] = (factory, defaults)
 
 
@@ -41,22 +41,18 @@ def make(name: str, **options: Any) -> Any:
     Raises:
       ValueError: the name or an option is unknown (near ones are named) or out of range.
     """
-    if name not in _REGISTRY:
-        raise ValueError(f"name={name!r} is not registered{_near(name, _REGISTRY)}")
+    _check("name", name, _REGISTRY)
     factory, defaults = _REGISTRY[name]
     if dataclasses.is_dataclass(factory):
-        allowed = {field.name: field for field in dataclasses.fields(factory) if field.init}
         for option in options:
-            if option not in allowed:
-                raise ValueError(f"{option}: {name} has no such option{_near(option, allowed)}")
+            _check("option", option, [field.name for field in dataclasses.fields(factory)])
     return factory(**{**defaults, **options})
 
 
-def _near(word: str, known: Mapping[str, Any]) -> str:
-    near = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
-    if near:
-        return f"; did you mean {' or '.join(map(repr, near))}?"
-    return f"; known are {', '.join(map(repr, known))}"
+def _check(what: str, word: str, known: Collection[str]) -> None:
+    if word not in known:
+        near = difflib.get_close_matches(word, known, n=3, cutoff=0.5) or known
+        raise ValueError(f"{what}={word!r}: did you mean {' or '.join(map(repr, near))}?")
 
 
 register("MapfFrozenLake-v0", MapfFrozenLake)
