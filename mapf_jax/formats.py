@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import chex
 import numpy as np
 
 from mapf_jax.padding import stack_padded, stack_plans
@@ -218,6 +219,7 @@ def from_records(records: Sequence[Mapping[str, Any]]) -> Instance:
 
 def judge(instances: Instance, plans: Plan) -> Verdict:
     """`verify` with NumPy leaves, compiled once for any number of instances of one shape."""
+    chex.assert_equal_shape_prefix([instances.starts, plans.positions], 1)
     return in_blocks(verify, instances, plans, block=_BLOCK)
 
 

@@ -13,6 +13,7 @@ Line t holds the time t, counted from 0, and the cell (row,column) of each agent
 import re
 from collections.abc import Sequence
 
+import chex
 import numpy as np
 
 from mapf_jax.padding import stack_plans
@@ -56,6 +57,7 @@ def map_rows(instance: Instance) -> list[str]:
     Raises:
       ValueError: the instance has more agents than there are letters.
     """
+    chex.assert_rank([instance.blocked, instance.starts, instance.goals], 2)
     size = int(instance.size)
     blocked = np.asarray(instance.blocked)
     grid = [[HOLE if blocked[r, c] else FROZEN for c in range(size)] for r in range(size)]
@@ -109,6 +111,7 @@ def prompt(instance: Instance, list_holes: bool = False) -> str:
 
 def render_answer(paths: Array, num_steps: int) -> str:
     """The answer text of a plan int[T, A, 2] of `num_steps` moves."""
+    chex.assert_shape(paths, (None, None, 2))
     lines = [
         f"{time}:" + "".join(f" {_cell(cell)}" for cell in paths[time])
         for time in range(int(num_steps) + 1)

@@ -98,12 +98,10 @@ def dataset_rows(
       ValueError: a record is not an instance with a valid optimum; names its id and the field.
     """
     instances = formats.from_records(records)
-    if instances.solution is None:
-        raise ValueError(f"{records[0].get('id')}: cost: missing, solve the instances first")
-    rows = []
-    for i, known in enumerate(instances.solution.status == Status.OPTIMAL):
+    solution, rows = instances.solution, []
+    for i in range(len(instances)):
         name = str(records[i]["id"])
-        if not known:
+        if solution is None or solution.status[i] != Status.OPTIMAL:
             raise ValueError(f"{name}: cost: missing, solve the instances first")
         record = formats.to_record(instances[i], name)
         truth = {field: record[field] for field in ("id", "map", "starts", "goals", "cost")}
@@ -186,20 +184,17 @@ def _card(tables: Mapping[str, Sequence[Mapping[str, Any]]], file_format: FileFo
     total = sum(map(len, tables.values()))
     files = [{"split": split, "path": f"data/{split}.{file_format}"} for split in tables]
     columns = [{"name": name, **_described(kind)} for name, (kind, _) in COLUMNS.items()]
+    head = {
+        "pretty_name": "MAPF-FrozenLake",
+        "language": ["en"],
+        "task_categories": ["text-generation"],
+        "tags": ["multi-agent-path-finding", "planning", "reinforcement-learning"],
+        "configs": [{"config_name": "default", "data_files": files}],
+        "dataset_info": {"features": columns},
+    }
     lines = [
         "---",
-        "pretty_name: MAPF-FrozenLake",
-        "language: [en]",
-        "task_categories: [text-generation]",
-        "tags: [multi-agent-path-finding, planning, reinforcement-learning]",
-        "configs:",
-        "- config_name: default",
-        "  data_files:",
-        # JSON is YAML as well.
-        *(f"  - {json.dumps(file)}" for file in files),
-        "dataset_info:",
-        "  features:",
-        *(f"  - {json.dumps(column)}" for column in columns),
+        *(f"{key}: {json.dumps(value)}" for key, value in head.items()),  # JSON is YAML as well.
         "---",
         "",
         "# MAPF-FrozenLake",

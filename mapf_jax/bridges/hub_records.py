@@ -24,14 +24,14 @@ _ANSWER = re.compile(r"<answer>|\b(?:answer|solution)\s*:", re.IGNORECASE)
 
 @dataclasses.dataclass(frozen=True)
 class PublishedRecord:
-    """One question of the published benchmark.
+    """A question of the published benchmark.
 
     Attributes:
-      sample_id: its name.
+      sample_id: name of the question.
       hole_ratio: fraction of holes that the name states.
       instance: the instance on the map, without a solution.
-      answer: the text of the answer if the record holds one, as it stands there. Its format is
-        not known, so it is not read.
+      answer: the text of the answer if the record holds one; its format is not known, so it is
+        not parsed.
     """
 
     sample_id: str
@@ -41,7 +41,7 @@ class PublishedRecord:
 
 
 def is_published(record: Mapping[str, Any]) -> bool:
-    """Whether a JSON object is of the published benchmark rather than one of ours."""
+    """Whether a JSON object is a record of the published benchmark, not one of ours."""
     return "sample_id" in record and "map" not in record
 
 
@@ -109,7 +109,5 @@ def _answer(record: Mapping[str, Any], text: str) -> str | None:
     for field in _ANSWER_FIELDS:
         if isinstance(record.get(field), str):
             return record[field]
-    headings = list(_ANSWER.finditer(text))
-    if not headings:
-        return None
-    return text[headings[-1].start() :].strip()
+    heading = max((match.start() for match in _ANSWER.finditer(text)), default=None)
+    return None if heading is None else text[heading:].strip()

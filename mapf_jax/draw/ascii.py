@@ -7,7 +7,6 @@ from mapf_jax.text import FROZEN, GOAL_CHARACTERS, HOLE, START_CHARACTERS, lette
 from mapf_jax.types import Instance, Plan, make_instance
 from mapf_jax.verify import plan_violations
 
-_DIGITS = "0123456789"
 _violations = jax.jit(plan_violations)
 
 
@@ -60,28 +59,20 @@ def ascii_frames(instance: Instance, plan: Plan) -> list[str]:
     """
     size = int(instance.size)
     positions = np.asarray(plan.positions)
-    broken = jax.tree.map(np.asarray, _violations(instance, plan.positions))
-    agents = [int(agent) for agent in np.nonzero(instance.active)[0]]
-    lake = [
-        [HOLE if hole else FROZEN for hole in row]
-        for row in np.asarray(instance.blocked)[:size, :size]
-    ]
+    broken = vars(jax.tree.map(np.asarray, _violations(instance, plan.positions)))
+    agents = np.nonzero(instance.active)[0].tolist()
+    lake = np.where(np.asarray(instance.blocked)[:size, :size], HOLE, FROZEN)
     for agent in agents:
-        row, column = (int(value) for value in instance.goals[agent])
-        lake[row][column] = letters_of(agent)[1]
+        lake[tuple(instance.goals[agent])] = letters_of(agent)[1]
     frames = []
     for time in range(int(plan.num_steps) + 1):
-        grid = [list(row) for row in lake]
-        notes = []
+        grid, notes = lake.copy(), []
         for agent in agents:
-            row, column = (int(value) for value in positions[time, agent])
-            inside = 0 <= row < size and 0 <= column < size
-            rules = [name for name, flags in vars(broken).items() if flags[time, agent]]
-            if inside and grid[row][column] != "#":
-                grid[row][column] = "#" if rules else _DIGITS[agent % 10]
+            row, column = positions[time, agent].tolist()
+            rules = [name.replace("_", " ") for name, flags in broken.items() if flags[time, agent]]
             if rules:
-                names = ", ".join(rule.replace("_", " ") for rule in rules)
-                notes.append(f"agent {agent} at ({row},{column}): {names}")
-        lines = [f"t = {time}", *(" ".join(row) for row in grid), *notes]
-        frames.append("\n".join(lines))
+                notes.append(f"agent {agent} at ({row},{column}): {', '.join(rules)}")
+            if 0 <= row < size and 0 <= column < size and grid[row, column] != "#":
+                grid[row, column] = "#" if rules else str(agent % 10)
+        frames.append("\n".join([f"t = {time}", *map(" ".join, grid), *notes]))
     return frames

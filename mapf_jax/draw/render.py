@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from mapf_jax.draw.ascii import ascii_frames, ascii_instance, instance_from_ascii
+from mapf_jax.draw.story import tell
 from mapf_jax.draw.svg import svg
 from mapf_jax.types import Instance, Plan
 
@@ -18,13 +19,9 @@ def as_text(instance: Instance, plan: Plan | None = None) -> str:
     """
     drawings = [ascii_instance(instance)]
     if plan is not None:
-        agents = int(instance.active.sum())
-        if not plan.parsable:
-            drawings.append("No plan could be read.")
-        elif plan.num_agents != agents:
-            drawings.append(f"The plan is for {int(plan.num_agents)} agents, not for {agents}.")
-        else:
-            drawings += ascii_frames(instance, plan)
+        story = tell(instance, plan)
+        unread = [text for text, _ in story.captions]
+        drawings += ascii_frames(instance, plan) if len(story.positions) else unread
     return "\n\n".join(drawings)
 
 
@@ -45,18 +42,15 @@ def save(path: Path, instance: Instance, plan: Plan | None = None, cell: int = 4
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise ValueError(f"{path}: suffix {suffix!r} is not allowed, only {', '.join(SUFFIXES)}")
-    if suffix == ".txt":
-        path.write_text(as_text(instance, plan) + "\n")
-        return
-    if suffix == ".svg":
-        path.write_text(svg(instance, plan) + "\n")
+    if suffix == ".gif" and plan is None:
+        raise ValueError(f"{path}: an animation needs a plan")
+    if suffix in (".svg", ".txt"):
+        drawn = svg(instance, plan) if suffix == ".svg" else as_text(instance, plan)
+        path.write_text(drawn + "\n")
         return
     from mapf_jax.draw import image  # Only pictures need Pillow.
 
-    if suffix == ".png":
+    if plan is not None and suffix == ".gif":
+        image.save_animation(path, *image.animation(instance, plan, cell))
+    else:
         image.picture(instance, plan, cell).save(path, optimize=True)
-        return
-    if plan is None:
-        raise ValueError(f"{path}: an animation needs a plan")
-    frames, durations = image.animation(instance, plan, cell)
-    image.save_animation(path, frames, durations)

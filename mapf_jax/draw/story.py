@@ -1,8 +1,9 @@
-"""What a plan does, told once for every kind of picture."""
+"""What a plan does on a lake, worked out once for every kind of picture."""
 
 import dataclasses
 from collections.abc import Sequence
 
+import chex
 import jax
 import numpy as np
 
@@ -66,6 +67,7 @@ class Story:
 
 def tell(instance: Instance, plan: Plan | None = None) -> Story:
     """The story of a single plan, valid or not, of a single instance."""
+    chex.assert_rank([instance.blocked, instance.starts, instance.goals], 2)
     size, agents = int(instance.size), np.nonzero(instance.active)[0]
     story = Story(
         blocked=np.asarray(instance.blocked)[:size, :size],
