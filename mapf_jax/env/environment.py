@@ -67,7 +67,7 @@ class MapfFrozenLake:
     in that step, under "block" the agents concerned stay (`dynamics.blocked_moves`), so agents
     always stand on free cells of their own.
 
-    The options can be given to `mapf_jax.make`. The object is hashable: it may be a static
+    The options can be given to `mapf_jax.env.make`. The object is hashable: it may be a static
     argument of jitted functions or be closed over.
 
     Attributes:
@@ -194,7 +194,7 @@ class MapfFrozenLake:
 
         at_goal = cells == state.goals  # True of absent agents, too.
         was_at_goal = jnp.asarray(state.cells == state.goals)
-        # The clock stays at the highest number there is, however long it goes on after the end.
+        # The clock stops at the highest number there is, in case steps go on after the end.
         time = state.time + (state.time < np.iinfo(self.time_dtype).max).astype(self.time_dtype)
         costs = jnp.where(at_goal & was_at_goal, state.costs, time)
         success = jnp.all(at_goal) & ~failed
@@ -249,7 +249,7 @@ class MapfFrozenLake:
         )
 
     def first_timestep(self, state: State) -> TimeStep:
-        """What is handed out with the first state of an episode."""
+        """The time step of the first state of an episode."""
         active = state.cells != dynamics.ABSENT
         at_goal = (state.cells == state.goals) & active
         observation, action_mask = self.observe(state)

@@ -39,7 +39,7 @@ class MapfGymEnv(gymnasium.Env):
     `reset(options={"instance": instance})` plays a given single instance.
 
     Args:
-      env: from `mapf_jax.make`.
+      env: from `mapf_jax.env.make`.
       instances: a batch to play random ones of; random lakes if None.
       hole_ratio: of the random lakes.
       render_mode: None or "ansi" (text).
@@ -93,7 +93,7 @@ class MapfVectorEnv(VectorEnv):
     is of the step that was made, that is of the episode that ended.
 
     Args:
-      env: from `mapf_jax.make`.
+      env: from `mapf_jax.env.make`.
       instances: the pool, a batch.
       num_envs: how many.
     """

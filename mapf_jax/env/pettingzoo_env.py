@@ -25,7 +25,7 @@ class MapfParallelEnv(ParallelEnv[str, Any, int]):
     `reset(options={"instance": instance})` plays a given single instance.
 
     Args:
-      env: from `mapf_jax.make`.
+      env: from `mapf_jax.env.make`.
       instances: a batch to play random ones of; random lakes if None.
       hole_ratio: of the random lakes.
       render_mode: None or "ansi" (text).

@@ -1,19 +1,19 @@
-"""Environments that start the next episode by themselves, and what is kept of the last one.
+"""Environments that start the next episode by themselves, and a log of episodes.
 
-An episode that ends in a step is followed by the first observation of the next one in the same
-time step; `final_observation`, `reward`, `terminated`, `truncated` and `info` are those of the
-episode that ended (the contract of Gymnasium's vector environments in their SAME_STEP mode and of
-gymnax 1.0). Which instance comes next is the difference between the wrappers:
+Where a step ends an episode, `observation` and `action_mask` are already those of the next one;
+`final_observation`, `reward`, `terminated`, `truncated` and `info` are those of the episode that
+ended (the contract of Gymnasium's vector environments in SAME_STEP mode and of gymnax 1.0). The
+wrappers differ in which instance comes next:
 
 * `AutoReset`: the same one again.
-* `PoolAutoReset`: a uniform draw from a pool of instances that all environments share. A pool is
-  an argument of `step`, so it can be exchanged at any time without compiling anew.
+* `PoolAutoReset`: a uniform draw from a pool of instances that all environments share. The pool is
+  an argument of `step`, so it can change at any time without recompiling.
 * `RandomAutoReset`: a new lake drawn inside the compiled program. Every goal can be reached from
-  its start, but agents may still be in each other's way for ever, and nothing is known of the
-  optimum. Slow: the draw is made in every step, whether an episode ended or not.
+  its start, but a joint plan may not exist and the optimum is unknown. Slow: every step draws,
+  whether an episode ended or not.
 
 All have `reset`, `step` and the axes that `jax.vmap` should map of their arguments; `Batched`
-applies it. `LogEpisodes` may be put around any of them.
+applies it. `LogEpisodes` wraps any of them.
 """
 
 import dataclasses
@@ -59,14 +59,14 @@ class AutoReset:
     step_axes = MapfFrozenLake.step_axes
 
     def reset(self, instance: Instance) -> tuple[AutoResetState, TimeStep]:
-        """As of the environment."""
+        """As `MapfFrozenLake.reset`."""
         state, timestep = self.env.reset(instance)
         return AutoResetState(state, state.cells), timestep
 
     def step(
         self, state: AutoResetState, actions: Array, key: jax.Array | None = None
     ) -> tuple[AutoResetState, TimeStep]:
-        """As of the environment, then a new episode if one ended."""
+        """As `MapfFrozenLake.step`, then a new episode if one ended."""
         after, timestep = self.env.step(state.episode, actions, key)
         costs, time = jnp.zeros_like(after.costs), jnp.zeros_like(after.time)
         first = dataclasses.replace(after, cells=state.starts, costs=costs, time=time)
@@ -77,12 +77,12 @@ class AutoReset:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Pool:
-    """N instances in the form in which a simulator reads them, shared by a batch.
+    """N instances as the simulator reads them, shared by a batch of environments.
 
     Attributes:
       terrain: uint8[N * (S + 2) * (S + 2)], as of `State`, one after the other.
-      starts: unsigned [N, A], cell numbers.
-      goals: unsigned [N, A].
+      starts: unsigned [N, A], numbers of the start cells.
+      goals: unsigned [N, A], likewise.
     """
 
     terrain: Array
@@ -113,10 +113,10 @@ class PoolState:
 
 @dataclasses.dataclass(frozen=True)
 class PoolAutoReset:
-    """Goes on with another instance of a pool, drawn uniformly by a hash of a counter.
+    """Continues with another instance of a pool, drawn uniformly by a hash of a counter.
 
-    A hash costs next to nothing where a PRNG key in every step would be most of the work. The
-    sequence of instances is a function of the key given to `reset` alone.
+    A hash costs next to nothing; a PRNG key in every step would be most of the work. The key given
+    to `reset` alone determines the sequence of instances.
 
     Attributes:
       env: what is wrapped.
@@ -131,7 +131,7 @@ class PoolAutoReset:
         """Prepares a batch of instances, narrower ones and ones with fewer agents included.
 
         Raises:
-          ValueError: it is no batch, too large, or wider or with more agents than the environment.
+          ValueError: they are no batch or too many, or larger than the environment.
         """
         most = np.iinfo(np.int32).max // self.env.num_cells
         if len(instances.batch_shape) != 1 or not 1 <= len(instances) <= most:
@@ -153,7 +153,7 @@ class PoolAutoReset:
     def step(
         self, state: PoolState, actions: Array, pool: Pool, key: jax.Array | None = None
     ) -> tuple[PoolState, TimeStep]:
-        """As of the environment, then a new episode if one ended."""
+        """As `MapfFrozenLake.step`, then a new episode if one ended."""
         after, timestep = self.env.step(self._episode(pool, state), actions, key)
         after = dataclasses.replace(after, terrain=None, offset=None)
         going_on = dataclasses.replace(state, episode=after)
@@ -162,7 +162,7 @@ class PoolAutoReset:
         return state, _show(self.env, timestep, self._episode(pool, state))
 
     def _start(self, pool: Pool, stream: Array, count: Array) -> PoolState:
-        # An odd factor and an offset of its own keep the streams of two environments apart.
+        # An odd factor and an own offset keep the streams of two environments apart.
         index = _below(_mixed(jnp.asarray(count * (stream | 1) + stream)), len(pool))
         starts, goals = (
             jnp.asarray(cells).at[index].get(mode="promise_in_bounds")
@@ -180,7 +180,7 @@ class PoolAutoReset:
 
 @dataclasses.dataclass(frozen=True)
 class RandomAutoReset:
-    """Goes on with a new random lake, see `random_instances.draw_instance` for what holds of it.
+    """Continues with a random lake; `draw_instance` says what holds of it.
 
     Attributes:
       env: what is wrapped.
@@ -207,7 +207,7 @@ class RandomAutoReset:
         return state, self.env.first_timestep(state)
 
     def step(self, state: State, actions: Array, key: jax.Array) -> tuple[State, TimeStep]:
-        """As of the environment, then a new episode if one ended; always needs a key."""
+        """As `MapfFrozenLake.step`, then a new episode if one ended; always needs a key."""
         draw_key, slip_key = jax.random.split(key)
         after, timestep = self.env.step(state, actions, slip_key if self.env.needs_key else None)
         state = _select(timestep.done, self._draw(draw_key), after)
@@ -221,13 +221,13 @@ class RandomAutoReset:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class EpisodeRecord:
-    """What is kept of an episode.
+    """Summary of an episode.
 
     Attributes:
       rewards: float32[..., A], summed over its steps.
-      length: int32[...], its steps.
+      length: int32[...], number of steps.
       success: bool[...], it ended with all agents on their goals.
-      cost: int32[...], sum over the agents of their costs.
+      cost: int32[...], sum of the agents' costs.
     """
 
     rewards: Array
@@ -242,11 +242,11 @@ class LogState:
     """State of `LogEpisodes`.
 
     Attributes:
-      inner: of what is wrapped.
+      inner: state of the wrapped environment.
       running: the episode under way.
       last: the last one that ended; zeros before the first.
-      episodes: int32[...], how many ended.
-      successes: int32[...], how many of them succeeded.
+      episodes: int32[...], number of episodes that ended.
+      successes: int32[...], number of these that succeeded.
     """
 
     inner: Any
@@ -258,10 +258,10 @@ class LogState:
 
 @dataclasses.dataclass(frozen=True)
 class LogEpisodes:
-    """Keeps the rewards, the length, the success and the cost of episodes in the state.
+    """Keeps rewards, length, success and cost of episodes in the state.
 
     Attributes:
-      wrapped: an environment or one of the wrappers of this module; arguments are handed on.
+      wrapped: an environment or a wrapper of this module, which gets all arguments.
     """
 
     wrapped: Any
@@ -273,23 +273,23 @@ class LogEpisodes:
 
     @property
     def reset_axes(self) -> tuple[int | None, ...]:
-        """As of what is wrapped."""
+        """Those of what is wrapped."""
         return self.wrapped.reset_axes
 
     @property
     def step_axes(self) -> tuple[int | None, ...]:
-        """As of what is wrapped."""
+        """Those of what is wrapped."""
         return self.wrapped.step_axes
 
     def reset(self, *arguments: Any) -> tuple[LogState, TimeStep]:
-        """As of what is wrapped; the records are empty."""
+        """`reset` of what is wrapped, with empty records."""
         inner, timestep = self.wrapped.reset(*arguments)
         zero = jnp.zeros((), jnp.int32)
         empty = EpisodeRecord(jnp.zeros_like(timestep.reward), zero, jnp.zeros((), bool), zero)
         return LogState(inner, empty, empty, zero, zero), timestep
 
     def step(self, state: LogState, *arguments: Any) -> tuple[LogState, TimeStep]:
-        """As of what is wrapped."""
+        """`step` of what is wrapped, recorded."""
         inner, timestep = self.wrapped.step(state.inner, *arguments)
         record = EpisodeRecord(
             rewards=state.running.rewards + timestep.reward,
@@ -312,11 +312,11 @@ class LogEpisodes:
 
 @dataclasses.dataclass(frozen=True)
 class Batched:
-    """`jax.vmap` of an environment or a wrapper, over the axes that its arguments have.
+    """`jax.vmap` of an environment or a wrapper.
 
     Attributes:
-      wrapped: what is batched. Instances, keys, states and actions get a leading axis, a pool is
-        shared.
+      wrapped: what is batched. Instances, keys, states and actions get a leading axis; all
+        environments share a pool.
     """
 
     wrapped: Any
@@ -358,8 +358,7 @@ def _mixed(bits: jax.Array) -> jax.Array:
 def _below(bits: jax.Array, bound: int) -> jax.Array:
     """int32, `bits * bound / 2^32` rounded down: uniform below `bound` for uniform uint32 bits.
 
-    The product of 32-bit numbers is put together from halves, since JAX has no 64-bit integers
-    by default.
+    The product is put together from halves, since JAX has no 64-bit integers by default.
     """
     high, low = bits >> 16, bits & 0xFFFF
     bound_high, bound_low = bound >> 16, bound & 0xFFFF

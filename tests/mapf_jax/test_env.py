@@ -24,7 +24,7 @@ from mapf_jax.env import (
 from mapf_jax.types import ViolationKind, make_instance, stack
 
 WEIGHTS = RewardWeights(goal=1.5, step=-0.25, violation=-2.0, team=3.0, team_violation=-0.5)
-EPISODES, STEPS = 625, 16
+EPISODES, STEPS = 400, 16
 
 
 def instance_of(blocked, starts, goals, width, num_agents):
@@ -33,9 +33,9 @@ def instance_of(blocked, starts, goals, width, num_agents):
 
 
 @pytest.mark.parametrize("conflict", ["fail", "block"])
-@pytest.mark.parametrize(("width", "num_agents"), [(4, 2), (4, 3), (4, 5), (5, 6), (5, 8)])
+@pytest.mark.parametrize(("width", "num_agents"), [(4, 2), (4, 5), (5, 8)])
 def test_random_transitions_agree_with_plain_python(conflict, width, num_agents):
-    """10 cases of 10,000 transitions (625 episodes of 16 steps; 2 to 8 agents)."""
+    """6 cases of 6,400 transitions (400 episodes of 16 steps; 2 to 8 agents)."""
     rng = np.random.default_rng([num_agents, len(conflict)])
     env = MapfFrozenLake(
         num_agents=num_agents, size=width, conflict=conflict, reward=WEIGHTS, max_steps=STEPS - 2
@@ -48,7 +48,7 @@ def test_random_transitions_agree_with_plain_python(conflict, width, num_agents)
         lakes.append(Lake(blocked, starts, goals, conflict, STEPS - 2, WEIGHTS))
         instances.append(instance_of(blocked, starts, goals, width, num_agents))
     step = jax.jit(jax.vmap(env.step))
-    state, _ = jax.vmap(env.reset)(stack(instances))
+    state, _ = jax.jit(jax.vmap(env.reset))(stack(instances))
     seen = collections.Counter()
     for number in range(STEPS):
         actions = rng.integers(0, 5, (EPISODES, num_agents))
@@ -94,7 +94,7 @@ def one_step(conflict, starts, actions):
     env = make(
         "MapfFrozenLake-v0", num_agents=len(starts), size=3, conflict=conflict, reward=WEIGHTS
     )
-    state, _ = env.reset(make_instance(CORNER, starts, goals))
+    state, _ = jax.jit(env.reset)(make_instance(CORNER, starts, goals))
     state, timestep = jax.jit(env.step)(state, jnp.array(actions))
     kinds = [ViolationKind(k).name for k in np.asarray(timestep.info.violation)]
     return np.asarray(env.positions(state)).tolist(), kinds, bool(timestep.terminated)
@@ -124,11 +124,12 @@ def test_rotation_swap_and_trains_by_hand():
 
 def test_leaving_a_goal_costs_its_rest_and_the_steps_sum_to_the_cost():
     env = MapfFrozenLake(size=3, reward=RewardWeights(goal=2.0, step=-1.0, violation=0.0, team=0.0))
-    state, _ = env.reset(make_instance(CORNER, [(0, 0), (2, 0)], [(0, 1), (2, 2)]))
+    state, _ = jax.jit(env.reset)(make_instance(CORNER, [(0, 0), (2, 0)], [(0, 1), (2, 2)]))
+    step = jax.jit(env.step)
     total, costs = np.zeros(2), []
     # Agent 0 comes to its goal at time 1, rests, leaves at time 3 and is back at time 4.
     for actions in ([3, 4], [4, 3], [1, 4], [0, 4], [4, 3]):
-        state, timestep = env.step(state, jnp.array(actions))
+        state, timestep = step(state, jnp.array(actions))
         total += timestep.reward
         costs.append(timestep.info.costs.tolist())
     assert costs == [[1, 1], [1, 2], [3, 3], [4, 4], [4, 5]]
@@ -138,7 +139,7 @@ def test_leaving_a_goal_costs_its_rest_and_the_steps_sum_to_the_cost():
 
 def test_time_stands_still_rather_than_begin_again_long_after_the_end():
     env = MapfFrozenLake(size=3, max_steps=250)
-    start, _ = env.reset(make_instance(CORNER, [(0, 0), (2, 0)], [(0, 1), (2, 2)]))
+    start, _ = jax.jit(env.reset)(make_instance(CORNER, [(0, 0), (2, 0)], [(0, 1), (2, 2)]))
 
     def wait(state, _):
         state, timestep = env.step(state, jnp.array([4, 4]))
@@ -209,7 +210,7 @@ def test_check_env_finds_faults(broken, message):
 def test_slipping_has_gymnasiums_distribution():
     env = MapfFrozenLake(num_agents=2, size=5, conflict="block", slip_probability=0.3)
     rows = ["F F F F F"] * 5
-    state, _ = env.reset(make_instance(rows, [(1, 1), (3, 3)], [(0, 0), (4, 4)]))
+    state, _ = jax.jit(env.reset)(make_instance(rows, [(1, 1), (3, 3)], [(0, 0), (4, 4)]))
     draws = 20_000
     keys = jax.random.split(jax.random.key(3), draws)
     step = jax.jit(jax.vmap(lambda actions, key: env.step(state, actions, key)[1].info.moves,
@@ -237,13 +238,18 @@ def test_slipping_has_gymnasiums_distribution():
 def test_views_show_what_is_there():
     width, window = 5, 5
     rng = np.random.default_rng(0)
+    resets = {
+        kind: jax.jit(
+            MapfFrozenLake(num_agents=4, size=width, observation=kind, window=window).reset
+        )
+        for kind in observations.KINDS
+    }
     for _ in range(5):
         blocked, starts, goals = random_episode(rng, 4, 3)
         instance = instance_of(blocked, starts, goals, width, 4)
 
         def view(kind, instance=instance):
-            env = MapfFrozenLake(num_agents=4, size=width, observation=kind, window=window)
-            return jax.tree.map(np.asarray, env.reset(instance)[1].observation)
+            return jax.tree.map(np.asarray, resets[kind](instance)[1].observation)
 
         full = np.ones((width, width), bool)
         full[: len(blocked), : len(blocked)] = blocked
@@ -286,7 +292,7 @@ def test_views_show_what_is_there():
 def test_action_mask_forbids_exactly_walls():
     env = MapfFrozenLake(num_agents=3, size=4, action_mask=True)
     instance = make_instance(["F H F", "F F F", "F F F"], [(0, 0), (1, 1)], [(2, 2), (2, 1)])
-    _, timestep = env.reset(mapf_jax.pad_instance(instance, 4, 3))
+    _, timestep = jax.jit(env.reset)(mapf_jax.pad_instance(instance, 4, 3))
     assert timestep.action_mask.tolist() == [
         [False, True, False, False, True],
         [False, True, True, True, True],
@@ -342,7 +348,7 @@ def test_bad_names_shapes_and_weights_are_named():
     padded = mapf_jax.pad_instance(instance, 4, 2)
     with pytest.raises(ValueError, match=r"use jax\.vmap"):
         env.reset(stack([padded]))
-    state, _ = env.reset(padded)
+    state, _ = jax.jit(env.reset)(padded)
     with pytest.raises(ValueError, match=r"use jax\.vmap for a batch"):
         env.step(state, jnp.zeros((1, 2), jnp.int32))
 
@@ -378,5 +384,5 @@ def test_random_instances_are_connected_and_as_asked():
                         reached.add(near)
                         frontier.append(near)
             assert set(cells) <= reached
-    with pytest.raises(ValueError, match="at most 4 have room"):
+    with pytest.raises(ValueError, match="at most 4 fit on"):
         draw_instance(jax.random.key(0), 3, 5, 0)

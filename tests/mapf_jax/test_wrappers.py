@@ -86,7 +86,7 @@ def replay(env, batched, state, timestep, arguments, next_instance):
 def test_same_instance(env):
     instances = pool_of(BATCH)
     batched = Batched(AutoReset(env))
-    state, timestep = batched.reset(instances)
+    state, timestep = jax.jit(batched.reset)(instances)
     replay(env, batched, state, timestep, lambda number: (), lambda state: instances)
 
 
@@ -94,7 +94,7 @@ def test_pool(env):
     instances = pool_of(50)
     wrapper = PoolAutoReset(env)
     batched, pool = Batched(wrapper), wrapper.pool(instances)
-    state, timestep = batched.reset(pool, jax.random.split(jax.random.key(1), BATCH))
+    state, timestep = jax.jit(batched.reset)(pool, jax.random.split(jax.random.key(1), BATCH))
     after = replay(
         env, batched, state, timestep, lambda number: (pool,), lambda state: instances[state.index]
     )
@@ -104,7 +104,7 @@ def test_pool(env):
 
 def test_random(env):
     batched = Batched(RandomAutoReset(env, hole_ratio=0.25))
-    state, timestep = batched.reset(jax.random.split(jax.random.key(1), BATCH))
+    state, timestep = jax.jit(batched.reset)(jax.random.split(jax.random.key(1), BATCH))
     step, plain, ends, seen = jax.jit(batched.step), jax.jit(jax.vmap(env.step)), 0, set()
     for number in range(STEPS // 2):
         keys = jax.random.split(jax.random.key(100 + number), BATCH)
@@ -128,7 +128,7 @@ def test_the_pool_is_drawn_uniformly_and_streams_differ():
     size, batch, steps = 37, 64, 200
     pool = wrapper.pool(pool_of(size))
     batched = Batched(wrapper)
-    state, _ = batched.reset(pool, jax.random.split(jax.random.key(2), batch))
+    state, _ = jax.jit(batched.reset)(pool, jax.random.split(jax.random.key(2), batch))
     waits = jnp.full((batch, AGENTS), 4)
 
     @jax.jit
@@ -186,7 +186,7 @@ def test_log_keeps_what_an_own_count_keeps(env):
     wrapper = PoolAutoReset(env)
     pool = wrapper.pool(pool_of(8))
     batched = Batched(LogEpisodes(wrapper))
-    state, _ = batched.reset(pool, jax.random.split(jax.random.key(4), BATCH))
+    state, _ = jax.jit(batched.reset)(pool, jax.random.split(jax.random.key(4), BATCH))
     step = jax.jit(batched.step)
     rewards, lengths = np.zeros((BATCH, AGENTS)), np.zeros(BATCH, int)
     episodes, successes = np.zeros(BATCH, int), np.zeros(BATCH, int)
@@ -212,9 +212,9 @@ def test_slippery_wrappers_take_a_key():
     wrapper = PoolAutoReset(env)
     pool = wrapper.pool(pool_of(8))
     keys = jax.random.split(jax.random.key(4), BATCH)
-    state, _ = Batched(wrapper).reset(pool, keys)
+    state, _ = jax.jit(Batched(wrapper).reset)(pool, keys)
     ups = jnp.zeros((BATCH, AGENTS), jnp.int32)
-    _, timestep = Batched(wrapper).step(state, ups, pool, keys)
+    _, timestep = jax.jit(Batched(wrapper).step)(state, ups, pool, keys)
     assert len(np.unique(timestep.info.moves)) == 3
     with pytest.raises(ValueError, match="needs a PRNG key"):
         Batched(wrapper).step(state, ups, pool)
