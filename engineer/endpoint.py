@@ -162,7 +162,7 @@ class Endpoint:
             except _TransientError as error:
                 reasons.append(str(error))
                 if attempt + 1 < self.tries:
-                    wait = min(self.backoff * 2.0**attempt, _LONGEST_WAIT)
+                    wait = min(self.backoff * 2.0 ** min(attempt, 60), _LONGEST_WAIT)
                     self.sleep(max(wait, min(error.wait, _LONGEST_RETRY_AFTER)))
         raise NoAnswerError(f"{self.url} gave no answer: {'; '.join(reasons)}")
 

@@ -13,7 +13,7 @@ from engineer.space import ordered_rows
 from engineer.texts import NO_HISTORY, NO_SUMMARY, FamilyTexts
 
 TRAINING_DETAILS = ("objective", "reward", "schedule")
-"""What the full form of module T tells; `RunRecord.training` holds a text for each."""
+"""What the full form of module T shows; `RunRecord.training` holds a text for each."""
 
 
 def failures(record: RunRecord, family: FamilyTexts) -> str:

@@ -1,4 +1,4 @@
-"""What an engineer is told of an environment family, besides its space: checks and texts."""
+"""What an engineer knows of an environment family besides its space: checks and texts."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

@@ -43,7 +43,7 @@ RUN = RunRecord(
 
 def test_by_hand():
     found = analyse(RUN, AFTER, SPACE)
-    # Changes of the shares: -0.10, 0.10, 0.05, -0.05; ranks 1, 4, 3, 2.
+    # Changes of the fractions: -0.10, 0.10, 0.05, -0.05; ranks 1, 4, 3, 2.
     # Failures 5, 45, 70, 95 have ranks 1..4; p (1 - p) .0475 .2475 .21 .0475: 1.5, 4, 3, 1.5.
     assert found.failure_following == pytest.approx(1 - 6 * (0 + 4 + 0 + 4) / (4 * 15))
     assert found.signal_following == pytest.approx(

@@ -23,8 +23,8 @@ from experiments.families.lakes import texts as lakes
 SPACE = lakes.lake_space((3, 4, 5))
 
 
-def config(*shares, holes=0.2, waits=0.4):
-    values = tuple((share, holes, waits) for share in shares)
+def config(*fractions, holes=0.2, waits=0.4):
+    values = tuple((fraction, holes, waits) for fraction in fractions)
     return Configuration(SPACE.rows, SPACE.names, values)
 
 
@@ -47,8 +47,8 @@ def record(*rounds, initial=None, configs=None):
     return RunRecord(history, len(rounds), len(rounds) + 2, 1, initial=start)
 
 
-def shares(design):
-    assert design.config.column("hole_ratio") == (0.2,) * 3  # nothing but shares moves
+def fractions(design):
+    assert design.config.column("hole_ratio") == (0.2,) * 3  # nothing but fractions moves
     assert design.config.column("wait_ratio") == (0.4,) * 3
     return design.config.column("data_ratio")
 
@@ -56,11 +56,11 @@ def shares(design):
 def test_failures_and_learnability():
     run = record((90, 50, 20))
     # 0.15, 0.55 and 0.85 of 1.55.
-    assert shares(FailureProportional().design(run, SPACE, 0)) == (0.10, 0.35, 0.55)
+    assert fractions(FailureProportional().design(run, SPACE, 0)) == (0.10, 0.35, 0.55)
     # p (1 - p) + 0.02: 0.11, 0.27 and 0.18 of 0.56.
-    assert shares(LearnabilityProportional().design(run, SPACE, 0)) == (0.20, 0.48, 0.32)
+    assert fractions(LearnabilityProportional().design(run, SPACE, 0)) == (0.20, 0.48, 0.32)
     # A size that was not validated counts as half solved.
-    assert shares(LearnabilityProportional(0).design(record((100, 0)), SPACE, 0)) == (0, 0, 1)
+    assert fractions(LearnabilityProportional(0).design(record((100, 0)), SPACE, 0)) == (0, 0, 1)
 
 
 def test_learning_progress():
@@ -68,11 +68,11 @@ def test_learning_progress():
     # a = 0.5: Q = 0.5 * 0.2 = 0.1; 0.5 * 0.5 * 0.2 = 0.05; 0.5 * 0.05 = 0.025. Forgetting counts.
     weights = [math.exp(q / 0.05) for q in (0.1, 0.05, 0.025)]
     wanted = [0.8 * w / sum(weights) + 0.2 / 3 for w in weights]
-    got = shares(ProgressBandit().design(run, SPACE, 0))
+    got = fractions(ProgressBandit().design(run, SPACE, 0))
     assert got == pytest.approx(wanted, abs=0.01)
     assert got[0] > got[1] > got[2]
     still = record((40, 40, 40))  # nothing known yet
-    assert shares(ProgressBandit().design(still, SPACE, 0)) == (0.34, 0.33, 0.33)
+    assert fractions(ProgressBandit().design(still, SPACE, 0)) == (0.34, 0.33, 0.33)
     with pytest.raises(ValueError, match="temperature=0"):
         ProgressBandit(temperature=0)
 
@@ -80,8 +80,8 @@ def test_learning_progress():
 def test_stages():
     stages = default_stages(SPACE)
     wanted = ((0.933, 0.033, 0.033), (0.483, 0.483, 0.033), (0.333, 0.333, 0.333))
-    for stage, shares_of_it in zip(stages, wanted, strict=True):
-        assert stage.column("data_ratio") == pytest.approx(shares_of_it, abs=0.01)
+    for stage, fractions_of_it in zip(stages, wanted, strict=True):
+        assert stage.column("data_ratio") == pytest.approx(fractions_of_it, abs=0.01)
     assert [stage["3", "hole_ratio"] for stage in stages] == [0.08, 0.17, 0.25]
     curriculum = StagedCurriculum()
     started = record((90, 90, 90))
@@ -105,7 +105,7 @@ def test_choices():
     run = record((100, 50, 0))
     proposed = [config(0.6, 0.2, 0.2), config(0.2, 0.6, 0.2, holes=0.3), config(0.2, 0.2, 0.6)]
     assert choose("first", proposed, run, SPACE) == (proposed[0], 0, ())
-    # Only size 4 has any variance, so its share decides; moving costs a little.
+    # Only size 4 has any variance, so its fraction decides; moving costs a little.
     scores = [learnability_score(run, one, SPACE) for one in proposed]
     assert scores[1] == pytest.approx(0.6 - 0.25 * (0.0 + 0.3 + 0.3 + 3 * 0.1) / 9)
     assert choose("best", proposed, run, SPACE)[:2] == (proposed[1], 1)

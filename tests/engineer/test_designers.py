@@ -167,7 +167,7 @@ def test_a_previous_configuration_out_of_bounds_is_clipped_aloud():
 def test_random_configurations_are_of_the_space(space, seed):
     config = space.random(seed)
     space.check(config)
-    assert sum(round(100 * share) for share in config.column("data_ratio")) == 100
+    assert sum(round(100 * fraction) for fraction in config.column("data_ratio")) == 100
     for row in space.rows:
         low, _ = space.bounds(row, "hole_ratio")
         assert config[row, "hole_ratio"] <= max(low, lakes.MAX_RANDOM_HOLE_RATIO)
@@ -242,8 +242,8 @@ def test_the_rule_uses_nothing_that_is_not_shown():
 def test_random_records_cover_the_range_of_outcomes():
     records = [random_record(seed, SPACE) for seed in range(300)]
     rates = [row.valid_rate for r in records for row in r.breakdown.by_group]
-    share_hard, share_easy = np.mean(np.array(rates) < 0.3), np.mean(np.array(rates) > 0.7)
-    assert min(share_hard, share_easy) > 0.1
+    fraction_hard, fraction_easy = np.mean(np.array(rates) < 0.3), np.mean(np.array(rates) > 0.7)
+    assert min(fraction_hard, fraction_easy) > 0.1
     assert {len(r.history) for r in records} == {1, 2, 3}
     assert all(r.history[0].cold_start and r.round == len(r.history) for r in records)
     shown = sum(NO_HISTORY in compose("V6", r)[0]["content"] for r in records)

@@ -24,11 +24,11 @@ SPACE = ConfigurationSpace(
     "topic",
     TOPICS,
     (
-        Parameter("share", meaning="the part of the set that has this topic."),
+        Parameter("fraction", meaning="the part of the set that has this topic."),
         Parameter("digits", ((1, 6), (2, 6), (1, 4)), decimals=0, meaning="digits of a number."),
         Parameter("spaced", meaning="the part of the problems written with blanks."),
     ),
-    (column(TOPICS, "share"),),
+    (column(TOPICS, "fraction"),),
 )
 CHECKS = ("is_number", "right_length", "right_value")
 TEXTS = plain_texts(SPACE, "to add numbers", CHECKS)
@@ -37,7 +37,7 @@ TEXTS = plain_texts(SPACE, "to add numbers", CHECKS)
 def generate(config, count, seed):
     """Problems (topic, terms): the generator of the toy family."""
     rng = np.random.default_rng(seed)
-    topics = rng.choice(TOPICS, size=count, p=config.column("share"))
+    topics = rng.choice(TOPICS, size=count, p=config.column("fraction"))
     problems = []
     for topic in topics.tolist():
         digits = int(config[topic, "digits"])
@@ -106,7 +106,7 @@ def test_contexts(name):
     assert "topic carry: answers" in content
     assert "Topics plain carry three_terms" in content
     assert "to add numbers" in content
-    assert "{share: number, digits: number, spaced: number}" in content
+    assert "{fraction: number, digits: number, spaced: number}" in content
     assert not {"hole", "lake", "lakes", "agents", "conflict"} & set(content.lower().split())
 
 
@@ -114,13 +114,13 @@ def test_reading_and_projection():
     assert project(parse(ANSWER, SPACE), RECORD.config, SPACE) == (WANTED, ())
     text = """Carries fail, so:
 ```json
-{"Topic carry": {"share": 3, "digits": 2.6, "Spaced": 0.25}, "Plain": {"share": 1},
- "three terms": {"digits": 99}, "four": {"share": 1}}
+{"Topic carry": {"fraction": 3, "digits": 2.6, "Spaced": 0.25}, "Plain": {"fraction": 1},
+ "three terms": {"digits": 99}, "four": {"fraction": 1}}
 ```"""
     config, repairs = project(parse(text, SPACE), RECORD.config, SPACE)
     SPACE.check(config)
     assert (config["carry", "digits"], config["three_terms", "digits"]) == (3.0, 4.0)
-    assert config["carry", "share"] == 3 * config["plain", "share"]
+    assert config["carry", "fraction"] == 3 * config["plain", "fraction"]
     assert "topic carry digits: 2.60 rounded to 3" in repairs
     assert "topic three_terms digits: 99.00 clipped to 4.00" in repairs
     assert isinstance(parse("plain and carry", SPACE), Unreadable)
@@ -158,8 +158,8 @@ def test_every_designer():
         designers.AcceptanceTest(model, 0.1),
     ):
         SPACE.check(designer.design(RECORD, SPACE, 1).config)
-    shares = curricula.FailureProportional().design(RECORD, SPACE, 0).config.column("share")
-    assert shares[0] < min(shares[1:])
+    fractions = curricula.FailureProportional().design(RECORD, SPACE, 0).config.column("fraction")
+    assert fractions[0] < min(fractions[1:])
     assert analysis.analyse(RECORD, WANTED, SPACE).saturated_rows == 1
 
 
@@ -175,7 +175,7 @@ def test_designing_is_a_task():
     def probe(config):
         """Progress of a pupil who learns carries if he sees some."""
         probed.append(config)
-        return config["carry", "share"] - 0.1
+        return config["carry", "fraction"] - 0.1
 
     other = SPACE.random(11)
     records = [RECORD, dataclasses.replace(RECORD, round=3)]
@@ -185,7 +185,7 @@ def test_designing_is_a_task():
     texts = [ANSWER, "no", render_config(other, SPACE), f"<think>hm</think>{ANSWER}"]
     answers = [types.SimpleNamespace(text=text) for text in texts]
     scores = task.score(np.array([0, 0, 1, 1]), answers)
-    wanted = [WANTED["carry", "share"] - 0.1, -1.0, other["carry", "share"] - 0.1]
+    wanted = [WANTED["carry", "fraction"] - 0.1, -1.0, other["carry", "fraction"] - 0.1]
     np.testing.assert_allclose(scores.rewards, [*wanted, wanted[0]], rtol=1e-6)
     assert scores.rewards.dtype == np.float32
     assert probed == [WANTED, other]  # equal designs are probed once

@@ -130,17 +130,17 @@ def test_exactly_the_configurations_of_a_space_are_allowed():
         "topic",
         rows,
         (
-            Parameter("share", decimals=1),
+            Parameter("fraction", decimals=1),
             Parameter("digits", ((1, 3), (11, 12)), decimals=0),
             Parameter("noise", ((-0.1, 0.1),), decimals=1),
             Parameter("easy", decimals=1),
             Parameter("hard", decimals=1),
         ),
-        (column(rows, "share"), (("add", "easy"), ("add", "hard"))),
+        (column(rows, "fraction"), (("add", "easy"), ("add", "hard"))),
     )
-    shares, digits, noise, within, free = 11, 3 * 2, 3 * 3, 11, 11 * 11
+    fractions, digits, noise, within, free = 11, 3 * 2, 3 * 3, 11, 11 * 11
     exact = grammar.build(space, encode("single digits"), STOPS)
-    assert paths(exact) == shares * digits * noise * within * free
+    assert paths(exact) == fractions * digits * noise * within * free
     scaled = grammar.build(space, encode("single digits"), STOPS, exact_fractions=False)
     assert paths(scaled) == 11**2 * digits * noise * 11**2 * free
     assert len(scaled.tokens) < len(exact.tokens) / 10
@@ -152,7 +152,7 @@ def test_exactly_the_configurations_of_a_space_are_allowed():
             config, repairs = project(parse(text, space), space.uniform(), space)
             space.check(config)
             told += repairs
-        assert bool(told) == changes  # only shares that had to be rescaled
+        assert bool(told) == changes  # only fractions that had to be rescaled
         assert all("rescaled" in line or "all 0" in line for line in told)
 
 

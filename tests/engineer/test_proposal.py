@@ -160,9 +160,9 @@ def configs(draw, rows=None):
     n = len(rows)
     weights = draw(st.lists(st.floats(0.0, 1.0), min_size=n, max_size=n))
     total = sum(weights)
-    shares = [w / total for w in weights] if total > 1e-3 else [1.0 / n] * n
+    fractions = [w / total for w in weights] if total > 1e-3 else [1.0 / n] * n
     column = st.lists(unit, min_size=n, max_size=n).map(tuple)
-    values = tuple(zip(shares, draw(column), draw(column), strict=True))
+    values = tuple(zip(fractions, draw(column), draw(column), strict=True))
     return Configuration(rows, PARAMETERS, values)
 
 
@@ -233,7 +233,7 @@ def test_projection_tells_every_change():
     )
 
 
-def test_shares_that_are_all_zero_or_huge():
+def test_fractions_that_are_all_zero_or_huge():
     space = SPACE
     rest = {"hole_ratio": 0.1, "wait_ratio": 0.1}
     for first, second, expected in (
@@ -251,7 +251,7 @@ def test_shares_that_are_all_zero_or_huge():
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.integers(1, 10**6), min_size=3, max_size=3), st.sampled_from([-1, 0, 1, 2]))
-def test_shares_that_nearly_sum_to_one(weights, off):
+def test_fractions_that_nearly_sum_to_one(weights, off):
     # Six decimals whose sum is off by millionths, at the edge of what a configuration allows.
     cents = [round(10**6 * w / sum(weights)) for w in weights]
     cents[0] += 10**6 + off - sum(cents)

@@ -14,13 +14,13 @@ SPACE = ConfigurationSpace(
     "topic",
     ROWS,
     (
-        Parameter("share", decimals=3),
+        Parameter("fraction", decimals=3),
         Parameter("digits", ((1, 6), (2, 6), (2, 9)), decimals=0),
         Parameter("noise", ((-1.0, 0.5),), decimals=1, random_high=0.0),
         Parameter("plain", decimals=1),
         Parameter("worded", decimals=1),
     ),
-    (column(ROWS, "share"), *((((row, "plain"), (row, "worded"))) for row in ROWS)),
+    (column(ROWS, "fraction"), *((((row, "plain"), (row, "worded"))) for row in ROWS)),
 )
 
 
@@ -36,7 +36,7 @@ def test_random_and_uniform_configurations_are_of_the_space():
     assert all(round(c["add", "plain"] + c["add", "worded"], 9) == 1 for c in drawn)
     assert SPACE.random(np.random.default_rng(3)) == SPACE.random(3)
     uniform = SPACE.uniform()
-    assert uniform.column("share") == (1 / 3,) * 3
+    assert uniform.column("fraction") == (1 / 3,) * 3
     assert uniform.column("digits") == (4.0, 4.0, 6.0)  # the middle, halves to even
 
 
@@ -46,7 +46,7 @@ def test_random_and_uniform_configurations_are_of_the_space():
         (("add", "digits"), 7.0, r"digits of topic add: 7.0 is outside \[1, 6\]"),
         (("add", "digits"), 2.5, "2.5 is no whole number"),
         (("carry", "noise"), -2.0, "outside"),
-        (("carry", "share"), 0.9, "sum to"),
+        (("carry", "fraction"), 0.9, "sum to"),
         (("borrow", "plain"), 0.0, r"\('borrow', 'plain'\).* sum to 0.5"),
     ],
 )
