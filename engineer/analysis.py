@@ -182,12 +182,7 @@ null where the context gives no occasion."""
 
 @dataclasses.dataclass(frozen=True)
 class Judgement:
-    """What an LLM judge says about one design.
-
-    Attributes:
-      scores: 1 to 5, or None, for each of `QUESTIONS`.
-      text: the whole answer.
-    """
+    """What an LLM judge says about one design: a score or None by question, and all it said."""
 
     scores: dict[str, int | None]
     text: str
@@ -196,10 +191,7 @@ class Judgement:
 def judge_design(
     generate: Generate, context: str, answer: str, seed: int, tries: int = 3
 ) -> Judgement | None:
-    """Asks a model to judge what an engineer answered to a context, until its answer can be read.
-
-    None if none of the tries could be.
-    """
+    """Asks a model to judge the answer to a context; None if no try gives a readable judgement."""
     questions = "\n".join(f"{name}: {text}" for name, text in QUESTIONS.items())
     form = ", ".join(f'"{name}": 1' for name in QUESTIONS)
     content = (
@@ -217,7 +209,7 @@ def judge_design(
         for written in reversed(re.findall(r"\{[^{}]*\}", text)):
             try:
                 scores = json.loads(written)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if set(scores) == set(QUESTIONS) and all(
                 score is None or (type(score) is int and 1 <= score <= 5)

@@ -96,8 +96,6 @@ class ModelDesigner:
         for name in ("tries", "proposals"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
-        if self.choice not in choice.CHOICES:
-            raise ValueError(f"choice={self.choice!r} is unknown, allowed: {choice.CHOICES}")
 
     def design(self, record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
         """The design that the first try with a readable answer amounts to, projected.

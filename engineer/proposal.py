@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from engineer.space import Cell, Configuration, ConfigurationSpace
+from engineer.space import Cell, Configuration, ConfigurationSpace, by_row
 
 MAX_TEXT = 65_536
 """Characters of an answer that are read, counted from its end, where the configuration stands."""
@@ -48,10 +48,7 @@ class Proposal:
     @classmethod
     def from_cells(cls, cells: Mapping[Cell, float]) -> "Proposal":
         """Numbers as if somebody had proposed them."""
-        values: dict[str, dict[str, float]] = {}
-        for (row, name), value in cells.items():
-            values.setdefault(row, {})[name] = value
-        return cls(values)
+        return cls(by_row(cells))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,8 +96,7 @@ def parse(text: str, space: ConfigurationSpace, trigger: str = "") -> Proposal |
     prose = " ".join(_FENCE.sub(" ", reasoning or visible[: last.start]).split()).rstrip(" {[\"'-")
     if len(prose) > MAX_EXPLANATION:
         prose = prose[-MAX_EXPLANATION:].partition(" ")[2]
-    values = Proposal.from_cells(last.cells).values
-    return Proposal(values, tuple(last.notes[:_MAX_NOTES]), prose)
+    return Proposal(by_row(last.cells), tuple(last.notes[:_MAX_NOTES]), prose)
 
 
 @dataclasses.dataclass

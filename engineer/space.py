@@ -30,6 +30,14 @@ def ordered_rows(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(distinct)
 
 
+def by_row(cells: Mapping[Cell, float]) -> dict[str, dict[str, float]]:
+    """Numbers by row and parameter, in the order of their first cell."""
+    table: dict[str, dict[str, float]] = {}
+    for (row, parameter), value in cells.items():
+        table.setdefault(row, {})[parameter] = value
+    return table
+
+
 @dataclasses.dataclass(frozen=True)
 class Configuration:
     """One finite number for each (row, parameter).
@@ -107,9 +115,7 @@ class Configuration:
     @classmethod
     def from_cells(cls, cells: Mapping[Cell, float]) -> "Configuration":
         """The inverse of `cells`; the names come in the order of their first cell."""
-        table: dict[str, dict[str, float]] = {}
-        for (row, parameter), value in cells.items():
-            table.setdefault(row, {})[parameter] = value
+        table = by_row(cells)
         parameters = tuple(next(iter(table.values()), {}))
         values = tuple(tuple(numbers[name] for name in parameters) for numbers in table.values())
         return cls(tuple(table), parameters, values)

@@ -129,3 +129,5 @@ def test_an_llm_judge():
     assert all(question in content for question in QUESTIONS.values())
     for bad in ({**scores, "locality": 6}, {**scores, "locality": True}, {"locality": 1}):
         assert judge_design(lambda c, n, s, b=bad: [json.dumps(b)], "", "", 0) is None
+    for text in ("", "{}", "{" + "[" * 100_000 + "}", '{"locality": ' + "9" * 5_000 + "}"):
+        assert judge_design(lambda c, n, s, t=text: [t], "", "", 0) is None
