@@ -124,6 +124,11 @@ def compare(cases: Mapping[str, Case], rounds: int) -> dict[str, Outcome]:
     return outcomes
 
 
+def alone(case: Case, rounds: int) -> Outcome:
+    """`compare` of one engine, which has the machine's memory to itself."""
+    return compare({"": case}, rounds)[""]
+
+
 def collect(case: Case, seconds: float) -> Outcome:
     """All measurements of an engine that ends by itself, or those that it makes in `seconds`."""
     process = _Process(case)

@@ -15,6 +15,7 @@ import shlex
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -109,6 +110,33 @@ def parser(name: str, description: str, out: str | None = None) -> argparse.Argu
     )
     result.add_argument("--out", default=out, help=f"folder for {name}.json and {name}.md")
     return result
+
+
+def run(
+    name: str,
+    description: str,
+    peer: str,
+    tables: Callable[[argparse.Namespace, str], Iterable[Table]],
+) -> None:
+    """A command that measures in processes of engines alone.
+
+    Args:
+      name, description: of the command.
+      peer: a library that may need an interpreter of its own, the option `--<peer>_python`.
+      tables: from the options and a temporary folder to the tables of the page.
+    """
+    command = parser(name, description, out="docs/benchmarks")
+    command.add_argument(
+        f"--{peer}_python", default=sys.executable, help=f"interpreter that has {peer}"
+    )
+    options = command.parse_args()
+    # This process only asks what the machine is; the memory is for those of the engines.
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    about = facts()
+    if about["backend"] == "cpu":
+        del about["devices"]  # Each engine has its own number of them; the tables say it.
+    with tempfile.TemporaryDirectory() as folder:
+        publish(name, tables(options, folder), options, about)
 
 
 def integers(text: str) -> list[int]:

@@ -8,11 +8,9 @@ the CPU counts as one device of JAX for each of its cores or as a single one. On
 decoding step with Qwen3-4B's shapes as a fraction of the bandwidth roofline, beside `generate`.
 """
 
+import argparse
 import dataclasses
 import math
-import os
-import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,7 +18,7 @@ import jax
 import numpy as np
 
 from experiments.speed import records
-from experiments.speed.engines import Case, Outcome, compare
+from experiments.speed.engines import Case, Outcome, alone, compare
 from learner.qwen3 import model, weights
 from learner.qwen3.config import Qwen3Config
 from learner.qwen3.sizes import published
@@ -128,7 +126,7 @@ def uneven_lengths(scale: Scale, folder: str) -> records.Table:
         "slots": scale.slots,
         "devices": scale.devices,
     }
-    outcome = compare({"own": Case("sampler_engines:own_uneven", task)}, scale.rounds)["own"]
+    outcome = alone(Case("sampler_engines:own_uneven", task), scale.rounds)
     if not outcome.measurements:
         raise RuntimeError(f"the sampler could not run: {outcome.obstacle}")
     best = {name: min(outcome.all(name)) for name in ("refilled", "fixed")}
@@ -167,7 +165,7 @@ def roofline(
         took, obstacles = [], []
         for engine in ("own", "transformers"):  # One at a time: each takes the device's memory.
             case = Case(f"sampler_engines:{engine}_roofline", task)
-            outcome = compare({engine: case}, rounds)[engine]
+            outcome = alone(case, rounds)
             best = min(outcome.measurements, key=lambda m: m["step_seconds"], default={})
             took.append(best.pop("step_seconds", math.nan))
             row |= best
@@ -187,35 +185,22 @@ def roofline(
     )
 
 
-def cpu_tables(scale: Scale, tunix_python: str) -> Iterator[records.Table]:
+def cpu_tables(scale: Scale, folder: str, tunix_python: str) -> Iterator[records.Table]:
     """All tables for a CPU."""
-    with tempfile.TemporaryDirectory() as folder:
-        weights.save(folder, model.init_params(jax.random.key(0), scale.model), scale.model)
-        yield even_lengths(scale, folder, tunix_python)
-        yield uneven_lengths(scale, folder)
+    weights.save(folder, model.init_params(jax.random.key(0), scale.model), scale.model)
+    yield even_lengths(scale, folder, tunix_python)
+    yield uneven_lengths(scale, folder)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command."""
-    parser = records.parser("sampler", __doc__, out="docs/benchmarks")
-    parser.add_argument(
-        "--tunix_python",
-        default=sys.executable,
-        help="interpreter of an environment with google-tunix, which pins other versions",
-    )
-    options = parser.parse_args(arguments)
-    # This process only asks what the machine is; the memory is for those of the engines.
-    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-    about = records.facts()
-    if about["backend"] == "cpu":
-        tables = cpu_tables(QUICK if options.quick else Scale(), options.tunix_python)
-        about.pop("devices")  # Each engine has its own number of them; the tables say it.
+def tables(options: argparse.Namespace, folder: str) -> Iterator[records.Table]:
+    """The tables of the page."""
+    if jax.default_backend() == "cpu":
+        yield from cpu_tables(QUICK if options.quick else Scale(), folder, options.tunix_python)
+    elif options.quick:
+        yield roofline(QWEN3_4B, [(64, 1024)], rounds=2)
     else:
-        cases = [(64, 1024), (256, 1024), (64, 8192), (256, 8192)]
-        cases, rounds = (cases[:1], 2) if options.quick else (cases, 5)
-        tables = iter([roofline(QWEN3_4B, cases, rounds)])
-    records.publish("sampler", tables, options, about)
+        yield roofline(QWEN3_4B, [(64, 1024), (256, 1024), (64, 8192), (256, 8192)])
 
 
 if __name__ == "__main__":
-    main()
+    records.run("sampler", __doc__, "tunix", tables)

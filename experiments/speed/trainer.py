@@ -8,18 +8,16 @@ precision (float32). On a GPU: the update of Qwen3-4B's shapes with rows of 4,09
 parameters trained on one device, as a fraction of the peak.
 """
 
+import argparse
 import dataclasses
-import os
-import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
 from experiments.speed import records
-from experiments.speed.engines import Case, Outcome, compare
+from experiments.speed.engines import Case, Outcome, alone, compare
 from experiments.speed.sampler import QWEN3_4B, SMALL
 from learner import tokens
 from learner.qwen3 import model, weights
@@ -165,8 +163,7 @@ def gpu_table(config: Qwen3Config, quick: bool, folder: str) -> records.Table:
             micro_batch_rows=micro,
             length_multiple=length,
         )
-        cases = {name: Case("trainer_engines:own_update", task)}
-        outcome = compare(cases, 1 if quick else 3)[name]
+        outcome = alone(Case("trainer_engines:own_update", task), 1 if quick else 3)
         if outcome.obstacle or not outcome.measurements:
             rows.append((name, None, None, None, None, outcome.obstacle))
             continue
@@ -183,25 +180,13 @@ def gpu_table(config: Qwen3Config, quick: bool, folder: str) -> records.Table:
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command."""
-    parser = records.parser("trainer", __doc__, out="docs/benchmarks")
-    parser.add_argument(
-        "--trl_python",
-        default=sys.executable,
-        help="interpreter of an environment with this project's extra `peers-learner`",
-    )
-    options = parser.parse_args(arguments)
-    # This process only makes the models; the memory is for those of the engines.
-    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-    about = records.facts()
-    with tempfile.TemporaryDirectory() as folder:
-        if about["backend"] == "cpu":
-            tables = cpu_tables(QUICK if options.quick else Scale(), folder, options.trl_python)
-        else:
-            tables = iter([gpu_table(QWEN3_4B, options.quick, folder)])
-        records.publish("trainer", tables, options, about)
+def tables(options: argparse.Namespace, folder: str) -> Iterator[records.Table]:
+    """The tables of the page."""
+    if jax.default_backend() == "cpu":
+        yield from cpu_tables(QUICK if options.quick else Scale(), folder, options.trl_python)
+    else:
+        yield gpu_table(QWEN3_4B, options.quick, folder)
 
 
 if __name__ == "__main__":
-    main()
+    records.run("trainer", __doc__, "trl", tables)

@@ -25,14 +25,14 @@ def rows(table):
     return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
 
 
-def test_tables_of_the_sampler_on_a_cpu(monkeypatch):
+def test_tables_of_the_sampler_on_a_cpu(monkeypatch, tmp_path):
     monkeypatch.setattr(records, "cores", lambda: list(range(6)))
     scale = sampler.Scale(
         rounds=1, batch=4, prompt_tokens=8, new_tokens=12, slots=2, completions=6,
         uneven_prompt_tokens=4, uneven_new_tokens=16, model=TINY,
     )  # fmt: skip
     assert scale.devices == 2
-    even, uneven = sampler.cpu_tables(scale, sys.executable)
+    even, uneven = sampler.cpu_tables(scale, str(tmp_path), sys.executable)
     own, own_on_one, transformers, tunix, tunix_on_one = rows(even)
     assert (own["engine"], own_on_one["engine"]) == ("own", "own, one device")
     assert own["own is faster by"] == 1
