@@ -15,6 +15,7 @@ add rows. Without a model it only makes the tables anew.
 """
 
 import argparse
+import dataclasses
 import json
 import re
 import sys
@@ -91,8 +92,8 @@ def run(arguments: argparse.Namespace, reporter: Reporter) -> None:
         for name, folder, solver in zip(names, folders, solvers, strict=True):
             _check_options(name, folder, solver)
         questions = open_set(root, set_options, reporter) if solvers else read_set(root)
-        waiting = [_missing(folder, questions) for folder in folders]
-        for solver, rows in zip(solvers, waiting, strict=True):
+        for folder, solver in zip(folders, solvers, strict=True):
+            rows = _unanswered(read_log(folder / _ANSWERS), questions)
             for line in solver.forecast(questions, rows) if len(rows) else ():
                 reporter.line(line)
         for name, folder, solver in zip(names, folders, solvers, strict=True):
@@ -167,10 +168,6 @@ def _ask(
                 advance(done, f"valid {valid / max(done, 1):.1%}, {failed} without an answer")
         if failed:
             reporter.line(f"{name}: {failed} questions without an answer; see {failures.path}")
-
-
-def _missing(folder: Path, questions: BenchmarkQuestions) -> np.ndarray:
-    return _unanswered(read_log(folder / _ANSWERS), questions)
 
 
 def _unanswered(known: Sequence[dict[str, Any]], questions: BenchmarkQuestions) -> np.ndarray:
@@ -290,19 +287,17 @@ def _set_options(arguments: argparse.Namespace) -> SetOptions:
 
 
 def _solver_options(arguments: argparse.Namespace) -> SolverOptions:
-    mesh = None if arguments.mesh is None else MeshSettings(*sharding.mesh_size(arguments.mesh))
+    names = [field.name for field in dataclasses.fields(SolverOptions)]
+    given = {name: getattr(arguments, name) for name in names}
+    if given["mesh"] is not None:
+        given["mesh"] = MeshSettings(*sharding.mesh_size(given["mesh"]))
     try:
-        extra = json.loads(arguments.extra)
+        given["extra"] = json.loads(given["extra"])
     except ValueError:
-        extra = None
-    if not isinstance(extra, dict):
+        given["extra"] = None
+    if not isinstance(given["extra"], dict):
         raise ValueError(f"extra={arguments.extra!r}: a JSON object is needed")
-    same = (
-        "seed list_holes max_new_tokens temperature thinking thinking_tokens top_p top_k dtype "
-        "rows concurrency timeout tries key_variable budget_field price_in price_out max_cost"
-    )
-    given = {name: getattr(arguments, name) for name in same.split()}
-    return SolverOptions(mesh=mesh, extra=extra, **given)
+    return SolverOptions(**given)
 
 
 def _names(models: Sequence[str], names: Sequence[str]) -> list[str]:

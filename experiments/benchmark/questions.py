@@ -20,13 +20,15 @@ from experiments import store as files
 from experiments.errors import UserError, user_errors
 from experiments.progress import Reporter
 from mapf_jax import benchmark, formats
-from mapf_jax.bridges import hub_records as published
+from mapf_jax.bridges import hub_records
 from mapf_jax.solver.blocks import BLOCK
 
 BUILTIN = "builtin"
-_NAME = re.compile(r"\d+ag_\d+x\d+_hr(\d*\.?\d+)(?:_wr(\d*\.?\d+))?_\d+", re.ASCII)
-_SUBSET = re.compile(r"wr_?(\d*[._]?\d+)", re.ASCII)
-# Digits of a wait-ratio subset as names of files write it: wr0.25, wr25, wr_0_5, ...
+_NAME = re.compile(
+    r"\d+ag_\d+x\d+_hr(?P<hole_ratio>\d*\.?\d+)(?:_wr(?P<wait_ratio>\d*\.?\d+))?_\d+", re.ASCII
+)
+# A wait-ratio subset as names of files write it: wr0.25, wr25, wr_0_5, ...
+_SUBSET = re.compile(r"wr_?0*[._]?(25|50?|75)(?!\d)", re.ASCII)
 _SUBSETS = {"25": 0.25, "5": 0.5, "50": 0.5, "75": 0.75}
 
 
@@ -65,9 +67,9 @@ class BenchmarkQuestions:
         """Whether only a part of what it was made from was taken."""
         return len(self) < self.about["of"]
 
-    def prompt(self, row: int, list_holes: bool) -> str:
+    def chat(self, row: int, list_holes: bool) -> list[dict[str, str]]:
         """The question about one instance."""
-        return mapf_jax.prompt(self.instances[row], list_holes)
+        return [{"role": "user", "content": mapf_jax.prompt(self.instances[row], list_holes)}]
 
     def keys(self, seed: int, rows: np.ndarray) -> jax.Array:
         """PRNG keys [len(rows)]: each depends on the seed and on the name of its instance alone."""
@@ -164,8 +166,9 @@ def read_set(root: Path) -> BenchmarkQuestions:
         instances=instances,
         num_agents=np.asarray(instances.active).sum(-1),
         size=np.asarray(instances.size),
-        wait_ratio=np.array([_ratio(record, "wait_ratio") for record in records]),
-        hole_ratio=np.array([_ratio(record, "hole_ratio") for record in records]),
+        # None becomes NaN.
+        wait_ratio=np.array([record["wait_ratio"] for record in records], np.float64),
+        hole_ratio=np.array([record["hole_ratio"] for record in records], np.float64),
         about=files.read_json(root / "set.json"),
     )
 
@@ -177,10 +180,11 @@ def _make(options: SetOptions, reporter: Reporter) -> tuple[list[dict[str, Any]]
     with user_errors():
         records = list(_read_sources(options.sources))
         names = collections.Counter(record["id"] for record in records)
-        if twice := sorted(name for name, count in names.items() if count > 1):
-            raise ValueError(f"set: the id {twice[0]!r} occurs {names[twice[0]]} times")
         if not records:
             raise ValueError(f"set={options.sources}: no instance is there")
+        name, count = names.most_common(1)[0]
+        if count > 1:
+            raise ValueError(f"set: the id {name!r} occurs {count} times")
         chosen = _limited(_per_cell(records, options.per_cell), options.limit)
         _solve(chosen, reporter)
         formats.from_records(chosen)  # The labels that were there are checked.
@@ -196,8 +200,8 @@ def _builtin(options: SetOptions, reporter: Reporter) -> tuple[list[dict[str, An
     with user_errors():
         made = mapf_jax.benchmark_instances(options.seed, per_hole_ratio=per_cell)
     records = [
-        formats.to_record(made.instances[i], name)
-        | {
+        {
+            **formats.to_record(made.instances[i], name),
             "hole_ratio": round(float(made.hole_ratio[i]), 4),
             "wait_ratio": round(float(made.wait_ratio[i]), 4),
         }
@@ -209,30 +213,36 @@ def _builtin(options: SetOptions, reporter: Reporter) -> tuple[list[dict[str, An
 def _read_sources(sources: Sequence[str]) -> Iterator[dict[str, Any]]:
     """The records of the files, all in our format, with hole and wait ratio where known."""
     for source in sources:
-        path = Path(source)
-        subset = _subset_of(path)
+        # The name of a file, or else of its folder, may tell the wait-ratio subset.
+        names = (Path(source).stem, Path(source).parent.name)
+        subset = next((_SUBSETS[found[-1]] for found in map(_SUBSET.findall, names) if found), None)
         try:
-            with path.open("rb") as file:
+            with Path(source).open("rb") as file:
                 for where, record in formats.numbered_records(file, source):
-                    if published.is_published(record):
+                    if hub_records.is_published(record):
                         yield _from_published(record, where, subset)
                     else:
-                        formats.instance_from_record(record, where)
-                        match = _NAME.fullmatch(record["id"])
-                        hole_ratio, wait_ratio = match.groups() if match else (None, None)
-                        told = {
-                            "hole_ratio": record.get("hole_ratio", _number(hole_ratio)),
-                            "wait_ratio": record.get("wait_ratio", _number(wait_ratio) or subset),
-                        }
-                        for name, value in told.items():
-                            _check_ratio(value, f"{where}: {name}")
-                        yield {**record, **told}
+                        yield _from_ours(record, where, subset)
         except OSError as error:
             raise ValueError(f"set={source}: {error.strerror}") from error
 
 
+def _from_ours(record: dict[str, Any], where: str, subset: float | None) -> dict[str, Any]:
+    formats.instance_from_record(record, where)
+    match = _NAME.fullmatch(record["id"])
+    ratios: dict[str, Any] = {"hole_ratio": None, "wait_ratio": subset}
+    if match is not None:
+        ratios |= {name: float(text) for name, text in match.groupdict().items() if text}
+    ratios |= {name: record[name] for name in ratios if name in record}
+    for name, value in ratios.items():
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if value is not None and not (number and 0 <= value <= 1):
+            raise ValueError(f"{where}: {name}: {value!r} is neither a number from 0 to 1 nor null")
+    return {**record, **ratios}
+
+
 def _from_published(record: Mapping[str, Any], where: str, subset: float | None) -> dict[str, Any]:
-    question = published.read_published(record, where)
+    question = hub_records.read_published(record, where)
     name = question.sample_id
     if subset is not None:  # Names repeat from one subset to the next.
         head, _, number = name.rpartition("_")
@@ -244,28 +254,14 @@ def _from_published(record: Mapping[str, Any], where: str, subset: float | None)
     }
 
 
-def _subset_of(path: Path) -> float | None:
-    """The wait-ratio subset that the name of a file, or else of its folder, tells."""
-    for name in (path.stem, path.parent.name):
-        for digits in reversed(_SUBSET.findall(name)):
-            subset = _SUBSETS.get(re.sub(r"\D", "", digits).lstrip("0"))
-            if subset is not None:
-                return subset
-    return None
-
-
 def _per_cell(records: list[dict[str, Any]], count: int | None) -> list[dict[str, Any]]:
     if count is None:
         return records
     seen: collections.Counter[tuple[Any, ...]] = collections.Counter()
     chosen = []
     for record in records:
-        cell = (
-            len(record["starts"]),
-            len(record["map"]),
-            record["hole_ratio"],
-            record["wait_ratio"],
-        )
+        agents, size = len(record["starts"]), len(record["map"])
+        cell = (agents, size, record["hole_ratio"], record["wait_ratio"])
         seen[cell] += 1
         if seen[cell] <= count:
             chosen.append(record)
@@ -295,21 +291,6 @@ def _solve(records: list[dict[str, Any]], reporter: Reporter) -> None:
                 if records[i]["status"] == "optimal":
                     del records[i]["status"]
             advance(first + len(chunk), "")
-
-
-def _ratio(record: Mapping[str, Any], name: str) -> float:
-    value = record.get(name)
-    return float("nan") if value is None else float(value)
-
-
-def _check_ratio(value: Any, where: str) -> None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if value is not None and not (number and 0 <= value <= 1):
-        raise ValueError(f"{where}: {value!r} is neither a number from 0 to 1 nor null")
-
-
-def _number(text: str | None) -> float | None:
-    return None if text is None else float(text)
 
 
 def _sha256(path: str) -> str:

@@ -1,12 +1,13 @@
 """Who answers a benchmark: a model on this machine, a model behind a server, or an oracle."""
 
+import abc
 import dataclasses
 import hashlib
 import queue
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -83,16 +84,14 @@ class SolverOptions:
     max_cost: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_new_tokens", "rows", "concurrency"):
+        least = dict.fromkeys(("max_new_tokens", "rows", "concurrency"), 1)
+        least |= dict.fromkeys(("price_in", "price_out", "max_cost"), 0)
+        for name, low in least.items():
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value}: allowed are integers from 1 up")
+            if value is not None and not value >= low:
+                raise ValueError(f"{name}={value}: allowed are numbers from {low} up")
         if not 0 <= self.seed < 1 << 32:
             raise ValueError(f"seed={self.seed}: allowed are integers from 0 to 2**32 - 1")
-        for name in ("price_in", "price_out", "max_cost"):
-            value = getattr(self, name)
-            if value is not None and not value >= 0:
-                raise ValueError(f"{name}={value}: allowed are numbers from 0 up")
         if (self.price_in is None) != (self.price_out is None):
             raise ValueError(
                 f"price_in={self.price_in}, price_out={self.price_out}: either both or neither"
@@ -122,30 +121,31 @@ class Given:
     note: str = ""
 
 
-class Solver(Protocol):
+class Solver(abc.ABC):
     """Answers questions.
 
     Attributes:
       options: everything that its answers depend on beside the instances, as JSON holds it.
     """
 
-    options: Mapping[str, Any]
+    options: dict[str, Any]
 
     def forecast(self, questions: BenchmarkQuestions, rows: np.ndarray) -> list[str]:
-        """What answering will take, in lines for a person.
+        """What answering will take, in lines for a person, where that is known beforehand.
 
         Raises:
           UserError: it may take more than is allowed.
         """
-        ...
+        del questions, rows
+        return []
 
+    @abc.abstractmethod
     def answer(self, questions: BenchmarkQuestions, rows: np.ndarray) -> Iterator[list[Given]]:
         """What becomes of each of the rows int[n], in any order, as it comes.
 
         Raises:
           UserError: the model cannot be used with these options.
         """
-        ...
 
 
 def make_solver(spec: str, options: SolverOptions) -> Solver:
@@ -166,26 +166,14 @@ def make_solver(spec: str, options: SolverOptions) -> Solver:
     return LocalSolver(spec, options)
 
 
-class OracleSolver:
-    """A planner that knows the instances and no language.
-
-    Args:
-      name: of `ORACLES`.
-      options: only the seed is used.
-    """
+class OracleSolver(Solver):
+    """A planner that knows the instances and no language; of the options only the seed is used."""
 
     def __init__(self, name: str, options: SolverOptions) -> None:
         self._oracle, self._seed = ORACLES[name], options.seed
-        self.options: Mapping[str, Any] = {
-            "kind": "oracle",
-            "model": name,
-            **({"seed": options.seed} if self._oracle.random else {}),
-        }
-
-    def forecast(self, questions: BenchmarkQuestions, rows: np.ndarray) -> list[str]:
-        """Nothing to tell."""
-        del questions, rows
-        return []
+        self.options = {"kind": "oracle", "model": name}
+        if self._oracle.random:
+            self.options |= {"seed": options.seed}
 
     def answer(self, questions: BenchmarkQuestions, rows: np.ndarray) -> Iterator[list[Given]]:
         """Blocks of answers."""
@@ -197,7 +185,7 @@ class OracleSolver:
             yield [Given(int(row), text) for row, text in zip(block, texts, strict=True)]
 
 
-class LocalSolver:
+class LocalSolver(Solver):
     """A model on this machine, sampled as a run samples its validation.
 
     Args:
@@ -218,49 +206,32 @@ class LocalSolver:
                 recommended = weights.read_generation_config(settings.model.folder) or {}
             if recommended.get("do_sample") is False:
                 recommended = {"temperature": 0.0}
-
-        def chosen(name: str, otherwise: Any) -> Any:
-            value = getattr(options, name)
-            return otherwise if value is None else value
-
+        chosen = {
+            "list_holes": settings.environment.list_holes,
+            "thinking": training.thinking,
+            "thinking_tokens": validation.thinking_tokens,
+            "max_new_tokens": validation.max_new_tokens,
+            "temperature": recommended.get("temperature", validation.temperature),
+            "top_p": recommended.get("top_p", 1.0),
+            "top_k": recommended.get("top_k", 0),
+            "dtype": settings.model.dtype,
+            "mesh": settings.mesh,
+            "rows": training.sampling_rows,
+        }
+        given = vars(options)
+        chosen |= {name: given[name] for name in chosen if given[name] is not None}
+        if chosen["thinking_tokens"] and not chosen["thinking"]:
+            raise UserError(f"thinking_tokens={chosen['thinking_tokens']}: only with --thinking")
         with user_errors():
             self._settings = dataclasses.replace(
                 settings,
-                model=dataclasses.replace(
-                    settings.model, dtype=chosen("dtype", settings.model.dtype)
-                ),
-                mesh=chosen("mesh", settings.mesh),
-                training=dataclasses.replace(
-                    training, sampling_rows=chosen("rows", training.sampling_rows)
-                ),
+                model=dataclasses.replace(settings.model, dtype=chosen["dtype"]),
+                mesh=chosen.pop("mesh"),
+                training=dataclasses.replace(training, sampling_rows=chosen.pop("rows")),
             )
-        self._seed = options.seed
-        self._list_holes = chosen("list_holes", settings.environment.list_holes)
-        self._thinking = chosen("thinking", training.thinking)
-        self._thinking_tokens = chosen("thinking_tokens", validation.thinking_tokens)
-        if self._thinking_tokens and not self._thinking:
-            raise UserError(f"thinking_tokens={self._thinking_tokens}: only with --thinking")
-        with user_errors():
-            self._sampling = SamplingParams(
-                max_new_tokens=chosen("max_new_tokens", validation.max_new_tokens),
-                temperature=chosen(
-                    "temperature", recommended.get("temperature", validation.temperature)
-                ),
-                top_p=chosen("top_p", recommended.get("top_p", 1.0)),
-                top_k=chosen("top_k", recommended.get("top_k", 0)),
-            )
-        self.options: Mapping[str, Any] = {
-            **source,
-            "seed": self._seed,
-            "list_holes": self._list_holes,
-            "thinking": self._thinking,
-            "thinking_tokens": self._thinking_tokens,
-            "max_new_tokens": self._sampling.max_new_tokens,
-            "temperature": self._sampling.temperature,
-            "top_p": self._sampling.top_p,
-            "top_k": self._sampling.top_k,
-            "dtype": self._settings.model.dtype,
-        }
+            names = ("max_new_tokens", "temperature", "top_p", "top_k")
+            self._sampling = SamplingParams(**{name: chosen[name] for name in names})
+        self.options = {**source, "seed": options.seed, **chosen}
 
     def _read(self, spec: str) -> tuple[Settings, dict[str, Any]]:
         """Settings to start from, and what fixes the weights."""
@@ -286,48 +257,32 @@ class LocalSolver:
             settings = Settings(model=ModelSettings(path=spec))
         return settings, {"kind": "folder", "model": spec, **_fingerprint(folder)}
 
-    def forecast(self, questions: BenchmarkQuestions, rows: np.ndarray) -> list[str]:
-        """Nothing to tell: how long it takes is seen as it runs."""
-        del questions, rows
-        return []
-
     def answer(self, questions: BenchmarkQuestions, rows: np.ndarray) -> Iterator[list[Given]]:
         """Each answer when it has ended, longest prompts first; first those that do not fit."""
-        settings = self._settings
+        sampling, options = self._sampling, self.options
         with user_errors():
-            policy = load_policy(settings)
-            sampling = self._sampling
-            if self._thinking_tokens:
-                budget = tokens.thinking_budget(policy.tokenizer, self._thinking_tokens)
+            policy = load_policy(self._settings)
+            if options["thinking_tokens"]:
+                budget = tokens.thinking_budget(policy.tokenizer, options["thinking_tokens"])
                 sampling = dataclasses.replace(sampling, thinking=budget)
-            completer = policy.completer(
-                sampling, settings.training.sampling_rows, thinking=self._thinking
-            )
+            rows_at_a_time = self._settings.training.sampling_rows
+            completer = policy.completer(sampling, rows_at_a_time, thinking=options["thinking"])
             if self._checkpoint is None:
-                params = load_params(settings, policy)
+                params = load_params(self._settings, policy)
             else:
                 params = load_checkpoint(self._checkpoint, policy)
-        chats = [
-            [{"role": "user", "content": questions.prompt(int(row), self._list_holes)}]
-            for row in rows
-        ]
+        chats = [questions.chat(int(row), options["list_holes"]) for row in rows]
         fits = np.array([completer.fits(chat) for chat in chats], bool)
         note = "the prompt and a whole answer do not fit the model's window"
         yield [Given(int(row), "", 0, truncated=True, note=note) for row in rows[~fits]]
-        fitting = [chat for chat, fit in zip(chats, fits, strict=True) if fit]
         asked = rows[fits]
-        for number, answer in completer.stream(params, fitting, questions.keys(self._seed, asked)):
-            yield [
-                Given(
-                    int(asked[number]),
-                    answer.text,
-                    answer.num_tokens,
-                    truncated=answer.truncated,
-                )
-            ]
+        chats = [chat for chat, fit in zip(chats, fits, strict=True) if fit]
+        for i, answer in completer.stream(params, chats, questions.keys(options["seed"], asked)):
+            row = int(asked[i])
+            yield [Given(row, answer.text, answer.num_tokens, truncated=answer.truncated)]
 
 
-class EndpointSolver:
+class EndpointSolver(Solver):
     """A model behind a server that speaks OpenAI's chat completions protocol, asked zero-shot.
 
     Args:
@@ -361,7 +316,7 @@ class EndpointSolver:
                 temperature=options.temperature,
                 extra=options.extra,
             )
-        self.options: Mapping[str, Any] = {
+        self.options = {
             "kind": "endpoint",
             "model": model,
             "url": url,
@@ -374,27 +329,28 @@ class EndpointSolver:
 
     def forecast(self, questions: BenchmarkQuestions, rows: np.ndarray) -> list[str]:
         """Tokens, and their price where prices are known; at most, without requests that fail."""
-        characters = sum(len(questions.prompt(int(row), self._list_holes)) for row in rows)
+        chats = (questions.chat(int(row), self._list_holes) for row in rows)
+        characters = sum(len(chat[0]["content"]) for chat in chats)
         asked, given = characters // _CHARACTERS_PER_TOKEN, len(rows) * self._budget
         lines = [
             f"{len(rows):,} questions to {self._endpoint.model}: about {asked:,} prompt tokens "
             f"(one for every {_CHARACTERS_PER_TOKEN} characters), at most {given:,} answer tokens "
             f"({self._budget:,} each)"
         ]
-        options = self._options
-        if options.price_in is None or options.price_out is None:
+        price_in, price_out = self._options.price_in, self._options.price_out
+        if price_in is None or price_out is None:
             return [*lines, "  the price of a token is not known: --price_in, --price_out"]
-        cost = price(options, asked, given)
-        lines.append(
-            f"  at most about {cost:,.2f} at {options.price_in:g} and {options.price_out:g} a "
-            "million tokens; tries that fail come on top if the server counts them"
-        )
-        if options.max_cost is not None and cost > options.max_cost:
+        cost, most = (asked * price_in + given * price_out) / 1e6, self._options.max_cost
+        if most is not None and cost > most:
             raise UserError(
-                f"max_cost={options.max_cost:g}: {len(rows)} answers may cost {cost:,.2f}; allow "
-                "that, or take a smaller --max_new_tokens, --limit or --per_cell"
+                f"max_cost={most:g}: {len(rows)} answers may cost {cost:,.2f}; allow that, or "
+                "take a smaller --max_new_tokens, --limit or --per_cell"
             )
-        return lines
+        return [
+            *lines,
+            f"  at most about {cost:,.2f} at {price_in:g} and {price_out:g} a million tokens; "
+            "tries that fail come on top if the server counts them",
+        ]
 
     def answer(self, questions: BenchmarkQuestions, rows: np.ndarray) -> Iterator[list[Given]]:
         """Answers of several requests at a time, each when it comes.
@@ -444,28 +400,13 @@ class EndpointSolver:
 
     def _ask(self, questions: BenchmarkQuestions, row: int, seed: int) -> tuple[Given, bool]:
         """What became of a question, and whether the server refused it as such."""
-        chat = [{"role": "user", "content": questions.prompt(row, self._list_holes)}]
         try:
-            reply = self._endpoint.ask(chat, seed)
-        except NoAnswerError as error:
-            return Given(row, None, note=str(error)), False
-        except RefusedError as error:
-            return Given(row, None, note=str(error)), True
+            reply = self._endpoint.ask(questions.chat(row, self._list_holes), seed)
+        except (NoAnswerError, RefusedError) as error:
+            return Given(row, None, note=str(error)), isinstance(error, RefusedError)
         truncated = reply.finish == "length" if reply.finish else None
-        return Given(
-            row, reply.text, reply.completion_tokens, reply.prompt_tokens, truncated
-        ), False
-
-
-def price(options: SolverOptions, prompt_tokens: int, completion_tokens: int) -> float:
-    """What tokens cost, in the unit of the prices.
-
-    Raises:
-      ValueError: prices are not known.
-    """
-    if options.price_in is None or options.price_out is None:
-        raise ValueError("price_in, price_out: needed")
-    return (prompt_tokens * options.price_in + completion_tokens * options.price_out) / 1e6
+        counts = (reply.completion_tokens, reply.prompt_tokens)
+        return Given(row, reply.text, *counts, truncated), False
 
 
 def _fingerprint(folder: Path) -> dict[str, str]:
