@@ -66,16 +66,8 @@ def random_moves(instances: mapf_jax.Instance, keys: jax.Array) -> list[str]:
     to its goal. The answer ends when all rest, or after as many steps as the lake has cells.
     """
     walks = in_blocks(_walks, instances, np.asarray(jax.random.key_data(keys)), block=_BLOCK)
-    starts = np.asarray(instances.starts)[:, None]
-    paths = np.concatenate([starts, walks], axis=1)
-    texts = []
-    for i, single in enumerate(paths):
-        away = np.any(single != np.asarray(instances.goals[i]), axis=-1)
-        away &= np.asarray(instances.active[i])
-        steps = min(int(np.sum(np.any(away, axis=1))), int(instances.size[i]) ** 2)
-        agents = int(np.sum(instances.active[i]))
-        texts.append(mapf_jax.render_answer(single[:, :agents], steps))
-    return texts
+    paths = np.concatenate([np.asarray(instances.starts)[:, None], walks], axis=1)
+    return _texts(instances, paths, np.full(len(paths), True), np.asarray(instances.size) ** 2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,17 +99,25 @@ ORACLES: Mapping[str, Oracle] = {
 }
 
 
-def _texts(instances: mapf_jax.Instance, paths: np.ndarray, known: np.ndarray) -> list[str]:
-    """Answers from paths int[B, T, A, 2] where they are known, else a text that holds no plan."""
-    texts = []
-    arrived = plans.arrivals(paths, np.asarray(instances.goals)[:, : paths.shape[2]])
-    for i in range(len(paths)):
-        agents = int(np.sum(instances.active[i]))
-        steps = int(arrived[i, :agents].max())
-        texts.append(
-            mapf_jax.render_answer(paths[i, :, :agents], steps) if known[i] else "No plan found."
-        )
-    return texts
+def _texts(
+    instances: mapf_jax.Instance,
+    paths: np.ndarray,
+    known: np.ndarray,
+    most: np.ndarray | None = None,
+) -> list[str]:
+    """Answers from paths int[B, T, A, 2] where they are known, else a text that holds no plan.
+
+    They end when all agents stay on their goals, or after `most` int[B] steps.
+    """
+    steps = plans.arrivals(paths, np.asarray(instances.goals)[:, : paths.shape[2]])
+    counts = np.asarray(instances.active).sum(-1)
+    ends = np.array([arrived[:count].max() for arrived, count in zip(steps, counts, strict=True)])
+    if most is not None:
+        ends = np.minimum(ends, most)
+    return [
+        mapf_jax.render_answer(single[:, :count], int(end)) if there else "No plan found."
+        for single, count, end, there in zip(paths, counts, ends, known, strict=True)
+    ]
 
 
 @jax.jit
