@@ -102,6 +102,7 @@ def test_options_of_commands_exist():
     named: dict[str, dict[str, str]] = {}
     for name in NAMES:
         text = (ROOT / name).read_text().replace("\\\n", " ")
+        text = re.sub(r"(?<!`)`[^`]+`(?!`)", lambda code: code[0].replace("\n", " "), text)
         for module, words in re.findall(
             r"-m ((?:mapf_jax|learner|engineer|experiments)[\w.]*)([^\n`;&|#]*)", text
         ):
