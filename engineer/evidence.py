@@ -1,6 +1,7 @@
 """What a validation and a round of training show, for any environment family; JSON in and out."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -84,12 +85,12 @@ class GroupOutcome:
 
     @property
     def valid_rate(self) -> float:
-        """Share of the answers that are valid, in [0, 1]."""
+        """Fraction of the answers that are valid, in [0, 1]."""
         return self.valid / self.answers
 
     @property
     def optimal_rate(self) -> float:
-        """Share of the answers that are optimal, in [0, 1]."""
+        """Fraction of the answers that are optimal, in [0, 1]."""
         return self.optimal / self.answers
 
     def failures(self, check: str) -> int:
@@ -124,111 +125,68 @@ class FailureBreakdown:
             raise ValueError(f"by_{self.label}: the rows have different checks")
 
     @classmethod
-    def from_outcomes(
+    def from_records(
         cls,
-        groups: npt.ArrayLike,
-        valid: npt.ArrayLike,
-        optimal: npt.ArrayLike,
-        failed: Mapping[str, npt.ArrayLike],
+        records: Sequence[Mapping[str, Any]],
         *,
         checks: Sequence[str],
         label: str,
         alone: Sequence[str] = (),
-        violation_time: npt.ArrayLike | None = None,
-        gap: npt.ArrayLike | None = None,
-        length: npt.ArrayLike | None = None,
     ) -> "FailureBreakdown":
-        """Counts the outcomes of N answers.
+        """Counts the outcomes of verified completions.
 
         Args:
-          groups: i[N] or texts [N], the row that answer n belongs to.
-          valid: bool[N], answer n passes every check.
-          optimal: bool[N], and is as good as can be.
-          failed: for each of `checks` bool[N], answer n fails that check.
+          records: for each completion `group` (the name of its row), `valid` and `failed` (the
+            names of the checks it fails). Optional are `optimal` (equal to `valid` by default) and
+            the integers `violation_time` (when it first breaks a rule), `gap` (its distance from
+            the optimum, counted for valid completions) and `tokens`; None if unknown.
           checks: names of the checks, in the order in which they are reported.
           label: what a row is called.
-          alone: checks after whose failure nothing else can be judged. An answer that fails one
-            of them counts under that check alone, the later of them if it fails several.
-          violation_time: i[N], when answer n first breaks a rule, negative if it never does.
-          gap: i[N], distance from the optimum, negative if unknown; those of valid answers count.
-          length: i[N], tokens of answer n.
+          alone: checks after whose failure nothing else can be judged. A completion that fails one
+            of them counts under that check alone, the last of them if it fails several.
 
         Raises:
-          ValueError: a check is missing or unknown, the arrays differ in length, or an answer
-            contradicts itself (valid with a failed check, not valid without one, optimal but
-            not valid).
+          ValueError: there is no record, a check is unknown, or a record contradicts itself (valid
+            with a failed check, not valid without one, optimal but not valid).
         """
-        group_of = np.asarray(groups)
-        kind = group_of.dtype
-        if group_of.ndim != 1 or group_of.size == 0 or kind.kind not in "iuU":
-            raise ValueError(
-                f"{label}: an array [N] of integers or texts with N > 0 is needed, "
-                f"got {kind}{list(group_of.shape)}"
-            )
-        if set(failed) != set(checks):
-            raise ValueError(f"failed: checks {sorted(failed)} given, needed: {tuple(checks)}")
+        if not records:
+            raise ValueError("records=[]: at least one is needed")
+        by_group: dict[str, list[Mapping[str, Any]]] = {}
+        for i, record in enumerate(records):
+            valid, failed = record["valid"], record["failed"]
+            if unknown := set(failed) - set(checks):
+                raise ValueError(f"failed[{i}]={sorted(unknown)}: allowed are {tuple(checks)}")
+            if valid == bool(failed):
+                raise ValueError(f"valid[{i}]={valid} contradicts the failed checks {list(failed)}")
+            if record.get("optimal", valid) and not valid:
+                raise ValueError(f"optimal[{i}]=True, but valid[{i}]=False")
+            by_group.setdefault(str(record["group"]), []).append(record)
 
-        def flags(name: str, values: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-            array = np.asarray(values)
-            if array.shape != group_of.shape or array.dtype != np.bool_:
-                raise ValueError(
-                    f"{name}: bool[{group_of.size}] is needed, got {array.dtype}{list(array.shape)}"
-                )
-            return array
+        def counted(record: Mapping[str, Any]) -> Sequence[str]:
+            only = [check for check in alone if check in record["failed"]]
+            return only[-1:] or record["failed"]
 
-        def numbers(name: str, values: npt.ArrayLike | None) -> npt.NDArray[Any] | None:
-            array = None if values is None else np.asarray(values)
-            if array is not None and (
-                array.shape != group_of.shape or array.dtype.kind not in "iu"
-            ):
-                raise ValueError(
-                    f"{name}: integers[{group_of.size}] are needed, "
-                    f"got {array.dtype}{list(array.shape)}"
-                )
-            return array
+        def known(rows: Sequence[Mapping[str, Any]], name: str) -> Statistics | None:
+            return Statistics.of([row[name] for row in rows if row.get(name) is not None])
 
-        is_valid = flags("valid", valid)
-        is_optimal = flags("optimal", optimal)
-        fails = np.stack([flags(f"failed[{check}]", failed[check]) for check in checks])
-        for check in alone:
-            only = fails[list(checks).index(check)].copy()
-            fails &= ~only
-            fails[list(checks).index(check)] = only
-        contradictory = is_valid == fails.any(axis=0)
-        if contradictory.any():
-            first = int(contradictory.argmax())
-            raise ValueError(
-                f"valid[{first}]={bool(is_valid[first])} contradicts the failed checks "
-                f"{[c for c, f in zip(checks, fails[:, first], strict=True) if f]}"
-            )
-        if (is_optimal & ~is_valid).any():
-            first = int((is_optimal & ~is_valid).argmax())
-            raise ValueError(f"optimal[{first}]=True, but valid[{first}]=False")
-        times = numbers("violation_time", violation_time)
-        gaps = numbers("gap", gap)
-        lengths = numbers("length", length)
-        known = is_valid if gaps is None else is_valid & (gaps >= 0)
-
-        rows = []
-        names = np.asarray([str(group) for group in group_of.tolist()])
-        for name in ordered_rows(names.tolist()):
-            here = names == name
-            counts = fails[:, here].sum(axis=1)
-            rows.append(
+        outcomes = []
+        for name in ordered_rows(by_group):
+            rows = by_group[name]
+            valid_rows = [row for row in rows if row["valid"]]
+            failures = Counter(check for row in rows for check in counted(row))
+            outcomes.append(
                 GroupOutcome(
                     name=name,
-                    answers=int(here.sum()),
-                    valid=int(is_valid[here].sum()),
-                    optimal=int(is_optimal[here].sum()),
-                    failed={c: int(n) for c, n in zip(checks, counts, strict=True)},
-                    violation_time=(
-                        None if times is None else Statistics.of(times[here & (times >= 0)])
-                    ),
-                    gap=None if gaps is None else Statistics.of(gaps[here & known]),
-                    length=None if lengths is None else Statistics.of(lengths[here]),
+                    answers=len(rows),
+                    valid=len(valid_rows),
+                    optimal=sum(bool(row.get("optimal", True)) for row in valid_rows),
+                    failed={check: failures[check] for check in checks},
+                    violation_time=known(rows, "violation_time"),
+                    gap=known(valid_rows, "gap"),
+                    length=known(rows, "tokens"),
                 )
             )
-        return cls(tuple(rows), label)
+        return cls(tuple(outcomes), label)
 
     @property
     def checks(self) -> tuple[str, ...]:
@@ -247,12 +205,12 @@ class FailureBreakdown:
 
     @property
     def valid_rate(self) -> float:
-        """Share of all answers that are valid, in [0, 1]."""
+        """Fraction of all answers that are valid, in [0, 1]."""
         return sum(outcome.valid for outcome in self.by_group) / self.answers
 
     @property
     def optimal_rate(self) -> float:
-        """Share of all answers that are optimal, in [0, 1]."""
+        """Fraction of all answers that are optimal, in [0, 1]."""
         return sum(outcome.optimal for outcome in self.by_group) / self.answers
 
     def failures(self, check: str) -> int:
@@ -324,7 +282,7 @@ class TrainingEvidence:
       reward_last: mean reward over the last quarter of the steps, at least one.
       nondegenerate_fraction: share of the groups of answers whose rewards are not all equal, over
       all steps.
-      valid_rate: share of valid training answers by row, where any were drawn.
+      valid_rate: fraction of valid training completions by row, where any were drawn.
       asked: what the configuration asked for, by row and parameter.
       achieved: what the generator made of it, likewise.
     """

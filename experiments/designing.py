@@ -1,4 +1,4 @@
-"""The engineer of a run: who designs, how its designs are sampled, what it is told of training."""
+"""The engineer of a run: who designs, how its designs are sampled, and what is kept of them."""
 
 import dataclasses
 import math
@@ -8,15 +8,19 @@ from typing import Any
 
 import yaml
 
-from engineer import curricula, designers, grammar
+from engineer import analysis, curricula, designers, grammar
 from engineer.choice import MoveLimits
 from engineer.context import Message
 from engineer.designers import Designer, Generate
-from engineer.endpoint import Endpoint
+from engineer.endpoint import Endpoint, RefusedError
+from engineer.proposal import render_config
+from engineer.record import RunRecord
 from engineer.space import Configuration, ConfigurationSpace
-from experiments.families.lakes import texts as lakes
+from experiments.errors import UserError
+from experiments.families import Family
 from experiments.policy import Policy
 from experiments.settings import EngineerSettings, Settings
+from experiments.store import RunStore
 from learner import tokens
 from learner.devices import distributed
 from learner.sampling.completer import Completer, Ending
@@ -28,7 +32,7 @@ MODEL_DESIGNERS = ("current", "base")
 """Designers that answer with the run's own sampler."""
 
 
-def design_responder(settings: Settings, policy: Policy) -> Completer:
+def design_completer(settings: Settings, family: Family, policy: Policy) -> Completer:
     """How designs are sampled.
 
     Raises:
@@ -43,7 +47,7 @@ def design_responder(settings: Settings, policy: Policy) -> Completer:
         top_k=engineer.top_k,
         thinking=_thinking_budget(engineer, policy),
     )
-    automaton, ending = design_automaton(settings, policy)
+    automaton, ending = design_automaton(settings, family, policy)
     return policy.completer(
         sampling,
         settings.training.sampling_rows,
@@ -54,7 +58,7 @@ def design_responder(settings: Settings, policy: Policy) -> Completer:
 
 
 def design_automaton(
-    settings: Settings, policy: Policy
+    settings: Settings, family: Family, policy: Policy
 ) -> tuple[TokenAutomaton | None, Ending | None]:
     """The grammar of designs over the policy's tokens, and the end of answers that stop early.
 
@@ -74,7 +78,7 @@ def design_automaton(
 
     def tables(reasoning_tokens: int) -> grammar.TokenTables:
         return grammar.build(
-            settings.environment.space(),
+            family.space,
             tokenize,
             tokens.stop_token_ids(tokenizer),
             exact_fractions=engineer.exact_fractions,
@@ -114,25 +118,32 @@ def _thinking_budget(engineer: EngineerSettings, policy: Policy) -> ThinkingBudg
 
 
 def make_designer(
-    settings: Settings, generate: Generate | None, fits: Callable[[Sequence[Message]], bool]
+    settings: Settings,
+    family: Family,
+    generate: Generate | None,
+    fits: Callable[[Sequence[Message]], bool],
 ) -> Designer:
     """The designer of a run.
 
     Args:
       settings: of the run.
+      family: what is designed.
       generate: answers chats; needed by `MODEL_DESIGNERS` alone.
       fits: whether the model's window holds a chat.
 
     Raises:
       ValueError: a file that the settings name holds no configuration of the space.
     """
-    designer = _plain_designer(settings, generate, fits)
+    designer = _plain_designer(settings, family, generate, fits)
     margin = settings.engineer.rollback_margin
     return designer if margin is None else designers.AcceptanceTest(designer, margin)
 
 
 def _plain_designer(
-    settings: Settings, generate: Generate | None, fits: Callable[[Sequence[Message]], bool]
+    settings: Settings,
+    family: Family,
+    generate: Generate | None,
+    fits: Callable[[Sequence[Message]], bool],
 ) -> Designer:
     engineer = settings.engineer
     name = engineer.designer
@@ -149,7 +160,7 @@ def _plain_designer(
         greedy = name != "endpoint" and engineer.temperature == 0
         return designers.ModelDesigner(
             generate,
-            lakes.TEXTS,
+            family.texts,
             engineer.spec,
             tries=1 if greedy else engineer.tries,
             proposals=engineer.proposals,
@@ -167,7 +178,7 @@ def _plain_designer(
         if engineer.stages:
             stages = curricula.read_stages(_yaml("stages", engineer.stages))
             for stage in stages:
-                settings.environment.space().check(stage)
+                family.space.check(stage)
         return curricula.StagedCurriculum(stages, engineer.stage_threshold)
     return {
         "fixed": designers.FixedDesigner,
@@ -178,14 +189,48 @@ def _plain_designer(
     }[name]()
 
 
-def make_reader(settings: Settings) -> Generate | None:
+def make_judge(settings: Settings) -> Generate | None:
     """The model that judges designs, or None if there is to be none.
 
     Raises:
       ValueError: the address of its server is none.
     """
-    reader = settings.engineer.reader
-    return _asked_once(Endpoint(**dataclasses.asdict(reader))) if reader.url else None
+    judge = settings.engineer.judge
+    return _asked_once(Endpoint(**dataclasses.asdict(judge))) if judge.url else None
+
+
+def design_round(
+    settings: Settings,
+    store: RunStore,
+    folder: Path,
+    designer: Designer,
+    record: RunRecord,
+    space: ConfigurationSpace,
+    seed: int,
+) -> None:
+    """Designs the next configuration and keeps how it came about; `design.json` comes last.
+
+    Raises:
+      UserError: a server refuses what it is asked.
+    """
+    judge = make_judge(settings)
+    try:
+        design = designer.design(record, space, seed)
+        context = "\n\n".join(message["content"] for message in design.context_messages)
+        answers = "\n\n---\n\n".join(design.raw_texts)
+        if judge is not None and design.raw_texts:
+            made = f"{answers}\n\nUsed next:\n{render_config(design.config, space)}"
+            judgement = analysis.judge_design(judge, context, made, seed)
+            found = None if judgement is None else dataclasses.asdict(judgement)
+            store.write(folder / "judgement.json", found)
+    except RefusedError as error:
+        raise UserError(f"engineer: {error}") from error
+    store.write(folder / "context.md", context + "\n")
+    store.write(folder / "answers.md", answers + "\n")
+    store.write(folder / "record.json", record.to_dict())
+    measures = analysis.analyse(record, design.config, space)
+    store.write(folder / "analysis.json", measures.to_dict())
+    store.write(folder / "design.json", design.to_dict())
 
 
 def _asked_once(endpoint: Generate) -> Generate:
@@ -214,31 +259,6 @@ def start_config(settings: Settings, space: ConfigurationSpace, seed: int) -> Co
     except ValueError as error:
         raise ValueError(f"engineer.start={start!r}: {error}") from error
     return config
-
-
-def training_texts(settings: Settings) -> dict[str, str]:
-    """Objective, reward and schedule in words, for the full form of module T."""
-    training, reward, optimizer = settings.training, settings.reward, settings.training.optimizer
-    objective = training.objective
-    return {
-        "objective": (
-            f"GRPO with {training.group_size} answers to each of {training.prompts_per_step} "
-            f"instances a step, advantages normalised by {objective.advantage_normalization}, "
-            f"ratios clipped at {1 - objective.clip_low:g} and {1 + objective.clip_high:g}, "
-            f"KL weight {objective.kl_coef:g}"
-        ),
-        "reward": (
-            "w_acc times accuracy plus w_len times length; accuracy is 0 for an answer that is "
-            "not valid and 1 - 0.7 gap / (2 optimum), at least 0.3, for a valid one; length is 0 "
-            f"up to {reward.short_length} tokens and falls to -1 at {reward.long_length}; the "
-            "weights go from 0.5 and 0.5 to 0.8 and 0.2 as answers get short"
-        ),
-        "schedule": (
-            f"{training.epochs:g} epochs over {settings.environment.num_instances} instances a "
-            f"round, learning rate {optimizer.learning_rate:g}, {optimizer.warmup_steps} steps of "
-            f"warm-up, then {optimizer.decay}"
-        ),
-    }
 
 
 def _or_infinite(limit: float | None) -> float:

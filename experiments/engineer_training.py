@@ -1,44 +1,39 @@
-"""Trains the current checkpoint as engineer: designs as answers, learning progress as reward.
+"""Trains the current checkpoint as engineer: designs as completions, learning progress as reward.
 
-Off by default and beyond the publication. The same trainer that teaches plans teaches designs: a
-group of designs is sampled from one context, a copy of the weights is trained for a few steps
-under each, and the rise of its mean reward on a probe set is the design's reward.
+Off by default and beyond the publication. The same algorithm that teaches problems teaches designs:
+a group of designs is sampled from one context, a copy of the weights is trained for a few steps
+under each (a trial), and the rise of its mean reward on a probe set is the design's reward.
 """
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-import mapf_jax
+from engineer import proposal
 from engineer.context import fitted
-from engineer.design_task import DesignTask
 from engineer.record import RunRecord
-from engineer.space import Configuration
-from experiments import store as files
-from experiments.families.lakes import texts as lakes
-from experiments.families.lakes.task import MapfTask, judge
+from engineer.space import Configuration, ConfigurationSpace
+from experiments.families import Family, NoProblemError, Problem
 from experiments.policy import Policy
 from experiments.settings import Settings
-from experiments.validation import validation_config
-from learner.devices import distributed, sharding
+from learner.chat import Completion, Message
+from learner.devices import sharding
 from learner.sampling.completer import Completer
-from learner.training.task import Completion, Message, Scores
+from learner.training.task import Scores
 from learner.training.train_state import TrainState
 from learner.training.trainer import GRPOTrainer
 from learner.training.update import NonFiniteError
-from mapf_jax.answer_reward import accuracy_reward
 
-# What the key of a round's engineer training is folded with.
-_JUDGE, _DESIGNS, _STEPS = range(3)
+# What the key of a round's engineer training is folded with; 0 is that of the probe set.
+_DESIGNS, _STEPS = 1, 2
 # What the key of a step is folded with.
-_PROBE_SET, _PROBE, _ANSWERS = range(3)
+_TRIAL_SET, _TRIAL, _COMPLETIONS = range(3)
 WORST = -1.0
-"""Reward of a design that cannot be read, has no solvable instance, or breaks training."""
+"""Reward of a design that cannot be read, has no solvable problem, or breaks training."""
 
 
 class EngineerTrainer:
@@ -46,15 +41,16 @@ class EngineerTrainer:
 
     Args:
       settings: of the run.
+      family: of the problems.
       policy: the model.
-      trainer: of the plans; the probes use it.
-      respond: how plans are sampled for the probe set.
-      exclude: fingerprints of validation instances, of which no probe may have any.
+      trainer: of the problems; the trials use it.
+      respond: how completions of the probe set are sampled.
+      exclude: problems of the validation set, of which no trial may have any.
       fits: whether the model's window holds a chat and a design.
       reference: parameters of the reference model, as the trainer has them.
       base: parameters under the adapters, as the trainer has them.
-      pause: called after every step under a design, a point that all processes reach; what it
-        raises ends the training.
+      pause: called after every step of a trial, a point that all processes reach; what it raises
+        ends the training.
 
     Raises:
       ValueError: the settings of training do not go with groups of designs.
@@ -63,23 +59,23 @@ class EngineerTrainer:
     def __init__(
         self,
         settings: Settings,
+        family: Family,
         policy: Policy,
         trainer: GRPOTrainer,
         respond: Completer,
-        exclude: set[bytes],
+        exclude: Sequence[Problem],
         fits: Callable[[Sequence[Message]], bool],
         reference: Any = None,
         base: Any = None,
         pause: Callable[[], None] = lambda: None,
     ) -> None:
-        options, training = settings.engineer.training, settings.training
-        shards = sharding.num_row_shards(policy.mesh)
+        options = settings.engineer.training
         config = dataclasses.replace(
-            training,
+            settings.training,
             prompts_per_step=1,
             group_size=options.group_size,
             updates_per_step=1,
-            micro_batch_rows=shards,
+            micro_batch_rows=sharding.num_row_shards(policy.mesh),
             completions_per_row=1,
             max_new_tokens=settings.engineer.max_new_tokens,
             thinking=settings.engineer.thinking,
@@ -90,43 +86,16 @@ class EngineerTrainer:
             config, policy.config, policy.mesh, policy.tokenizer, reference, base
         )
         self._settings = settings
-        self._plans = trainer
+        self._family = family
+        self._trainer = trainer
         self._respond = respond
         self._exclude = exclude
         self._fits = fits
         self._pause = pause
-        self._space = settings.environment.space()
-
-    def judge_set(self, key: jax.Array, trained: set[bytes]) -> mapf_jax.Instance:
-        """The probe set of a round.
-
-        Args:
-          key: as of `__call__`.
-          trained: fingerprints of the training sets so far, of which it has none.
-
-        Raises:
-          NoInstanceError: no instance can be made.
-        """
-        environment = self._settings.environment
-        judged, _ = mapf_jax.generate(
-            jax.random.fold_in(key, _JUDGE),
-            validation_config(self._settings),
-            self._settings.engineer.training.judge_instances,
-            environment.num_agents,
-            exclude=self._exclude | trained,
-            max_candidates=environment.max_candidates,
-            spread=distributed.sharded_map,
-        )
-        return judged
 
     def __call__(
-        self,
-        state: TrainState,
-        record: RunRecord,
-        judged: mapf_jax.Instance,
-        key: jax.Array,
-        log: Path,
-    ) -> TrainState:
+        self, state: TrainState, record: RunRecord, probe: Sequence[Problem], key: jax.Array
+    ) -> tuple[TrainState, list[dict[str, Any]]]:
         """The state after training on the design that `record` asks for.
 
         It is the same state if no context fits the model's window, as no design can be made then.
@@ -134,125 +103,159 @@ class EngineerTrainer:
         Args:
           state: where to start from; donated.
           record: the run so far.
-          judged: the probe set, of `judge_set`.
+          probe: the probe set.
           key: a typed JAX key of this round's training.
-          log: a JSON lines file, one line a step with every design and its progress; written anew.
+
+        Returns:
+          The state, and for each step its metrics and every design with its progress, JSON-able.
 
         Raises:
           NonFiniteError: loss or gradient of the training on designs was NaN or infinite.
         """
-        engineer = self._settings.engineer
-        lines: list[dict[str, Any]] = []
-        whether = fitted(engineer.spec, record, lakes.TEXTS, self._fits) is not None
-        for step in range(engineer.training.steps if whether else 0):
+        engineer, steps = self._settings.engineer, []
+        found = fitted(engineer.spec, record, self._family.texts, self._fits)
+        for step in range(engineer.training.steps if found is not None else 0):
+            assert found is not None
             step_key = jax.random.fold_in(jax.random.fold_in(key, _STEPS), step)
-            probe = _Probe(self, state, judged, step_key)
-            task = _LearnerTask(
-                DesignTask(
-                    [record],
-                    engineer.spec,
-                    lakes.TEXTS,
-                    self._space,
-                    probe,
-                    WORST,
-                    trigger=engineer.trigger,
-                    fits=self._fits,
-                )
+            before = self._reward(self._trainer.policy_params(state), probe, step_key)
+
+            def progress(
+                config: Configuration,
+                state: TrainState = state,
+                before: float = before,
+                step_key: jax.Array = step_key,
+            ) -> float:
+                return self._trial(state, config, probe, step_key, before)
+
+            task = DesignTask(
+                found[0], record.config, self._family.space, progress, engineer.trigger
             )
             result = self._designs.step(state, task, jax.random.fold_in(key, _DESIGNS), step)
             state = result.state
-            lines.append(
+            designs = zip(
+                result.completions, result.scores.rewards, result.scores.records, strict=True
+            )
+            steps.append(
                 {
                     "step": step,
                     "metrics": result.metrics,
                     "answers": [
-                        {"text": answer.text, "reward": float(reward), **scored}
-                        for answer, reward, scored in zip(
-                            result.completions,
-                            result.scores.rewards,
-                            result.scores.records,
-                            strict=True,
-                        )
+                        {"text": completion.text, "reward": float(reward), **scored}
+                        for completion, reward, scored in designs
                     ],
                 }
             )
-        if distributed.is_first():
-            files.write_jsonl(log, lines)
-        return state
+        return state, steps
 
-    def _reward(self, params: Any, judged: mapf_jax.Instance, key: jax.Array) -> float:
-        """Mean accuracy reward of one answer to every instance of the probe set."""
-        chats = [
-            [
-                {
-                    "role": "user",
-                    "content": mapf_jax.prompt(judged[i], self._settings.environment.list_holes),
-                }
-            ]
-            for i in range(len(judged))
-        ]
-        texts = [answer.text for answer in self._respond(params, chats, key)]
-        judgement = judge(judged, np.arange(len(judged)), texts)
-        return float(np.mean(accuracy_reward(judgement.verdict, judgement.optimum)))
-
-
-class _Probe:
-    """How much a short training under a design teaches the state as it is now."""
-
-    def __init__(
-        self, owner: EngineerTrainer, state: TrainState, judged: mapf_jax.Instance, key: jax.Array
-    ) -> None:
-        self._owner, self._state, self._judged, self._key = owner, state, judged, key
-        self._before: float | None = None
-
-    def __call__(self, config: Configuration) -> float:
-        owner = self._owner
-        settings, options = owner._settings, owner._settings.engineer.training
-        answers_key = jax.random.fold_in(self._key, _ANSWERS)
-        if self._before is None:
-            params = owner._plans.policy_params(self._state)
-            self._before = owner._reward(params, self._judged, answers_key)
+    def _trial(
+        self,
+        state: TrainState,
+        config: Configuration,
+        probe: Sequence[Problem],
+        key: jax.Array,
+        before: float,
+    ) -> float:
+        """How much a short training under a design teaches the state as it is now."""
+        options = self._settings.engineer.training
         try:
-            instances, _ = mapf_jax.generate(
-                jax.random.fold_in(self._key, _PROBE_SET),
-                mapf_jax.EnvironmentConfig.from_dict(config.to_dict()),
-                options.probe_instances,
-                settings.environment.num_agents,
-                exclude=owner._exclude | set(mapf_jax.fingerprints(self._judged)),
-                max_candidates=settings.environment.max_candidates,
-                spread=distributed.sharded_map,
-            )
-            task = MapfTask(instances, settings.reward, settings.environment.list_holes)
-            state = jax.tree.map(jnp.copy, self._state)  # Training donates what it is given.
-            for result in owner._plans.run(
-                state, task, jax.random.fold_in(self._key, _PROBE), 0, options.probe_steps
+            problems = self._family.generate(
+                jax.random.fold_in(key, _TRIAL_SET),
+                config,
+                options.trial_instances,
+                [*self._exclude, *probe],
+            ).problems
+            state = jax.tree.map(jnp.copy, state)  # Training donates what it is given.
+            for result in self._trainer.run(
+                state,
+                self._family.task(problems),
+                jax.random.fold_in(key, _TRIAL),
+                0,
+                options.trial_steps,
             ):
                 state = result.state
-                owner._pause()
-        except (mapf_jax.NoInstanceError, NonFiniteError):
+                self._pause()
+        except (NoProblemError, NonFiniteError):
             return WORST
-        after = owner._reward(owner._plans.policy_params(state), self._judged, answers_key)
-        return after - self._before
+        return self._reward(self._trainer.policy_params(state), probe, key) - before
+
+    def _reward(self, params: Any, probe: Sequence[Problem], key: jax.Array) -> float:
+        """Mean accuracy, or else reward, of one completion to every problem of the probe set."""
+        task = self._family.task(probe)
+        chats = [task.messages(i) for i in range(len(task))]
+        completions = self._respond(params, chats, jax.random.fold_in(key, _COMPLETIONS))
+        scores = task.score(np.arange(len(task)), completions)
+        pairs = zip(scores.records, scores.rewards, strict=True)
+        return float(np.mean([record.get("accuracy", reward) for record, reward in pairs]))
 
 
-class _LearnerTask:
-    """A `DesignTask` as the learner's `Task`, which it knows nothing of."""
+class DesignTask:
+    """A context as the only prompt, designs as completions, learning progress as reward.
 
-    def __init__(self, task: DesignTask) -> None:
-        self._task = task
+    The reward of a readable design is its progress, held within [-1, 1]; that of an unreadable one
+    is `WORST`. Equal designs are tried once.
+
+    Args:
+      chat: the context.
+      config: the configuration that a design replaces.
+      space: what may be chosen.
+      progress: the learning progress that training under a configuration brings; higher is better.
+      trigger: text after which the configuration stands, if the completions have one.
+    """
+
+    def __init__(
+        self,
+        chat: Sequence[Message],
+        config: Configuration,
+        space: ConfigurationSpace,
+        progress: Callable[[Configuration], float],
+        trigger: str = "",
+    ) -> None:
+        self._chat, self._config, self._space = chat, config, space
+        self._progress, self._trigger = progress, trigger
+        self._found: dict[Configuration, float] = {}
 
     def __len__(self) -> int:
-        return len(self._task)
+        return 1
 
     def messages(self, index: int) -> Sequence[Message]:
-        return self._task.messages(index)
+        """The context."""
+        del index
+        return self._chat
 
-    def score(self, indices: np.ndarray, answers: Sequence[Completion]) -> Scores:
-        scores = self._task.score(indices, answers)
-        return Scores(scores.rewards, scores.metrics, scores.records)
+    def score(self, indices: np.ndarray, completions: Sequence[Completion]) -> Scores:
+        """Rewards of designs; records hold configuration and progress, or why there is none.
+
+        Raises:
+          ValueError: progress is not finite.
+        """
+        del indices
+        records: list[dict[str, Any]] = []
+        rewards = np.full(len(completions), WORST, np.float32)
+        for i, completion in enumerate(completions):
+            reading = proposal.parse(completion.text, self._space, self._trigger)
+            if isinstance(reading, proposal.Unreadable):
+                records.append({"reason": reading.reason})
+                continue
+            config, repairs = proposal.project(reading, self._config, self._space)
+            if config not in self._found:
+                self._found[config] = float(self._progress(config))
+                if not np.isfinite(self._found[config]):
+                    raise ValueError(f"progress={self._found[config]}: allowed are finite numbers")
+            progress = self._found[config]
+            rewards[i] = np.clip(progress, -1.0, 1.0)
+            records.append(
+                {"config": config.to_dict(), "progress": progress, "repairs": list(repairs)}
+            )
+        read = [record["progress"] for record in records if "progress" in record]
+        metrics = {"readable": len(read) / max(len(completions), 1)}
+        if read:
+            metrics["progress"] = float(np.mean(read))
+        return Scores(rewards, metrics, records)
 
     def state(self) -> dict[str, Any]:
-        return self._task.state()
+        """Nothing: what was found follows from the key."""
+        return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._task.restore(state)
+        """Takes nothing back."""
+        del state

@@ -1,56 +1,81 @@
-"""The evidence of a finished round, gathered from the files in its folder."""
+"""What a run knows of its finished rounds, gathered from the files in its folder."""
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
-import yaml
 
-import mapf_jax
 from engineer.evidence import DrawnFailure, Evidence, FailureBreakdown, TrainingEvidence
-from experiments import store as files
-from experiments.families.lakes.task import judge
-from mapf_jax import formats
-from mapf_jax.draw import render
+from engineer.record import RoundRecord, RunRecord
+from engineer.space import Configuration
+from experiments.families import Family, Problem, Record
+from experiments.settings import Settings
+from experiments.store import RunStore, read_file
 
 FAILURES_DRAWN = 4
 """Failures drawn of each round, of training and of validation alike."""
 
 
-def round_evidence(folder: Path, validation_set: Path) -> Evidence:
-    """The evidence of the round in `folder`.
-
-    Args:
-      folder: of a round whose validation is finished.
-      validation_set: the file with its instances.
-    """
-    return Evidence(
-        validation=FailureBreakdown.from_dict(files.read_json(folder / "validation.json")),
-        training=training_evidence(folder),
-        failures=(
-            *(
-                DrawnFailure(**{**row, "failed": tuple(row["failed"])})
-                for row in files.read_json(folder / "train_failures.json")
-            ),
-            *_validation_failures(folder / "answers.jsonl", validation_set),
-        ),
+def run_record(store: RunStore, settings: Settings, family: Family, index: int) -> RunRecord:
+    """What is known when round `index` is designed."""
+    history = tuple(
+        RoundRecord(
+            round=past,
+            config=Configuration.from_dict(store.read(store.round(past) / "environment.yaml")),
+            evidence=round_evidence(store, family, past),
+            cold_start=past == 0,
+            summary=_explanation(store, past),
+        )
+        for past in range(index)
+    )
+    return RunRecord(
+        history=history,
+        round=index,
+        total_rounds=settings.loop.rounds,
+        epochs_per_round=settings.training.epochs,
+        summary=history[-1].summary,
+        training=training_texts(settings, family),
+        initial=FailureBreakdown.from_dict(store.read(store.root / "initial" / "validation.json")),
     )
 
 
-def training_evidence(folder: Path) -> TrainingEvidence:
-    """Reward, signal and achieved ratios of a round."""
-    lines = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
-    report = files.read_json(folder / "generated.json")
-    asked = yaml.safe_load((folder / "environment.yaml").read_text())
+def round_evidence(store: RunStore, family: Family, index: int) -> Evidence:
+    """The evidence of a round whose validation is finished; gathered once."""
+    folder = store.round(index)
+
+    def gathered() -> dict[str, Any]:
+        problems = {p["id"]: p for p in store.read(store.root / "validation" / "instances.jsonl")}
+        rows = store.read(folder / "answers.jsonl")
+        held_out = drawn_failures(
+            family, rows, [problems[row["id"]] for row in rows], [row["text"] for row in rows], True
+        )
+        return Evidence(
+            validation=FailureBreakdown.from_dict(store.read(folder / "validation.json")),
+            training=training_evidence(folder, store.read),
+            failures=tuple(
+                DrawnFailure(**{**row, "failed": tuple(row["failed"])})
+                for row in [*store.read(folder / "train_failures.json"), *held_out]
+            ),
+        ).to_dict()
+
+    return Evidence.from_dict(store.kept(folder / "evidence.json", gathered))
+
+
+def training_evidence(folder: Path, read: Callable[[Path], Any] = read_file) -> TrainingEvidence:
+    """Reward, signal and achieved ratios of a round.
+
+    Args:
+      folder: of the round.
+      read: reads its files.
+    """
+    lines = read(folder / "train.jsonl")
+    rows = read(folder / "generated.json")["rows"]
     valid: dict[str, float] = {}
-    for row in report["sizes"]:
-        seen = [line[f"task/valid_{row['size']}"] for line in lines
-                if f"task/valid_{row['size']}" in line]  # fmt: skip
+    for name in rows:
+        seen = [line[f"task/valid_{name}"] for line in lines if f"task/valid_{name}" in line]
         if seen:
-            valid[str(row["size"])] = round(float(np.mean(seen)), 4)
+            valid[name] = round(float(np.mean(seen)), 4)
     rewards = [line["reward"] for line in lines]
     return TrainingEvidence(
         steps=len(lines),
@@ -60,69 +85,73 @@ def training_evidence(folder: Path) -> TrainingEvidence:
             float(np.mean([line["nondegenerate_fraction"] for line in lines])), 4
         ),
         valid_rate=valid,
-        asked={str(size): numbers for size, numbers in asked.items()},
-        achieved={
-            str(row["size"]): {
-                "data_ratio": row["achieved_data_ratio"],
-                "hole_ratio": round(row["holes"] / row["size"] ** 2, 4),
-                "wait_ratio": row["achieved_wait_ratio"],
-            }
-            for row in report["sizes"]
-        },
+        asked={str(name): asked for name, asked in read(folder / "environment.yaml").items()},
+        achieved={name: row["achieved"] for name, row in rows.items()},
     )
 
 
-def training_failures(
-    instances: mapf_jax.Instance, indices: np.ndarray, texts: Sequence[str]
+def training_texts(settings: Settings, family: Family) -> dict[str, str]:
+    """Objective, reward and schedule in words, for the full form of module T."""
+    training, optimizer = settings.training, settings.training.optimizer
+    objective = training.objective
+    return {
+        "objective": (
+            f"GRPO with {training.group_size} answers to each of {training.prompts_per_step} "
+            f"instances a step, advantages normalised by {objective.advantage_normalization}, "
+            f"ratios clipped at {1 - objective.clip_low:g} and {1 + objective.clip_high:g}, "
+            f"KL weight {objective.kl_coef:g}"
+        ),
+        "reward": family.reward,
+        "schedule": (
+            f"{training.epochs:g} epochs over {settings.environment.num_instances} instances a "
+            f"round, learning rate {optimizer.learning_rate:g}, {optimizer.warmup_steps} steps of "
+            f"warm-up, then {optimizer.decay}"
+        ),
+    }
+
+
+def outcome_metrics(records: Sequence[Record]) -> dict[str, float]:
+    """Valid and optimal rates, overall and by group as in `valid_3`."""
+    metrics: dict[str, float] = {}
+    groups = sorted({str(record["group"]) for record in records})
+    for suffix, here in (
+        ("", records),
+        *((f"_{group}", [r for r in records if str(r["group"]) == group]) for group in groups),
+    ):
+        metrics[f"valid{suffix}"] = float(np.mean([row["valid"] for row in here]))
+        metrics[f"optimal{suffix}"] = float(
+            np.mean([row.get("optimal", row["valid"]) for row in here])
+        )
+    return metrics
+
+
+def drawn_failures(
+    family: Family,
+    records: Sequence[Record],
+    problems: Sequence[Problem],
+    texts: Sequence[str],
+    held_out: bool,
 ) -> list[dict[str, Any]]:
-    """Some failed training answers, drawn; as JSON holds `DrawnFailure`.
+    """Some of N verified completions that failed, drawn; as JSON holds `DrawnFailure`.
 
     Args:
-      instances: the training set, with solutions.
-      indices: i64[N], the instance of each answer.
-      texts: N answers.
+      family: draws them.
+      records: N records.
+      problems: N problems.
+      texts: N completions.
+      held_out: whether the problems are of the validation set.
     """
-    judgement = judge(instances, indices, texts)
-    verdict = judgement.verdict
-    failed = [
-        (i, [check for check in mapf_jax.CHECKS if not getattr(verdict, check)[i]])
-        for i in np.flatnonzero(~np.asarray(verdict.valid)).tolist()
-    ]
-    chosen = one_of_each_kind(failed, lambda row: tuple(row[1]), FAILURES_DRAWN)
+    failed = [i for i, record in enumerate(records) if not record["valid"]]
+    chosen = one_of_each_kind(failed, lambda i: tuple(records[i]["failed"]), FAILURES_DRAWN)
     return [
         {
-            "name": str(int(judgement.sizes[i])),
-            "failed": checks,
-            "text": drawing(instances[int(indices[i])], texts[i]),
-            "held_out": False,
+            "name": str(records[i]["group"]),
+            "failed": list(records[i]["failed"]),
+            "text": family.text(problems[i], texts[i]),
+            "held_out": held_out,
         }
-        for i, checks in chosen
+        for i in chosen
     ]
-
-
-def _validation_failures(answers: Path, validation_set: Path) -> list[DrawnFailure]:
-    failed = [row for row in formats.read_jsonl(answers) if not row["valid"]]
-    chosen = one_of_each_kind(failed, lambda row: tuple(row["failed"]), FAILURES_DRAWN)
-    wanted = {row["id"] for row in chosen}
-    records = {row["id"]: row for row in formats.read_jsonl(validation_set) if row["id"] in wanted}
-    return [
-        DrawnFailure(
-            name=str(row["size"]),
-            failed=tuple(row["failed"]),
-            text=drawing(formats.from_records([records[row["id"]]])[0], row["text"]),
-            held_out=True,
-        )
-        for row in chosen
-    ]
-
-
-def drawing(instance: mapf_jax.Instance, text: str) -> str:
-    """An instance and an answer to it: every time step drawn, or the text if it is no plan."""
-    agents = instance.starts.shape[-2]
-    plan = mapf_jax.plans_from_texts([text], agents)
-    if plan.parsable[0] and plan.num_agents[0] == agents:
-        return "\n\n".join(render.ascii_frames(instance, jax.tree.map(lambda x: x[0], plan)))
-    return f"{render.ascii_instance(instance)}\n\n{text}"
 
 
 def one_of_each_kind(rows: Iterable[Any], kind: Any, count: int) -> list[Any]:
@@ -132,3 +161,12 @@ def one_of_each_kind(rows: Iterable[Any], kind: Any, count: int) -> list[Any]:
     first = sorted(firsts.values())
     rest = [i for i in range(len(rows)) if i not in set(first)]
     return [rows[i] for i in [*first, *rest][:count]]
+
+
+def _explanation(store: RunStore, index: int) -> str | None:
+    """The engineer's own, of the configuration that round `index` was trained with."""
+    if index == 0:
+        return None
+    if store.read(store.round(index) / "generated.json")["note"]:
+        return _explanation(store, index - 1)  # The design was not used.
+    return store.read(store.round(index - 1) / "design" / "design.json")["summary"] or None

@@ -26,7 +26,7 @@ from experiments.errors import UserError, user_errors
 from experiments.loop import Loop
 from experiments.progress import Reporter
 from experiments.settings import Settings
-from experiments.store import RunDirectory
+from experiments.store import RunStore
 from learner.devices import distributed, preemption
 from learner.training.update import NonFiniteError
 
@@ -82,9 +82,9 @@ def _run(reporter: Reporter) -> Path:
         return distributed.on_first(lambda: report.write(directory.root))
 
 
-def _read_options() -> tuple[Settings, RunDirectory]:
+def _read_options() -> tuple[Settings, RunStore]:
     try:
-        return settings_lib.from_config(_CONFIG.value), RunDirectory(Path(_WORKDIR.value))
+        return settings_lib.from_config(_CONFIG.value), RunStore(Path(_WORKDIR.value))
     except OSError as error:
         raise UserError(str(error)) from error
 

@@ -2,10 +2,13 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from engineer.evidence import FailureBreakdown
+from engineer.space import Configuration
 
 _SECONDS_BETWEEN_LINES = 15.0
 
@@ -26,6 +29,21 @@ class Reporter:
     def line(self, text: str) -> None:
         """One line that stays."""
         self._console.print(text, markup=False)
+
+    def notes(self, texts: Iterable[str]) -> None:
+        """Lines that belong to the one before."""
+        for text in texts:
+            self.line(f"  {text}")
+
+    def validation(self, title: str, found: FailureBreakdown, ending: str = "") -> None:
+        """One line about a validation."""
+        groups = " ".join(
+            f"{row.name} {row.valid_rate:.0%}/{row.optimal_rate:.0%}" for row in found.by_group
+        )
+        self.line(
+            f"{title}: valid {found.valid_rate:.1%} optimal {found.optimal_rate:.1%} "
+            f"(valid/optimal by {found.label}: {groups}){ending}"
+        )
 
     @contextlib.contextmanager
     def bar(self, title: str, total: int, done: int = 0) -> Iterator[Advance]:
@@ -55,3 +73,11 @@ class Reporter:
             self.line(f"{title}: {now}/{total}, {left:.0f} s left, {note}")
 
         yield advance
+
+
+def describe(config: Configuration) -> str:
+    """A configuration in one short line."""
+    return ", ".join(
+        f"{row}: " + " ".join(f"{name} {number:.2f}" for name, number in numbers.items())
+        for row, numbers in config.to_dict().items()
+    )

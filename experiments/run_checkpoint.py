@@ -1,4 +1,4 @@
-"""A checkpoint of a run: which one a text means, and its parameters."""
+"""Checkpoints of a run: where one stands, which one a text means, and its parameters."""
 
 import dataclasses
 import hashlib
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from experiments import settings as settings_lib
 from experiments.errors import UserError, user_errors
@@ -15,6 +16,53 @@ from learner import checks
 from learner.qwen3 import placement
 from learner.training import lora, train_state
 from learner.training.checkpoints import Checkpoints
+from learner.training.train_state import TrainState
+
+
+@dataclasses.dataclass(frozen=True)
+class Position:
+    """Where a checkpoint stands: `step` training steps of round `round` are done.
+
+    `total` counts those of earlier rounds too and names the checkpoint.
+    """
+
+    round: int
+    step: int
+    total: int
+
+
+@dataclasses.dataclass
+class Progress:
+    """What goes round the loop: the weights, and all that a checkpoint keeps beside them.
+
+    Attributes:
+      state: the training state.
+      position: where it stands.
+      task: the state of the task.
+      rewards: means of the steps since the last regular checkpoint, which score the next one.
+    """
+
+    state: TrainState
+    position: Position = Position(0, 0, 0)
+    task: dict[str, Any] = dataclasses.field(default_factory=dict)
+    rewards: list[float] = dataclasses.field(default_factory=list)
+
+    def save(self, checkpoints: Checkpoints, regular: bool) -> None:
+        """Writes a checkpoint; a regular one has a score, any other keeps the rewards for it."""
+        score = float(np.mean(self.rewards)) if regular else None
+        self.rewards = [] if regular else self.rewards
+        metadata = {
+            "position": dataclasses.asdict(self.position),
+            "task": self.task,
+            "rewards": self.rewards,
+        }
+        checkpoints.save(self.position.total, self.state, metadata, score)
+
+
+def resume(checkpoints: Checkpoints, settings: Settings, policy: Policy) -> Progress:
+    """The progress that the last checkpoint holds."""
+    state, metadata = checkpoints.restore(_abstract_state(settings, policy))
+    return Progress(state, Position(**metadata["position"]), metadata["task"], metadata["rewards"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,10 +121,8 @@ def load_checkpoint(checkpoint: RunCheckpoint, policy: Policy) -> Any:
       ValueError: the model does not fit the mesh, or the base of adapters is not the model's.
     """
     training = checkpoint.settings.training
-    abstract = train_state.abstract_train_state(
-        policy.config, training.optimizer, policy.mesh, training.lora
-    )
     with Checkpoints(checkpoint.run / "checkpoints", read_only=True) as checkpoints:
+        abstract = _abstract_state(checkpoint.settings, policy)
         state, _ = checkpoints.restore(abstract, checkpoint.step)
     if not training.lora.rank:
         return state.params
@@ -85,3 +131,10 @@ def load_checkpoint(checkpoint: RunCheckpoint, policy: Policy) -> Any:
         out_shardings=placement.param_shardings(policy.config, policy.mesh),
     )
     return merge(load_params(checkpoint.settings, policy), state.params)
+
+
+def _abstract_state(settings: Settings, policy: Policy) -> TrainState:
+    training = settings.training
+    return train_state.abstract_train_state(
+        policy.config, training.optimizer, policy.mesh, training.lora
+    )

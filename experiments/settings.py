@@ -12,14 +12,11 @@ import ml_collections
 
 from engineer.choice import CHOICES
 from engineer.context import DEFAULT_VARIANT, VARIANTS, ContextSpec, variant
-from engineer.space import ConfigurationSpace
 from experiments.errors import user_errors
-from experiments.families.lakes import texts as lakes
+from experiments.families.lakes.options import LakesOptions
 from learner import checks
 from learner.qwen3.config import DTYPES, REMAT
 from learner.training.trainer import GRPOConfig
-from mapf_jax.answer_reward import RewardConfig
-from mapf_jax.environment_config import MAX_AGENTS, MIN_AGENTS, MIN_SIZE, max_hole_ratio
 
 T = TypeVar("T")
 
@@ -91,65 +88,24 @@ class LoopSettings:
 
 @dataclasses.dataclass(frozen=True)
 class EnvironmentSettings:
-    """The training environments that can be designed.
+    """The training sets.
 
     Attributes:
-      sizes: lake sizes, ascending.
-      num_agents: agents in every instance, 2 to 5.
-      num_instances: instances of a round's training set.
-      max_candidates: lakes drawn of one size before the generator gives up on it.
-      highest_hole_ratio: upper bound of every hole ratio; lakes with more holes have hardly any
-        solvable instances. A size too small for the starts and goals is bounded further.
-      list_holes: also list the holes' cells in the prompt.
+      num_instances: problems of a round's training set.
     """
 
-    sizes: tuple[int, ...] = tuple(range(3, 11))
-    num_agents: int = 2
     num_instances: int = 4000
-    max_candidates: int = 1 << 17
-    highest_hole_ratio: float = 0.6
-    list_holes: bool = False
 
     def __post_init__(self) -> None:
-        checks.integers(self, num_instances=1, max_candidates=1)
-        sizes = list(self.sizes)
-        if not sizes or sizes != sorted(set(sizes)) or not MIN_SIZE <= sizes[0] <= sizes[-1] <= 10:
-            raise ValueError(
-                f"sizes={self.sizes}: allowed are ascending, distinct sizes from {MIN_SIZE} to 10"
-            )
-        if not MIN_AGENTS <= self.num_agents <= MAX_AGENTS:
-            raise ValueError(
-                f"num_agents={self.num_agents}: allowed are {MIN_AGENTS} to {MAX_AGENTS}"
-            )
-        if max_hole_ratio(sizes[0], self.num_agents) < 0:
-            raise ValueError(
-                f"sizes={self.sizes}: a lake of size {sizes[0]} has no room for the starts and "
-                f"goals of {self.num_agents} agents"
-            )
-        if not 0 <= self.highest_hole_ratio <= 1:
-            raise ValueError(
-                f"highest_hole_ratio={self.highest_hole_ratio}: allowed are numbers in [0, 1]"
-            )
-
-    def space(self) -> ConfigurationSpace:
-        """What an engineer may choose from."""
-        return lakes.lake_space(
-            self.sizes,
-            hole_bounds={
-                size: (0.0, min(self.highest_hole_ratio, max_hole_ratio(size, self.num_agents)))
-                for size in self.sizes
-            },
-        )
+        checks.integers(self, num_instances=1)
 
 
 @dataclasses.dataclass(frozen=True)
 class ValidationSettings:
-    """The fixed validation set: equally many instances of every size.
+    """The fixed validation set, made from the family's own configuration of it.
 
     Attributes:
       num_instances: in all.
-      hole_ratio: of every size.
-      wait_ratio: of every size.
       seed: of the set; independent of the run's seed, so that runs are comparable.
       max_new_tokens: budget of an answer, stop token included.
       temperature: of sampling; 0 is greedy.
@@ -158,8 +114,6 @@ class ValidationSettings:
     """
 
     num_instances: int = 400
-    hole_ratio: float = 0.2
-    wait_ratio: float = 0.25
     seed: int = 20_260_617
     max_new_tokens: int = 4096
     temperature: float = 0.0
@@ -169,10 +123,6 @@ class ValidationSettings:
         checks.integers(self, num_instances=1, seed=0, max_new_tokens=1, thinking_tokens=0)
         if self.temperature < 0:
             raise ValueError(f"temperature={self.temperature}: allowed are numbers from 0 up")
-        for name in ("hole_ratio", "wait_ratio"):
-            value = getattr(self, name)
-            if not 0 <= value <= 1:
-                raise ValueError(f"{name}={value}: allowed are numbers in [0, 1]")
 
 
 #: Who may design; see `EngineerSettings`.
@@ -202,7 +152,7 @@ class EndpointSettings:
         written nowhere. Without such a variable no key is sent.
       timeout: seconds for one request.
       tries: requests for one answer.
-      stream: ask for the answer piece by piece.
+      stream: ask for the answer chunk by chunk.
     """
 
     url: str = ""
@@ -222,29 +172,30 @@ class EndpointSettings:
 class EngineerTraining:
     """Training of the current checkpoint as engineer, by GRPO; beyond the publication.
 
-    A design is an answer whose reward is the learning progress under it: a copy of the weights is
-    trained for a few steps on a small set made from the design, and the reward is by how much its
-    mean reward on a fixed probe set rises. No round trains on an instance of that set, and none is
-    of the validation set. The designs are sampled as `EngineerSettings` says, except that top_p,
+    A design is a completion whose reward is the learning progress under it: a copy of the weights
+    is trained for a few steps on a small set made from the design, a trial, and the reward is by
+    how much its mean reward on a fixed probe set rises. No round trains on a problem of that set,
+    and none is of the validation set. The designs are sampled as `EngineerSettings` says, except that top_p,
     top_k and thinking_tokens, which the objective knows nothing of, are off.
 
     Attributes:
-      steps: GRPO steps before each design; 0 is off. Each costs group_size probes.
+      steps: GRPO steps before each design; 0 is off. Each costs group_size trials.
       group_size: designs compared in a step.
-      probe_steps: training steps under a design.
-      probe_instances: instances made from a design.
-      judge_instances: instances of the probe set, in equal shares of all sizes.
+      trial_steps: training steps under a design.
+      trial_instances: problems made from a design.
+      probe_set_size: problems of the probe set, in the proportions of the validation set.
     """
 
     steps: int = 0
     group_size: int = 4
-    probe_steps: int = 4
-    probe_instances: int = 256
-    judge_instances: int = 256
+    trial_steps: int = 4
+    trial_instances: int = 256
+    probe_set_size: int = 256
 
     def __post_init__(self) -> None:
-        checks.integers(self, steps=0, group_size=2, probe_steps=1)
-        checks.integers(self, probe_instances=1, judge_instances=1)
+        checks.integers(
+            self, steps=0, group_size=2, trial_steps=1, trial_instances=1, probe_set_size=1
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,7 +219,7 @@ class EngineerSettings:
         by `engineer.choice.learnability_score`.
       decoding: "parsed" (the answer is free and then read), or "grammar" (whatever the model
         says, a well-formed configuration comes of it; not for endpoints).
-      exact_fractions: under the grammar shares sum to 1 as they are decoded; otherwise the
+      exact_fractions: under the grammar fractions sum to 1 as they are decoded; otherwise the
         projection rescales them.
       thinking: let the chat template open the model's thinking.
       thinking_tokens: most tokens of thinking, after which Qwen3's text for that ends it; 0 sets no
@@ -279,7 +230,7 @@ class EngineerSettings:
       temperature: of sampling; 0 is greedy.
       top_p: nucleus of sampling; 1 is off.
       top_k: candidates of sampling; 0 is off.
-      largest_fraction_move: by how much a design may change a share; none is no limit.
+      largest_fraction_move: by how much a design may change a fraction; none is no limit.
       largest_value_move: the same for other numbers, in units of the width of their bounds.
       rollback_margin: fall of the valid rate over a round after which the next round has the
         configuration of the round before again; none is off.
@@ -287,7 +238,7 @@ class EngineerSettings:
         the sizes in order.
       stage_threshold: valid rate at which the next stage begins.
       endpoint: the server of "endpoint".
-      reader: a server whose model judges each design that a model made, see
+      judge: a server whose model judges each design that a model made, see
         `engineer.analysis.judge_design`; off without a url.
       training: training of the current checkpoint as engineer.
     """
@@ -315,7 +266,7 @@ class EngineerSettings:
     stages: str = ""
     stage_threshold: float = 0.6
     endpoint: EndpointSettings = dataclasses.field(default_factory=EndpointSettings)
-    reader: EndpointSettings = dataclasses.field(default_factory=EndpointSettings)
+    judge: EndpointSettings = dataclasses.field(default_factory=EndpointSettings)
     training: EngineerTraining = dataclasses.field(default_factory=EngineerTraining)
 
     def __post_init__(self) -> None:
@@ -369,10 +320,9 @@ class EngineerSettings:
             raise ValueError("reasoning_tokens and trigger are for decoding='grammar' only")
         if self.designer == "endpoint" and not (self.endpoint.url and self.endpoint.model):
             raise ValueError("designer='endpoint': endpoint.url and endpoint.model are needed")
-        if bool(self.reader.url) != bool(self.reader.model):
+        if bool(self.judge.url) != bool(self.judge.model):
             raise ValueError(
-                f"reader: url={self.reader.url!r}, model={self.reader.model!r}: either both or "
-                "neither"
+                f"judge: url={self.judge.url!r}, model={self.judge.model!r}: either both or neither"
             )
         if self.training.steps and self.decoding == "grammar":
             raise ValueError(
@@ -413,7 +363,7 @@ class CheckpointSettings:
 
 @dataclasses.dataclass(frozen=True)
 class LogSettings:
-    """Where the figures of every step go beside the JSON lines of the run's folder.
+    """Where the metrics of every step go beside the JSON lines of the run's folder.
 
     Attributes:
       tensorboard: also write event files for TensorBoard (the extra `tensorboard`).
@@ -430,16 +380,20 @@ class Settings:
 
     Attributes:
       seed: everything random in a run follows from it, except the validation set.
+      family: the family of environments: "lakes", or `path/to/file.py:name` for an instance of
+        `experiments.family.Family`.
+      lakes: options of the family "lakes".
     """
 
     seed: int = 0
+    family: str = "lakes"
+    lakes: LakesOptions = dataclasses.field(default_factory=LakesOptions)
     model: ModelSettings = dataclasses.field(default_factory=ModelSettings)
     mesh: MeshSettings = dataclasses.field(default_factory=MeshSettings)
     loop: LoopSettings = dataclasses.field(default_factory=LoopSettings)
     environment: EnvironmentSettings = dataclasses.field(default_factory=EnvironmentSettings)
     validation: ValidationSettings = dataclasses.field(default_factory=ValidationSettings)
     training: GRPOConfig = dataclasses.field(default_factory=GRPOConfig)
-    reward: RewardConfig = dataclasses.field(default_factory=RewardConfig)
     engineer: EngineerSettings = dataclasses.field(default_factory=EngineerSettings)
     checkpoint: CheckpointSettings = dataclasses.field(default_factory=CheckpointSettings)
     log: LogSettings = dataclasses.field(default_factory=LogSettings)
@@ -463,6 +417,11 @@ class Settings:
                 f"training.micro_batch_rows={self.training.micro_batch_rows}: allowed are "
                 f"multiples of data * fsdp = {shards}"
             )
+
+    @property
+    def family_options(self) -> Any:
+        """The options of the family, None for one in a user's own file."""
+        return {"lakes": self.lakes}.get(self.family)
 
     def to_dict(self) -> dict[str, Any]:
         """Nested, JSON-able."""

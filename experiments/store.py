@@ -5,17 +5,17 @@
     validation/                     the fixed set: instances.jsonl, generated.json
     initial/validation.json         the model before any training, and its answers.jsonl
     rounds/R/environment.yaml       the configuration of the training set
-    rounds/R/generated.json         asked and achieved ratios
+    rounds/R/generated.json         what was asked for and made, by row
     rounds/R/instances.jsonl        the training set
     rounds/R/train.jsonl            one line a training step
     rounds/R/train_failures.json    some failures of its last step, drawn
     rounds/R/validation.json        outcomes by size, and all answers in answers.jsonl
     rounds/R/evidence.json          what training and validation showed, for the engineer
     rounds/R/engineer_training.jsonl  designs tried and what they taught, where that is trained
-    rounds/R/engineer_judge.jsonl   the instances that tell what they taught
+    rounds/R/probe_set.jsonl        the instances that show what they taught
     rounds/R/design/                how round R + 1 came about: context.md as it was read,
                                     answers.md, design.json, analysis.json, record.json: all
-                                    that was known, and reading.json if a reader judged it
+                                    that was known, and judgement.json if an LLM judged it
     checkpoints/                    weights, optimizer, position
     tensorboard/                    event files, if asked for
     non_finite/                     the batch of a step that was stopped, for a look
@@ -32,21 +32,26 @@ import json
 import os
 import platform
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
+import yaml
 
 from experiments.errors import UserError
 from experiments.settings import Settings
+from learner.devices import distributed
 
 TIMES = "times.jsonl"
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "numpy")
 
 
-class RunDirectory:
-    """Paths and files of one run.
+class RunStore:
+    """The files of one run, and who touches them.
+
+    Several processes call `exists`, `read`, `write` and `kept` together. The first alone touches
+    the files, and tells the others what it read.
 
     Args:
       root: the folder; created if needed.
@@ -59,6 +64,25 @@ class RunDirectory:
     def round(self, index: int) -> Path:
         """The folder of a round."""
         return self.root / "rounds" / str(index)
+
+    def exists(self, path: Path) -> bool:
+        """Whether a file is there, and so complete."""
+        return distributed.on_first(path.exists)
+
+    def read(self, path: Path) -> Any:
+        """The value of a JSON, JSON lines or YAML file, by its suffix."""
+        return distributed.on_first(lambda: read_file(path))
+
+    def write(self, path: Path, value: Any) -> None:
+        """Writes a value as JSON or JSON lines by the suffix, or a text under any other."""
+        if distributed.is_first():
+            _WRITERS.get(path.suffix, write_text)(path, value)
+
+    def kept(self, path: Path, make: Callable[[], Any]) -> Any:
+        """The value of a file; `make` makes it, on all processes, where there is none yet."""
+        if not self.exists(path):
+            self.write(path, make())
+        return self.read(path)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -103,7 +127,12 @@ class RunDirectory:
             write_json(self.root / "versions.json", versions())
             write_json(path, now)
             return
-        before = json.loads(path.read_text())
+        before = read_json(path)
+        if "family" not in before:
+            raise UserError(
+                f"workdir={self.root}: the run there was started by a version whose options had "
+                "other names; finish it with that version, or use another --workdir"
+            )
         changed = sorted(differences({**before, "mesh": None}, {**now, "mesh": None}))
         if changed:
             raise UserError(
@@ -160,6 +189,21 @@ def json_line(record: Mapping[str, Any]) -> str:
 def read_json(path: Path) -> Any:
     """Reads a JSON file."""
     return json.loads(path.read_text())
+
+
+def read_jsonl(path: Path) -> list[Any]:
+    """Reads JSON lines."""
+    return [json.loads(line) for line in path.read_text().split("\n") if line]
+
+
+def read_file(path: Path) -> Any:
+    """Reads a JSON, JSON lines or YAML file, by its suffix."""
+    if path.suffix == ".yaml":
+        return yaml.safe_load(path.read_text())
+    return read_jsonl(path) if path.suffix == ".jsonl" else read_json(path)
+
+
+_WRITERS: Mapping[str, Callable[[Path, Any], None]] = {".json": write_json, ".jsonl": write_jsonl}
 
 
 def differences(

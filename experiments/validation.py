@@ -1,71 +1,44 @@
-"""The fixed validation set, and a checkpoint's answers to it."""
+"""The fixed validation set, and a checkpoint's completions of it."""
 
-import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-import mapf_jax
-from experiments.families.lakes.task import Judgement, judge
+from experiments.families import Family, Generated, Problem
 from experiments.policy import Policy
 from experiments.settings import Settings
+from experiments.store import RunStore
 from learner import tokens
-from learner.devices import distributed
 from learner.sampling.completer import Completer
 from learner.sampling.sampler import SamplingParams
-from learner.training.task import Completion
 
-_ANSWERS = 1 << 20
-
-
-def validation_config(settings: Settings) -> mapf_jax.EnvironmentConfig:
-    """Equal shares of every size."""
-    return mapf_jax.EnvironmentConfig.uniform(
-        settings.environment.sizes,
-        settings.validation.hole_ratio,
-        settings.validation.wait_ratio,
-    )
+# Folded into the key of the set for the key of its completions.
+_COMPLETIONS = 1 << 20
 
 
-def validation_set(settings: Settings) -> tuple[mapf_jax.Instance, mapf_jax.GenerationReport]:
-    """The instances.
-
-    They depend on the settings of the validation, and on the sizes, number of agents and candidate
-    budget of the environment, but not on the seed of the run.
+def validation_set(settings: Settings, family: Family) -> Generated:
+    """The problems; they depend on the options of validation and family, not on the run's seed.
 
     Raises:
-      ValueError: no instance of some size can be made.
+      ValueError: no problem of some row can be made.
     """
-    instances, report = mapf_jax.generate(
-        jax.random.key(settings.validation.seed),
-        validation_config(settings),
-        settings.validation.num_instances,
-        settings.environment.num_agents,
-        max_candidates=settings.environment.max_candidates,
-        spread=distributed.sharded_map,
-    )
-    empty = [row.size for row in report.sizes if not row.made]
+    validation = settings.validation
+    key = jax.random.key(validation.seed)
+    generated = family.generate(key, family.validation, validation.num_instances, ())
+    empty = [name for name, row in generated.rows.items() if not row.made]
     if empty:
         raise ValueError(
-            f"validation: no instance of sizes {empty} could be made; allowed are a smaller "
-            f"hole_ratio than {settings.validation.hole_ratio} and more than "
-            f"{settings.validation.num_instances} instances or "
-            f"{settings.environment.max_candidates} candidates"
+            f"validation: no problem of {family.texts.label} {', '.join(empty)} could be made; "
+            f"allowed are easier ones, or more than {validation.num_instances} in all"
         )
-    return instances, report
+    return generated
 
 
-@dataclasses.dataclass(frozen=True)
-class ValidationResult:
-    """Answers to the whole set, with what the verifier says of them."""
-
-    answers: list[Completion]
-    judgement: Judgement
-
-
-def validation_responder(settings: Settings, policy: Policy) -> Completer:
-    """How validation answers are sampled; with thinking where training has it.
+def validation_completer(settings: Settings, policy: Policy) -> Completer:
+    """How validation completions are sampled; with thinking where training has it.
 
     Raises:
       ValueError: thinking is limited, and the tokenizer has no token that ends it.
@@ -88,31 +61,54 @@ class Validator:
 
     Args:
       settings: of the run.
-      respond: of `validation_responder`.
-      instances: of `validation_set`.
+      family: of the problems.
+      respond: of `validation_completer`.
+      problems: of `validation_set`.
     """
 
     def __init__(
-        self, settings: Settings, respond: Completer, instances: mapf_jax.Instance
+        self, settings: Settings, family: Family, respond: Completer, problems: Sequence[Problem]
     ) -> None:
-        self._instances = instances
-        # Another key than the one that the set was made with.
-        self._key = jax.random.fold_in(jax.random.key(settings.validation.seed), _ANSWERS)
+        self._family = family
+        self._problems = problems
         self._respond = respond
-        self._chats = [
-            [
-                {
-                    "role": "user",
-                    "content": mapf_jax.prompt(instances[i], settings.environment.list_holes),
-                }
-            ]
-            for i in range(len(instances))
+        self._key = jax.random.fold_in(jax.random.key(settings.validation.seed), _COMPLETIONS)
+
+    def __call__(self, params: Any) -> list[dict[str, Any]]:
+        """A record of one completion to every problem; the same key for every checkpoint.
+
+        Records are those of the family's task, with `id` of the problem, `tokens`, `truncated` and
+        `text` of the completion.
+        """
+        task = self._family.task(self._problems)
+        chats = [task.messages(i) for i in range(len(task))]
+        completions = self._respond(params, chats, self._key)
+        records = task.score(np.arange(len(task)), completions).records
+        return [
+            {
+                "id": problem["id"],
+                **record,
+                "tokens": completion.num_tokens,
+                "truncated": completion.truncated,
+                "text": completion.text,
+            }
+            for problem, record, completion in zip(
+                self._problems, records, completions, strict=True
+            )
         ]
 
-    def __call__(self, params: Any) -> ValidationResult:
-        """Answers every instance once; the same key for every checkpoint."""
-        answers = self._respond(params, self._chats, self._key)
-        indices = np.arange(len(self._instances))
-        return ValidationResult(
-            answers, judge(self._instances, indices, [answer.text for answer in answers])
-        )
+
+def write_validation(
+    store: RunStore, folder: Path, family: Family, records: Sequence[dict[str, Any]]
+) -> None:
+    """Writes `answers.jsonl`, then `validation.json`, which says that both are complete."""
+    store.write(folder / "answers.jsonl", records)
+    tokens_of = [record["tokens"] for record in records]
+    store.write(
+        folder / "validation.json",
+        {
+            **family.breakdown(records).to_dict(),
+            "completion_tokens_mean": round(float(np.mean(tokens_of)), 2),
+            "truncated_fraction": round(float(np.mean([r["truncated"] for r in records])), 4),
+        },
+    )

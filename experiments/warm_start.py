@@ -21,21 +21,24 @@ from absl import app, flags
 
 import mapf_jax
 from engineer import proposal
-from engineer.evidence import FailureBreakdown
 from engineer.space import Configuration, ConfigurationSpace
 from experiments import allocator, command_line
 from experiments import settings as settings_lib
-from experiments.designing import design_responder
+from experiments.designing import design_completer
+from experiments.families import Record
 from experiments.families.lakes import demonstrations, tiny_tokenizer
 from experiments.families.lakes import texts as lakes
+from experiments.families.lakes.family import Lakes
+from experiments.families.lakes.options import LakesOptions
 from experiments.policy import Policy
-from experiments.validation import Validator, validation_responder, validation_set
+from experiments.validation import Validator, validation_completer, validation_set
 from learner import tokens
 from learner.devices import sharding
 from learner.qwen3 import model, weights
 from learner.qwen3.config import Qwen3Config
 from learner.training import sft, train_state
 from learner.training.task import prompt_indices
+from mapf_jax import formats
 
 _CONFIG = command_line.define_config()
 _OUT = flags.DEFINE_string("out", None, "Folder of the new checkpoint.", required=True)
@@ -57,19 +60,15 @@ _DESIGN_PERIOD = 6  # One step in so many teaches designs.
 Pair = tuple[list[dict[str, str]], str]
 
 
-def plan_pairs(
-    settings: settings_lib.Settings, exclude: set[bytes], seed: int, count: int
-) -> list[Pair]:
+def plan_pairs(options: LakesOptions, exclude: set[bytes], seed: int, count: int) -> list[Pair]:
     """Prompts with an optimal answer, on lakes of all sizes and `HOLE_RATIOS`."""
     pairs: list[Pair] = []
-    environment = settings.environment
     for i, hole_ratio in enumerate(HOLE_RATIOS):
-        config = mapf_jax.EnvironmentConfig.uniform(environment.sizes, hole_ratio, 0.25)
         instances, _ = mapf_jax.generate(
             jax.random.fold_in(jax.random.key(seed), i),
-            config,
+            mapf_jax.EnvironmentConfig.uniform(options.sizes, hole_ratio, 0.25),
             -(-count // len(HOLE_RATIOS)),
-            environment.num_agents,
+            options.num_agents,
             exclude=exclude,
             max_candidates=1 << 18,
         )
@@ -77,18 +76,16 @@ def plan_pairs(
             instance = instances[j]
             solution = instance.solution
             assert solution is not None
-            message = {
-                "role": "user",
-                "content": mapf_jax.prompt(instance, environment.list_holes),
-            }
+            message = {"role": "user", "content": mapf_jax.prompt(instance, options.list_holes)}
             answer = mapf_jax.render_answer(solution.paths, int(solution.num_steps))
             pairs.append(([message], answer))
     return pairs
 
 
-def design_pairs(settings: settings_lib.Settings, seed: int, count: int) -> list[Pair]:
+def design_pairs(
+    settings: settings_lib.Settings, space: ConfigurationSpace, seed: int, count: int
+) -> list[Pair]:
     """Contexts of the configured variant with the answer of the simple rule."""
-    space = settings.environment.space()
     return [
         demonstrations.demonstration(
             np.random.SeedSequence([seed, i]), settings.engineer.spec, space, lakes.TEXTS
@@ -129,18 +126,18 @@ def build_tokenizer(pairs: Sequence[Pair]) -> Any:
 
 
 def examine_designs(
-    settings: settings_lib.Settings, policy: Policy, params: Any, seed: int
+    settings: settings_lib.Settings, family: Lakes, policy: Policy, params: Any, seed: int
 ) -> dict[str, float]:
     """How well the model designs for contexts it has not seen.
 
     Returns:
-      Shares of answers that are readable, and readable without any repair; and the mean absolute
+      Fractions of answers that are readable, and readable without any repair; and the mean absolute
       difference of each parameter to the rule that was demonstrated, over the readable ones.
     """
-    responder = design_responder(settings, policy)
-    space = settings.environment.space()
-    pairs = design_pairs(settings, seed + 1, _DESIGNS_EXAMINED)
-    answers = responder(params, [messages for messages, _ in pairs], jax.random.key(seed))
+    completer = design_completer(settings, family, policy)
+    space = family.space
+    pairs = design_pairs(settings, space, seed + 1, _DESIGNS_EXAMINED)
+    answers = completer(params, [messages for messages, _ in pairs], jax.random.key(seed))
     clean, differences = 0, []
     for (_, expected), answer in zip(pairs, answers, strict=True):
         truth = _projected(expected, space)
@@ -160,7 +157,8 @@ def examine_designs(
     }
 
 
-def _rates(breakdown: FailureBreakdown) -> dict[str, Any]:
+def _rates(family: Lakes, records: Sequence[Record]) -> dict[str, Any]:
+    breakdown = family.breakdown(records)
     return {
         "valid": round(breakdown.valid_rate, 4),
         "optimal": round(breakdown.optimal_rate, 4),
@@ -183,10 +181,12 @@ def main(argv: Sequence[str]) -> None:
     if out.exists() and any(out.iterdir()):
         raise app.UsageError(f"--out={out}: the folder is not empty")
     begin = time.perf_counter()
-    validation, _ = validation_set(settings)
-    exclude = set(mapf_jax.fingerprints(validation))
-    plans = plan_pairs(settings, exclude, _SEED.value, _PLANS.value)
-    designs = design_pairs(settings, _SEED.value, _DESIGNS.value)
+    family = Lakes(settings.lakes)
+    made = validation_set(settings, family).problems
+    validation = [{**problem, "id": str(i)} for i, problem in enumerate(made)]
+    exclude = set(mapf_jax.fingerprints(formats.from_records(validation)))
+    plans = plan_pairs(settings.lakes, exclude, _SEED.value, _PLANS.value)
+    designs = design_pairs(settings, family.space, _SEED.value, _DESIGNS.value)
     print(f"{len(plans)} plans and {len(designs)} designs, {time.perf_counter() - begin:.0f} s")
 
     half = _TOKENIZER_SAMPLES // 2
@@ -243,7 +243,7 @@ def main(argv: Sequence[str]) -> None:
     greedy = dataclasses.replace(
         settings, validation=dataclasses.replace(settings.validation, temperature=0.0)
     )
-    validator = Validator(greedy, validation_responder(greedy, policy), validation)
+    validator = Validator(greedy, family, validation_completer(greedy, policy), validation)
     curve = []
     begin = time.perf_counter()
     for step in range(_STEPS.value):
@@ -255,20 +255,19 @@ def main(argv: Sequence[str]) -> None:
         state, metrics = trainer.step(state, [examples[i] for i in chosen], step)
         done = step + 1
         if done % _VALIDATE_EVERY.value == 0 or done == _STEPS.value:
-            breakdown = validator(state.params).judgement.breakdown()
             row = {
                 "step": done,
                 "seconds": round(time.perf_counter() - begin, 1),
                 "loss": round(metrics["loss"], 4),
-                **_rates(breakdown),
+                **_rates(family, validator(state.params)),
             }
             curve.append(row)
             print(json.dumps(row), flush=True)
     # As a run validates it, which may be sampled.
-    validator = Validator(settings, validation_responder(settings, policy), validation)
-    sampled = _rates(validator(state.params).judgement.breakdown())
+    validator = Validator(settings, family, validation_completer(settings, policy), validation)
+    sampled = _rates(family, validator(state.params))
     print(json.dumps({"temperature": settings.validation.temperature, **sampled}))
-    designing = examine_designs(settings, policy, state.params, _SEED.value)
+    designing = examine_designs(settings, family, policy, state.params, _SEED.value)
     print(json.dumps(designing))
     weights.save(out, state.params, architecture, tokenizer)
     (out / "warm_start.json").write_text(

@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace, reporter: Reporter) -> None:
         names = _names(arguments.model, arguments.name)
     # Everything that can refuse its options comes before anything that takes long.
     solvers = [make_solver(spec, options) for spec in arguments.model]
-    directory = files.RunDirectory(Path(arguments.out))
+    directory = files.RunStore(Path(arguments.out))
     root = directory.root
     with directory.locked():
         folders = [root / "models" / _file_name(name) for name in names]

@@ -207,7 +207,7 @@ class LocalSolver(Solver):
             if recommended.get("do_sample") is False:
                 recommended = {"temperature": 0.0}
         chosen = {
-            "list_holes": settings.environment.list_holes,
+            "list_holes": settings.lakes.list_holes,
             "thinking": training.thinking,
             "thinking_tokens": validation.thinking_tokens,
             "max_new_tokens": validation.max_new_tokens,

@@ -11,18 +11,18 @@ def get_config() -> ml_collections.ConfigDict:
     config.model.path = settings.TINY_MODEL
     config.model.scan_unroll = 4  # All layers: faster on a CPU, and quick to compile when tiny.
 
-    config.environment.sizes = (3, 4, 5)
+    config.lakes.sizes = (3, 4, 5)
     config.environment.num_instances = 1680
-    config.environment.max_candidates = 1 << 16
-    config.environment.list_holes = True
+    config.lakes.max_candidates = 1 << 16
+    config.lakes.list_holes = True
 
     config.validation.num_instances = 768
     config.validation.max_new_tokens = 64
     config.validation.temperature = 1.0  # The policy that is trained, not its mode.
 
     # The length part of the reward, scaled to answers of some 20 tokens.
-    config.reward.short_length = 48
-    config.reward.long_length = 64
+    config.lakes.reward.short_length = 48
+    config.lakes.reward.long_length = 64
 
     training = config.training
     training.epochs = 2.0

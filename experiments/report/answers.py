@@ -8,9 +8,10 @@ from markupsafe import Markup
 
 from experiments.answer_log import read_log
 from experiments.evidence import one_of_each_kind
-from experiments.families.lakes.drawing import draw
-from experiments.families.lakes.texts import TEXTS
+from experiments.families import Family, Problem
+from experiments.families.loading import load
 from experiments.report.reading import Run
+from experiments.settings import from_config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,13 +75,16 @@ def of_run(run: Run, count: int) -> Examples | None:
     if first_name == "start" and name != "start":
         before = {row["id"]: row["valid"] for row in read_log(first.answers)}
 
+    settings = from_config(run.settings)
+    family = load(settings.family, settings.family_options)
+
     def drawn(row: Mapping[str, Any]) -> DrawnAnswer:
-        alone = [check for check in row["failed"] if check in TEXTS.alone]
+        alone = [check for check in row["failed"] if check in family.texts.alone]
         return DrawnAnswer(
             row=row,
             failed=alone[:1] or row["failed"],
-            group=_group(row),
-            drawing=Markup(draw(problems[row["id"]], row["text"]) or ""),
+            group=row["group"],
+            drawing=_drawing(family, problems[row["id"]], row["text"]),
             new=row["valid"] and before.get(row["id"]) is False,
         )
 
@@ -91,11 +95,16 @@ def of_run(run: Run, count: int) -> Examples | None:
         key=lambda row: (before.get(row["id"], True), -(row.get("optimum") or 0)),
     )
     failures = one_of_each_kind(failed, lambda row: tuple(row["failed"]), count)
-    successes = one_of_each_kind(solved, lambda row: (row["optimal"], _group(row)), count)
+    successes = one_of_each_kind(
+        solved, lambda row: (row.get("optimal", True), row["group"]), count
+    )
     return Examples(
         name, len(rows), len(failed), list(map(drawn, failures)), list(map(drawn, successes))
     )
 
 
-def _group(row: Mapping[str, Any]) -> str:
-    return str(row["size"])
+def _drawing(family: Family, problem: Problem, completion: str) -> Markup:
+    drawn = family.draw(problem, completion)
+    if drawn is not None:
+        return Markup(drawn)
+    return Markup("<pre>{}</pre>").format(family.text(problem, completion))

@@ -6,7 +6,7 @@ from typing import Any
 
 import jinja2
 
-from experiments.families.lakes.drawing import FAILURES
+from experiments.families.loading import FAILURES
 from experiments.report import style
 
 DASH = "\N{EN DASH}"

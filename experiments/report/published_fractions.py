@@ -14,7 +14,7 @@ Row = tuple[str, Sequence[str], Sequence[float]]
 
 def comparable(settings: Mapping[str, Any]) -> bool:
     """Whether a run's family is the one that the publication is about."""
-    return settings.get("family", "lakes") == "lakes"
+    return settings.get("family") == "lakes"
 
 
 def chart(gallery: Gallery, top: float) -> Drawn:

@@ -209,14 +209,9 @@ def _generated(path: Path) -> Generated | None:
     if found is None:
         return None
     rows = {}
-    for row in found["sizes"]:
-        counts = {name: value for name, value in row.items() if not name.endswith("_ratio")}
-        achieved = {
-            "data_ratio": row["achieved_data_ratio"],
-            "hole_ratio": row["holes"] / row["size"] ** 2,
-            "wait_ratio": row["achieved_wait_ratio"],
-        }
-        rows[str(counts.pop("size"))] = {**counts, "achieved": achieved}
+    for name, row in found["rows"].items():
+        counts = {k: v for k, v in row["details"].items() if not k.endswith("_ratio")}
+        rows[name] = {**counts, **{k: row[k] for k in ("asked", "made", "achieved")}}
     return Generated(found["note"], rows)
 
 
@@ -251,7 +246,7 @@ def _design(folder: Path) -> Design | None:
     return Design(
         design,
         read_json(folder / "analysis.json"),
-        read_json(folder / "reading.json"),
+        read_json(folder / "judgement.json"),
         _text(folder / "context.md"),
         _text(folder / "answers.md"),
     )

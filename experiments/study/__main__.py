@@ -25,7 +25,7 @@ from ml_collections import config_flags
 from experiments import command_line
 from experiments.errors import UserError, user_errors
 from experiments.progress import Reporter
-from experiments.store import RunDirectory
+from experiments.store import RunStore
 from experiments.study import results as study_results
 from experiments.study import runs as study_runs
 from experiments.study import variants
@@ -64,7 +64,7 @@ def main(argv: Sequence[str]) -> None:
                 study = dataclasses.replace(study, seeds=seeds)
         settings = study.settings(_CONFIG.value)
         jobs = study_runs.jobs(study, settings)
-        with RunDirectory(root).locked():
+        with RunStore(root).locked():
             study_runs.check_unchanged(root, jobs)
             whole = True
             if not _TABLES_ONLY.value:

@@ -25,7 +25,7 @@ from experiments.errors import UserError
 from experiments.progress import Reporter
 from experiments.settings import EngineerSettings, LogSettings, LoopSettings, Settings
 from experiments.speed import records
-from experiments.store import RunDirectory, write_text
+from experiments.store import RunStore, write_text
 from experiments.study.results import ERROR, FINISHED, run_folder
 from experiments.study.variants import Study
 from learner.devices import preemption
@@ -121,7 +121,7 @@ def check_unchanged(root: Path, all_jobs: Sequence[Job]) -> None:
     """
     for job in all_jobs:
         if (root / job.folder / "config.json").exists():
-            RunDirectory(root / job.folder).claim(job.settings)
+            RunStore(root / job.folder).claim(job.settings)
 
 
 def slots(root: Path, workers: int, settings: Settings) -> list[Slot]:

@@ -17,12 +17,12 @@ from experiments.settings import Settings
 # What the instances of the validation depend on; see `experiments.validation.validation_set`.
 _SAME_VALIDATION = (
     "validation.num_instances",
-    "validation.hole_ratio",
-    "validation.wait_ratio",
+    "lakes.validation_hole_ratio",
+    "lakes.validation_wait_ratio",
     "validation.seed",
-    "environment.sizes",
-    "environment.num_agents",
-    "environment.max_candidates",
+    "lakes.sizes",
+    "lakes.num_agents",
+    "lakes.max_candidates",
 )
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 

@@ -20,7 +20,7 @@ from experiments import settings as settings_lib
 from experiments.errors import UserError
 from experiments.loop import Loop
 from experiments.progress import Reporter
-from experiments.store import RunDirectory, write_json
+from experiments.store import RunStore, write_json
 from experiments.study.results import FINISHED
 from learner.devices import preemption
 
@@ -33,7 +33,7 @@ def main() -> None:
     quiet.quieten()
     settings = settings_lib.from_config(json.loads(sys.stdin.readline()))
     threading.Thread(target=_leave_at_end_of_input, daemon=True).start()
-    directory = RunDirectory(Path(sys.argv[1]))
+    directory = RunStore(Path(sys.argv[1]))
     try:
         with contextlib.ExitStack() as stack:
             _lock(directory, stack)
@@ -54,7 +54,7 @@ def _leave_at_end_of_input() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _lock(directory: RunDirectory, stack: contextlib.ExitStack) -> None:
+def _lock(directory: RunStore, stack: contextlib.ExitStack) -> None:
     """Locks the folder; the process of a study that was killed may still be saving there."""
     deadline = time.monotonic() + _LOCK_SECONDS
     while True:

@@ -5,35 +5,44 @@ import json
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from engineer.evidence import DrawnFailure, Evidence, Statistics, TrainingEvidence
+from engineer.evidence import (
+    DrawnFailure,
+    Evidence,
+    FailureBreakdown,
+    Statistics,
+    TrainingEvidence,
+)
 from engineer.record import RoundRecord, RunRecord
 from engineer.space import on_grid, round_fractions
 from experiments.families.lakes.demonstrations import random_record
-from experiments.families.lakes.texts import CHECKS, TEXTS, lake_breakdown, lake_space
+from experiments.families.lakes.texts import CHECKS, TEXTS, lake_space
+
+RECORDS = [
+    {"group": "3", "valid": True, "optimal": True, "failed": []},
+    {"group": "5", "valid": False, "failed": ["conflict_free", "goals_reached"]},
+    {"group": "3", "valid": False, "failed": ["parsable", "conflict_free", "goals_reached"]},
+    {"group": "3", "valid": False, "failed": ["conflict_free"]},
+    {"group": "5", "valid": True, "optimal": False, "failed": []},
+]
 
 
-def _flags(**failed):
-    count = 5
-    return {check: np.asarray(failed.get(check, [False] * count)) for check in CHECKS}
+def breakdown_of(records):
+    return FailureBreakdown.from_records(records, checks=CHECKS, label="size", alone=TEXTS.alone)
 
 
-SIZES = np.array([3, 5, 3, 3, 5])
-VALID = np.array([True, False, False, False, True])
-OPTIMAL = np.array([True, False, False, False, False])
-FAILED = _flags(
-    parsable=np.array([0, 0, 1, 0, 0], bool),
-    conflict_free=np.array([0, 1, 1, 1, 0], bool),
-    goals_reached=np.array([0, 1, 1, 0, 0], bool),
-)
+def with_values(name, values):
+    return [{**record, name: value} for record, value in zip(RECORDS, values, strict=True)]
 
 
-def test_counts_by_size():
-    breakdown = lake_breakdown(SIZES, VALID, OPTIMAL, FAILED)
+def test_counts_by_group():
+    breakdown = breakdown_of(RECORDS)
     three, five = breakdown.by_group
     assert (three.name, three.answers, three.valid, three.optimal) == ("3", 3, 1, 1)
     assert (five.name, five.answers, five.valid, five.optimal) == ("5", 2, 1, 0)
-    # Answer 2 cannot be parsed: its conflict and goals are not counted.
+    # Completion 2 cannot be parsed: its conflict and goals are not counted.
     assert three.failed == {
         **dict.fromkeys(CHECKS, 0), "parsable": 1, "conflict_free": 1,
     }  # fmt: skip
@@ -44,12 +53,30 @@ def test_counts_by_size():
     assert breakdown.outcome("4") is None
 
 
-def test_an_answer_about_other_agents_counts_as_that_alone():
-    failed = {check: np.array([check != "parsable"]) for check in CHECKS}
-    breakdown = lake_breakdown(np.array([3]), np.array([False]), np.array([False]), failed)
+def test_a_valid_completion_is_optimal_where_nothing_says_otherwise():
+    plain = [{k: v for k, v in record.items() if k != "optimal"} for record in RECORDS]
+    assert breakdown_of(plain).optimal_rate == 0.4
+
+
+def test_a_completion_about_other_agents_counts_as_that_alone():
+    failed = [check for check in CHECKS if check != "parsable"]
+    breakdown = breakdown_of([{"group": "3", "valid": False, "failed": failed}])
     assert {check: breakdown.failures(check) for check in CHECKS} == {
         check: int(check == "agent_count") for check in CHECKS
     }
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sets(st.sampled_from(CHECKS))), min_size=1))
+def test_every_completion_counts_once(outcomes):
+    records = [{"group": g, "valid": not f, "failed": sorted(f)} for g, f in outcomes]
+    breakdown = breakdown_of(records)
+    assert breakdown.answers == len(records)
+    assert breakdown.valid_rate == np.mean([not f for _, f in outcomes])
+    for name in {g for g, _ in outcomes}:
+        row = breakdown.outcome(name)
+        assert row.answers == sum(g == name for g, _ in outcomes)
+        unparsed = sum(g == name and "agent_count" in f for g, f in outcomes)
+        assert row.failures("agent_count") == unparsed
 
 
 def test_json_round_trip():
@@ -62,19 +89,17 @@ def test_json_round_trip():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"valid": np.array([True, True, False, False, True])}, r"valid\[1\]=True contradicts"),
-        ({"valid": np.array([False, False, False, False, True])}, r"valid\[0\]=False contradicts"),
-        ({"optimal": np.array([True, True, False, False, False])}, r"optimal\[1\]=True"),
-        ({"valid": VALID[:4]}, r"valid: bool\[5\] is needed, got bool\[4\]"),
-        ({"sizes": SIZES.astype(float)}, "size: an array"),
-        ({"failed": {"parsable": VALID}}, "failed: checks"),
-        ({"failed": {**FAILED, "speed": VALID}}, "failed: checks"),
+        ({"valid": True, "failed": ["parsable"]}, r"valid\[0\]=True contradicts"),
+        ({"valid": False, "failed": []}, r"valid\[0\]=False contradicts"),
+        ({"valid": False, "optimal": True, "failed": ["parsable"]}, r"optimal\[0\]=True"),
+        ({"valid": False, "failed": ["speed"]}, r"failed\[0\]=\['speed'\]: allowed are"),
     ],
 )
 def test_contradictions_are_refused(change, message):
-    arrays = {"sizes": SIZES, "valid": VALID, "optimal": OPTIMAL, "failed": FAILED, **change}
     with pytest.raises(ValueError, match=message):
-        lake_breakdown(**arrays)
+        breakdown_of([{"group": "3", **change}])
+    with pytest.raises(ValueError, match="at least one is needed"):
+        breakdown_of([])
 
 
 def test_a_run_record_is_in_order():
@@ -91,25 +116,19 @@ def test_a_run_record_is_in_order():
             RunRecord(**fields)
 
 
-def test_statistics_by_size():
-    times = np.array([-1, 2, -1, 3, -1])
-    gaps = np.array([0, -1, -1, -1, 4])
-    length = np.array([10, 20, 30, 40, 50])
-    three, five = lake_breakdown(
-        SIZES, VALID, OPTIMAL, FAILED, violation_time=times, gap=gaps, length=length
-    ).by_group
+def test_statistics_by_group():
+    three, five = breakdown_of(with_values("violation_time", [None, 2, None, 3, None])).by_group
     assert three.violation_time == Statistics(1, 3.0, 3.0, 3.0, 3.0)
     assert five.violation_time == Statistics(1, 2.0, 2.0, 2.0, 2.0)
+    three, five = breakdown_of(with_values("gap", [0, 7, 7, 7, 4])).by_group  # Valid ones count.
     assert (three.gap.mean, five.gap.mean) == (0.0, 4.0)
+    three, _ = breakdown_of(with_values("tokens", [10, 20, 30, 40, 50])).by_group
     assert three.length == Statistics(3, 26.6667, 10.0, 30.0, 40.0)
-    unknown = lake_breakdown(SIZES, VALID, OPTIMAL, FAILED, gap=np.full(5, -1))
-    assert unknown.by_group[0].gap is None
-    with pytest.raises(ValueError, match=r"gap: integers\[5\]"):
-        lake_breakdown(SIZES, VALID, OPTIMAL, FAILED, gap=gaps / 2)
+    assert three.gap is None
 
 
 def test_evidence_and_runs_survive_json():
-    breakdown = lake_breakdown(SIZES, VALID, OPTIMAL, FAILED, length=np.arange(5))
+    breakdown = breakdown_of(with_values("tokens", range(5)))
     evidence = Evidence(
         breakdown,
         TrainingEvidence(9, 0.5, 0.6, 0.7, {"3": 0.5}, {"3": {"x": 0.1}}, {"3": {"x": 0.2}}),

@@ -4,14 +4,10 @@ Everything else (contexts, reading, projection, grammar, designers, analysis, de
 design task) is the package's own, as it is for lakes.
 """
 
-import dataclasses
-import types
-
 import numpy as np
 import pytest
 
 from engineer import analysis, context, curricula, designers, grammar
-from engineer.design_task import DesignTask
 from engineer.evidence import Evidence, FailureBreakdown
 from engineer.proposal import Unreadable, parse, project, render_config
 from engineer.record import RoundRecord, RunRecord
@@ -50,23 +46,17 @@ def generate(config, count, seed):
 
 def evidence(problems, answers):
     """The evidence function of the toy family."""
-    failed = {check: [] for check in CHECKS}
-    for (_, terms), answer in zip(problems, answers, strict=True):
-        number = answer.isdecimal()
-        failed["is_number"].append(not number)
-        failed["right_length"].append(number and len(answer) != len(str(sum(terms))))
-        failed["right_value"].append(number and int(answer) != sum(terms))
-    fails = {check: np.array(flags) for check, flags in failed.items()}
-    valid = ~np.any(list(fails.values()), axis=0)
-    return FailureBreakdown.from_outcomes(
-        np.array([topic for topic, _ in problems]),
-        valid,
-        valid,
-        fails,
-        checks=CHECKS,
-        label="topic",
-        alone=("is_number",),
-        length=np.array([len(answer) for answer in answers]),
+    records = []
+    for (topic, terms), answer in zip(problems, answers, strict=True):
+        failed = ["is_number"]
+        if answer.isdecimal():
+            failed = ["right_length"] if len(answer) != len(str(sum(terms))) else []
+            failed += ["right_value"] if int(answer) != sum(terms) else []
+        records.append(
+            {"group": topic, "valid": not failed, "failed": failed, "tokens": len(answer)}
+        )
+    return FailureBreakdown.from_records(
+        records, checks=CHECKS, label="topic", alone=("is_number",)
     )
 
 
@@ -167,44 +157,3 @@ def test_demonstrations():
     chat, answer = demonstrations.demonstration(3, "V6", SPACE, TEXTS)
     assert "right_value" in chat[0]["content"]
     assert isinstance(project(parse(answer, SPACE), RECORD.config, SPACE)[1], tuple)
-
-
-def test_designing_is_a_task():
-    probed = []
-
-    def probe(config):
-        """Progress of a pupil who learns carries if he sees some."""
-        probed.append(config)
-        return config["carry", "fraction"] - 0.1
-
-    other = SPACE.random(11)
-    records = [RECORD, dataclasses.replace(RECORD, round=3)]
-    task = DesignTask(records, context.variant("V6"), TEXTS, SPACE, probe)
-    assert len(task) == 2
-    assert task.messages(1) == context.compose("V6", records[1], TEXTS)
-    texts = [ANSWER, "no", render_config(other, SPACE), f"<think>hm</think>{ANSWER}"]
-    answers = [types.SimpleNamespace(text=text) for text in texts]
-    scores = task.score(np.array([0, 0, 1, 1]), answers)
-    wanted = [WANTED["carry", "fraction"] - 0.1, -1.0, other["carry", "fraction"] - 0.1]
-    np.testing.assert_allclose(scores.rewards, [*wanted, wanted[0]], rtol=1e-6)
-    assert scores.rewards.dtype == np.float32
-    assert probed == [WANTED, other]  # equal designs are probed once
-    assert scores.metrics["readable"] == 0.75
-    assert scores.records[1]["reason"].startswith("no configuration")
-    task.restore(task.state())
-    # Contexts are shortened and answers are read as those of a designer are.
-    whole, spec = context.compose("V3", RECORD, TEXTS), context.variant("V3")
-    shorter = DesignTask(
-        [RECORD], spec, TEXTS, SPACE, probe, trigger="So:", fits=lambda chat: chat != whole
-    )
-    assert len(shorter.messages(0)[0]["content"]) < len(whole[0]["content"])
-    text = f"{ANSWER}\nSo: nothing yet"  # What stands before the trigger is no design.
-    scores = shorter.score(np.array([0]), [types.SimpleNamespace(text=text)])
-    assert scores.metrics == {"readable": 0.0}
-    assert task.score(np.array([0]), [types.SimpleNamespace(text=text)]).metrics["readable"] == 1.0
-    with pytest.raises(ValueError, match=r"records\[0\]: no context"):
-        DesignTask([RECORD], spec, TEXTS, SPACE, probe, fits=lambda chat: False)
-    with pytest.raises(ValueError, match="not finite"):
-        DesignTask(records, context.variant("V1"), TEXTS, SPACE, lambda c: float("nan")).score(
-            np.array([0]), answers[:1]
-        )

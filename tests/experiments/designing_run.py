@@ -13,7 +13,6 @@ import jax
 import numpy as np
 from absl import app
 
-import mapf_jax
 from engineer import proposal
 from experiments import command_line, main
 from experiments.engineer_training import EngineerTrainer
@@ -27,10 +26,9 @@ def read_anything(text, space, trigger=""):
     return real_parse(proposal.render_config(config, space), space)
 
 
-def mean_length(self, params, judged, key):
-    chats = [
-        [{"role": "user", "content": mapf_jax.prompt(judged[i], False)}] for i in range(len(judged))
-    ]
+def mean_length(self, params, probe, key):
+    task = self._family.task(probe)
+    chats = [task.messages(i) for i in range(len(task))]
     return float(np.mean([answer.num_tokens / 16 for answer in self._respond(params, chats, key)]))
 
 

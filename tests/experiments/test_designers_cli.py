@@ -18,11 +18,12 @@ from engineer.analysis import QUESTIONS
 from engineer.proposal import parse, render_config
 from engineer.record import RunRecord
 from engineer.space import Configuration
-from experiments import loop, settings
+from experiments import designing, evidence, settings
 from experiments.errors import UserError
 from experiments.families.lakes import texts as lakes
+from experiments.families.loading import load
 from experiments.settings import DESIGNERS
-from experiments.store import RunDirectory
+from experiments.store import RunStore
 from mapf_jax import formats
 from mapf_jax.draw import render
 
@@ -34,7 +35,7 @@ SMALL = [
     "--config=experiments/configs/tiny.py",
     "--config.loop.rounds=2",
     "--config.environment.num_instances=8",
-    "--config.environment.max_candidates=4096",
+    "--config.lakes.max_candidates=4096",
     "--config.validation.num_instances=24",
     "--config.training.epochs=1.0",
     "--config.training.prompts_per_step=8",
@@ -93,8 +94,8 @@ def runs(tmp_path_factory):
     options["endpoint"] += [
         f"--config.engineer.endpoint.url=http://127.0.0.1:{server.server_port}/v1",
         "--config.engineer.endpoint.model=m",
-        f"--config.engineer.reader.url=http://127.0.0.1:{server.server_port}/v1",
-        "--config.engineer.reader.model=reader",
+        f"--config.engineer.judge.url=http://127.0.0.1:{server.server_port}/v1",
+        "--config.engineer.judge.model=reader",
     ]
     options["fixed"] += ["--config.engineer.start=uniform"]
     options["staged"] += [f"--config.engineer.start={start}"]
@@ -111,9 +112,9 @@ def runs(tmp_path_factory):
     options["current"] += [
         "--config.engineer.training.steps=1",
         "--config.engineer.training.group_size=2",
-        "--config.engineer.training.probe_steps=1",
-        "--config.engineer.training.probe_instances=8",
-        "--config.engineer.training.judge_instances=24",
+        "--config.engineer.training.trial_steps=1",
+        "--config.engineer.training.trial_instances=8",
+        "--config.engineer.training.probe_set_size=24",
     ]
     lines = [[*SMALL, f"--workdir={folder / name}", *extra] for name, extra in options.items()]
     done = subprocess.run(
@@ -182,8 +183,8 @@ def test_the_designs_are_those_of_their_designers(runs):
     assert "Latest training" in design["context_messages"][0]["content"]
     trained = (runs / "current" / "rounds" / "0" / "engineer_training.jsonl").read_text()
     assert [len(json.loads(line)["answers"]) for line in trained.splitlines()] == [2]
-    assert read(runs / "endpoint", "rounds", "0", "design", "reading.json")["scores"] == SCORES
-    assert not (runs / "current" / "rounds" / "0" / "design" / "reading.json").exists()
+    assert read(runs / "endpoint", "rounds", "0", "design", "judgement.json")["scores"] == SCORES
+    assert not (runs / "current" / "rounds" / "0" / "design" / "judgement.json").exists()
 
 
 def test_designs_are_judged_on_what_nothing_trains_on_or_validates_with(runs):
@@ -192,7 +193,7 @@ def test_designs_are_judged_on_what_nothing_trains_on_or_validates_with(runs):
         for path in (
             runs / "current" / folder
             for folder in (
-                "rounds/0/engineer_judge.jsonl",
+                "rounds/0/probe_set.jsonl",
                 "rounds/0/instances.jsonl",
                 "rounds/1/instances.jsonl",
                 "validation/instances.jsonl",
@@ -210,12 +211,17 @@ def test_a_refusal_is_told_as_an_error_of_the_user(runs, tmp_path):
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     url = f"http://127.0.0.1:{server.server_port}/v1"
-    options["engineer"]["reader"]["url"] = ""
-    options["engineer"]["reader"]["model"] = ""
+    options["engineer"]["judge"]["url"] = ""
+    options["engineer"]["judge"]["model"] = ""
     options["engineer"]["endpoint"] |= {"url": url, "model": "unknown"}
-    run = loop.Loop(settings.from_config(options), RunDirectory(folder), None)
+    chosen = settings.from_config(options)
+    family, store = load(chosen.family, chosen.family_options), RunStore(folder)
+    designer = designing.make_designer(chosen, family, None, lambda chat: True)
+    record = evidence.run_record(store, chosen, family, 1)
     with pytest.raises(UserError, match=r"model 'unknown', key .* refused with status 401"):
-        run._design(1, None, None, None)
+        designing.design_round(
+            chosen, store, folder / "rounds/0/design", designer, record, family.space, 0
+        )
     server.shutdown()
 
 
@@ -255,7 +261,7 @@ def test_settings_that_do_not_go_together_are_refused(tmp_path):
         ({"start": str(tmp_path / "none")}, "start="),
         ({"largest_fraction_move": 0.0}, "largest_fraction_move=0.0"),
         ({"decoding": "grammar", "training": {"steps": 1}}, "only with decoding='parsed'"),
-        ({"reader": {"url": "http://x"}}, "reader: url='http://x', model='': either both"),
+        ({"judge": {"url": "http://x"}}, "judge: url='http://x', model='': either both"),
         ({"choice": "worst"}, "choice='worst': allowed are"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -9,9 +9,10 @@ import pytest
 from engineer.proposal import Unreadable, parse, project, render_config
 from experiments import settings as settings_lib
 from experiments.configs import tiny
-from experiments.designing import design_automaton, design_responder
+from experiments.designing import design_automaton, design_completer
 from experiments.families.lakes import demonstrations
 from experiments.families.lakes import texts as lakes
+from experiments.families.lakes.family import Lakes
 from experiments.policy import load_params, load_policy
 from learner.qwen3 import model, placement
 
@@ -27,7 +28,7 @@ def world():
         model.init_params(jax.random.key(0), policy.config),
         placement.param_shardings(policy.config, policy.mesh),
     )
-    space = settings.environment.space()
+    space = Lakes(settings.lakes).space
     chats = [
         demonstrations.demonstration(seed, "V6", space, lakes.TEXTS)[0] for seed in range(COUNT)
     ]
@@ -47,9 +48,9 @@ def read(answers, space):
 
 def test_200_of_200_are_well_formed(world):
     settings, policy, params, chats = world
-    space = settings.environment.space()
+    space = Lakes(settings.lakes).space
     under = with_engineer(settings, decoding="grammar")
-    answers = design_responder(under, policy)(params, chats, jax.random.key(1))
+    answers = design_completer(under, Lakes(under.lakes), policy)(params, chats, jax.random.key(1))
     configs = set()
     for answer in answers:
         assert not answer.truncated
@@ -59,14 +60,14 @@ def test_200_of_200_are_well_formed(world):
         configs.add(config)
     assert len(answers) == COUNT
     assert len(configs) == COUNT  # the grammar leaves the choice to the model
-    free = design_responder(with_engineer(settings), policy)(params, chats, jax.random.key(1))
+    free = design_completer(with_engineer(settings), policy)(params, chats, jax.random.key(1))
     readable = sum(not isinstance(reading, Unreadable) for reading in read(free, space))
     print(f"untrained: {len(answers)} of {COUNT} under the grammar, {readable} of {COUNT} without")
     assert readable < COUNT / 10
 
     # The committed checkpoint, which has learned to design.
     trained = load_params(settings, policy)
-    answers = design_responder(under, policy)(trained, chats, jax.random.key(1))
+    answers = design_completer(under, Lakes(under.lakes), policy)(trained, chats, jax.random.key(1))
     wanted = [project(reading, space.uniform(), space) for reading in read(answers, space)]
     assert all(repairs == () for _, repairs in wanted)
     shares = np.array([config.column("hole_ratio") for config, _ in wanted])
@@ -75,11 +76,13 @@ def test_200_of_200_are_well_formed(world):
 
 def test_reasoning_comes_first_and_ends(world):
     settings, policy, params, chats = world
-    space = settings.environment.space()
+    space = Lakes(settings.lakes).space
     under = with_engineer(
         settings, decoding="grammar", reasoning_tokens=20, trigger="\nConfiguration:\n"
     )
-    answers = design_responder(under, policy)(params, chats[:40], jax.random.key(2))
+    answers = design_completer(under, Lakes(under.lakes), policy)(
+        params, chats[:40], jax.random.key(2)
+    )
     # A stop token within the reasoning is no way out: such answers are finished.
     assert len({answer.num_tokens for answer in answers}) > 1
     for answer in answers:
@@ -93,7 +96,7 @@ def test_a_budget_that_is_too_small_is_refused(world):
     settings, policy, _, _ = world
     small = with_engineer(settings, decoding="grammar", max_new_tokens=20)
     with pytest.raises(ValueError, match="max_new_tokens=20: a design under the grammar takes up"):
-        design_automaton(small, policy)
+        design_automaton(small, Lakes(small.lakes), policy)
     thoughtful = with_engineer(settings, thinking=True, thinking_tokens=10)
     with pytest.raises(ValueError, match="no token </think>"):
-        design_responder(thoughtful, policy)
+        design_completer(thoughtful, Lakes(thoughtful.lakes), policy)

@@ -17,7 +17,7 @@ SMALL = [
     "--config=experiments/configs/tiny.py",
     "--config.loop.rounds=3",
     "--config.environment.num_instances=64",
-    "--config.environment.max_candidates=8192",
+    "--config.lakes.max_candidates=8192",
     "--config.validation.num_instances=48",
     "--config.training.epochs=1.0",
     "--config.training.prompts_per_step=16",
@@ -87,7 +87,7 @@ def test_three_rounds_two_designs_and_a_report(undisturbed):
         context = (workdir / "rounds" / str(index) / "design" / "context.md").read_text()
         assert "Latest results" in context
     assert "round 2: valid" in out
-    assert "next: 3x3 share" in out
+    assert "next: 3: data_ratio" in out
     page = (workdir / "report.html").read_text()
     assert page.count('class="chart"') == len(list((workdir / "figures").glob("*.png"))) > 10
     assert page.count('class="lake"') == 12

@@ -19,18 +19,19 @@ import scipy.stats
 from engineer.analysis import DesignAnalysis
 from engineer.proposal import render_config
 from engineer.space import Configuration
-from experiments import published, report
+from experiments import published, report, validation
 from experiments import store as files
 from experiments.configs import tiny
 from experiments.families.lakes import drawing
-from experiments.families.lakes.task import judge
+from experiments.families.lakes.family import Lakes
 from experiments.report import charts, measures, style
 from experiments.report import page as page_words
 from experiments.report.page import DASH
 from experiments.settings import from_config
 from experiments.study import results as study_results
 from experiments.study.variants import Study, Variant
-from mapf_jax import CHECKS, formats
+from learner.chat import Completion
+from mapf_jax import CHECKS
 
 ROOT = Path(__file__).parent.parent.parent
 EVIL = '<script>alert("x")</script><img src="https://e.example/x.png" onerror="alert(1)">'
@@ -82,7 +83,7 @@ DESIGNED = {"3": (0.2, 0.2, 0.2), "4": (0.8, 0.3, 0.1)}
 def options(seed=0, designer="current", rounds=2):
     config = tiny.get_config()
     config.seed = seed
-    config.environment.sizes = (3, 4)
+    config.lakes.sizes = (3, 4)
     config.loop.rounds = rounds
     config.engineer.designer = designer
     return from_config(config)
@@ -96,26 +97,14 @@ def configuration(table):
 
 
 def write_validation(folder, texts):
-    instances = formats.from_records(VALIDATION)
-    judgement = judge(instances, np.arange(len(texts)), texts)
-    breakdown = judgement.breakdown(np.full(len(texts), 20)).to_dict()
-    verdict = judgement.verdict
+    family = Lakes(options().lakes)
+    completions = [Completion(text, 20, False) for text in texts]
+    records = family.task(VALIDATION).score(np.arange(len(texts)), completions).records
     rows = [
-        {
-            "id": f"validation-{i}",
-            "size": int(judgement.sizes[i]),
-            "valid": bool(verdict.valid[i]),
-            "optimal": bool(verdict.optimal[i]),
-            "failed": [name for name in CHECKS if not getattr(verdict, name)[i]],
-            "optimum": int(judgement.optimum[i]),
-            "tokens": 20,
-            "text": text,
-        }
-        for i, text in enumerate(texts)
+        {"id": f"validation-{i}", **record, "tokens": 20, "truncated": False, "text": text}
+        for i, (record, text) in enumerate(zip(records, texts, strict=True))
     ]
-    files.write_jsonl(folder / "answers.jsonl", rows)
-    extra = {"completion_tokens_mean": 20.0, "truncated_fraction": 0.0}
-    files.write_json(folder / "validation.json", {**breakdown, **extra})
+    validation.write_validation(files.RunStore(folder), folder, family, rows)
 
 
 def write_run(root, settings=None, rounds=2, after=AFTER):
@@ -126,26 +115,21 @@ def write_run(root, settings=None, rounds=2, after=AFTER):
     files.write_json(root / "versions.json", {"jax": "1.2.3", "devices": "1 x abacus", "x": EVIL})
     files.write_jsonl(root / "validation" / "instances.jsonl", VALIDATION)
     write_validation(root / "initial", BEFORE)
-    space = settings.environment.space()
+    space = Lakes(settings.lakes).space
     for index in range(rounds):
         folder = root / "rounds" / str(index)
         config = configuration(START if index == 0 else DESIGNED)
         files.write_text(folder / "environment.yaml", render_config(config, space) + "\n")
-        sizes = [
-            {
-                "size": size,
+        rows = {
+            size: {
                 "asked": 10,
                 "made": 10,
-                "asked_wait": 4,
-                "made_wait": 4 - index,
-                "holes": 1,
-                "candidates": 64,
-                "achieved_data_ratio": 0.5,
-                "achieved_wait_ratio": 0.3,
+                "achieved": {"data_ratio": 0.5, "hole_ratio": hole_ratio, "wait_ratio": 0.3},
+                "details": {"asked_wait": 4, "made_wait": 4 - index, "candidates": 64},
             }
-            for size in (3, 4)
-        ]
-        generated = {"note": "", "asked": 20, "made": 20, "sizes": sizes}
+            for size, hole_ratio in (("3", 1 / 9), ("4", 1 / 16))
+        }
+        generated = {"note": "", "asked": 20, "made": 20, "rows": rows}
         files.write_json(folder / "generated.json", generated)
         files.write_jsonl(folder / "train.jsonl", [step(index, n) for n in range(40)])
         write_validation(folder, after)
@@ -472,7 +456,7 @@ STUDY = Study(
 def write_study(root, finished=None):
     """A study whose checkpoint variant is the better by one or two answers a seed."""
     base = tiny.get_config()
-    base.environment.sizes = (3, 4)
+    base.lakes.sizes = (3, 4)
     base.loop.rounds = 2
     settings = STUDY.settings(base)
     for variant, seed in itertools.product(settings, STUDY.seeds):

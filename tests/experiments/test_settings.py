@@ -7,6 +7,8 @@ import pytest
 
 import experiments.configs
 from experiments import settings
+from experiments.families.lakes.family import Lakes
+from experiments.families.lakes.options import LakesOptions
 
 CONFIGS = [  # Those of studies are a package of their own, see test_study.py.
     module.name for module in pkgutil.iter_modules(experiments.configs.__path__) if not module.ispkg
@@ -36,12 +38,15 @@ def test_every_configuration_file_is_valid(name, tmp_path):
         ({"loop": {"rounds": True}}, "loop.rounds=True: int is needed"),
         ({"loop": {"rounds": 0}}, "loop.rounds=0: allowed are integers from 1 up"),
         ({"loop": 3}, "loop=3: a group of fields is needed"),
-        ({"environment": {"sizes": [3, "x"]}}, r"environment.sizes\[1\]='x': int is needed"),
-        ({"environment": {"sizes": [5, 3]}}, r"environment.sizes=\(5, 3\): allowed are ascending"),
-        ({"environment": {"num_agents": 6}}, "environment.num_agents=6: allowed are 2 to 5"),
+        ({"lakes": {"sizes": [3, "x"]}}, r"lakes.sizes\[1\]='x': int is needed"),
+        ({"lakes": {"sizes": [5, 3]}}, r"lakes.sizes=\(5, 3\): allowed are ascending"),
+        ({"lakes": {"num_agents": 6}}, "lakes.num_agents=6: allowed are 2 to 5"),
         ({"engineer": {"designer": "me"}}, "engineer.designer='me': allowed are"),
         ({"engineer": {"context": "V9"}}, "engineer.context='V9': allowed are"),
-        ({"validation": {"hole_ratio": 1.5}}, "validation.hole_ratio=1.5: allowed are numbers in"),
+        (
+            {"lakes": {"validation_hole_ratio": 1.5}},
+            "lakes.validation_hole_ratio=1.5: allowed are numbers in",
+        ),
         ({"mesh": {"fsdp": 3}}, "training.micro_batch_rows=8: allowed are multiples of .* 3"),
         ({"seed": 2**32}, "seed=4294967296: allowed are integers from 0 to"),
         ({"training": {"group_size": 1}}, "training.group_size=1: allowed are integers from 2"),
@@ -56,6 +61,6 @@ def test_errors_name_the_field(config, message):
 
 
 def test_the_space_leaves_cells_for_starts_and_goals():
-    space = settings.EnvironmentSettings(sizes=(3, 5), highest_hole_ratio=0.6).space()
+    space = Lakes(LakesOptions(sizes=(3, 5), highest_hole_ratio=0.6)).space
     assert space.bounds("3", "hole_ratio") == (0.0, 5 / 9)
     assert space.bounds("5", "hole_ratio") == (0.0, 0.6)

@@ -53,9 +53,9 @@ STUDY = Study(
 def get_config():
     config = bases.tiny_base()
     config.loop.rounds = 2
-    config.environment.sizes = (3, 4)
+    config.lakes.sizes = (3, 4)
     config.environment.num_instances = 16
-    config.environment.max_candidates = 4096
+    config.lakes.max_candidates = 4096
     config.validation.num_instances = 24
     config.training.epochs = 1.0
     config.training.prompts_per_step = 8
@@ -441,7 +441,9 @@ def test_unequal_budgets_are_refused():
         UserError, match=r"instances differs between variants, \{'a': 1920, 'b': 5760"
     ):
         study.settings(bases.tiny_base())
-    apart = Study("", (Variant("a", "a"), Variant("b", "b", {"validation.hole_ratio": 0.1})), "a")
+    apart = Study(
+        "", (Variant("a", "a"), Variant("b", "b", {"lakes.validation_hole_ratio": 0.1})), "a"
+    )
     with pytest.raises(
         UserError, match=r"validation\.hole_ratio differs between variants, \{'a': 0"
     ):

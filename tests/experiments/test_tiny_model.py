@@ -13,8 +13,9 @@ from experiments import warm_start
 from experiments.configs import tiny
 from experiments.families.lakes import demonstrations
 from experiments.families.lakes import texts as lakes
+from experiments.families.lakes.family import Lakes
 from experiments.policy import load_params, load_policy
-from experiments.validation import Validator, validation_responder, validation_set
+from experiments.validation import Validator, validation_completer, validation_set
 from mapf_jax.text import RULES
 
 
@@ -52,13 +53,13 @@ def test_texts_survive_the_tokenizer(settings, model):
     )
     for i in range(len(instances)):
         instance = instances[i]
-        question = mapf_jax.prompt(instance, settings.environment.list_holes)
+        question = mapf_jax.prompt(instance, settings.lakes.list_holes)
         answer = mapf_jax.render_answer(instance.solution.paths, instance.solution.num_steps)
         for text in (question, answer):
             assert tokenizer.decode(tokenizer.encode(text)) == text
         assert len(tokenizer.encode(question)) < 80
     messages, design = demonstrations.demonstration(
-        1, "V6", settings.environment.space(), lakes.TEXTS
+        1, "V6", Lakes(settings.lakes).space, lakes.TEXTS
     )
     for text in (messages[0]["content"], design, "ärger \U0001f600\x00 (12,3) 0.123"):
         assert tokenizer.decode(tokenizer.encode(text)) == text
@@ -66,9 +67,13 @@ def test_texts_survive_the_tokenizer(settings, model):
 
 def test_it_plans_as_well_as_the_card_says_and_has_room_to_learn(settings, model):
     policy, params = model
-    instances, _ = validation_set(settings)
-    respond = validation_responder(settings, policy)
-    breakdown = Validator(settings, respond, instances)(params).judgement.breakdown()
+    family = Lakes(settings.lakes)
+    problems = [
+        {**problem, "id": str(i)}
+        for i, problem in enumerate(validation_set(settings, family).problems)
+    ]
+    completer = validation_completer(settings, policy)
+    breakdown = family.breakdown(Validator(settings, family, completer, problems)(params))
     assert 0.40 <= breakdown.valid_rate <= 0.75
     card = json.loads((settings.model.folder / "warm_start.json").read_text())
     # Another machine rounds differently, and a greedy answer may then differ.
@@ -78,19 +83,14 @@ def test_it_plans_as_well_as_the_card_says_and_has_room_to_learn(settings, model
 
 def test_it_designs(settings, model):
     policy, params = model
-    figures = warm_start.examine_designs(settings, policy, params, 0)
+    figures = warm_start.examine_designs(settings, Lakes(settings.lakes), policy, params, 0)
     assert figures["readable"] >= 0.95
     assert figures["hole_ratio_error"] < 0.1
 
 
-def test_checks_have_the_same_names_for_simulator_and_engineer():
-    # The engineer may not import the simulator's verifier; the names are their contract.
-    assert lakes.CHECKS == mapf_jax.CHECKS
-
-
 def test_a_context_of_a_real_validation_is_within_the_models_window(settings, model):
     policy, _ = model
-    space = settings.environment.space()
+    space = Lakes(settings.lakes).space
     record = demonstrations.random_record(np.random.SeedSequence(4), space, lakes.TEXTS)
     chat = context.compose("V3", record, lakes.TEXTS)
     ids = policy.tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)

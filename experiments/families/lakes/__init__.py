@@ -1,1 +1,1 @@
-"""Frozen lakes, the first family."""
+"""Frozen lakes, the first family: several agents cross without meeting."""

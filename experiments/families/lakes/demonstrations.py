@@ -147,14 +147,17 @@ def _random_breakdown(
     main = rng.choice(len(checks), size=count, p=rng.dirichlet(np.ones(len(checks))))
     fails = (rng.random((len(checks), count)) < 0.1) | (np.arange(len(checks))[:, None] == main)
     fails &= ~valid
-    return FailureBreakdown.from_outcomes(
-        row_of,
-        valid,
-        optimal,
-        dict(zip(checks, fails, strict=True)),
-        checks=checks,
-        label=space.label,
-        alone=family.alone,
+    records = [
+        {
+            "group": str(row_of[i]),
+            "valid": bool(valid[i]),
+            "optimal": bool(optimal[i]),
+            "failed": [check for check, failed in zip(checks, fails[:, i], strict=True) if failed],
+        }
+        for i in range(count)
+    ]
+    return FailureBreakdown.from_records(
+        records, checks=checks, label=space.label, alone=family.alone
     )
 
 

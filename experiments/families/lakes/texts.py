@@ -1,32 +1,15 @@
-"""Frozen lakes as an environment family: their space, checks and texts.
+"""What an engineer is told of lakes, and what it may choose.
 
-The only file of this package that knows of lakes. The eight checks and the three ratios are those
-of "From Trainee to Trainer" (arXiv 2606.17682).
+The eight checks and the three ratios are those of "From Trainee to Trainer" (arXiv 2606.17682).
 """
 
 from collections.abc import Iterable, Mapping
 
-import numpy.typing as npt
-
-from engineer.evidence import FailureBreakdown
 from engineer.space import Bounds, ConfigurationSpace, Parameter, column
 from engineer.texts import FamilyTexts
+from mapf_jax import CHECKS
 
 LABEL = "size"
-PARAMETERS = ("data_ratio", "hole_ratio", "wait_ratio")
-PARSABLE = "parsable"
-AGENT_COUNT = "agent_count"
-CHECKS = (
-    PARSABLE,
-    "legal_moves",
-    "conflict_free",
-    "goals_reached",
-    "starts_correct",
-    AGENT_COUNT,
-    "no_holes",
-    "in_bounds",
-)
-"""Names of the eight checks; an answer is valid if it passes all of them."""
 
 MAX_RANDOM_HOLE_RATIO = 0.5
 """Cap on a random hole ratio. In denser lakes two random cells are seldom connected (on a 10 x 10
@@ -97,7 +80,7 @@ EXPLANATION = (
 TEXTS = FamilyTexts(
     label=LABEL,
     checks=CHECKS,
-    alone=(PARSABLE, AGENT_COUNT),
+    alone=("parsable", "agent_count"),
     instruction=INSTRUCTION,
     guideline=GUIDELINE,
     output_format=OUTPUT_FORMAT,
@@ -152,44 +135,4 @@ def lake_space(
         simplexes=(column(rows, "data_ratio"),),
         row_keys=("N", "map_size", "lake_size"),
         row_suffix="(?: ?x ?[0-9]{1,3})?",  # As in 3x3.
-    )
-
-
-def lake_breakdown(
-    sizes: npt.ArrayLike,
-    valid: npt.ArrayLike,
-    optimal: npt.ArrayLike,
-    failed: Mapping[str, npt.ArrayLike],
-    violation_time: npt.ArrayLike | None = None,
-    gap: npt.ArrayLike | None = None,
-    length: npt.ArrayLike | None = None,
-) -> FailureBreakdown:
-    """Counts the outcomes of N answers by lake size; see `FailureBreakdown.from_outcomes`.
-
-    Nothing but its form can be judged of an answer that cannot be parsed, and nothing but that of
-    one about another number of agents: such an answer counts under that check alone.
-
-    Args:
-      sizes: i[N], size of the lake that answer n is about.
-      valid: bool[N], answer n passes every check.
-      optimal: bool[N], and has the least possible cost.
-      failed: for each name of `CHECKS` bool[N], answer n fails that check.
-      violation_time: i[N], time of the first broken rule, negative if there is none.
-      gap: i[N], cost above the optimum, negative if unknown; those of valid answers count.
-      length: i[N], tokens of the answer.
-
-    Raises:
-      ValueError: a check is missing or unknown, or the arrays contradict each other.
-    """
-    return FailureBreakdown.from_outcomes(
-        sizes,
-        valid,
-        optimal,
-        failed,
-        checks=CHECKS,
-        label=LABEL,
-        alone=TEXTS.alone,
-        violation_time=violation_time,
-        gap=gap,
-        length=length,
     )

@@ -1,0 +1,177 @@
+"""A family of environments: what a person of another domain writes to have the whole loop.
+
+A family says which configurations there are, makes problems from one, poses them and verifies
+completions. Problems are JSON-able mappings, so a run can keep them in files that people read.
+`docs/extending.md` walks through one; `experiments.families` loads them by name.
+"""
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from engineer.evidence import FailureBreakdown
+from engineer.space import Configuration, ConfigurationSpace
+from engineer.texts import FamilyTexts
+from learner.chat import Completion, Message
+from learner.training.task import Scores, Task
+
+Problem = Mapping[str, Any]
+"""One problem, as JSON holds it. The run adds an `id`."""
+
+Record = Mapping[str, Any]
+"""What verification says of one completion, as JSON holds it; see `Family.task`."""
+
+
+class NoProblemError(ValueError):
+    """Not a single problem of a configuration could be made."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GeneratedRow:
+    """What was asked of one row of a configuration, and what came of it.
+
+    Attributes:
+      asked: problems asked for.
+      made: problems made.
+      achieved: the number that each parameter has in what was made.
+      details: whatever else the generator reports, JSON-able.
+    """
+
+    asked: int
+    made: int
+    achieved: Mapping[str, float]
+    details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Generated:
+    """Problems made from a configuration, with a report by row.
+
+    Attributes:
+      problems: distinct, in random order.
+      rows: by name of the row, for rows that something was asked of.
+      notes: a line for each wish that could not be met.
+    """
+
+    problems: Sequence[Problem]
+    rows: Mapping[str, GeneratedRow]
+    notes: Sequence[str] = ()
+
+    def report(self) -> dict[str, Any]:
+        """What the run keeps of it beside the problems, JSON-able."""
+        return {
+            "asked": sum(row.asked for row in self.rows.values()),
+            "made": len(self.problems),
+            "rows": {name: dataclasses.asdict(row) for name, row in self.rows.items()},
+        }
+
+
+class Family(ABC):
+    """Subclass this and name an instance: `--config.family=path/to/file.py:name`.
+
+    Attributes:
+      space: the configurations there are.
+      texts: the checks of completions, and what an engineer is told of the family.
+    """
+
+    space: ConfigurationSpace
+    texts: FamilyTexts
+
+    @abstractmethod
+    def generate(
+        self, key: jax.Array, config: Configuration, count: int, exclude: Sequence[Problem]
+    ) -> Generated:
+        """Distinct problems in the proportions of a configuration.
+
+        Args:
+          key: a typed JAX key; the same key makes the same problems.
+          config: one of `space`.
+          count: how many problems; fewer may be made.
+          exclude: problems of which none may come again.
+
+        Raises:
+          NoProblemError: none could be made.
+        """
+
+    @abstractmethod
+    def task(self, problems: Sequence[Problem]) -> Task:
+        """The prompts of problems, and the verification of completions.
+
+        `Task.score` gives a record for each completion with `group` (the name of the problem's row),
+        `valid` and `failed` (names of failed checks of `texts.checks`). Optional are `optimal`,
+        `violation_time` and `gap` (`FailureBreakdown.from_records`), `accuracy` (the reward without
+        what only rewards form, such as length), and anything else that is worth keeping.
+        """
+
+    @property
+    def validation(self) -> Configuration:
+        """The configuration of the fixed validation set."""
+        return self.space.uniform()
+
+    @property
+    def reward(self) -> str:
+        """The reward in words, for the full training details of a context."""
+        return "as the task gives it"
+
+    def text(self, problem: Problem, completion: str) -> str:
+        """A problem with a completion in plain text, for people and for evidence."""
+        (message,) = self.task([problem]).messages(0)[-1:]
+        return f"{message['content']}\n\n{completion}"
+
+    def draw(self, problem: Problem, completion: str) -> str | None:
+        """The same as an HTML fragment with everything escaped, or None to show the text."""
+        del problem, completion
+        return None
+
+    def breakdown(self, records: Sequence[Record]) -> FailureBreakdown:
+        """The outcomes of verified completions, by row."""
+        return FailureBreakdown.from_records(
+            records, checks=self.texts.checks, label=self.texts.label, alone=self.texts.alone
+        )
+
+
+class ProblemTask:
+    """A `Task` without state whose completions are verified one by one.
+
+    Args:
+      problems: what to pose.
+      prompt: the text of a problem's only message.
+      verify: a record as in `Family.task`, with a `reward` unless that is 1 for a valid completion
+        and 0 for any other.
+    """
+
+    def __init__(
+        self,
+        problems: Sequence[Problem],
+        prompt: Callable[[Problem], str],
+        verify: Callable[[Problem, str], Record],
+    ) -> None:
+        self._problems, self._prompt, self._verify = problems, prompt, verify
+
+    def __len__(self) -> int:
+        return len(self._problems)
+
+    def messages(self, index: int) -> Sequence[Message]:
+        """One user message."""
+        return [{"role": "user", "content": self._prompt(self._problems[index])}]
+
+    def score(self, indices: np.ndarray, completions: Sequence[Completion]) -> Scores:
+        """A record and a reward for each completion."""
+        records = [
+            self._verify(self._problems[index], completion.text)
+            for index, completion in zip(indices.tolist(), completions, strict=True)
+        ]
+        rewards = [record.get("reward", float(record["valid"])) for record in records]
+        return Scores(rewards=np.asarray(rewards, np.float32), records=records)
+
+    def state(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Takes nothing back."""
+        del state

@@ -1,0 +1,206 @@
+"""Frozen lakes as a family of environments, over `mapf_jax`."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+import mapf_jax
+from engineer.space import Configuration
+from experiments.families.family import Family, Generated, GeneratedRow, NoProblemError, Problem
+from experiments.families.lakes import drawing
+from experiments.families.lakes.options import LakesOptions
+from experiments.families.lakes.texts import TEXTS, lake_space
+from learner.chat import Completion, Message
+from learner.devices import distributed
+from learner.training.task import Scores
+from mapf_jax import formats
+from mapf_jax.answer_reward import RewardConfig, answer_rewards, next_short_fraction
+from mapf_jax.draw import render
+from mapf_jax.environment_config import max_hole_ratio
+
+_QUESTION = ("map", "starts", "goals")
+
+
+class Lakes(Family):
+    """Several agents cross a frozen lake full of holes without meeting.
+
+    Args:
+      options: which lakes, and how they are rewarded.
+    """
+
+    texts = TEXTS
+
+    def __init__(self, options: LakesOptions) -> None:
+        self.options = options
+        highest, agents = options.highest_hole_ratio, options.num_agents
+        self.space = lake_space(
+            options.sizes,
+            hole_bounds={
+                size: (0.0, min(highest, max_hole_ratio(size, agents))) for size in options.sizes
+            },
+        )
+
+    def generate(
+        self, key: jax.Array, config: Configuration, count: int, exclude: Sequence[Problem]
+    ) -> Generated:
+        """Solvable instances with an optimal plan each; several processes share the solving."""
+        try:
+            instances, report = mapf_jax.generate(
+                key,
+                mapf_jax.EnvironmentConfig.from_dict(config.to_dict()),
+                count,
+                self.options.num_agents,
+                exclude=set(mapf_jax.fingerprints(_instances(exclude, _QUESTION)))
+                if exclude
+                else set(),
+                max_candidates=self.options.max_candidates,
+                spread=distributed.sharded_map,
+            )
+        except mapf_jax.NoInstanceError as error:
+            raise NoProblemError(str(error)) from error
+        records = [formats.to_record(instances[i], str(i)) for i in range(len(instances))]
+        rows, notes = {}, []
+        for row in report.to_dict()["sizes"]:
+            name = str(row["size"])
+            achieved = {
+                "data_ratio": row["achieved_data_ratio"],
+                "hole_ratio": round(row["holes"] / row["size"] ** 2, 4),
+                "wait_ratio": row["achieved_wait_ratio"],
+            }
+            rows[name] = GeneratedRow(row["asked"], row["made"], achieved, row)
+            if row["made"] < row["asked"] or row["made_wait"] < row["asked_wait"]:
+                notes.append(
+                    f"{name}x{name}: {row['made']} of {row['asked']} instances, "
+                    f"{row['made_wait']} of {row['asked_wait']} that need a wait, "
+                    f"from {row['candidates']} lakes"
+                )
+        return Generated(records, rows, notes)
+
+    def task(self, problems: Sequence[Problem]) -> "LakesTask":
+        """Paths of all agents as answers, verified by the rules."""
+        options = self.options
+        return LakesTask(_instances(problems), options.reward, options.list_holes)
+
+    @property
+    def validation(self) -> Configuration:
+        """Equally many instances of every size."""
+        config = mapf_jax.EnvironmentConfig.uniform(
+            self.options.sizes,
+            self.options.validation_hole_ratio,
+            self.options.validation_wait_ratio,
+        )
+        return Configuration.from_dict(config.to_dict())
+
+    @property
+    def reward(self) -> str:
+        """Accuracy and length, and how they are weighted."""
+        reward = self.options.reward
+        return (
+            "w_acc times accuracy plus w_len times length; accuracy is 0 for an answer that is "
+            "not valid and 1 - 0.7 gap / (2 optimum), at least 0.3, for a valid one; length is 0 "
+            f"up to {reward.short_length} tokens and falls to -1 at {reward.long_length}; the "
+            "weights go from 0.5 and 0.5 to 0.8 and 0.2 as answers get short"
+        )
+
+    def draw(self, problem: Problem, completion: str) -> str:
+        """The lake with the plan as it unfolds."""
+        return drawing.draw(problem, completion)
+
+    def text(self, problem: Problem, completion: str) -> str:
+        """Every time step of a plan, or the lake and the completion if that is no plan."""
+        instance = _instances([problem])[0]
+        agents = instance.starts.shape[-2]
+        plan = mapf_jax.plans_from_texts([completion], agents)
+        if plan.parsable[0] and plan.num_agents[0] == agents:
+            return "\n\n".join(render.ascii_frames(instance, jax.tree.map(lambda x: x[0], plan)))
+        return f"{render.ascii_instance(instance)}\n\n{completion}"
+
+
+class LakesTask:
+    """Prompts about solved instances, scored by the verifier.
+
+    Its state is the moving average of the fraction of short completions, which weights the two
+    parts of the reward. It is updated after a list of completions has been scored.
+
+    Args:
+      instances: batch with solutions.
+      reward: the reward.
+      list_holes: also list the holes' cells in the prompt.
+    """
+
+    def __init__(
+        self, instances: mapf_jax.Instance, reward: RewardConfig, list_holes: bool
+    ) -> None:
+        self._instances = instances
+        self._reward = reward
+        self._prompts = [mapf_jax.prompt(instances[i], list_holes) for i in range(len(instances))]
+        self._short_fraction = 0.0
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    def messages(self, index: int) -> Sequence[Message]:
+        """One user message that poses instance `index`."""
+        return [{"role": "user", "content": self._prompts[index]}]
+
+    def score(self, indices: np.ndarray, completions: Sequence[Completion]) -> Scores:
+        """R = w_acc R_acc + w_len R_len of every completion; several processes share the verifying.
+
+        Records also hold the cost of a valid plan and the optimum.
+        """
+        chosen = self._instances[np.asarray(indices)]
+        assert chosen.solution is not None
+
+        def verdicts(rows: np.ndarray) -> mapf_jax.Verdict:
+            texts = [completions[i].text for i in rows]
+            plans = mapf_jax.plans_from_texts(texts, chosen.starts.shape[-2])
+            return jax.tree.map(np.asarray, mapf_jax.verify(chosen[rows], plans))
+
+        verdict = distributed.sharded_map(verdicts, len(completions))
+        optimum = np.asarray(chosen.solution.cost)
+        num_tokens = np.array([completion.num_tokens for completion in completions])
+        rewards = answer_rewards(verdict, optimum, num_tokens, self._short_fraction, self._reward)
+        self._short_fraction = next_short_fraction(self._short_fraction, num_tokens, self._reward)
+        metrics = {
+            "reward_accuracy": float(np.mean(rewards.accuracy)),
+            "reward_length": float(np.mean(rewards.length)),
+            "weight_accuracy": rewards.accuracy_weight,
+            "short_fraction": self._short_fraction,
+        }
+        sizes = np.asarray(chosen.size)
+        records = [
+            {
+                "group": str(sizes[i]),
+                "valid": bool(verdict.valid[i]),
+                "optimal": bool(verdict.optimal[i]),
+                "failed": [name for name in mapf_jax.CHECKS if not getattr(verdict, name)[i]],
+                "violation_time": _known(verdict.violation_time[i], verdict.violation_time[i] >= 0),
+                "gap": _known(verdict.gap[i], verdict.valid[i]),
+                "accuracy": float(rewards.accuracy[i]),
+                "cost": _known(verdict.cost[i], verdict.valid[i]),
+                "optimum": int(optimum[i]),
+            }
+            for i in range(len(completions))
+        ]
+        return Scores(rewards=rewards.total, metrics=metrics, records=records)
+
+    def state(self) -> dict[str, Any]:
+        """The moving average."""
+        return {"short_fraction": self._short_fraction}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Takes back what `state` returned."""
+        self._short_fraction = float(state["short_fraction"])
+
+
+def _instances(
+    problems: Sequence[Problem], fields: Sequence[str] | None = None
+) -> mapf_jax.Instance:
+    """The instances of problems; of some fields alone, their labels need no verification."""
+    return formats.from_records([{"id": "", **{k: p[k] for k in fields or p}} for p in problems])
+
+
+def _known(value: Any, known: Any) -> int | None:
+    return int(value) if known else None

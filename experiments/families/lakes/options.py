@@ -1,0 +1,61 @@
+"""The options of lakes: which there are, how they are validated and rewarded."""
+
+import dataclasses
+
+from learner import checks
+from mapf_jax.answer_reward import RewardConfig
+from mapf_jax.environment_config import MAX_AGENTS, MIN_AGENTS, MIN_SIZE, max_hole_ratio
+
+MAX_SIZE = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class LakesOptions:
+    """Frozen lakes as training environments.
+
+    Attributes:
+      sizes: lake sizes, ascending.
+      num_agents: agents in every instance, 2 to 5.
+      max_candidates: lakes drawn of one size before the generator gives up on it.
+      highest_hole_ratio: upper bound of every hole ratio; lakes with more holes have hardly any
+        solvable instances. A size too small for the starts and goals is bounded further.
+      list_holes: also list the holes' cells in the prompt.
+      validation_hole_ratio: of every size of the validation set.
+      validation_wait_ratio: likewise.
+      reward: what the publication's reward leaves open.
+    """
+
+    sizes: tuple[int, ...] = tuple(range(3, 11))
+    num_agents: int = 2
+    max_candidates: int = 1 << 17
+    highest_hole_ratio: float = 0.6
+    list_holes: bool = False
+    validation_hole_ratio: float = 0.2
+    validation_wait_ratio: float = 0.25
+    reward: RewardConfig = dataclasses.field(default_factory=RewardConfig)
+
+    def __post_init__(self) -> None:
+        checks.integers(self, max_candidates=1)
+        sizes = list(self.sizes)
+        if (
+            not sizes
+            or sizes != sorted(set(sizes))
+            or not MIN_SIZE <= sizes[0] <= sizes[-1] <= MAX_SIZE
+        ):
+            raise ValueError(
+                f"sizes={self.sizes}: allowed are ascending, distinct sizes from {MIN_SIZE} to "
+                f"{MAX_SIZE}"
+            )
+        if not MIN_AGENTS <= self.num_agents <= MAX_AGENTS:
+            raise ValueError(
+                f"num_agents={self.num_agents}: allowed are {MIN_AGENTS} to {MAX_AGENTS}"
+            )
+        if max_hole_ratio(sizes[0], self.num_agents) < 0:
+            raise ValueError(
+                f"sizes={self.sizes}: a lake of size {sizes[0]} is too small for the starts and "
+                f"goals of {self.num_agents} agents"
+            )
+        for name in ("highest_hole_ratio", "validation_hole_ratio", "validation_wait_ratio"):
+            value = getattr(self, name)
+            if not 0 <= value <= 1:
+                raise ValueError(f"{name}={value}: allowed are numbers in [0, 1]")

@@ -1,0 +1,128 @@
+"""The problems of a run: made once from configurations and kept in its folder."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from engineer.proposal import render_config
+from engineer.space import Configuration
+from experiments.errors import UserError, user_errors
+from experiments.families import Family, NoProblemError, Problem
+from experiments.progress import Reporter
+from experiments.settings import Settings
+from experiments.store import RunStore
+from experiments.validation import validation_set
+
+# What the run's key is folded with, so that no two uses share one.
+GENERATION, TRAINING, DESIGN, COLD_START, ENGINEER = range(5)
+
+
+def round_key(settings: Settings, purpose: int, index: int) -> jax.Array:
+    """The key for one purpose in one round."""
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(settings.seed), purpose), index)
+
+
+def round_seed(settings: Settings, purpose: int, index: int) -> int:
+    """The same for what takes an integer."""
+    entropy = [settings.seed, purpose, index]
+    return int(np.random.SeedSequence(entropy).generate_state(1)[0]) >> 1
+
+
+class ProblemSets:
+    """Makes each set where it is not there yet; all processes call it together.
+
+    Args:
+      settings: of the run.
+      family: makes the problems.
+      store: of the run.
+      reporter: is told what is made, and what fell short.
+      first: the configuration of round 0.
+
+    Raises:
+      UserError: no problem of some row of the validation set can be made.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        family: Family,
+        store: RunStore,
+        reporter: Reporter,
+        first: Configuration,
+    ) -> None:
+        self._settings, self._family, self._store = settings, family, store
+        self._reporter, self._first = reporter, first
+        self.validation: list[Problem] = store.kept(
+            store.root / "validation" / "instances.jsonl", self._make_validation
+        )
+
+    def training(self, index: int) -> list[Problem]:
+        """The training set of a round.
+
+        Raises:
+          UserError: no problem of the configuration that round 0 starts from can be made.
+        """
+        path = self._store.round(index) / "instances.jsonl"
+        return self._store.kept(path, lambda: self._make_training(index))
+
+    def probe(self, index: int, size: int, key: jax.Array) -> list[Problem]:
+        """The probe set of a round: none of validation or of training up to this round."""
+        path = self._store.round(index) / "probe_set.jsonl"
+
+        def made() -> list[dict[str, Any]]:
+            exclude = [*self.validation, *self._kept("instances.jsonl", index + 1)]
+            generated = self._family.generate(key, self._family.validation, size, exclude)
+            return _named(generated.problems, f"probe-{index}")
+
+        return self._store.kept(path, made)
+
+    def _make_validation(self) -> list[dict[str, Any]]:
+        self._reporter.line("making the validation set")
+        with user_errors():
+            generated = validation_set(self._settings, self._family)
+        self._reporter.notes(generated.notes)
+        self._store.write(self._store.root / "validation" / "generated.json", generated.report())
+        return _named(generated.problems, "validation")
+
+    def _make_training(self, index: int) -> list[dict[str, Any]]:
+        folder, config, note = self._store.round(index), self._asked(index), ""
+        key = round_key(self._settings, GENERATION, index)
+        count = self._settings.environment.num_instances
+        exclude = [*self.validation, *self._kept("probe_set.jsonl", index)]
+        self._reporter.line(f"round {index}: making the training set")
+        try:
+            generated = self._family.generate(key, config, count, exclude)
+        except NoProblemError as error:
+            if index == 0:
+                raise UserError(f"environment: {error}") from error
+            # A design without a single problem is no reason to stop the run.
+            path = self._store.round(index - 1) / "environment.yaml"
+            config, note = (
+                Configuration.from_dict(self._store.read(path)),
+                f"previous configuration kept: {error}",
+            )
+            self._reporter.line(f"round {index}: {note}")
+            generated = self._family.generate(key, config, count, exclude)
+        self._reporter.notes(generated.notes)
+        self._store.write(folder / "generated.json", {"note": note, **generated.report()})
+        text = render_config(config, self._family.space)
+        self._store.write(folder / "environment.yaml", text + "\n")
+        return _named(generated.problems, f"round-{index}")
+
+    def _asked(self, index: int) -> Configuration:
+        """What round 0 starts from, or what the engineer designed for a later round."""
+        if index == 0:
+            return self._first
+        design = self._store.read(self._store.round(index - 1) / "design" / "design.json")
+        return Configuration.from_dict(design["config"])
+
+    def _kept(self, name: str, rounds: int) -> list[Problem]:
+        """Those in the files of that name of the first rounds, where there are any."""
+        paths = [self._store.round(index) / name for index in range(rounds)]
+        return [p for path in paths if self._store.exists(path) for p in self._store.read(path)]
+
+
+def _named(problems: Sequence[Problem], prefix: str) -> list[dict[str, Any]]:
+    return [{**problem, "id": f"{prefix}-{i}"} for i, problem in enumerate(problems)]

@@ -1,0 +1,144 @@
+"""The whole loop on a family from a file outside the packages."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engineer.space import Configuration
+from experiments import families
+from experiments.families.loading import load
+from learner.chat import Completion
+
+ROOT = Path(__file__).parent.parent.parent
+SUMS = "docs/family_example/sums.py:family"
+OPTIONS = [
+    "--config=experiments/configs/tiny.py",
+    f"--config.family={SUMS}",
+    "--config.loop.rounds=2",
+    "--config.environment.num_instances=16",
+    "--config.validation.num_instances=12",
+    "--config.validation.max_new_tokens=8",
+    "--config.training.max_new_tokens=8",
+    "--config.training.epochs=1.0",
+    "--config.training.prompts_per_step=8",
+    "--config.training.group_size=4",
+    "--config.training.degenerate_groups=keep",
+    "--config.engineer.context=own",
+    "--config.engineer.modules.examples=2",
+    "--config.engineer.decoding=grammar",
+    "--config.engineer.max_new_tokens=256",
+]
+
+
+@pytest.fixture(scope="module")
+def family():
+    return load(str(ROOT / SUMS))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sums")
+    make = [sys.executable, "tests/experiments/micro_model.py", str(folder / "model")]
+    subprocess.run(make, cwd=ROOT, check=True, timeout=200)
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "experiments.main", *OPTIONS, f"--workdir={folder / 'run'}",
+            f"--config.model.path={folder / 'model'}",
+        ],
+        cwd=ROOT,
+        env={**os.environ, "XLA_FLAGS": ""},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder / "run", done.stdout
+
+
+def test_the_loop_runs_on_it_and_hears_of_no_lake(run):
+    folder, out = run
+    assert "round 1: valid" in out
+    design = json.loads((folder / "rounds/0/design/design.json").read_text())
+    assert design["source"] == "current"
+    assert list(design["config"]) == ["2", "3", "4"]
+    assert not design["kept_previous"]
+    evidence = json.loads((folder / "rounds/0/evidence.json").read_text())
+    assert set(evidence["validation"]["by_terms"]) == {"2", "3", "4"}
+    context = (folder / "rounds/0/design/context.md").read_text()
+    assert "to add numbers" in context
+    assert "failed is_number" in context
+    made = [json.loads(line) for line in (folder / "rounds/1/instances.jsonl").open()]
+    assert {len(problem["terms"]) for problem in made} <= {2, 3, 4}
+    texts = [context, out, *(json.dumps(problem) for problem in made)]
+    texts += [(folder / "rounds/0/answers.jsonl").read_text(), (folder / "report.html").read_text()]
+    for text in texts[:-1]:
+        assert not re.search(r"\b(lakes?|holes?|agents?)\b", text)
+
+
+def test_problems_are_as_asked(family):
+    config = Configuration.from_dict(
+        {
+            "2": {"fraction": 0.5, "digits": 3, "carry_ratio": 0.5},
+            "3": {"fraction": 0.25, "digits": 2, "carry_ratio": 1.0},
+            "4": {"fraction": 0.25, "digits": 1, "carry_ratio": 0.0},
+        }
+    )
+    first = family.generate(jax.random.key(0), config, 40, ())
+    again = family.generate(jax.random.key(0), config, 40, ())
+    assert first == again
+    assert [row.made for row in first.rows.values()] == [20, 10, 10]
+    assert [row.achieved["carry_ratio"] for row in first.rows.values()] == [0.5, 1.0, 0.0]
+    asked = {tuple(p["terms"]) for p in first.problems}
+    assert len(asked) == 40
+    other = family.generate(jax.random.key(0), config, 20, first.problems)
+    assert not asked & {tuple(p["terms"]) for p in other.problems}
+    nothing = family.generate(jax.random.key(1), family.space.uniform(), 12, ())
+    assert nothing.report()["asked"] == 12
+
+
+@given(st.text(max_size=8), st.integers(0, 3))
+def test_records_make_evidence(text, index):
+    problems = [{"terms": [1, 2]}, {"terms": [5, 5, 5]}, {"terms": [10, 20]}, {"terms": [9] * 4}]
+    family = load(str(ROOT / SUMS))
+    task = family.task(problems)
+    right = str(sum(problems[index]["terms"]))
+    scores = task.score(
+        np.array([index, index]), [Completion(text, 3, False), Completion(right, 2, False)]
+    )
+    assert scores.rewards[1] == 1.0
+    found = family.breakdown(scores.records)
+    assert found.answers == 2
+    assert found.valid_rate == np.mean(scores.rewards)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("nothing", "", "allowed are 'lakes' and"),
+        ("{}:family", "family = 3", "'family' is no instance"),
+        ("{}:other", "family = 3", "'other' is no instance"),
+        ("{}:family", "1 / 0", "ZeroDivisionError: division by zero"),
+        ("{}gone.py:family", "", "of a file that exists"),
+    ],
+)
+def test_what_is_no_family_is_refused(name, text, message, tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        load(name.format(path))
+
+
+def test_problem_task_without_rewards():
+    task = families.ProblemTask([{"a": 1}], str, lambda p, t: {"valid": t == "1", "failed": []})
+    scores = task.score(np.array([0, 0]), [Completion("1", 1, False), Completion("2", 1, False)])
+    assert scores.rewards.tolist() == [1.0, 0.0]
+    task.restore(task.state())
