@@ -11,7 +11,7 @@ from engineer.texts import plain_texts
 from experiments import families
 
 TERMS = ("2", "3", "4")
-TRIES = 100  # Draws of one problem before it is given up.
+TRIES = 1000  # Draws of one problem before it is given up.
 
 
 def carries(terms):
