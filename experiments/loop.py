@@ -270,7 +270,7 @@ class Loop:
             )
 
     def _train_engineer(self, index: int, progress: Progress) -> None:
-        """Trains the checkpoint on designing; anew after a resume, whose state is from before it."""
+        """Trains the checkpoint on designing; again after a resume, whose state is older."""
         trainer = self._engineer_trainer
         if trainer is None:
             return

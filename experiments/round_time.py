@@ -110,7 +110,7 @@ class Segment:
 def segments(
     lengths: np.ndarray, slots: int, lanes: int, longest: int, steps: int = _SEGMENT_STEPS
 ) -> Iterator[Segment]:
-    """The segments in which answers go through slots, as `learner.sampling.slots.SlotEngine` runs them.
+    """The segments in which answers go through slots, as `sampling.slots.SlotEngine` runs them.
 
     Args:
         lengths: i64[N, G], tokens of G answers to each of N prompts, in the order of the prompts.
@@ -240,8 +240,8 @@ class Workload:
     def __post_init__(self) -> None:
         if not 0 < self.nondegenerate_fraction <= 1:
             raise ValueError(
-                f"nondegenerate_fraction={self.nondegenerate_fraction}: allowed are numbers in (0, 1], and no group "
-                "can be drawn without one"
+                f"nondegenerate_fraction={self.nondegenerate_fraction}: allowed are numbers in "
+                "(0, 1]; no group can be drawn without one"
             )
 
 

@@ -101,7 +101,7 @@ class Family(ABC):
     def task(self, problems: Sequence[Problem]) -> Task:
         """The prompts of problems, and the verification of completions.
 
-        `Task.score` gives a record for each completion with `group` (the name of the problem's row),
+        `Task.score` gives a record for each completion with `group` (the row of its problem),
         `valid` and `failed` (names of failed checks of `texts.checks`). Optional are `optimal`,
         `violation_time` and `gap` (`FailureBreakdown.from_records`), `accuracy` (the reward without
         what only rewards form, such as length), and anything else that is worth keeping.

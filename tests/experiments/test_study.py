@@ -445,7 +445,7 @@ def test_unequal_budgets_are_refused():
         "", (Variant("a", "a"), Variant("b", "b", {"lakes.validation_hole_ratio": 0.1})), "a"
     )
     with pytest.raises(
-        UserError, match=r"validation\.hole_ratio differs between variants, \{'a': 0"
+        UserError, match=r"lakes\.validation_hole_ratio differs between variants, \{'a': 0"
     ):
         apart.settings(bases.tiny_base())
     free = ("instances", "steps", "updates", "answers")
