@@ -140,14 +140,10 @@ def run(
 
 
 def integers(text: str) -> list[int]:
-    """The type of an option that lists numbers."""
-    try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError:
-        numbers = [0]
+    """The type of an option that lists numbers of at least 1."""
+    numbers = [int(part) for part in text.split(",")]
     if min(numbers) < 1:
-        message = f"{text}: integers of at least 1, separated by commas, are needed"
-        raise argparse.ArgumentTypeError(message)
+        raise argparse.ArgumentTypeError(f"{text}: allowed are integers of at least 1")
     return numbers
 
 

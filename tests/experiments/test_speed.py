@@ -35,8 +35,8 @@ def test_the_simulator_writes_its_speed_and_its_circumstances(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("--batches=1,x", "1,x: integers of at least 1"),
-        ("--agents=0", "0: integers of at least 1"),
+        ("--batches=1,x", "invalid integers value: '1,x'"),
+        ("--agents=0", "0: allowed are integers of at least 1"),
         ("--peers=gym", "'gym': known are jumanji"),
         ("--peer_python=python3", "'python3': NAME=INTERPRETER"),
         ("--peer_python=gymnax=/nowhere/python", "INTERPRETER a file"),
