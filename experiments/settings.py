@@ -43,9 +43,7 @@ class ModelSettings:
     scan_unroll: int = 1
 
     def __post_init__(self) -> None:
-        for name, allowed in (("dtype", DTYPES), ("remat", REMAT)):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name}={getattr(self, name)!r}: allowed are {allowed}")
+        checks.choices(self, dtype=DTYPES, remat=REMAT)
         checks.integers(self, scan_unroll=1)
         if self.path != TINY_MODEL and not (self.folder / "config.json").is_file():
             raise ValueError(
@@ -121,8 +119,7 @@ class ValidationSettings:
 
     def __post_init__(self) -> None:
         checks.integers(self, num_instances=1, seed=0, max_new_tokens=1, thinking_tokens=0)
-        if self.temperature < 0:
-            raise ValueError(f"temperature={self.temperature}: allowed are numbers from 0 up")
+        checks.not_negative(self, "temperature")
 
 
 #: Who may design; see `EngineerSettings`.
@@ -164,8 +161,7 @@ class EndpointSettings:
 
     def __post_init__(self) -> None:
         checks.integers(self, tries=1)
-        if not self.timeout > 0:
-            raise ValueError(f"timeout={self.timeout}: allowed are numbers above 0")
+        checks.positive(self, "timeout")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -272,20 +268,18 @@ class EngineerSettings:
     def __post_init__(self) -> None:
         checks.integers(self, tries=1, proposals=1, max_new_tokens=1, top_k=0)
         checks.integers(self, thinking_tokens=0, reasoning_tokens=0)
-        for name, allowed in (
-            ("designer", DESIGNERS),
-            ("context", (*VARIANTS, OWN_CONTEXT)),
-            ("choice", CHOICES),
-            ("decoding", DECODING),
-        ):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name}={getattr(self, name)!r}: allowed are {allowed}")
+        checks.choices(
+            self,
+            designer=DESIGNERS,
+            context=(*VARIANTS, OWN_CONTEXT),
+            choice=CHOICES,
+            decoding=DECODING,
+        )
         if self.context != OWN_CONTEXT and self.modules != ContextSpec():
             raise ValueError(
                 f"modules: given with context={self.context!r}; they are for {OWN_CONTEXT!r} only"
             )
-        if self.temperature < 0:
-            raise ValueError(f"temperature={self.temperature}: allowed are numbers from 0 up")
+        checks.not_negative(self, "temperature")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p={self.top_p}: allowed are numbers in (0, 1]")
         for name in ("largest_fraction_move", "largest_value_move"):
