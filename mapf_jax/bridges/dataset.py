@@ -6,16 +6,13 @@ A folder with one file a split and a card, `README.md`, that says which type eac
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import jax
 import numpy as np
 
 from mapf_jax import formats
-from mapf_jax.environment_config import EnvironmentConfig
-from mapf_jax.generator import generate
 from mapf_jax.text import prompt, render_answer
 from mapf_jax.types import Status
 
@@ -55,33 +52,6 @@ COLUMNS: dict[str, tuple[Any, str]] = {
     ),
     "extra_info": ({"split": "string", "index": "int64"}, "for verl"),
 }
-
-
-def made_records(
-    num_instances: int,
-    sizes: Iterable[int] = range(3, 11),
-    hole_ratio: float = 0.2,
-    wait_ratio: float = 0.5,
-    num_agents: int = 2,
-    seed: int = 0,
-) -> list[dict[str, Any]]:
-    """Records of distinct new instances with their optima, of all sizes equally often.
-
-    Args:
-      num_instances: how many, at least 1; fewer are made where there are not enough.
-      sizes: lake sizes.
-      hole_ratio: fraction of cells that are holes.
-      wait_ratio: fraction of the instances that need a wait.
-      num_agents: 2 to 5.
-      seed: equal seeds give equal instances.
-
-    Raises:
-      ValueError: an argument is out of range.
-      NoInstanceError: there are no such instances.
-    """
-    config = EnvironmentConfig.uniform(sizes, hole_ratio, wait_ratio)
-    instances, _ = generate(jax.random.key(seed), config, num_instances, num_agents)
-    return formats.to_records(instances)
 
 
 def dataset_rows(

@@ -8,11 +8,15 @@
 import json
 from collections.abc import Iterator
 
+import jax
 import verifiers.v1 as vf
 
+from mapf_jax import formats
 from mapf_jax.answer_reward import RewardConfig
-from mapf_jax.bridges import dataset
+from mapf_jax.bridges.dataset import dataset_rows
 from mapf_jax.bridges.scoring import score
+from mapf_jax.environment_config import EnvironmentConfig
+from mapf_jax.generator import generate
 
 __all__ = ["MapfTaskset"]
 
@@ -98,20 +102,15 @@ class MapfTaskset(vf.Taskset[MapfTask, MapfConfig]):
 
     def load(self) -> Iterator[MapfTask]:
         """The tasks."""
-        options = self.config
-        records = dataset.made_records(
-            options.num_instances,
-            options.sizes,
-            options.hole_ratio,
-            options.wait_ratio,
-            options.num_agents,
-            options.seed,
-        )
-        for row in dataset.dataset_rows(records, list_holes=options.list_holes):
+        made = self.config
+        config = EnvironmentConfig.uniform(made.sizes, made.hole_ratio, made.wait_ratio)
+        key = jax.random.key(made.seed)
+        instances, _ = generate(key, config, made.num_instances, made.num_agents)
+        for row in dataset_rows(formats.to_records(instances), list_holes=made.list_holes):
             data = MapfData(
                 id=row["id"],
                 prompt=row["prompt"][0]["content"],
                 ground_truth=row["reward_model"]["ground_truth"],
                 answer=row["answer"],
             )
-            yield MapfTask(data, options.task)
+            yield MapfTask(data, made.task)

@@ -26,10 +26,14 @@ TINY_MODEL = ROOT / "experiments" / "tiny_model"
 CONFIG = RewardConfig(short_length=10, long_length=30, average_decay=0.5)
 
 
+def made(count, sizes, hole_ratio, agents=2, seed=0):
+    config = mapf_jax.EnvironmentConfig.uniform(sizes, hole_ratio, 0.5)
+    return formats.to_records(mapf_jax.generate(jax.random.key(seed), config, count, agents)[0])
+
+
 @pytest.fixture(scope="module")
 def records():
-    made = dataset.made_records(6, (3, 5), hole_ratio=0.12, seed=3)
-    return made + dataset.made_records(4, (4,), hole_ratio=0.1, num_agents=3, seed=4)
+    return made(6, (3, 5), 0.12, seed=3) + made(4, (4,), 0.1, agents=3, seed=4)
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +201,7 @@ def test_trl_trains_with_it(tmp_path, records):
     torch.manual_seed(0)
     tokenizer = transformers.AutoTokenizer.from_pretrained(TINY_MODEL)
     model = transformers.AutoModelForCausalLM.from_pretrained(TINY_MODEL, dtype=torch.float32)
-    rows = dataset.dataset_rows(dataset.made_records(4, (3, 4), 0.15), list_holes=True)
+    rows = dataset.dataset_rows(made(4, (3, 4), 0.15), list_holes=True)
     calls = []
 
     class Recording(MapfReward):
