@@ -1,7 +1,6 @@
-"""What agents are shown: three views of a state, each with the space it lies in.
+"""What agents see: three views of a state, each with the space it lies in.
 
-All are functions of the same few arrays, so that a view that nobody reads costs nothing in a
-compiled program.
+A view that nobody reads costs nothing in a compiled program.
 """
 
 from typing import Any
@@ -27,8 +26,8 @@ def observe(kind: str, state: State, width: int, window: int) -> Any:
       `positions` and `goals` int8[A, 2] as (row, column), (-1, -1) for an absent agent, and
       `active` bool[A]. One for all agents.
     * "egocentric": uint8[A, window, window, 4], for each agent a square around it, 0 or 1, with
-      the planes `EGOCENTRIC_PLANES`. A goal of its own that is out of sight is shown on the edge
-      of the square that is nearest to it. An absent agent sees nothing.
+      the planes `EGOCENTRIC_PLANES`. Where its own goal is out of sight, the nearest cell of the
+      square's edge shows it. An absent agent sees nothing.
     * "planes": uint8[S, S, 1 + 2 A], 0 or 1: what is blocked, the cell of each agent, the goal of
       each agent. One for all agents.
 
@@ -71,22 +70,17 @@ def space(kind: str, num_agents: int, width: int, window: int) -> spaces.Space:
 
 
 def of_agent(kind: str, observation: Any, agent: int) -> Any:
-    """One agent's own view, for interfaces that want one each (NumPy or JAX arrays).
+    """One agent's own view, for interfaces that want one each.
 
-    Of "egocentric" its own squares; of the others all agents in turn, itself first.
+    Of "egocentric" its own square; of the others all agents in turn, itself first.
     """
     if kind == "egocentric":
         return observation[agent]
     if kind == "planes":
-        num_agents = (observation.shape[-1] - 1) // 2
-        order = (np.arange(num_agents) + agent) % num_agents
-        channels = np.concatenate([[0], 1 + order, 1 + num_agents + order])
-        return observation[..., channels]
-    order = (np.arange(len(observation["active"])) + agent) % len(observation["active"])
-    return {
-        "blocked": observation["blocked"],
-        **{name: observation[name][order] for name in ("positions", "goals", "active")},
-    }
+        blocked, agents, goals = np.split(observation, [1, observation.shape[-1] // 2 + 1], -1)
+        return np.concatenate([blocked, *(np.roll(p, -agent, -1) for p in (agents, goals))], -1)
+    rolled = {name: np.roll(observation[name], -agent, 0) for name in observation}
+    return rolled | {"blocked": observation["blocked"]}
 
 
 def _one_hot(positions: Array, width: int) -> jax.Array:
