@@ -250,8 +250,7 @@ class MapfFrozenLake:
 
     def first_timestep(self, state: State) -> TimeStep:
         """The time step of the first state of an episode."""
-        active = state.cells != dynamics.ABSENT
-        at_goal = (state.cells == state.goals) & active
+        at_goal = jnp.asarray(state.cells == state.goals)  # True of absent agents, too.
         observation, action_mask = self.observe(state)
         return TimeStep(
             observation=observation,
@@ -263,8 +262,8 @@ class MapfFrozenLake:
             info=StepInfo(
                 violation=jnp.zeros((self.num_agents,), jnp.uint8),
                 moves=jnp.full((self.num_agents,), dynamics.WAIT, jnp.int8),
-                at_goal=at_goal,
-                success=jnp.all(at_goal | ~active),
+                at_goal=at_goal & (state.cells != dynamics.ABSENT),
+                success=jnp.all(at_goal),
                 costs=state.costs.astype(jnp.int32),
             ),
         )

@@ -4,33 +4,35 @@ One actor moves all agents: an action is a vector with one move for each, the re
 theirs (each one's own is in `info["rewards"]`).
 """
 
+import dataclasses
 from typing import Any
 
 import gymnasium
 import jax
+import jax.numpy as jnp
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from mapf_jax.draw import render
+from mapf_jax.env import spaces
 from mapf_jax.env.environment import MapfFrozenLake
-from mapf_jax.env.host import Host, as_numpy, gymnasium_space, random_key
-from mapf_jax.env.wrappers import Batched, PoolAutoReset
-from mapf_jax.types import Instance, TimeStep
+from mapf_jax.env.wrappers import Batched, PoolAutoReset, RandomAutoReset
+from mapf_jax.padding import pad_instance
+from mapf_jax.types import Instance, State, TimeStep
 
 
-def _info(timestep: TimeStep) -> dict[str, np.ndarray]:
-    """The parts of a time step that have no place of their own in Gymnasium."""
-    step = timestep.info
-    info = {
-        "rewards": np.array(timestep.reward),
-        "violation": np.array(step.violation),
-        "at_goal": np.array(step.at_goal),
-        "success": np.array(step.success),
-        "costs": np.array(step.costs),
-    }
-    if timestep.action_mask is not None:
-        info["action_mask"] = np.array(timestep.action_mask, np.int8)
-    return info
+def gymnasium_space(space: spaces.Space) -> gymnasium.Space:
+    """The space of Gymnasium with the same members; truth values become int8 0 and 1."""
+    if isinstance(space, spaces.MultiDiscrete):
+        return gymnasium.spaces.MultiDiscrete([space.n] * space.length)
+    if isinstance(space, spaces.Dict):
+        return gymnasium.spaces.Dict(
+            {name: gymnasium_space(part) for name, part in space.spaces.items()}
+        )
+    if np.dtype(space.dtype) == np.bool_:
+        return gymnasium.spaces.MultiBinary(space.shape)
+    return gymnasium.spaces.Box(space.low, space.high, space.shape, space.dtype)
 
 
 class MapfGymEnv(gymnasium.Env):
@@ -40,9 +42,13 @@ class MapfGymEnv(gymnasium.Env):
 
     Args:
       env: from `mapf_jax.env.make`.
-      instances: a batch to play random ones of; random lakes if None.
+      instances: a batch to play random ones of; None for random lakes on which every goal can be
+        reached from its start (`draw_instance`).
       hole_ratio: of the random lakes.
       render_mode: None or "ansi" (text).
+
+    Raises:
+      ValueError: an argument is out of its range.
     """
 
     metadata = {"render_modes": ["ansi"], "render_fps": 4}  # noqa: RUF012 - Gymnasium's own form.
@@ -54,24 +60,52 @@ class MapfGymEnv(gymnasium.Env):
         hole_ratio: float = 0.2,
         render_mode: str | None = None,
     ) -> None:
-        self._host = Host(env, instances, hole_ratio, render_mode)
+        if render_mode not in (None, "ansi"):
+            raise ValueError(f"render_mode={render_mode!r}: allowed are None and 'ansi'")
+        if instances is not None and (len(instances.batch_shape) != 1 or not len(instances)):
+            raise ValueError(f"instances: of shape {instances.batch_shape}, a batch is needed")
         self.render_mode = render_mode
         self.observation_space = gymnasium_space(env.observation_space)
         self.action_space = gymnasium_space(env.action_space)
+        self._env, self._instances = env, None
+        if instances is None:
+            self._draw = jax.jit(RandomAutoReset(env, hole_ratio).draw)
+        else:
+            padded = pad_instance(instances, env.size, env.num_agents)
+            self._instances = jax.tree.map(np.asarray, padded)
+        self._reset, self._step = jax.jit(env.reset), jax.jit(env.step)
+        self._instance: Instance | None = None
+        self._state: State | None = None
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """As of Gymnasium."""
         super().reset(seed=seed)
-        timestep = self._host.reset(self.np_random, options)
-        return as_numpy(timestep.observation), _info(timestep)
+        instance = (options or {}).get("instance")
+        if instance is not None:
+            instance = pad_instance(instance, self._env.size, self._env.num_agents)
+        elif self._instances is not None:
+            instance = self._instances[int(self.np_random.integers(len(self._instances)))]
+        else:
+            instance = self._draw(_random_key(self.np_random))
+        if self._env.needs_key:
+            self._slip_key = _random_key(self.np_random)
+        self._instance = instance
+        self._state, timestep = self._reset(instance)
+        return _as_numpy(timestep.observation), _info(timestep)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """As of Gymnasium."""
-        timestep = self._host.step(action)
+        if self._state is None:
+            raise ValueError("step was called before reset")
+        key = None
+        if self._env.needs_key:
+            self._slip_key, key = jax.random.split(self._slip_key)
+        # One type for all callers, so that the step is compiled once.
+        self._state, timestep = self._step(self._state, np.asarray(action, np.int32), key)
         return (
-            as_numpy(timestep.observation),
+            _as_numpy(timestep.observation),
             float(timestep.reward.sum()),
             bool(timestep.terminated),
             bool(timestep.truncated),
@@ -79,8 +113,18 @@ class MapfGymEnv(gymnasium.Env):
         )
 
     def render(self) -> str | None:
-        """The lake as text if `render_mode` is "ansi"."""
-        return self._host.render()
+        """The lake as text, with the agents where they are now, if `render_mode` is "ansi"."""
+        if self.render_mode is None or self._instance is None or self._state is None:
+            return None
+        positions = np.asarray(self._env.positions(self._state))
+        here = dataclasses.replace(self._instance, starts=positions, solution=None)
+        return render.as_text(jax.tree.map(np.asarray, here))
+
+    @property
+    def active(self) -> np.ndarray:
+        """bool[A], the agents of this episode."""
+        assert self._instance is not None
+        return np.asarray(self._instance.active)
 
 
 class MapfVectorEnv(VectorEnv):
@@ -121,9 +165,9 @@ class MapfVectorEnv(VectorEnv):
         """As of Gymnasium; no options are known."""
         if seed is not None or self._state is None:
             super().reset(seed=seed)
-        key, self._slip_key = jax.random.split(random_key(self.np_random))
+        key, self._slip_key = jax.random.split(_random_key(self.np_random))
         self._state, timestep = self._reset(self._pool, jax.random.split(key, self.num_envs))
-        return as_numpy(timestep.observation), _info(timestep)
+        return _as_numpy(timestep.observation), _info(timestep)
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """As of Gymnasium."""
@@ -138,15 +182,44 @@ class MapfVectorEnv(VectorEnv):
         done = np.array(timestep.done)
         if done.any():
             info |= {
-                "final_obs": as_numpy(timestep.final_observation),
+                "final_obs": _as_numpy(timestep.final_observation),
                 "_final_obs": done,
                 "final_info": {k: v for k, v in info.items() if k != "action_mask"},
                 "_final_info": done,
             }
         return (
-            as_numpy(timestep.observation),
+            _as_numpy(timestep.observation),
             np.asarray(timestep.reward, np.float64).sum(axis=-1),
             np.array(timestep.terminated),
             np.array(timestep.truncated),
             info,
         )
+
+
+def _info(timestep: TimeStep) -> dict[str, np.ndarray]:
+    """The parts of a time step that have no place of their own in Gymnasium."""
+    info = {
+        "rewards": np.array(timestep.reward),
+        "violation": np.array(timestep.info.violation),
+        "at_goal": np.array(timestep.info.at_goal),
+        "success": np.array(timestep.info.success),
+        "costs": np.array(timestep.info.costs),
+    }
+    if timestep.action_mask is not None:
+        info["action_mask"] = np.array(timestep.action_mask, np.int8)
+    return info
+
+
+def _as_numpy(value: Any) -> Any:
+    """A pytree of arrays as a pytree of NumPy arrays of one's own, truth values as int8."""
+
+    def converted(leaf: Any) -> np.ndarray:
+        array = np.array(leaf)
+        return array.astype(np.int8) if array.dtype == np.bool_ else array
+
+    return jax.tree.map(converted, value)
+
+
+def _random_key(rng: np.random.Generator) -> jax.Array:
+    """A PRNG key drawn by a NumPy generator."""
+    return jax.random.key(jnp.asarray(rng.integers(1 << 32, dtype=np.uint32)))

@@ -5,14 +5,13 @@ import itertools
 from typing import Any
 
 import gymnasium
-import numpy as np
 from pettingzoo import ParallelEnv
 
 from mapf_jax.dynamics import MOVES, WAIT
 from mapf_jax.env import observations, spaces
 from mapf_jax.env.environment import MapfFrozenLake
-from mapf_jax.env.host import Host, as_numpy, gymnasium_space
-from mapf_jax.types import Instance, TimeStep
+from mapf_jax.env.gymnasium_env import MapfGymEnv, gymnasium_space
+from mapf_jax.types import Instance
 
 
 class MapfParallelEnv(ParallelEnv[str, Any, int]):
@@ -26,8 +25,8 @@ class MapfParallelEnv(ParallelEnv[str, Any, int]):
 
     Args:
       env: from `mapf_jax.env.make`.
-      instances: a batch to play random ones of; random lakes if None.
-      hole_ratio: of the random lakes.
+      instances: as of `MapfGymEnv`, like the others.
+      hole_ratio: of random lakes.
       render_mode: None or "ansi" (text).
     """
 
@@ -40,12 +39,11 @@ class MapfParallelEnv(ParallelEnv[str, Any, int]):
         hole_ratio: float = 0.2,
         render_mode: str | None = None,
     ) -> None:
-        self._host = Host(env, instances, hole_ratio, render_mode)
+        self._env = env
+        self._all_agents = MapfGymEnv(env, instances, hole_ratio, render_mode)
         self.render_mode = render_mode
         self.possible_agents = [f"agent_{i}" for i in range(env.num_agents)]
         self.agents: list[str] = []
-        self._env = env
-        self._rng = np.random.default_rng()
         space = env.observation_space
         if isinstance(space, spaces.Box) and env.observation == "egocentric":
             space = dataclasses.replace(space, shape=space.shape[1:])  # Each agent has its own.
@@ -70,11 +68,9 @@ class MapfParallelEnv(ParallelEnv[str, Any, int]):
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         """As of PettingZoo."""
-        if seed is not None:
-            self._rng = np.random.default_rng(seed)
-        timestep = self._host.reset(self._rng, options)
-        self.agents = list(itertools.compress(self.possible_agents, self._host.active))
-        return self._views(timestep), self._infos(timestep)
+        observation, info = self._all_agents.reset(seed=seed, options=options)
+        self.agents = list(itertools.compress(self.possible_agents, self._all_agents.active))
+        return self._views(observation, info), self._infos(info)
 
     def step(
         self, actions: dict[str, int]
@@ -94,44 +90,43 @@ class MapfParallelEnv(ParallelEnv[str, Any, int]):
         if strangers:
             raise ValueError(f"actions: {sorted(strangers)} take no part, only {self.agents}")
         joint = [actions.get(agent, WAIT) for agent in self.possible_agents]
-        timestep = self._host.step(joint)
-        rewards = dict(zip(self.possible_agents, np.asarray(timestep.reward), strict=True))
+        observation, _, terminated, truncated, info = self._all_agents.step(joint)
         result = (
-            self._views(timestep),
-            {agent: float(rewards[agent]) for agent in self.agents},
-            dict.fromkeys(self.agents, bool(timestep.terminated)),
-            dict.fromkeys(self.agents, bool(timestep.truncated)),
-            self._infos(timestep),
+            self._views(observation, info),
+            {agent: float(info["rewards"][i]) for i, agent in self._numbered()},
+            dict.fromkeys(self.agents, terminated),
+            dict.fromkeys(self.agents, truncated),
+            self._infos(info),
         )
-        if timestep.done:
+        if terminated or truncated:
             self.agents = []
         return result
 
     def render(self) -> str | None:
         """The lake as text if `render_mode` is "ansi"."""
-        return self._host.render()
+        return self._all_agents.render()
 
-    def _views(self, timestep: TimeStep) -> dict[str, Any]:
-        observation = as_numpy(timestep.observation)
-        views = {}
-        for agent in self.agents:
-            i = self.possible_agents.index(agent)
-            view = observations.of_agent(self._env.observation, observation, i)
-            if timestep.action_mask is not None:
-                mask = np.array(timestep.action_mask[i], np.int8)
-                view = {"observation": view, "action_mask": mask}
-            views[agent] = view
-        return views
+    def _numbered(self) -> list[tuple[int, str]]:
+        """(number, name) of the agents that take part."""
+        return [(i, agent) for i, agent in enumerate(self.possible_agents) if agent in self.agents]
 
-    def _infos(self, timestep: TimeStep) -> dict[str, dict[str, Any]]:
-        info = timestep.info
+    def _views(self, observation: Any, info: dict[str, Any]) -> dict[str, Any]:
+        kind, mask = self._env.observation, info.get("action_mask")
+        views = {a: observations.of_agent(kind, observation, i) for i, a in self._numbered()}
+        if mask is None:
+            return views
+        return {
+            agent: {"observation": views[agent], "action_mask": mask[i]}
+            for i, agent in self._numbered()
+        }
+
+    def _infos(self, info: dict[str, Any]) -> dict[str, dict[str, Any]]:
         return {
             agent: {
-                "violation": int(info.violation[i]),
-                "at_goal": bool(info.at_goal[i]),
-                "success": bool(info.success),
-                "cost": int(info.costs[i]),
+                "violation": int(info["violation"][i]),
+                "at_goal": bool(info["at_goal"][i]),
+                "success": bool(info["success"]),
+                "cost": int(info["costs"][i]),
             }
-            for i, agent in enumerate(self.possible_agents)
-            if agent in self.agents
+            for i, agent in self._numbered()
         }

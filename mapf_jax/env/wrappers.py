@@ -203,19 +203,20 @@ class RandomAutoReset:
 
     def reset(self, key: jax.Array) -> tuple[State, TimeStep]:
         """The first episode."""
-        state = self._draw(key)
-        return state, self.env.first_timestep(state)
+        return self.env.reset(self.draw(key))
 
     def step(self, state: State, actions: Array, key: jax.Array) -> tuple[State, TimeStep]:
         """As `MapfFrozenLake.step`, then a new episode if one ended; always needs a key."""
         draw_key, slip_key = jax.random.split(key)
         after, timestep = self.env.step(state, actions, slip_key if self.env.needs_key else None)
-        state = _select(timestep.done, self._draw(draw_key), after)
+        first = self.env.initial_state(self.draw(draw_key))
+        state = _select(timestep.done, first, after)
         return state, _show(self.env, timestep, state)
 
-    def _draw(self, key: jax.Array) -> State:
+    def draw(self, key: jax.Array) -> Instance:
+        """A random instance, see `draw_instance`."""
         holes = num_holes(self.hole_ratio, self.env.size)
-        return self.env.initial_state(draw_instance(key, self.env.size, self.env.num_agents, holes))
+        return draw_instance(key, self.env.size, self.env.num_agents, holes)
 
 
 @jax.tree_util.register_dataclass
