@@ -204,7 +204,7 @@ def _verify(args: argparse.Namespace) -> None:
     def verified(chunk: list[_Entry]) -> Iterator[dict[str, Any]]:
         instances = stack_padded([entry.instance for entry in chunk])
         plans = stack_plans([entry.plan for entry in chunk], instances.starts.shape[-2])
-        verdicts = formats.judge(instances, plans)
+        verdicts = formats.verify_in_blocks(instances, plans)
         for i, entry in enumerate(chunk):
             fields = formats.verdict_fields(jax.tree.map(lambda leaf, i=i: leaf[i], verdicts))
             yield fields | {"gap": _gap(entry, fields["plan_cost"])}

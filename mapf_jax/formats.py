@@ -39,7 +39,7 @@ from mapf_jax.verify import verify
 
 _JSON_TYPES = {str: "a string", list: "a list", bool: "true or false", int: "an integer"}
 _LABELS = ("cost", "makespan", "needs_wait", "paths")
-_BLOCK = 256  # Plans judged at once, so that one program serves any number of records.
+_BLOCK = 256  # Plans verified at once, so that one program serves any number of records.
 
 
 def to_record(instance: Instance, name: str) -> dict[str, Any]:
@@ -217,7 +217,7 @@ def from_records(records: Sequence[Mapping[str, Any]]) -> Instance:
     return dataclasses.replace(instances, solution=solution)
 
 
-def judge(instances: Instance, plans: Plan) -> Verdict:
+def verify_in_blocks(instances: Instance, plans: Plan) -> Verdict:
     """`verify` with NumPy leaves, compiled once for any number of instances of one shape."""
     chex.assert_equal_shape_prefix([instances.starts, plans.positions], 1)
     return in_blocks(verify, instances, plans, block=_BLOCK)
@@ -257,7 +257,7 @@ def _check_labels(
     names: Sequence[str], instances: Instance, solution: Solution, plans: Plan
 ) -> None:
     """Raises ValueError if the plan of a solved record contradicts its labels."""
-    verdicts = judge(instances, plans)
+    verdicts = verify_in_blocks(instances, plans)
     distances = np.abs(instances.goals.astype(int) - instances.starts).sum(-1).max(-1)
     positions = np.asarray(plans.positions)
     waits = waiting(positions, arrivals(positions, np.asarray(instances.goals)))

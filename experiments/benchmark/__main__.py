@@ -116,7 +116,7 @@ def verdicts(questions: BenchmarkQuestions, given: Sequence[Given]) -> list[dict
     instances = questions.instances[rows]
     texts = [one.text or "" for one in given]
     plans = mapf_jax.plans_from_texts(texts, instances.starts.shape[-2])
-    judged = formats.judge(instances, plans)
+    judged = formats.verify_in_blocks(instances, plans)
     solved = questions.solved[rows]
     made = []
     for i, one in enumerate(given):

@@ -53,7 +53,7 @@ def score(
         optimum[i] = cost
     # Few widths, so that batches of different lakes share compiled programs.
     batch = stack_padded(instances, WIDTHS)
-    verdict = formats.judge(batch, plans_from_texts(texts, batch.starts.shape[-2]))
+    verdict = formats.verify_in_blocks(batch, plans_from_texts(texts, batch.starts.shape[-2]))
     gap = np.where(verdict.valid, np.asarray(verdict.cost) - optimum, INFINITE_COST)
     verdict = dataclasses.replace(verdict, gap=gap)
     rewards = answer_rewards(verdict, optimum, np.asarray(num_tokens), short_fraction, config)

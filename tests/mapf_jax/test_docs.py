@@ -66,7 +66,7 @@ def test_the_pictures_of_the_rules():
     assert [record["id"] for record in records] == list(expected)
     instances = stack_padded([formats.instance_from_record(r, r["id"]) for r in records])
     plans = stack_plans([formats.paths_from_record(r, r["id"]) for r in records], 4)
-    kinds = formats.judge(instances, plans).violation_kind
+    kinds = formats.verify_in_blocks(instances, plans).violation_kind
     assert [ViolationKind(int(kind)).name for kind in kinds] == list(expected.values())
     pictures = re.findall(r"\]\((images/.*?)\)", PAGE)
     assert len(pictures) >= 8
