@@ -6,6 +6,7 @@ it together; the store says who touches the files.
 """
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,11 @@ import numpy as np
 
 from engineer.context import Message
 from engineer.evidence import FailureBreakdown
-from engineer.space import Configuration
 from experiments import designing, evidence
 from experiments.engineer_training import EngineerTrainer
 from experiments.errors import user_errors
 from experiments.families.loading import load
-from experiments.policy import load_params, load_policy
+from experiments.policy import describe_policy, load_params, load_policy
 from experiments.problem_sets import (
     COLD_START,
     DESIGN,
@@ -32,7 +32,7 @@ from experiments.problem_sets import (
     round_seed,
 )
 from experiments.progress import Reporter, describe
-from experiments.run_checkpoint import Position, Progress, resume
+from experiments.run_checkpoint import Position, Progress, open_checkpoints, resume
 from experiments.run_metrics import check_packages, open_writers
 from experiments.settings import Settings
 from experiments.store import RunStore
@@ -41,7 +41,6 @@ from learner.devices import distributed
 from learner.devices.preemption import Preempted, Preemption
 from learner.qwen3 import attention
 from learner.training import metrics
-from learner.training.checkpoints import Checkpoints
 from learner.training.trainer import GRPOTrainer
 from learner.training.update import NonFiniteError
 
@@ -84,13 +83,9 @@ class Loop:
             self._validator = Validator(
                 settings, self._family, self._completer, self._problems.validation
             )
-            self._prepare_engineer()
             self._validate(params, store.root / "initial")
             self._report("before training", store.root / "initial")
-            options, folder = settings.checkpoint, store.root / "checkpoints"
-            self._checkpoints = stack.enter_context(
-                Checkpoints(folder, keep=options.keep, keep_best=options.keep_best)
-            )
+            self._checkpoints = stack.enter_context(open_checkpoints(settings, store.root))
             progress = self._start(params)
             del params  # Training donates them.
             # Not earlier: TensorBoard hides what an interrupted run wrote of the steps to come.
@@ -130,12 +125,7 @@ class Loop:
                 self._reference,
                 self._base,
             )
-        count, devices = sum(leaf.size for leaf in jax.tree.leaves(params)), policy.mesh.devices
-        self._reporter.line(
-            f"model {settings.model.path}: {count:,} parameters on "
-            f"{devices.size} x {devices.flat[0].device_kind}"
-            + (f" of {jax.process_count()} processes" if distributed.together() else "")
-        )
+        self._reporter.line(f"model {settings.model.path}: {describe_policy(policy, params)}")
         chosen = attention.choose(policy.config)
         self._reporter.line(f"attention: {chosen.name} ({chosen.reason})")
         return params
@@ -148,7 +138,7 @@ class Loop:
         self._engineer = None
         if settings.engineer.designer in designing.MODEL_DESIGNERS:
             self._engineer = designing.design_completer(settings, family, self._policy)
-        designing.make_designer(settings, family, _no_answer, lambda chat: True)
+        designing.make_designer(settings, family, lambda *asked: [], lambda chat: True)
         designing.make_judge(settings)
         return load_params(settings, self._policy)
 
@@ -251,35 +241,32 @@ class Loop:
 
     # Design
 
-    def _prepare_engineer(self) -> None:
-        """What trains the checkpoint as engineer, if that is asked for."""
-        self._engineer_trainer = None
-        if self._settings.engineer.training.steps:
-            assert self._engineer is not None  # Only the current checkpoint is trained as engineer.
-            self._engineer_trainer = EngineerTrainer(
-                self._settings,
-                self._family,
-                self._policy,
-                self._trainer,
-                self._completer,
-                self._problems.validation,
-                self._engineer.fits,
-                self._reference,
-                self._base,
-                pause=self._preemption.agree,
-            )
+    @functools.cached_property
+    def _engineer_trainer(self) -> EngineerTrainer:
+        assert self._engineer is not None  # Only the current checkpoint is trained as engineer.
+        return EngineerTrainer(
+            self._settings,
+            self._family,
+            self._policy,
+            self._trainer,
+            self._completer,
+            self._problems.validation,
+            self._engineer.fits,
+            self._reference,
+            self._base,
+            pause=self._preemption.agree,
+        )
 
     def _train_engineer(self, index: int, progress: Progress) -> None:
         """Trains the checkpoint on designing; again after a resume, whose state is older."""
-        trainer = self._engineer_trainer
-        if trainer is None:
+        options = self._settings.engineer.training
+        if not options.steps:
             return
         key = round_key(self._settings, ENGINEER, index)
-        size = self._settings.engineer.training.probe_set_size
-        probe = self._problems.probe(index, size, jax.random.fold_in(key, 0))
+        probe = self._problems.probe(index, options.probe_set_size, jax.random.fold_in(key, 0))
         record = evidence.run_record(self._store, self._settings, self._family, index + 1)
         with self._batch_kept(f"round-{index}-engineer"):
-            progress.state, steps = trainer(progress.state, record, probe, key)
+            progress.state, steps = self._engineer_trainer(progress.state, record, probe, key)
         self._store.write(self._store.round(index) / "engineer_training.jsonl", steps)
 
     def _design(self, index: int, progress: Progress) -> None:
@@ -309,20 +296,11 @@ class Loop:
     # Lines
 
     def _report_round(self, index: int) -> None:
-        folder, line = self._store.round(index), ""
+        folder = self._store.round(index)
         path = folder / "design" / "design.json"
-        if self._store.exists(path):
-            design = self._store.read(path)
-            line = "; next: " + describe(Configuration.from_dict(design["config"]))
-            if design["kept_previous"]:
-                line += f" (kept: {design['reason']})"
-        self._report(f"round {index}", folder, line)
+        design = self._store.read(path) if self._store.exists(path) else None
+        self._report(f"round {index}", folder, "" if design is None else describe(design))
 
     def _report(self, title: str, folder: Path, ending: str = "") -> None:
         found = FailureBreakdown.from_dict(self._store.read(folder / "validation.json"))
         self._reporter.validation(title, found, ending)
-
-
-def _no_answer(chat: Sequence[Message], count: int, seed: int) -> list[str]:
-    """Stands in for a model where a designer is only checked, not asked."""
-    raise AssertionError("a designer was asked before the run began")

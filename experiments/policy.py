@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+import jax
 from jax.sharding import Mesh
 
 from experiments.settings import MeshSettings, Settings
@@ -53,3 +54,10 @@ def load_policy(settings: Settings, mesh_settings: MeshSettings | None = None) -
 def load_params(settings: Settings, policy: Policy) -> Any:
     """The parameters that a run starts from, placed on the mesh."""
     return weights.load(settings.model.folder, policy.config, policy.mesh)
+
+
+def describe_policy(policy: Policy, params: Any) -> str:
+    """How many parameters there are, and on which devices, in one line."""
+    count, devices = sum(leaf.size for leaf in jax.tree.leaves(params)), policy.mesh.devices
+    processes = f" of {jax.process_count()} processes" if jax.process_count() > 1 else ""
+    return f"{count:,} parameters on {devices.size} x {devices.flat[0].device_kind}{processes}"

@@ -2,13 +2,13 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from engineer.evidence import FailureBreakdown
-from engineer.space import Configuration
 
 _SECONDS_BETWEEN_LINES = 15.0
 
@@ -75,9 +75,11 @@ class Reporter:
         yield advance
 
 
-def describe(config: Configuration) -> str:
-    """A configuration in one short line."""
-    return ", ".join(
+def describe(design: Mapping[str, Any]) -> str:
+    """What a design, as JSON holds it, says of the next round; the end of a line."""
+    config = ", ".join(
         f"{row}: " + " ".join(f"{name} {number:.2f}" for name, number in numbers.items())
-        for row, numbers in config.to_dict().items()
+        for row, numbers in design["config"].items()
     )
+    kept = f" (kept: {design['reason']})" if design["kept_previous"] else ""
+    return f"; next: {config}{kept}"
