@@ -35,6 +35,7 @@ def check_alike(settings: Settings) -> None:
     model = Path(settings.model.folder)
     mine = {
         "options": settings.to_dict(),
+        "family": files.family_digest(settings),
         "code": _digest(
             path
             for package in _CODE

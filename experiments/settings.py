@@ -393,6 +393,12 @@ class Settings:
     log: LogSettings = dataclasses.field(default_factory=LogSettings)
 
     def __post_init__(self) -> None:
+        family, _, _ = self.family.rpartition(":")
+        if self.family != "lakes" and not (family.endswith(".py") and Path(family).is_file()):
+            raise ValueError(
+                f"family={self.family!r}: allowed are 'lakes' and 'path/to/file.py:name' of a file "
+                "that exists"
+            )
         if not 0 <= self.seed < 1 << 32:
             raise ValueError(f"seed={self.seed}: allowed are integers from 0 to 2**32 - 1")
         if self.validation.thinking_tokens and not self.training.thinking:

@@ -27,6 +27,7 @@ A file appears when it is complete, so what exists is finished and what is missi
 
 import contextlib
 import fcntl
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -120,11 +121,11 @@ class RunStore:
         Raises:
           UserError: the run was started with other options; the message names them.
         """
-        path = self.root / "config.json"
+        path, digest = self.root / "config.json", family_digest(settings)
         # As JSON holds them, so that both sides compare alike.
         now = json.loads(json.dumps(settings.to_dict()))
         if not path.exists():
-            write_json(self.root / "versions.json", versions())
+            write_json(self.root / "versions.json", {**versions(), "family": digest})
             write_json(path, now)
             return
         before = read_json(path)
@@ -139,6 +140,17 @@ class RunStore:
                 f"workdir={self.root}: the run there was started with other options "
                 f"({'; '.join(changed)}); use those, or another --workdir"
             )
+        if read_json(self.root / "versions.json").get("family") != digest:
+            raise UserError(
+                f"family={settings.family!r}: the file has changed since the run in {self.root} "
+                "was started; use another --workdir"
+            )
+
+
+def family_digest(settings: Settings) -> str:
+    """SHA-256 of a family's own file; empty for a family of this package."""
+    path = settings.family.rpartition(":")[0]
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else ""
 
 
 def versions() -> dict[str, Any]:

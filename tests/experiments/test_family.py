@@ -15,7 +15,10 @@ from hypothesis import strategies as st
 
 from engineer.space import Configuration
 from experiments import families
+from experiments.errors import UserError
 from experiments.families.loading import load
+from experiments.settings import from_config
+from experiments.store import RunStore
 from learner.chat import Completion
 
 ROOT = Path(__file__).parent.parent.parent
@@ -123,11 +126,9 @@ def test_records_make_evidence(text, index):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("nothing", "", "allowed are 'lakes' and"),
         ("{}:family", "family = 3", "'family' is no instance"),
         ("{}:other", "family = 3", "'other' is no instance"),
         ("{}:family", "1 / 0", "ZeroDivisionError: division by zero"),
-        ("{}gone.py:family", "", "of a file that exists"),
     ],
 )
 def test_what_is_no_family_is_refused(name, text, message, tmp_path):
@@ -135,6 +136,32 @@ def test_what_is_no_family_is_refused(name, text, message, tmp_path):
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
         load(name.format(path))
+
+
+@pytest.mark.parametrize("name", ["nothing", "gone.py:family", f"{__file__}x:family"])
+def test_a_family_that_is_nowhere_is_refused(name):
+    with pytest.raises(
+        ValueError, match=r"family=.*: allowed are 'lakes' and 'path/to/file.py:name'"
+    ):
+        from_config({"family": name})
+
+
+def test_a_run_goes_on_only_with_the_same_file(tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text("family = 1")
+    settings, store = from_config({"family": f"{path}:family"}), RunStore(tmp_path / "run")
+    store.claim(settings)
+    store.claim(settings)
+    path.write_text("family = 2")
+    with pytest.raises(UserError, match="the file has changed since the run"):
+        store.claim(settings)
+
+
+def test_a_run_of_an_older_revision_is_refused_in_one_line(tmp_path):
+    store = RunStore(tmp_path)
+    (tmp_path / "config.json").write_text('{"environment": {"sizes": [3, 4]}}')
+    with pytest.raises(UserError, match="started by a version whose options had other names"):
+        store.claim(from_config({}))
 
 
 def test_problem_task_without_rewards():
