@@ -107,7 +107,7 @@ def run(arguments: argparse.Namespace, reporter: Reporter) -> None:
 
 
 def verdicts(questions: BenchmarkQuestions, given: Sequence[Given]) -> list[dict[str, Any]]:
-    """The records of answers: what was given, and what the reader and the verifier say of it.
+    """The records of answers: what was given, and its verdict.
 
     Raises:
       RuntimeError: a valid plan costs less than the optimum that its instance carries.
@@ -116,11 +116,11 @@ def verdicts(questions: BenchmarkQuestions, given: Sequence[Given]) -> list[dict
     instances = questions.instances[rows]
     texts = [one.text or "" for one in given]
     plans = mapf_jax.plans_from_texts(texts, instances.starts.shape[-2])
-    judged = formats.verify_in_blocks(instances, plans)
+    checked = formats.verify_in_blocks(instances, plans)
     solved = questions.solved[rows]
     made = []
     for i, one in enumerate(given):
-        single = jax.tree.map(lambda leaf, i=i: leaf[i], judged)
+        single = jax.tree.map(lambda leaf, i=i: leaf[i], checked)
         fields = formats.verdict_fields(single)
         gap = fields["gap"]
         if gap is not None and gap < 0:
@@ -230,7 +230,7 @@ def _write(root: Path, results: Results, about: dict[str, Any], reporter: Report
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m experiments.benchmark",
-        description="Valid and optimal shares of models on the benchmark, beside published ones.",
+        description="Valid and optimal answers of models on the benchmark, beside published ones.",
     )
     add = parser.add_argument
     add(

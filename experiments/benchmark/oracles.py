@@ -1,7 +1,7 @@
 """Answers of planners that are no language models, as text in the format that the prompt asks for.
 
-They pass the same reader and verifier as a model's answers, so they check the benchmark itself,
-and they say between which bounds a model stands.
+They are parsed and verified as a model's answers are, so they check the benchmark itself and bound
+what a model can reach.
 """
 
 import dataclasses

@@ -255,15 +255,13 @@ def _from_published(record: Mapping[str, Any], where: str, subset: float | None)
 
 
 def _per_cell(records: list[dict[str, Any]], count: int | None) -> list[dict[str, Any]]:
-    if count is None:
-        return records
     seen: collections.Counter[tuple[Any, ...]] = collections.Counter()
     chosen = []
     for record in records:
         agents, size = len(record["starts"]), len(record["map"])
         cell = (agents, size, record["hole_ratio"], record["wait_ratio"])
         seen[cell] += 1
-        if seen[cell] <= count:
+        if count is None or seen[cell] <= count:
             chosen.append(record)
     return chosen
 
@@ -283,13 +281,10 @@ def _solve(records: list[dict[str, Any]], reporter: Reporter) -> None:
             bare = [
                 {name: records[i][name] for name in ("id", "map", "starts", "goals")} for i in chunk
             ]
-            solution = mapf_jax.solve(formats.from_records(bare))
+            instances = formats.from_records(bare)
+            solved = dataclasses.replace(instances, solution=mapf_jax.solve(instances))
             for row, i in enumerate(chunk):
-                single = jax.tree.map(lambda leaf, row=row: leaf[row], solution)
-                agents = np.arange(len(records[i]["starts"]))
-                records[i] |= formats.solution_fields(single, agents)
-                if records[i]["status"] == "optimal":
-                    del records[i]["status"]
+                records[i] |= formats.to_record(solved[row], records[i]["id"])
             advance(first + len(chunk), "")
 
 

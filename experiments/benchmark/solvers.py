@@ -111,6 +111,7 @@ class Given:
       prompt_tokens: of the question; None if not known.
       truncated: the budget ended the answer; None if not known.
       note: why there is no answer, or what is odd about it.
+      refused: there is no answer because the server refused the question as such.
     """
 
     row: int
@@ -119,6 +120,7 @@ class Given:
     prompt_tokens: int | None = None
     truncated: bool | None = None
     note: str = ""
+    refused: bool = False
 
 
 class Solver(abc.ABC):
@@ -359,7 +361,7 @@ class EndpointSolver(Solver):
           UserError: the server has never answered anything and refuses, or failures do not end.
         """
         waiting: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
-        done: queue.SimpleQueue[tuple[Given, bool] | BaseException] = queue.SimpleQueue()
+        done: queue.SimpleQueue[Given | BaseException] = queue.SimpleQueue()
         seeds = jax.vmap(jax.random.bits)(questions.keys(self._options.seed, rows))
         for row, seed in zip(rows, np.asarray(seeds), strict=True):
             waiting.put((int(row), int(seed)))
@@ -381,11 +383,10 @@ class EndpointSolver(Solver):
         known, in_a_row = len(rows) < len(questions), 0
         try:
             for _ in rows:
-                outcome = done.get()
-                if isinstance(outcome, BaseException):
-                    raise outcome
-                given, refused = outcome
-                if refused and not known:
+                given = done.get()
+                if isinstance(given, BaseException):
+                    raise given
+                if given.refused and not known:
                     raise UserError(f"model={ENDPOINT}{self._endpoint.url}: {given.note}")
                 known = known or given.text is not None
                 in_a_row = 0 if given.text is not None else in_a_row + 1
@@ -398,15 +399,13 @@ class EndpointSolver(Solver):
         finally:
             enough.set()
 
-    def _ask(self, questions: BenchmarkQuestions, row: int, seed: int) -> tuple[Given, bool]:
-        """What became of a question, and whether the server refused it as such."""
+    def _ask(self, questions: BenchmarkQuestions, row: int, seed: int) -> Given:
         try:
             reply = self._endpoint.ask(questions.chat(row, self._list_holes), seed)
         except (NoAnswerError, RefusedError) as error:
-            return Given(row, None, note=str(error)), isinstance(error, RefusedError)
+            return Given(row, None, note=str(error), refused=isinstance(error, RefusedError))
         truncated = reply.finish == "length" if reply.finish else None
-        counts = (reply.completion_tokens, reply.prompt_tokens)
-        return Given(row, reply.text, *counts, truncated), False
+        return Given(row, reply.text, reply.completion_tokens, reply.prompt_tokens, truncated)
 
 
 def _fingerprint(folder: Path) -> dict[str, str]:

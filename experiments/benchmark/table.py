@@ -81,7 +81,7 @@ class Outcomes:
       records: its answers, with their verdicts.
       answered: bool[N], there is an answer.
       success: bool[N] by metric; False where there is no answer.
-      judged: bool[N] by metric: answered, and for "optimal" the optimum is known.
+      counted: bool[N] by metric: answered, and for "optimal" the optimum is known.
     """
 
     name: str
@@ -90,7 +90,7 @@ class Outcomes:
     records: Sequence[Mapping[str, Any]]
     answered: np.ndarray
     success: Mapping[str, np.ndarray]
-    judged: Mapping[str, np.ndarray]
+    counted: Mapping[str, np.ndarray]
 
     @classmethod
     def create(
@@ -109,8 +109,8 @@ class Outcomes:
         success = {metric: np.zeros(len(questions), bool) for metric in METRICS}
         for metric, flags in success.items():
             flags[rows] = [record[metric] for record in records]
-        judged = {"valid": answered, "optimal": answered & questions.solved}
-        return cls(name, options, versions, records, answered, success, judged)
+        counted = {"valid": answered, "optimal": answered & questions.solved}
+        return cls(name, options, versions, records, answered, success, counted)
 
     @property
     def label(self) -> str:
@@ -127,8 +127,8 @@ class Outcomes:
         """
         if not all((cell & self.answered).any() for cell in cells):
             return None
-        judged = self.judged[metric]
-        return mean_fraction([self.success[metric][cell & judged] for cell in cells])
+        counted = self.counted[metric]
+        return mean_fraction([self.success[metric][cell & counted] for cell in cells])
 
     def truncated(self) -> int:
         """How many answers their budget ended."""

@@ -79,7 +79,7 @@ def main(argv: Sequence[str]) -> None:
             found = study_results.write(root, study, settings, shared)
     except (UserError, OSError) as error:
         sys.exit(f"error: {error}")
-    _tell(found, reporter)
+    _summarize(found, reporter)
     if not whole:
         reporter.line("asked to leave: saved; the same command goes on from here")
         sys.exit(preemption.EXIT_CODE)
@@ -88,8 +88,8 @@ def main(argv: Sequence[str]) -> None:
         sys.exit(1)
 
 
-def _tell(found: dict[str, Any], reporter: Reporter) -> None:
-    """The first metric of every variant, and the runs that failed."""
+def _summarize(found: dict[str, Any], reporter: Reporter) -> None:
+    """Prints the first metric of every variant, and the runs that failed."""
     labels = {variant["name"]: variant["label"] for variant in found["variants"]}
     metric = found["metrics"][0]
     state = found["state"]

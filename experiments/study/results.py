@@ -36,8 +36,8 @@
         training    {reward, valid, nondegenerate_fraction}: means over the round's steps
         design      how `config` came about: {source, kept_previous, reason, repairs (number),
                     tries (answers read)}; null for round 0 as well
-    metrics         [{name, label}]: valid_final and optimal_final (share of the validation answers
-                    after the last round), valid_area and optimal_area (mean of that share over
+    metrics         [{name, label}]: valid_final and optimal_final (fraction of the validation
+                    answers after the last round), valid_area and optimal_area (its mean over
                     training: area under the curve over training steps, by trapezoids)
     comparison      one object for each metric and variant, metrics first:
       metric, variant
@@ -51,8 +51,8 @@
                     flips), crossed_low, crossed_high (bootstrap over seeds and instances)}
 
 Intervals and p-values are null where fewer than two seeds are finished. So are those of differences
-that are all equal and not 0, which happens with few seeds, as shares are counts: without any spread
-Student's interval would be a point, and any such difference certain.
+that are all equal and not 0, which happens with few seeds, as fractions are counts: without any
+spread Student's interval would be a point, and any such difference certain.
 """
 
 import csv

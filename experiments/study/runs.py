@@ -284,7 +284,7 @@ class Runner:
                 stdout=log,
                 stderr=log,
                 text=True,
-                start_new_session=True,  # Ctrl-C is for this process, which tells the others.
+                start_new_session=True,  # Ctrl-C is for this process, which ends the others.
             )
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # It died at once; `_end_some` says so.

@@ -78,7 +78,7 @@ def oracles(source, tmp_path_factory):
     return out
 
 
-def test_oracles_pass_the_reader_and_the_verifier(oracles):
+def test_oracles_are_parsed_and_verified(oracles):
     results = json.loads((oracles / "results.json").read_text())
     measured = {one["model"]: one for one in results["measured"]}
     assert results["instances"] == 24
@@ -235,10 +235,10 @@ def test_a_server_that_fails_now_and_then(source, oracles, tmp_path, capsys, mon
         assert server.most == 4
         assert server.keys == {f"Bearer {KEY}"}
         assert len(server.prompts) == 24 + 4
-        told = capsys.readouterr().out
-        assert "24 questions to m: about" in told
-        assert "at most 4,800 answer tokens (200 each)" in told
-        assert "Answers are missing: server 1." in told
+        printed = capsys.readouterr().out
+        assert "24 questions to m: about" in printed
+        assert "at most 4,800 answer tokens (200 each)" in printed
+        assert "Answers are missing: server 1." in printed
 
         answers = read_lines(out / "models/server/answers.jsonl")
         assert sorted(a["id"] for a in answers) == sorted(set(texts) - {never})
@@ -257,7 +257,7 @@ def test_a_server_that_fails_now_and_then(source, oracles, tmp_path, capsys, mon
             "prompts": 23 * 500,
         }
         everything = "".join(p.read_text() for p in out.rglob("*") if p.is_file())
-        assert KEY not in everything + told
+        assert KEY not in everything + printed
 
         # What is left and refused once more keeps no tables from being made.
         (out / "results.md").unlink()

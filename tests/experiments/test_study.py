@@ -1,4 +1,4 @@
-"""A whole study in small: killed, resumed, with a run that fails; what it shares; its tables."""
+"""A whole study in small: killed, resumed, with a run that fails; its scheduler; its tables."""
 
 import csv
 import dataclasses
@@ -98,14 +98,14 @@ def story(folder):
             f"rounds/{index}/{name}"
             for name in ("environment.yaml", "instances.jsonl", "validation.json", "answers.jsonl")
         ]
-    told = {name: (folder / name).read_text() for name in [*names, "rounds/0/design/design.json"]}
+    parts = {name: (folder / name).read_text() for name in [*names, "rounds/0/design/design.json"]}
     for index in range(2):
         lines = (folder / "rounds" / str(index) / "train.jsonl").read_text().splitlines()
-        told[f"train {index}"] = [
+        parts[f"train {index}"] = [
             {k: v for k, v in json.loads(line).items() if not k.startswith("machine/")}
             for line in lines
         ]
-    return told
+    return parts
 
 
 @pytest.fixture(scope="module")
@@ -355,16 +355,16 @@ def test_tables(two_seeds):
                 area = np.trapezoid(curve, [0, 0.5, 1])
                 assert rows[f"{name}_area", variant]["values"][str(seed)] == pytest.approx(area)
             differences.append(final["failures"] - final["fixed"])
-        told = rows[f"{name}_final", "failures"]["difference"]
-        assert told["mean"] == pytest.approx(np.mean(differences))
+        difference = rows[f"{name}_final", "failures"]["difference"]
+        assert difference["mean"] == pytest.approx(np.mean(differences))
         if np.ptp(differences) > 1e-9:
             expected = scipy.stats.ttest_1samp(differences, 0)
-            assert told["p"] == pytest.approx(expected.pvalue)
+            assert difference["p"] == pytest.approx(expected.pvalue)
             low, high = expected.confidence_interval()
-            assert (told["low"], told["high"]) == pytest.approx((low, high))
+            assert (difference["low"], difference["high"]) == pytest.approx((low, high))
         else:
-            assert told["p"] == (None if any(differences) else 1)
-        assert told["crossed_low"] <= told["mean"] <= told["crossed_high"]
+            assert difference["p"] == (None if any(differences) else 1)
+        assert difference["crossed_low"] <= difference["mean"] <= difference["crossed_high"]
         assert rows[f"{name}_final", "fixed"]["difference"] is None
         assert rows[f"{name}_final", "broken"]["mean"] is None
     with (folder / "study" / "comparison.csv").open() as file:
@@ -379,7 +379,7 @@ def test_tables(two_seeds):
     assert "- broken, seed 0 is failed: " in page
 
 
-def test_less_than_the_budget_is_told(two_seeds):
+def test_less_than_the_budget_is_named(two_seeds):
     found = read(two_seeds)
     for run in found["runs"]:
         run["used"] |= {"instances": 32, "steps": 4, "updates": 4}
@@ -387,9 +387,9 @@ def test_less_than_the_budget_is_told(two_seeds):
     found["runs"][0]["used"] |= {"instances": 30, "steps": 3, "updates": 3}
     found["runs"][3]["used"] |= {"updates": 2}  # Two steps without a signal.
     page = study_results.markdown(found)
-    told = "trained on less than its budget: seed"
-    assert f"- fixed {told} 0: 30 instances, 3 steps, 3 updates.\n" in page
-    assert f"- failures {told} 1: 32 instances, 4 steps, 2 updates.\n" in page
+    less = "trained on less than its budget: seed"
+    assert f"- fixed {less} 0: 30 instances, 3 steps, 3 updates.\n" in page
+    assert f"- failures {less} 1: 32 instances, 4 steps, 2 updates.\n" in page
 
 
 def test_differences_without_any_spread_are_not_certain():
@@ -399,9 +399,9 @@ def test_differences_without_any_spread_are_not_certain():
     nothing = study_results.paired({0: 0.0, 1: 0.0})
     assert (nothing["low"], nothing["high"], nothing["p"]) == (0, 0, 1)
     assert study_results.paired({4: 0.1})["p"] is None
-    told = study_results.paired({0: 0.1, 1: 0.2, 2: 0.4})
+    apart = study_results.paired({0: 0.1, 1: 0.2, 2: 0.4})
     expected = scipy.stats.ttest_1samp([0.1, 0.2, 0.4], 0)
-    assert told["p"] == pytest.approx(expected.pvalue)
+    assert apart["p"] == pytest.approx(expected.pvalue)
 
 
 @pytest.mark.parametrize("base", bases.BASES)
@@ -453,7 +453,7 @@ def test_unequal_budgets_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (lambda: Variant("Big Name", ""), "small letters"),
         (lambda: Variant("a", "", {"engineer.desinger": 1}), "did you mean engineer.designer"),
@@ -465,8 +465,8 @@ def test_unequal_budgets_are_refused():
         (lambda: variants.load("experiments/configs/tiny.py"), "holds no STUDY"),
     ],
 )
-def test_bad_plans(make, told):
-    with pytest.raises(ValueError, match=told):
+def test_bad_variants_and_studies(make, message):
+    with pytest.raises(ValueError, match=message):
         make()
 
 

@@ -1,4 +1,4 @@
-"""How much of the training the current checkpoint should be told as engineer, five seeds.
+"""How much the current checkpoint should know of its training as engineer, five seeds.
 
 The tiny model learned to design from contexts with the bookkeeping form alone.
 """
