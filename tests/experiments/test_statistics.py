@@ -153,7 +153,13 @@ def test_sign_flip():
     p = statistics.sign_flip(np.random.default_rng(6).normal(size=(4000, 6)))
     for level in (0.05, 0.1, 0.25):
         assert (p <= level).mean() <= level + 0.02
-    assert statistics.sign_flip(np.ones(20)) == 2.0**-19
+    assert statistics.sign_flip(np.ones(12)) == 2.0**-11
+
+
+@pytest.mark.slow
+def test_sign_flip_tries_all_patterns_of_the_most_differences():
+    differences = np.ones(statistics.MOST_FLIPPED)
+    assert statistics.sign_flip(differences) == 2.0 / 2**statistics.MOST_FLIPPED
 
 
 def test_corrections_by_hand():
