@@ -33,7 +33,8 @@ def compose(spec, record):
     return context.compose(spec, record, lakes.TEXTS)
 
 
-CONFIG = Configuration(("3", "4"), lakes.PARAMETERS, ((0.4, 0.1, 0.25), (0.6, 1 / 3, 0.5)))
+PARAMETERS = ("data_ratio", "hole_ratio", "wait_ratio")
+CONFIG = Configuration(("3", "4"), PARAMETERS, ((0.4, 0.1, 0.25), (0.6, 1 / 3, 0.5)))
 FIRST = FailureBreakdown(
     (
         GroupOutcome("3", 40, 10, 5, _failed(parsable=30)),
@@ -110,7 +111,7 @@ def test_empty_modules_say_so():
 
 
 def test_sizes_of_validation_and_training_may_differ():
-    config = Configuration(("4", "5"), lakes.PARAMETERS, ((0.5, 0.1, 0.2), (0.5, 0.1, 0.2)))
+    config = Configuration(("4", "5"), PARAMETERS, ((0.5, 0.1, 0.2), (0.5, 0.1, 0.2)))
     record = RunRecord((RoundRecord(0, config, Evidence(LATEST), False),), 1, 2, 1)
     lines = modules.history(record, lakes.TEXTS, cold_start=True).splitlines()[2:]
     assert [line.split(":")[0] for line in lines] == ["size 3", "size 4", "size 5"]

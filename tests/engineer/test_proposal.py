@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from engineer import proposal
 from engineer.proposal import Proposal, Unreadable, parse, project, render_config
 from engineer.space import Configuration
-from experiments.families.lakes.texts import PARAMETERS, lake_space
+from experiments.families.lakes.texts import lake_space
 
 SPACE = lake_space((3, 4))
+PARAMETERS = SPACE.names
 WANTED = {
     "3": {"data_ratio": 0.4, "hole_ratio": 0.1, "wait_ratio": 0.25},
     "4": {"data_ratio": 0.6, "hole_ratio": 0.2, "wait_ratio": 0.5},
