@@ -14,17 +14,6 @@ ALLOWED = {
     "engineer": {"engineer"},
     "experiments": {"experiments", "engineer", "learner", "mapf_jax"},
 }
-# The floors of `learner`, lowest first.
-FLOORS = (
-    {"learner.checks", "learner.chat", "learner.hub", "learner.tokens"},
-    {"learner.devices"},
-    {"learner.qwen3"},
-    {"learner.sampling"},
-    {"learner.training"},
-    {"learner.generate", "learner.plan"},
-)
-# To be deleted with the issue on compilers.
-SIMULATED = {"hlo", "compiled_cost", "step_check", "roofline", "hardware"}
 
 
 def imported_packages(path):
@@ -53,30 +42,12 @@ def test_no_file_of_the_engineer_knows_of_lakes():
 
 
 def imported_modules(path):
-    """Full names of everything that a file imports from `learner`, names of objects included."""
+    """Full names of everything that a file imports, names of objects included."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
-def floor_of(name):
-    """The floor of a module of `learner`, or None."""
-    part = ".".join(name.split(".")[:2])
-    return next((i for i, floor in enumerate(FLOORS) if part in floor), None)
-
-
-def test_the_learner_is_built_of_floors():
-    for path in sorted((ROOT / "learner").rglob("*.py")):
-        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        if name == "learner.__init__" or path.stem in SIMULATED:
-            continue
-        assert floor_of(name) is not None, f"{name} stands on no floor"
-        above = [
-            module for module in imported_modules(path) if (floor_of(module) or 0) > floor_of(name)
-        ]
-        assert not above, f"{name} imports {above}"
 
 
 def rooms_and_arrows():
