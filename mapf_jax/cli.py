@@ -1,8 +1,8 @@
 """The command line: `python -m mapf_jax generate|solve|verify|render|export`.
 
-Instances go in and out as JSON lines (see `formats`), by files or by standard input and output,
-written as they are computed. Input that cannot be used ends the command with one line that names
-file, line and field, and exit status 2; what was computed before it has been written.
+Instances go in and out as JSON lines (see `formats`), in files or standard input and output, and
+are written as they are computed. Unusable input ends the command with one line that names file,
+line and field, and exit status 2; everything computed before that has been written.
 """
 
 import argparse
@@ -38,7 +38,7 @@ _PICTURES = (*render.SUFFIXES, ".scen")
 _FORMATS = """\
 INPUT is a file, or - for standard input:
   *.scen            a MovingAI scenario; its .map lies beside it or is named by --map
-  anything else     JSON lines, one instance a line: {"id": "a", "map": ["F H F", ...],
+  anything else     JSON lines, one instance per line: {"id": "a", "map": ["F H F", ...],
                     "starts": [[row, column], ...], "goals": [[row, column], ...]} with F frozen
                     and H hole, or records of the published benchmark (sample_id, num_agents, text)
 """
@@ -277,7 +277,7 @@ def _render(args: argparse.Namespace) -> None:
 
 
 def _export(args: argparse.Namespace) -> None:
-    """Each input is a split that is called as its file is."""
+    """Writes each input as a split named after its file."""
     splits: dict[str, list[dict[str, Any]]] = {}
     for name in args.input:
         split = Path(name).stem

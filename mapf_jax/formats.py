@@ -1,13 +1,13 @@
-"""Instances and plans as JSON lines, one instance a line.
+"""Instances and plans as JSON lines, one instance per line.
 
     {"id": "a", "map": ["F F F", "F H F", "F F F"], "starts": [[0, 0], [2, 2]],
      "goals": [[2, 0], [0, 1]], "cost": 5, "makespan": 3, "needs_wait": false,
      "paths": [[[0, 0], [1, 0], [2, 0]], [[2, 2], [1, 2], [0, 2], [0, 1]]]}
 
-(all on one line). `map` has rows of `F` and `H` (hole), cells are [row, column], `paths` is
-[agent][time]; an agent whose path is shorter than another's stays at its end. Only id, map, starts
-and goals must be there. The other four are the optimum and stand or fall together; null counts as
-not there. `status` says `optimal` where they are there, else `unsolvable` or `undecided`.
+(all on one line). `map` has rows of `F` (frozen) and `H` (hole), cells are [row, column], `paths`
+is [agent][time]; an agent whose path is shorter than another's stays at its end. Only id, map,
+starts and goals are required. The other four are the optimum, all or none of them; null counts as
+missing. `status` is `optimal` where they are given, else `unsolvable` or `undecided`.
 """
 
 import dataclasses
@@ -125,7 +125,7 @@ def instance_from_record(record: Mapping[str, Any], name: str) -> Instance:
 
     Args:
       record: an object of the format above.
-      name: what to call it in errors, such as its file and line.
+      name: its name in errors, such as its file and line.
 
     Raises:
       ValueError: a field is missing or wrong; the message names the record and the field.

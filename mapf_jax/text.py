@@ -1,6 +1,6 @@
 """Instances as prompts, plans as text, and answers read back.
 
-An answer is the last `<answer>` block of a text, one line a time step:
+An answer is the last `<answer>` block of a text, one line per time step:
 
     <answer>
     0: (0,0) (2,2)
@@ -122,11 +122,10 @@ def render_answer(paths: Array, num_steps: int) -> str:
 def parse_answer(text: str) -> np.ndarray | None:
     """Reads the last complete `<answer>` block of a text.
 
-    Only what stands after the last `</think>`, and before any later `<think>`, is read: thinking,
-    closed or not, is no answer. Anything else before the block (reasoning, drafts, earlier
-    answers) and after it is ignored. The block itself is read strictly: times count up from 0 and
-    every line names equally many cells; blank lines and a Markdown fence around the lines are
-    allowed.
+    Only text after the last `</think>`, and before any later `<think>`, is read: thinking, closed
+    or not, is no answer. Anything else before the block (reasoning, drafts, earlier answers) and
+    after it is ignored. The block itself is read strictly: times count up from 0 and every line
+    has the same number of cells; blank lines and a Markdown fence around the lines are allowed.
 
     Returns:
       The plan int[T, agents, 2], or None if the text has no such block.

@@ -1,7 +1,7 @@
-"""Solved instances as a data set of the Hugging Face hub's form: prompts, records, labels.
+"""Solved instances as a data set in the form of the Hugging Face hub: prompts, records, labels.
 
-A folder with one file a split and a card, `README.md`, that says which type each column has.
-`datasets.load_dataset(folder)` loads it; so does the hub if it is uploaded.
+A folder with one file per split and a card, `README.md`, with the type of each column, which
+`datasets.load_dataset` loads from the disk and from the hub.
 """
 
 import json

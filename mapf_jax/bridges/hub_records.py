@@ -1,8 +1,8 @@
 """Records of the published benchmark, `LARK-Lab/MAPF-FrozenLake-Benchmark` on the Hugging Face hub.
 
 A line is a JSON object with `sample_id` (such as `3ag_3x3_hr0.1_000`: agents, size, hole ratio,
-number), `num_agents` and `text`, the question with the map in it. The map fixes the instance: the
-wording around it is not relied on. It has been read from a description of the data set (arXiv
+number), `num_agents` and `text`, the question with the map in it. The map alone determines the
+instance, not the words around it. The format is taken from a description of the data set (arXiv
 2606.17682 and its project page), not from the files themselves.
 """
 
@@ -50,7 +50,7 @@ def read_published(record: Mapping[str, Any], name: str) -> PublishedRecord:
 
     Args:
       record: a JSON object of the benchmark.
-      name: what to call it in errors, such as its file and line.
+      name: its name in errors, such as its file and line.
 
     Raises:
       ValueError: a field is missing or wrong, or the text holds no map, or several different ones,

@@ -1,14 +1,14 @@
 """The reward as verl calls it.
 
-`custom_reward_function` with path `pkg://mapf_jax.bridges.verl_reward` and name
-`compute_score`, or `compute_scores` where the reward manager hands over whole batches. Options go
-into its `reward_kwargs`. `ground_truth` is a record as `formats` has it, as JSON text or as a
-mapping; `mapf_jax export` writes it.
+`custom_reward_function` with path `pkg://mapf_jax.bridges.verl_reward` and name `compute_score`, or
+`compute_scores` where the reward manager passes whole batches. Options go into its
+`reward_kwargs`. `ground_truth` is a record as `formats` has it, as JSON text or as a mapping;
+`mapf_jax export` writes it.
 
-verl gives answers as text and scores them in several processes, so two things differ from
-`MapfTask`: tokens are counted again with the tokenizer that is named (the end token is not among
-them), and the weights do not move but follow a `short_fraction` that is an option. Without a
-tokenizer there is no length, and the score is R_acc alone.
+verl passes answers as text and scores them in several processes, so two things differ from this
+project's trainer: the named tokenizer counts the tokens again (without the end token), and the
+weights do not move but follow the option `short_fraction`. Without a tokenizer there is no length,
+and the score is R_acc alone.
 """
 
 import functools

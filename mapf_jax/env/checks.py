@@ -1,4 +1,4 @@
-"""One call that tells whether an environment keeps the promises that programs rely on."""
+"""A check of the promises of an environment that programs rely on."""
 
 from typing import Any
 

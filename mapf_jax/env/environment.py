@@ -1,7 +1,7 @@
-"""The simulator: one episode of agents on a frozen lake, as pure functions of single values.
+"""The simulator: one episode of agents on a frozen lake, as pure functions.
 
-`reset` and `step` speak of one environment. `jax.vmap` makes a batch of it, `jax.jit` and
-`jax.lax.scan` a fast one. What an action does is decided in `dynamics`; this file turns it into
+`reset` and `step` act on a single environment; `jax.vmap` makes a batch of it, `jax.jit` and
+`jax.lax.scan` make it fast. `dynamics` decides what an action does; this file turns that into
 rewards, ends and observations.
 """
 
@@ -26,7 +26,7 @@ MAX_STEPS = 65_535  # Times are kept in at most 16 bits.
 
 @dataclasses.dataclass(frozen=True)
 class RewardWeights:
-    """What an agent is rewarded for; its reward of a step is the sum of the five terms.
+    """Weights of the five terms of an agent's reward in a step.
 
     Attributes:
       goal: times +1 when the agent comes to its goal and -1 when it leaves it again, so that over
@@ -58,7 +58,7 @@ DEFAULT_REWARDS = {"fail": RewardWeights(), "block": RewardWeights(violation=0.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MapfFrozenLake:
-    """Agents that all have to be on their goals at once, on a lake with holes.
+    """A lake with holes, on which all agents have to be on their goals at the same time.
 
     An episode ends (`terminated`) when every agent is on its goal at the same time, or, under the
     rule "fail", when any agent breaks a rule; and it is cut off (`truncated`) after `max_steps`.

@@ -1,4 +1,4 @@
-"""Sets of actions and observations that can be drawn from and asked what they contain."""
+"""Sets of actions and observations, with samples and membership."""
 
 import dataclasses
 from collections.abc import Mapping
