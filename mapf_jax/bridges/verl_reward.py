@@ -21,11 +21,9 @@ from mapf_jax.bridges.scoring import score
 
 
 def compute_scores(
-    data_sources: Sequence[str],
+    *,
     solution_strs: Sequence[str],
     ground_truths: Sequence[str | Mapping[str, Any]],
-    extra_infos: Sequence[Any] | None = None,
-    *,
     tokenizer: str | None = None,
     short_fraction: float = 1.0,
     short_length: int = RewardConfig.short_length,
@@ -35,16 +33,14 @@ def compute_scores(
     """Scores of N answers, verified in one batch.
 
     Args:
-      data_sources: not used; verl passes it.
       solution_strs: N answers.
       ground_truths: N records with `map`, `starts`, `goals` and `cost`.
-      extra_infos: not used.
       tokenizer: folder or hub name of the policy's tokenizer, to count tokens; None: no length.
       short_fraction: fraction of short answers from which the weights follow; from 0.9 on they are
         (0.8, 0.2).
       short_length: L1, tokens up to which length costs nothing.
       long_length: L2, tokens from which length costs most.
-      **ignored: whatever else verl passes.
+      **ignored: whatever else verl passes, such as `data_sources` and `extra_infos`.
 
     Returns:
       For each answer `score`, `acc` (it is valid) and the parts of the score by name.
@@ -52,7 +48,6 @@ def compute_scores(
     Raises:
       ValueError: a ground truth is not an instance with its optimum.
     """
-    del data_sources, extra_infos, ignored
     records = [json.loads(truth) if isinstance(truth, str) else truth for truth in ground_truths]
     num_tokens = [0] * len(records)
     if tokenizer is not None:
@@ -66,15 +61,11 @@ def compute_scores(
 
 
 def compute_score(
-    data_source: str,
-    solution_str: str,
-    ground_truth: str | Mapping[str, Any],
-    extra_info: Any = None,
-    **options: Any,
+    *, solution_str: str, ground_truth: str | Mapping[str, Any], **options: Any
 ) -> dict[str, float]:
     """The score of one answer; options and result as of `compute_scores`."""
     (result,) = compute_scores(
-        [data_source], [solution_str], [ground_truth], [extra_info], **options
+        solution_strs=[solution_str], ground_truths=[ground_truth], **options
     )
     return result
 

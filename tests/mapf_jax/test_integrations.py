@@ -266,16 +266,20 @@ def test_verl_scores(rows):
     truths = [row["reward_model"]["ground_truth"] for row in rows]
     texts = [slower(row)[0] for row in rows]
     sources = [row["data_source"] for row in rows]
-    scores = verl_reward.compute_scores(sources, texts, truths, [{}] * len(rows))
+    scores = verl_reward.compute_scores(
+        data_sources=sources, solution_strs=texts, ground_truths=truths, extra_infos=[{}] * 10
+    )
     for row, text, truth, score in zip(rows, texts, truths, scores, strict=True):
         accuracy = 1 - 0.7 * row["num_agents"] / (2 * row["cost"])
         assert score["score"] == score["reward_accuracy"] == pytest.approx(accuracy)
         assert (score["acc"], score["valid"], score["optimal"]) == (1.0, 1.0, 0.0)
-        single = verl_reward.compute_score("any", text, json.loads(truth), {}, router=None)
+        single = verl_reward.compute_score(
+            data_source="any", solution_str=text, ground_truth=json.loads(truth), router=None
+        )
         assert single == score
     # With a tokenizer lengths count: the tiny one has a token for most of what stands in answers.
     (score,) = verl_reward.compute_scores(
-        sources[:1], texts[:1], truths[:1],
+        solution_strs=texts[:1], ground_truths=truths[:1],
         tokenizer=str(TINY_MODEL), short_fraction=0.5, short_length=1, long_length=2,
     )  # fmt: skip
     assert score["num_tokens"] > 5
