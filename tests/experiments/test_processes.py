@@ -50,7 +50,7 @@ MORE = [
     "--config.training.lora.rank=2",
     "--config.training.epochs=0.75",
     "--config.training.prompts_per_step=3",
-    "--config.training.degenerate_groups=redraw",
+    "--config.training.degenerate_groups=resample",
     "--config.training.max_resamples=1",
     "--config.training.optimizer.learning_rate=2e-4",
     "--config.training.optimizer.warmup_steps=0",
@@ -214,6 +214,7 @@ def one_process(start, tmp_path_factory):
     return workdir
 
 
+@pytest.mark.slow
 def test_two_processes_asked_to_leave_and_killed(start, one_process, tmp_path):
     run = start(tmp_path, 2)
     run.wait_for(lambda: len(lines(tmp_path, 0)) >= 3)
@@ -243,6 +244,7 @@ def test_two_processes_asked_to_leave_and_killed(start, one_process, tmp_path):
     assert_same_history(tmp_path, one_process)
 
 
+@pytest.mark.slow
 def test_four_processes_one_killed_and_restarted_as_another_number(start, one_process, tmp_path):
     run = start(tmp_path, 4)
     # Saving goes on behind the steps: the log may be ahead of the last complete checkpoint.
@@ -262,6 +264,7 @@ def test_four_processes_one_killed_and_restarted_as_another_number(start, one_pr
     assert_same_history(tmp_path, one_process)
 
 
+@pytest.mark.slow
 def test_adapters_further_draws_and_training_on_designs(start, tmp_path):
     folders = {count: tmp_path / str(count) for count in (1, 2)}
     runs = [start(folders[count], count, *MORE, program=DESIGNING) for count in folders]
@@ -287,6 +290,7 @@ def test_adapters_further_draws_and_training_on_designs(start, tmp_path):
         )
 
 
+@pytest.mark.slow
 def test_an_error_of_one_process_stops_the_others(start, tmp_path):
     run = start(tmp_path, 2, *MORE, program=DESIGNING, failing="0")
     run.wait_for(lambda: "No space left on device" in run.text(0))
