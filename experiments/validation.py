@@ -77,8 +77,8 @@ class Validator:
     def __call__(self, params: Any) -> list[dict[str, Any]]:
         """A record of one completion to every problem; the same key for every checkpoint.
 
-        Records are those of the family's task, with `id` of the problem, `tokens`, `truncated` and
-        `text` of the completion.
+        Records are those of the family's task, always with `optimal`, and with `id` of the problem,
+        `tokens`, `truncated` and `text` of the completion.
         """
         task = self._family.task(self._problems)
         chats = [task.messages(i) for i in range(len(task))]
@@ -87,6 +87,7 @@ class Validator:
         return [
             {
                 "id": problem["id"],
+                "optimal": record["valid"],
                 **record,
                 "tokens": completion.num_tokens,
                 "truncated": completion.truncated,

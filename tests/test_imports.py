@@ -41,6 +41,17 @@ def test_no_file_of_the_engineer_knows_of_lakes():
         assert not words & {"hole", "holes", "agent", "agents"}, path
 
 
+def test_only_lakes_and_their_tools_hear_of_lakes():
+    """Settings list the options of families; the others work on any family."""
+    apart = {"families", "benchmark", "speed", "configs"}  # The benchmark is that of lakes.
+    alone = {"settings", "warm_start", "machines", "scaling", "round_time"}
+    for path in (ROOT / "experiments").rglob("*.py"):
+        place = path.relative_to(ROOT / "experiments")
+        if place.parts[0] not in apart and path.stem not in alone:
+            for name in imported_modules(path):
+                assert not name.startswith(("mapf_jax", "experiments.families.lakes")), path
+
+
 def imported_modules(path):
     """Full names of everything that a file imports, names of objects included."""
     for node in ast.walk(ast.parse(path.read_text())):

@@ -75,7 +75,6 @@ from experiments.settings import Settings
 from experiments.speed.records import Table
 from experiments.study.variants import Budget, Study
 from learner.training.trainer import GRPOConfig
-from mapf_jax import formats
 
 SCHEMA = 1
 LEVEL = 0.95
@@ -335,7 +334,7 @@ def compare(root: Path, study: Study, runs: Sequence[Mapping[str, Any]]) -> list
 def _scores(folder: Path, points: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
     """By metric f64[instances]: every validation instance's part in it, whose mean it is."""
     paths = [folder / "initial", *(folder / "rounds" / str(i) for i in range(len(points) - 1))]
-    answers = [list(formats.read_jsonl(path / "answers.jsonl")) for path in paths]
+    answers = [files.read_jsonl(path / "answers.jsonl") for path in paths]
     steps = np.array([point["steps"] for point in points], np.float64)
     # Trapezoids: half of each stretch counts for either end.
     stretch = np.diff(steps) / (steps[-1] - steps[0])
