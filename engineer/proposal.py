@@ -273,11 +273,9 @@ def project(
 
 
 def _group_name(group: Sequence[Cell]) -> str:
-    """The parameter of a column, the row of a group within a row, else the first cell."""
-    rows, names = {row for row, _ in group}, {name for _, name in group}
-    if len(names) == 1:
-        return names.pop()
-    return rows.pop() if len(rows) == 1 else " ".join(group[0])
+    """What all cells have in common, the parameter of a column or a row; else the first cell."""
+    common = [part for part in group[0] if all(part in cell for cell in group)]
+    return " ".join(common or group[0])
 
 
 def render_config(config: Configuration, space: ConfigurationSpace) -> str:

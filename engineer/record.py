@@ -41,13 +41,8 @@ class RoundRecord:
 
     def to_dict(self) -> dict[str, Any]:
         """A mapping ready for JSON; `from_dict` is its inverse."""
-        return {
-            "round": self.round,
-            "config": self.config.to_dict(),
-            "evidence": self.evidence.to_dict(),
-            "cold_start": self.cold_start,
-            "summary": self.summary,
-        }
+        parts = {"config": self.config.to_dict(), "evidence": self.evidence.to_dict()}
+        return vars(self) | parts
 
     @classmethod
     def from_dict(cls, mapping: Mapping[str, Any]) -> "RoundRecord":
@@ -114,13 +109,8 @@ class RunRecord:
 
     def to_dict(self) -> dict[str, Any]:
         """A mapping ready for JSON; `from_dict` is its inverse."""
-        return {
+        return vars(self) | {
             "history": [past.to_dict() for past in self.history],
-            "round": self.round,
-            "total_rounds": self.total_rounds,
-            "epochs_per_round": self.epochs_per_round,
-            "summary": self.summary,
-            "training": None if self.training is None else dict(self.training),
             "initial": None if self.initial is None else self.initial.to_dict(),
         }
 
