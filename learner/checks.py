@@ -35,7 +35,7 @@ def positive(options: Any, *names: str) -> None:
     """Raises `ValueError` unless each named field is a finite number above 0."""
     for name in names:
         value = getattr(options, name)
-        if not (math.isfinite(value) and value > 0):
+        if not (_is_number(value) and value > 0):
             raise ValueError(f"{name}={value!r}: allowed are finite numbers above 0")
 
 
@@ -43,15 +43,15 @@ def not_negative(options: Any, *names: str) -> None:
     """Raises `ValueError` unless each named field is a finite number from 0 up."""
     for name in names:
         value = getattr(options, name)
-        if not (math.isfinite(value) and value >= 0):
+        if not (_is_number(value) and value >= 0):
             raise ValueError(f"{name}={value!r}: allowed are finite numbers from 0 up")
 
 
-def shares(options: Any, *names: str) -> None:
+def fractions(options: Any, *names: str) -> None:
     """Raises `ValueError` unless each named field is a number in [0, 1]."""
     for name in names:
         value = getattr(options, name)
-        if not 0 <= value <= 1:
+        if not (_is_number(value) and 0 <= value <= 1):
             raise ValueError(f"{name}={value!r}: allowed are numbers in [0, 1]")
 
 
@@ -61,3 +61,7 @@ def choices(options: Any, **allowed: Sequence[Any]) -> None:
         value = getattr(options, name)
         if value not in values:
             raise ValueError(f"{name}={value!r}: allowed are {tuple(values)}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -3,8 +3,8 @@
     python -m learner.plan --config=Qwen3-4B --mesh=1x1x1,1x8x1,32x8x1
 
 The programs are those of `learner.training.trainer`: sampling (parameters for decoding, prefill, a
-segment of decoding with room for the longest completions) and a GRPO update (gradients of one
-micro-batch of the longest rows, the optimizer). Each is traced, split over the mesh and compiled
+segment of decoding at the capacity for the longest completions) and a GRPO update (gradients of
+one micro-batch of the longest rows, the optimizer). Each is traced, split over the mesh and compiled
 with abstract arrays, for as many devices as asked for, all of them pretended by this machine's CPU.
 
 What is exact: arguments and results, which follow from shapes and shardings alone. What is an
@@ -236,10 +236,10 @@ def table(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def verdict(plan: Plan, config: Qwen3Config, training: GRPOConfig, mesh: Mesh, room: int) -> str:
-    """Whether a plan fits into `room` bytes; if not, what to change, the most useful first."""
-    needed = f"{plan.part} needs {plan.peak / _GIGABYTE:.3g} of {room / _GIGABYTE:.3g} GB"
-    if plan.peak <= room:
+def verdict(plan: Plan, config: Qwen3Config, training: GRPOConfig, mesh: Mesh, memory: int) -> str:
+    """Whether a plan fits into `memory` bytes; if not, what to change, the most useful first."""
+    needed = f"{plan.part} needs {plan.peak / _GIGABYTE:.3g} of {memory / _GIGABYTE:.3g} GB"
+    if plan.peak <= memory:
         return f"{needed}: fits"
     return "\n  ".join([f"{needed}: does not fit. What to change:", *_advice(
         plan, config, training, mesh
@@ -381,10 +381,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"\n{mesh.size} device{'s' * (mesh.size > 1)} ({names}), GB of each")
             for part in parts:
                 plan = planners[part](config, training, mesh, options.prompt_length)
-                room = int(options.memory * _GIGABYTE)
+                memory = int(options.memory * _GIGABYTE)
                 print(table(plan))
-                print(verdict(plan, config, training, mesh, room), flush=True)
-                fits &= plan.peak <= room
+                print(verdict(plan, config, training, mesh, memory), flush=True)
+                fits &= plan.peak <= memory
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

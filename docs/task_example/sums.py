@@ -31,10 +31,10 @@ class Sums:  # Prompts like "123+456", to be completed with "975": the digits, t
     state, restore = (lambda self: {}), (lambda self, state: None)
 
 
-def main(warm_up=400, steps=1001):
+def main(warm_up=400, steps=1001, count=60_000):
     keys, mesh = jax.random.split(jax.random.key(0), 4), sharding.make_mesh()
-    numbers = np.random.default_rng(0).integers(100, 1000, (60_000, 2))
-    seen, trained, unseen = (Sums(part) for part in np.split(numbers, [39_488, 59_488]))
+    numbers = np.random.default_rng(0).integers(100, 1000, (count, 2))
+    seen, trained, unseen = map(Sums, np.split(numbers, [count - 20_512, count - 512]))
     coder = tokens.character_tokenizer("0123456789+")
     tiny = config.Qwen3Config(vocab_size=12, hidden_size=64, intermediate_size=256, head_dim=32,
                               num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,

@@ -107,7 +107,7 @@ def own_update(task: Task) -> Measurements:
     ids = np.array(task["completions"], np.int32)
     count, length = ids.shape
     batch = Rollout(
-        problems=np.arange(task["num_prompts"]),
+        indices=np.arange(task["num_prompts"]),
         prompts=task["prompt_ids"],
         tokens=ids,
         logprobs=np.full((count, length), -8.0, np.float32),

@@ -1,18 +1,17 @@
 """Several processes as one program: starting them, what they tell each other, arrays between them.
 
 All processes run the same program on the same values and reach the same calls in the same order;
-what is in the hands of one alone (files, its share of the completions) reaches the others through
+what is in the hands of one alone (files, its part of the completions) reaches the others through
 `on_first`, `gather` and `sharded_map`. What may fail on one of them alone goes through `on_all`, so
 that none waits for it. With one process none of these communicates.
 
 Updates are one program over the devices of all processes (`put` places its inputs). Sampling is
 not: a process takes the decoding copy of the weights as its own devices hold it (`local_copy`) and
-runs the slots of its share of the prompts alone. In one program for all, every token would wait for
-all hosts and a freed lane for the slowest of them; this way they meet when all completions are
-there. It costs that prompts are dealt out beforehand, so a process with short completions waits for
-the one
-with the longest, and that a copy of the weights has to fit the devices of one process: mesh axis
-`tensor` must not reach beyond it.
+runs the slots of its part of the prompts alone. In one program for all, every token would wait for
+all hosts and a free sequence slot for the slowest of them; this way they meet when all completions
+are there. It costs that prompts are dealt out beforehand, so a process with short completions waits
+for the one with the longest, and that a copy of the weights has to fit the devices of one process:
+mesh axis `tensor` must not reach beyond it.
 
 Where one process fails or is killed, the others cannot go on. Between processes on CPUs and GPUs
 the next exchange fails at once (`lost_process`); where it hangs, the coordination service of
@@ -220,14 +219,14 @@ def any_process(flag: bool) -> bool:
 
 
 def share(count: int) -> np.ndarray:
-    """Which of `count` pieces of work are this process's: a run of indices, i64[n]."""
+    """Which of `count` items of work are this process's: a run of indices, i64[n]."""
     if num_processes() == 1:
         return np.arange(count)
     return np.array_split(np.arange(count), jax.process_count())[jax.process_index()]
 
 
 def sharded_map(function: Callable[[np.ndarray], T], count: int) -> T:
-    """`function(np.arange(count))`, every process working on its share of the indices.
+    """`function(np.arange(count))`, every process working on its part of the indices.
 
     Args:
       function: from i64[n] to a list of n values or a pytree of host arrays [n, ...]; the result

@@ -85,29 +85,16 @@ class Qwen3Config:
     attention: str = "auto"
 
     def __post_init__(self) -> None:
-        for name in _POSITIVE:
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} is {value!r}; it must be a positive integer")
-        for name in ("rms_norm_eps", "rope_theta"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-                raise ValueError(f"{name} is {value!r}; it must be a positive number")
+        checks.integers(self, **dict.fromkeys(_POSITIVE, 1))
+        checks.positive(self, "rms_norm_eps", "rope_theta")
+        checks.choices(self, dtype=DTYPES, param_dtype=DTYPES, remat=REMAT, attention=ATTENTION)
         if self.head_dim % 2:
-            raise ValueError(f"head_dim is {self.head_dim}; rotary embedding needs an even number")
+            raise ValueError(f"head_dim={self.head_dim}: allowed are even numbers")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
-                f"num_attention_heads is {self.num_attention_heads}; it must be a multiple of "
-                f"num_key_value_heads, {self.num_key_value_heads}"
+                f"num_attention_heads={self.num_attention_heads}: allowed are multiples of "
+                f"num_key_value_heads={self.num_key_value_heads}"
             )
-        for name, allowed in (
-            ("dtype", DTYPES),
-            ("param_dtype", DTYPES),
-            ("remat", REMAT),
-            ("attention", ATTENTION),
-        ):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; allowed are {allowed}")
 
     @classmethod
     def from_hf(cls, mapping: Mapping[str, Any], **compute: Any) -> Self:
@@ -159,32 +146,21 @@ class Qwen3Config:
 
     def to_hf(self) -> dict[str, Any]:
         """The contents of a `config.json` that transformers 4 and 5 both read."""
-        eos = list(self.eos_token_id) if isinstance(self.eos_token_id, tuple) else self.eos_token_id
-        return {
+        values = {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in dataclasses.asdict(self).items()
+            if name not in _COMPUTE
+        }
+        return values | {
             "architectures": ["Qwen3ForCausalLM"],
             "model_type": "qwen3",
-            "vocab_size": self.vocab_size,
-            "hidden_size": self.hidden_size,
-            "intermediate_size": self.intermediate_size,
-            "num_hidden_layers": self.num_hidden_layers,
-            "num_attention_heads": self.num_attention_heads,
-            "num_key_value_heads": self.num_key_value_heads,
-            "head_dim": self.head_dim,
-            "rms_norm_eps": self.rms_norm_eps,
-            "rope_theta": self.rope_theta,
             "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},
-            "tie_word_embeddings": self.tie_word_embeddings,
-            "max_position_embeddings": self.max_position_embeddings,
-            "initializer_range": self.initializer_range,
             "hidden_act": "silu",
             "attention_bias": False,
             "attention_dropout": 0.0,
             "use_sliding_window": False,
             "use_cache": True,
             "torch_dtype": self.param_dtype,
-            "bos_token_id": self.bos_token_id,
-            "eos_token_id": eos,
-            "pad_token_id": self.pad_token_id,
         }
 
 
@@ -198,25 +174,20 @@ def _rope(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
 def _refuse_unsupported(mapping: Mapping[str, Any]) -> None:
     """Raise `ValueError` for a field that would change the arithmetic in a way we do not have."""
     rope_type = _rope(mapping).get("rope_type", _rope(mapping).get("type", "default"))
-    layer_types = set(mapping.get("layer_types") or ())
-    found: list[tuple[str, Any, str]] = []
-    if mapping.get("model_type") != "qwen3":
-        found.append(("model_type", mapping.get("model_type"), "'qwen3' (dense)"))
-    if mapping.get("attention_bias"):
-        found.append(("attention_bias", mapping["attention_bias"], "false"))
-    if mapping.get("use_sliding_window"):
-        found.append(("use_sliding_window", mapping["use_sliding_window"], "false"))
-    if layer_types - {"full_attention"}:
-        found.append(("layer_types", sorted(layer_types), "'full_attention' only"))
-    if rope_type != "default":
-        found.append(("rope_scaling.rope_type", rope_type, "'default'"))
-    if mapping.get("hidden_act", "silu") != "silu":
-        found.append(("hidden_act", mapping["hidden_act"], "'silu'"))
-    if mapping.get("num_experts"):
-        found.append(("num_experts", mapping["num_experts"], "none (dense)"))
+    layer_types = sorted(set(mapping.get("layer_types") or ()))
+    fields: tuple[tuple[str, Any, tuple[Any, ...], str], ...] = (
+        ("model_type", mapping.get("model_type"), ("qwen3",), "'qwen3' (dense)"),
+        ("attention_bias", mapping.get("attention_bias"), (None, False), "false"),
+        ("use_sliding_window", mapping.get("use_sliding_window"), (None, False), "false"),
+        ("layer_types", layer_types, ([], ["full_attention"]), "'full_attention' only"),
+        ("rope_scaling.rope_type", rope_type, ("default",), "'default'"),
+        ("hidden_act", mapping.get("hidden_act", "silu"), ("silu",), "'silu'"),
+        ("num_experts", mapping.get("num_experts"), (None, 0), "none (dense)"),
+    )
+    found = [
+        f"{name}={value!r}: supported is {text}"
+        for name, value, allowed, text in fields
+        if value not in allowed
+    ]
     if found:
-        raise ValueError(
-            "; ".join(
-                f"{name} is {value!r}, supported is {allowed}" for name, value, allowed in found
-            )
-        )
+        raise ValueError("; ".join(found))

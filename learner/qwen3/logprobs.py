@@ -161,7 +161,7 @@ def _logits(
 
 
 def _whole(part: Array, dtype: Any, split: bool) -> Array:
-    """The matrix from one device's share of its rows, in the dtype of the products."""
+    """The matrix from one device's part of its rows, in the dtype of the products."""
     part = part.astype(dtype)
     return jax.lax.all_gather(part, "fsdp", axis=0, tiled=True) if split else part
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from learner import checks
 from learner.tokens import ThinkingBudget
 
 
@@ -24,12 +25,12 @@ class SamplingParams:
         top_k: keep only the k most likely tokens; 0 keeps all.
         top_p: keep only the smallest set of most likely tokens whose probability reaches p
             (nucleus sampling, arXiv 1904.09751), of what `top_k` left; 1 keeps all.
-        min_p: keep only tokens at least this share as likely as the most likely one (arXiv
+        min_p: keep only tokens at least this fraction as likely as the most likely one (arXiv
             2407.01082); 0 keeps all.
         stop_token_ids: a completion ends with the first of these.
         stop_strings: a completion ends with the token that completes the first of these in its
             text, special tokens written out; `Sampler` then needs a tokenizer.
-        thinking: how long a completion may think, and how it is told to end; None sets no limit.
+        thinking: how long a completion may think, and how it is made to end; None sets no limit.
 
     Raises:
         ValueError: a field is out of its range.
@@ -45,29 +46,21 @@ class SamplingParams:
     thinking: ThinkingBudget | None = None
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens is {self.max_new_tokens}; it must be at least 1")
-        if not 0 <= self.temperature < math.inf:
-            raise ValueError(
-                f"temperature is {self.temperature}; it must be a finite number from 0 up"
-            )
-        if self.top_k < 0:
-            raise ValueError(f"top_k is {self.top_k}; it must be at least 0 (0 keeps all)")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p is {self.top_p}; it must be in (0, 1]")
-        if not 0 <= self.min_p <= 1:
-            raise ValueError(f"min_p is {self.min_p}; it must be in [0, 1]")
+        checks.integers(self, max_new_tokens=1, top_k=0)
+        checks.not_negative(self, "temperature")
+        checks.fractions(self, "top_p", "min_p")
+        if not self.top_p:
+            raise ValueError("top_p=0: allowed are numbers in (0, 1]")
         if isinstance(self.stop_strings, str) or not all(self.stop_strings):
             raise ValueError(
-                f"stop_strings is {self.stop_strings!r}; it must be a tuple of strings, none empty"
+                f"stop_strings={self.stop_strings!r}: allowed are tuples of strings, none empty"
             )
         if self.thinking is not None:
             needed = self.thinking.max_tokens + len(self.thinking.closing_ids)
             if needed >= self.max_new_tokens:
                 raise ValueError(
-                    f"max_new_tokens is {self.max_new_tokens}; it must exceed {needed}, the "
-                    f"{self.thinking.max_tokens} tokens of thinking and the "
-                    f"{len(self.thinking.closing_ids)} that end it"
+                    f"max_new_tokens={self.max_new_tokens}: more than {needed} are needed, for "
+                    "thinking and the tokens that end it"
                 )
 
 
@@ -171,7 +164,7 @@ def draw(keys: Array, logits: Array) -> Array:
 
 
 def _invert(weights: Array, uniform: Array) -> tuple[Array, Array]:
-    """The index in weights [..., n] at which the cumulative share exceeds uniform in [0, 1).
+    """The index in weights [..., n] at which the cumulative fraction exceeds uniform in [0, 1).
 
     Also returns how far into that weight the uniform number fell, itself a number in [0, 1).
     Some weight of every row must be positive; an index whose weight is zero is never returned.

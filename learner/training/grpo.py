@@ -55,8 +55,8 @@ class ObjectiveConfig:
         trainer's log-probabilities before the first update and the sampler's own, where rounding
         or another program makes them differ: for each "token" or for the whole "sequence" (the
         product over its tokens), cut off at `importance_cap`, without gradient (truncated
-        importance sampling: Ionides 2008; for sampler mismatch Yao et al. 2025, "Your efficient
-        RL framework secretly brings you off-policy RL training"). With "none" the sampler's
+        importance sampling: Ionides 2008; for the train-inference mismatch Yao et al. 2025, "Your
+        efficient RL framework secretly brings you off-policy RL training"). With "none" the sampler's
         log-probabilities are taken for those of the old policy.
       importance_cap: largest weight of the correction, > 0.
 
@@ -86,7 +86,7 @@ class ObjectiveConfig:
             kl_estimator=get_args(KLEstimator),
             importance_correction=get_args(ImportanceCorrection),
         )
-        checks.shares(self, "clip_low")
+        checks.fractions(self, "clip_low")
         checks.not_negative(self, "clip_high", "kl_coef", "entropy_coef", "dual_clip")
         if 0 < self.dual_clip <= 1:
             raise ValueError(f"dual_clip={self.dual_clip!r}: allowed are 0 and numbers above 1")
@@ -112,7 +112,7 @@ class ObjectiveSums:
       clip_dual: tokens whose gradient the dual clip stopped.
       mismatch: sum of |current - sampler's log-probability|, in nats. In the first update on
         some completions the weights are those that sampled, and this is the sampler's error.
-      importance_weight: sum of the weights of the sampler correction.
+      importance_weight: sum of the truncated importance weights.
       ratio_min: smallest importance ratio, +inf without tokens.
       ratio_max: largest importance ratio, -inf without tokens.
       mismatch_max: largest term of `mismatch`, -inf without tokens.
@@ -131,14 +131,6 @@ class ObjectiveSums:
     ratio_max: jax.Array
     mismatch_max: jax.Array
 
-    @classmethod
-    def zero(cls) -> "ObjectiveSums":
-        """The neutral element of `merge`."""
-        zero = jnp.zeros((), jnp.float32)
-        extremes = {"ratio_min": zero + jnp.inf} | dict.fromkeys(_MAXIMA, zero - jnp.inf)
-        names = [field.name for field in dataclasses.fields(cls)]
-        return cls(**{name: extremes.get(name, zero) for name in names})
-
     def merge(self, other: "ObjectiveSums") -> "ObjectiveSums":
         """The sums of two disjoint sets of rows together."""
 
@@ -150,6 +142,27 @@ class ObjectiveSums:
 
         names = [field.name for field in dataclasses.fields(self)]
         return ObjectiveSums(**{name: both(name) for name in names})
+
+    def metrics(self) -> dict[str, float]:
+        """Numbers for the log: means over the tokens, and the extremes."""
+        count = max(float(self.tokens), 1.0)
+        means = {
+            "entropy": self.entropy,
+            "kl": self.kl_old,
+            "kl_reference": self.kl_reference,
+            "clip_low": self.clip_low,
+            "clip_high": self.clip_high,
+            "clip_dual": self.clip_dual,
+            "mismatch_mean": self.mismatch,
+            "importance_weight_mean": self.importance_weight,
+        }
+        return {
+            **{name: float(value) / count for name, value in means.items()},
+            "ratio_min": float(self.ratio_min),
+            "ratio_max": float(self.ratio_max),
+            "mismatch_max": float(self.mismatch_max),
+            "update_tokens": float(self.tokens),
+        }
 
 
 _MAXIMA = ("ratio_max", "mismatch_max")
@@ -199,22 +212,17 @@ def has_signal(rewards: jax.Array) -> jax.Array:
     return jnp.max(rewards, axis=1) > jnp.min(rewards, axis=1)
 
 
-def completion_mask(
-    lengths: jax.Array, window: int, truncated: jax.Array | None = None
-) -> jax.Array:
+def completion_mask(lengths: jax.Array, window: int) -> jax.Array:
     """Which tokens of the completion window take part in the loss.
 
     Args:
       lengths: i32[...], completion tokens incl. the stop token.
       window: M, the width of the completion window.
-      truncated: bool[...] completions to leave out as a whole (overlong filtering, DAPO,
-        arXiv 2503.14476, section 3.4), or None to leave out none.
 
     Returns:
       bool[..., M].
     """
-    mask = jnp.arange(window) < lengths[..., None]
-    return mask if truncated is None else mask & ~truncated[..., None]
+    return jnp.arange(window) < lengths[..., None]
 
 
 def token_weights(
@@ -295,8 +303,8 @@ def objective(
     the completion) for all tokens of it (GSPO). With A the advantage (less the k1 cost, if that is
     chosen) a token gains S = min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), and with dual clip
     and A < 0 max(S, dual_clip * A). Its loss is
-    -w S + kl_coef * k3(reference - now) - entropy_coef * entropy, where w is 1 or the weight of
-    the sampler correction, and the loss is the sum of weight times token loss.
+    -w S + kl_coef * k3(reference - now) - entropy_coef * entropy, where w is 1 or the truncated
+    importance weight, and the loss is the sum of weight times token loss.
 
     Args:
       config: the options.

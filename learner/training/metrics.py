@@ -1,4 +1,4 @@
-"""Where the figures of every step go, and those of the machine among them."""
+"""Where the metrics of every step go, and those of the machine among them."""
 
 import contextlib
 import json
@@ -42,7 +42,7 @@ def machine(seconds: Mapping[str, float]) -> dict[str, float]:
       of the fullest local device where the backend tells (a CPU does not), and on Linux
       `machine/host_memory` of this process.
     """
-    figures = {f"{MACHINE}{part}_seconds": value for part, value in seconds.items()}
+    metrics = {f"{MACHINE}{part}_seconds": value for part, value in seconds.items()}
     stats = [device.memory_stats() or {} for device in jax.local_devices()]
     for name, key in (
         ("device_memory", "bytes_in_use"),
@@ -50,17 +50,17 @@ def machine(seconds: Mapping[str, float]) -> dict[str, float]:
     ):
         values = [stat[key] for stat in stats if key in stat]
         if values:
-            figures[MACHINE + name] = max(values) / 2**30
+            metrics[MACHINE + name] = max(values) / 2**30
     pages = Path("/proc/self/statm")
     if pages.exists():
         resident = int(pages.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        figures[f"{MACHINE}host_memory"] = resident / 2**30
-    return figures
+        metrics[f"{MACHINE}host_memory"] = resident / 2**30
+    return metrics
 
 
-def first_not_finite(figures: Mapping[str, float]) -> str | None:
-    """The name of the first figure that is NaN or infinite, or None."""
-    return next((name for name, value in figures.items() if not math.isfinite(value)), None)
+def first_not_finite(metrics: Mapping[str, float]) -> str | None:
+    """The name of the first metric that is NaN or infinite, or None."""
+    return next((name for name, value in metrics.items() if not math.isfinite(value)), None)
 
 
 def rate(part: str, tokens: float, seconds: Mapping[str, float]) -> dict[str, float]:
@@ -69,10 +69,10 @@ def rate(part: str, tokens: float, seconds: Mapping[str, float]) -> dict[str, fl
 
 
 class Writer(Protocol):
-    """Takes the figures of one step after the other."""
+    """Takes the metrics of one step after the other."""
 
-    def write(self, step: int, figures: Mapping[str, float]) -> None:
-        """Keeps the figures of a step."""
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Keeps the metrics of a step."""
         ...
 
     def close(self) -> None:
@@ -99,13 +99,13 @@ class JsonLines:
             temporary.replace(path)
         self._file = path.open("a")
 
-    def write(self, step: int, figures: Mapping[str, float]) -> None:
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Appends a line and hands it to the system.
 
         Raises:
-          ValueError: a figure is NaN or infinite, for which JSON has no word.
+          ValueError: a metric is NaN or infinite, for which JSON has no word.
         """
-        self._file.write(json.dumps({"step": step, **figures}, allow_nan=False) + "\n")
+        self._file.write(json.dumps({"step": step, **metrics}, allow_nan=False) + "\n")
         self._file.flush()
 
     def close(self) -> None:
@@ -118,7 +118,7 @@ class TensorBoard:
 
     Args:
       folder: of the event files.
-      first_step: figures of this step and later ones that are there are not shown any more.
+      first_step: metrics of this step and later ones that are there are not shown any more.
 
     Raises:
       ImportError: the package is missing.
@@ -131,9 +131,9 @@ class TensorBoard:
             str(folder), purge_step=first_step, write_to_disk=True, flush_secs=10
         )
 
-    def write(self, step: int, figures: Mapping[str, float]) -> None:
-        """One scalar for each figure."""
-        for name, value in figures.items():
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One scalar for each metric."""
+        for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
@@ -158,9 +158,9 @@ class WandB:
             project=project, dir=str(folder), id=run_id, resume="allow", config=dict(config)
         )
 
-    def write(self, step: int, figures: Mapping[str, float]) -> None:
-        """Logs the figures; the service ignores steps that it has already."""
-        self._run.log(dict(figures), step=step)
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Logs the metrics; the service ignores steps that it has already."""
+        self._run.log(dict(metrics), step=step)
 
     def close(self) -> None:
         """Ends the run."""
@@ -173,10 +173,10 @@ class Writers:
     def __init__(self, writers: Sequence[Writer]) -> None:
         self._writers = list(writers)
 
-    def write(self, step: int, figures: Mapping[str, float]) -> None:
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Writes to each."""
         for writer in self._writers:
-            writer.write(step, figures)
+            writer.write(step, metrics)
 
     def close(self) -> None:
         """Closes each."""

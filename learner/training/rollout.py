@@ -15,7 +15,7 @@ class Rollout:
     """P prompts with G completions each, N = P * G, prompt-major; M is the completion budget.
 
     Attributes:
-      problems: i64[P], the problem behind each prompt.
+      indices: i64[P], the number of each prompt in its task.
       prompts: P lists of token ids.
       tokens: i32[N, M], the pad id after the end.
       logprobs: f32[N, M], the sampler's, in nats.
@@ -25,7 +25,7 @@ class Rollout:
       rewards: f32[N].
     """
 
-    problems: np.ndarray
+    indices: np.ndarray
     prompts: Sequence[Sequence[int]]
     tokens: np.ndarray
     logprobs: np.ndarray
@@ -49,11 +49,27 @@ class Rollout:
         """bool[P], whether the rewards of a group differ (`grpo.has_signal`)."""
         return self.groups.max(axis=1) > self.groups.min(axis=1)
 
+    def metrics(self) -> dict[str, float]:
+        """Numbers for the log: rewards, non-degenerate groups, lengths."""
+        ended = self.lengths[~self.truncated]
+        names = ("min", "p10", "p50", "p90", "max")
+        lengths = zip(names, np.percentile(self.lengths, (0, 10, 50, 90, 100)), strict=True)
+        return {
+            "reward": float(self.rewards.mean()),
+            "reward_std": float(self.rewards.std()),
+            "reward_std_in_groups": float(self.groups.std(axis=1).mean()),
+            "nondegenerate_fraction": float(self.signal.mean()),
+            "completion_tokens_mean": float(self.lengths.mean()),
+            **{f"completion_tokens_{name}": float(value) for name, value in lengths},
+            **({"completion_tokens_mean_ended": float(ended.mean())} if ended.size else {}),
+            "truncated_fraction": float(self.truncated.mean()),
+        }
+
     def take(self, prompts: np.ndarray) -> "Rollout":
         """The groups of the given prompts (i64[K]), in that order."""
         rows = (prompts[:, None] * self.group_size + np.arange(self.group_size)).reshape(-1)
         return Rollout(
-            problems=self.problems[prompts],
+            indices=self.indices[prompts],
             prompts=[self.prompts[int(i)] for i in prompts],
             tokens=self.tokens[rows],
             logprobs=self.logprobs[rows],
@@ -66,7 +82,7 @@ class Rollout:
     @classmethod
     def concatenate(cls, parts: Sequence["Rollout"]) -> "Rollout":
         """All groups of several rollouts of the same G and M, in order."""
-        arrays = ("problems", "tokens", "logprobs", "lengths", "truncated", "rewards")
+        arrays = ("indices", "tokens", "logprobs", "lengths", "truncated", "rewards")
         return cls(
             prompts=[prompt for part in parts for prompt in part.prompts],
             completions=[completion for part in parts for completion in part.completions],
@@ -82,7 +98,7 @@ class Rollout:
             row[: len(prompt)] = prompt
         np.savez(
             folder / "arrays.npz",
-            problems=self.problems,
+            indices=self.indices,
             prompts=prompts,
             tokens=self.tokens,
             logprobs=self.logprobs,
@@ -90,19 +106,19 @@ class Rollout:
             truncated=self.truncated,
             rewards=self.rewards,
         )
-        problems = np.repeat(self.problems, self.group_size)
+        indices = np.repeat(self.indices, self.group_size)
         lines = [
             json.dumps(
                 {
-                    "problem": int(problem),
+                    "prompt": int(index),
                     "reward": float(reward),
                     "tokens": completion.num_tokens,
                     "truncated": completion.truncated,
                     "text": completion.text,
                 }
             )
-            for problem, reward, completion in zip(
-                problems, self.rewards, self.completions, strict=True
+            for index, reward, completion in zip(
+                indices, self.rewards, self.completions, strict=True
             )
         ]
         (folder / "texts.jsonl").write_text("".join(line + "\n" for line in lines))

@@ -18,31 +18,45 @@ class Scores:
 
     Attributes:
       rewards: f32[N], one reward for each completion, finite.
-      metrics: figures about the whole list, for the log.
-      records: one mapping for each completion with whatever the caller wants to keep of it, or
-      empty.
+      metrics: numbers about the whole list, for the log.
+      records: one mapping for each completion whenever the task has something to say of it, so that
+        nobody has to score it again; else empty. They hold what the caller of the run shows of a
+        completion (its group, whether it is valid, what failed); the learner passes them on.
     """
 
     rewards: np.ndarray
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
     records: Sequence[Mapping[str, Any]] = ()
 
+    @classmethod
+    def concatenate(cls, parts: Sequence["Scores"]) -> "Scores":
+        """Those of several lists as one; each metric is the mean of its values."""
+        names = {name: None for part in parts for name in part.metrics}
+        return cls(
+            rewards=np.concatenate([part.rewards for part in parts]),
+            metrics={
+                name: float(np.mean([part.metrics[name] for part in parts if name in part.metrics]))
+                for name in names
+            },
+            records=[record for part in parts for record in part.records],
+        )
+
 
 @runtime_checkable
 class Task(Protocol):
-    """A finite list of problems with a judge.
+    """A finite list of prompts, and scores for completions to them.
 
     A task may carry state that changes while it scores (a moving average, say). `state` returns it
     as a value that JSON can hold, `restore` puts it back; a task without state returns `{}`. Two
-    tasks with the same problems and the same state must score alike, else a resumed run differs.
+    tasks with the same prompts and the same state must score alike, else a resumed run differs.
     """
 
     def __len__(self) -> int:
-        """Number of problems."""
+        """Number of prompts."""
         ...
 
     def messages(self, index: int) -> Sequence[Message]:
-        """The chat that poses problem `index`: mappings with `role` and `content`."""
+        """Prompt `index` as a chat: mappings with `role` and `content`."""
         ...
 
     def score(self, indices: np.ndarray, completions: Sequence[Completion]) -> Scores:
@@ -59,10 +73,10 @@ class Task(Protocol):
 
 
 def prompt_indices(key: jax.Array, step: int, count: int, num_prompts: int) -> np.ndarray:
-    """The problems of a step: i64[count] cut out of an endless stream of shuffled passes.
+    """The prompts of a step: i64[count] cut out of an endless stream of shuffled passes.
 
-    Pass e holds every problem once, in an order that depends on the key and on e alone. A step may
-    reach over the end of a pass, so all steps have the same shape and no problem is left out.
+    Pass e holds every prompt once, in an order that depends on the key and on e alone. A step may
+    reach over the end of a pass, so all steps have the same shape and no prompt is left out.
     """
     first = step * count
     chosen: list[np.ndarray] = []

@@ -187,7 +187,7 @@ class NonFiniteError(RuntimeError):
       step: the training step.
       metrics: the metrics of the step, as far as they are known.
       state: the last state of finite numbers, usable: that before the update, or after it where
-        the update was finite and another figure of the step was not.
+        the update was finite and another metric of the step was not.
       rollout: what the step trained on (`learner.training.rollout.Rollout`), None in supervised
       training.
     """

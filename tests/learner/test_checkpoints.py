@@ -110,8 +110,8 @@ def test_a_state_may_be_donated_while_it_is_written(one_device, tmp_path):
 
 SAVE_FOREVER = """
 import sys, jax, jax.numpy as jnp
-from learner.checkpoints import Checkpoints
-from learner.train_state import TrainState
+from learner.training.checkpoints import Checkpoints
+from learner.training.train_state import TrainState
 checkpoints = Checkpoints(sys.argv[1], keep=None)
 for step in range(10_000):
     value = jnp.full((1_000_000,), step, jnp.float32)

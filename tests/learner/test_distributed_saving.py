@@ -8,9 +8,9 @@ import resource, signal
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from learner import sharding
-from learner.checkpoints import Checkpoints
-from learner.train_state import TrainState
+from learner.devices import sharding
+from learner.training.checkpoints import Checkpoints
+from learner.training.train_state import TrainState
 
 mesh = sharding.make_mesh(fsdp=2)
 

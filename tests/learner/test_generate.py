@@ -63,6 +63,8 @@ def test_every_option_reaches_the_sampler(folder, tiny_model, byte_tokenizer, ca
     chat = [{"role": "system", "content": "s"}, {"role": "user", "content": "hé"}]
     prompt = tokens.encode_chat(byte_tokenizer, chat)
 
+    options = {"temperature": 2.0, "top_k": 50, "top_p": 0.9, "min_p": 0.01}
+
     def directly(**options):
         sampler = Sampler(
             tiny_model,
@@ -77,18 +79,22 @@ def test_every_option_reaches_the_sampler(folder, tiny_model, byte_tokenizer, ca
         got = sampler(weights.load(folder, tiny_model), [prompt], jax.random.key(3)[None])
         return tokens.decode(byte_tokenizer, got.tokens[0, : got.lengths[0]])
 
-    def said(*given):
+    def said(**options):
+        given = [f"--{name}={value}" for name, value in options.items()]
         fixed = ["--prompt=hé", "--system=s", "--tensor=2", "--seed=3", "--max_new_tokens=25"]
         assert generate.main([f"--model={folder}", *fixed, *given]) == 0
         printed = capsys.readouterr()
         assert "float32, reference attention]" in printed.err
         return printed.out.removesuffix("\n")
 
-    free = directly()
-    for name, value in {"temperature": 0.1, "top_k": 5, "top_p": 0.1, "min_p": 0.75}.items():
-        assert said(f"--{name}={value}") == directly(**{name: value}) != free
+    free = directly(**options)
     stop = next(letter for letter in free[3:] if letter.isascii())
-    assert said(f"--stop={stop}") == directly(stop_strings=(stop,)) != free
+    assert said(**options, stop=stop) == directly(**options, stop_strings=(stop,)) != free
+    assert free not in {directly(**options | {name: 0.1}) for name in ("temperature", "top_p")}
+    for name, value in options.items():  # Each reaches its own field.
+        arguments = generate._parser().parse_args(["--model=m", "--prompt=p", f"--{name}={value}"])
+        sampling = generate.sampling_params(arguments, {}, byte_tokenizer, 50)
+        assert getattr(sampling, name) == value != getattr(SamplingParams(max_new_tokens=1), name)
 
 
 def test_thinking_ends_after_its_budget(tiny_model, byte_tokenizer, tmp_path, capsys):
@@ -137,8 +143,8 @@ def test_defaults_come_from_the_checkpoint(byte_tokenizer):
     ("given", "message"),
     [
         (["--model=/nowhere"], "model '/nowhere' is not a folder"),
-        (["--temperature=-1"], "temperature is -1"),
-        (["--max_new_tokens=0"], "max_new_tokens is 0; it must be at least 1"),
+        (["--temperature=-1"], "temperature=-1"),
+        (["--max_new_tokens=0"], "max_new_tokens=0: allowed are integers from 1 up"),
         ([f"--model={Path(__file__).parent}"], "has no config.json"),
         (["--max_new_tokens=127"], "prompt 0 has"),
         (["--thinking_tokens=5"], "thinking_tokens is 5; it is for --thinking only"),

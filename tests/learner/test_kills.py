@@ -26,7 +26,7 @@ def start(folder, cache, steps):
     return subprocess.Popen([sys.executable, script, folder, str(steps)], env=environment)
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.slow)])
 def test_killed_at_random_moments(tmp_path, kills):
     steps = 12 * kills
     whole, killed, cache = (tmp_path / name for name in ("whole", "killed", "cache"))

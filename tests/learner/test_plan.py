@@ -176,6 +176,7 @@ def test_command_plans_for_more_devices_than_there_are(tiny_model, tmp_path):
     assert "an upper estimate" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mesh", "devices"), [("1x1x1", 1), ("1x8x1", 8), ("32x8x1", 256)])
 def test_qwen3_4b_fits_devices_of_141_gigabytes(mesh, devices, capfd):
     """Every program of sampling and training, traced, sharded and compiled without weights."""

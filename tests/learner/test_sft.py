@@ -46,7 +46,8 @@ def test_loss_is_the_token_mean_over_the_whole_batch(
     # Padding on the right does not reach the tokens before it in a causal model.
     ids, _ = tokens.pad_right([e.prompt + e.completion for e in examples], 64, 256)
     positions = jnp.broadcast_to(jnp.arange(64), ids.shape)
-    logits = model.logits(tiny_params, tiny_model, ids, positions, positions >= 0)
+    forward = jax.jit(model.logits, static_argnums=1)
+    logits = forward(tiny_params, tiny_model, ids, positions, positions >= 0)
     for i, example in enumerate(examples):
         logp = np.asarray(logits[i], np.float64)
         logp -= np.log(np.exp(logp).sum(axis=1, keepdims=True))
@@ -55,7 +56,7 @@ def test_loss_is_the_token_mean_over_the_whole_batch(
     before = jax.tree.map(np.asarray, tiny_params)
 
     moved = []
-    for mesh, rows in ((one_device, 4), (one_device, 2), (sharding.make_mesh(2, 2, 2), 4)):
+    for mesh, rows in ((one_device, 2), (sharding.make_mesh(2, 2, 2), 4)):
         trainer = SFTTrainer(
             dataclasses.replace(CONFIG, micro_batch_rows=rows), tiny_model, mesh, pad_id=256
         )

@@ -47,7 +47,7 @@ def percents(capsys):
 
 
 def test_a_few_steps(example, capsys):
-    example.main(warm_up=2, steps=2)
+    example.main(warm_up=2, steps=2, count=21_000)
     (percent,) = percents(capsys)
     assert percent < 2  # Of four or five digits almost none are guessed.
 

@@ -95,9 +95,18 @@ def plain_step(start, one_device):
     return result.metrics, moved
 
 
-@pytest.mark.parametrize("accumulation", [1, 4])
 @pytest.mark.parametrize(
-    "layout", [(8, 1, 1), (1, 8, 1), (1, 1, 2), (2, 2, 2)], ids=["data", "fsdp", "tensor", "mixed"]
+    ("layout", "accumulation"),
+    [
+        ((2, 2, 2), 4),
+        ((1, 1, 2), 1),
+        pytest.param((8, 1, 1), 1, marks=pytest.mark.slow),
+        pytest.param((8, 1, 1), 4, marks=pytest.mark.slow),
+        pytest.param((1, 8, 1), 1, marks=pytest.mark.slow),
+        pytest.param((1, 8, 1), 4, marks=pytest.mark.slow),
+        pytest.param((1, 1, 2), 4, marks=pytest.mark.slow),
+        pytest.param((2, 2, 2), 1, marks=pytest.mark.slow),
+    ],
 )
 def test_a_step_is_the_same_on_any_layout(start, plain_step, layout, accumulation):
     """Data, fsdp, tensor, and mixed; the 32 rows at once or in four micro-batches.
@@ -124,7 +133,7 @@ def test_a_step_is_the_same_on_any_layout(start, plain_step, layout, accumulatio
 
 
 def test_answers_that_share_a_row_change_nothing(start, plain_step, one_device):
-    result = one_step(start, one_device, rows=4, completions_per_row=3)
+    result = one_step(start, one_device, rows=16, completions_per_row=3)
     moved = change(result.state.params, start[3])
     np.testing.assert_allclose(moved, plain_step[1], rtol=1e-4, atol=2e-6)
 
@@ -177,13 +186,14 @@ def test_answer_logprobs_are_those_of_the_whole_softmax(tiny_model, tiny_params)
         tiny_params, tiny_model, rows, 6, temperature=0.5, vocab_size=259
     )
     assert logprobs.shape == entropies.shape == (4, 3, 6)
+    forward, positions = jax.jit(model.logits, static_argnums=1), jnp.arange(16)[None]
     for i, (prompt, given) in enumerate(zip(prompts, completions, strict=True)):
         for a, completion in enumerate(given):
-            # Each completion alone with its prompt.
-            alone = jnp.array([[*prompt, *completion]])
-            positions = jnp.arange(alone.shape[1])[None]
-            logits = model.logits(tiny_params, tiny_model, alone, positions, positions >= 0)
-            full = np.asarray(logits[0], np.float64)[:, :259] / 0.5
+            # Each completion alone with its prompt; what pads it comes later.
+            whole = [*prompt, *completion]
+            alone = jnp.array([whole + [256] * (16 - len(whole))])
+            logits = forward(tiny_params, tiny_model, alone, positions, positions >= 0)
+            full = np.asarray(logits[0, : len(whole)], np.float64)[:, :259] / 0.5
             full -= np.log(np.exp(full).sum(axis=1, keepdims=True))
             for t, token in enumerate(completion):
                 predicted = full[len(prompt) + t - 1]
@@ -195,7 +205,7 @@ def test_answer_logprobs_are_those_of_the_whole_softmax(tiny_model, tiny_params)
     assert np.isfinite(entropies).all()
 
 
-@pytest.mark.parametrize("updates_per_step", [1, 2])
+@pytest.mark.parametrize("updates_per_step", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_resumed_run_is_bitwise_the_same(
     tiny_model, one_device, byte_tokenizer, letter_task, tmp_path, updates_per_step
 ):
@@ -326,29 +336,31 @@ def test_groups_without_signal_are_drawn_anew(tiny_model, one_device, byte_token
     jax.tree.map(np.testing.assert_array_equal, host(last.state), host(results[-1].state))
 
 
-def test_correction_of_the_sampler(tiny_model, one_device, byte_tokenizer, letter_task):
+@pytest.mark.parametrize("updates_per_step", [pytest.param(1, marks=pytest.mark.slow), 2])
+def test_importance_correction(
+    tiny_model, one_device, byte_tokenizer, letter_task, updates_per_step
+):
     """The sampler agrees here, so the correction changes nothing, whichever way old is found."""
     before = host(model.init_params(jax.random.key(0), tiny_model))
-    for updates_per_step in (1, 2):
-        moved = []
-        for correction in ("none", "token"):
-            config = dataclasses.replace(
-                CONFIG,
-                prompts_per_step=6,
-                group_size=8,
-                updates_per_step=updates_per_step,
-                objective=ObjectiveConfig(importance_correction=correction),
-            )
-            params = jax.tree.map(jnp.array, before)
-            task = dataclasses.replace(letter_task)
-            (result,) = run(config, tiny_model, one_device, byte_tokenizer, params, task)
-            moved.append(change(result.state.params, before))
-            assert result.metrics["mismatch_max"] < 1e-4
-            np.testing.assert_allclose(result.metrics["importance_weight_mean"], 1, atol=1e-4)
-            assert result.metrics["updates"] == updates_per_step
-            if updates_per_step == 2:  # Old stays what it was when the weights have moved.
-                assert result.metrics["ratio_max"] > 1 + 1e-3
-        np.testing.assert_allclose(moved[1], moved[0], rtol=1e-3, atol=5e-6)
+    moved = []
+    for correction in ("none", "token"):
+        config = dataclasses.replace(
+            CONFIG,
+            prompts_per_step=6,
+            group_size=8,
+            updates_per_step=updates_per_step,
+            objective=ObjectiveConfig(importance_correction=correction),
+        )
+        params = jax.tree.map(jnp.array, before)
+        task = dataclasses.replace(letter_task)
+        (result,) = run(config, tiny_model, one_device, byte_tokenizer, params, task)
+        moved.append(change(result.state.params, before))
+        assert result.metrics["mismatch_max"] < 1e-4
+        np.testing.assert_allclose(result.metrics["importance_weight_mean"], 1, atol=1e-4)
+        assert result.metrics["updates"] == updates_per_step
+        if updates_per_step == 2:  # Old stays what it was when the weights have moved.
+            assert result.metrics["ratio_max"] > 1 + 1e-3
+    np.testing.assert_allclose(moved[1], moved[0], rtol=1e-3, atol=5e-6)
 
 
 def test_adapters(tiny_model, one_device, byte_tokenizer, letter_task):
@@ -393,6 +405,7 @@ def test_adapters(tiny_model, one_device, byte_tokenizer, letter_task):
     )
 
 
+@pytest.mark.slow
 def test_adapters_on_a_mesh(start, one_device):
     model_config, tokenizer, task, before, _ = start
     config = dataclasses.replace(CONFIG, lora=LoraConfig(rank=2))

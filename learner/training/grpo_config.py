@@ -1,0 +1,136 @@
+"""The options of `learner.training.trainer`."""
+
+import dataclasses
+import math
+from typing import Literal, get_args
+
+from learner import checks, tokens
+from learner.training import grpo
+from learner.training.lora import LoraConfig
+from learner.training.train_state import OptimizerConfig
+
+DegenerateGroups = Literal["drop", "resample", "keep"]
+
+_LENGTHS_PER_DOUBLING = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class GRPOConfig:
+    """How a policy is trained on a task.
+
+    Attributes:
+      prompts_per_step: P, prompts sampled from in one step.
+      group_size: G, completions to each; at least 2.
+      epochs: passes over the task's prompts; may be a fraction.
+      updates_per_step: optimizer updates on the completions of one step, each on its part of the
+        groups, so every completion is used once (unlike mu in DeepSeekMath, arXiv 2402.03300, which
+        counts passes over all of them). 1 is strictly on-policy.
+      micro_batch_rows: rows that go through the model at once; a multiple of data * fsdp of the
+        mesh. It changes memory and speed, never the result.
+      completions_per_row: completions to one prompt that share a row and a pass over the prompt.
+        Pays where completions are not much longer than prompts: attention grows with the square of
+        the row. It changes memory and speed, never the result.
+      length_multiple: rows are padded to a multiple of this many tokens, long ones to one of four
+        lengths between a power of two and the next; see `row_shape`. Each shape that occurs is
+        compiled once. Rows are sorted by length first, so short ones stay short.
+      max_new_tokens: budget of a completion, stop token included.
+      thinking: let the chat template open the model's thinking, which then counts as completion.
+      sampling_rows: completions sampled at a time, at least one for each row shard of the mesh;
+        bounds the memory of the key/value cache. Larger groups are sampled in parts.
+      temperature: of sampling and of the policy that is optimised; > 0.
+      objective: the loss.
+      optimizer: the optimizer.
+      mask_truncated: leave completions that ran out of budget out of the loss (overlong filtering,
+        DAPO, arXiv 2503.14476, section 3.4). Their rewards still
+        count in their group's mean.
+      degenerate_groups: what becomes of groups whose rewards are all equal (dynamic sampling, DAPO,
+        arXiv 2503.14476). "drop" leaves them out of the batch, and so out of every normaliser:
+        the batch gets smaller. "resample" samples from `prompts_per_step` further prompts, up to
+        `max_resamples` times, until so many groups have a signal; those of the last draw that are
+        too many are not used. "keep" lets them take part with advantage 0. Where they are left
+        out they lose the KL and entropy terms too.
+      max_resamples: see `degenerate_groups`.
+      lora: adapters to train in place of all parameters; off by default.
+
+    Raises:
+      ValueError: a field is out of its range.
+    """
+
+    prompts_per_step: int = 32
+    group_size: int = 8
+    epochs: float = 1.0
+    updates_per_step: int = 1
+    micro_batch_rows: int = 8
+    completions_per_row: int = 1
+    length_multiple: int = 32
+    max_new_tokens: int = 1024
+    thinking: bool = False
+    sampling_rows: int = 512
+    temperature: float = 1.0
+    objective: grpo.ObjectiveConfig = dataclasses.field(default_factory=grpo.ObjectiveConfig)
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    mask_truncated: bool = False
+    degenerate_groups: DegenerateGroups = "drop"
+    max_resamples: int = 2
+    lora: LoraConfig = dataclasses.field(default_factory=LoraConfig)
+
+    def __post_init__(self) -> None:
+        checks.integers(
+            self,
+            prompts_per_step=1,
+            group_size=2,
+            updates_per_step=1,
+            micro_batch_rows=1,
+            completions_per_row=1,
+            length_multiple=1,
+            max_new_tokens=1,
+            sampling_rows=1,
+            max_resamples=1,
+        )
+        checks.positive(self, "epochs", "temperature")
+        checks.choices(self, degenerate_groups=get_args(DegenerateGroups))
+        if self.updates_per_step > self.prompts_per_step:
+            raise ValueError(
+                f"updates_per_step={self.updates_per_step}: allowed are 1 to "
+                f"prompts_per_step={self.prompts_per_step}"
+            )
+
+    def num_steps(self, num_prompts: int) -> int:
+        """Steps that `epochs` passes over so many prompts take.
+
+        The passes follow each other in one stream that is cut into steps of `prompts_per_step`; a
+        last step that is not full goes on with the beginning of the next pass.
+        """
+        # The small number keeps 1.1 * 100 / 10, which is 11.000000000000002, at 11.
+        return math.ceil(self.epochs * num_prompts / self.prompts_per_step - 1e-9)
+
+    def row_shape(self, longest_row: int, longest_completion: int) -> tuple[int, int]:
+        """The length and the window of a micro-batch: few pairs, as each is compiled once.
+
+        Args:
+          longest_row: tokens of the longest row, prompt and completions.
+          longest_completion: tokens of the longest completion in any row.
+
+        Returns:
+          The tokens that rows are padded to, and the tokens that completions are padded to where
+          their log-probabilities are computed: a quarter, a half or all of `max_new_tokens`. Both
+          grow with the arguments.
+        """
+        length = tokens.geometric_bucket(longest_row, self.length_multiple, _LENGTHS_PER_DOUBLING)
+        windows = [
+            min(
+                self.max_new_tokens,
+                tokens.bucket(-(-self.max_new_tokens // n), self.length_multiple),
+            )
+            for n in (4, 2, 1)
+        ]
+        return length, tokens.bucket(longest_completion, windows)
+
+    def prompt_capacity(self, length: int, longest_prompt: int) -> int:
+        """Tokens that hold a shared prompt: an eighth, a quarter, a half or all of a row.
+
+        All of it where every completion has a row of its own.
+        """
+        if self.completions_per_row == 1:
+            return length
+        return tokens.bucket(longest_prompt, [-(-length // n) for n in (8, 4, 2, 1)])
