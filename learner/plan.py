@@ -4,8 +4,8 @@
 
 The programs are those of `learner.training.trainer`: sampling (parameters for decoding, prefill, a
 segment of decoding at the capacity for the longest completions) and a GRPO update (gradients of
-one micro-batch of the longest rows, the optimizer). Each is traced, split over the mesh and compiled
-with abstract arrays, for as many devices as asked for, all of them pretended by this machine's CPU.
+one micro-batch of the longest rows, the optimizer). Each is traced, split over the mesh and
+compiled with abstract arrays, for as many devices as asked for, all pretended by this CPU.
 
 What is exact: arguments and results, which follow from shapes and shardings alone. What is an
 estimate: temporaries, which are those of the CPU compiler. It turns bfloat16 products into float32

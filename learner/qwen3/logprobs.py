@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -57,6 +58,8 @@ def token_logprobs(
         raise ValueError(f"temperature is {temperature}; it must be positive")
     if chunk < 1:
         raise ValueError(f"chunk is {chunk}; it must be at least 1")
+    chex.assert_shape(targets, hidden.shape[:-1])
+    chex.assert_shape(unembedding, (hidden.shape[-1], None))
     *lead, T, _ = hidden.shape
     shards = _row_shards() if lead else 1
     if lead and lead[0] % shards:

@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -282,6 +283,8 @@ def hidden_states(
     Returns:
         [B, T, D] in `config.dtype`; meaningless where not valid.
     """
+    chex.assert_rank(tokens, 2)
+    chex.assert_equal_shape([tokens, jnp.asarray(positions), jnp.asarray(valid)])
     mask = RowMask(valid, shared, right_padded)
     return Qwen3(config).apply({"params": params}, tokens, positions, mask)
 

@@ -7,6 +7,7 @@ what is left is renormalised. Log-probabilities that the sampler returns are tho
 import dataclasses
 import math
 
+import chex
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -69,6 +70,7 @@ def filter_logits(logits: Array, sampling: SamplingParams) -> Array:
 
     Tokens tied at the edge of top-k or top-p are all kept. Temperature 0 is treated as 1.
     """
+    chex.assert_type(logits, float)
     if sampling.temperature > 0:
         logits = logits / sampling.temperature
     edge = None

@@ -11,6 +11,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -122,6 +123,7 @@ def completion_logprobs(
       f32[R, A, M] log-probabilities and f32[R, A, M] entropies in nats. Beyond a completion they
       are finite and mean nothing.
     """
+    chex.assert_rank([rows.tokens, rows.prompt_lengths, rows.completion_lengths], [2, 1, 2])
     num_rows, length = rows.tokens.shape
     prompt = rows.prompt_lengths[:, None]
     ends = prompt + jnp.cumsum(rows.completion_lengths, axis=1)

@@ -9,6 +9,7 @@ sharding can change it.
 import dataclasses
 from typing import Literal, get_args
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -56,8 +57,8 @@ class ObjectiveConfig:
         or another program makes them differ: for each "token" or for the whole "sequence" (the
         product over its tokens), cut off at `importance_cap`, without gradient (truncated
         importance sampling: Ionides 2008; for the train-inference mismatch Yao et al. 2025, "Your
-        efficient RL framework secretly brings you off-policy RL training"). With "none" the sampler's
-        log-probabilities are taken for those of the old policy.
+        efficient RL framework secretly brings you off-policy RL training"). With "none" the
+        sampler's log-probabilities are taken for those of the old policy.
       importance_cap: largest weight of the correction, > 0.
 
     Raises:
@@ -187,6 +188,7 @@ def group_advantages(
     Returns:
       f32[P, G]; exactly 0 in groups whose rewards are all equal.
     """
+    chex.assert_rank(rewards, 2)
     centered = rewards - jnp.mean(rewards, axis=1, keepdims=True)
     # The mean of G equal numbers may be off by a rounding, which the division would blow up.
     centered = jnp.where(has_signal(rewards)[:, None], centered, 0.0)
@@ -243,6 +245,7 @@ def token_weights(
     Returns:
       f32[N, M]; the loss is the sum of weight times token loss.
     """
+    chex.assert_rank(mask, 2)
     mask_float = mask.astype(jnp.float32)
     lengths = jnp.sum(mask_float, axis=1)
     rows = jnp.maximum(jnp.sum(lengths > 0), 1)
@@ -324,6 +327,8 @@ def objective(
     Raises:
       ValueError: `reference_logprobs` or `old_logprobs` is needed and missing.
     """
+    chex.assert_equal_shape([logprobs, entropies, sampled_logprobs, mask, weights])
+    chex.assert_shape(advantages, logprobs.shape[:-1])
     if config.kl_coef > 0 and reference_logprobs is None:
         raise ValueError(f"kl_coef={config.kl_coef}: needs reference_logprobs, got None")
     if config.importance_correction == "none":

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -229,29 +230,23 @@ def test_other_keys_give_other_samples():
 
 
 def test_few_programs_serve_all_calls(monkeypatch):
-    """Two rooms for completions, two for prompts, prompts by 1, 2 and 4; then none is traced."""
-    traces = {"decode_step": 0, "prefill": 0}
+    """Two capacities for completions, two for prompts, prompts by 1, 2 and 4; then no trace."""
 
-    def counting(name):
-        function = getattr(decoding, name)
+    def allow(**traces):
+        for name, most in traces.items():
+            limited = chex.assert_max_traces(functions[name], most)
+            monkeypatch.setattr(decoding, name, limited)
 
-        def counted(*args):
-            traces[name] += 1
-            return function(*args)
-
-        monkeypatch.setattr(decoding, name, counted)
-
-    for name in traces:
-        counting(name)
+    functions = {name: getattr(decoding, name) for name in ("decode_step", "prefill")}
+    allow(decode_step=2, prefill=6)
     run = sampler(max_rows=4, stop_token_ids=(5, 6, 7), max_new_tokens=40, segment_tokens=8)
     for seed in range(4):
         run(PARAMS, PROMPTS[seed:] * 3, keys(15 - 3 * seed, seed=seed))
-    assert traces["decode_step"] == 2
-    assert 1 <= traces["prefill"] <= 6
-    before = dict(traces)
+    allow(decode_step=0, prefill=0)
     run(PARAMS, PROMPTS * 3, keys(15, seed=0))
     run(jax.tree.map(lambda x: x * 1.0, PARAMS), PROMPTS[1:] * 3, keys(12, seed=1))
-    assert traces == before
+    with pytest.raises(AssertionError, match="traced"):
+        sampler()(PARAMS, PROMPTS, keys(5))
 
 
 @pytest.mark.parametrize("max_rows", [3, 64])
