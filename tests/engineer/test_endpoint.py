@@ -253,7 +253,7 @@ def test_dripping_bytes_do_not_extend_the_time(act):
         start = time.monotonic()
         with pytest.raises(NoAnswerError, match=r"no answer within 0\.3 s"):
             ask(HI, 1, 0)
-        assert time.monotonic() - start < 1.0
+        assert time.monotonic() - start < 2.0  # The bytes would never end.
 
 
 def test_within_an_event_loop():
