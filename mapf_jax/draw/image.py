@@ -29,19 +29,17 @@ def picture(instance: Instance, plan: Plan | None = None, cell: int = 48) -> "Im
     """
     story = tell(instance, plan)
     canvas = _Canvas(story, cell)
-    time = story.first_time
     if not len(story.positions):
         return canvas.draw(story.captions)
-    if time is None:
-        return canvas.draw(story.captions, story.positions[0], story.positions)
-    marks = [mark for mark in story.marks(time) if mark.kind != ViolationKind.GOAL_MISSED]
-    if not marks:  # All moves are legal, only goals are missed.
-        return canvas.draw(
-            story.captions, story.positions[time], story.positions, story.marks(time)
-        )
-    if not any(mark.kind == ViolationKind.WRONG_START for mark in marks):
-        time = max(time - 1, 0)
-    return canvas.draw(story.captions, story.positions[time], story.positions[: time + 1], marks)
+    broken, shown, last = story.first_time, 0, len(story.positions) - 1
+    marks: list[Mark] = []
+    if broken is not None:
+        shown, marks = broken, story.marks(broken)
+        moves = [mark for mark in marks if mark.kind != ViolationKind.GOAL_MISSED]
+        if moves:  # The paths end before the moves that break a rule.
+            shown = last = max(broken - 1, 0)
+            marks = moves
+    return canvas.draw(story.captions, story.positions[shown], story.positions[: last + 1], marks)
 
 
 def animation(
