@@ -124,9 +124,9 @@ class MapfFrozenLake:
             raise ValueError(f"reward={self.reward!r}: allowed is a RewardWeights")
 
     @property
-    def action_space(self) -> spaces.MultiDiscrete:
+    def action_space(self) -> spaces.Box:
         """One action for each agent: 0 up, 1 down, 2 left, 3 right, 4 wait."""
-        return spaces.MultiDiscrete(len(dynamics.MOVES), self.num_agents)
+        return spaces.Box(0, len(dynamics.MOVES) - 1, (self.num_agents,), np.integer)
 
     @property
     def observation_space(self) -> spaces.Space:

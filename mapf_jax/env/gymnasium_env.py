@@ -24,12 +24,12 @@ from mapf_jax.types import Instance, State, TimeStep
 
 def gymnasium_space(space: spaces.Space) -> gymnasium.Space:
     """The space of Gymnasium with the same members; truth values become int8 0 and 1."""
-    if isinstance(space, spaces.MultiDiscrete):
-        return gymnasium.spaces.MultiDiscrete([space.n] * space.length)
     if isinstance(space, spaces.Dict):
         return gymnasium.spaces.Dict(
             {name: gymnasium_space(part) for name, part in space.spaces.items()}
         )
+    if space.dtype is np.integer:  # Actions.
+        return gymnasium.spaces.MultiDiscrete(np.full(space.shape, space.high + 1))
     if np.dtype(space.dtype) == np.bool_:
         return gymnasium.spaces.MultiBinary(space.shape)
     return gymnasium.spaces.Box(space.low, space.high, space.shape, space.dtype)

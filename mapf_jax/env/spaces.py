@@ -17,7 +17,7 @@ class Box:
       low: smallest value.
       high: largest value.
       shape: of the array.
-      dtype: of the array.
+      dtype: of the array; `np.integer` allows any type of integers.
     """
 
     low: int
@@ -28,44 +28,15 @@ class Box:
     def sample(self, key: jax.Array) -> jax.Array:
         """A uniform draw."""
         drawn = jax.random.randint(key, self.shape, self.low, self.high + 1, jnp.int32)
-        return drawn.astype(self.dtype)
+        return drawn if self.dtype is np.integer else drawn.astype(self.dtype)
 
     def contains(self, value: Any) -> bool:
         """Does the concrete array have this shape and dtype and lie within the bounds?"""
         array = np.asarray(value)
-        if array.shape != self.shape or array.dtype != np.dtype(self.dtype):
+        if array.shape != self.shape or not np.issubdtype(array.dtype, self.dtype):
             return False
         wide = array.astype(np.int64)
         return bool(np.all((wide >= self.low) & (wide <= self.high)))
-
-
-@dataclasses.dataclass(frozen=True)
-class MultiDiscrete:
-    """Vectors of integers 0 .. n - 1, such as one action for each agent, of any integer type.
-
-    Attributes:
-      n: number of values.
-      length: of the vector.
-    """
-
-    n: int
-    length: int
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the vectors."""
-        return (self.length,)
-
-    def sample(self, key: jax.Array) -> jax.Array:
-        """A uniform draw, int32[length]."""
-        return jax.random.randint(key, (self.length,), 0, self.n, jnp.int32)
-
-    def contains(self, value: Any) -> bool:
-        """Is the concrete array such a vector?"""
-        array = np.asarray(value)
-        if array.shape != self.shape or not np.issubdtype(array.dtype, np.integer):
-            return False
-        return bool(np.all((array >= 0) & (array < self.n)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,4 +57,4 @@ class Dict:
         return all(space.contains(value[name]) for name, space in self.spaces.items())
 
 
-Space = Box | MultiDiscrete | Dict
+Space = Box | Dict

@@ -308,7 +308,7 @@ def test_spaces():
     assert not box.contains(drawn[0].astype(np.int32))
     assert not box.contains(np.full((3, 2), 5, np.int8))
     assert not box.contains(np.zeros((2, 3), np.int8))
-    actions = spaces.MultiDiscrete(5, 3)
+    actions = spaces.Box(0, 4, (3,), np.integer)
     assert actions.contains(actions.sample(jax.random.key(0)))
     assert not actions.contains([0, 5, 0])
     assert not actions.contains([0.0, 1.0, 0.0])
