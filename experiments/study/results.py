@@ -341,7 +341,9 @@ def _scores(folder: Path, points: Sequence[Mapping[str, Any]]) -> dict[str, np.n
     weights = (np.append(stretch, 0) + np.insert(stretch, 0, 0)) / 2
     result = {}
     for name in ("valid", "optimal"):
-        outcomes = np.array([[row[name] for row in rows] for rows in answers], np.float64)
+        outcomes = np.array(
+            [[row.get(name, row["valid"]) for row in rows] for rows in answers], np.float64
+        )
         result[f"{name}_final"] = outcomes[-1]
         result[f"{name}_area"] = weights @ outcomes
     return result

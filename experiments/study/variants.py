@@ -16,6 +16,7 @@ from experiments.settings import Settings
 
 # What the instances of the validation depend on; see `experiments.validation.validation_set`.
 _SAME_VALIDATION = (
+    "family",
     "validation.num_instances",
     "lakes.validation_hole_ratio",
     "lakes.validation_wait_ratio",
