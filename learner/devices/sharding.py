@@ -117,6 +117,15 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, P(BATCH_AXES))
 
 
+def check_rows(name: str, rows: int, mesh: Mesh) -> None:
+    """Raise `ValueError` if the mesh does not divide so many rows."""
+    if rows % num_row_shards(mesh):
+        raise ValueError(
+            f"{name}={rows}: allowed are multiples of {num_row_shards(mesh)} (data * fsdp of the "
+            "mesh)"
+        )
+
+
 def num_row_shards(mesh: Mesh | AbstractMesh) -> int:
     """Over how many parts rows are split."""
     return mesh.shape["data"] * mesh.shape["fsdp"]

@@ -98,7 +98,7 @@ class Choice:
 
 @functools.cache
 def choose(config: Qwen3Config, platform: str | None = None) -> Choice:
-    """Choose the implementation for a model; the same completion on every call.
+    """Choose the implementation for a model; the same choice on every call.
 
     A kernel that its platform has is first tried on one short row, forwards and backwards,
     against the reference: where it fails (an old driver, say), the reference takes its place and

@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Self
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -56,28 +57,17 @@ class TokenAutomaton:
             vocab_size: token ids must be below it, if given.
 
         Raises:
-            ValueError: shapes differ, there is no state, a token or target is out of range, a
-                state lists a token twice, or a state is neither free nor lists a token.
+            ValueError: a token or target is out of range, a state lists a token twice, or a state
+                is neither free nor lists a token.
+            AssertionError: shapes or dtypes are others.
         """
-        tokens, targets = _integers("tokens", tokens), _integers("targets", targets)
-        if tokens.ndim != 2 or not len(tokens):
-            raise ValueError(
-                f"tokens has shape {tokens.shape}; it must be [Q, K] with Q at least 1"
-            )
+        tokens, targets = np.asarray(tokens), np.asarray(targets)
+        chex.assert_rank(tokens, 2)
         Q = len(tokens)
         free = np.zeros(Q, bool) if free is None else np.asarray(free)
-        otherwise = (
-            np.zeros(Q, np.int32) if otherwise is None else _integers("otherwise", otherwise)
-        )
-        if free.dtype != bool:
-            raise ValueError(f"free has dtype {free.dtype}; it must be bool")
-        for name, array, shape in (
-            ("targets", targets, tokens.shape),
-            ("free", free, (Q,)),
-            ("otherwise", otherwise, (Q,)),
-        ):
-            if array.shape != shape:
-                raise ValueError(f"{name} has shape {array.shape}; expected {shape}")
+        otherwise = np.zeros(Q, np.int32) if otherwise is None else np.asarray(otherwise)
+        chex.assert_type([tokens, targets, otherwise, free], [int, int, int, bool])
+        chex.assert_shape([targets, free, otherwise], [tokens.shape, (Q,), (Q,)])
         listed = tokens != -1
         _in_range("tokens", tokens, listed, vocab_size)
         _in_range("targets", targets, listed, Q)
@@ -93,7 +83,8 @@ class TokenAutomaton:
             state, column = np.argwhere(twice)[0]
             raise ValueError(f"state {state} lists token {ordered[state, column]} twice")
         targets = np.where(listed, targets, 0).astype(np.int32)
-        return cls(tokens, targets, free, np.where(free, otherwise, 0).astype(np.int32))
+        otherwise = np.where(free, otherwise, 0).astype(np.int32)
+        return cls(tokens.astype(np.int32), targets, free, otherwise)
 
     @classmethod
     def forcing(cls, ids: Sequence[int]) -> Self:
@@ -171,15 +162,6 @@ class TokenAutomaton:
         tokens = jnp.asarray(self.tokens)
         stops = jnp.isin(tokens, jnp.array(stop_token_ids, jnp.int32)) | (tokens < 0)
         return jnp.all(stops, axis=-1) & ~jnp.asarray(self.free)
-
-
-def _integers(name: str, values: Any) -> np.ndarray:
-    array = np.asarray(values)
-    if not np.issubdtype(array.dtype, np.integer):
-        raise ValueError(f"{name} has dtype {array.dtype}; it must be an integer one")
-    if array.size and (array.min() < -(2**31) or array.max() >= 2**31):
-        raise ValueError(f"{name} holds {array.min()}..{array.max()}; 32 bits are allowed")
-    return array.astype(np.int32)
 
 
 def _in_range(name: str, array: np.ndarray, used: np.ndarray, bound: int | None) -> None:

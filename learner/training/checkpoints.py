@@ -37,7 +37,7 @@ class _Keep:
         self.scores: dict[int, float] = {}
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
-        """One completion for each checkpoint; they come in ascending order."""
+        """One flag for each checkpoint; they come in ascending order."""
         del context
         steps = [info.step for info in checkpoints]
         if self._newest is None:

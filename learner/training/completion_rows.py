@@ -58,8 +58,7 @@ def pack_rows(
     Args:
       prompts: token ids, at least one each.
       completions: for each prompt at most A completions, each token ids with the stop token if
-      there was
-        one.
+        there was one.
       rows: R, at least `len(prompts)`.
       completions_per_row: A.
       length: T, at least the longest prompt and its completions together.

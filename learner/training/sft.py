@@ -159,12 +159,7 @@ class SFTTrainer:
     def __init__(
         self, config: SFTConfig, model_config: Qwen3Config, mesh: Mesh, pad_id: int
     ) -> None:
-        shards = sharding.num_row_shards(mesh)
-        if config.micro_batch_rows % shards:
-            raise ValueError(
-                f"micro_batch_rows={config.micro_batch_rows}: allowed are multiples of {shards} "
-                "(data * fsdp of the mesh)"
-            )
+        sharding.check_rows("micro_batch_rows", config.micro_batch_rows, mesh)
         self.config = config
         self._pad_id = pad_id
 

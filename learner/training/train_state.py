@@ -93,22 +93,18 @@ class TrainState:
 def learning_rate_schedule(config: OptimizerConfig) -> Callable[[Any], Any]:
     """The learning rate as a function of the number of updates already applied."""
     peak, warmup = config.learning_rate, config.warmup_steps
-
-    def schedule(count: Any) -> jax.Array:
-        rising = (count + 1.0) / (warmup + 1.0)
-        if config.decay == "constant":
-            factor = jnp.minimum(rising, 1.0)
+    after = optax.constant_schedule(peak)
+    if config.decay != "constant":
+        assert config.total_steps is not None
+        steps = config.total_steps - warmup
+        if config.decay == "linear":
+            after = optax.linear_schedule(peak, 0.0, steps)
         else:
-            assert config.total_steps is not None
-            done = jnp.clip((count - warmup) / (config.total_steps - warmup), 0.0, 1.0)
-            if config.decay == "linear":
-                falling = 1.0 - done
-            else:
-                falling = 0.5 * (1.0 + jnp.cos(jnp.pi * done))
-            factor = jnp.where(count < warmup, rising, falling)
-        return peak * factor
-
-    return schedule
+            after = optax.cosine_decay_schedule(peak, steps)
+    if not warmup:
+        return after
+    rising = optax.linear_schedule(peak / (warmup + 1), peak, warmup)
+    return optax.join_schedules([rising, after], [warmup])
 
 
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:

@@ -89,12 +89,7 @@ class GRPOTrainer:
         reference_params: Any = None,
         base_params: Any = None,
     ) -> None:
-        shards = sharding.num_row_shards(mesh)
-        if config.micro_batch_rows % shards:
-            raise ValueError(
-                f"micro_batch_rows={config.micro_batch_rows}: allowed are multiples of {shards} "
-                "(data * fsdp of the mesh)"
-            )
+        sharding.check_rows("micro_batch_rows", config.micro_batch_rows, mesh)
         for name, given, field, value in (
             ("reference_params", reference_params, "kl_coef", config.objective.kl_coef),
             ("base_params", base_params, "lora.rank", config.lora.rank),
