@@ -25,6 +25,7 @@ def rows(table):
     return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
 
 
+@pytest.mark.slow
 def test_tables_of_the_sampler_on_a_cpu(monkeypatch, tmp_path):
     monkeypatch.setattr(records, "cores", lambda: list(range(6)))
     scale = sampler.Scale(
