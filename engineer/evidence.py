@@ -143,7 +143,7 @@ class FailureBreakdown:
           checks: names of the checks, in the order in which they are reported.
           label: what a row is called.
           alone: checks after whose failure nothing else can be judged. A completion that fails one
-            of them counts under that check alone, the last of them if it fails several.
+            of them counts under that check alone, the first of them if it fails several.
 
         Raises:
           ValueError: there is no record, a check is unknown, or a record contradicts itself (valid
@@ -164,7 +164,7 @@ class FailureBreakdown:
 
         def counted(record: Mapping[str, Any]) -> Sequence[str]:
             only = [check for check in alone if check in record["failed"]]
-            return only[-1:] or record["failed"]
+            return only[:1] or record["failed"]
 
         def known(rows: Sequence[Mapping[str, Any]], name: str) -> Statistics | None:
             return Statistics.of([row[name] for row in rows if row.get(name) is not None])

@@ -58,12 +58,13 @@ def test_a_valid_completion_is_optimal_where_nothing_says_otherwise():
     assert breakdown_of(plain).optimal_rate == 0.4
 
 
-def test_a_completion_about_other_agents_counts_as_that_alone():
+def test_what_cannot_be_judged_further_counts_once():
     failed = [check for check in CHECKS if check != "parsable"]
-    breakdown = breakdown_of([{"group": "3", "valid": False, "failed": failed}])
-    assert {check: breakdown.failures(check) for check in CHECKS} == {
-        check: int(check == "agent_count") for check in CHECKS
-    }
+    for names, counted in ((failed, "agent_count"), (CHECKS, "parsable")):
+        breakdown = breakdown_of([{"group": "3", "valid": False, "failed": names}])
+        assert {check: breakdown.failures(check) for check in CHECKS} == {
+            check: int(check == counted) for check in CHECKS
+        }
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sets(st.sampled_from(CHECKS))), min_size=1))
@@ -75,8 +76,10 @@ def test_every_completion_counts_once(outcomes):
     for name in {g for g, _ in outcomes}:
         row = breakdown.outcome(name)
         assert row.answers == sum(g == name for g, _ in outcomes)
-        unparsed = sum(g == name and "agent_count" in f for g, f in outcomes)
-        assert row.failures("agent_count") == unparsed
+        failed = [f for g, f in outcomes if g == name]
+        assert row.failures("parsable") == sum("parsable" in f for f in failed)
+        others = sum("agent_count" in f and "parsable" not in f for f in failed)
+        assert row.failures("agent_count") == others
 
 
 def test_json_round_trip():
