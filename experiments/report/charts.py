@@ -286,22 +286,17 @@ class Gallery:
             picture, drawing = io.BytesIO(), io.StringIO()
             figure.savefig(picture, format="png", dpi=160, facecolor=style.LIGHT["paper"])
             # Identifiers that no other chart of the page has.
-            for number, artist in enumerate(figure.findobj()):
-                artist.set_gid(f"{chart.name}-{number}")
+            for place, artist in enumerate(figure.findobj()):
+                artist.set_gid(f"{chart.name}-{place}")
             figure.savefig(drawing, format="svg", transparent=True, metadata=_NO_METADATA)
         path = self._root / "figures" / f"{chart.name}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(picture.getvalue())
-        files.write_text(self._root / "data" / f"{chart.name}.csv", csv_text(*chart.table()))
+        header, rows = chart.table()
+        csv.writer(numbers := io.StringIO(), lineterminator="\n").writerows([header, *rows])
+        files.write_text(self._root / "data" / f"{chart.name}.csv", numbers.getvalue())
         _, tag, content = drawing.getvalue().partition("<svg")
         return Drawn(Markup(tag + content), f"{chart.title}. {chart.description}", remark)
-
-
-def csv_text(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A table as comma-separated values; None is an empty field."""
-    buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerows([header, *rows])
-    return buffer.getvalue()
 
 
 def running_mean(values: Sequence[float], window: int) -> list[float]:

@@ -208,6 +208,8 @@ def _generated(path: Path) -> Generated | None:
     found = read_json(path)
     if found is None:
         return None
+    if "rows" not in found:
+        raise ValueError(f"{path}: no rows; the run was made by an earlier version")
     rows = {}
     for name, row in found["rows"].items():
         counts = {k: v for k, v in row["details"].items() if not k.endswith("_ratio")}

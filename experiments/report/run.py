@@ -59,6 +59,7 @@ def page(run: Run, gallery: Gallery) -> str:
         complete=run.finished >= (run.option("loop.rounds") or 0),
         step_seconds=sum(_seconds(run.steps, part) or 0 for part in _PARTS),
         environment=_listed(run.option("environment")),
+        family=_listed(run.settings.get(run.option("family"))),
         mesh=_listed(run.option("mesh")),
         changed=_changed(run.settings),
         cost_header=_COST,
@@ -288,7 +289,7 @@ def _configurations(run: Run, gallery: Gallery) -> list[Drawn]:
             name,
             lines,
             rounds,
-            (0, 1),
+            (0, max(1, *(config[row, name] for _, config in made for row in config.rows))),
         )
         drawn.append(gallery.add(chart))
     return drawn

@@ -42,8 +42,6 @@ LIGHT = {
     "bad": "#c4002a",
     "soft": "#55636f",
     "panel": "#f4f6f8",
-    "ice": "#edf4f9",
-    "hole": "#27384a",
 }
 DARK = {
     "ink": "#e3e8ed",
@@ -52,8 +50,6 @@ DARK = {
     "bad": "#ff6b81",
     "soft": "#a3afba",
     "panel": "#1a2129",
-    "ice": "#1d2b38",
-    "hole": "#7d8b99",
 }
 
 

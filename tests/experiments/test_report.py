@@ -245,7 +245,7 @@ def check_page(path):
     assert drawn.count("chart") == len(pictures)
     # Every colour of a chart has a rule that makes it one of the page.
     styles = [value for _, name, value in page.attributes if name == "style"]
-    colours = set(re.findall(r"#[0-9a-f]{6}", " ".join(styles)))
+    colours = set(re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", " ".join(styles)))
     assert colours <= set(style.page_colours())
     for colour, name in style.page_colours().items():
         for what in ("fill", "stroke"):
@@ -320,6 +320,12 @@ def test_a_run_tells_what_was_run_and_what_came_of_it(run_page):
     assert not (root / "data" / "training_clip.csv").exists()  # Nothing was clipped.
     holes = [row for row in data(root, "failures") if row["series"] == "hole entered"]
     assert [float(row["percent"]) for row in holes] == pytest.approx([100 / 6] * 3)
+    # An answer that cannot be read counts for that alone, though it has no agents either.
+    for check, answers in (("not readable", [1, 1, 1]), ("wrong number of agents", [1, 0, 0])):
+        rows = [row for row in data(root, "failures") if row["series"] == check]
+        assert [float(row["percent"]) for row in rows] == pytest.approx(
+            [100 * n / 6 for n in answers]
+        )
 
 
 def test_published_ratios_are_those_printed_and_marked(run_page):
@@ -414,6 +420,7 @@ def test_runs_that_are_not_whole_have_a_page(tmp_path, damage, words):
         ("rounds/0/environment.yaml", "3: {data_ratio: [}"),
         ("rounds/1/train.jsonl", 'no\n{"step": 1}\n'),
         ("config.json", ""),
+        ("rounds/0/generated.json", '{"note": "", "sizes": []}'),
     ],
 )
 def test_damaged_files_are_named(tmp_path, name, text):

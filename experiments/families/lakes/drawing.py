@@ -23,6 +23,8 @@ FAILURES = {
     "in_bounds": "out of bounds",
 }
 """What to call failing each check."""
+_COLOURS = "--ice: light-dark(#edf4f9, #1d2b38); --hole: light-dark(#27384a, #7d8b99)"
+"""What a page, which may be light or dark, does not know."""
 
 
 def draw(problem: Mapping[str, Any], completion: str) -> str:
@@ -32,4 +34,5 @@ def draw(problem: Mapping[str, Any], completion: str) -> str:
     plan = jax.tree.map(lambda x: x[0], mapf_jax.plans_from_texts([completion], agents))
     digest = hashlib.sha256(f"{problem['id']}\n{completion}".encode()).hexdigest()
     lines = "<br>".join(html.escape(text) for text, _ in tell(instance, plan).captions)
-    return f"{svg(instance, plan, f'lake-{digest[:12]}')}<p>{lines}</p>"
+    drawn = svg(instance, plan, f"lake-{digest[:12]}")
+    return f'<div style="{_COLOURS}">{drawn}</div><p>{lines}</p>'
