@@ -1,1 +1,1 @@
-"""Commands that measure speed; each writes its figures with the machine they were taken on."""
+"""Commands that measure speed; each writes its metrics with the machine they were measured on."""
