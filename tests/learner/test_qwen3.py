@@ -458,17 +458,17 @@ def test_rope_theta_is_read_in_both_forms(theta):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"attention_bias": True}, "attention_bias is True"),
+        ({"attention_bias": True}, "attention_bias=True"),
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type is 'yarn'"),
-        ({"model_type": "qwen3_moe", "num_experts": 128}, "model_type is 'qwen3_moe'"),
-        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type='yarn'"),
+        ({"model_type": "qwen3_moe", "num_experts": 128}, "model_type='qwen3_moe'"),
+        ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ({"vocab_size": None}, "lacks vocab_size"),
         ({"num_key_value_heads": 5}, "num_attention_heads=32.*multiple"),
         ({"head_dim": 127}, "head_dim=127"),
         ({"hidden_size": 0}, "hidden_size=0"),
-        ({"rms_norm_eps": -1.0}, "rms_norm_eps is -1.0"),
+        ({"rms_norm_eps": -1.0}, "rms_norm_eps=-1.0"),
     ],
 )
 def test_unsupported_configurations_are_refused_by_field(changes, message):
