@@ -302,9 +302,12 @@ class Runner:
                 continue
             if code < 0:
                 error = f"its process died (signal {-code}); what it printed is in {_LOG}"
+            elif code == preemption.EXIT_CODE:
+                error = "its process alone was asked to leave"
             elif code > 0:
                 printed = (self._root / one.job.folder / _LOG).read_text(errors="replace")
-                error = printed.strip().rpartition("\n")[2].removeprefix("error: ")
+                last = printed.strip().rpartition("\n")[2].removeprefix("error: ")
+                error = last or f"its process ended with exit code {code}"
             self._end(one.job, time.monotonic() - one.begin, error)
 
     def _end(self, job: Job, seconds: float, error: str | None) -> None:
