@@ -195,12 +195,9 @@ def _outcomes(root: Path, questions: BenchmarkQuestions) -> list[Outcomes]:
     """What all models of the folder have answered, in the order of their names, oracles last."""
     found = []
     for path in sorted((root / "models").glob(f"*/{_OPTIONS}")):
-        noted = files.read_json(path)
         log = read_log(path.parent / _ANSWERS)
         if log:
-            found.append(
-                Outcomes.create(noted["name"], noted["options"], noted["versions"], log, questions)
-            )
+            found.append(Outcomes(files.read_json(path), log, questions))
     return sorted(found, key=lambda one: one.options["kind"] == "oracle")
 
 

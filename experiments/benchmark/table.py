@@ -70,47 +70,42 @@ def mean_fraction(cells: Sequence[np.ndarray]) -> Fraction | None:
     return Fraction(100 * mean, 100 * low, 100 * high, successes, trials)
 
 
-@dataclasses.dataclass(frozen=True)
 class Outcomes:
     """What one model made of N questions.
+
+    Args:
+      noted: its name, options and versions.
+      records: its answers, with their verdicts.
+      questions: what was asked.
 
     Attributes:
       name: for the tables.
       options: what its answers depend on.
       versions: of what computed them.
-      records: its answers, with their verdicts.
+      records: as given.
       answered: bool[N], there is an answer.
       success: bool[N] by metric; False where there is no answer.
       counted: bool[N] by metric: answered, and for "optimal" the optimum is known.
     """
 
-    name: str
-    options: Mapping[str, Any]
-    versions: Mapping[str, Any]
-    records: Sequence[Mapping[str, Any]]
-    answered: np.ndarray
-    success: Mapping[str, np.ndarray]
-    counted: Mapping[str, np.ndarray]
-
-    @classmethod
-    def create(
-        cls,
-        name: str,
-        options: Mapping[str, Any],
-        versions: Mapping[str, Any],
+    def __init__(
+        self,
+        noted: Mapping[str, Any],
         records: Sequence[Mapping[str, Any]],
         questions: BenchmarkQuestions,
-    ) -> "Outcomes":
-        """From the records of an answer log."""
-        row_of = {name: row for row, name in enumerate(questions.names)}
-        rows = np.array([row_of[record["id"]] for record in records], int)
-        answered = np.zeros(len(questions), bool)
-        answered[rows] = True
-        success = {metric: np.zeros(len(questions), bool) for metric in METRICS}
-        for metric, flags in success.items():
-            flags[rows] = [record[metric] for record in records]
-        counted = {"valid": answered, "optimal": answered & questions.solved}
-        return cls(name, options, versions, records, answered, success, counted)
+    ) -> None:
+        self.name: str = noted["name"]
+        self.options: Mapping[str, Any] = noted["options"]
+        self.versions: Mapping[str, Any] = noted["versions"]
+        self.records = records
+        of_name = {record["id"]: record for record in records}
+        found = [of_name.get(name) for name in questions.names]
+        self.answered = np.array([record is not None for record in found])
+        self.success = {
+            metric: np.array([bool(record and record[metric]) for record in found])
+            for metric in METRICS
+        }
+        self.counted = {"valid": self.answered, "optimal": self.answered & questions.solved}
 
     @property
     def label(self) -> str:

@@ -379,7 +379,8 @@ def test_published_rows_stand_apart_beside_the_whole_benchmark(tmp_path):
         | {"truncated": False, "tokens": 10, "prompt_tokens": None}
         for i, name in enumerate(questions.names)
     ]
-    one = benchmark_table.Outcomes.create("ours", {"kind": "run"}, {}, records, questions)
+    noted = {"name": "ours", "options": {"kind": "run"}, "versions": {}}
+    one = benchmark_table.Outcomes(noted, records, questions)
     tables = {table.title: table for table in benchmark_table.Results(questions, [one]).tables()}
     by_size = tables["3 agents, valid by lake size"]
     last = by_size.rows[-1]
@@ -399,7 +400,7 @@ def test_published_rows_stand_apart_beside_the_whole_benchmark(tmp_path):
 
     # The smallest lakes alone are answered so far: no mean over sizes, and every row says so.
     few = [record for i, record in enumerate(records) if questions.size[i] <= 5]
-    one = benchmark_table.Outcomes.create("ours", {"kind": "run"}, {}, few, questions)
+    one = benchmark_table.Outcomes(noted, few, questions)
     assert one.label == "ours (900 of 3,150 answers)"
     tables = {table.title: table for table in benchmark_table.Results(questions, [one]).tables()}
     row = tables["3 agents, valid by lake size"].rows[0]
@@ -408,7 +409,7 @@ def test_published_rows_stand_apart_beside_the_whole_benchmark(tmp_path):
     assert set(tables["By number of agents, mean over lake sizes"].rows[0][2:]) == {"-"}
 
     part = BenchmarkQuestions(**{**vars(questions), "about": {**questions.about, "of": 9999}})
-    one = benchmark_table.Outcomes.create("ours", {"kind": "run"}, {}, records, part)
+    one = benchmark_table.Outcomes(noted, records, part)
     assert "published (" not in str(benchmark_table.Results(part, [one]).tables())
 
 
