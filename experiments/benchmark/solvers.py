@@ -36,27 +36,9 @@ _FAILURES_AT_FIRST = 3  # Of a server that has never answered: its address is wr
 
 @dataclasses.dataclass(frozen=True)
 class SolverOptions:
-    """How models answer. None leaves a choice to the model: its run, its checkpoint, its server.
+    """How models answer: the options of the command, whose `--help` explains each.
 
-    Attributes:
-      seed: of all that is random in answers.
-      list_holes: also list the holes' cells in the prompt.
-      max_new_tokens: budget of an answer; `ValidationSettings` has the default.
-      temperature: of sampling; 0 is greedy.
-      thinking: let the chat template open the model's thinking (models on this machine).
-      thinking_tokens: most tokens of it; 0 sets no limit (likewise).
-      top_p, top_k: of sampling (likewise).
-      dtype: of activations (likewise).
-      mesh: devices along the axes data, fsdp and tensor (likewise).
-      rows: answers sampled at a time (likewise).
-      concurrency: requests to a server at a time.
-      timeout: seconds for one request.
-      tries: requests for one answer in one start.
-      key_variable: environment variable with the server's key.
-      budget_field: field of a request that holds `max_new_tokens`.
-      extra: further fields of every request.
-      price_in, price_out: price of a million tokens of prompts and of answers.
-      max_cost: refuse to begin where the answers may cost more.
+    None leaves a choice to the model: to its run, its checkpoint or its server.
 
     Raises:
       ValueError: a number is out of its range, or a limit on the cost has no prices.
