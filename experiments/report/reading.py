@@ -73,7 +73,7 @@ class Design:
 
     design: Mapping[str, Any]
     measures: Mapping[str, Any] | None
-    reading: Mapping[str, Any] | None
+    judgement: Mapping[str, Any] | None
     context: str
     answers: str
 
