@@ -6,6 +6,7 @@ them; the simulator's reward of a move is another one (`env.RewardWeights`).
 
 import dataclasses
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,7 +20,7 @@ class RewardConfig:
     Attributes:
       short_length: L1, response tokens up to which length costs nothing.
       long_length: L2 > L1, response tokens from which length costs most.
-      average_decay: decay in [0, 1) of the moving average of the share of short responses; the
+      average_decay: decay in [0, 1) of the moving average of the fraction of short responses; the
         publication gives none.
     """
 
@@ -57,7 +58,7 @@ def length_reward(num_tokens: np.ndarray, config: RewardConfig) -> np.ndarray:
 
 
 def reward_weights(short_fraction: float) -> tuple[float, float]:
-    """(w_acc, w_len) for the moving average of the share of responses of at most L1 tokens.
+    """(w_acc, w_len) for the moving average of the fraction of responses of at most L1 tokens.
 
     (0.5, 0.5) below 0.5, then linearly to (0.8, 0.2) at 0.9, then held.
     """
@@ -68,33 +69,19 @@ def reward_weights(short_fraction: float) -> tuple[float, float]:
 def next_short_fraction(
     short_fraction: float, num_tokens: np.ndarray, config: RewardConfig
 ) -> float:
-    """The moving average after a batch of responses.
-
-    Args:
-      short_fraction: the average before it.
-      num_tokens: i[N], tokens of each response, N >= 1.
-      config: the reward.
-    """
+    """The moving average `short_fraction` after N >= 1 responses of `num_tokens` i[N]."""
     decay = config.average_decay
     short = float(np.mean(np.asarray(num_tokens) <= config.short_length))
     return decay * short_fraction + (1 - decay) * short
 
 
-@dataclasses.dataclass(frozen=True)
-class AnswerRewards:
-    """Rewards of N answers, and what they are made of.
+class AnswerRewards(NamedTuple):
+    """Rewards of N answers, and what they are made of."""
 
-    Attributes:
-      total: f32[N], w_acc * accuracy + w_len * length.
-      accuracy: f32[N], R_acc.
-      length: f32[N], R_len.
-      accuracy_weight: w_acc; w_len is 1 - w_acc.
-    """
-
-    total: np.ndarray
-    accuracy: np.ndarray
-    length: np.ndarray
-    accuracy_weight: float
+    total: np.ndarray  # f32[N], w_acc * accuracy + w_len * length.
+    accuracy: np.ndarray  # f32[N], R_acc.
+    length: np.ndarray  # f32[N], R_len.
+    accuracy_weight: float  # w_acc; w_len is 1 - w_acc.
 
 
 def answer_rewards(
@@ -110,7 +97,7 @@ def answer_rewards(
       verdict: batch shape [N], with the gaps.
       optimum: i[N], optimal sum of costs.
       num_tokens: i[N], tokens of each answer.
-      short_fraction: moving average of the share of short responses, before these.
+      short_fraction: moving average of the fraction of short responses, before these.
       config: the reward.
     """
     accuracy, length = accuracy_reward(verdict, optimum), length_reward(num_tokens, config)

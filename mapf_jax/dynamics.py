@@ -1,11 +1,11 @@
-"""The rules of movement. Everything that judges or makes a move calls these functions.
+"""The rules of movement. Everything that checks or makes a move calls these functions.
 
 In each step every agent moves up, down, left, right or waits, all at once. Forbidden are: leaving
 the lake, entering a hole, two agents in one cell (vertex conflict) and two agents exchanging
 cells (swap conflict). Following, that is entering a cell that is left in the same step, is legal.
 
-Cells come in two forms. `positions` are (row, column) and may be anywhere, which is what a judge
-of plans needs. A simulator knows that it stands on the lake and numbers the cells of the lake and
+Cells come in two forms. `positions` are (row, column) and may be anywhere, which is what verifying
+plans needs. A simulator knows that it stands on the lake and numbers the cells of the lake and
 of a border one cell wide around it row by row, from 0: one small integer a cell, with
 `terrain` telling what each of them is. Cell 0, a corner of the border that no move can reach, is
 where an absent agent is.
@@ -14,6 +14,7 @@ where an absent agent is.
 import dataclasses
 from collections.abc import Callable
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,78 +48,44 @@ class Violations:
 
     def kind(self) -> jax.Array:
         """uint8[..., A], a `ViolationKind` for each agent."""
-        broken = (self.illegal_move, self.out_of_bounds, self.hole, self.vertex, self.swap)
         kind = jnp.full(self.vertex.shape, ViolationKind.NONE, jnp.uint8)
-        for number, flags in reversed(list(enumerate(broken, ViolationKind.ILLEGAL_MOVE))):
-            kind = jnp.where(flags, jnp.uint8(number), kind)
+        for field in reversed(dataclasses.fields(self)):
+            number = jnp.uint8(ViolationKind[field.name.upper()])
+            kind = jnp.where(getattr(self, field.name), number, kind)
         return kind
 
 
-def move(positions: Array, actions: Array) -> jax.Array:
-    """Cells int[..., A, 2] after `actions` int[..., A] (0 up, 1 down, 2 left, 3 right, 4 wait)."""
-    return jnp.asarray(positions) + jnp.asarray(MOVES, positions.dtype)[actions]
-
-
-def placement_violations(
-    instance: Instance, positions: Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Rules about where agents are: (out_of_bounds, hole, vertex), each bool[A].
-
-    Args:
-      instance: a single instance.
-      positions: int[A, 2], cells at one time.
-    """
-    row, column = jnp.asarray(positions[:, 0]), jnp.asarray(positions[:, 1])
-    size = instance.size
-    inside = (row >= 0) & (row < size) & (column >= 0) & (column < size)
-    hole = (
-        inside
-        & jnp.asarray(instance.blocked)[jnp.where(inside, row, 0), jnp.where(inside, column, 0)]
-    )
-    active = jnp.asarray(instance.active)
-    vertex = vertex_conflicts(_anywhere(positions, active))
-    return ~inside & active, hole & active, vertex
-
-
-def transition_violations(
-    instance: Instance, positions: Array, next_positions: Array
-) -> tuple[jax.Array, jax.Array]:
-    """Rules about how agents move: (illegal_move, swap), each bool[A].
+def violations(instance: Instance, positions: Array, next_positions: Array) -> Violations:
+    """Every rule broken by one simultaneous move of all agents.
 
     Args:
       instance: a single instance.
       positions: int[A, 2], cells before the step.
       next_positions: int[A, 2], cells after it.
     """
-    distance = jnp.abs(next_positions.astype(jnp.int32) - positions.astype(jnp.int32)).sum(-1)
     active = jnp.asarray(instance.active)
-    swap = swap_conflicts(_anywhere(positions, active), _anywhere(next_positions, active))
-    return (distance > 1) & active, swap
-
-
-def violations(instance: Instance, positions: Array, next_positions: Array) -> Violations:
-    """Every rule broken by one simultaneous move of all agents of a single instance."""
-    illegal_move, swap = transition_violations(instance, positions, next_positions)
-    out_of_bounds, hole, vertex = placement_violations(instance, next_positions)
-    return Violations(illegal_move, out_of_bounds, hole, vertex, swap)
+    row, column = next_positions[:, 0], next_positions[:, 1]
+    inside = jnp.all((next_positions >= 0) & (next_positions < instance.size), axis=-1)
+    blocked = jnp.asarray(instance.blocked)
+    hole = inside & blocked[jnp.where(inside, row, 0), jnp.where(inside, column, 0)]
+    distance = jnp.abs(next_positions.astype(jnp.int32) - positions.astype(jnp.int32)).sum(-1)
+    before, after = _anywhere(positions, active), _anywhere(next_positions, active)
+    return Violations(
+        illegal_move=(distance > 1) & active,
+        out_of_bounds=~inside & active,
+        hole=hole & active,
+        vertex=vertex_conflicts(after),
+        swap=swap_conflicts(before, after),
+    )
 
 
 def vertex_conflicts(cells: Array) -> jax.Array:
-    """bool[A]: is another agent in the same cell?
-
-    Args:
-      cells: int[A], numbers of cells, `ABSENT` for an agent that does not exist.
-    """
+    """bool[A]: is another agent in the same cell? Numbers of cells int[A], or `ABSENT`."""
     return _any_other(lambda other: cells == other, cells) & (cells != ABSENT)
 
 
 def swap_conflicts(cells: Array, next_cells: Array) -> jax.Array:
-    """bool[A]: does another agent exchange cells with this one?
-
-    Args:
-      cells: int[A], numbers of cells before the step, `ABSENT` for an agent that does not exist.
-      next_cells: int[A], after it; likewise.
-    """
+    """bool[A]: does another agent exchange cells with this one? Numbers int[A], or `ABSENT`."""
     exchanges = _any_other(
         lambda other, other_next: (cells == other_next) & (next_cells == other), cells, next_cells
     )
@@ -185,6 +152,7 @@ def cell_violations(cells: Array, next_cells: Array, codes: Array) -> Violations
       next_cells: [A], their `targets`.
       codes: uint8[A], the `terrain` of `next_cells`.
     """
+    chex.assert_equal_shape([cells, next_cells, codes])
     active = cells != ABSENT
     return Violations(
         illegal_move=jnp.zeros(cells.shape, bool),
@@ -206,18 +174,15 @@ def blocked_moves(cells: Array, next_cells: Array, codes: Array) -> Violations:
     ever stops more of them.
 
     Args:
-      cells: unsigned [A], distinct free cells (or `ABSENT`) before the step.
-      next_cells: [A], their `targets`.
-      codes: uint8[A], the `terrain` of `next_cells`.
+      cells, next_cells, codes: as `cell_violations`.
 
     Returns:
       `Violations`, True for those that stay though they wanted to move; `vertex` covers the last
       two rules.
     """
-    active = cells != ABSENT
-    barred = active & (codes != FREE)
-    wanted = jnp.where(barred, cells, next_cells)
-    moves = active & (wanted != cells)
+    broken = cell_violations(cells, next_cells, codes)
+    wanted = jnp.where(broken.out_of_bounds | broken.hole, cells, next_cells)
+    moves = wanted != cells
     swap = swap_conflicts(cells, wanted)
 
     def stop(_: int, stays: jax.Array) -> jax.Array:
@@ -225,13 +190,7 @@ def blocked_moves(cells: Array, next_cells: Array, codes: Array) -> Violations:
 
     # A chain is stopped one by one, and either its first agent waits or its first two stop at once.
     stays = jax.lax.fori_loop(0, cells.shape[-1] - 1, stop, swap)
-    return Violations(
-        illegal_move=jnp.zeros(cells.shape, bool),
-        out_of_bounds=active & (codes == OUTSIDE),
-        hole=active & (codes == HOLE),
-        vertex=stays & ~swap,
-        swap=swap,
-    )
+    return dataclasses.replace(broken, vertex=stays & ~swap, swap=swap)
 
 
 def _anywhere(positions: Array, active: Array) -> jax.Array:
@@ -248,9 +207,8 @@ def _any_other(relation: Callable[..., Array], *values: Array) -> jax.Array:
     """bool[A]: does `relation(*others' values)` hold for an agent and any other agent?
 
     Each agent is compared with its next neighbour in a ring, then with the one after, and so on,
-    a whole vector at a time. Slices of the vectors laid end to end are the rolled vectors. All
-    this compiles to one piece of vector code, while A x A masks, or `jnp.roll` for each shift,
-    come out about twice as slow.
+    a whole vector at a time, by slices of the vectors laid end to end. That compiles to vector
+    code; A x A masks, or `jnp.roll` for each shift, are about twice as slow.
     """
     rings = [jnp.concatenate([array, array]) for array in values]
     num_agents = len(values[0])

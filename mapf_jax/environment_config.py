@@ -5,12 +5,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-MIN_SIZE = 3
-MAX_SIZE = 32
-MIN_AGENTS = 2
-MAX_AGENTS = 5
+MIN_SIZE, MAX_SIZE = 3, 32
+MIN_AGENTS, MAX_AGENTS = 2, 5
 PARAMETERS = ("data_ratio", "hole_ratio", "wait_ratio")
-_SUM_TOLERANCE = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,13 +16,13 @@ class EnvironmentConfig:
 
     Attributes:
       sizes: ascending, distinct lake sizes N (a lake has N x N cells), each in 3..32.
-      data_ratio: share of the set that has size `sizes[i]`; the shares sum to 1.
-      hole_ratio: share of the cells of such a lake that are holes, in [0, 1]; a lake has
+      data_ratio: fraction of the set that has size `sizes[i]`; the fractions sum to 1.
+      hole_ratio: fraction of the cells of such a lake that are holes, in [0, 1]; a lake has
         exactly `floor(hole_ratio * N * N)` of them.
-      wait_ratio: share of the instances of that size that need at least one wait action in
+      wait_ratio: fraction of the instances of that size that need at least one wait action in
         every optimal solution, in [0, 1].
-      agents: ascending pairs (number of agents in 2..5, share of the instances of every size); the
-        shares sum to 1. A mapping is accepted too. Empty leaves the number to the generator.
+      agents: ascending pairs (number of agents in 2..5, fraction of the instances of every size);
+        the fractions sum to 1. A mapping is accepted too. Empty leaves the number to the generator.
 
     Raises:
       ValueError: a field is out of its range; the message names field, value and range.
@@ -38,57 +35,33 @@ class EnvironmentConfig:
     agents: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
-        sizes = tuple(_integer("sizes", size) for size in self.sizes)
-        object.__setattr__(self, "sizes", sizes)
+        sizes = _ascending("sizes", self.sizes, MIN_SIZE, MAX_SIZE)
         if not sizes:
             raise ValueError("sizes=(): at least one lake size is needed")
-        for size in sizes:
-            if not MIN_SIZE <= size <= MAX_SIZE:
-                raise ValueError(f"sizes: {size} is not allowed, only {MIN_SIZE} to {MAX_SIZE}")
-        if list(sizes) != sorted(set(sizes)):
-            raise ValueError(f"sizes={sizes}: sizes must be ascending and distinct")
+        checked: dict[str, Any] = {"sizes": sizes}
         for name in PARAMETERS:
-            values = getattr(self, name)
-            if not isinstance(values, Sequence) or len(values) != len(sizes):
+            checked[name] = _ratios(name, [f"size {size}" for size in sizes], getattr(self, name))
+        agents = dict(self.agents)
+        counts = _ascending("agents", agents, MIN_AGENTS, MAX_AGENTS)
+        fractions = _ratios("agents", [f"{n} agents" for n in counts], list(agents.values()))
+        checked["agents"] = tuple(zip(counts, fractions, strict=True))
+        for name, parts in (("data_ratio", checked["data_ratio"]), ("agents", fractions)):
+            if parts and abs(math.fsum(parts) - 1) > 1e-6:
                 raise ValueError(
-                    f"{name}={values!r}: one number for each of the {len(sizes)} sizes is needed"
+                    f"{name}={parts}: the fractions sum to {math.fsum(parts):.6g}, "
+                    "they must sum to 1"
                 )
-            numbers = tuple(
-                _unit_number(name, f"size {size}", v) for size, v in zip(sizes, values, strict=True)
-            )
-            object.__setattr__(self, name, numbers)
-        _check_shares("data_ratio", self.data_ratio)
-        agents = tuple(
-            (_integer("agents", count), _unit_number("agents", f"{count} agents", share))
-            for count, share in (
-                self.agents.items() if isinstance(self.agents, Mapping) else self.agents
-            )
-        )
-        counts = [count for count, _ in agents]
-        for count in counts:
-            if not MIN_AGENTS <= count <= MAX_AGENTS:
-                raise ValueError(
-                    f"agents: {count} is not allowed, only {MIN_AGENTS} to {MAX_AGENTS}"
-                )
-        if counts != sorted(set(counts)):
-            raise ValueError(f"agents={agents}: numbers must be ascending and distinct")
-        if agents:
-            _check_shares("agents", [share for _, share in agents])
-        object.__setattr__(self, "agents", agents)
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
 
     @classmethod
     def uniform(
         cls, sizes: Iterable[int], hole_ratio: float, wait_ratio: float
     ) -> "EnvironmentConfig":
         """The same number of instances of every size, with one hole and one wait ratio."""
-        sizes = tuple(sizes)
-        count = max(len(sizes), 1)
-        return cls(
-            sizes=sizes,
-            data_ratio=(1.0 / count,) * len(sizes),
-            hole_ratio=(hole_ratio,) * len(sizes),
-            wait_ratio=(wait_ratio,) * len(sizes),
-        )
+        sizes = list(sizes)
+        row = dict(zip(PARAMETERS, (1 / max(len(sizes), 1), hole_ratio, wait_ratio), strict=True))
+        return cls.from_dict(dict.fromkeys(sizes, row))
 
     def to_dict(self) -> dict[str, dict[str, float]]:
         """`{"3": {"data_ratio": .., "hole_ratio": .., "wait_ratio": ..}, ...}`.
@@ -100,7 +73,7 @@ class EnvironmentConfig:
             for i, size in enumerate(self.sizes)
         }
         if self.agents:
-            rows["agents"] = {str(count): share for count, share in self.agents}
+            rows["agents"] = {str(count): fraction for count, fraction in self.agents}
         return rows
 
     @classmethod
@@ -112,32 +85,23 @@ class EnvironmentConfig:
         """
         if not isinstance(mapping, Mapping):
             raise ValueError(f"configuration={mapping!r}: a mapping from sizes is needed")
-        rows: dict[int, Mapping[str, Any]] = {}
         agents = mapping.get("agents", {})
         if not isinstance(agents, Mapping):
             raise ValueError(f"agents={agents!r}: a mapping from numbers of agents is needed")
-        for key, row in mapping.items():
-            if key == "agents":
-                continue
-            size = _integer("sizes", key)
-            if size in rows:
-                raise ValueError(f"sizes: {size} is given twice")
+        rows = [(_integer("sizes", key), row) for key, row in mapping.items() if key != "agents"]
+        rows.sort(key=lambda pair: pair[0])
+        for size, row in rows:
             if not isinstance(row, Mapping):
-                raise ValueError(f"sizes: {size} has {row!r}, a mapping of {PARAMETERS} is needed")
-            for name in row:
+                raise ValueError(f"size {size}: {row!r} is not a mapping of {PARAMETERS}")
+            for name in (*row, *PARAMETERS):
                 if name not in PARAMETERS:
                     raise ValueError(f"size {size}: unknown field {name!r}, allowed: {PARAMETERS}")
-            for name in PARAMETERS:
                 if name not in row:
                     raise ValueError(f"size {size}: {name} is missing")
-            rows[size] = row
-        sizes = tuple(sorted(rows))
         return cls(
-            sizes=sizes,
-            data_ratio=tuple(rows[s]["data_ratio"] for s in sizes),
-            hole_ratio=tuple(rows[s]["hole_ratio"] for s in sizes),
-            wait_ratio=tuple(rows[s]["wait_ratio"] for s in sizes),
-            agents=tuple(sorted((_integer("agents", n), share) for n, share in agents.items())),
+            tuple(size for size, _ in rows),
+            **{name: tuple(row[name] for _, row in rows) for name in PARAMETERS},
+            agents=tuple(sorted((_integer("agents", n), part) for n, part in agents.items())),
         )
 
 
@@ -157,23 +121,31 @@ def max_hole_ratio(size: int, num_agents: int) -> float:
 def _integer(name: str, value: Any) -> int:
     try:
         number = int(value)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"{name}: {value!r} is not an integer") from error
-    if isinstance(value, bool) or (isinstance(value, float) and number != value):
+    except (TypeError, ValueError, OverflowError):
+        number = None
+    if number is None or isinstance(value, bool) or (isinstance(value, float) and number != value):
         raise ValueError(f"{name}: {value!r} is not an integer")
     return number
 
 
-def _unit_number(name: str, whose: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError(f"{name} of {whose}: {value!r} is not a number")
-    number = float(value)
-    if not (math.isfinite(number) and 0.0 <= number <= 1.0):
-        raise ValueError(f"{name} of {whose}: {number} is outside [0, 1]")
-    return number
+def _ascending(name: str, values: Iterable[Any], lowest: int, highest: int) -> tuple[int, ...]:
+    numbers = tuple(_integer(name, value) for value in values)
+    for number in numbers:
+        if not lowest <= number <= highest:
+            raise ValueError(f"{name}: {number} is not allowed, only {lowest} to {highest}")
+    if list(numbers) != sorted(set(numbers)):
+        raise ValueError(f"{name}={numbers}: must be ascending and distinct")
+    return numbers
 
 
-def _check_shares(name: str, values: Sequence[float]) -> None:
-    total = math.fsum(values)
-    if abs(total - 1.0) > _SUM_TOLERANCE:
-        raise ValueError(f"{name}={values}: the shares sum to {total:.6g}, they must sum to 1")
+def _ratios(name: str, owners: Sequence[str], values: Any) -> tuple[float, ...]:
+    if not isinstance(values, Sequence) or len(values) != len(owners):
+        raise ValueError(
+            f"{name}={values!r}: one number for each of the {len(owners)} sizes is needed"
+        )
+    for owner, value in zip(owners, values, strict=True):
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ValueError(f"{name} of {owner}: {value!r} is not a number")
+        if not 0.0 <= value <= 1.0:
+            raise ValueError(f"{name} of {owner}: {value} is outside [0, 1]")
+    return tuple(float(value) for value in values)

@@ -1,28 +1,28 @@
-"""What whole plans say, for batches of NumPy arrays on the host.
+"""What whole plans say. A plan is the cells int[..., T, A, 2] of A agents at T >= 1 times."""
 
-A plan is the cells int[B, T, A, 2] of A agents at T times, T >= 1. (`verify.path_costs` is the
-counterpart inside compiled programs.)
-"""
-
-import dataclasses
 from collections.abc import Sequence
+from typing import TypeVar
 
 import jax
 import numpy as np
 
-from mapf_jax.types import Solution
+from mapf_jax.types import Array, Instance, Solution
+
+T = TypeVar("T", np.ndarray, jax.Array)
+Tree = TypeVar("Tree", Solution, Instance)
 
 
-def arrivals(paths: np.ndarray, goals: np.ndarray) -> np.ndarray:
-    """int32[B, A]: the first time from which each agent stays on its goal; T if it is elsewhere.
+def arrivals(paths: T, goals: Array) -> T:
+    """int32[..., A]: the first time from which each agent stays on its goal; T if it is elsewhere.
 
     Args:
-      paths: int[B, T, A, 2].
-      goals: int[B, A, 2].
+      paths: int[..., T, A, 2].
+      goals: int[..., A, 2].
     """
-    away = np.any(paths != goals[:, None], axis=-1)
-    times = np.arange(1, paths.shape[1] + 1, dtype=np.int32)
-    return np.max(np.where(away, times[:, None], 0), axis=1)
+    away = (paths != goals[..., None, :, :]).any(-1)
+    times = np.arange(1, paths.shape[-3] + 1, dtype=np.int32)
+    latest: T = (away * times[:, None]).max(-2)
+    return latest
 
 
 def waiting(paths: np.ndarray, arrivals: np.ndarray) -> np.ndarray:
@@ -38,11 +38,13 @@ def rest(paths: np.ndarray, steps: int) -> np.ndarray:
     return np.pad(paths, ((0, 0), (0, steps - paths.shape[1]), (0, 0), (0, 0)), mode="edge")
 
 
-def join(solutions: Sequence[Solution]) -> Solution:
-    """Batches of solutions as one; shorter plans rest."""
-    steps = max(solution.paths.shape[1] for solution in solutions)
-    longer = [
-        dataclasses.replace(solution, paths=rest(np.asarray(solution.paths), steps))
-        for solution in solutions
-    ]
-    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *longer)
+def join(batches: Sequence[Tree]) -> Tree:
+    """Batches of solutions, or of solved instances, as one; shorter plans rest."""
+
+    def joined(*leaves: np.ndarray) -> np.ndarray:
+        if np.ndim(leaves[0]) == 4:  # Plans, the only leaves of different lengths.
+            steps = max(leaf.shape[1] for leaf in leaves)
+            return np.concatenate([rest(np.asarray(leaf), steps) for leaf in leaves])
+        return np.concatenate(leaves)
+
+    return jax.tree.map(joined, *batches)

@@ -92,33 +92,20 @@ class Instance:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Somebody's answer to an instance: the cells of all agents at every time step.
+    """A proposed plan: the cells of all agents at every time step.
 
     Attributes:
       positions: int16[..., T, A, 2], from time `num_steps` on the last cells are repeated.
-      num_steps: int32[...], number of moves, so entries 0..num_steps are the answer.
+      num_steps: int32[...], number of moves, so entries 0..num_steps are the plan.
       parsable: bool[...], False if no plan could be read; the other fields are then filler.
-      num_agents: int32[...], the number of agents that the answer speaks of (it may differ
-        from the instance's; `positions` is then padded or cut to A).
+      num_agents: int32[...], the number of agents it speaks of (it may differ from the
+        instance's; `positions` is then padded or cut to A).
     """
 
     positions: Array
     num_steps: Array
     parsable: Array
     num_agents: Array
-
-
-#: The eight checks, in the order in which they are reported.
-CHECKS = (
-    "parsable",
-    "legal_moves",
-    "conflict_free",
-    "goals_reached",
-    "starts_correct",
-    "agent_count",
-    "no_holes",
-    "in_bounds",
-)
 
 
 class ViolationKind(enum.IntEnum):
@@ -142,8 +129,7 @@ class ViolationKind(enum.IntEnum):
 class Verdict:
     """What the verifier says of a plan. The eight checks are bool[...], True where they hold.
 
-    A check that cannot be judged because the answer is not parsable or speaks of another number
-    of agents is False.
+    All but `parsable` are False where the plan is not parsable or has another number of agents.
 
     Attributes:
       parsable: a plan could be read.
@@ -162,9 +148,8 @@ class Verdict:
       violation_time: int32[...], time of the first broken rule, -1 if there is none. A rule about
         a move is broken at the time of arrival, a start at time 0, a goal at the last time.
       violation_agent: int32[...], the agent that breaks it, of several at one time the lowest; -1.
-      violation_kind: int32[...], the `ViolationKind`, of several of one agent the lowest.
-        An answer that is not parsable or speaks of another number of agents has no first
-        violation; of the others exactly the valid ones have none.
+      violation_kind: int32[...], the `ViolationKind`, of several of one agent the lowest; NONE for
+        valid plans, and where nothing but `parsable` and `agent_count` was checked.
     """
 
     parsable: Array
@@ -183,6 +168,10 @@ class Verdict:
     violation_time: Array
     violation_agent: Array
     violation_kind: Array
+
+
+#: The eight checks, in the order in which they are reported.
+CHECKS = tuple(field.name for field in dataclasses.fields(Verdict))[:8]
 
 
 @jax.tree_util.register_dataclass
@@ -281,11 +270,8 @@ def make_instance(
         raise ValueError(f"map={rows!r}: the map must be square")
     if size > MAX_LAKE_SIZE:
         raise ValueError(f"map: {size} x {size} cells, at most {MAX_LAKE_SIZE} a side are allowed")
-    strange = set("".join(cells)) - {"F", "H"}
-    if strange:
-        raise ValueError(
-            f"map={rows!r}: characters {sorted(strange)} are not allowed, only F and H"
-        )
+    if strange := set("".join(cells)) - {"F", "H"}:
+        raise ValueError(f"map={rows!r}: {sorted(strange)} are not allowed, only F and H")
     if len(starts) != len(goals) or not starts:
         raise ValueError(f"{len(starts)} starts and {len(goals)} goals: one of each an agent")
     blocked = np.array([[c == "H" for c in row] for row in cells])

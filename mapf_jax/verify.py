@@ -2,26 +2,13 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 
 from mapf_jax import dynamics
+from mapf_jax.plans import arrivals
 from mapf_jax.types import INFINITE_COST, Array, Instance, Plan, Verdict, ViolationKind
-
-
-def path_costs(positions: Array, goals: Array) -> jax.Array:
-    """int32[A]: for each agent the first time from which it stays on its goal for good.
-
-    Args:
-      positions: int[T, A, 2].
-      goals: int[A, 2].
-
-    Returns:
-      int32[A]; T for an agent that is not on its goal at the end.
-    """
-    away = jnp.any(positions != goals, axis=-1)
-    times = jnp.arange(1, positions.shape[0] + 1, dtype=jnp.int32)
-    return jnp.max(jnp.where(away, times[:, None], 0), axis=0)
 
 
 def plan_violations(instance: Instance, positions: Array) -> dynamics.Violations:
@@ -52,19 +39,9 @@ def violation_kinds(instance: Instance, plan: Plan) -> jax.Array:
 
 def _wrong_ends(instance: Instance, positions: Array) -> tuple[jax.Array, jax.Array]:
     """(does not begin on its start, does not end on its goal), each bool[A]."""
-    starts = jnp.asarray(instance.starts, positions.dtype)
-    goals = jnp.asarray(instance.goals, positions.dtype)
-    wrong_start = jnp.any(positions[0] != starts, axis=-1) & instance.active
-    goal_missed = jnp.any(positions[-1] != goals, axis=-1) & instance.active
-    return wrong_start, goal_missed
-
-
-def _first_violation(kinds: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(time, agent, kind) of the first of `ViolationKind`s int[T, A]; (-1, -1, NONE) if none."""
-    broken = kinds != ViolationKind.NONE
-    time, agent = jnp.unravel_index(jnp.argmax(broken), broken.shape)
-    exists = jnp.any(broken)
-    return jnp.where(exists, time, -1), jnp.where(exists, agent, -1), kinds[time, agent]
+    wrong_start = jnp.any(positions[0] != instance.starts, axis=-1)
+    goal_missed = jnp.any(positions[-1] != instance.goals, axis=-1)
+    return wrong_start & instance.active, goal_missed & instance.active
 
 
 def _verify_one(instance: Instance, plan: Plan) -> Verdict:
@@ -72,11 +49,8 @@ def _verify_one(instance: Instance, plan: Plan) -> Verdict:
     active = instance.active
     agent_count = plan.parsable & (plan.num_agents == active.sum())
     broken = plan_violations(instance, positions)
-
-    goals = jnp.asarray(instance.goals, positions.dtype)
     wrong_start, goal_missed = _wrong_ends(instance, positions)
-    costs = jnp.where(active, path_costs(positions, goals), 0)
-
+    costs = jnp.where(active, arrivals(jnp.asarray(positions), instance.goals), 0)
     checks = {
         "parsable": plan.parsable,
         "legal_moves": agent_count & ~jnp.any(broken.illegal_move),
@@ -92,9 +66,9 @@ def _verify_one(instance: Instance, plan: Plan) -> Verdict:
     optimum = INFINITE_COST if instance.solution is None else instance.solution.cost
     known = valid & jnp.asarray(optimum < INFINITE_COST)
     gap = jnp.where(known, cost - optimum, INFINITE_COST)
-    time, agent, kind = _first_violation(
-        jnp.where(agent_count, violation_kinds(instance, plan), ViolationKind.NONE)
-    )
+    kinds = jnp.where(agent_count, violation_kinds(instance, plan), ViolationKind.NONE)
+    time, agent = jnp.unravel_index(jnp.argmax(kinds != ViolationKind.NONE), kinds.shape)
+    kind = kinds[time, agent]
     return Verdict(
         **checks,
         valid=valid,
@@ -102,22 +76,23 @@ def _verify_one(instance: Instance, plan: Plan) -> Verdict:
         makespan=jnp.where(valid, costs.max(), INFINITE_COST),
         gap=gap,
         optimal=known & (gap == 0),
-        violation_time=time.astype(jnp.int32),
-        violation_agent=agent.astype(jnp.int32),
+        violation_time=jnp.where(kind == ViolationKind.NONE, -1, time).astype(jnp.int32),
+        violation_agent=jnp.where(kind == ViolationKind.NONE, -1, agent).astype(jnp.int32),
         violation_kind=kind.astype(jnp.int32),
     )
 
 
 @jax.jit
 def verify(instances: Instance, plans: Plan) -> Verdict:
-    """Judges one plan for each instance of a batch.
+    """Checks one plan for each instance of a batch.
 
     Args:
       instances: batch shape [B]; the gap needs `instances.solution`.
       plans: batch shape [B], any number of time steps T >= 1.
 
     Returns:
-      A `Verdict` of batch shape [B]. Agents that the answer adds or leaves out fail
-      `agent_count`; nothing else of such an answer is judged.
+      A `Verdict` of batch shape [B]. Agents that a plan adds or leaves out fail `agent_count`;
+      nothing else of such a plan is checked.
     """
+    chex.assert_shape(plans.positions, (*instances.batch_shape, None, *instances.goals.shape[1:]))
     return jax.vmap(_verify_one)(instances, plans)

@@ -40,8 +40,8 @@ def test_length():
 
 
 def test_weights():
-    for share, accuracy in ((0.0, 0.5), (0.49, 0.5), (0.5, 0.5), (0.7, 0.65), (0.9, 0.8), (1, 0.8)):
-        assert reward_weights(share) == pytest.approx((accuracy, 1 - accuracy))
+    for short, accuracy in ((0.0, 0.5), (0.49, 0.5), (0.5, 0.5), (0.7, 0.65), (0.9, 0.8), (1, 0.8)):
+        assert reward_weights(short) == pytest.approx((accuracy, 1 - accuracy))
 
 
 def test_the_parts_are_weighted_and_the_average_moves():

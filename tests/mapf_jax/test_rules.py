@@ -7,7 +7,7 @@ import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mapf_jax import CHECKS, Plan, dynamics, verify
+from mapf_jax import CHECKS, Plan, verify
 from mapf_jax.types import INFINITE_COST, Instance, make_instance, stack
 
 
@@ -135,8 +135,3 @@ def test_checks_and_cost_agree_with_the_reference(case):
     assert failed == reference.failed_checks(blocked, starts, goals, size, path)
     if not failed:
         assert verdict.cost == reference.sum_of_costs(goals, path)
-
-
-def test_moves():
-    after = dynamics.move(np.array([[1, 1]] * 5, np.int8), np.arange(5))
-    np.testing.assert_array_equal(after, [[0, 1], [2, 1], [1, 0], [1, 2], [1, 1]])

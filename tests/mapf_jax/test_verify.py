@@ -223,7 +223,7 @@ def test_every_kind_of_first_violation():
     other = [(2, 2), (1, 2), (0, 2), (0, 1)]
     for name, path in moves.items():
         rest = [path[-1]] * (len(other) - len(path))
-        verdict = judged([*path, *rest], other)
+        verdict = verdict_on([*path, *rest], other)
         assert ViolationKind(int(verdict.violation_kind)) is ViolationKind[name]
         time = {"NONE": -1, "WRONG_START": 0, "GOAL_MISSED": 3}.get(name, len(path) - 1)
         assert (verdict.violation_time, verdict.violation_agent) == (
@@ -234,12 +234,12 @@ def test_every_kind_of_first_violation():
         ("VERTEX", [(0, 0), (0, 1), (0, 2)], [(2, 2), (1, 2), (0, 2)]),
         ("SWAP", [(0, 0), (0, 1), (0, 1), (0, 2)], [(2, 2), (1, 2), (0, 2), (0, 1)]),
     ):
-        verdict = judged(first, second)
+        verdict = verdict_on(first, second)
         assert ViolationKind(int(verdict.violation_kind)) is ViolationKind[name]
         assert (verdict.violation_time, verdict.violation_agent) == (len(first) - 1, 0)
 
 
-def judged(*paths):
+def verdict_on(*paths):
     lake = stack([LAKES[0]])
     plan = stack_plans([np.array(paths).transpose(1, 0, 2)], 2)
     return jax.tree.map(lambda leaf: np.asarray(leaf)[0], verify(lake, plan))
