@@ -6,6 +6,8 @@ instances, 10 for each hole ratio .1 to .5. The published instances are another 
 """
 
 import dataclasses
+import itertools
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -16,9 +18,10 @@ from mapf_jax.generator import (
     CandidatePool,
     NoInstanceError,
     SizeReport,
-    concatenate,
-    shares,
+    apportion,
+    finish,
 )
+from mapf_jax.plans import join
 from mapf_jax.types import Instance
 
 SMALLEST_SIZE = {3: 3, 4: 4, 5: 5}  # By number of agents.
@@ -38,7 +41,7 @@ class BenchmarkSet:
       num_agents: int32[N].
       size: int32[N].
       hole_ratio: float32[N], the hole ratio of its cell of the table. Where a lake of that ratio
-        has no room for starts and goals, or too few such lakes have a plan, the instance has
+        has too few cells for starts and goals, or too few such lakes have a plan, the instance has
         fewer holes (see `reports`).
       wait_ratio: float32[N], the subset it belongs to.
       reports: how each number of agents, size and number of holes was made.
@@ -53,53 +56,19 @@ class BenchmarkSet:
     reports: tuple[SizeReport, ...]
 
 
-class _Cell:
-    """The pools of one number of agents and lake size, by number of holes."""
+def _take(
+    pools: Sequence[CandidatePool], holes: int, needs_wait: bool, count: int
+) -> list[Candidate]:
+    """Candidates with `holes` holes, or else with fewer.
 
-    def __init__(
-        self, key: jax.Array, size: int, num_agents: int, seen: set[bytes], max_candidates: int
-    ) -> None:
-        self._make = lambda holes: CandidatePool(
-            jax.random.fold_in(key, holes), size, holes, num_agents, seen, max_candidates
-        )
-        self._pools: dict[int, CandidatePool] = {}
-        self._given: dict[int, list[Candidate]] = {}
-        self._asked: dict[int, list[bool]] = {}
-
-    def take(self, holes: int, needs_wait: bool, count: int) -> list[tuple[int, Candidate]]:
-        """(number of holes, candidate) pairs: with `holes` holes, or else with fewer.
-
-        Where there are not enough of one stratum with any number of holes, the other fills up.
-        """
-        self._asked.setdefault(holes, []).extend([needs_wait] * count)
-        taken: list[tuple[int, Candidate]] = []
-        for stratum in (needs_wait, not needs_wait):
-            for fewer in range(holes, -1, -1):
-                missing = count - len(taken)
-                if missing:
-                    if fewer not in self._pools:
-                        self._pools[fewer] = self._make(fewer)
-                    pool = self._pools[fewer]
-                    rows = pool.take(missing, missing if stratum else 0, fill=False)
-                    self._given.setdefault(fewer, []).extend(rows)
-                    taken += [(fewer, row) for row in rows]
-        return taken
-
-    def finish(self, rows: list[tuple[int, Candidate]], width: int, num_agents: int) -> Instance:
-        """The instances of `rows`, in their order."""
-        parts = [self._pools[holes].finish([row], width, num_agents) for holes, row in rows]
-        return concatenate(parts)
-
-    def reports(self) -> list[SizeReport]:
-        """One for each number of holes that was drawn."""
-        return [
-            pool.report(
-                self._given.get(holes, []),
-                len(self._asked.get(holes, [])),
-                sum(self._asked.get(holes, [])),
-            )
-            for holes, pool in sorted(self._pools.items())
-        ]
+    Where there are not enough of one stratum with any number of holes, the other fills up.
+    """
+    taken: list[Candidate] = []
+    for stratum in (needs_wait, not needs_wait):
+        for pool in pools[holes::-1]:
+            if missing := count - len(taken):
+                taken += pool.take(missing, missing if stratum else 0, fill=False)
+    return taken
 
 
 def benchmark_instances(
@@ -111,8 +80,8 @@ def benchmark_instances(
 ) -> BenchmarkSet:
     """Makes the benchmark, the same for the same seed. All instances are distinct.
 
-    Of the instances of a subset the share `wait_ratio` needs a wait. What a hole ratio cannot give
-    is taken from the next smaller number of holes that can.
+    Of a subset the fraction `wait_ratio` needs a wait. What a hole ratio cannot give is taken from
+    the next smaller number of holes that can.
 
     Args:
       seed: any integer.
@@ -138,33 +107,43 @@ def benchmark_instances(
     reports: list[SizeReport] = []
     seen: set[bytes] = set()
     most = max(SMALLEST_SIZE)
-    for agents in num_agents:
-        for size in (size for size in sizes if size >= SMALLEST_SIZE[agents]):
-            key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), agents), size)
-            cell = _Cell(key, size, agents, seen, max_candidates)
-            rows: list[tuple[int, Candidate]] = []
-            for wait_ratio in WAIT_RATIOS:
-                total = round(len(HOLE_RATIOS) * per_hole_ratio * wait_ratio)
-                waits = shares(total, [1 / len(HOLE_RATIOS)] * len(HOLE_RATIOS))
-                for hole_ratio, waiting in zip(HOLE_RATIOS, waits, strict=True):
-                    holes = num_holes(hole_ratio, size)
-                    for needs_wait, count in ((True, waiting), (False, per_hole_ratio - waiting)):
-                        rows += cell.take(holes, needs_wait, count)
-                    for number in range(per_hole_ratio):
-                        ids.append(
-                            f"{agents}ag_{size}x{size}_hr{hole_ratio}_wr{wait_ratio}_{number:03d}"
-                        )
-                        facts.append((agents, size, hole_ratio, wait_ratio))
-            if len(rows) < len(WAIT_RATIOS) * len(HOLE_RATIOS) * per_hole_ratio:
-                raise NoInstanceError(
-                    f"num_agents={agents}, size={size}: only {len(rows)} instances were found "
-                    f"among {max_candidates} candidates for each number of holes"
-                )
-            parts.append(cell.finish(rows, LARGEST_SIZE, most))
-            reports += cell.reports()
+    for agents, size in itertools.product(num_agents, sizes):
+        if size < SMALLEST_SIZE[agents]:
+            continue
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), agents), size)
+        pools = [
+            CandidatePool(jax.random.fold_in(key, holes), size, holes, agents, seen, max_candidates)
+            for holes in range(num_holes(max(HOLE_RATIOS), size) + 1)
+        ]
+        asked: list[tuple[int, bool]] = []
+        rows: list[Candidate] = []
+        for wait_ratio in WAIT_RATIOS:
+            total = round(len(HOLE_RATIOS) * per_hole_ratio * wait_ratio)
+            waits = apportion(total, [1 / len(HOLE_RATIOS)] * len(HOLE_RATIOS))
+            for hole_ratio, waiting in zip(HOLE_RATIOS, waits, strict=True):
+                holes = num_holes(hole_ratio, size)
+                for needs_wait, count in ((True, waiting), (False, per_hole_ratio - waiting)):
+                    asked += [(holes, needs_wait)] * count
+                    rows += _take(pools, holes, needs_wait, count)
+                cell = f"{agents}ag_{size}x{size}_hr{hole_ratio}_wr{wait_ratio}"
+                ids += [f"{cell}_{number:03d}" for number in range(per_hole_ratio)]
+                facts += [(agents, size, hole_ratio, wait_ratio)] * per_hole_ratio
+        if len(rows) < len(asked):
+            raise NoInstanceError(
+                f"num_agents={agents}, size={size}: only {len(rows)} instances were found "
+                f"among {max_candidates} candidates for each number of holes"
+            )
+        parts.append(finish(size, rows, LARGEST_SIZE, most))
+        reports += [
+            pool.report(
+                sum(holes == pool.holes for holes, _ in asked), asked.count((pool.holes, True))
+            )
+            for pool in pools
+            if pool.candidates or pool.exhausted
+        ]
     columns = list(zip(*facts, strict=True))
     return BenchmarkSet(
-        instances=concatenate(parts),
+        instances=join(parts),
         ids=tuple(ids),
         num_agents=np.array(columns[0], np.int32),
         size=np.array(columns[1], np.int32),

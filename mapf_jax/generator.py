@@ -5,10 +5,10 @@ whether they need a wait: maps, starts and goals are drawn uniformly, unsolvable
 rejected, and the two strata (needs a wait or not) are filled to the wait ratio.
 """
 
+import collections
 import dataclasses
 import functools
-import itertools
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,9 +17,10 @@ import numpy as np
 
 from mapf_jax import plans
 from mapf_jax.environment_config import MAX_AGENTS, MIN_AGENTS, EnvironmentConfig, num_holes
+from mapf_jax.padding import pad_instance
 from mapf_jax.solver import batch as solver
-from mapf_jax.solver import group_solver, joint_search
-from mapf_jax.types import INFINITE_COST, Instance, Solution, Status
+from mapf_jax.solver import group_solver, search
+from mapf_jax.types import INFINITE_COST, Array, Instance, Solution, Status
 
 _BATCH = 2048  # Candidates drawn at once.
 _SLICE = 16  # Candidates of three and more agents are solved in multiples of this number,
@@ -46,37 +47,24 @@ class NoInstanceError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class SizeReport:
-    """What was asked of one lake size and number of agents and what came out.
-
-    Attributes:
-      size: lake size.
-      num_agents: number of agents.
-      asked: instances asked for.
-      made: instances made.
-      asked_wait: instances asked for that need a wait.
-      made_wait: instances made that need a wait.
-      holes: number of holes of each lake.
-      candidates: lakes drawn.
-      connected: how many of those that were looked at let each agent reach its goal on its own;
-        the others are unsolvable without a search.
-      solvable: how many of the connected ones have a plan.
-      undecided: how many of the connected ones were too hard to solve. They are missing in the
-        set, which is a bias towards easier instances as far as this number matters.
-      exhausted: the budget of candidates ended before both strata were filled.
-    """
+    """What was asked of one lake size and number of agents and what came out."""
 
     size: int
     num_agents: int
     asked: int
     made: int
-    asked_wait: int
+    asked_wait: int  # Instances asked for that need a wait.
     made_wait: int
-    holes: int
-    candidates: int
+    holes: int  # Of each lake.
+    candidates: int  # Lakes drawn.
+    # Of the lakes looked at, those that let each agent reach its goal on its own; the others are
+    # unsolvable without a search.
     connected: int
-    solvable: int
+    solvable: int  # Of the connected ones, those that have a plan.
+    # Of the connected ones, those too hard to solve. They are missing in the set, which is a bias
+    # towards easier instances as far as this number matters.
     undecided: int
-    exhausted: bool
+    exhausted: bool  # The budget of candidates ended before both strata were filled.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,18 +78,17 @@ class GenerationReport:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able, with the ratios that were asked and achieved."""
-        rows = []
-        for row in self.sizes:
-            rows.append(
-                {
-                    **dataclasses.asdict(row),
-                    "asked_data_ratio": round(row.asked / max(self.asked, 1), 4),
-                    "achieved_data_ratio": round(row.made / max(self.made, 1), 4),
-                    "asked_wait_ratio": round(row.asked_wait / max(row.asked, 1), 4),
-                    "achieved_wait_ratio": round(row.made_wait / max(row.made, 1), 4),
-                }
-            )
-        return {"asked": self.asked, "made": self.made, "sizes": rows}
+        ratios = [
+            {
+                "asked_data_ratio": round(row.asked / max(self.asked, 1), 4),
+                "achieved_data_ratio": round(row.made / max(self.made, 1), 4),
+                "asked_wait_ratio": round(row.asked_wait / max(row.asked, 1), 4),
+                "achieved_wait_ratio": round(row.made_wait / max(row.made, 1), 4),
+            }
+            for row in self.sizes
+        ]
+        fields = dataclasses.asdict(self)
+        return {**fields, "sizes": [a | b for a, b in zip(fields["sizes"], ratios, strict=True)]}
 
 
 def fingerprints(instances: Instance) -> list[bytes]:
@@ -141,53 +128,29 @@ def draw(
     blocked = blocked.reshape(batch, width, width)
     cells = jnp.stack(jnp.divmod(order[:, :taken], width), -1).astype(jnp.int8)
     starts, goals = cells[:, :num_agents], cells[:, num_agents:]
-    solo = joint_search.shortest_costs(blocked, starts, goals)
+    solo = search.shortest_costs(blocked, starts, goals)
     return blocked, starts, goals, jnp.all(solo < INFINITE_COST, axis=1)
 
 
-@dataclasses.dataclass(frozen=True)
-class Candidate:
-    """One solved instance of a pool, on the pool's map width.
+class Candidate(NamedTuple):
+    """One solved instance of a pool, on the pool's map width."""
 
-    Attributes:
-      blocked: bool[S, S]; starts, goals: int8[A, 2].
-      cost, makespan, needs_wait: its labels.
-      paths: int8[T, A, 2], or None where plans are made at the end (two agents).
-    """
-
-    blocked: np.ndarray
-    starts: np.ndarray
-    goals: np.ndarray
+    blocked: np.ndarray  # bool[S, S].
+    starts: np.ndarray  # int8[A, 2].
+    goals: np.ndarray  # int8[A, 2].
+    status: int  # A `Status`; the labels count where it is OPTIMAL.
     cost: int
     makespan: int
     needs_wait: bool
-    paths: np.ndarray | None
-
-
-class _Solved(NamedTuple):
-    """What is known of a connected lake; `paths` as those of a `Candidate`."""
-
-    solvable: bool
-    undecided: bool
-    cost: int
-    makespan: int
-    needs_wait: bool
-    paths: np.ndarray | None
+    paths: np.ndarray | None  # int8[T, A, 2], None where plans are made at the end (two agents).
 
 
 class CandidatePool:
     """Solved candidates of one lake size and number of agents, in two strata, drawn on demand.
 
-    Equal arguments give equal candidates in equal order; no candidate is given twice.
-
-    Args:
-      key: PRNG key.
-      size: lake size.
-      holes: number of holes.
-      num_agents: number of agents.
-      seen: fingerprints that must not be made; the pool adds its own.
-      max_candidates: lakes drawn before it gives up.
-      spread: how the solving is shared; see `Spread`.
+    Equal arguments give equal candidates in equal order; no candidate is given twice. `seen` holds
+    fingerprints that must not be made, to which the pool adds its own; after `max_candidates` lakes
+    it gives up.
     """
 
     def __init__(
@@ -197,28 +160,23 @@ class CandidatePool:
         holes: int,
         num_agents: int,
         seen: set[bytes],
-        max_candidates: int = MAX_CANDIDATES,
+        max_candidates: int,
         spread: Spread = here,
     ) -> None:
         self.size, self.holes, self.num_agents = size, holes, num_agents
         self.candidates = 0
-        self.connected = 0
-        self.solvable = 0
-        self.undecided = 0
+        self.taken: list[Candidate] = []
         self.exhausted = False
+        self._found: collections.Counter[int] = collections.Counter()  # Solved lakes by status.
         self._key = key
         self._seen = seen
         self._spread = spread
         # Too few cells for the starts and goals: nothing can be drawn.
         self._max_candidates = 0 if holes > size * size - 2 * num_agents else max_candidates
         self._drawn: tuple[np.ndarray, ...] = ()  # Connected lakes that are not solved yet.
+        # Candidates that are not taken yet, by whether they need a wait.
         self._strata: dict[bool, list[Candidate]] = {False: [], True: []}
-        self._taken = {False: 0, True: 0}
         self._width = next((w for w in solver.WIDTHS if w >= size), size)
-
-    def available(self, needs_wait: bool) -> int:
-        """Solved candidates of a stratum that are not taken yet."""
-        return len(self._strata[needs_wait]) - self._taken[needs_wait]
 
     def take(self, count: int, count_wait: int, fill: bool = True) -> list[Candidate]:
         """`count` candidates, of which `count_wait` need a wait, as far as the budget allows.
@@ -226,22 +184,22 @@ class CandidatePool:
         With `fill`, what one stratum cannot give the other one does.
         """
         wanted = {True: count_wait, False: count - count_wait}
-        while missing := sum(max(n - self.available(wait), 0) for wait, n in wanted.items()):
+        while missing := sum(max(n - len(self._strata[w]), 0) for w, n in wanted.items()):
             if not self._solve_more(missing):
                 self.exhausted = True
                 break
-        taken = []
+        taken: list[Candidate] = []
         for wait, number in wanted.items():
             taken += self._pop(wait, number)
         for wait in (False, True):
             taken += self._pop(wait, count - len(taken)) if fill else []
+        self.taken += taken
         return taken
 
     def _pop(self, wait: bool, number: int) -> list[Candidate]:
-        first = self._taken[wait]
-        number = min(number, self.available(wait))
-        self._taken[wait] += number
-        return self._strata[wait][first : first + number]
+        stratum = self._strata[wait]
+        self._strata[wait] = stratum[number:]
+        return stratum[:number]
 
     def _solve_more(self, missing: int) -> bool:
         """Solves about so many candidates more; False if the budget is used up."""
@@ -259,132 +217,104 @@ class CandidatePool:
         count = min(-(-missing // _SLICE), _MOST_SLICES) * _SLICE
         if self.num_agents == 2:  # All at once: that is as fast.
             count = _BATCH
-        blocked, starts, goals = (array[:count] for array in self._drawn)
+        chosen = [array[:count] for array in self._drawn]
         self._drawn = tuple(array[count:] for array in self._drawn)
-        self._enter(blocked, starts, goals)
+        if len(chosen[0]):
+            self._enter(*chosen)
         return True
 
     def _enter(self, blocked: np.ndarray, starts: np.ndarray, goals: np.ndarray) -> None:
-        if not len(blocked):
-            return
-        solved: list[_Solved] = self._spread(
-            lambda rows: self._solve(blocked[rows], starts[rows], goals[rows]), len(blocked)
+        solved: list[Candidate] = self._spread(
+            lambda rows: _solve(blocked[rows], starts[rows], goals[rows]), len(blocked)
         )
-        self.connected += len(solved)
-        self.undecided += sum(found.undecided for found in solved)
-        self.solvable += sum(found.solvable for found in solved)
         names = fingerprints(_as_instances(self.size, blocked, starts, goals))
-        for i, found in enumerate(solved):
-            if not found.solvable or names[i] in self._seen:
-                continue
-            self._seen.add(names[i])
-            candidate = Candidate(
-                blocked[i], starts[i], goals[i],
-                found.cost, found.makespan, found.needs_wait, found.paths,
-            )  # fmt: skip
-            self._strata[candidate.needs_wait].append(candidate)
+        for candidate, name in zip(solved, names, strict=True):
+            self._found[candidate.status] += 1
+            if candidate.status == Status.OPTIMAL and name not in self._seen:
+                self._seen.add(name)
+                self._strata[candidate.needs_wait].append(candidate)
 
-    def _solve(self, blocked: np.ndarray, starts: np.ndarray, goals: np.ndarray) -> list[_Solved]:
-        labels: solver.Labels | Solution
-        paths: Iterable[Any] = itertools.repeat(None)
-        if self.num_agents == 2:  # Always decided; plans are made only for what is taken.
-            labels = solver.label(blocked, starts, goals)
-            solvable = labels.cost < INFINITE_COST
-            undecided = np.zeros_like(solvable)
-        else:
-            active = np.ones(starts.shape[:2], bool)
-            labels = solver.solve_arrays(blocked, starts, goals, active, EFFORTS)
-            solvable = np.asarray(labels.status == Status.OPTIMAL)
-            undecided = np.asarray(labels.status == Status.UNDECIDED)
-            paths = np.asarray(labels.paths)
-        columns = (solvable, undecided, labels.cost, labels.makespan, labels.needs_wait)
-        rows = zip(*(np.asarray(column).tolist() for column in columns), strict=True)
-        return [_Solved._make((*row, plan)) for row, plan in zip(rows, paths, strict=False)]
-
-    def finish(self, rows: list[Candidate], width: int, num_agents: int) -> Instance:
-        """A batch of candidates with their plans, padded to a map width and number of agents."""
-        blocked = np.stack([row.blocked for row in rows])
-        starts = np.stack([row.starts for row in rows])
-        goals = np.stack([row.goals for row in rows])
-        cost = np.array([row.cost for row in rows], np.int32)
-        makespan = np.array([row.makespan for row in rows], np.int32)
-        needs_wait = np.array([row.needs_wait for row in rows], bool)
-        given = [row.paths for row in rows if row.paths is not None]
-        if not given:
-
-            def planned(some: np.ndarray) -> list[np.ndarray]:
-                labels = solver.Labels(cost[some], makespan[some], needs_wait[some])
-                return list(
-                    solver.optimal_paths(blocked[some], starts[some], goals[some], labels)[0]
-                )
-
-            given = self._spread(planned, len(rows))
-        steps = max(map(len, given))
-        paths = np.concatenate([plans.rest(path[None], steps) for path in given])
-        num_steps = plans.arrivals(paths, goals).max(1)
-        full = np.ones((len(rows), width, width), bool)
-        full[:, : self.size, : self.size] = blocked[:, : self.size, : self.size]
-        absent = ((0, 0), (0, num_agents - self.num_agents), (0, 0))
-        instances = _as_instances(self.size, full, np.pad(starts, absent), np.pad(goals, absent))
-        active = np.arange(num_agents) < self.num_agents
-        solution = Solution(
-            status=np.full(len(rows), Status.OPTIMAL, np.int8),
-            cost=cost,
-            makespan=makespan,
-            needs_wait=needs_wait,
-            paths=np.pad(paths, ((0, 0), *absent)),
-            num_steps=num_steps,
-        )
-        return dataclasses.replace(
-            instances, active=np.broadcast_to(active, instances.active.shape), solution=solution
-        )
-
-    def report(self, rows: list[Candidate], asked: int, asked_wait: int) -> SizeReport:
+    def report(self, asked: int, asked_wait: int) -> SizeReport:
         """What was asked of the pool and what it gave."""
         return SizeReport(
             size=self.size,
             num_agents=self.num_agents,
             asked=asked,
-            made=len(rows),
+            made=len(self.taken),
             asked_wait=asked_wait,
-            made_wait=sum(row.needs_wait for row in rows),
+            made_wait=sum(row.needs_wait for row in self.taken),
             holes=self.holes,
             candidates=self.candidates,
-            connected=self.connected,
-            solvable=self.solvable,
-            undecided=self.undecided,
+            connected=self._found.total(),
+            solvable=self._found[Status.OPTIMAL],
+            undecided=self._found[Status.UNDECIDED],
             exhausted=self.exhausted,
         )
+
+
+def _solve(blocked: np.ndarray, starts: np.ndarray, goals: np.ndarray) -> list[Candidate]:
+    """Candidates of any status from connected lakes."""
+    columns: tuple[Array, ...]
+    paths: Iterable[np.ndarray | None] = [None] * len(blocked)
+    if starts.shape[1] == 2:  # Always decided; plans are made only for what is taken.
+        labels = solver.label(blocked, starts, goals)
+        solvable = labels.cost < INFINITE_COST
+        columns = (np.where(solvable, Status.OPTIMAL, Status.UNSOLVABLE), *labels)
+    else:
+        active = np.ones(starts.shape[:2], bool)
+        solved = solver.solve_arrays(blocked, starts, goals, active, EFFORTS)
+        columns = (solved.status, solved.cost, solved.makespan, solved.needs_wait)
+        paths = np.asarray(solved.paths)
+    lists = (np.asarray(column).tolist() for column in columns)
+    return list(map(Candidate, blocked, starts, goals, *lists, paths))
+
+
+def finish(
+    size: int, rows: Sequence[Candidate], width: int, num_agents: int, spread: Spread = here
+) -> Instance:
+    """Candidates of one lake size and number of agents as a batch of instances with their plans.
+
+    Args:
+      size: their lake size.
+      rows: at least one.
+      width: map width of the batch.
+      num_agents: its number of agents.
+      spread: how the planning is shared; see `Spread`.
+    """
+    blocked, starts, goals, status, cost, makespan, needs_wait = (
+        np.stack(column) for column in list(zip(*rows, strict=True))[:-1]
+    )
+    given = [row.paths for row in rows if row.paths is not None]
+    if not given:
+
+        def planned(some: np.ndarray) -> list[np.ndarray]:
+            labels = solver.Labels(cost[some], makespan[some], needs_wait[some])
+            return list(solver.optimal_paths(blocked[some], starts[some], goals[some], labels))
+
+        given = spread(planned, len(rows))
+    steps = max(map(len, given))
+    paths = np.concatenate([plans.rest(path[None], steps) for path in given])
+    absent = ((0, 0), (0, 0), (0, num_agents - paths.shape[2]), (0, 0))
+    solution = Solution(
+        status=status.astype(np.int8),
+        cost=cost.astype(np.int32),
+        makespan=makespan.astype(np.int32),
+        needs_wait=needs_wait,
+        paths=np.pad(paths, absent),
+        num_steps=plans.arrivals(paths, goals).max(1),
+    )
+    instances = _as_instances(size, blocked[:, :size, :size], starts, goals)
+    return dataclasses.replace(pad_instance(instances, width, num_agents), solution=solution)
 
 
 def _as_instances(
     size: int, blocked: np.ndarray, starts: np.ndarray, goals: np.ndarray
 ) -> Instance:
-    batch = len(blocked)
-    return Instance(
-        size=np.full(batch, size, np.int32),
-        blocked=blocked,
-        starts=starts,
-        goals=goals,
-        active=np.ones((batch, starts.shape[1]), bool),
-    )
+    sizes = np.full(len(blocked), size, np.int32)
+    return Instance(sizes, blocked, starts, goals, np.ones(starts.shape[:2], bool))
 
 
-def concatenate(batches: Iterable[Instance]) -> Instance:
-    """Joins solved batches of equal map width and number of agents.
-
-    Plans are padded by resting on the goals.
-    """
-    batches = list(batches)
-    solutions = [batch.solution for batch in batches if batch.solution is not None]
-    if len(solutions) < len(batches):
-        raise ValueError("batches: every batch needs its solution")
-    unsolved = [dataclasses.replace(batch, solution=None) for batch in batches]
-    joined = jax.tree.map(lambda *leaves: np.concatenate(leaves), *unsolved)
-    return dataclasses.replace(joined, solution=plans.join(solutions))
-
-
-def shares(total: int, ratios: Iterable[float]) -> list[int]:
+def apportion(total: int, ratios: Iterable[float]) -> list[int]:
     """Splits `total` by the largest remainder, so that the parts sum to it."""
     exact = [total * ratio for ratio in ratios]
     parts = [int(value) for value in exact]
@@ -433,44 +363,39 @@ def generate(
         raise ValueError(f"num_agents={num_agents}: only {MIN_AGENTS} to {MAX_AGENTS} are allowed")
     agents = config.agents or ((num_agents, 1.0),)
     seen = set(exclude)
-    pools: list[CandidatePool] = []
-    wanted: list[int] = []
-    wait_ratios: list[float] = []
-    for i, total in enumerate(shares(num_instances, config.data_ratio)):
-        size = config.sizes[i]
-        for (count, _), asked in zip(agents, shares(total, [r for _, r in agents]), strict=True):
+    wanted: list[tuple[CandidatePool, int, float]] = []  # (pool, instances, wait ratio).
+    totals = apportion(num_instances, config.data_ratio)
+    for size, total, holes, waits in zip(
+        config.sizes, totals, config.hole_ratio, config.wait_ratio, strict=True
+    ):
+        for (count, _), asked in zip(agents, apportion(total, [r for _, r in agents]), strict=True):
             size_key = jax.random.fold_in(key, size)
             if count != 2:
                 size_key = jax.random.fold_in(size_key, count)
-            holes = num_holes(config.hole_ratio[i], size)
-            pools.append(CandidatePool(size_key, size, holes, count, seen, max_candidates, spread))
-            wanted.append(asked)
-            wait_ratios.append(config.wait_ratio[i])
-    asked_wait = [round(n * ratio) for n, ratio in zip(wanted, wait_ratios, strict=True)]
-    taken = [
-        pool.take(n, wait) if n else []
-        for pool, n, wait in zip(pools, wanted, asked_wait, strict=True)
-    ]
-    # What a size could not give is asked of the others, the largest shares first.
-    for i in sorted(range(len(pools)), key=lambda i: -wanted[i]):
-        missing = num_instances - sum(map(len, taken))
-        if missing and wanted[i] and len(taken[i]) >= wanted[i]:
-            taken[i] += pools[i].take(missing, round(missing * wait_ratios[i]))
+            pool = CandidatePool(
+                size_key, size, num_holes(holes, size), count, seen, max_candidates, spread
+            )
+            wanted.append((pool, asked, waits))
+    for pool, asked, waits in wanted:
+        if asked:
+            pool.take(asked, round(asked * waits))
+    # What a size could not give is asked of the others, the largest first.
+    for pool, asked, waits in sorted(wanted, key=lambda row: -row[1]):
+        missing = num_instances - sum(len(other.taken) for other, *_ in wanted)
+        if missing and asked and len(pool.taken) >= asked:
+            pool.take(missing, round(missing * waits))
     width, most = max(config.sizes), max(count for count, _ in agents)
-    made = [pool.finish(rows, width, most) for pool, rows in zip(pools, taken, strict=True) if rows]
+    made = [finish(pool.size, pool.taken, width, most, spread) for pool, *_ in wanted if pool.taken]
     if not made:
         raise NoInstanceError(
             f"config={config}: no solvable instance was found among "
-            f"{sum(pool.candidates for pool in pools)} candidates"
+            f"{sum(pool.candidates for pool, *_ in wanted)} candidates"
         )
-    instances = concatenate(made)
+    instances = plans.join(made)
     order = np.asarray(jax.random.permutation(jax.random.fold_in(key, 0), len(instances)))
     report = GenerationReport(
         asked=num_instances,
         made=len(instances),
-        sizes=tuple(
-            pool.report(rows, n, wait)
-            for pool, rows, n, wait in zip(pools, taken, wanted, asked_wait, strict=True)
-        ),
+        sizes=tuple(pool.report(asked, round(asked * waits)) for pool, asked, waits in wanted),
     )
     return instances[order], report

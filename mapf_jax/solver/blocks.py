@@ -1,4 +1,4 @@
-"""Calls of jitted batched functions on a fixed number of rows, so that each is compiled once."""
+"""Batched functions called on a fixed number of rows: compiled once, and no wider than is fast."""
 
 import concurrent.futures
 import os
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 T = TypeVar("T")
@@ -27,16 +28,34 @@ def in_blocks(function: Callable[..., T], *arrays: object, block: int) -> T:
     """
     batch = len(jax.tree.leaves(arrays)[0])
 
-    def piece(first: int) -> T:
+    def call(first: int) -> T:
         rows = np.arange(first, first + block) % batch
         result = function(*jax.tree.map(lambda leaf: np.asarray(leaf)[rows], arrays))
         keep = min(block, batch - first)
         return jax.tree.map(lambda leaf: np.asarray(leaf)[:keep], result)
 
     first, *others = range(0, batch, block)
-    pieces = [piece(first)]
+    results = [call(first)]
     if others:
         # A compiled loop of small operations keeps one core busy; several run side by side.
         with concurrent.futures.ThreadPoolExecutor(_WORKERS) as workers:
-            pieces += workers.map(piece, others)
-    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *pieces)
+            results += workers.map(call, others)
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *results)
+
+
+def map_chunks(function: Callable[..., T], chunk: int, *arrays: object) -> T:
+    """Applies a batched function to `chunk` rows at a time, inside a compiled program.
+
+    Args:
+      function: pytrees of arrays with a leading axis in, a pytree of such arrays out.
+      chunk: rows of a call, at most; the last one repeats rows.
+      *arrays: pytrees of arrays [B, ...].
+    """
+    batch = jax.tree.leaves(arrays)[0].shape[0]
+    chunk = min(chunk, batch)
+    count = -(-batch // chunk)
+    index = jnp.arange(count * chunk).reshape(count, chunk) % batch
+    results = jax.lax.map(
+        lambda rows: function(*jax.tree.map(lambda array: jnp.asarray(array)[rows], arrays)), index
+    )
+    return jax.tree.map(lambda x: x.reshape(count * chunk, *x.shape[2:])[:batch], results)
