@@ -41,7 +41,7 @@ def _joint_moves(blocked, goals, cells, done):
         )
 
 
-def _joint_dijkstra(blocked, starts, goals, allow_wait):
+def _joint_dijkstra(blocked, starts, goals):
     """(optimum or None, {(cells, done): cost}, {state: [(state before, waits)] at least cost})."""
     start = (tuple(starts), (False,) * len(starts))
     queue, best, before = [(0, start)], {start: 0}, {}
@@ -56,8 +56,6 @@ def _joint_dijkstra(blocked, starts, goals, allow_wait):
             optimum = cost
             continue
         for cells, done, step, waits in _joint_moves(blocked, goals, *state):
-            if waits and not allow_wait:
-                continue
             following, total = (cells, done), cost + step
             if total < best.get(following, 1 << 30):
                 best[following] = total
@@ -68,31 +66,27 @@ def _joint_dijkstra(blocked, starts, goals, allow_wait):
     return optimum, best, before
 
 
-def joint_optimum(blocked, starts, goals, allow_wait=True):
-    """Optimal sum of costs by Dijkstra over (cells, who has arrived for good); None if no plan."""
-    return _joint_dijkstra(blocked, starts, goals, allow_wait)[0]
+def joint_optimum(blocked, starts, goals):
+    """Optimal sum of costs, and whether every plan of that cost waits; (None, None) if no plan.
 
-
-def every_optimal_plan_waits(blocked, starts, goals):
-    """Whether no optimal plan is free of waits before arrival, or None if there is no plan.
-
-    Walks through all optimal plans, that is all paths of tight edges from an end to the start.
+    The cost by Dijkstra over (cells, who has arrived for good). Then all optimal plans are walked
+    through, that is all paths of tight edges from an end to the start.
     """
-    optimum, best, before = _joint_dijkstra(blocked, starts, goals, True)
+    optimum, best, before = _joint_dijkstra(blocked, starts, goals)
     if optimum is None:
-        return None
+        return None, None
     start = (tuple(starts), (False,) * len(starts))
     open_ = [state for state, cost in best.items() if all(state[1]) and cost == optimum]
     seen = set(open_)
     while open_:
         state = open_.pop()
         if state == start:
-            return False
+            return optimum, False
         for earlier, waits in before.get(state, []):
             if not waits and earlier not in seen:
                 seen.add(earlier)
                 open_.append(earlier)
-    return True
+    return optimum, True
 
 
 def makespan_optimum(blocked, starts, goals):

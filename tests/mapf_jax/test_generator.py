@@ -14,11 +14,13 @@ from mapf_jax import (
     benchmark_instances,
     fingerprints,
     generate,
+    generator,
     solve,
     verify,
 )
 from mapf_jax.environment_config import max_hole_ratio, num_holes
-from mapf_jax.generator import shares
+from mapf_jax.generator import apportion
+from mapf_jax.solver import joint_search
 
 CONFIG = EnvironmentConfig((3, 4, 6), (0.5, 0.3, 0.2), (0.2, 0.3, 0.1), (0.5, 0.25, 1.0))
 
@@ -60,6 +62,14 @@ def test_sets_are_distinct_disjoint_and_deterministic(made):
     jax.tree.map(np.testing.assert_array_equal, instances, again)
     other, _ = generate(jax.random.key(3), CONFIG, 200, exclude=names)
     assert not set(names) & set(fingerprints(other))
+
+
+def test_another_set_compiles_nothing(made):
+    programs = (generator.draw, joint_search.joint_costs)
+    before = [program._cache_size() for program in programs]
+    config = dataclasses.replace(CONFIG, hole_ratio=(0.1, 0.2, 0.3))
+    generate(jax.random.key(4), config, 150)
+    assert [program._cache_size() for program in programs] == before
 
 
 def test_what_cannot_be_made_is_reported_and_filled_up():
@@ -137,10 +147,10 @@ def test_benchmark_has_the_published_make_up():
 
 @given(st.integers(1, 5000), st.lists(st.integers(0, 100), min_size=1, max_size=8))
 @settings(max_examples=200, deadline=None)
-def test_shares_sum_to_the_total(total, weights):
+def test_parts_sum_to_the_total(total, weights):
     weights = [w + (sum(weights) == 0) for w in weights]
     ratios = [w / sum(weights) for w in weights]
-    parts = shares(total, ratios)
+    parts = apportion(total, ratios)
     assert sum(parts) == total
     assert all(
         abs(part - total * ratio) < 1 + 1e-6 for part, ratio in zip(parts, ratios, strict=True)
