@@ -146,7 +146,7 @@ def test_defaults_come_from_the_checkpoint(byte_tokenizer):
         (["--temperature=-1"], "temperature=-1"),
         (["--max_new_tokens=0"], "max_new_tokens=0: allowed are integers from 1 up"),
         ([f"--model={Path(__file__).parent}"], "has no config.json"),
-        (["--max_new_tokens=127"], "prompt 0 has"),
+        (["--max_new_tokens=127"], "prompts[0]: has"),
         (["--thinking_tokens=5"], "thinking_tokens is 5; it is for --thinking only"),
         (["--thinking", "--thinking_tokens=5"], "has no token </think>"),
     ],

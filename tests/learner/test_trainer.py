@@ -28,6 +28,7 @@ CONFIG = GRPOConfig(
     prompts_per_step=4,
     group_size=4,
     micro_batch_rows=8,
+    length_multiple=64,  # All rows have one length, so every program is compiled once.
     max_new_tokens=4,
     optimizer=OPTIMIZER,
 )
@@ -64,6 +65,7 @@ def one_step(start, mesh, rows, completions_per_row=1):
         objective=ObjectiveConfig(kl_coef=0.1, loss_normalization="sequence", entropy_coef=0.01),
         degenerate_groups="keep",
         micro_batch_rows=rows,
+        length_multiple=32,
         completions_per_row=completions_per_row,
     )
     where = placement.param_shardings(model_config, mesh)
@@ -142,7 +144,7 @@ def test_nothing_is_traced_after_the_first_step(
     tiny_model, tiny_params, one_device, byte_tokenizer, letter_task
 ):
     """With one width of rows; each further width is compiled when it first occurs."""
-    config = dataclasses.replace(CONFIG, length_multiple=64, degenerate_groups="keep")
+    config = dataclasses.replace(CONFIG, degenerate_groups="keep")
     trainer = GRPOTrainer(config, tiny_model, one_device, byte_tokenizer)
     state = trainer.init_state(tiny_params, jax.random.key(1))
     traced = []
