@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 _BEGIN = """
 import sys
-from learner import distributed
+from learner.devices import distributed
 
 port, index, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 distributed.HEARTBEAT_SECONDS = 10
