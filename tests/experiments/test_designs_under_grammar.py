@@ -84,7 +84,7 @@ def test_reasoning_comes_first_and_ends(world):
         settings, decoding="grammar", reasoning_tokens=20, trigger="\nConfiguration:\n"
     )
     answers = design_completer(under, Lakes(under.lakes), policy)(
-        params, chats[:16], jax.random.key(2)
+        params, chats[:40], jax.random.key(2)
     )
     # A stop token within the reasoning is no way out: such answers are finished.
     assert len({answer.num_tokens for answer in answers}) > 1
