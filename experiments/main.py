@@ -23,6 +23,7 @@ from absl import logging as absl_logging
 from experiments import agreement, allocator, command_line, quiet, report
 from experiments import settings as settings_lib
 from experiments.errors import UserError, user_errors
+from experiments.families import NoProblemError
 from experiments.loop import Loop
 from experiments.progress import Reporter
 from experiments.settings import Settings
@@ -51,14 +52,12 @@ def main(argv: Sequence[str]) -> None:
     reporter = Reporter(quiet=not distributed.is_first())
     try:
         path = _run(reporter)
-    except UserError as error:
+    except (UserError, NoProblemError, NonFiniteError) as error:
         logging.debug("where the error was raised", exc_info=True)
         sys.exit(f"error: {error}")
     except preemption.Preempted:
         reporter.line("asked to leave: saved; the same command goes on from here")
         sys.exit(preemption.EXIT_CODE)
-    except NonFiniteError as error:
-        sys.exit(f"error: {error}")
     except Exception as error:
         if not distributed.together():
             raise

@@ -8,7 +8,7 @@ import numpy as np
 
 from engineer.proposal import render_config
 from engineer.space import Configuration
-from experiments.errors import UserError, user_errors
+from experiments.errors import UserError
 from experiments.families import Family, NoProblemError, Problem
 from experiments.progress import Reporter
 from experiments.settings import Settings
@@ -80,8 +80,7 @@ class ProblemSets:
 
     def _make_validation(self) -> list[dict[str, Any]]:
         self._reporter.line("making the validation set")
-        with user_errors():
-            generated = validation_set(self._settings, self._family)
+        generated = validation_set(self._settings, self._family)
         self._reporter.notes(generated.notes)
         self._store.write(self._store.root / "validation" / "generated.json", generated.report())
         return _named(generated.problems, "validation")

@@ -38,6 +38,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import yaml
 
 from experiments.errors import UserError
@@ -185,7 +186,7 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Writes a JSON file; see `write_text`."""
-    write_text(path, json.dumps(value, indent=1) + "\n")
+    write_text(path, json.dumps(value, indent=1, default=_of_numpy) + "\n")
 
 
 def write_jsonl(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
@@ -195,7 +196,14 @@ def write_jsonl(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
 
 def json_line(record: Mapping[str, Any]) -> str:
     """One record as a line of a JSON lines file."""
-    return json.dumps(record) + "\n"
+    return json.dumps(record, default=_of_numpy) + "\n"
+
+
+def _of_numpy(value: Any) -> Any:
+    """What JSON holds of a number or an array, which a family may well have in its records."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    raise TypeError(f"{value!r}: {type(value).__name__} is nothing that JSON can hold")
 
 
 def read_json(path: Path) -> Any:

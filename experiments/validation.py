@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from experiments.errors import UserError
 from experiments.families import Family, Generated, Problem
 from experiments.policy import Policy
 from experiments.settings import Settings
@@ -23,14 +24,14 @@ def validation_set(settings: Settings, family: Family) -> Generated:
     """The problems; they depend on the options of validation and family, not on the run's seed.
 
     Raises:
-      ValueError: no problem of some row can be made.
+      UserError: no problem of some row can be made.
     """
     validation = settings.validation
     key = jax.random.key(validation.seed)
     generated = family.generate(key, family.validation, validation.num_instances, ())
     empty = [name for name, row in generated.rows.items() if not row.made]
     if empty:
-        raise ValueError(
+        raise UserError(
             f"validation: no problem of {family.texts.label} {', '.join(empty)} could be made; "
             f"allowed are easier ones, or more than {validation.num_instances} in all"
         )
@@ -79,11 +80,18 @@ class Validator:
 
         Records are those of the family's task, always with `optimal`, and with `id` of the problem,
         `tokens`, `truncated` and `text` of the completion.
+
+        Raises:
+          ValueError: the task has no record for some completion.
         """
         task = self._family.task(self._problems)
         chats = [task.messages(i) for i in range(len(task))]
         completions = self._respond(params, chats, self._key)
         records = task.score(np.arange(len(task)), completions).records
+        if len(records) != len(completions):
+            raise ValueError(
+                f"score: {len(records)} records of {len(completions)} completions; each needs one"
+            )
         return [
             {
                 "id": problem["id"],

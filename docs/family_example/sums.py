@@ -6,7 +6,7 @@ python -m experiments.main --config.family=docs/family_example/sums.py:family --
 import jax
 import numpy as np
 
-from engineer.space import ConfigurationSpace, Parameter, column, round_fractions
+from engineer.space import ConfigurationSpace, Parameter, column
 from engineer.texts import plain_texts
 from experiments import families
 
@@ -20,12 +20,16 @@ def carries(terms):
     return any(sum(digits) > 9 for digits in columns)
 
 
+def prompt(problem):
+    """What the model reads, such as "12+34"."""
+    return "+".join(map(str, problem["terms"]))
+
+
 def verify(problem, text):
-    """A record of one completion."""
-    number = text.strip().isdecimal()
-    right = number and int(text) == sum(problem["terms"])
-    failed = [] if right else ["right_value"] if number else ["is_number"]
-    return {"group": str(len(problem["terms"])), "valid": right, "failed": failed}
+    """The checks that a completion fails."""
+    if not text.strip().isdecimal():
+        return {"failed": ["is_number"]}
+    return {"failed": [] if text.strip() == str(sum(problem["terms"])) else ["right_value"]}
 
 
 class Sums(families.Family):
@@ -47,45 +51,24 @@ class Sums(families.Family):
         """Distinct sums; where too few exist, as with one digit and no carry, fewer are made."""
         rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
         seen = {tuple(problem["terms"]) for problem in exclude}
-        problems, rows, notes = [], {}, []
-        parts = round_fractions(config.column("fraction"), count)
-        for row, part in zip(TERMS, parts, strict=True):
-            asked, digits = round(part * count), int(config[row, "digits"])
+        problems = []
+        for row, asked in self.counts(config, count).items():
+            digits = int(config[row, "digits"])
             with_carry = round(config[row, "carry_ratio"] * asked)
-            made = []
             for i in range(asked):
                 for _ in range(TRIES):
                     terms = tuple(rng.integers(10 ** (digits - 1), 10**digits, int(row)).tolist())
                     if terms not in seen and carries(terms) == (i < with_carry):
                         seen.add(terms)
-                        made.append({"terms": list(terms)})
+                        numbers = {"digits": digits, "carry_ratio": int(carries(terms))}
+                        problems.append({"group": row, "terms": list(terms), **numbers})
                         break
-            carried = sum(carries(problem["terms"]) for problem in made)
-            rows[row] = (asked, made, digits, carried)
-            if len(made) < asked:
-                notes.append(f"{row} terms: {len(made)} of {asked} sums")
-            problems += made
-        if not problems:
-            raise families.NoProblemError(f"no sum of {config.to_dict()} was found")
-        report = {
-            row: families.GeneratedRow(
-                asked,
-                len(made),
-                {
-                    "fraction": len(made) / len(problems),
-                    "digits": digits,
-                    "carry_ratio": carried / max(len(made), 1),
-                },
-            )
-            for row, (asked, made, digits, carried) in rows.items()
-            if asked
-        }
         order = rng.permutation(len(problems))
-        return families.Generated([problems[i] for i in order], report, notes)
+        return self.generated([problems[i] for i in order], config, count)
 
     def task(self, problems):
         """The reward is 1 for the right sum."""
-        return families.ProblemTask(problems, lambda p: "+".join(map(str, p["terms"])), verify)
+        return families.ProblemTask(problems, prompt, verify)
 
 
 family = Sums()

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from engineer.evidence import FailureBreakdown
-from engineer.space import Configuration, ConfigurationSpace
+from engineer.space import Configuration, ConfigurationSpace, round_fractions
 from engineer.texts import FamilyTexts
 from learner.chat import Completion, Message
 from learner.training.task import Scores, Task
@@ -55,11 +55,18 @@ class Generated:
       problems: distinct, in random order.
       rows: by name of the row, for rows that something was asked of.
       notes: a line for each wish that could not be met.
+
+    Raises:
+      NoProblemError: there is no problem.
     """
 
     problems: Sequence[Problem]
     rows: Mapping[str, GeneratedRow]
     notes: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if not self.problems:
+            raise NoProblemError("; ".join(self.notes) or "no problem could be made")
 
     def report(self) -> dict[str, Any]:
         """What the run keeps of it beside the problems, JSON-able."""
@@ -93,9 +100,48 @@ class Family(ABC):
           count: how many problems; fewer may be made.
           exclude: problems of which none may come again.
 
+        Returns:
+          Them with a report by row; `generated` makes it.
+
         Raises:
           NoProblemError: none could be made.
         """
+
+    def counts(self, config: Configuration, count: int) -> dict[str, int]:
+        """How many of `count` problems a configuration asks of each row, where it asks any."""
+        fractions = config.column(self.space.fraction_parameter)
+        parts = round_fractions(fractions, count)
+        counts = {row: round(part * count) for row, part in zip(config.rows, parts, strict=True)}
+        return {row: asked for row, asked in counts.items() if asked}
+
+    def generated(
+        self, problems: Sequence[Problem], config: Configuration, count: int
+    ) -> Generated:
+        """Problems with the report that follows from them.
+
+        Args:
+          problems: each with `group`, the name of its row, and a number for every parameter but
+            the fraction, under the parameter's name. What a row achieved is the mean of these.
+          config: what was asked for.
+          count: how many were asked for.
+
+        Raises:
+          NoProblemError: there is no problem.
+        """
+        rows, notes = {}, []
+        for row, asked in self.counts(config, count).items():
+            made = [problem for problem in problems if problem["group"] == row]
+            achieved = {
+                name: len(made) / max(len(problems), 1)
+                if name == self.space.fraction_parameter
+                else float(np.mean([problem[name] for problem in made]))
+                for name in self.space.names
+                if made
+            }
+            rows[row] = GeneratedRow(asked, len(made), achieved)
+            if len(made) < asked:
+                notes.append(f"{self.space.label} {row}: {len(made)} of {asked} problems")
+        return Generated(problems, rows, notes)
 
     @abstractmethod
     def task(self, problems: Sequence[Problem]) -> Task:
@@ -128,7 +174,13 @@ class Family(ABC):
         return None
 
     def breakdown(self, records: Sequence[Record]) -> FailureBreakdown:
-        """The outcomes of verified completions, by row."""
+        """The outcomes of verified completions, by row.
+
+        Raises:
+          ValueError: a record is not as `task` says.
+        """
+        if unknown := {str(record["group"]) for record in records} - set(self.space.rows):
+            raise ValueError(f"group={min(unknown)!r}: allowed are the rows {self.space.rows}")
         return FailureBreakdown.from_records(
             records, checks=self.texts.checks, label=self.texts.label, alone=self.texts.alone
         )
@@ -140,8 +192,9 @@ class ProblemTask:
     Args:
       problems: what to pose.
       prompt: the text of a problem's only message.
-      verify: a record as in `Family.task`, with a `reward` unless that is 1 for a valid completion
-        and 0 for any other.
+      verify: a record as in `Family.task` of a problem and the text of a completion. What follows
+        may be left out: `group` if the problem has it, `valid` (no check failed), and `reward` if
+        that is 1 for a valid completion and 0 for any other.
     """
 
     def __init__(
@@ -161,10 +214,12 @@ class ProblemTask:
 
     def score(self, indices: np.ndarray, completions: Sequence[Completion]) -> Scores:
         """A record and a reward for each completion."""
-        records = [
-            self._verify(self._problems[index], completion.text)
-            for index, completion in zip(indices.tolist(), completions, strict=True)
-        ]
+        records = []
+        for index, completion in zip(indices.tolist(), completions, strict=True):
+            problem = self._problems[index]
+            record = self._verify(problem, completion.text)
+            known = {"group": problem["group"]} if "group" in problem else {}
+            records.append({**known, "valid": not record["failed"], **record})
         rewards = [record.get("reward", float(record["valid"])) for record in records]
         return Scores(rewards=np.asarray(rewards, np.float32), records=records)
 

@@ -1,9 +1,12 @@
 """The family that a name means: one of this package, or one in a user's own file."""
 
 import importlib.util
+import sys
 from pathlib import Path
 from typing import Any
 
+from engineer.space import ConfigurationSpace
+from engineer.texts import FamilyTexts
 from experiments.families.family import Family
 from experiments.families.lakes.drawing import FAILURES
 from experiments.families.lakes.family import Lakes
@@ -24,10 +27,11 @@ def load(name: str, options: Any = None) -> Family:
     if name == "lakes":
         return Lakes(options)
     path, _, attribute = name.rpartition(":")
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    spec = importlib.util.spec_from_file_location(f"family_{Path(path).stem}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # Dataclasses look there for the types of their fields.
     try:
         spec.loader.exec_module(module)
     except Exception as error:
@@ -37,4 +41,7 @@ def load(name: str, options: Any = None) -> Family:
         raise ValueError(
             f"family={name!r}: {attribute!r} is no instance of experiments.families.Family there"
         )
+    for member, kind in (("space", ConfigurationSpace), ("texts", FamilyTexts)):
+        if not isinstance(getattr(family, member, None), kind):
+            raise ValueError(f"family={name!r}: {attribute}.{member} must be a {kind.__name__}")
     return family

@@ -19,7 +19,9 @@ from experiments.errors import UserError
 from experiments.families.loading import load
 from experiments.settings import from_config
 from experiments.store import RunStore
+from experiments.validation import Validator
 from learner.chat import Completion
+from learner.training.task import Scores
 
 ROOT = Path(__file__).parent.parent.parent
 SUMS = "docs/family_example/sums.py:family"
@@ -107,13 +109,64 @@ def test_problems_are_as_asked(family):
     assert len(asked) == 40
     other = family.generate(jax.random.key(0), config, 20, first.problems)
     assert not asked & {tuple(p["terms"]) for p in other.problems}
-    nothing = family.generate(jax.random.key(1), family.space.uniform(), 12, ())
-    assert nothing.report()["asked"] == 12
+    few = family.generate(jax.random.key(1), family.space.uniform(), 12, ())
+    assert few.report()["asked"] == 12
+
+
+def test_what_falls_short_is_reported(family):
+    config = Configuration.from_dict(
+        {
+            "2": {"fraction": 0.5, "digits": 1, "carry_ratio": 0.0},
+            "3": {"fraction": 0.5, "digits": 2, "carry_ratio": 0.0},
+            "4": {"fraction": 0.0, "digits": 1, "carry_ratio": 0.0},
+        }
+    )
+    made = family.generate(jax.random.key(0), config, 100, ())
+    # 1 + 1 to 1 + 8, 2 + 1 to 2 + 7, ...: 36 sums of two digits above 0 have no carry.
+    assert made.notes == ["terms 2: 36 of 50 problems"]
+    assert made.rows["2"].achieved == {"fraction": 36 / 86, "digits": 1.0, "carry_ratio": 0.0}
+    assert "4" not in made.rows
+    with pytest.raises(families.NoProblemError, match="terms 2: 0 of 50 problems"):
+        family.generated([], config, 100)
+
+
+def test_what_a_record_says_must_be_of_the_family(family):
+    with pytest.raises(ValueError, match="group='5': allowed are the rows"):
+        family.breakdown([{"group": 5, "valid": True, "failed": []}])
+    with pytest.raises(ValueError, match="speed"):
+        family.breakdown([{"group": 2, "valid": False, "failed": ["speed"]}])
+
+
+def test_each_completion_needs_a_record(family):
+    class Silent(families.ProblemTask):
+        def score(self, indices, completions):
+            return Scores(super().score(indices, completions).rewards)
+
+    class Other(type(family)):
+        def task(self, problems):
+            return Silent(problems, str, lambda problem, text: {"failed": []})
+
+    def respond(params, chats, key):
+        return [Completion("1", 1, False) for _ in chats]
+
+    problems = [{"id": "a", "group": "2", "terms": [1, 2]}]
+    with pytest.raises(ValueError, match="score: 0 records of 1 completions"):
+        Validator(from_config({}), Other(), respond, problems)(None)
+
+
+def test_numbers_of_numpy_can_be_kept(tmp_path):
+    record = {"valid": np.bool_(True), "gap": np.int64(3), "terms": np.arange(2)}
+    store = RunStore(tmp_path)
+    for name, value in (("a.json", record), ("a.jsonl", [record])):
+        store.write(tmp_path / name, value)
+    assert store.read(tmp_path / "a.jsonl") == [store.read(tmp_path / "a.json")]
+    assert store.read(tmp_path / "a.json") == {"valid": True, "gap": 3, "terms": [0, 1]}
 
 
 @given(st.text(max_size=8), st.integers(0, 3))
 def test_records_make_evidence(text, index):
-    problems = [{"terms": [1, 2]}, {"terms": [5, 5, 5]}, {"terms": [10, 20]}, {"terms": [9] * 4}]
+    terms = ([1, 2], [5, 5, 5], [10, 20], [9] * 4)
+    problems = [{"group": str(len(numbers)), "terms": numbers} for numbers in terms]
     family = load(str(ROOT / SUMS))
     task = family.task(problems)
     right = str(sum(problems[index]["terms"]))
@@ -139,6 +192,23 @@ def test_what_is_no_family_is_refused(name, text, message, tmp_path):
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
         load(name.format(path))
+
+
+def test_a_family_says_what_there_is(tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text(
+        "from __future__ import annotations\n"
+        "import dataclasses\n"
+        "from experiments import families\n"
+        "@dataclasses.dataclass\n"
+        "class Own(families.Family):\n"
+        "    number: int = 3\n"
+        "    def generate(self, *asked): ...\n"
+        "    def task(self, problems): ...\n"
+        "family = Own()\n"
+    )
+    with pytest.raises(ValueError, match=r"family\.space must be a ConfigurationSpace"):
+        load(f"{path}:family")
 
 
 @pytest.mark.parametrize("name", ["nothing", "gone.py:family", f"{__file__}x:family"])
