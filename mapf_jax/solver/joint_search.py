@@ -140,9 +140,9 @@ def _search(lakes: _Lakes, starts: jax.Array, max_joint_steps: int | None = None
         )
 
     def unfinished(state: _Progress) -> jax.Array:
-        # A later first arrival costs at least 2 (time + 1), and takes at least time + 1.
-        later = state.time + 1
-        open_ = (2 * later < state.cost) | (later < state.makespan)
+        # A later first arrival takes at least time + 1 and costs at least twice that, and the plan
+        # of the least makespan so far costs at most twice its makespan.
+        open_ = state.time + 1 < state.makespan
         more = jnp.any(open_ & jnp.any(state.frontier != 0, axis=(0, 1, 2)))
         return more if max_joint_steps is None else more & (state.time < max_joint_steps)
 
