@@ -216,6 +216,57 @@ def read_jsonl(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text().split("\n") if line]
 
 
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The complete records of JSON lines that grow one by one; none where there is no file.
+
+    A last line that a kill cut in two is left out.
+
+    Raises:
+      UserError: another line is no JSON object.
+    """
+    records = []
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line) if line.endswith(b"\n") else None
+        except ValueError:
+            record = None
+        if isinstance(record, dict):
+            records.append(record)
+        elif number < len(lines):
+            raise UserError(f"{path}:{number}: not a JSON object; mend or remove the file")
+    return records
+
+
+class Log:
+    """JSON lines that grow, and that a kill at any moment leaves readable.
+
+    Args:
+      path: the file; made if needed. What is not complete there is dropped.
+
+    Attributes:
+      path: the file.
+      records: what was there when it was opened.
+
+    Raises:
+      UserError: a line other than the last is no JSON object.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.records = path, read_log(path)
+        write_jsonl(path, self.records)
+        self._file = path.open("a")
+
+    def append(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Adds records; when this returns a kill of the process does not take them away."""
+        self._file.write("".join(map(json_line, records)))
+        self._file.flush()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
 def read_file(path: Path) -> Any:
     """Reads a JSON, JSON lines or YAML file, by its suffix."""
     if path.suffix == ".yaml":

@@ -15,6 +15,7 @@ add rows. Without a model it only makes the tables anew.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import re
@@ -30,7 +31,6 @@ import numpy as np
 import mapf_jax
 from experiments import quiet
 from experiments import store as files
-from experiments.answer_log import AnswerLog, read_log
 from experiments.benchmark.oracles import ORACLES
 from experiments.benchmark.questions import (
     BUILTIN,
@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace, reporter: Reporter) -> None:
             _check_options(name, folder, solver)
         questions = open_set(root, set_options, reporter) if solvers else read_set(root)
         for folder, solver in zip(folders, solvers, strict=True):
-            rows = _unanswered(read_log(folder / _ANSWERS), questions)
+            rows = _unanswered(files.read_log(folder / _ANSWERS), questions)
             for line in solver.forecast(questions, rows) if len(rows) else ():
                 reporter.line(line)
         for name, folder, solver in zip(names, folders, solvers, strict=True):
@@ -146,7 +146,10 @@ def _ask(
     name: str, folder: Path, solver: Solver, questions: BenchmarkQuestions, reporter: Reporter
 ) -> None:
     """Asks one model what it has not answered yet, and keeps what comes as it comes."""
-    with AnswerLog(folder / _ANSWERS) as answers, AnswerLog(folder / _FAILURES) as failures:
+    with (
+        contextlib.closing(files.Log(folder / _ANSWERS)) as answers,
+        contextlib.closing(files.Log(folder / _FAILURES)) as failures,
+    ):
         rows = _unanswered(answers.records, questions)
         done, valid = len(answers.records), sum(record["valid"] for record in answers.records)
         failed = 0
@@ -195,7 +198,7 @@ def _outcomes(root: Path, questions: BenchmarkQuestions) -> list[Outcomes]:
     """What all models of the folder have answered, in the order of their names, oracles last."""
     found = []
     for path in sorted((root / "models").glob(f"*/{_OPTIONS}")):
-        log = read_log(path.parent / _ANSWERS)
+        log = files.read_log(path.parent / _ANSWERS)
         if log:
             found.append(Outcomes(files.read_json(path), log, questions))
     return sorted(found, key=lambda one: one.options["kind"] == "oracle")

@@ -6,12 +6,12 @@ from typing import Any
 
 from markupsafe import Markup
 
-from experiments.answer_log import read_log
 from experiments.evidence import one_of_each_kind
 from experiments.families import Family, Problem
 from experiments.families.loading import load
 from experiments.report.reading import Run
 from experiments.settings import from_config
+from experiments.store import read_log
 
 
 @dataclasses.dataclass(frozen=True)

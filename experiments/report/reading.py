@@ -10,7 +10,6 @@ import yaml
 from engineer.evidence import FailureBreakdown
 from engineer.space import Configuration
 from experiments import store as files
-from experiments.answer_log import read_log
 from experiments.statistics import Interval, wilson
 
 
@@ -180,7 +179,7 @@ def read_run(root: Path) -> Run:
     """
     folders = [path for path in (root / "rounds").glob("*") if path.name.isdecimal()]
     rounds = [_round(path) for path in sorted(folders, key=lambda path: int(path.name))]
-    times = read_log(root / files.TIMES)
+    times = files.read_log(root / files.TIMES)
     return Run(
         root=root,
         settings=read_json(root / "config.json"),
@@ -197,10 +196,10 @@ def _round(folder: Path) -> Round:
         index=int(folder.name),
         config=_configuration(config) if config.is_file() else None,
         generated=_generated(folder / "generated.json"),
-        steps=tuple(read_log(folder / "train.jsonl")),
+        steps=tuple(files.read_log(folder / "train.jsonl")),
         validation=_validation(folder),
         design=_design(folder / "design"),
-        engineer_steps=tuple(read_log(folder / "engineer_training.jsonl")),
+        engineer_steps=tuple(files.read_log(folder / "engineer_training.jsonl")),
     )
 
 

@@ -69,7 +69,6 @@ import yaml
 
 from experiments import statistics
 from experiments import store as files
-from experiments.answer_log import read_log
 from experiments.evidence import training_evidence
 from experiments.settings import Settings
 from experiments.speed.records import Table
@@ -208,7 +207,7 @@ def _shared(root: Path, folder: Path | None) -> dict[str, Any] | None:
 
 
 def _times(folder: Path) -> dict[str, float]:
-    lines = read_log(folder / TIMES)
+    lines = files.read_log(folder / TIMES)
     return {
         name: round(sum(line[name] for line in lines), 1) for name in ("seconds", "cpu_seconds")
     }
