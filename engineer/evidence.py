@@ -27,12 +27,8 @@ class Statistics:
         array = np.asarray(values, np.float64)
         if array.size == 0:
             return None
-        figures = array.mean(), array.min(), np.median(array), array.max()
-        return cls(int(array.size), *(round(float(figure), 4) for figure in figures))
-
-    def to_dict(self) -> dict[str, float]:
-        """A mapping ready for JSON; the constructor reads it back."""
-        return dataclasses.asdict(self)
+        numbers = array.mean(), array.min(), np.median(array), array.max()
+        return cls(int(array.size), *(round(float(number), 4) for number in numbers))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,23 +61,17 @@ class GroupOutcome:
     length: Statistics | None = None
 
     def __post_init__(self) -> None:
-        where = f"outcomes of {self.name}"
-        if self.answers < 1:
-            raise ValueError(f"{where}: answers={self.answers}, must be at least 1")
-        if not 0 <= self.valid <= self.answers:
-            raise ValueError(f"{where}: valid={self.valid} is outside 0..{self.answers}")
-        if not 0 <= self.optimal <= self.valid:
-            raise ValueError(f"{where}: optimal={self.optimal} is outside 0..{self.valid}")
-        invalid = self.answers - self.valid
-        for check, count in self.failed.items():
-            if not 0 <= count <= invalid:
-                raise ValueError(f"{where}: failed[{check}]={count} is outside 0..{invalid}")
-        if sum(self.failed.values()) < invalid:
+        invalid, failed = self.answers - self.valid, self.failed.values()
+        if not (self.answers > 0 and 0 <= self.optimal <= self.valid <= self.answers):
             raise ValueError(
-                f"{where}: {invalid} answers are not valid, but only {sum(self.failed.values())} "
-                "failed checks are counted"
+                f"outcomes of {self.name}: optimal={self.optimal}, valid={self.valid}, "
+                f"answers={self.answers}: none may be larger than the next"
             )
-        object.__setattr__(self, "failed", dict(self.failed))
+        if not all(0 <= count <= invalid for count in failed) or sum(failed) < invalid:
+            raise ValueError(
+                f"outcomes of {self.name}: failed={self.failed}: allowed are counts up to the "
+                f"{invalid} answers that are not valid, each of which fails a check"
+            )
 
     @property
     def valid_rate(self) -> float:
@@ -95,12 +85,7 @@ class GroupOutcome:
 
     def failures(self, check: str) -> int:
         """Number of answers that fail `check`."""
-        if check not in self.failed:
-            raise ValueError(f"check={check!r} is unknown, allowed: {tuple(self.failed)}")
         return self.failed[check]
-
-
-_STATISTICS = ("violation_time", "gap", "length")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,20 +208,14 @@ class FailureBreakdown:
 
     def to_dict(self) -> dict[str, Any]:
         """Counts, rates and statistics, ready for JSON; `from_dict` reads it back."""
-        rows: dict[str, Any] = {}
-        for row in self.by_group:
-            rows[row.name] = {
-                "answers": row.answers,
-                "valid": row.valid,
-                "optimal": row.optimal,
+        rows = {
+            row.name: {
                 "valid_rate": row.valid_rate,
                 "optimal_rate": row.optimal_rate,
-                "failed": dict(row.failed),
+                **{k: v for k, v in dataclasses.asdict(row).items() if v is not None},
             }
-            for name in _STATISTICS:
-                statistics = getattr(row, name)
-                if statistics is not None:
-                    rows[row.name][name] = statistics.to_dict()
+            for row in self.by_group
+        }
         return {
             "answers": self.answers,
             "valid_rate": self.valid_rate,
@@ -256,20 +235,18 @@ class FailureBreakdown:
         if len(tables) != 1:
             raise ValueError(f"breakdown: fields {list(mapping)}, one by_... is needed")
         try:
-            rows = {
-                str(name): GroupOutcome(
-                    name=str(name),
-                    answers=int(row["answers"]),
-                    valid=int(row["valid"]),
-                    optimal=int(row["optimal"]),
-                    failed={str(check): int(count) for check, count in row["failed"].items()},
-                    **{s: Statistics(**row[s]) for s in _STATISTICS if s in row},
-                )
-                for name, row in mapping[tables[0]].items()
-            }
+            rows = {name: _outcome(name, row) for name, row in mapping[tables[0]].items()}
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"breakdown: missing or malformed field {error}") from error
         return cls(tuple(rows[name] for name in ordered_rows(rows)), tables[0].removeprefix("by_"))
+
+
+def _outcome(name: str, row: Mapping[str, Any]) -> GroupOutcome:
+    fields = {k: row[k] for k in ("answers", "valid", "optimal", "failed")}
+    for statistic in ("violation_time", "gap", "length"):
+        if statistic in row:
+            fields[statistic] = Statistics(**row[statistic])
+    return GroupOutcome(name, **fields)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -280,8 +257,8 @@ class TrainingEvidence:
       steps: number of training steps, at least 1.
       reward: mean reward over all steps.
       reward_last: mean reward over the last quarter of the steps, at least one.
-      nondegenerate_fraction: share of the groups of answers whose rewards are not all equal, over
-      all steps.
+      nondegenerate_fraction: fraction of the groups whose rewards are not all equal, over all
+        steps.
       valid_rate: fraction of valid training completions by row, where any were drawn.
       asked: what the configuration asked for, by row and parameter.
       achieved: what the generator made of it, likewise.
@@ -332,14 +309,7 @@ class Evidence:
 
     def to_dict(self) -> dict[str, Any]:
         """A mapping ready for JSON; `from_dict` is its inverse."""
-        return {
-            "validation": self.validation.to_dict(),
-            "training": None if self.training is None else dataclasses.asdict(self.training),
-            "failures": [
-                {**dataclasses.asdict(failure), "failed": list(failure.failed)}
-                for failure in self.failures
-            ],
-        }
+        return dataclasses.asdict(self) | {"validation": self.validation.to_dict()}
 
     @classmethod
     def from_dict(cls, mapping: Mapping[str, Any]) -> "Evidence":

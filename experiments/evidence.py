@@ -1,17 +1,20 @@
 """What a run knows of its finished rounds, gathered from the files in its folder."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from engineer.evidence import DrawnFailure, Evidence, FailureBreakdown, TrainingEvidence
+from engineer.evidence import Evidence, FailureBreakdown, TrainingEvidence
 from engineer.record import RoundRecord, RunRecord
 from engineer.space import Configuration
 from experiments.families import Family, Problem, Record
 from experiments.settings import Settings
 from experiments.store import RunStore, read_file
+
+T = TypeVar("T")
 
 FAILURES_DRAWN = 4
 """Failures drawn of each round, of training and of validation alike."""
@@ -50,14 +53,13 @@ def round_evidence(store: RunStore, family: Family, index: int) -> Evidence:
         held_out = drawn_failures(
             family, rows, [problems[row["id"]] for row in rows], [row["text"] for row in rows], True
         )
-        return Evidence(
-            validation=FailureBreakdown.from_dict(store.read(folder / "validation.json")),
-            training=training_evidence(folder, store.read),
-            failures=tuple(
-                DrawnFailure(**{**row, "failed": tuple(row["failed"])})
-                for row in [*store.read(folder / "train_failures.json"), *held_out]
-            ),
-        ).to_dict()
+        return {
+            "validation": FailureBreakdown.from_dict(
+                store.read(folder / "validation.json")
+            ).to_dict(),
+            "training": dataclasses.asdict(training_evidence(folder, store.read)),
+            "failures": [*store.read(folder / "train_failures.json"), *held_out],
+        }
 
     return Evidence.from_dict(store.kept(folder / "evidence.json", gathered))
 
@@ -154,13 +156,13 @@ def drawn_failures(
     ]
 
 
-def one_of_each_kind(rows: Iterable[Any], kind: Any, count: int) -> list[Any]:
+def one_of_each_kind(rows: Sequence[T], kind: Callable[[T], Any], count: int) -> list[T]:
     """At most `count` rows, one of each kind before a second of any."""
-    rows = list(rows)
-    firsts: Mapping[Any, int] = {kind(row): i for i, row in reversed(list(enumerate(rows)))}
-    first = sorted(firsts.values())
-    rest = [i for i in range(len(rows)) if i not in set(first)]
-    return [rows[i] for i in [*first, *rest][:count]]
+    firsts: dict[Any, int] = {}
+    for i, row in enumerate(rows):
+        firsts.setdefault(kind(row), i)
+    rest = [i for i in range(len(rows)) if i not in firsts.values()]
+    return [rows[i] for i in [*firsts.values(), *rest][:count]]
 
 
 def _explanation(store: RunStore, index: int) -> str | None:
