@@ -6,7 +6,8 @@ under each (a trial), and the rise of its mean reward on a probe set is the desi
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -23,7 +24,7 @@ from experiments.settings import Settings
 from learner.chat import Completion, Message
 from learner.devices import sharding
 from learner.sampling.completer import Completer
-from learner.training.task import Scores
+from learner.training.task import Scores, Task
 from learner.training.train_state import TrainState
 from learner.training.trainer import GRPOTrainer
 from learner.training.update import NonFiniteError
@@ -118,15 +119,7 @@ class EngineerTrainer:
             assert found is not None
             step_key = jax.random.fold_in(jax.random.fold_in(key, _STEPS), step)
             before = self._reward(self._trainer.policy_params(state), probe, step_key)
-
-            def progress(
-                config: Configuration,
-                state: TrainState = state,
-                before: float = before,
-                step_key: jax.Array = step_key,
-            ) -> float:
-                return self._trial(state, config, probe, step_key, before)
-
+            progress = functools.partial(self._trial, state, probe, step_key, before)
             task = DesignTask(
                 found[0], record.config, self._family.space, progress, engineer.trigger
             )
@@ -150,10 +143,10 @@ class EngineerTrainer:
     def _trial(
         self,
         state: TrainState,
-        config: Configuration,
         probe: Sequence[Problem],
         key: jax.Array,
         before: float,
+        config: Configuration,
     ) -> float:
         """How much a short training under a design teaches the state as it is now."""
         options = self._settings.engineer.training
@@ -188,7 +181,7 @@ class EngineerTrainer:
         return float(np.mean([record.get("accuracy", reward) for record, reward in pairs]))
 
 
-class DesignTask:
+class DesignTask(Task):
     """A context as the only prompt, designs as completions, learning progress as reward.
 
     The reward of a readable design is its progress, held within [-1, 1]; that of an unreadable one
@@ -251,11 +244,3 @@ class DesignTask:
         if read:
             metrics["progress"] = float(np.mean(read))
         return Scores(rewards, metrics, records)
-
-    def state(self) -> dict[str, Any]:
-        """Nothing: what was found follows from the key."""
-        return {}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Takes nothing back."""
-        del state

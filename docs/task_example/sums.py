@@ -11,7 +11,7 @@ from learner.training import sft, task, trainer
 from learner.training.train_state import OptimizerConfig, create_train_state
 
 
-class Sums:  # Prompts like "123+456", to be completed with "975": the digits, the last one first.
+class Sums(task.Task):  # Prompts like "123+456", completed with "975": the last digit first.
     def __init__(self, pairs):
         self.questions = [f"{a}+{b}" for a, b in pairs]
         self.answers = [str(a + b)[::-1] for a, b in pairs]
@@ -27,8 +27,6 @@ class Sums:  # Prompts like "123+456", to be completed with "975": the digits, t
         rewards = [sum(map(str.__eq__, *pair)) / max(map(len, pair)) for pair in pairs]
         right = [a == b for a, b in pairs]
         return task.Scores(np.float32(rewards), {"right": np.mean(right)})
-
-    state, restore = (lambda self: {}), (lambda self, state: None)
 
 
 def main(warm_up=400, steps=1001, count=60_000):

@@ -186,7 +186,7 @@ class Family(ABC):
         )
 
 
-class ProblemTask:
+class ProblemTask(Task):
     """A `Task` without state whose completions are verified one by one.
 
     Args:
@@ -222,11 +222,3 @@ class ProblemTask:
             records.append({**known, "valid": not record["failed"], **record})
         rewards = [record.get("reward", float(record["valid"])) for record in records]
         return Scores(rewards=np.asarray(rewards, np.float32), records=records)
-
-    def state(self) -> dict[str, Any]:
-        """Nothing."""
-        return {}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Takes nothing back."""
-        del state

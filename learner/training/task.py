@@ -47,8 +47,8 @@ class Task(Protocol):
     """A finite list of prompts, and scores for completions to them.
 
     A task may carry state that changes while it scores (a moving average, say). `state` returns it
-    as a value that JSON can hold, `restore` puts it back; a task without state returns `{}`. Two
-    tasks with the same prompts and the same state must score alike, else a resumed run differs.
+    as a value that JSON can hold, `restore` puts it back; a subclass without state inherits both.
+    Two tasks with the same prompts and the same state must score alike, else a resumed run differs.
     """
 
     def __len__(self) -> int:
@@ -65,11 +65,11 @@ class Task(Protocol):
 
     def state(self) -> dict[str, Any]:
         """What has to be kept beside the weights to resume, as JSON values."""
-        ...
+        return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes back what `state` returned."""
-        ...
+        del state
 
 
 def prompt_indices(key: jax.Array, step: int, count: int, num_prompts: int) -> np.ndarray:
