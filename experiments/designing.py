@@ -1,8 +1,9 @@
 """The engineer of a run: who designs, how its designs are sampled, and what is kept of them."""
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,13 @@ from learner.tokens import ThinkingBudget
 
 MODEL_DESIGNERS = ("current", "base")
 """Designers that answer with the run's own sampler."""
+_BY_RULE: Mapping[str, Callable[[], Designer]] = {
+    "fixed": designers.FixedDesigner,
+    "random": designers.RandomDesigner,
+    "failures": curricula.FailureProportional,
+    "learnability": curricula.LearnabilityProportional,
+    "progress": curricula.ProgressBandit,
+}
 
 
 def design_completer(settings: Settings, family: Family, policy: Policy) -> Completer:
@@ -73,11 +81,10 @@ def design_automaton(
         return None, None
     tokenizer = policy.tokenizer
 
-    def tokenize(text: str) -> list[int]:
-        return tokenizer.encode(text, add_special_tokens=False)
+    tokenize = functools.partial(tokenizer.encode, add_special_tokens=False)
 
-    def tables(reasoning_tokens: int) -> grammar.TokenTables:
-        return grammar.build(
+    def built(reasoning_tokens: int) -> tuple[TokenAutomaton, int]:
+        found = grammar.build(
             family.space,
             tokenize,
             tokens.stop_token_ids(tokenizer),
@@ -87,25 +94,20 @@ def design_automaton(
             # Where the automaton begins after the thought, a blank line does: models write it so.
             opening="\n\n" if engineer.thinking else "",
         )
+        tables = found.tokens, found.targets, found.free, found.otherwise
+        return TokenAutomaton.create(*tables, policy.config.vocab_size), found.longest
 
-    def automaton(found: grammar.TokenTables) -> TokenAutomaton:
-        return TokenAutomaton.create(
-            found.tokens, found.targets, found.free, found.otherwise, policy.config.vocab_size
-        )
-
-    whole, alone = tables(engineer.reasoning_tokens), tables(0)
     thought = int(engineer.thinking)  # Its last token, at least.
     if limit := _thinking_budget(engineer, policy):
         thought = limit.max_tokens + len(limit.closing_ids)
-    if whole.longest + thought > engineer.max_new_tokens:
+    automaton, longest = built(engineer.reasoning_tokens)
+    if longest + thought > engineer.max_new_tokens:
         raise ValueError(
             f"engineer.max_new_tokens={engineer.max_new_tokens}: a design under the grammar takes "
-            f"up to {whole.longest + thought} tokens, so many are needed"
+            f"up to {longest + thought} tokens, so many are needed"
         )
     trigger = engineer.trigger or (tokens.THINK_END if engineer.thinking else "")
-    if not trigger:
-        return automaton(whole), None
-    return automaton(whole), Ending(tuple(tokenize(trigger)), automaton(alone), alone.longest)
+    return automaton, Ending(tuple(tokenize(trigger)), *built(0)) if trigger else None
 
 
 def _thinking_budget(engineer: EngineerSettings, policy: Policy) -> ThinkingBudget | None:
@@ -134,19 +136,8 @@ def make_designer(
     Raises:
       ValueError: a file that the settings name holds no configuration of the space.
     """
-    designer = _plain_designer(settings, family, generate, fits)
-    margin = settings.engineer.rollback_margin
-    return designer if margin is None else designers.AcceptanceTest(designer, margin)
-
-
-def _plain_designer(
-    settings: Settings,
-    family: Family,
-    generate: Generate | None,
-    fits: Callable[[Sequence[Message]], bool],
-) -> Designer:
-    engineer = settings.engineer
-    name = engineer.designer
+    engineer, name = settings.engineer, settings.engineer.designer
+    designer: Designer
     if name in (*MODEL_DESIGNERS, "endpoint"):
         if name == "endpoint":
             generate = _asked_once(
@@ -158,7 +149,7 @@ def _plain_designer(
             )
         assert generate is not None
         greedy = name != "endpoint" and engineer.temperature == 0
-        return designers.ModelDesigner(
+        designer = designers.ModelDesigner(
             generate,
             family.texts,
             engineer.spec,
@@ -166,27 +157,24 @@ def _plain_designer(
             proposals=engineer.proposals,
             choice=engineer.choice,
             limits=MoveLimits(
-                fraction=_or_infinite(engineer.largest_fraction_move),
-                value=_or_infinite(engineer.largest_value_move),
+                fraction=engineer.largest_fraction_move or math.inf,
+                value=engineer.largest_value_move or math.inf,
             ),
             trigger=engineer.trigger,
             source=name,
             fits=fits,
         )
-    if name == "staged":
+    elif name == "staged":
         stages: tuple[Configuration, ...] = ()
         if engineer.stages:
             stages = curricula.read_stages(_yaml("stages", engineer.stages))
             for stage in stages:
                 family.space.check(stage)
-        return curricula.StagedCurriculum(stages, engineer.stage_threshold)
-    return {
-        "fixed": designers.FixedDesigner,
-        "random": designers.RandomDesigner,
-        "failures": curricula.FailureProportional,
-        "learnability": curricula.LearnabilityProportional,
-        "progress": curricula.ProgressBandit,
-    }[name]()
+        designer = curricula.StagedCurriculum(stages, engineer.stage_threshold)
+    else:
+        designer = _BY_RULE[name]()
+    margin = engineer.rollback_margin
+    return designer if margin is None else designers.AcceptanceTest(designer, margin)
 
 
 def make_judge(settings: Settings) -> Generate | None:
@@ -259,10 +247,6 @@ def start_config(settings: Settings, space: ConfigurationSpace, seed: int) -> Co
     except ValueError as error:
         raise ValueError(f"engineer.start={start!r}: {error}") from error
     return config
-
-
-def _or_infinite(limit: float | None) -> float:
-    return math.inf if limit is None else limit
 
 
 def _yaml(name: str, path: str) -> Any:
