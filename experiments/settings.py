@@ -275,61 +275,72 @@ class EngineerSettings:
             choice=CHOICES,
             decoding=DECODING,
         )
-        if self.context != OWN_CONTEXT and self.modules != ContextSpec():
-            raise ValueError(
-                f"modules: given with context={self.context!r}; they are for {OWN_CONTEXT!r} only"
-            )
         checks.not_negative(self, "temperature")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p={self.top_p}: allowed are numbers in (0, 1]")
         for name in ("largest_fraction_move", "largest_value_move"):
             value = getattr(self, name)
             if value is not None and not 0 < value <= 1:
                 raise ValueError(f"{name}={value}: allowed are numbers in (0, 1], or none")
-        for name in ("rollback_margin", "stage_threshold"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value <= 1:
-                raise ValueError(f"{name}={value}: allowed are numbers in [0, 1]")
-        if self.start not in ("random", "uniform") and not Path(self.start).is_file():
-            raise ValueError(
-                f"start={self.start!r}: allowed are 'random', 'uniform' and files that exist"
-            )
-        if self.stages and not Path(self.stages).is_file():
-            raise ValueError(f"stages={self.stages!r}: there is no such file")
-        if self.thinking_tokens and not self.thinking:
-            raise ValueError(f"thinking_tokens={self.thinking_tokens}: only with thinking=True")
-        if self.decoding == "grammar":
-            if self.designer == "endpoint":
-                raise ValueError("decoding='grammar': not for designer='endpoint'")
-            if self.thinking and not self.thinking_tokens:
-                raise ValueError("thinking_tokens=0: under the grammar thinking needs a limit")
-            if self.thinking and self.reasoning_tokens:
-                raise ValueError("reasoning_tokens: not together with thinking")
-            if bool(self.reasoning_tokens) != bool(self.trigger):
-                raise ValueError(
-                    f"reasoning_tokens={self.reasoning_tokens}, trigger={self.trigger!r}: either "
-                    "both or neither"
-                )
-        elif self.reasoning_tokens or self.trigger:
-            raise ValueError("reasoning_tokens and trigger are for decoding='grammar' only")
-        if self.designer == "endpoint" and not (self.endpoint.url and self.endpoint.model):
-            raise ValueError("designer='endpoint': endpoint.url and endpoint.model are needed")
-        if bool(self.judge.url) != bool(self.judge.model):
-            raise ValueError(
-                f"judge: url={self.judge.url!r}, model={self.judge.model!r}: either both or neither"
-            )
-        if self.training.steps and self.decoding == "grammar":
-            raise ValueError(
-                f"training.steps={self.training.steps}: only with decoding='parsed'; designs under "
-                "the grammar are not trained on"
-            )
-        if self.training.steps and self.designer != "current":
-            raise ValueError(
-                f"training.steps={self.training.steps}: only for designer='current', which alone "
-                "is trained"
-            )
-        if self.training.steps and not self.temperature > 0:
-            raise ValueError(f"training.steps={self.training.steps}: temperature must be above 0")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p={self.top_p}: allowed are numbers in (0, 1]")
+        checks.fractions(self, "stage_threshold")
+        if self.rollback_margin is not None:
+            checks.fractions(self, "rollback_margin")
+        grammar, training = self.decoding == "grammar", self.training.steps > 0
+        steps = f"training.steps={self.training.steps}"
+        for wrong, message in (
+            (
+                self.context != OWN_CONTEXT and self.modules != ContextSpec(),
+                f"modules: given with context={self.context!r}; they are for {OWN_CONTEXT!r} only",
+            ),
+            (
+                self.start not in ("random", "uniform") and not Path(self.start).is_file(),
+                f"start={self.start!r}: allowed are 'random', 'uniform' and files that exist",
+            ),
+            (
+                self.stages and not Path(self.stages).is_file(),
+                f"stages={self.stages!r}: there is no such file",
+            ),
+            (
+                self.thinking_tokens and not self.thinking,
+                f"thinking_tokens={self.thinking_tokens}: only with thinking=True",
+            ),
+            (
+                grammar and self.designer == "endpoint",
+                "decoding='grammar': not for designer='endpoint'",
+            ),
+            (
+                grammar and self.thinking and not self.thinking_tokens,
+                "thinking_tokens=0: under the grammar thinking needs a limit",
+            ),
+            (
+                grammar and self.thinking and self.reasoning_tokens,
+                f"reasoning_tokens={self.reasoning_tokens}: only with thinking=False",
+            ),
+            (
+                grammar and bool(self.reasoning_tokens) != bool(self.trigger),
+                f"reasoning_tokens={self.reasoning_tokens}, trigger={self.trigger!r}: either both "
+                "or neither",
+            ),
+            (
+                not grammar and (self.reasoning_tokens or self.trigger),
+                f"reasoning_tokens={self.reasoning_tokens}, trigger={self.trigger!r}: only with "
+                "decoding='grammar'",
+            ),
+            (
+                self.designer == "endpoint" and not (self.endpoint.url and self.endpoint.model),
+                "designer='endpoint': endpoint.url and endpoint.model are needed",
+            ),
+            (
+                bool(self.judge.url) != bool(self.judge.model),
+                f"judge: url={self.judge.url!r}, model={self.judge.model!r}: either both or "
+                "neither",
+            ),
+            (training and grammar, f"{steps}: only with decoding='parsed'"),
+            (training and self.designer != "current", f"{steps}: only for designer='current'"),
+            (training and self.temperature == 0, f"{steps}: only with temperature above 0"),
+        ):
+            if wrong:
+                raise ValueError(message)
 
     @property
     def spec(self) -> ContextSpec:
