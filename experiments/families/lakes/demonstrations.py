@@ -29,9 +29,9 @@ def rule_design(
     """The configuration of a simple rule, with the decimals of each parameter.
 
     With p the latest valid rate of a row as the context shows it (two decimals; 0.5 for a row
-    that was not validated): the data share is proportional to p (1 - p) + 0.05, the variance of
-    success, which is the learning signal of a group of answers, plus a rest so that no row
-    vanishes. Every other number starts from the last configuration that the context shows (0.2
+    that was not validated): the fraction of the data is proportional to p (1 - p) + 0.05, the
+    variance of success, which is the learning signal of a group of answers, plus a rest so that no
+    row vanishes. Every other number starts from the last configuration that the context shows (0.2
     where it shows none) and goes up by 0.05 for p > 0.7 and down by 0.05 for p < 0.3, within the
     bounds of the space: it is for spaces of ratios that make instances harder as they grow.
 
@@ -40,8 +40,11 @@ def rule_design(
       space: the rows and bounds.
       spec: the modules, or name of the variant; it decides which configurations are shown.
     """
-    shown = _last_shown(record, spec)
-    share = space.fraction_parameter
+    if isinstance(spec, str):
+        spec = variant(spec)
+    past = () if spec.history == "none" else shown_history(record, spec.history == "all")
+    shown = past[-1].config if past else None
+    fraction = space.fraction_parameter
     weights: list[float] = []
     cells: dict[tuple[str, str], float] = {}
     for row in space.rows:
@@ -50,14 +53,14 @@ def rule_design(
         weights.append(rate * (1.0 - rate) + BASE_WEIGHT)
         step = STEP if rate > EASY else -STEP if rate < HARD else 0.0
         for name in space.names:
-            if name != share:
+            if name != fraction:
                 start = shown[row, name] if shown is not None and row in shown.rows else START
                 decimals = space.parameter(name).decimals
                 bounds = space.bounds(row, name)
                 cells[row, name] = on_grid(round(start, decimals) + step, bounds, decimals)
-    units = 10 ** space.parameter(share).decimals
+    units = 10 ** space.parameter(fraction).decimals
     for row, part in zip(space.rows, round_fractions(weights, units), strict=True):
-        cells[row, share] = part
+        cells[row, fraction] = part
     return Configuration.from_cells({cell: cells[cell] for cell in space.cells})
 
 
@@ -159,12 +162,3 @@ def _random_breakdown(
     return FailureBreakdown.from_records(
         records, checks=checks, label=space.label, alone=family.alone
     )
-
-
-def _last_shown(record: RunRecord, spec: ContextSpec | str) -> Configuration | None:
-    if isinstance(spec, str):
-        spec = variant(spec)
-    if spec.history == "none":
-        return None
-    past = shown_history(record, cold_start=spec.history == "all")
-    return past[-1].config if past else None

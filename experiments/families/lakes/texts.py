@@ -103,34 +103,21 @@ def lake_space(
       wait_bounds: likewise.
 
     Raises:
-      ValueError: the sizes are not ascending, bounds are not within [0, 1] or are given for a
-        size that is not in `sizes`.
+      ValueError: the sizes are not ascending or bounds are none.
     """
     sizes = tuple(sizes)
-    full: Bounds = (0.0, 1.0)
-    for name, mapping in (("hole_bounds", hole_bounds), ("wait_bounds", wait_bounds)):
-        unknown = sorted(set(mapping or {}) - set(sizes))
-        if unknown:
-            raise ValueError(f"{name}: sizes {unknown} are not allowed, only {sizes}")
-        for size, (low, high) in (mapping or {}).items():
-            if not 0.0 <= low <= high <= 1.0:
-                raise ValueError(
-                    f"{name} of size {size}: ({low}, {high}) must satisfy 0 <= low <= high <= 1"
-                )
-    if not sizes or list(sizes) != sorted(set(sizes)) or sizes[0] < 1:
-        raise ValueError(f"sizes={sizes}: ascending, distinct sizes are needed")
+    holes, waits = (
+        tuple((bounds or {}).get(size, (0.0, 1.0)) for size in sizes)
+        for bounds in (hole_bounds, wait_bounds)
+    )
     rows = tuple(str(size) for size in sizes)
     return ConfigurationSpace(
         label=LABEL,
         rows=rows,
         parameters=(
             Parameter("data_ratio"),
-            Parameter(
-                "hole_ratio",
-                tuple((hole_bounds or {}).get(size, full) for size in sizes),
-                random_high=MAX_RANDOM_HOLE_RATIO,
-            ),
-            Parameter("wait_ratio", tuple((wait_bounds or {}).get(size, full) for size in sizes)),
+            Parameter("hole_ratio", holes, random_high=MAX_RANDOM_HOLE_RATIO),
+            Parameter("wait_ratio", waits),
         ),
         simplexes=(column(rows, "data_ratio"),),
         row_keys=("N", "map_size", "lake_size"),
