@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments import quiet
+from experiments import process
 from experiments.errors import UserError, user_errors
 from experiments.policy import load_policy
 from experiments.run_checkpoint import RunCheckpoint, find_checkpoint, load_checkpoint
@@ -81,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status: 0, 1 for what the user can mend, 130."""
     arguments = _parser().parse_args(argv)
-    quiet.quieten()
+    process.quieten()
     try:
         with user_errors():
             mesh = MeshSettings(*sharding.mesh_size(arguments.mesh))

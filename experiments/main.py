@@ -20,7 +20,7 @@ import jax
 from absl import app, flags
 from absl import logging as absl_logging
 
-from experiments import agreement, allocator, command_line, quiet, report
+from experiments import agreement, command_line, process, report
 from experiments import settings as settings_lib
 from experiments.errors import UserError, user_errors
 from experiments.families import NoProblemError
@@ -43,8 +43,8 @@ def main(argv: Sequence[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments {argv[1:]}; options look like --name=value")
     begin = time.monotonic()
-    allocator.keep_freed_memory()
-    quiet.quieten(absl_logging.WARNING)
+    process.keep_freed_memory()
+    process.quieten(absl_logging.WARNING)
     try:
         command_line.start_processes()
     except UserError as error:

@@ -22,7 +22,7 @@ from absl import app, flags
 import mapf_jax
 from engineer import proposal
 from engineer.space import Configuration, ConfigurationSpace
-from experiments import allocator, command_line
+from experiments import command_line, process
 from experiments import settings as settings_lib
 from experiments.designing import design_completer
 from experiments.families import Record
@@ -175,7 +175,7 @@ def _projected(text: str, space: ConfigurationSpace) -> Configuration:
 def main(argv: Sequence[str]) -> None:
     """Trains and writes the checkpoint."""
     del argv
-    allocator.keep_freed_memory()
+    process.keep_freed_memory()
     settings = settings_lib.from_config(_CONFIG.value)
     out = Path(_OUT.value)
     if out.exists() and any(out.iterdir()):

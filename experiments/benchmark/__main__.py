@@ -29,7 +29,7 @@ import jax
 import numpy as np
 
 import mapf_jax
-from experiments import quiet
+from experiments import process
 from experiments import store as files
 from experiments.benchmark.oracles import ORACLES
 from experiments.benchmark.questions import (
@@ -55,7 +55,7 @@ _ANSWERS, _FAILURES, _OPTIONS = "answers.jsonl", "failures.jsonl", "options.json
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status: 0, 1 for what the user can mend, 75, 130."""
     arguments = _parser().parse_args(argv)
-    quiet.quieten()
+    process.quieten()
     reporter = Reporter()
     try:
         with preemption.Preemption().watch():

@@ -7,12 +7,12 @@ from pathlib import Path
 from absl import app
 from absl import logging as absl_logging
 
-from experiments import quiet, report
+from experiments import process, report
 
 
 def main(argv: Sequence[str]) -> None:
     """Writes the page of the run or study in the folder that is named."""
-    quiet.quieten(absl_logging.WARNING)
+    process.quieten(absl_logging.WARNING)
     if len(argv) != 2:
         raise app.UsageError("one argument is needed: the folder of a run or of a study")
     try:

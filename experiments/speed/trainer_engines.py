@@ -45,7 +45,7 @@ def _own(task: Task) -> tuple[Any, Any]:
     """(trainer, state) of the task's model and options."""
     import jax
 
-    from experiments import allocator
+    from experiments import process
     from learner import tokens
     from learner.devices import sharding
     from learner.qwen3 import model, weights
@@ -53,7 +53,7 @@ def _own(task: Task) -> tuple[Any, Any]:
     from learner.training.train_state import OptimizerConfig
     from learner.training.trainer import GRPOConfig, GRPOTrainer
 
-    allocator.keep_freed_memory()
+    process.keep_freed_memory()
     mesh = sharding.make_mesh()
     if "architecture" in task:
         config = Qwen3Config(**task["architecture"])

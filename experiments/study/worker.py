@@ -15,7 +15,7 @@ import time
 import traceback
 from pathlib import Path
 
-from experiments import allocator, quiet
+from experiments import process
 from experiments import settings as settings_lib
 from experiments.errors import UserError
 from experiments.loop import Loop
@@ -29,8 +29,8 @@ _LOCK_SECONDS = 60.0
 
 def main() -> None:
     """Computes or resumes the run."""
-    allocator.keep_freed_memory()
-    quiet.quieten()
+    process.keep_freed_memory()
+    process.quieten()
     settings = settings_lib.from_config(json.loads(sys.stdin.readline()))
     threading.Thread(target=_leave_at_end_of_input, daemon=True).start()
     directory = RunStore(Path(sys.argv[1]))
