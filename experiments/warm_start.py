@@ -21,10 +21,12 @@ from absl import app, flags
 
 import mapf_jax
 from engineer import proposal
-from engineer.space import Configuration, ConfigurationSpace
+from engineer.space import ConfigurationSpace
 from experiments import command_line, process
 from experiments import settings as settings_lib
+from experiments import store as files
 from experiments.designing import design_completer
+from experiments.errors import UserError
 from experiments.families import Record
 from experiments.families.lakes import demonstrations, tiny_tokenizer
 from experiments.families.lakes import texts as lakes
@@ -72,8 +74,7 @@ def plan_pairs(options: LakesOptions, exclude: set[bytes], seed: int, count: int
             exclude=exclude,
             max_candidates=1 << 18,
         )
-        for j in range(len(instances)):
-            instance = instances[j]
+        for instance in (instances[j] for j in range(len(instances))):
             solution = instance.solution
             assert solution is not None
             message = {"role": "user", "content": mapf_jax.prompt(instance, options.list_holes)}
@@ -94,10 +95,10 @@ def design_pairs(
     ]
 
 
-def tiny_architecture(vocab_size: int, tokenizer: Any) -> Qwen3Config:
+def tiny_architecture(tokenizer: Any, scan_unroll: int) -> Qwen3Config:
     """About a million parameters in the shape of Qwen3, embeddings tied as in the small ones."""
     return Qwen3Config(
-        vocab_size=-(-vocab_size // 64) * 64,
+        vocab_size=-(-len(tokenizer) // 64) * 64,
         hidden_size=128,
         intermediate_size=512,
         num_hidden_layers=4,
@@ -109,18 +110,15 @@ def tiny_architecture(vocab_size: int, tokenizer: Any) -> Qwen3Config:
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
+        scan_unroll=scan_unroll,
     )
 
 
 def build_tokenizer(pairs: Sequence[Pair]) -> Any:
     """The tiny tokenizer, trained on what changes from text to text."""
     texts = [text for messages, answer in pairs for text in (messages[0]["content"], answer)]
-    for constant in (
-        mapf_jax.text.RULES,
-        lakes.INSTRUCTION,
-        lakes.GUIDELINE,
-        lakes.OUTPUT_FORMAT,
-    ):
+    constants = mapf_jax.text.RULES, lakes.INSTRUCTION, lakes.GUIDELINE, lakes.OUTPUT_FORMAT
+    for constant in constants:
         texts = [text.replace(constant, "") for text in texts]
     return tiny_tokenizer.train_tokenizer(texts, _VOCAB_LIMIT)
 
@@ -140,7 +138,7 @@ def examine_designs(
     answers = completer(params, [messages for messages, _ in pairs], jax.random.key(seed))
     clean, differences = 0, []
     for (_, expected), answer in zip(pairs, answers, strict=True):
-        truth = _projected(expected, space)
+        truth, _ = proposal.project(_read(expected, space), space.uniform(), space)
         reading = proposal.parse(answer.text, space)
         if isinstance(reading, proposal.Unreadable):
             continue
@@ -166,10 +164,20 @@ def _rates(family: Lakes, records: Sequence[Record]) -> dict[str, Any]:
     }
 
 
-def _projected(text: str, space: ConfigurationSpace) -> Configuration:
+def _read(text: str, space: ConfigurationSpace) -> proposal.Proposal:
     reading = proposal.parse(text, space)
-    assert isinstance(reading, proposal.Proposal)
-    return proposal.project(reading, space.uniform(), space)[0]
+    assert isinstance(reading, proposal.Proposal)  # It was rendered from a configuration.
+    return reading
+
+
+def _lessons(name: str, tokenizer: Any, pairs: Sequence[Pair], budget: int) -> list[sft.Example]:
+    """The pairs encoded, without what is too long to be given as a completion in a run."""
+    examples = [sft.encode_example(tokenizer, *pair) for pair in pairs]
+    kept = [example for example in examples if len(example.completion) <= budget]
+    print(f"{name}: {len(examples) - len(kept)} of {len(examples)} take more than {budget} tokens")
+    if not kept:
+        raise UserError(f"{name}: all take more than the {budget} tokens allowed")
+    return kept
 
 
 def main(argv: Sequence[str]) -> None:
@@ -191,31 +199,13 @@ def main(argv: Sequence[str]) -> None:
 
     half = _TOKENIZER_SAMPLES // 2
     tokenizer = build_tokenizer(plans[:half] + designs[:half])
-    mesh = sharding.make_mesh()
-    architecture = dataclasses.replace(
-        tiny_architecture(len(tokenizer), tokenizer), scan_unroll=settings.model.scan_unroll
-    )
-    policy = Policy(architecture, tokenizer, mesh)
-    lessons = {}
-    budgets = {
-        "plans": settings.validation.max_new_tokens,
-        "designs": settings.engineer.max_new_tokens,
+    architecture = tiny_architecture(tokenizer, settings.model.scan_unroll)
+    policy = Policy(architecture, tokenizer, sharding.make_mesh())
+    budgets = settings.validation.max_new_tokens, settings.engineer.max_new_tokens
+    lessons = {
+        "plans": _lessons("plans", tokenizer, plans, budgets[0]),
+        "designs": _lessons("designs", tokenizer, designs, budgets[1]),
     }
-    for name, pairs in (("plans", plans), ("designs", designs)):
-        examples = [sft.encode_example(tokenizer, *pair) for pair in pairs]
-        # What is too long to be given as an answer in a run is no use here either.
-        lessons[name] = [e for e in examples if len(e.completion) <= budgets[name]]
-        print(f"{name}: {len(examples) - len(lessons[name])} too long for {budgets[name]} tokens")
-        if not lessons[name]:
-            raise ValueError(
-                f"{name}: all answers take more than the {budgets[name]} tokens allowed"
-            )
-        lengths = np.array([[len(e.prompt), len(e.completion)] for e in lessons[name]])
-        print(
-            f"{name}: prompt {lengths[:, 0].mean():.0f} (up to {lengths[:, 0].max()}), "
-            f"answer {lengths[:, 1].mean():.0f} (up to {lengths[:, 1].max()}) tokens"
-        )
-
     optimizer = train_state.OptimizerConfig(
         learning_rate=_LEARNING_RATE.value,
         warmup_steps=min(100, _STEPS.value // 10),
@@ -228,18 +218,18 @@ def main(argv: Sequence[str]) -> None:
             batch_rows=_ROWS.value,
             micro_batch_rows=min(_MICRO_BATCH_ROWS, _ROWS.value),
             length_multiple=16,
-            max_completion_tokens=max(budgets.values()),
+            max_completion_tokens=max(budgets),
             optimizer=optimizer,
         ),
         architecture,
-        mesh,
+        policy.mesh,
         tokens.pad_id(tokenizer),
     )
     init_key, order_key = jax.random.split(jax.random.key(_SEED.value))
     params = model.init_params(init_key, architecture)
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     print(f"{count} parameters, vocabulary of {len(tokenizer)}")
-    state = train_state.create_train_state(params, architecture, optimizer, mesh)
+    state = train_state.create_train_state(params, architecture, optimizer, policy.mesh)
     greedy = dataclasses.replace(
         settings, validation=dataclasses.replace(settings.validation, temperature=0.0)
     )
@@ -270,21 +260,16 @@ def main(argv: Sequence[str]) -> None:
     designing = examine_designs(settings, family, policy, state.params, _SEED.value)
     print(json.dumps(designing))
     weights.save(out, state.params, architecture, tokenizer)
-    (out / "warm_start.json").write_text(
-        json.dumps(
-            {
-                "flags": {
-                    flag.name: flag.value
-                    for flag in (_SEED, _STEPS, _ROWS, _PLANS, _DESIGNS, _LEARNING_RATE)
-                },
-                "parameters": count,
-                "greedy_validation": curve,
-                "validation": {"temperature": settings.validation.temperature, **sampled},
-                "designs": designing,
-            },
-            indent=1,
-        )
-        + "\n"
+    flags_of_data = (_SEED, _STEPS, _ROWS, _PLANS, _DESIGNS, _LEARNING_RATE)
+    files.write_json(
+        out / "warm_start.json",
+        {
+            "flags": {flag.name: flag.value for flag in flags_of_data},
+            "parameters": count,
+            "greedy_validation": curve,
+            "validation": {"temperature": settings.validation.temperature, **sampled},
+            "designs": designing,
+        },
     )
     print(f"written to {out}")
 
