@@ -95,7 +95,7 @@ def design_automaton(
             opening="\n\n" if engineer.thinking else "",
         )
         tables = found.tokens, found.targets, found.free, found.otherwise
-        return TokenAutomaton.create(*tables, policy.config.vocab_size), found.longest
+        return TokenAutomaton.create(*tables), found.longest
 
     thought = int(engineer.thinking)  # Its last token, at least.
     if limit := _thinking_budget(engineer, policy):

@@ -18,7 +18,7 @@ import numpy as np
 
 from experiments.settings import Settings
 from learner.roofline import Deployment
-from learner.sampling.sampler import slot_counts
+from learner.sampling.slots import slot_counts
 from learner.tokens import geometric_bucket
 
 # As in `learner.sampling.slots` and `learner.sampling.sampler`; a test follows a real engine.

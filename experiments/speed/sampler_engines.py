@@ -1,6 +1,5 @@
 """The engines that `experiments.speed.sampler` compares."""
 
-import dataclasses
 import json
 import pathlib
 import time
@@ -81,18 +80,16 @@ def own_roofline(task: Task) -> Measurements:
     mesh = sharding.make_mesh()
     batch, context, steps = task["batch"], task["context"], task["steps"]
     sampling = SamplingParams(max_new_tokens=2 * steps)
-    engine = Sampler(config, mesh, sampling, 0, max_rows=batch, segment_tokens=steps).engine
+    engine = Sampler(config, mesh, sampling, 0, max_rows=batch, segment_tokens=steps)
     init = jax.jit(
         lambda key: model.init_params(key, config),
         out_shardings=placement.param_shardings(config, mesh),
     )
     params = engine.prepare(init(jax.random.key(0)))
     # What a cache holds does not change how long it takes to read.
-    prompts = engine.new_prompts(batch, context - steps)
-    lengths = jax.device_put(np.full(batch, context - steps, np.int32), prompts.lengths.sharding)
-    prompts = dataclasses.replace(prompts, lengths=lengths)
-    sequences = dataclasses.replace(
-        slots.Sequences.idle(batch, 1),
+    prompts = engine.new_prompts((batch,), context - steps)
+    sequences = slots.Sequences.idle(batch, 1)._replace(
+        prompt_lengths=np.full(batch, context - steps, np.int32),
         counts=np.full((batch, 1), steps // 2, np.int32),  # So the context is `context` midway.
         budgets=np.full((batch, 1), 2 * steps, np.int32),
         finish=np.full((batch, 1), slots.RUNNING, np.int32),
@@ -103,7 +100,7 @@ def own_roofline(task: Task) -> Measurements:
     numbers = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
     bytes_read = sum(x.nbytes for x in jax.tree.leaves(params))
     bytes_read += batch * context * numbers * jnp.dtype(config.dtype).itemsize
-    cache = engine.new_samples(batch, 1, 2 * steps)
+    cache = engine.new_samples((batch, 1), 2 * steps)
     while True:
         begin = time.perf_counter()
         cache, *rest = engine.segment(params, prompts, cache, sequences, None, np.int32(0))

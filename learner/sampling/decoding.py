@@ -4,12 +4,12 @@ Letters in shapes as in `learner.qwen3.model`, and: P slots for prompts, G sampl
 at a time, T and S the capacity for tokens of a prompt and of a sample.
 
 A prompt is stored once and read by all of its samples (shared-prefix attention, arXiv
-2402.05099). Its last token is not part of it: that is the first token that every sample decodes,
-so a sample can start at any time with nothing but the cache. Samples have lengths of their own,
-and each slot's arithmetic is the same whatever the other slots hold.
+2402.05099). Its last token is left out: every sample decodes it first, so a sample can start at
+any time with nothing but the cache. Samples have lengths of their own, and what happens in a slot
+does not depend on what the other slots hold.
 """
 
-import dataclasses
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -23,35 +23,24 @@ from learner.qwen3.model import Block, Params, RMSNorm, embed, rope_angles
 _IN_BOUNDS = "promise_in_bounds"
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class PromptCache:
-    """Keys and values of the prompts, one array per layer. Keys have their slots last.
+class Cache(NamedTuple):
+    """Keys and values, one array per layer: of P prompts, or of the own tokens of P x G samples.
 
-    Scores and weighted sums are then products of plain matrices: on a CPU several times faster
-    than with tokens before heads.
+    Keys have their tokens last, so that scores and weighted sums are products of plain matrices:
+    on a CPU several times faster than with tokens before heads.
 
     Attributes:
-        keys: L arrays [P, K, h, T]; values: L arrays [P, K, T, h].
-        lengths: i32[P]; slots from there on are padding.
+        keys: L arrays [P, K, h, T] or [P, G, K, h, S].
+        values: L arrays [P, K, T, h] or [P, G, K, S, h].
     """
 
     keys: tuple[Array, ...]
     values: tuple[Array, ...]
-    lengths: Array
 
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class SampleCache:
-    """Keys and values of the samples' own tokens, one array per layer.
-
-    Attributes:
-        keys: L arrays [P, G, K, h, S]; values: L arrays [P, G, K, S, h].
-    """
-
-    keys: tuple[Array, ...]
-    values: tuple[Array, ...]
+    @property
+    def capacity(self) -> int:
+        """T or S."""
+        return self.keys[0].shape[-1]
 
 
 def decoding_params(params: Params, config: Qwen3Config) -> Params:
@@ -67,51 +56,36 @@ def decoding_params(params: Params, config: Qwen3Config) -> Params:
     return {**cast, "layers": layers}
 
 
-def prompt_cache(config: Qwen3Config, slots: int, capacity: int) -> PromptCache:
-    """An empty cache for P = `slots` prompts of up to T = `capacity` tokens."""
-    lead = (slots, config.num_key_value_heads)
-    return PromptCache(
-        keys=_zeros(config, (*lead, config.head_dim, capacity)),
-        values=_zeros(config, (*lead, capacity, config.head_dim)),
-        lengths=jnp.zeros(slots, jnp.int32),
-    )
+def empty_cache(config: Qwen3Config, slots: tuple[int, ...], capacity: int) -> Cache:
+    """A cache for (P,) prompts or (P, G) samples of up to `capacity` tokens."""
+
+    def layers(*shape: int) -> tuple[Array, ...]:
+        shape = (*slots, config.num_key_value_heads, *shape)
+        return tuple(jnp.zeros(shape, config.dtype) for _ in range(config.num_hidden_layers))
+
+    return Cache(layers(config.head_dim, capacity), layers(capacity, config.head_dim))
 
 
-def sample_cache(config: Qwen3Config, slots: int, samples: int, capacity: int) -> SampleCache:
-    """An empty cache for P x G = `slots` x `samples` completions of up to S = `capacity` tokens."""
-    lead = (slots, samples, config.num_key_value_heads)
-    return SampleCache(
-        keys=_zeros(config, (*lead, config.head_dim, capacity)),
-        values=_zeros(config, (*lead, capacity, config.head_dim)),
-    )
-
-
-def _zeros(config: Qwen3Config, shape: tuple[int, ...]) -> tuple[Array, ...]:
-    return tuple(jnp.zeros(shape, config.dtype) for _ in range(config.num_hidden_layers))
-
-
-def resize(cache: SampleCache, capacity: int) -> SampleCache:
-    """The cache for `capacity` tokens of every sample: padded, or cut at the end."""
+def resize(cache: Cache, capacity: int) -> Cache:
+    """The cache with another capacity: padded, or cut at the end."""
 
     def fit(x: Array, axis: int) -> Array:
-        if capacity <= x.shape[axis]:
-            return jax.lax.slice_in_dim(x, 0, capacity, axis=axis)
-        padding = [(0, capacity - x.shape[axis] if i == axis else 0) for i in range(x.ndim)]
+        x = jax.lax.slice_in_dim(x, 0, min(capacity, x.shape[axis]), axis=axis)
+        padding = [(0, 0)] * x.ndim
+        padding[axis] = (0, capacity - x.shape[axis])
         return jnp.pad(x, padding)
 
-    return SampleCache(
-        keys=tuple(fit(x, 4) for x in cache.keys), values=tuple(fit(x, 3) for x in cache.values)
-    )
+    return Cache(tuple(fit(x, -1) for x in cache.keys), tuple(fit(x, -2) for x in cache.values))
 
 
 def prefill(
     params: Params,
     config: Qwen3Config,
-    cache: PromptCache,
+    cache: Cache,
     tokens: Array,
     lengths: Array,
     slots: Array,
-) -> PromptCache:
+) -> Cache:
     """Run n prompts and put them into slots of the cache.
 
     Args:
@@ -137,49 +111,37 @@ def prefill(
 
         x = nn.with_logical_constraint(x, ("batch", "length", "activation"))
         x = Block(config).apply({"params": layer}, x, rope, attend)
-    lengths = cache.lengths.at[slots].set(lengths, mode="drop")
-    return PromptCache(tuple(keys), tuple(values), lengths)
-
-
-def rope_table(
-    config: Qwen3Config, prompts: PromptCache, cache: SampleCache
-) -> tuple[Array, Array]:
-    """`rope_angles` of all positions that the caches hold; made once, ahead of a loop.
-
-    Computed in every step, XLA's CPU backend would fuse the cosines and sines into every layer and
-    compute them there for every head: a twentieth of the time of a small model.
-
-    Returns:
-        Cosines and sines, f32[T + S, 1, h / 2] each.
-    """
-    return rope_angles(jnp.arange(prompts.keys[0].shape[-1] + cache.keys[0].shape[-1]), config)
+    return Cache(tuple(keys), tuple(values))
 
 
 def decode_step(
     params: Params,
     config: Qwen3Config,
-    prompts: PromptCache,
-    cache: SampleCache,
+    prompts: Cache,
+    lengths: Array,
+    cache: Cache,
     rope: tuple[Array, Array],
     tokens: Array,
     counts: Array,
-) -> tuple[SampleCache, Array]:
+) -> tuple[Cache, Array]:
     """Run one token of every sample.
 
     Args:
         params: of `decoding_params`.
-        rope: `rope_table` of both caches.
+        prompts: their cache, filled by `prefill`.
+        lengths: i32[P], of the prompts, as given to `prefill`.
+        cache: of the samples.
+        rope: `rope_angles` of all T + S positions.
         tokens: i32[P, G], the newest token; the last one of the prompt at first.
         counts: i32[P, G], tokens of the sample before it, less than S. 0 at first.
 
     Returns:
         The cache with that token in it, and the final hidden states [P, G, D].
     """
-    T, S = prompts.keys[0].shape[-1], cache.keys[0].shape[-1]
-    positions = prompts.lengths[:, None] + counts
+    positions = lengths[:, None] + counts
     rope = jax.tree.map(lambda table: table.at[positions].get(mode=_IN_BOUNDS), rope)
-    prompt_mask = (jnp.arange(T) < prompts.lengths[:, None])[:, None, None]
-    own_mask = jnp.arange(S) <= counts[..., None, None, None]
+    prompt_mask = (jnp.arange(prompts.capacity) < lengths[:, None])[:, None, None]
+    own_mask = jnp.arange(cache.capacity) <= counts[..., None, None, None]
     keys, values = list(cache.keys), list(cache.values)
 
     x = embed(params["embedding"], tokens, config)
@@ -195,7 +157,7 @@ def decode_step(
         x = nn.with_logical_constraint(x, ("batch", "length", "activation"))
         x = Block(config).apply({"params": layer}, x, rope, attend)
     norm = RMSNorm(config, "norm").apply({"params": params["final_norm"]}, x)
-    return SampleCache(tuple(keys), tuple(values)), norm
+    return Cache(tuple(keys), tuple(values)), norm
 
 
 def _write(cache: Array, new: Array, counts: Array, axis: int) -> Array:

@@ -1,40 +1,77 @@
 """Sampling of completions from the parameters that training updates, where they lie on the mesh.
 
-There is no second engine that weights must be sent to. Every call makes a copy of its own for
-decoding, layer by layer and in `config.dtype`, and drops it when it ends: that costs a pass over
-the weights, and while the call runs the memory of one copy (2 bytes a parameter in bfloat16), which
-is not split over `fsdp`.
-
 `Sampler` takes any number of prompts, completes each `num_samples` times, and returns tokens, their
-log-probabilities, and why each completion ended. The work is done by `learner.sampling.slots`. Of
-several processes each samples for its part of the prompts, and all get all completions.
+log-probabilities, and why each completion ended.
+
+Continuous decoding: the device decodes in segments (`learner.sampling.slots`). Between them the
+host takes the tokens, gives free sequence slots the next sample of their prompt, and prompt slots
+whose sequences have all ended the next prompt. So one long completion keeps one sequence slot busy
+and not the batch. A completion depends on its prompt, its own key and its own tokens; not on its
+slot, its neighbours, or the time it was started (beyond rounding, where shapes differ).
+
+There is no second engine that weights must be sent to. A call decodes with a copy of the parameters
+that is gone with the call: unstacked layers in `config.dtype`, whole on every device of `fsdp`.
+That costs a pass over the weights and, while the call runs, the memory of one copy. Of several
+processes each samples for its part of the prompts, in slots of its own on its own devices
+(`learner.devices.distributed` says why), and all get all completions.
+
+Everything that compiles has one of few shapes: P and G are fixed during a call, the capacity for
+completions has two sizes for each power of two, that for prompts four, and prompts are prefilled in
+powers of two.
 """
 
+import collections
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from learner.devices import distributed, sharding
 from learner.qwen3 import placement
 from learner.qwen3.config import Qwen3Config
 from learner.qwen3.model import Params
+from learner.sampling import decoding, slots
+from learner.sampling.decoding import Cache
 from learner.sampling.distribution import SamplingParams
-from learner.sampling.slots import KEY_IMPL, Chunk, FinishReason, SlotEngine, Work
+from learner.sampling.slots import KEY_IMPL, RUNNING, FinishReason, Request, Sequences
 from learner.sampling.stop_strings import StopStrings
 from learner.sampling.token_automaton import TokenAutomaton
-from learner.tokens import geometric_bucket
+from learner.tokens import geometric_bucket, pad_right
 
-__all__ = ["Chunk", "FinishReason", "Sampler", "Samples", "SamplingParams"]
+# Prompt tokens, padding included, that one row shard prefills at a time; bounds its activations.
+_PREFILL_TOKENS = 1 << 14
 
-# Samples of a prompt that run side by side where not all completions fit at once. More of them
-# read the prompt's cache less often; fewer leave less idle while the last one of them ends.
-_SIDE_BY_SIDE = 4
+# The capacity for prompts is a multiple of at least this many tokens.
+_PROMPT_MULTIPLE = 32
+
+# Where others wait, a segment ends when this fraction of the sequence slots is free.
+_REFILL_FRACTION = 1 / 8
+
+
+class Chunk(NamedTuple):
+    """What one segment added to one completion.
+
+    Attributes:
+        row: which completion, prompt-major.
+        start: tokens it had before.
+        tokens: i32[m].
+        logprobs: f32[m].
+        finish: why it ended with them; None if it goes on.
+    """
+
+    row: int
+    start: int
+    tokens: np.ndarray
+    logprobs: np.ndarray
+    finish: FinishReason | None
 
 
 class Samples(NamedTuple):
@@ -106,25 +143,48 @@ class Sampler:
         ):
             if not least <= value <= most:
                 raise ValueError(f"{name}={value}: allowed are integers from {least} to {most}")
-        stop_strings = None
+        self._stop_strings = None
         if sampling.stop_strings:
             if text_of is None:
                 raise ValueError(f"stop_strings={sampling.stop_strings}: they need text_of")
-            stop_strings = StopStrings(sampling.stop_strings, text_of)
+            self._stop_strings = StopStrings(sampling.stop_strings, text_of)
         self.config = config
         self.mesh = mesh
         self.sampling = sampling
         self.pad_id = pad_id
         self.max_rows = max_rows
         self.vocab_size = limit
-        self.engine = SlotEngine(
-            config,
-            mesh,
-            sampling,
-            pad_id,
-            steps=min(segment_tokens, sampling.max_new_tokens),
-            vocab_size=vocab_size,
-            stop_strings=stop_strings,
+        self._steps = min(segment_tokens, sampling.max_new_tokens)
+        # What follows is compiled when it is first called.
+        self._local_mesh = local_mesh = distributed.local_mesh(mesh)
+        self._rows = sharding.batch_sharding(local_mesh)
+        per_step = NamedSharding(local_mesh, P(None, sharding.BATCH_AXES))
+        prompts = NamedSharding(local_mesh, P(sharding.BATCH_AXES, "tensor"))
+        samples = NamedSharding(local_mesh, P(sharding.BATCH_AXES, None, "tensor"))
+        self.prepare = jax.jit(
+            functools.partial(decoding.decoding_params, config=config),
+            in_shardings=(placement.param_shardings(config, mesh),),
+            out_shardings=_whole_rows(config, mesh),
+        )
+        empty = functools.partial(decoding.empty_cache, config)
+        self.new_prompts = jax.jit(empty, static_argnums=(0, 1), out_shardings=prompts)
+        self.new_samples = jax.jit(empty, static_argnums=(0, 1), out_shardings=samples)
+        self.resize = jax.jit(decoding.resize, static_argnums=1, out_shardings=samples)
+
+        def prefill(params: Params, *args: Any) -> Cache:
+            return decoding.prefill(params, config, *args)
+
+        self.prefill = jax.jit(prefill, donate_argnums=1, out_shardings=prompts)
+        self.segment = jax.jit(
+            functools.partial(
+                slots.segment,
+                config=config,
+                sampling=sampling,
+                vocab_size=vocab_size,
+                steps=self._steps,
+            ),
+            donate_argnums=2,
+            out_shardings=(samples, self._rows, per_step, per_step),
         )
 
     def __call__(
@@ -162,14 +222,26 @@ class Sampler:
                 is out of range.
             AssertionError: keys, budgets and prompts differ in number.
         """
-        work = self._work(prompts, keys, num_samples, automaton, budgets)
-        if not prompts:
-            return self._collect(work, iter(()))
-        decoding_copy = self.engine.decoding_copy(params)
+        requests = self._requests(prompts, keys, num_samples, budgets)
+        automaton = self._automaton(automaton)
+        decoding_copy = self._decoding_copy(params)
 
         def sample(indices: np.ndarray) -> Samples:
-            part = work.take(indices)
-            return self._collect(part, self._run(decoding_copy, part))
+            mine = [requests[i] for i in indices]
+            shape = (len(mine) * num_samples, self.sampling.max_new_tokens)
+            samples = Samples(
+                tokens=np.full(shape, self.pad_id, np.int32),
+                logprobs=np.zeros(shape, np.float32),
+                lengths=np.zeros(shape[0], np.int32),
+                finish=np.zeros(shape[0], np.int32),
+            )
+            for row, start, tokens, logprobs, finish in self._run(decoding_copy, mine, automaton):
+                end = start + len(tokens)
+                samples.tokens[row, start:end] = tokens
+                samples.logprobs[row, start:end] = logprobs
+                samples.lengths[row] = end
+                samples.finish[row] = RUNNING if finish is None else finish
+            return samples
 
         return distributed.sharded_map(sample, len(prompts))
 
@@ -184,53 +256,162 @@ class Sampler:
 
         The tokens, arguments and errors are those of `__call__`.
         """
-        work = self._work(prompts, keys, 1, automaton)
-        if not prompts:
-            return iter(())
-        return self._run(self.engine.decoding_copy(params), work)
+        requests = self._requests(prompts, keys)
+        return self._run(self._decoding_copy(params), requests, self._automaton(automaton))
 
     def lower(
         self, params: Params, num_prompts: int, num_samples: int, prompt_length: int
     ) -> dict[str, jax.stages.Lowered]:
-        """The programs of a call, ready to compile without any arrays: `learner.plan`.
+        """The largest programs of a call, ready to compile without any arrays: `learner.plan`.
 
         Args:
             params: `jax.ShapeDtypeStruct`s with shardings.
             num_prompts: prompts of the call.
             num_samples: completions to each.
             prompt_length: tokens of the longest prompt.
+
+        Returns:
+            "prepare" (parameters for decoding), "prefill" of as many prompts as go together,
+            "segment" with the capacity for the longest completions, and "resize" to that, if ever
+            needed.
         """
-        return self.engine.lower(params, prompt_length, *self._slots(num_prompts, num_samples))
+        longest, capacity = self.sampling.max_new_tokens, _capacity(prompt_length)
+        counts = self._slots(num_prompts, num_samples)
+        batch = min(counts[0], self._prefill_rows(capacity))
 
-    def _run(self, decoding_copy: Params, work: Work) -> Iterator[Chunk]:
-        return self.engine.run(
-            decoding_copy, work, *self._slots(len(work.prompts), work.num_samples)
+        def rows() -> Any:
+            ids = jnp.zeros(batch, jnp.int32)
+            return (jnp.zeros((batch, capacity), jnp.int32), ids, ids), Sequences.idle(*counts)
+
+        prompts, state = jax.jit(rows, out_shardings=self._rows).eval_shape()
+        prompt_cache = self.new_prompts.eval_shape(counts[:1], capacity)
+        cache = self.new_samples.eval_shape(counts, longest)
+        whole = self.prepare.eval_shape(params)
+        floor = jax.ShapeDtypeStruct((), jnp.int32)
+        with sharding.use(self.mesh):
+            programs = {
+                "prepare": self.prepare.lower(params),
+                "prefill": self.prefill.lower(whole, prompt_cache, *prompts),
+                "segment": self.segment.lower(whole, prompt_cache, cache, state, None, floor),
+            }
+            smaller = [n for n in range(1, longest) if geometric_bucket(n, 32, 2) == n]
+            if smaller:
+                cache = self.new_samples.eval_shape(counts, smaller[-1])
+                programs["resize"] = self.resize.lower(cache, longest)
+        return programs
+
+    def _decoding_copy(self, params: Params) -> Params:
+        """The parameters for `_run`; with several processes all of them have to call this."""
+        with sharding.use(self.mesh):
+            return distributed.local_copy(self.prepare(params))
+
+    def _run(
+        self, params: Params, requests: Sequence[Request], automaton: TokenAutomaton | None
+    ) -> Iterator[Chunk]:
+        """Generate all completions; yields what each segment adds to each."""
+        if not requests:
+            return
+        automaton = jax.device_put(automaton, sharding.replicated(self._local_mesh))
+        num_samples = len(requests[0].budgets)
+        prompt_slots, sequence_slots = self._slots(len(requests), num_samples)
+        # Longest first: prompts that are prefilled together are of similar length.
+        waiting = collections.deque(
+            sorted(range(len(requests)), key=lambda i: -len(requests[i].prompt))
         )
+        longest_prompt = len(requests[waiting[0]].prompt)
+        prompt_cache = self.new_prompts((prompt_slots,), _capacity(longest_prompt))
+        cache: Cache | None = None
+        state = Sequences.idle(prompt_slots, sequence_slots)
+        owner = np.full(prompt_slots, -1)  # the prompt in each slot
+        begun = np.full(prompt_slots, num_samples)  # its samples that have been started
+        texts: dict[tuple[int, int], list[int]] = {}  # of sequences, for stop strings
+        while True:
+            ended = (begun == num_samples) & (state.finish != RUNNING).all(axis=1)
+            fresh = [int(slot) for slot in np.flatnonzero(ended)[: len(waiting)]]
+            for slot in fresh:
+                owner[slot], begun[slot] = waiting.popleft(), 0
+            filled = {slot: requests[owner[slot]].prompt for slot in fresh}
+            prompt_cache = self._fill(params, prompt_cache, filled)
+            for row, column in np.argwhere(state.finish != RUNNING):
+                if begun[row] < num_samples:
+                    state.start((row, column), requests[owner[row]], begun[row])
+                    texts[row, column] = []
+                    begun[row] += 1
+            running = state.finish == RUNNING
+            if not running.any():
+                return
+            needed = int(np.minimum(state.counts + self._steps, state.budgets)[running].max())
+            wanted = min(geometric_bucket(needed, 32, 2), self.sampling.max_new_tokens)
+            if cache is None:
+                cache = self.new_samples((prompt_slots, sequence_slots), wanted)
+            elif not cache.capacity // 2 < wanted <= cache.capacity:
+                cache = self.resize(cache, wanted)
+            more = bool(waiting) or bool((begun < num_samples).any())
+            refill = max(1, int(_REFILL_FRACTION * running.size))
+            floor = max(0, int(running.sum()) - refill) if more else 0
+            starts = state.counts
+            with sharding.use(self._local_mesh):
+                cache, *out = self.segment(
+                    params,
+                    prompt_cache,
+                    cache,
+                    jax.device_put(state, self._rows),
+                    automaton,
+                    np.int32(floor),
+                )
+            after, tokens, logprobs = jax.device_get(out)
+            # The arrays that came from the device cannot be written to.
+            state = jax.tree.map(np.array, after)
+            for row, column in np.argwhere(running):
+                at = row, column
+                start, end = int(starts[at]), int(state.counts[at])
+                new = tokens[: end - start, row, column]
+                if self._stop_strings is not None:
+                    texts[at] += new.tolist()
+                    stopped = state.finish[at] in (FinishReason.STOP_TOKEN, FinishReason.AUTOMATON)
+                    cut = self._stop_strings.cut(texts[at][: end - stopped], start)
+                    if cut is not None:
+                        end, state.finish[at] = cut, FinishReason.STOP_STRING
+                finish = int(state.finish[at])
+                yield Chunk(
+                    row=int(owner[row]) * num_samples + int(state.samples[at]),
+                    start=start,
+                    tokens=new[: end - start],
+                    logprobs=logprobs[: end - start, row, column],
+                    finish=None if finish == RUNNING else FinishReason(finish),
+                )
 
-    def _collect(self, work: Work, chunks: Iterator[Chunk]) -> Samples:
-        """The chunks of all completions together."""
-        count, M = work.budgets.size, self.sampling.max_new_tokens
-        tokens = np.full((count, M), self.pad_id, np.int32)
-        logprobs = np.zeros((count, M), np.float32)
-        lengths, finish = np.zeros(count, np.int32), np.zeros(count, np.int32)
-        for chunk in chunks:
-            end = chunk.start + len(chunk.tokens)
-            tokens[chunk.row, chunk.start : end] = chunk.tokens
-            logprobs[chunk.row, chunk.start : end] = chunk.logprobs
-            lengths[chunk.row] = end
-            if chunk.finish is not None:
-                finish[chunk.row] = chunk.finish
-        return Samples(tokens, logprobs, lengths, finish)
+    def _fill(self, params: Params, cache: Cache, prompts: dict[int, Sequence[int]]) -> Cache:
+        """Prefill the prompts of these slots."""
+        shards = sharding.num_row_shards(self._local_mesh)
+        places = list(prompts)
+        while places:
+            capacity = _capacity(max(len(prompts[slot]) for slot in places))
+            largest = self._prefill_rows(capacity)
+            batch, places = places[:largest], places[largest:]
+            size = shards << max(0, -(-len(batch) // shards) - 1).bit_length()
+            padded = [prompts[slot][:-1] for slot in batch] + [[]] * (size - len(batch))
+            tokens, lengths = pad_right(padded, capacity, self.pad_id)
+            at = np.full(size, cache.keys[0].shape[0], np.int32)  # past the last slot: dropped
+            at[: len(batch)] = batch
+            with sharding.use(self._local_mesh):
+                rows = jax.device_put((tokens, lengths, at), self._rows)
+                cache = self.prefill(params, cache, *rows)
+        return cache
 
-    def _work(
+    def _prefill_rows(self, capacity: int) -> int:
+        """Prompts of so many tokens that are prefilled at a time, a power of two for each shard."""
+        per_shard = 1 << max(0, (_PREFILL_TOKENS // capacity).bit_length() - 1)
+        return per_shard * sharding.num_row_shards(self._local_mesh)
+
+    def _requests(
         self,
         prompts: Sequence[Sequence[int]],
         keys: Array,
-        num_samples: int,
-        automaton: TokenAutomaton | None = None,
+        num_samples: int = 1,
         budgets: np.ndarray | None = None,
-    ) -> Work:
-        """Checks everything."""
+    ) -> list[Request]:
+        """Checks everything but the automaton."""
         if num_samples < 1:
             raise ValueError(f"num_samples={num_samples}: allowed are integers from 1 up")
         chex.assert_shape(keys, (len(prompts),))
@@ -258,49 +439,44 @@ class Sampler:
         wrong = np.flatnonzero((budgets < 1) | (budgets > M) | (budgets != budgets.astype(int)))
         if wrong.size:
             raise ValueError(f"budgets={budgets[wrong[0]]}: allowed are integers from 1 to {M}")
-        return Work(
-            prompts=prompts,
-            key_data=np.asarray(jax.random.key_data(keys)),
-            budgets=budgets.reshape(-1, num_samples).astype(np.int32),
-            automaton=self._automaton(automaton),
-        )
+        key_data = np.asarray(jax.random.key_data(keys))
+        rows = budgets.astype(np.int32).reshape(-1, num_samples)
+        return [Request(*each) for each in zip(prompts, key_data, rows, strict=True)]
 
     def _automaton(self, automaton: TokenAutomaton | None) -> TokenAutomaton | None:
-        """What the automaton and the limit on thinking demand together."""
-        thinking = self.sampling.thinking
-        demanded = [] if automaton is None else [int(np.max(np.asarray(automaton.tokens)))]
-        demanded += [] if thinking is None else thinking.closing_ids
-        if max(demanded, default=0) >= self.vocab_size:
+        """What the automaton and the limit on thinking demand together; checks their tokens."""
+        if self.sampling.thinking is not None:
+            automaton = TokenAutomaton.thinking(self.sampling.thinking, automaton)
+        last = -1 if automaton is None else int(np.max(np.asarray(automaton.tokens)))
+        if last >= self.vocab_size:
             raise ValueError(
-                f"automaton: demands token {max(demanded)}; allowed are 0 to {self.vocab_size - 1}"
+                f"automaton: demands token {last}; allowed are 0 to {self.vocab_size - 1}"
             )
-        return automaton if thinking is None else TokenAutomaton.thinking(thinking, automaton)
+        return automaton
 
     def _slots(self, num_prompts: int, num_samples: int) -> tuple[int, int]:
         """`slot_counts` of a call; of several processes those of one, for its prompts."""
-        shards = sharding.num_row_shards(distributed.local_mesh(self.mesh))
+        shards = sharding.num_row_shards(self._local_mesh)
         per_shard = self.max_rows // sharding.num_row_shards(self.mesh)
-        return slot_counts(num_prompts, num_samples, shards, per_shard)
+        return slots.slot_counts(num_prompts, num_samples, shards, per_shard)
 
 
-def slot_counts(num_prompts: int, num_samples: int, shards: int, per_shard: int) -> tuple[int, int]:
-    """Prompt slots, few different numbers of them, and sequence slots in each.
+def _capacity(prompt_length: int) -> int:
+    """Tokens that the cache holds of a prompt; its last token is not part of it."""
+    return geometric_bucket(prompt_length - 1, _PROMPT_MULTIPLE, 4)
 
-    As many prompt slots as there are prompts, but no more than let some samples of each run side
-    by side; then as many sequence slots as fit into `per_shard`. Where all completions fit at once,
-    prompt slots are a power of two; elsewhere at most a quarter of them stays empty.
 
-    Args:
-        num_prompts: of the call.
-        num_samples: completions to each.
-        shards: row shards.
-        per_shard: completions that one of them runs at a time.
+def _whole_rows(config: Qwen3Config, mesh: Mesh) -> Params:
+    """Shardings of the decoding parameters: whole on every `fsdp` device, split over `tensor`.
+
+    Decoding reads all weights at every step; gathering them once is far cheaper than at each.
     """
-    needed = -(-num_prompts // shards)
-    crowded = needed * num_samples > per_shard
-    side_by_side = num_samples
-    if crowded:
-        rounds = -(-num_samples // _SIDE_BY_SIDE)
-        side_by_side = min(-(-num_samples // rounds), per_shard)
-    prompts = min(per_shard // side_by_side, geometric_bucket(needed, 1, 4 if crowded else 1))
-    return shards * prompts, min(num_samples, per_shard // prompts)
+
+    def without_fsdp(stacked: NamedSharding, drop: int) -> NamedSharding:
+        axes = [None if axis == "fsdp" else axis for axis in stacked.spec]
+        return NamedSharding(mesh, P(*axes[drop:]))
+
+    tree = placement.param_shardings(config, mesh)
+    layer = jax.tree.map(lambda s: without_fsdp(s, 1), tree["layers"])
+    whole = {name: jax.tree.map(lambda s: without_fsdp(s, 0), tree[name]) for name in tree}
+    return {**whole, "layers": (layer,) * config.num_hidden_layers}

@@ -24,8 +24,8 @@ Table = Array | np.ndarray
 class TokenAutomaton:
     """Q states with up to K listed tokens each; a completion begins in state 0.
 
-    A state is either free or not. One that is not allows its listed tokens alone; one whose
-    listed tokens are all stop tokens thereby ends the completion. A free one allows every token.
+    A free state allows every token, any other its listed tokens alone; one whose listed tokens are
+    all stop tokens thereby ends the completion.
     Make one with `create`, which checks the tables.
 
     Attributes:
@@ -41,25 +41,19 @@ class TokenAutomaton:
     otherwise: Table
 
     @classmethod
-    def create(
-        cls,
-        tokens: Any,
-        targets: Any,
-        free: Any = None,
-        otherwise: Any = None,
-        vocab_size: int | None = None,
-    ) -> Self:
+    def create(cls, tokens: Any, targets: Any, free: Any = None, otherwise: Any = None) -> Self:
         """An automaton from checked tables, which stay on the host until they are used.
 
         Args:
-            tokens, targets, free, otherwise: see the class. Targets of padding are ignored. No
-                `free` means that no state is free, and `otherwise` is then not needed.
-            vocab_size: token ids must be below it, if given.
+            tokens: see the class, as for the others.
+            targets: those of padding are ignored.
+            free: None means that no state is free, and `otherwise` is then not needed.
+            otherwise: ignored for states that are not free.
 
         Raises:
             ValueError: a token or target is out of range, a state lists a token twice, or a state
                 is neither free nor lists a token.
-            AssertionError: shapes or dtypes are others.
+            AssertionError: a table has the wrong shape or dtype.
         """
         tokens, targets = np.asarray(tokens), np.asarray(targets)
         chex.assert_rank(tokens, 2)
@@ -69,75 +63,45 @@ class TokenAutomaton:
         chex.assert_type([tokens, targets, otherwise, free], [int, int, int, bool])
         chex.assert_shape([targets, free, otherwise], [tokens.shape, (Q,), (Q,)])
         listed = tokens != -1
-        _in_range("tokens", tokens, listed, vocab_size)
-        _in_range("targets", targets, listed, Q)
-        _in_range("otherwise", otherwise, free, Q)
+        for name, table, used, bound in (
+            ("tokens", tokens, listed, 2**31),
+            ("targets", targets, listed, Q),
+            ("otherwise", otherwise, free, Q),
+        ):
+            wrong = table[used & ((table < 0) | (table >= bound))]
+            if wrong.size:
+                raise ValueError(f"{name}={wrong[0]}: allowed are integers from 0 to {bound - 1}")
         if dead := np.flatnonzero(~free & ~listed.any(axis=1)).tolist():
-            raise ValueError(
-                f"states {dead[:8]} are dead ({len(dead)} in all); "
-                "a state must be free or list a token"
-            )
-        ordered = np.sort(tokens, axis=1)
-        twice = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] != -1)
-        if twice.any():
-            state, column = np.argwhere(twice)[0]
-            raise ValueError(f"state {state} lists token {ordered[state, column]} twice")
+            raise ValueError(f"tokens: states {dead[:8]} list none; allowed only in free states")
+        for state, row in enumerate(np.sort(tokens, axis=1)):
+            twice = row[1:][(row[1:] == row[:-1]) & (row[1:] != -1)]
+            if twice.size:
+                raise ValueError(f"tokens={twice[0]}: listed twice in state {state}; allowed once")
         targets = np.where(listed, targets, 0).astype(np.int32)
         otherwise = np.where(free, otherwise, 0).astype(np.int32)
         return cls(tokens.astype(np.int32), targets, free, otherwise)
 
     @classmethod
-    def forcing(cls, ids: Sequence[int]) -> Self:
-        """Exactly these tokens; then anything.
-
-        Raises:
-            ValueError: there is no token, or one is negative.
-        """
-        if not len(ids):
-            raise ValueError("ids is empty; at least one token is needed")
-        return cls.create(
-            tokens=[[token] for token in ids] + [[-1]],
-            targets=[[state + 1] for state in range(len(ids))] + [[0]],
-            free=np.arange(len(ids) + 1) == len(ids),
-            otherwise=np.full(len(ids) + 1, len(ids)),
-        )
-
-    @classmethod
     def thinking(cls, budget: ThinkingBudget, then: Self | None = None) -> Self:
         """Free thought within the budget; then a completion in `then`, or anything.
 
-        State i counts i tokens of thought. `then` begins after `</think>`.
+        State i counts i tokens of thought, and behind these the closing tokens that were forced.
+        `then` begins after `</think>`.
         """
-        N = budget.max_tokens
-        rest = cls.forcing(budget.closing_ids)  # its last state is free for ever
-        completion = N + len(budget.closing_ids)
-        if then is not None:
-            rest = rest._before(then)
-        K = rest.tokens.shape[1]
-        tokens = np.full((N, K), -1, np.int32)
-        tokens[:, 0] = budget.end_id
-        return cls.create(
-            tokens=np.concatenate([tokens, rest.tokens]),
-            targets=np.concatenate([np.full((N, K), completion), np.asarray(rest.targets) + N]),
-            free=np.concatenate([np.ones(N, bool), rest.free]),
-            otherwise=np.concatenate([np.arange(1, N + 1), np.asarray(rest.otherwise) + N]),
-        )
-
-    def _before(self, then: Self) -> Self:
-        """This automaton with `then` in place of its last state."""
-        last = len(self.tokens) - 1
-        K = max(self.tokens.shape[1], then.tokens.shape[1])
-
-        def wide(table: Table, fill: int) -> np.ndarray:
-            table = np.asarray(table)
-            return np.pad(table, ((0, 0), (0, K - table.shape[1])), constant_values=fill)
-
-        return type(self)(
-            tokens=np.concatenate([wide(self.tokens, -1)[:last], wide(then.tokens, -1)]),
-            targets=np.concatenate([wide(self.targets, 0)[:last], wide(then.targets, 0) + last]),
-            free=np.concatenate([np.asarray(self.free)[:last], then.free]),
+        if then is None:
+            then = cls.create(tokens=[[-1]], targets=[[0]], free=[True])
+        thought = [budget.end_id] * budget.max_tokens
+        begin = len(thought) + len(budget.closing_ids)
+        tokens = np.full((begin, then.tokens.shape[1]), -1, np.int32)
+        targets = np.zeros_like(tokens)
+        tokens[:, 0] = [*thought, *budget.closing_ids]
+        targets[:, 0] = np.where(np.arange(begin) < len(thought), begin, np.arange(1, begin + 1))
+        return cls(
+            tokens=np.concatenate([tokens, then.tokens]),
+            targets=np.concatenate([targets, then.targets + begin]),
+            free=np.concatenate([np.arange(begin) < len(thought), then.free]),
             otherwise=np.concatenate(
-                [np.asarray(self.otherwise)[:last], np.asarray(then.otherwise) + last]
+                [np.arange(1, begin + 1, dtype=np.int32), then.otherwise + begin]
             ),
         )
 
@@ -162,11 +126,3 @@ class TokenAutomaton:
         tokens = jnp.asarray(self.tokens)
         stops = jnp.isin(tokens, jnp.array(stop_token_ids, jnp.int32)) | (tokens < 0)
         return jnp.all(stops, axis=-1) & ~jnp.asarray(self.free)
-
-
-def _in_range(name: str, array: np.ndarray, used: np.ndarray, bound: int | None) -> None:
-    wrong = used & ((array < 0) | (array >= (2**31 - 1 if bound is None else bound)))
-    if wrong.any():
-        at = tuple(int(i) for i in np.argwhere(wrong)[0])
-        allowed = "from 0 up" if bound is None else f"0..{bound - 1}"
-        raise ValueError(f"{name}{list(at)} is {array[at]}; allowed are {allowed}")

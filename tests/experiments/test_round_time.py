@@ -72,8 +72,8 @@ def test_segments_are_those_of_the_sampler(monkeypatch):
     mesh = sharding.make_mesh(1, 1, 1)
     sampling = SamplingParams(max_new_tokens=96, stop_token_ids=(1, 2))
     sampler = Sampler(config, mesh, sampling, 0, max_rows=16, segment_tokens=8)
-    engine, seen, shape = sampler.engine, [], []
-    real = engine.segment
+    seen, shape = [], []
+    real = sampler.segment
 
     def spy(params, prompts, cache, lanes, *rest):
         before = np.asarray(lanes.counts)
@@ -85,7 +85,7 @@ def test_segments_are_those_of_the_sampler(monkeypatch):
         shape.append(before.shape)
         return out
 
-    monkeypatch.setattr(engine, "segment", spy)
+    monkeypatch.setattr(sampler, "segment", spy)
     params = model.init_params(jax.random.key(0), config)
     prompts = [[3, i % 60, 5] for i in range(24)]
     samples = sampler(params, prompts, jax.random.split(jax.random.key(1), 24), num_samples=3)

@@ -129,5 +129,5 @@ def test_ties_at_the_edge_are_kept():
     ],
 )
 def test_sampling_params_are_checked(field, value):
-    with pytest.raises(ValueError, match=f"{field} is "):
+    with pytest.raises(ValueError, match=f"{field}="):
         SamplingParams(**({"max_new_tokens": 1} | {field: value}))

@@ -96,7 +96,7 @@ def test_sampling_plan_is_what_the_sampler_holds(tiny_model, monkeypatch):
     sampler = Sampler(
         config, mesh, SamplingParams(max_new_tokens=48), 0, max_rows=64, vocab_size=264
     )
-    segment = sampler.engine.segment
+    segment = sampler.segment
 
     def spy(params, prompts, cache, *rest):
         for name, tree in (("weights", params), ("prompts", prompts), ("completions", cache)):
@@ -104,7 +104,7 @@ def test_sampling_plan_is_what_the_sampler_holds(tiny_model, monkeypatch):
             held[name] = max(held.get(name, 0), sum(first))
         return segment(params, prompts, cache, *rest)
 
-    monkeypatch.setattr(sampler.engine, "segment", spy)
+    monkeypatch.setattr(sampler, "segment", spy)
     params = model.init_params(jax.random.key(0), config)
     state = create_train_state(params, config, TRAINING.optimizer, mesh)
     prompts = [[1] * 30] * 16

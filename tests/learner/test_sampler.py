@@ -13,8 +13,9 @@ from transformers import Qwen3ForCausalLM
 from learner.devices import sharding
 from learner.qwen3 import model, placement, weights
 from learner.qwen3.config import Qwen3Config
-from learner.sampling import decoding, slots
+from learner.sampling import decoding
 from learner.sampling.sampler import FinishReason, Sampler, SamplingParams
+from learner.sampling.stop_strings import StopStrings
 from learner.sampling.token_automaton import TokenAutomaton
 from learner.tokens import ThinkingBudget
 
@@ -40,7 +41,7 @@ PARAMS = model.init_params(jax.random.key(0), CONFIG)
 @pytest.fixture(autouse=True)
 def short_prompts(monkeypatch):
     """Prompts of a few tokens have several capacities."""
-    monkeypatch.setattr(slots, "_PROMPT_MULTIPLE", 8)
+    monkeypatch.setattr("learner.sampling.sampler._PROMPT_MULTIPLE", 8)
 
 
 def one_device():
@@ -256,11 +257,11 @@ def test_samples_share_the_prefill_of_their_prompt(max_rows):
 
     def counting(params, cache, tokens, lengths, slots):
         slots = np.asarray(slots)
-        used = slots < len(np.asarray(cache.lengths))
+        used = slots < cache.keys[0].shape[0]
         prefilled.extend(np.asarray(lengths)[used].tolist())
         return prefill(params, cache, tokens, lengths, slots)
 
-    prefill, run.engine.prefill = run.engine.prefill, counting
+    prefill, run.prefill = run.prefill, counting
     got = run(PARAMS, PROMPTS, keys(5), num_samples=7)
     assert len(got.tokens) == 35
     # Every prompt once, without its last token: that is the first one which samples decode.
@@ -362,8 +363,6 @@ def test_stop_strings_end_an_answer_at_the_token_that_completes_them(segment_tok
 
 
 def test_stop_strings_over_characters_of_several_tokens():
-    from learner.sampling.stop_strings import StopStrings
-
     smile = StopStrings(["x\N{GRINNING FACE}y"], letters)
     completion = [9, 23, 0, 1, 2, 3, 24, 9]  # j x smile y j
     assert smile.cut(completion, 0) == smile.cut(completion, 5) == 7
@@ -461,7 +460,7 @@ def test_budgets_and_automata_that_do_not_fit_are_refused():
         with pytest.raises(ValueError, match=rf"budgets={value}: .* 1 to 12"):
             run(PARAMS, [[1]], keys(1), budgets=np.array([value]))
     with pytest.raises(ValueError, match="automaton: demands token 90; allowed are 0 to 89"):
-        run(PARAMS, [[1]], keys(1), automaton=TokenAutomaton.forcing([90]))
+        run(PARAMS, [[1]], keys(1), automaton=TokenAutomaton.create([[90]], [[0]]))
     with pytest.raises(ValueError, match="max_new_tokens=8: more than 8 are needed"):
         SamplingParams(max_new_tokens=8, thinking=ThinkingBudget(5, 1, (0, 2, 1)))
 
