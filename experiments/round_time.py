@@ -110,7 +110,7 @@ class Segment:
 def segments(
     lengths: np.ndarray, slots: int, lanes: int, longest: int, steps: int = _SEGMENT_STEPS
 ) -> Iterator[Segment]:
-    """The segments in which answers go through slots, as `sampling.slots.SlotEngine` runs them.
+    """The segments in which answers go through slots, as `sampling.sampler.Sampler` runs them.
 
     Args:
         lengths: i64[N, G], tokens of G answers to each of N prompts, in the order of the prompts.

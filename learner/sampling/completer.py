@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -34,20 +34,6 @@ class Ending:
     trigger: tuple[int, ...]
     automaton: TokenAutomaton
     max_new_tokens: int
-
-
-class Sampled(NamedTuple):
-    """Completions to P chats, `count` to each, prompt-major, in the forms that training needs.
-
-    Attributes:
-      prompts: P lists of token ids.
-      samples: tokens and log-probabilities, host arrays of P * count rows.
-      completions: P * count texts.
-    """
-
-    prompts: list[list[int]]
-    samples: Samples
-    completions: list[Completion]
 
 
 class Completer:
@@ -108,24 +94,39 @@ class Completer:
         """`count` completions to each chat: all to the first, then all to the second, ..."""
         prompts, samples = self._sample(params, chats, key, count)
         rows, truncated = _rows(samples)
-        if self._ending is not None:
-            self._finish(self._ending, params, prompts, rows, truncated, key)
+        if self._ending is None:
+            return self._decode(rows, truncated)
+        trigger = list(self._ending.trigger)
+        early = [i for i, row in enumerate(rows) if not (truncated[i] or _contains(row, trigger))]
+        for i in early:
+            rows[i] = [*rows[i][:-1], *trigger]
+        if early:
+            ends = self._finisher(
+                params,
+                [[*prompts[i // count], *rows[i]] for i in early],
+                # By the number of the completion: how many others stopped early does not matter.
+                jax.vmap(jax.random.fold_in, (None, 0))(
+                    jax.random.fold_in(key, _ENDINGS), np.array(early)
+                ),
+                automaton=self._ending.automaton,
+            )
+            for i, row, cut in zip(early, *_rows(ends), strict=True):
+                rows[i], truncated[i] = rows[i] + row, cut
         return self._decode(rows, truncated)
 
     def sample(
         self, params: Any, chats: Sequence[Sequence[Message]], key: jax.Array, count: int = 1
-    ) -> Sampled:
-        """As `__call__` without `ending`, with tokens and log-probabilities beside the texts."""
+    ) -> tuple[list[list[int]], Samples, list[Completion]]:
+        """As `__call__` without `ending`: prompts' token ids, what was sampled, and its texts."""
         prompts, samples = self._sample(params, chats, key, count)
-        return Sampled(prompts, samples, self._decode(*_rows(samples)))
+        return prompts, samples, self._decode(*_rows(samples))
 
     def stream(
         self, params: Any, chats: Sequence[Sequence[Message]], keys: jax.Array
     ) -> Iterator[tuple[int, Completion]]:
         """One completion to each chat: (number of the chat, completion) as soon as it has ended.
 
-        A completion depends on its chat and on its key alone, beyond rounding. Neither `automaton`
-        nor `ending` apply.
+        It depends on its chat and its key alone, beyond rounding, not on `automaton` or `ending`.
 
         Args:
           params: of the model.
@@ -154,35 +155,6 @@ class Completer:
         prompts = [self._encode(chat) for chat in chats]
         keys = jax.random.split(key, len(prompts))
         return prompts, self.sampler(params, prompts, keys, count, automaton=self._automaton)
-
-    def _finish(
-        self,
-        ending: Ending,
-        params: Any,
-        prompts: list[list[int]],
-        rows: list[list[int]],
-        truncated: list[bool],
-        key: jax.Array,
-    ) -> None:
-        """Puts the ending behind the rows that stopped without its trigger, in place."""
-        trigger = list(ending.trigger)
-        early = [i for i, row in enumerate(rows) if not (truncated[i] or _contains(row, trigger))]
-        if not early:
-            return
-        for i in early:
-            rows[i] = [*rows[i][:-1], *trigger]
-        count = len(rows) // len(prompts)
-        ends = self._finisher(
-            params,
-            [[*prompts[i // count], *rows[i]] for i in early],
-            # By the number of the completion: how many others stopped early does not matter.
-            jax.vmap(jax.random.fold_in, (None, 0))(
-                jax.random.fold_in(key, _ENDINGS), np.array(early)
-            ),
-            automaton=ending.automaton,
-        )
-        for i, row, cut in zip(early, *_rows(ends), strict=True):
-            rows[i], truncated[i] = rows[i] + row, cut
 
     def _decode(self, rows: list[list[int]], truncated: list[bool]) -> list[Completion]:
         return distributed.sharded_map(

@@ -93,8 +93,8 @@ def filter_logits(logits: Array, sampling: SamplingParams) -> Array:
 def _nucleus_edge(logits: Array, top_p: float) -> Array:
     """The largest edge f32[..., 1] such that tokens with logits from there up have top_p.
 
-    Bisection over all float32 numbers: 32 sums over the vocabulary where sorting it would take
-    much longer, on accelerators above all. Integers with the bits of floats have their order,
+    Bisection over all float32 numbers: 32 sums over the vocabulary are much faster than sorting
+    it, on accelerators above all. The bits of floats, read as integers, have the floats' order
     once those of negative numbers are flipped.
     """
 
@@ -138,18 +138,16 @@ def logprob(logits: Array, token: Array) -> Array:
 
 
 def draw(keys: Array, logits: Array) -> Array:
-    """One token per row by inversion of the cumulative distribution; needs one uniform per row.
+    """One token i32[...] per row by inversion of the cumulative distribution.
 
-    A Gumbel draw (`jax.random.categorical`) needs V random numbers per row, which on a CPU takes
+    It takes one random number per row. A Gumbel draw (`jax.random.categorical`) takes V, on a CPU
     about as long as a decoding step of a small model. The cumulative sum has two levels, blocks
-    and within the block, so that its rounding error grows with the root of V only. Tokens of
+    and within the block, so that its rounding error grows only with the root of V. Tokens of
     probability 0 are never drawn.
 
     Args:
-        keys: PRNG keys [...]; logits: f32[..., V], some finite in every row.
-
-    Returns:
-        i32[...].
+        keys: PRNG keys [...].
+        logits: f32[..., V], some finite in every row.
     """
     *lead, V = logits.shape
     width = max(1, round(V**0.5))

@@ -6,8 +6,7 @@ log-probabilities, and why each completion ended.
 Continuous decoding: the device decodes in segments (`learner.sampling.slots`). Between them the
 host takes the tokens, gives free sequence slots the next sample of their prompt, and prompt slots
 whose sequences have all ended the next prompt. So one long completion keeps one sequence slot busy
-and not the batch. A completion depends on its prompt, its own key and its own tokens; not on its
-slot, its neighbours, or the time it was started (beyond rounding, where shapes differ).
+and not the batch.
 
 There is no second engine that weights must be sent to. A call decodes with a copy of the parameters
 that is gone with the call: unstacked layers in `config.dtype`, whole on every device of `fsdp`.
@@ -246,18 +245,14 @@ class Sampler:
         return distributed.sharded_map(sample, len(prompts))
 
     def stream(
-        self,
-        params: Params,
-        prompts: Sequence[Sequence[int]],
-        keys: Array,
-        automaton: TokenAutomaton | None = None,
+        self, params: Params, prompts: Sequence[Sequence[int]], keys: Array
     ) -> Iterator[Chunk]:
         """One completion to every prompt, in chunks as they are generated.
 
         The tokens, arguments and errors are those of `__call__`.
         """
         requests = self._requests(prompts, keys)
-        return self._run(self._decoding_copy(params), requests, self._automaton(automaton))
+        return self._run(self._decoding_copy(params), requests, self._automaton())
 
     def lower(
         self, params: Params, num_prompts: int, num_samples: int, prompt_length: int
@@ -443,7 +438,7 @@ class Sampler:
         rows = budgets.astype(np.int32).reshape(-1, num_samples)
         return [Request(*each) for each in zip(prompts, key_data, rows, strict=True)]
 
-    def _automaton(self, automaton: TokenAutomaton | None) -> TokenAutomaton | None:
+    def _automaton(self, automaton: TokenAutomaton | None = None) -> TokenAutomaton | None:
         """What the automaton and the limit on thinking demand together; checks their tokens."""
         if self.sampling.thinking is not None:
             automaton = TokenAutomaton.thinking(self.sampling.thinking, automaton)

@@ -30,10 +30,8 @@ class StopStrings:
         first = max(0, start - self._reach)
         if not self._contained(tokens[first:]):
             return None
-        for length in range(start + 1, len(tokens) + 1):
-            if self._contained(tokens[first:length]):
-                return length
-        return None
+        lengths = range(start + 1, len(tokens) + 1)
+        return next((n for n in lengths if self._contained(tokens[first:n])), None)
 
     def _contained(self, tokens: Sequence[int]) -> bool:
         text = self._text_of(tokens)
