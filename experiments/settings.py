@@ -285,59 +285,44 @@ class EngineerSettings:
         checks.fractions(self, "stage_threshold")
         if self.rollback_margin is not None:
             checks.fractions(self, "rollback_margin")
-        grammar, training = self.decoding == "grammar", self.training.steps > 0
-        steps = f"training.steps={self.training.steps}"
+        if self.start not in ("random", "uniform") and not Path(self.start).is_file():
+            raise ValueError(
+                f"start={self.start!r}: allowed are 'random', 'uniform' and files that exist"
+            )
+        if self.stages and not Path(self.stages).is_file():
+            raise ValueError(f"stages={self.stages!r}: there is no such file")
+        self._check_together()
+
+    def _check_together(self) -> None:
+        """Raises a ValueError for options that do not go with each other."""
+        grammar, asked = self.decoding == "grammar", self.designer == "endpoint"
+        steps, endpoint, judge = self.training.steps, self.endpoint, self.judge
+        trained = f"training.steps={steps}"
+        prose = f"reasoning_tokens={self.reasoning_tokens}, trigger={self.trigger!r}"
+        thought = f"thinking_tokens={self.thinking_tokens}"
+        named = f"judge: url={judge.url!r}, model={judge.model!r}"
+        modules = f"modules: given with context={self.context!r}"
+        unlimited = self.thinking and not self.thinking_tokens
         for wrong, message in (
             (
                 self.context != OWN_CONTEXT and self.modules != ContextSpec(),
-                f"modules: given with context={self.context!r}; they are for {OWN_CONTEXT!r} only",
+                f"{modules}; they are for {OWN_CONTEXT!r} only",
             ),
+            (self.thinking_tokens and not self.thinking, f"{thought}: only with thinking=True"),
+            (grammar and asked, "decoding='grammar': not for designer='endpoint'"),
+            (grammar and unlimited, f"{thought}: under the grammar thinking needs a limit"),
+            (self.reasoning_tokens and self.thinking, f"{prose}: only with thinking=False"),
             (
-                self.start not in ("random", "uniform") and not Path(self.start).is_file(),
-                f"start={self.start!r}: allowed are 'random', 'uniform' and files that exist",
+                (self.reasoning_tokens or self.trigger) and not grammar,
+                f"{prose}: for decoding='grammar' only",
             ),
-            (
-                self.stages and not Path(self.stages).is_file(),
-                f"stages={self.stages!r}: there is no such file",
-            ),
-            (
-                self.thinking_tokens and not self.thinking,
-                f"thinking_tokens={self.thinking_tokens}: only with thinking=True",
-            ),
-            (
-                grammar and self.designer == "endpoint",
-                "decoding='grammar': not for designer='endpoint'",
-            ),
-            (
-                grammar and self.thinking and not self.thinking_tokens,
-                "thinking_tokens=0: under the grammar thinking needs a limit",
-            ),
-            (
-                grammar and self.thinking and self.reasoning_tokens,
-                f"reasoning_tokens={self.reasoning_tokens}: only with thinking=False",
-            ),
-            (
-                grammar and bool(self.reasoning_tokens) != bool(self.trigger),
-                f"reasoning_tokens={self.reasoning_tokens}, trigger={self.trigger!r}: either both "
-                "or neither",
-            ),
-            (
-                not grammar and (self.reasoning_tokens or self.trigger),
-                f"reasoning_tokens={self.reasoning_tokens}, trigger={self.trigger!r}: only with "
-                "decoding='grammar'",
-            ),
-            (
-                self.designer == "endpoint" and not (self.endpoint.url and self.endpoint.model),
-                "designer='endpoint': endpoint.url and endpoint.model are needed",
-            ),
-            (
-                bool(self.judge.url) != bool(self.judge.model),
-                f"judge: url={self.judge.url!r}, model={self.judge.model!r}: either both or "
-                "neither",
-            ),
-            (training and grammar, f"{steps}: only with decoding='parsed'"),
-            (training and self.designer != "current", f"{steps}: only for designer='current'"),
-            (training and self.temperature == 0, f"{steps}: only with temperature above 0"),
+            (bool(self.reasoning_tokens) != bool(self.trigger), f"{prose}: either both or neither"),
+            (asked and not endpoint.url, "endpoint.url='': designer='endpoint' needs one"),
+            (asked and not endpoint.model, "endpoint.model='': designer='endpoint' needs one"),
+            (bool(judge.url) != bool(judge.model), f"{named}: either both or neither"),
+            (steps and grammar, f"{trained}: only with decoding='parsed'"),
+            (steps and self.designer != "current", f"{trained}: only for designer='current'"),
+            (steps and self.temperature == 0, "temperature=0: training.steps needs it above 0"),
         ):
             if wrong:
                 raise ValueError(message)
