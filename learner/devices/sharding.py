@@ -117,7 +117,7 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, P(BATCH_AXES))
 
 
-def check_rows(name: str, rows: int, mesh: Mesh) -> None:
+def check_rows(name: str, rows: int, mesh: Mesh | AbstractMesh) -> None:
     """Raise `ValueError` if the mesh does not divide so many rows."""
     if rows % num_row_shards(mesh):
         raise ValueError(

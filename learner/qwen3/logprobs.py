@@ -55,15 +55,17 @@ def token_logprobs(
             the mesh.
     """
     if temperature <= 0:
-        raise ValueError(f"temperature is {temperature}; it must be positive")
+        raise ValueError(f"temperature={temperature}: allowed are positive numbers")
     if chunk < 1:
-        raise ValueError(f"chunk is {chunk}; it must be at least 1")
+        raise ValueError(f"chunk={chunk}: allowed are integers from 1 up")
     chex.assert_shape(targets, hidden.shape[:-1])
     chex.assert_shape(unembedding, (hidden.shape[-1], None))
     *lead, T, _ = hidden.shape
-    shards = _row_shards() if lead else 1
-    if lead and lead[0] % shards:
-        raise ValueError(f"rows of hidden are {lead[0]}; allowed are multiples of {shards}")
+    mesh = jax.sharding.get_abstract_mesh()
+    shards = 1
+    if lead and not mesh.empty:
+        sharding.check_rows("hidden.shape[0]", lead[0], mesh)
+        shards = sharding.num_row_shards(mesh)
     size = max(1, min(T, chunk // max(1, math.prod(lead) // shards)))
     count = -(-T // size)
     axis = len(lead)
@@ -101,28 +103,8 @@ def limit_vocabulary(logits: Array, vocab_size: int | None, first: Array | int =
 # out because differentiating log_softmax passes several times more often over the logits.
 
 
-def _row_shards() -> int:
-    """Over how many devices rows are split where this is called."""
-    mesh = jax.sharding.get_abstract_mesh()
-    return 1 if mesh.empty else sharding.num_row_shards(mesh)
-
-
 _ROWS = P(None, sharding.BATCH_AXES)  # The first axis counts chunks.
 _MATRIX = P("fsdp", "tensor")
-
-
-def _over_mesh(
-    local: Callable[..., Any], in_specs: tuple[P, ...], out_specs: P | tuple[P, ...], split: bool
-) -> Callable[..., Any]:
-    """`local` on the rows of each device and its part of the vocabulary."""
-    if not split:
-        return local
-    return jax.shard_map(local, in_specs=in_specs, out_specs=out_specs, check_vma=False)
-
-
-def _split(targets: Array) -> bool:
-    """Whether there is a mesh, and rows to split over it, in targets [count, ..., size]."""
-    return targets.ndim > 2 and not jax.sharding.get_abstract_mesh().empty
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
@@ -135,23 +117,39 @@ def _chunked(
     entropy_gradient: bool,
 ) -> tuple[Array, Array]:
     """hidden [count, ..., size, D], targets i32[count, ..., size] -> two f32[count, ..., size]."""
-    logp, entropy, _ = _forward(hidden, unembedding, targets, temperature, vocab_size)
-    return logp, entropy
+    return _forward(hidden, unembedding, targets, temperature, vocab_size, entropy_gradient)[0]
 
 
-def _vocabulary_split(split: bool) -> bool:
-    """Whether a device has a part of the vocabulary, where `local` of `_over_mesh` runs."""
-    return split and jax.sharding.get_abstract_mesh().shape["tensor"] > 1
+def _on_devices(
+    local: Callable[..., Any], out_specs: Any, hidden: Array, unembedding: Array, *columns: Array
+) -> Any:
+    """`local` of each device's rows and part of the matrix, or of all where nothing is split."""
+    if columns[0].ndim < 3 or jax.sharding.get_abstract_mesh().empty:
+        return local(hidden, unembedding, *columns)
+    in_specs = (_ROWS, _MATRIX, *[_ROWS] * len(columns))
+    run = jax.shard_map(local, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+    return run(hidden, unembedding, *columns)
 
 
-def _first(matrix: Array, split: bool) -> Array | int:
-    """The id of the first column of a device's matrix [D, its part of V]."""
-    return jax.lax.axis_index("tensor") * matrix.shape[-1] if _vocabulary_split(split) else 0
+def _is_split(axis: str) -> bool:
+    """Whether `local` of `_on_devices` sees one part of several along a mesh axis.
+
+    Not along an axis of one device: XLA runs such a sum and even copies for it.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    return axis in mesh.manual_axes and mesh.shape[axis] > 1
 
 
-def _sums(parts: Any, split: bool) -> Any:
-    """Sums over the vocabulary from those over the part of each device."""
-    return jax.lax.psum(parts, "tensor") if _vocabulary_split(split) else parts
+def _sum(parts: Any, axis: str) -> Any:
+    return jax.lax.psum(parts, axis) if _is_split(axis) else parts
+
+
+def _columns(part: Array, dtype: Any) -> tuple[Array, Array | int]:
+    """A device's columns of the matrix, in the dtype of the products, and the id of the first."""
+    matrix = part.astype(dtype)
+    if _is_split("fsdp"):
+        matrix = jax.lax.all_gather(matrix, "fsdp", axis=0, tiled=True)
+    return matrix, jax.lax.axis_index("tensor") * matrix.shape[-1] if _is_split("tensor") else 0
 
 
 def _logits(
@@ -163,58 +161,7 @@ def _logits(
     return limit_vocabulary(logits, vocab_size, first) / temperature
 
 
-def _whole(part: Array, dtype: Any, split: bool) -> Array:
-    """The matrix from one device's part of its rows, in the dtype of the products."""
-    part = part.astype(dtype)
-    return jax.lax.all_gather(part, "fsdp", axis=0, tiled=True) if split else part
-
-
 def _forward(
-    hidden: Array,
-    unembedding: Array,
-    targets: Array,
-    temperature: float,
-    vocab_size: int | None,
-) -> tuple[Array, Array, Array]:
-    split = _split(targets)
-
-    def local(hidden: Array, part: Array, targets: Array) -> tuple[Array, Array, Array]:
-        matrix = _whole(part, hidden.dtype, split)
-        first = _first(matrix, split)
-
-        def one(h: Array, target: Array) -> tuple[Array, Array, Array]:
-            logits = _logits(h, matrix, temperature, vocab_size, first)
-            highest = jnp.max(logits, axis=-1, keepdims=True)
-            if _vocabulary_split(split):
-                highest = jax.lax.pmax(highest, "tensor")
-            powers = jnp.exp(logits - highest)
-            column = target.reshape(-1, 1) - first
-            here = (column >= 0) & (column < logits.shape[-1])
-            chosen = jnp.take_along_axis(logits, jnp.where(here, column, 0), axis=-1)
-            total, weighted, chosen = _sums(
-                (
-                    jnp.sum(powers, axis=-1),
-                    jnp.sum(powers * logits, axis=-1),
-                    jnp.where(here, chosen, 0.0)[:, 0],
-                ),
-                split,
-            )
-            mean = weighted / total
-            normaliser = highest[:, 0] + jnp.log(total)
-            shape = target.shape
-            return (
-                (chosen - normaliser).reshape(shape),
-                (normaliser - mean).reshape(shape),
-                normaliser.reshape(shape),
-            )
-
-        return jax.lax.map(lambda args: one(*args), (hidden, targets))
-
-    run = _over_mesh(local, (_ROWS, _MATRIX, _ROWS), (_ROWS, _ROWS, _ROWS), split)
-    return run(hidden, unembedding, targets)
-
-
-def _chunked_forward(
     hidden: Array,
     unembedding: Array,
     targets: Array,
@@ -222,23 +169,46 @@ def _chunked_forward(
     vocab_size: int | None,
     entropy_gradient: bool,
 ) -> tuple[tuple[Array, Array], tuple[Array, ...]]:
-    logp, entropy, normaliser = _forward(hidden, unembedding, targets, temperature, vocab_size)
+    def local(hidden: Array, part: Array, targets: Array) -> tuple[Array, ...]:
+        matrix, first = _columns(part, hidden.dtype)
+
+        def one(args: tuple[Array, Array]) -> tuple[Array, ...]:
+            h, target = args
+            logits = _logits(h, matrix, temperature, vocab_size, first)
+            highest = jnp.max(logits, axis=-1, keepdims=True)
+            if _is_split("tensor"):
+                highest = jax.lax.pmax(highest, "tensor")
+            powers = jnp.exp(logits - highest)
+            column = target.reshape(-1, 1) - first
+            here = (column >= 0) & (column < logits.shape[-1])
+            chosen = jnp.take_along_axis(logits, jnp.where(here, column, 0), axis=-1)
+            total, weighted, chosen = _sum(
+                (
+                    jnp.sum(powers, axis=-1),
+                    jnp.sum(powers * logits, axis=-1),
+                    jnp.where(here, chosen, 0.0)[:, 0],
+                ),
+                "tensor",
+            )
+            normaliser = highest[:, 0] + jnp.log(total)
+            results = (chosen - normaliser, normaliser - weighted / total, normaliser)
+            return tuple(x.reshape(target.shape) for x in results)
+
+        return jax.lax.map(one, (hidden, targets))
+
+    logp, entropy, normaliser = _on_devices(local, (_ROWS,) * 3, hidden, unembedding, targets)
     return (logp, entropy), (hidden, unembedding, targets, normaliser, entropy)
 
 
-def _chunked_backward(
+def _backward(
     temperature: float,
     vocab_size: int | None,
     entropy_gradient: bool,
     saved: tuple[Array, ...],
     cotangents: tuple[Array, Array],
 ) -> tuple[Array, Array, None]:
-    hidden, unembedding, targets, normaliser, entropy = saved
-    split = _split(targets)
-
     def local(hidden: Array, part: Array, *columns: Array) -> tuple[Array, Array]:
-        matrix = _whole(part, hidden.dtype, split)
-        first = _first(matrix, split)
+        matrix, first = _columns(part, hidden.dtype)
 
         def one(total: Array, args: tuple[Array, ...]) -> tuple[Array, Array]:
             h, *columns = args
@@ -259,20 +229,11 @@ def _chunked_backward(
 
         zeros = jnp.zeros_like(matrix, part.dtype)
         total, hidden_bar = jax.lax.scan(one, zeros, (hidden, *columns))
-        hidden_bar = _sums(hidden_bar, split)
-        if split:
-            # Not over axes of one device: XLA runs such a sum and even copies for it.
-            mesh = jax.sharding.get_abstract_mesh()
-            if mesh.shape["fsdp"] > 1:
-                total = jax.lax.psum_scatter(total, "fsdp", scatter_dimension=0, tiled=True)
-            if mesh.shape["data"] > 1:
-                total = jax.lax.psum(total, "data")
-        return hidden_bar, total
+        if _is_split("fsdp"):
+            total = jax.lax.psum_scatter(total, "fsdp", scatter_dimension=0, tiled=True)
+        return _sum(hidden_bar, "tensor"), _sum(total, "data")
 
-    columns = (targets, normaliser, entropy, *cotangents)
-    in_specs = (_ROWS, _MATRIX, *[_ROWS] * len(columns))
-    run = _over_mesh(local, in_specs, (_ROWS, _MATRIX), split)
-    return *run(hidden, unembedding, *columns), None
+    return *_on_devices(local, (_ROWS, _MATRIX), *saved, *cotangents), None
 
 
-_chunked.defvjp(_chunked_forward, _chunked_backward)
+_chunked.defvjp(_forward, _backward)
