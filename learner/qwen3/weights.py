@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import safetensors.numpy
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -35,50 +36,56 @@ _LM_HEAD = "lm_head.weight"
 _EMBEDDING = "model.embed_tokens.weight"
 
 
+# Of every layer: the tensor's name in a checkpoint, and the path of the parameter.
+_BLOCK = {
+    "input_layernorm": ("input_norm", "scale"),
+    "self_attn.q_proj": ("attention", "q_proj", "kernel"),
+    "self_attn.k_proj": ("attention", "k_proj", "kernel"),
+    "self_attn.v_proj": ("attention", "v_proj", "kernel"),
+    "self_attn.o_proj": ("attention", "o_proj", "kernel"),
+    "self_attn.q_norm": ("attention", "q_norm", "scale"),
+    "self_attn.k_norm": ("attention", "k_norm", "scale"),
+    "post_attention_layernorm": ("post_attention_norm", "scale"),
+    "mlp.gate_proj": ("mlp", "gate_proj", "kernel"),
+    "mlp.up_proj": ("mlp", "up_proj", "kernel"),
+    "mlp.down_proj": ("mlp", "down_proj", "kernel"),
+}
+
+
 @dataclass(frozen=True)
-class Entry:
-    """One parameter. `{}` in `name` is the layer, which is the first axis of ours (`stacked`)."""
+class _Tensor:
+    """One tensor of a checkpoint: a parameter of ours, or one layer of a stack of them.
 
-    name: str
+    Attributes:
+        path: of the parameter.
+        layer: the index along its first axis, or None if it is not stacked.
+        transpose: torch's Linear keeps [out, in], we keep [in, out].
+        shape: in the checkpoint.
+    """
+
     path: tuple[str, ...]
-    transpose: bool  # torch's Linear keeps [out, in], we keep [in, out]
-
-    @property
-    def stacked(self) -> bool:
-        return "{}" in self.name
+    layer: int | None
+    transpose: bool
+    shape: tuple[int, ...]
 
 
-def _block_entry(name: str, *path: str) -> Entry:
-    return Entry(f"model.layers.{{}}.{name}.weight", ("layers", *path), path[-1] == "kernel")
+def _tensors(config: Qwen3Config) -> dict[str, _Tensor]:
+    """Name -> tensor of a checkpoint, layer after layer; tied embeddings have no output matrix."""
+    places: dict[str, tuple[tuple[str, ...], int | None]] = {_EMBEDDING: (("embedding",), None)}
+    for index in range(config.num_hidden_layers):
+        for name, path in _BLOCK.items():
+            places[f"model.layers.{index}.{name}.weight"] = (("layers", *path), index)
+    places["model.norm.weight"] = (("final_norm", "scale"), None)
+    if not config.tie_word_embeddings:
+        places[_LM_HEAD] = (("unembedding",), None)
 
-
-_TABLE = (
-    Entry(_EMBEDDING, ("embedding",), False),
-    _block_entry("input_layernorm", "input_norm", "scale"),
-    _block_entry("self_attn.q_proj", "attention", "q_proj", "kernel"),
-    _block_entry("self_attn.k_proj", "attention", "k_proj", "kernel"),
-    _block_entry("self_attn.v_proj", "attention", "v_proj", "kernel"),
-    _block_entry("self_attn.o_proj", "attention", "o_proj", "kernel"),
-    _block_entry("self_attn.q_norm", "attention", "q_norm", "scale"),
-    _block_entry("self_attn.k_norm", "attention", "k_norm", "scale"),
-    _block_entry("post_attention_layernorm", "post_attention_norm", "scale"),
-    _block_entry("mlp.gate_proj", "mlp", "gate_proj", "kernel"),
-    _block_entry("mlp.up_proj", "mlp", "up_proj", "kernel"),
-    _block_entry("mlp.down_proj", "mlp", "down_proj", "kernel"),
-    Entry("model.norm.weight", ("final_norm", "scale"), False),
-    Entry(_LM_HEAD, ("unembedding",), True),
-)
-
-
-def table(config: Qwen3Config) -> tuple[Entry, ...]:
-    """The parameters of this configuration; tied embeddings have no output matrix."""
-    return tuple(e for e in _TABLE if not (e.name == _LM_HEAD and config.tie_word_embeddings))
-
-
-def _get(tree: Any, path: tuple[str, ...]) -> Any:
-    for key in path:
-        tree = tree[key]
-    return tree
+    abstract = flatten_dict(abstract_params(config))
+    tensors = {}
+    for name, (path, layer) in places.items():
+        transpose = path[-1] in ("kernel", "unembedding")
+        shape = abstract[path].shape[0 if layer is None else 1 :]
+        tensors[name] = _Tensor(path, layer, transpose, shape[::-1] if transpose else shape)
+    return tensors
 
 
 # Reading ---------------------------------------------------------------------
@@ -102,45 +109,39 @@ def load(folder: str | Path, config: Qwen3Config, mesh: Mesh | None = None) -> P
             missing, unknown, of another shape or of no known dtype, or an output matrix differs
             from the embedding it is tied to. All tensors concerned are named.
     """
-    shardings = placement.param_shardings(config, mesh or sharding.make_mesh())
-    abstract = abstract_params(config)
-    params: Params = {}
+    shardings = flatten_dict(placement.param_shardings(config, mesh or sharding.make_mesh()))
+    abstract = flatten_dict(abstract_params(config))
+    params: dict[tuple[str, ...], jax.Array] = {}
     with ExitStack() as stack:
-        tensors = _open(Path(folder), stack)
-        _check(tensors, config, str(folder))
-        for entry in table(config):
-            value = _load_entry(
-                tensors, entry, _get(abstract, entry.path), _get(shardings, entry.path)
-            )
-            node = params
-            for key in entry.path[:-1]:
-                node = node.setdefault(key, {})
-            node[entry.path[-1]] = value
-    return params
+        files = _open(Path(folder), stack)
+        _check(files, config, str(folder))
+        for name, tensor in _tensors(config).items():
+            leaf, where = abstract[tensor.path], shardings[tensor.path]
+            convert, insert = _programs(tensor.transpose, leaf.dtype, where)
+            value = _read(files[name], _file_sharding(tensor, where))
+            if tensor.layer is None:
+                params[tensor.path] = convert(value)
+                continue
+            if not tensor.layer:
+                empty = jax.jit(jnp.zeros, static_argnums=(0, 1), out_shardings=where)
+                params[tensor.path] = empty(leaf.shape, leaf.dtype)
+            stacked = insert(params[tensor.path], value, jnp.int32(tensor.layer))
+            # Waiting keeps tensors from piling up on the host, ahead of slow devices.
+            params[tensor.path] = jax.block_until_ready(stacked)
+    return unflatten_dict(params)
 
 
-def _load_entry(
-    tensors: Mapping[str, Any], entry: Entry, leaf: jax.ShapeDtypeStruct, where: NamedSharding
-) -> jax.Array:
-    """One parameter of ours, from one tensor or from one of every layer."""
-    axes = tuple(where.spec) + (None,) * (len(leaf.shape) - len(where.spec))
-    axes = axes[1:] if entry.stacked else axes
-    source = NamedSharding(where.mesh, P(*(axes[::-1] if entry.transpose else axes)))
-
-    convert, zeros, insert = _programs(entry.transpose, leaf.dtype, where)
-    if not entry.stacked:
-        return convert(_read(tensors[entry.name], source))
-    value = zeros(leaf.shape)
-    for layer in range(leaf.shape[0]):
-        tensor = _read(tensors[entry.name.format(layer)], source)
-        # Waiting keeps tensors from piling up on the host, ahead of slow devices.
-        value = jax.block_until_ready(insert(value, tensor, jnp.int32(layer)))
-    return value
+def _file_sharding(tensor: _Tensor, where: NamedSharding) -> NamedSharding:
+    """How a tensor is split in the file's order of axes, given where its parameter lives."""
+    stacked = tensor.layer is not None
+    axes = tuple(where.spec) + (None,) * (len(tensor.shape) + stacked - len(where.spec))
+    axes = axes[1:] if stacked else axes
+    return NamedSharding(where.mesh, P(*(axes[::-1] if tensor.transpose else axes)))
 
 
 @functools.cache
-def _programs(transpose: bool, dtype: Any, where: NamedSharding) -> tuple[Any, Any, Any]:
-    """Compiled once for all loads: a tensor as ours, an empty stack, a tensor into a stack."""
+def _programs(transpose: bool, dtype: Any, where: NamedSharding) -> tuple[Any, Any]:
+    """Compiled once for all loads: a tensor as ours, and a tensor into a stack of layers."""
 
     def convert(tensor: jax.Array) -> jax.Array:
         return (tensor.T if transpose else tensor).astype(dtype)
@@ -148,14 +149,8 @@ def _programs(transpose: bool, dtype: Any, where: NamedSharding) -> tuple[Any, A
     def insert(whole: jax.Array, tensor: jax.Array, layer: jax.Array) -> jax.Array:
         return jax.lax.dynamic_update_index_in_dim(whole, convert(tensor), layer, 0)
 
-    def zeros(shape: tuple[int, ...]) -> jax.Array:
-        return jnp.zeros(shape, dtype)
-
-    return (
-        jax.jit(convert, out_shardings=where),
-        jax.jit(zeros, out_shardings=where, static_argnums=0),
-        jax.jit(insert, out_shardings=where, donate_argnums=0),
-    )
+    compiled = functools.partial(jax.jit, out_shardings=where)
+    return compiled(convert), compiled(insert, donate_argnums=0)
 
 
 def _open(folder: Path, stack: ExitStack) -> dict[str, Any]:
@@ -206,7 +201,7 @@ def _weight_files(folder: Path) -> list[str]:
 
 def _check(tensors: Mapping[str, Any], config: Qwen3Config, folder: str) -> None:
     """Compare tensors with what `config` asks for; report all differences at once."""
-    wanted = _file_shapes(config)
+    wanted = {name: tensor.shape for name, tensor in _tensors(config).items()}
     found = {name: tuple(tensor.get_shape()) for name, tensor in tensors.items()}
     problems = [
         f"{name} has dtype {tensor.get_dtype()}, supported are {', '.join(_FILE_DTYPES)}"
@@ -238,29 +233,6 @@ def _equal(a: Any, b: Any, rows: int = 8192) -> bool:
     count = a.get_shape()[0]
     parts = [slice(start, min(start + rows, count)) for start in range(0, count, rows)]
     return all(np.array_equal(a[part], b[part]) for part in parts)
-
-
-def _file_shapes(config: Qwen3Config) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of every tensor of a checkpoint, layer after layer."""
-    shapes = {}
-    for name, (entry, _) in _tensors(config).items():
-        shape = _get(abstract_params(config), entry.path).shape
-        shape = shape[1:] if entry.stacked else shape
-        shapes[name] = shape[::-1] if entry.transpose else shape
-    return shapes
-
-
-def _tensors(config: Qwen3Config) -> dict[str, tuple[Entry, int]]:
-    """Name of every tensor of a checkpoint -> its entry and layer, in the order of the layers."""
-    entries = table(config)
-    blocks = [
-        (entry.name.format(layer), (entry, layer))
-        for layer in range(config.num_hidden_layers)
-        for entry in entries
-        if entry.stacked
-    ]
-    first, *last = [(entry.name, (entry, 0)) for entry in entries if not entry.stacked]
-    return dict([first, *blocks, *last])
 
 
 # Writing ---------------------------------------------------------------------
@@ -304,11 +276,12 @@ def save(
         raise ValueError(f"params have shapes {shapes}; the configuration has {expected}")
     dtype = dtype or str(params["embedding"].dtype)
     if dtype not in DTYPES:
-        raise ValueError(f"dtype is {dtype!r}; allowed are {DTYPES}")
+        raise ValueError(f"dtype={dtype!r}: allowed are {DTYPES}")
 
     itemsize = jnp.dtype(dtype).itemsize
+    tensors = _tensors(config)
     split = split_state_dict_into_shards_factory(
-        {name: math.prod(shape) * itemsize for name, shape in _file_shapes(config).items()},
+        {name: math.prod(tensor.shape) * itemsize for name, tensor in tensors.items()},
         get_storage_size=lambda size: size,
         filename_pattern="model{suffix}.safetensors",
         max_shard_size=max_file_bytes,
@@ -318,15 +291,15 @@ def save(
         folder.mkdir(parents=True, exist_ok=True)
         for unfinished in folder.glob("model*.safetensors.part"):
             unfinished.unlink()
-    of_name = _tensors(config)
+    values = flatten_dict(params)
     for file, names in split.filename_to_tensors.items():
-        tensors = {}
+        contents = {}
         for name in names:  # The gathering takes all processes.
-            tensor = _export(params, *of_name[name], dtype)
+            tensor = _export(values[tensors[name].path], tensors[name], dtype)
             if writes:
-                tensors[name] = np.ascontiguousarray(tensor)
+                contents[name] = np.ascontiguousarray(tensor)
         if writes:
-            safetensors.numpy.save_file(tensors, folder / f"{file}.part", {"format": "pt"})
+            safetensors.numpy.save_file(contents, folder / f"{file}.part", {"format": "pt"})
     if not writes:
         return
     for old in folder.glob("model*.safetensors*"):
@@ -337,11 +310,11 @@ def save(
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         _write_json(folder / INDEX_FILE, index)
-    contents = config.to_hf() | {"torch_dtype": dtype}
-    _write_json(folder / "config.json", contents)
+    fields = config.to_hf() | {"torch_dtype": dtype}
+    _write_json(folder / "config.json", fields)
     if generation_config is None:
         ids = ("bos_token_id", "eos_token_id", "pad_token_id")
-        generation_config = {name: contents[name] for name in ids if contents[name] is not None}
+        generation_config = {name: fields[name] for name in ids if fields[name] is not None}
     _write_json(folder / GENERATION_FILE, dict(generation_config))
     if tokenizer is not None:
         tokenizer.save_pretrained(str(folder))
@@ -357,15 +330,15 @@ def read_generation_config(folder: str | Path) -> dict[str, Any] | None:
     return checks.json_object(path) if path.is_file() else None
 
 
-def _export(params: Params, entry: Entry, layer: int, dtype: str) -> jax.Array:
-    """The value of one tensor of a checkpoint."""
-    value = _get(params, entry.path)
+def _export(value: jax.Array, tensor: _Tensor, dtype: str) -> jax.Array:
+    """A tensor of a checkpoint from its parameter, on the devices."""
+    # Where other processes have the rest of it: a whole copy for everybody.
     whole = None
     if not value.is_fully_addressable:
-        # Other processes have the rest of it: a whole copy for everybody.
+        assert isinstance(value.sharding, NamedSharding)
         whole = NamedSharding(value.sharding.mesh, P())
-    index = jnp.int32(layer) if entry.stacked else None
-    return _extract(value, index, entry.transpose, dtype, whole)
+    layer = None if tensor.layer is None else jnp.int32(tensor.layer)
+    return _extract(value, layer, tensor.transpose, dtype, whole)
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3, 4))
@@ -376,7 +349,7 @@ def _extract(
     dtype: str,
     where: NamedSharding | None,
 ) -> jax.Array:
-    """A tensor of the file, on the devices; a layer of the parameter if there is a layer."""
+    """One program for all layers of a stack."""
     part = value if layer is None else value[layer]
     part = (part.T if transpose else part).astype(dtype)
     return part if where is None else jax.lax.with_sharding_constraint(part, where)
