@@ -34,26 +34,16 @@ _QUERY_BLOCK = 512
 # Splash attention works on tiles of a multiple of the 128 lanes of a TPU's vector unit.
 _LANES = 128
 _SPLASH_BLOCKS = (512, 256, 128)
-_SPLASH_TILES = (
-    *("block_q", "block_kv", "block_kv_compute"),
-    *("block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute"),
-    *("block_q_dq", "block_kv_dq"),
-)
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("prompt_lengths", "starts", "lengths"),
-    meta_fields=("prompt_capacity", "window"),
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SharedPrompt:
     """Rows of a prompt and A completions behind it that do not see each other.
 
     Attributes:
         prompt_lengths: i32[B]; the prompt of a row stands in its first slots.
-        starts, lengths: i32[B, A], where the completions stand, one after another; a length may be
-        0.
+        starts, lengths: i32[B, A], where the completions stand, in order; a length may be 0.
         prompt_capacity: slots that hold the longest prompt, at most T.
         window: slots that hold the longest completion, at most T.
     """
@@ -61,15 +51,11 @@ class SharedPrompt:
     prompt_lengths: Array
     starts: Array
     lengths: Array
-    prompt_capacity: int
-    window: int
+    prompt_capacity: int = dataclasses.field(metadata={"static": True})
+    window: int = dataclasses.field(metadata={"static": True})
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("valid", "shared"),
-    meta_fields=("right_padded",),
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RowMask:
     """Which slots of its row a slot sees: no later ones, valid ones, and no other completion's.
@@ -82,7 +68,7 @@ class RowMask:
 
     valid: Array
     shared: SharedPrompt | None = None
-    right_padded: bool = False
+    right_padded: bool = dataclasses.field(default=False, metadata={"static": True})
 
 
 # Choice ----------------------------------------------------------------------
@@ -100,9 +86,8 @@ class Choice:
 def choose(config: Qwen3Config, platform: str | None = None) -> Choice:
     """Choose the implementation for a model; the same choice on every call.
 
-    A kernel that its platform has is first tried on one short row, forwards and backwards,
-    against the reference: where it fails (an old driver, say), the reference takes its place and
-    the reason says so.
+    A kernel is first tried on one short row, forwards and backwards, against the reference, which
+    takes its place where it fails (an old driver, say).
 
     Args:
         platform: "cpu", "gpu" or "tpu"; None is JAX's default one.
@@ -115,7 +100,7 @@ def choose(config: Qwen3Config, platform: str | None = None) -> Choice:
             raise ValueError(f"attention is {config.attention!r}, but {obstacle}")
         return Choice(config.attention, "the configuration asks for it")
     platform = platform or jax.default_backend()
-    name = {"gpu": "cudnn", "cuda": "cudnn", "tpu": "splash"}.get(platform)
+    name = {"gpu": "cudnn", "tpu": "splash"}.get(platform)
     if name is None:
         return Choice("reference", f"there is no kernel for platform {platform}")
     if obstacle := _obstacle(name, config):
@@ -139,26 +124,26 @@ def _obstacle(name: str, config: Qwen3Config) -> str | None:
 
 def _try(name: str, config: Qwen3Config) -> str | None:
     """What is wrong with a kernel on this machine; None if nothing is."""
-    T, K, h = _LANES, config.num_key_value_heads, config.head_dim
+    K = config.num_key_value_heads
     rng = np.random.default_rng(0)
     qkv = [
-        rng.normal(size=(1, T, heads, h)).astype(jnp.dtype(config.dtype))
+        rng.normal(size=(1, _LANES, heads, config.head_dim)).astype(jnp.dtype(config.dtype))
         for heads in (config.num_attention_heads, K, K)
     ]
 
-    def output_and_gradients(attend: Callable[..., Array], *qkv: Array) -> list[Array]:
-        out, vjp = jax.vjp(attend, *qkv)
-        return [out, *vjp(jnp.ones_like(out))]
-
     def run(attend: Callable[..., Array]) -> list[np.ndarray]:
+        def output_and_gradients(*qkv: Array) -> list[Array]:
+            out, vjp = jax.vjp(attend, *qkv)
+            return [out, *vjp(jnp.ones_like(out))]
+
         # Compiled first and then called: this works in the midst of tracing another program too.
-        program = jax.jit(functools.partial(output_and_gradients, attend)).lower(*qkv).compile()
+        program = jax.jit(output_and_gradients).lower(*qkv).compile()
         return [np.asarray(x, np.float32) for x in program(*qkv)]
 
     try:
         got = run(_KERNELS[name])
-        valid: Any = np.ones((1, T), bool)
-        want = run(functools.partial(reference_attention, mask=RowMask(valid)))
+        mask = RowMask(np.ones((1, _LANES), bool))  # type: ignore[arg-type]
+        want = run(functools.partial(_reference, mask=mask))
     except Exception as error:  # Whatever a driver or a compiler may raise means the same here.
         return f"{type(error).__name__}: {first_line(error)[:200]}"
     for a, b in zip(got, want, strict=True):
@@ -185,16 +170,13 @@ def self_attention(q: Array, k: Array, v: Array, mask: RowMask, implementation: 
     """
     if mask.shared is not None:
         return _shared_attention(q, k, v, mask.shared, implementation)
-    if not mask.right_padded:
-        return reference_attention(q, k, v, mask)
-    if implementation == "cudnn":
-        return _cudnn(q, k, v)
-    if implementation == "splash":
-        return _over_mesh(_splash, q, k, v)
-    return reference_attention(q, k, v, mask)
+    if not mask.right_padded or implementation == "reference":
+        return _reference(q, k, v, mask)
+    kernel = _KERNELS[implementation]
+    return _over_mesh(kernel, q, k, v) if implementation == "splash" else kernel(q, k, v)
 
 
-def reference_attention(q: Array, k: Array, v: Array, mask: RowMask) -> Array:
+def _reference(q: Array, k: Array, v: Array, mask: RowMask) -> Array:
     """`self_attention` of rows without shared prompts, for every platform, dtype and padding."""
     slots = jnp.arange(q.shape[1])
 
@@ -315,7 +297,8 @@ def _splash(q: Array, k: Array, v: Array, interpret: bool = False) -> Array:
     padding = -length % _LANES
     T = length + padding
     size = next(size for size in _SPLASH_BLOCKS if T % size == 0)
-    tiles: dict[str, Any] = dict.fromkeys(_SPLASH_TILES, size)
+    fields = dataclasses.fields(splash.BlockSizes)
+    tiles: dict[str, Any] = {x.name: size for x in fields if x.name.startswith("block_")}
     kernel = splash.make_splash_mha(
         splash.MultiHeadMask([splash.CausalMask((T, T))] * H),
         block_sizes=splash.BlockSizes(**tiles),

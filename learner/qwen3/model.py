@@ -88,24 +88,17 @@ class RMSNorm(nn.Module):
         return (x32 * inverse * scale.astype(jnp.float32)).astype(x.dtype)
 
 
-class Projection(nn.Module):
+def projection(config: Qwen3Config, features: int, axes: tuple[str, str], name: str) -> nn.Dense:
     """A matrix without bias, applied to [tokens, in]; `axes` are its logical axes."""
-
-    config: Qwen3Config
-    features: int
-    axes: tuple[str, str]
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        kernel = self.param(
-            "kernel",
-            nn.with_logical_partitioning(
-                nn.initializers.normal(self.config.initializer_range), self.axes
-            ),
-            (x.shape[-1], self.features),
-            jnp.dtype(self.config.param_dtype),
-        )
-        return x @ kernel.astype(x.dtype)
+    init = nn.initializers.normal(config.initializer_range)
+    return nn.Dense(
+        features,
+        use_bias=False,
+        dtype=config.dtype,
+        param_dtype=config.param_dtype,
+        kernel_init=nn.with_logical_partitioning(init, axes),
+        name=name,
+    )
 
 
 class Attention(nn.Module):
@@ -119,13 +112,13 @@ class Attention(nn.Module):
         H, K, h = c.num_attention_heads, c.num_key_value_heads, c.head_dim
         lead = x.shape[:-1]
         flat = x.reshape(-1, c.hidden_size)
-        q = Projection(c, H * h, ("embed", "heads"), name="q_proj")(flat).reshape(*lead, H, h)
-        k = Projection(c, K * h, ("embed", "kv_heads"), name="k_proj")(flat).reshape(*lead, K, h)
-        v = Projection(c, K * h, ("embed", "kv_heads"), name="v_proj")(flat).reshape(*lead, K, h)
+        q = projection(c, H * h, ("embed", "heads"), name="q_proj")(flat).reshape(*lead, H, h)
+        k = projection(c, K * h, ("embed", "kv_heads"), name="k_proj")(flat).reshape(*lead, K, h)
+        v = projection(c, K * h, ("embed", "kv_heads"), name="v_proj")(flat).reshape(*lead, K, h)
         q = rotate(RMSNorm(c, "head_dim", name="q_norm")(q), rope)
         k = rotate(RMSNorm(c, "head_dim", name="k_norm")(k), rope)
         out = attend(q, k, v).reshape(-1, H * h)
-        return Projection(c, c.hidden_size, ("heads", "embed"), name="o_proj")(out).reshape(x.shape)
+        return projection(c, c.hidden_size, ("heads", "embed"), name="o_proj")(out).reshape(x.shape)
 
 
 class MLP(nn.Module):
@@ -137,9 +130,9 @@ class MLP(nn.Module):
     def __call__(self, x: Array) -> Array:
         c = self.config
         flat = x.reshape(-1, c.hidden_size)
-        gate = Projection(c, c.intermediate_size, ("embed", "mlp"), name="gate_proj")(flat)
-        up = Projection(c, c.intermediate_size, ("embed", "mlp"), name="up_proj")(flat)
-        down = Projection(c, c.hidden_size, ("mlp", "embed"), name="down_proj")
+        gate = projection(c, c.intermediate_size, ("embed", "mlp"), name="gate_proj")(flat)
+        up = projection(c, c.intermediate_size, ("embed", "mlp"), name="up_proj")(flat)
+        down = projection(c, c.hidden_size, ("mlp", "embed"), name="down_proj")
         return down(nn.silu(gate) * up).reshape(x.shape)
 
 
@@ -172,23 +165,12 @@ class Qwen3(nn.Module):
     def __call__(self, tokens: Array, positions: Array, mask: RowMask) -> Array:
         """See `hidden_states`."""
         c = self.config
-        embedding = self.param(
-            "embedding",
-            nn.with_logical_partitioning(
-                nn.initializers.normal(c.initializer_range), ("vocab", "embed")
-            ),
-            (c.vocab_size, c.hidden_size),
-            jnp.dtype(c.param_dtype),
-        )
+        normal, dtype = nn.initializers.normal(c.initializer_range), jnp.dtype(c.param_dtype)
+        rows = nn.with_logical_partitioning(normal, ("vocab", "embed"))
+        embedding = self.param("embedding", rows, (c.vocab_size, c.hidden_size), dtype)
         if not c.tie_word_embeddings:
-            self.param(
-                "unembedding",
-                nn.with_logical_partitioning(
-                    nn.initializers.normal(c.initializer_range), ("embed", "vocab")
-                ),
-                (c.hidden_size, c.vocab_size),
-                jnp.dtype(c.param_dtype),
-            )
+            columns = nn.with_logical_partitioning(normal, ("embed", "vocab"))
+            self.param("unembedding", columns, (c.hidden_size, c.vocab_size), dtype)
         rope = rope_angles(positions, c)
         attend = functools.partial(self_attention, mask=mask, implementation=choose(c).name)
 

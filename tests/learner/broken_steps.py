@@ -84,7 +84,11 @@ def split_float32(embedding, tokens, config):
     return model.embed(embedding, tokens, dataclasses.replace(config, dtype="float32"))
 
 
-class CastBehind(model.Projection):
+class CastBehind(nn.Module):
+    config: Qwen3Config
+    features: int
+    axes: tuple[str, str]
+
     @nn.compact
     def __call__(self, x):
         kernel = self.param("kernel", *self.split(x), jnp.float32)
@@ -123,8 +127,8 @@ def main():
         "logits of all tokens": (completions, "token_logprobs", all_at_once),
         "embedding gathered": (model, "embed_split", model.embed),
         "float32 residual stream": (model, "embed_split", split_float32),
-        "weights cast behind the gather": (model, "Projection", CastBehind),
-        "weights not cast": (model, "Projection", NotCast),
+        "weights cast behind the gather": (model, "projection", CastBehind),
+        "weights not cast": (model, "projection", NotCast),
         # The check expects a loop of four layers, and there is none.
         "layers not scanned": (nn, "scan", unrolled(nn.scan)),
     }

@@ -352,7 +352,7 @@ def test_splash_attention_equals_the_reference(axes, length, monkeypatch):
         return kernel(*qkv, interpret=True)
 
     kernel = attention._splash
-    monkeypatch.setattr(attention, "_splash", splash)
+    monkeypatch.setitem(attention._KERNELS, "splash", splash)
     qkv = random_qkv(2, length, 4, 2, 128)
     rows = attention.RowMask(jnp.ones((2, length), bool), right_padded=True)
 
