@@ -48,9 +48,7 @@ class Program:
     """The memory of one device while one program runs, in bytes.
 
     Attributes:
-        name: what it does.
-        arguments: its arguments; outputs: its results.
-        reused: arguments whose memory results take over.
+        reused: arguments whose memory the outputs take over.
         temporaries: what the compiler adds; an estimate, see the module.
         elsewhere: what lives on the device at that time and is no argument.
     """
@@ -126,11 +124,7 @@ def plan_sampling(
         "resize": resident + weights + prompt_cache,
         "segment": resident,
     }
-    order = [name for name in elsewhere if name in programs]
-    return Plan(
-        "sampling",
-        tuple(dataclasses.replace(programs[n], elsewhere=elsewhere[n]) for n in order),
-    )
+    return _plan("sampling", programs, elsewhere)
 
 
 def plan_training(
@@ -141,14 +135,15 @@ def plan_training(
         config, lambda c: abstract_trainer(c, training, mesh).lower_update(prompt_length)
     )
     state = abstract_train_state(config, training.optimizer, mesh, training.lora)
-    elsewhere = {
-        "gradients": _tree_bytes(state.opt_state),
-        "optimizer": _frozen_bytes(config, training, mesh),
-    }
-    return Plan(
-        "training",
-        tuple(dataclasses.replace(programs[n], elsewhere=elsewhere[n]) for n in elsewhere),
-    )
+    frozen = _frozen_bytes(config, training, mesh)
+    elsewhere = {"gradients": _tree_bytes(state.opt_state), "optimizer": frozen}
+    return _plan("training", programs, elsewhere)
+
+
+def _plan(part: str, programs: dict[str, Program], elsewhere: dict[str, int]) -> Plan:
+    """The programs in the order of `elsewhere`, which says what else is on the device."""
+    named = ((programs[name], size) for name, size in elsewhere.items() if name in programs)
+    return Plan(part, tuple(dataclasses.replace(p, elsewhere=size) for p, size in named))
 
 
 def _programs(
@@ -156,10 +151,9 @@ def _programs(
 ) -> dict[str, Program]:
     """The programs that `lower` makes, compiled in float32 (see the module)."""
     real = lower(config)
-    compiled = real
-    if config.dtype != "float32":
-        compiled = lower(dataclasses.replace(config, dtype="float32"))
-    return {name: _program(name, real[name], compiled[name]) for name in real}
+    is_float32 = config.dtype == "float32"
+    twins = real if is_float32 else lower(dataclasses.replace(config, dtype="float32"))
+    return {name: _program(name, real[name], twins[name]) for name in real}
 
 
 def abstract_trainer(config: Qwen3Config, training: GRPOConfig, mesh: Mesh) -> GRPOTrainer:
@@ -175,38 +169,33 @@ def abstract_trainer(config: Qwen3Config, training: GRPOConfig, mesh: Mesh) -> G
     )
 
 
-def _program(name: str, real: Any, lowered: Any) -> Program:
-    """Arguments and results of `real`, temporaries of `lowered`, its float32 twin."""
-    compiled = lowered.compile(_COMPILER_OPTIONS)
-    # Arguments that the program does not use have no place on the devices.
-    arguments = _with_places(real.args_info, compiled.input_shardings)
-    used = [(argument, place) for argument, place in arguments if place is not None]
-    outputs = _with_places(real.out_info, compiled.output_shardings)
+def _program(name: str, real: Any, twin: Any) -> Program:
+    """Arguments and results of `real`, temporaries of its float32 twin."""
+    compiled = twin.compile(_COMPILER_OPTIONS)
+    arguments = _shard_bytes(real.args_info, compiled.input_shardings)
+    outputs = _shard_bytes(real.out_info, compiled.output_shardings)
     return Program(
         name=name,
-        arguments=sum(_shard_bytes(argument, place) for argument, place in used),
-        outputs=sum(_shard_bytes(output, place) for output, place in outputs),
-        reused=sum(_shard_bytes(argument, place) for argument, place in used if argument.donated),
+        arguments=sum(size for _, size in arguments),
+        outputs=sum(size for _, size in outputs),
+        reused=sum(size for argument, size in arguments if argument.donated),
         temporaries=compiled.memory_analysis().temp_size_in_bytes,
         elsewhere=0,
     )
 
 
-def _with_places(infos: Any, shardings: Any) -> list[tuple[Any, Any]]:
-    """Leaves and their shardings, which may be None."""
+def _shard_bytes(infos: Any, shardings: Any) -> list[tuple[Any, int]]:
+    """Leaves with their bytes on one device; an argument that no program uses takes none."""
     leaves, structure = jax.tree.flatten(infos)
     places = cast(Any, structure).flatten_up_to(shardings)
-    return list(zip(leaves, places, strict=True))
-
-
-def _shard_bytes(leaf: Any, place: Any) -> int:
-    """Bytes on one device of an array that is placed so; None is whole."""
-    shape = leaf.shape if place is None else place.shard_shape(leaf.shape)
-    return math.prod(shape) * leaf.dtype.itemsize
+    return [
+        (leaf, math.prod(place.shard_shape(leaf.shape)) * leaf.dtype.itemsize if place else 0)
+        for leaf, place in zip(leaves, places, strict=True)
+    ]
 
 
 def _tree_bytes(tree: Any) -> int:
-    return sum(_shard_bytes(leaf, leaf.sharding) for leaf in jax.tree.leaves(tree))
+    return sum(size for _, size in _shard_bytes(tree, jax.tree.map(lambda x: x.sharding, tree)))
 
 
 def _state_bytes(config: Qwen3Config, training: GRPOConfig, mesh: Mesh) -> int:
@@ -241,59 +230,52 @@ def verdict(plan: Plan, config: Qwen3Config, training: GRPOConfig, mesh: Mesh, m
     needed = f"{plan.part} needs {plan.peak / _GIGABYTE:.3g} of {memory / _GIGABYTE:.3g} GB"
     if plan.peak <= memory:
         return f"{needed}: fits"
-    return "\n  ".join([f"{needed}: does not fit. What to change:", *_advice(
-        plan, config, training, mesh
-    )])  # fmt: skip
+    advice = _advice(plan, config, training, mesh)
+    return "\n  ".join([f"{needed}: does not fit. What to change:", *advice])
 
 
 def _advice(plan: Plan, config: Qwen3Config, training: GRPOConfig, mesh: Mesh) -> list[str]:
     def gigabytes(size: int) -> str:
         return f"{size / _GIGABYTE:.3g} GB"
 
-    state = _state_bytes(config, training, mesh)
     advice = [
         f"a larger fsdp axis (now {mesh.shape['fsdp']}): parameters and optimizer take "
-        f"{gigabytes(state)} of each device, in inverse proportion to it"
+        f"{gigabytes(_state_bytes(config, training, mesh))} of each device, in inverse proportion "
+        "to it"
     ]
     shards = sharding.num_row_shards(mesh)
     if plan.part == "training":
-        temporaries = max(program.temporaries for program in plan.programs)
+        temporaries = gigabytes(max(program.temporaries for program in plan.programs))
         rows = training.micro_batch_rows // shards
         if rows > 1:
             advice.append(
                 f"fewer rows at a time on each device (--rows, now {rows}): temporaries take "
-                f"{gigabytes(temporaries)}"
+                f"{temporaries}"
             )
         if config.remat not in ("full", "offload"):
             advice.append(
                 f"--remat=full (now {config.remat}): keeps only the input of each block of the "
-                f"{gigabytes(temporaries)} of temporaries"
+                f"{temporaries} of temporaries"
             )
-        if training.completions_per_row > 1:
-            advice.append(
-                "fewer completions in a row (--completions_per_row, now "
-                f"{training.completions_per_row})"
-            )
+        if (several := training.completions_per_row) > 1:
+            advice.append(f"fewer completions in a row (--completions_per_row, now {several})")
     else:
         segment = next(program for program in plan.programs if program.name == "segment")
-        completions = training.sampling_rows // shards
         advice.append(
-            f"fewer completions at a time on each device (--completions, now {completions}), or "
-            f"shorter ones (--max_new_tokens, now {training.max_new_tokens}): their keys and "
-            f"values take {gigabytes(segment.reused)}"
+            "fewer completions at a time on each device (--completions, now "
+            f"{training.sampling_rows // shards}), or shorter ones (--max_new_tokens, now "
+            f"{training.max_new_tokens}): their keys and values take {gigabytes(segment.reused)}"
         )
         kv_heads, tensor = config.num_key_value_heads, mesh.shape["tensor"]
-        larger = [n for n in range(tensor + 1, kv_heads + 1) if kv_heads % n == 0]
-        if larger:
-            weights = plan.programs[0].outputs
+        if larger := [n for n in range(tensor + 1, kv_heads + 1) if kv_heads % n == 0]:
             advice.append(
                 f"a larger tensor axis (now {tensor}; {larger[0]} is the next): the weights for "
-                f"decoding take {gigabytes(weights)}, and fsdp does not split them"
+                f"decoding take {gigabytes(plan.programs[0].outputs)}, and fsdp does not split them"
             )
-    if training.optimizer.moment_dtype == "float32" and not training.lora.rank:
-        saved = _param_bytes(config, mesh) // 2
-        advice.append(f"--moment_dtype=bfloat16: saves {gigabytes(saved)}")
     if not training.lora.rank:
+        if training.optimizer.moment_dtype == "float32":
+            saved = gigabytes(_param_bytes(config, mesh) // 2)
+            advice.append(f"--moment_dtype=bfloat16: saves {saved}")
         advice.append("--lora_rank=16: no moments and no optimizer for the model's parameters")
     return advice
 
@@ -303,8 +285,7 @@ def _advice(plan: Plan, config: Qwen3Config, training: GRPOConfig, mesh: Mesh) -
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m learner.plan",
-        description=__doc__.split("\n\n")[0] if __doc__ else None,
+        prog="python -m learner.plan", description=(__doc__ or "").split("\n\n")[0]
     )
     add = parser.add_argument
     add("--config", required=True, help=f"{', '.join(NAMES)}, a folder, or a hub name")
@@ -321,12 +302,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--group_size", type=int, default=8, help="completions to each prompt")
     add("--rows", type=int, default=1, help="rows of a micro-batch on each row shard")
     add("--completions_per_row", type=int, default=1, help="completions that share a row")
-    add(
-        "--completions",
-        type=int,
-        default=64,
-        help="completions sampled at a time on each row shard",
-    )
+    add("--completions", type=int, default=64, help="sampled at a time on each row shard")
     return parser.parse_args(argv)
 
 
@@ -345,11 +321,7 @@ def model_config(name: str, **compute: Any) -> Qwen3Config:
 
 
 def mesh_sizes(text: str) -> list[tuple[int, int, int]]:
-    """Sizes of (data, fsdp, tensor) from text such as "1x8x1,32x8x1".
-
-    Raises:
-        ValueError: it is something else.
-    """
+    """Sizes of (data, fsdp, tensor) from text such as "1x8x1,32x8x1"; see `sharding.mesh_size`."""
     return [sharding.mesh_size(part) for part in text.split(",")]
 
 
@@ -369,7 +341,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         parts = options.parts.split(",")
         if unknown := set(parts) - set(planners):
-            raise ValueError(f"parts is {sorted(unknown)}; allowed are {tuple(planners)}")
+            raise ValueError(f"parts={sorted(unknown)}: allowed are {tuple(planners)}")
         config = model_config(options.config, dtype=options.dtype, remat=options.remat)
         sizes = mesh_sizes(options.mesh)
         use_host_devices(max(math.prod(size) for size in sizes))
