@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,26 +33,17 @@ def integers(options: Any, **least: int) -> None:
 
 def positive(options: Any, *names: str) -> None:
     """Raises `ValueError` unless each named field is a finite number above 0."""
-    for name in names:
-        value = getattr(options, name)
-        if not (_is_number(value) and value > 0):
-            raise ValueError(f"{name}={value!r}: allowed are finite numbers above 0")
+    _numbers(options, names, lambda value: value > 0, "finite numbers above 0")
 
 
 def not_negative(options: Any, *names: str) -> None:
     """Raises `ValueError` unless each named field is a finite number from 0 up."""
-    for name in names:
-        value = getattr(options, name)
-        if not (_is_number(value) and value >= 0):
-            raise ValueError(f"{name}={value!r}: allowed are finite numbers from 0 up")
+    _numbers(options, names, lambda value: value >= 0, "finite numbers from 0 up")
 
 
 def fractions(options: Any, *names: str) -> None:
     """Raises `ValueError` unless each named field is a number in [0, 1]."""
-    for name in names:
-        value = getattr(options, name)
-        if not (_is_number(value) and 0 <= value <= 1):
-            raise ValueError(f"{name}={value!r}: allowed are numbers in [0, 1]")
+    _numbers(options, names, lambda value: 0 <= value <= 1, "numbers in [0, 1]")
 
 
 def choices(options: Any, **allowed: Sequence[Any]) -> None:
@@ -63,5 +54,11 @@ def choices(options: Any, **allowed: Sequence[Any]) -> None:
             raise ValueError(f"{name}={value!r}: allowed are {tuple(values)}")
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def _numbers(
+    options: Any, names: Sequence[str], fits: Callable[[float], bool], allowed: str
+) -> None:
+    for name in names:
+        value = getattr(options, name)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (is_number and math.isfinite(value) and fits(value)):
+            raise ValueError(f"{name}={value!r}: allowed are {allowed}")

@@ -10,7 +10,6 @@ import numpy as np
 
 from learner import checks
 
-_NO_ADVICE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json")
 
 THINK_END = "</think>"
@@ -61,16 +60,10 @@ def load_tokenizer(folder: str | Path) -> Any:
     # Without any, transformers makes one up that knows a single token.
     if not any((Path(folder) / name).is_file() for name in _TOKENIZER_FILES):
         raise ValueError(f"folder {str(folder)!r} has none of {', '.join(_TOKENIZER_FILES)}")
-    # On its import transformers advises to install torch, which a tokenizer does not need.
-    before = os.environ.get(_NO_ADVICE)
-    os.environ[_NO_ADVICE] = "1"
-    try:
-        from transformers import AutoTokenizer
-    finally:
-        if before is None:
-            del os.environ[_NO_ADVICE]
-        else:
-            os.environ[_NO_ADVICE] = before
+    # Otherwise transformers advises to install torch, which a tokenizer does not need.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    from transformers import AutoTokenizer
+
     try:
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:  # Of many kinds, all of which mean that a file is broken.
@@ -207,8 +200,8 @@ def geometric_bucket(n: int, multiple: int, per_doubling: int) -> int:
     `per_doubling` of them from one power of two to the next. So at most 1 / per_doubling of a long
     row is padding. More tokens never get a shorter length.
     """
-    octave = 1 << max(0, max(0, n - 1).bit_length() - 1)  # the power of two below n
-    return bucket(n, multiple << max(0, (octave // (per_doubling * multiple)).bit_length() - 1))
+    power = 1 << max(0, max(0, n - 1).bit_length() - 1)  # of two, below n
+    return bucket(n, multiple << max(0, (power // (per_doubling * multiple)).bit_length() - 1))
 
 
 def pad_right(

@@ -24,8 +24,7 @@ import pickle
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
 import jax
@@ -72,17 +71,11 @@ def start(
         raise ValueError(f"num_processes={num_processes}: allowed are integers from 1 up")
     if num_processes == 1:
         return
-    given = {
-        "coordinator": coordinator,
-        "num_processes": num_processes,
-        "process_id": process_id,
-    }
+    given = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
     missing = [name for name, value in given.items() if value is None]
     if process_id is not None and not 0 <= process_id < (num_processes or math.inf):
-        allowed = "integers from 0 up"
-        if num_processes is not None:
-            allowed = f"0 to num_processes - 1 = {num_processes - 1}"
-        raise ValueError(f"process_id={process_id}: allowed are {allowed}")
+        last = f"0 to num_processes - 1 = {num_processes - 1}" if num_processes else "0, 1, ..."
+        raise ValueError(f"process_id={process_id}: allowed are {last}")
     if coordinator is not None and not coordinator.rpartition(":")[2].isdigit():
         raise ValueError(f"coordinator={coordinator!r}: HOST:PORT is needed")
     # Its handler of SIGTERM would take the place of the one that makes a process leave.
@@ -154,19 +147,18 @@ def on_first(function: Callable[[], T]) -> T:
     """
     if num_processes() == 1:
         return function()
-    value, error = None, None
+    value, own_error = None, None
     if is_first():
+        _alone.now = True
         try:
-            with _on_its_own():
-                value = function()
+            value = function()
         except Exception as raised:
-            error = raised
-    message = _broadcast((value, _portable(error)) if is_first() else None)
+            own_error = raised
+        finally:
+            _alone.now = False
+    value, error = _broadcast((value, _portable(own_error)))
     if error is not None:
-        raise error
-    value, error = message
-    if error is not None:
-        raise error
+        raise own_error or error
     return value  # type: ignore[return-value]
 
 
@@ -218,13 +210,6 @@ def any_process(flag: bool) -> bool:
     return bool(multihost_utils.process_allgather(np.int32(flag)).any())
 
 
-def share(count: int) -> np.ndarray:
-    """Which of `count` items of work are this process's: a run of indices, i64[n]."""
-    if num_processes() == 1:
-        return np.arange(count)
-    return np.array_split(np.arange(count), jax.process_count())[jax.process_index()]
-
-
 def sharded_map(function: Callable[[np.ndarray], T], count: int) -> T:
     """`function(np.arange(count))`, every process working on its part of the indices.
 
@@ -233,23 +218,15 @@ def sharded_map(function: Callable[[np.ndarray], T], count: int) -> T:
         for an index must not depend on the others.
       count: at least 1. Where it is less than the number of processes, the first does it all.
     """
+    if num_processes() == 1:
+        return function(np.arange(count))
     if count < num_processes():
         return on_first(lambda: function(np.arange(count)))
-    parts: list[Any] = gather(function(share(count)))
-    if len(parts) == 1:
-        return parts[0]
+    part = np.array_split(np.arange(count), num_processes())[jax.process_index()]
+    parts: list[Any] = gather(function(part))
     if isinstance(parts[0], list):
         return [row for part in parts for row in part]  # type: ignore[return-value]
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
-
-
-@contextmanager
-def _on_its_own() -> Iterator[None]:
-    _alone.now = True
-    try:
-        yield
-    finally:
-        _alone.now = False
 
 
 def _broadcast(value: Any) -> Any:
@@ -288,14 +265,14 @@ def put(tree: Any, where: Any) -> Any:
     """
     if jax.process_count() == 1:
         return jax.device_put(tree, where)
-    return jax.tree.map(_put, tree, jax.tree.broadcast(where, tree))
 
+    def place(value: Any, where: Any) -> jax.Array:
+        if isinstance(value, jax.Array) and not value.is_fully_addressable:
+            return jax.device_put(value, where)
+        host = np.asarray(value)
+        return jax.make_array_from_callback(host.shape, where, host.__getitem__)
 
-def _put(value: Any, where: Any) -> jax.Array:
-    if isinstance(value, jax.Array) and not value.is_fully_addressable:
-        return jax.device_put(value, where)
-    host = np.asarray(value)
-    return jax.make_array_from_callback(host.shape, where, lambda index: host[index])
+    return jax.tree.map(place, tree, jax.tree.broadcast(where, tree))
 
 
 def local_mesh(mesh: Mesh) -> Mesh:

@@ -15,8 +15,7 @@ REMAT = ("none", "dots", "outputs", "full", "offload")
 #: How whole sequences meet themselves; see `learner.qwen3.attention`.
 ATTENTION = ("auto", "reference", "cudnn", "splash")
 
-# Sizes that config.json must state. It must state rope_theta too, which has two places.
-_REQUIRED = (
+_SIZES = (
     "vocab_size",
     "hidden_size",
     "intermediate_size",
@@ -24,17 +23,20 @@ _REQUIRED = (
     "num_attention_heads",
     "num_key_value_heads",
 )
+# What config.json must state; rope_theta has two places there.
+_REQUIRED = (*_SIZES, "rope_theta")
 _COMPUTE = ("dtype", "param_dtype", "remat", "scan_unroll", "attention")
-_POSITIVE = (*_REQUIRED, "head_dim", "max_position_embeddings", "scan_unroll")
+_POSITIVE = (*_SIZES, "head_dim", "max_position_embeddings", "scan_unroll")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Qwen3Config:
     """The architecture, field by field as in a Hugging Face `config.json`, and compute options.
 
-    Hashable, so it can be a static argument of `jax.jit`. Invalid values raise `ValueError`.
+    Hashable, so it can be a static argument of `jax.jit`. Invalid values raise `ValueError`. The
+    compute options, from `dtype` on, are never read from or written to `config.json`.
 
-    Attributes of the architecture:
+    Attributes:
         vocab_size: rows of the embedding; may exceed the number of ids the tokenizer knows.
         hidden_size: width D of the residual stream.
         intermediate_size: width of the SwiGLU hidden layer.
@@ -48,8 +50,6 @@ class Qwen3Config:
         max_position_embeddings: the longest supported sequence, in tokens.
         initializer_range: standard deviation of fresh weights.
         bos_token_id, eos_token_id, pad_token_id: as the file states them.
-
-    Attributes of the computation (never read from or written to `config.json`):
         dtype: "float32" or "bfloat16", of activations and matrix products. Norms, softmax and
             log-probabilities are float32 always.
         param_dtype: "float32" or "bfloat16", of the stored parameters.
@@ -104,17 +104,17 @@ class Qwen3Config:
             mapping: the parsed file. `rope_theta` is read at the top level (files on the hub)
                 and inside `rope_parameters` (files written by transformers 5). Other fields that
                 are left out have the defaults of transformers' own `Qwen3Config`.
-            compute: compute options (`dtype`, `param_dtype`, `remat`, `scan_unroll`,
-                `attention`).
+            compute: compute options.
 
         Raises:
             ValueError: a field is missing, invalid, or asks for what is not implemented.
         """
-        _refuse_unsupported(mapping)
-        theta = _rope(mapping).get("rope_theta", mapping.get("rope_theta"))
-        missing = [name for name in _REQUIRED if mapping.get(name) is None]
-        if missing or theta is None:
-            missing += ["rope_theta"] * (theta is None)
+        rope = mapping.get("rope_parameters") or mapping.get("rope_scaling") or {}
+        if not isinstance(rope, Mapping):
+            raise ValueError(f"rope_scaling={rope!r}: allowed are null and an object")
+        _refuse_unsupported(mapping, rope)
+        mapping = {**mapping, "rope_theta": rope.get("rope_theta", mapping.get("rope_theta"))}
+        if missing := [name for name in _REQUIRED if mapping.get(name) is None]:
             raise ValueError(f"the configuration lacks {', '.join(missing)}")
         if unknown := set(compute) - set(_COMPUTE):
             raise ValueError(f"compute option {sorted(unknown)}; allowed: {sorted(_COMPUTE)}")
@@ -123,7 +123,7 @@ class Qwen3Config:
             for field in dataclasses.fields(cls)
             if field.name not in _COMPUTE and mapping.get(field.name) is not None
         }
-        values["rope_theta"] = float(theta)
+        values["rope_theta"] = float(values["rope_theta"])
         if isinstance(values.get("eos_token_id"), list):
             values["eos_token_id"] = tuple(values["eos_token_id"])
         return cls(**values, **compute)
@@ -164,16 +164,9 @@ class Qwen3Config:
         }
 
 
-def _rope(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
-    rope = mapping.get("rope_parameters") or mapping.get("rope_scaling") or {}
-    if not isinstance(rope, Mapping):
-        raise ValueError(f"rope_scaling is {rope!r}; allowed are null and an object")
-    return rope
-
-
-def _refuse_unsupported(mapping: Mapping[str, Any]) -> None:
+def _refuse_unsupported(mapping: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
     """Raise `ValueError` for a field that would change the arithmetic in a way we do not have."""
-    rope_type = _rope(mapping).get("rope_type", _rope(mapping).get("type", "default"))
+    rope_type = rope.get("rope_type", rope.get("type", "default"))
     layer_types = sorted(set(mapping.get("layer_types") or ()))
     fields: tuple[tuple[str, Any, tuple[Any, ...], str], ...] = (
         ("model_type", mapping.get("model_type"), ("qwen3",), "'qwen3' (dense)"),

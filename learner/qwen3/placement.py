@@ -57,7 +57,7 @@ def tree_shardings(tree: Any, config: Qwen3Config, mesh: Mesh) -> Any:
         The same tree of `NamedSharding`s.
     """
     by_path = {
-        _names(path): (abstract.shape, where)
+        jax.tree_util.keystr(path): (abstract.shape, where)
         for (path, abstract), where in zip(
             jax.tree_util.tree_leaves_with_path(abstract_params(config)),
             jax.tree.leaves(param_shardings(config, mesh)),
@@ -66,15 +66,10 @@ def tree_shardings(tree: Any, config: Qwen3Config, mesh: Mesh) -> Any:
     }
 
     def place(path: Any, leaf: Any) -> NamedSharding:
-        names = _names(path)
-        for start in range(len(names)):
-            shape, where = by_path.get(names[start:], (None, None))
+        for start in range(len(path)):
+            shape, where = by_path.get(jax.tree_util.keystr(path[start:]), (None, None))
             if where is not None and shape == leaf.shape:
                 return where
         return sharding.replicated(mesh)
 
     return jax.tree_util.tree_map_with_path(place, tree)
-
-
-def _names(path: Any) -> tuple[str, ...]:
-    return tuple(jax.tree_util.keystr((entry,), simple=True) for entry in path)

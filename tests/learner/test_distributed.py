@@ -1,7 +1,6 @@
 """What one process sees of it; `tests/experiments/test_processes.py` has several."""
 
 import jax
-import numpy as np
 import pytest
 
 from learner.devices import distributed
@@ -29,7 +28,6 @@ def test_one_process_alone_is_not_started():
 
 def test_one_process_does_everything():
     assert distributed.sharded_map(lambda rows: [int(i) ** 2 for i in rows], 4) == [0, 1, 4, 9]
-    np.testing.assert_array_equal(distributed.share(3), [0, 1, 2])
     assert distributed.gather("x") == ["x"]
     with pytest.raises(KeyError):
         distributed.on_first(lambda: {}["absent"])

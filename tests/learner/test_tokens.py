@@ -82,8 +82,8 @@ def test_bucket():
         tokens.bucket(33, [4, 32])
 
 
-def test_octave_bucket():
-    """Every size holds its n; few sizes; a share of padding that is bounded."""
+def test_geometric_bucket():
+    """Every size holds its n; few sizes; a bounded fraction of padding."""
     for multiple, per_doubling in ((8, 4), (32, 2), (3, 1), (1, 4)):
         sizes = [tokens.geometric_bucket(n, multiple, per_doubling) for n in range(1, 5000)]
         assert all(size >= n for n, size in enumerate(sizes, 1))
