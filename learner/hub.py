@@ -11,14 +11,11 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 MODEL_FILES = ("*.json", "*.safetensors", "*.txt", "*.jinja")
 
 
-def model_folder(
-    name: str | Path, revision: str | None = None, files: Sequence[str] = MODEL_FILES
-) -> Path:
+def model_folder(name: str | Path, files: Sequence[str] = MODEL_FILES) -> Path:
     """The folder of a model; its files are downloaded if it is a hub name not yet in the cache.
 
     Args:
         name: a folder, or "owner/model". A folder of that name comes first.
-        revision: a branch, tag or commit on the hub; None is its main branch.
         files: patterns of the files that are needed, of those on the hub.
 
     Raises:
@@ -35,7 +32,7 @@ def model_folder(
     try:
         from huggingface_hub import snapshot_download
 
-        return Path(snapshot_download(str(name), revision=revision, allow_patterns=list(files)))
+        return Path(snapshot_download(str(name), allow_patterns=list(files)))
     except Exception as error:  # Offline, not installed, no such model, no permission.
         raise ValueError(
             f"model {str(name)!r} is not a folder, and the Hugging Face hub did not give it "

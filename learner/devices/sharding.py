@@ -59,10 +59,6 @@ def make_mesh(
     block with `tensor` whole, and `fsdp` as far as they reach, so that the axes that communicate
     most stay within a process.
 
-    A CPU is one device, on which XLA uses one core for all but large products; with one for each
-    core (`XLA_FLAGS=--xla_force_host_platform_device_count=N`) and `data=N` a small model decodes
-    faster: docs/benchmarks/sampler.md has both.
-
     Args:
         devices: those to use, as many as the product; if None, the first ones of `jax.devices()`,
             or all of several processes.
@@ -73,7 +69,7 @@ def make_mesh(
     sizes = (data, fsdp, tensor)
     for name, size in zip(MESH_AXES, sizes, strict=True):
         if size < 1:
-            raise ValueError(f"mesh axis {name} is {size}; it must be at least 1")
+            raise ValueError(f"mesh axis {name}={size}: allowed are integers from 1 up")
     count = math.prod(sizes)
     if devices is None and jax.process_count() > 1:
         return Mesh(_across_processes(sizes), MESH_AXES, axis_types=(AxisType.Auto,) * 3)

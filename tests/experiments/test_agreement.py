@@ -39,7 +39,7 @@ told = {
     "gathered": outcome(distributed.gather, "x" * (index + 1)),
     "large": [len(text) for text in distributed.gather("x" * (2000 * index + 1))],
     "shares": [distributed.sharded_map(squares, count) for count in (5, 2, 1)],
-    "share": distributed.share(5).tolist(),
+    "parts": distributed.sharded_map(lambda rows: [rows.tolist()], 5),
     "any": [distributed.any_process(flag) for flag in (index == 1, False)],
     "first": distributed.on_first(lambda: [index, distributed.gather(index)]),
     "first fails": outcome(distributed.on_first, lambda: fail(ValueError(f"of {index}"))),
@@ -77,11 +77,11 @@ def told(tmp_path_factory):
 
 
 def test_values_reach_all_processes(told):
-    assert [row.pop("share") for row in told] == [[0, 1, 2], [3, 4]]
     assert [row.pop("all") for row in told] == [0, 1]
     for row in told:
         assert row["gathered"] == ["x", "xx"]
         assert row["large"] == [1, 2001]
+        assert row["parts"] == [[0, 1, 2], [3, 4]]
         assert row["shares"] == [[0, 1, 4, 9, 16], [0, 1], [0]]
         assert row["any"] == [True, False]
         assert row["first"] == [0, [0]], "within it the first process is on its own"

@@ -87,7 +87,7 @@ def test_dimensions_that_do_not_divide_are_refused_by_field(axes, message):
 def test_mesh_sizes_must_fit_the_devices():
     with pytest.raises(ValueError, match="takes 16 devices; there are 8"):
         sharding.make_mesh(data=16)
-    with pytest.raises(ValueError, match="fsdp is 0"):
+    with pytest.raises(ValueError, match="fsdp=0: "):
         sharding.make_mesh(fsdp=0)
     with pytest.raises(ValueError, match="takes 1 devices; there are 2"):
         sharding.make_mesh(devices=jax.devices()[:2])

@@ -331,11 +331,11 @@ def test_model_folder_is_a_folder_first_and_a_hub_name_then(tmp_path, monkeypatc
 
     asked = {}
 
-    def download(name, revision, allow_patterns):
-        asked.update(name=name, revision=revision, patterns=allow_patterns)
+    def download(name, allow_patterns):
+        asked.update(name=name, patterns=allow_patterns)
         return str(tmp_path)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    assert hub.model_folder("Qwen/Qwen3-0.6B", "main") == tmp_path
+    assert hub.model_folder("Qwen/Qwen3-0.6B") == tmp_path
     assert asked["name"] == "Qwen/Qwen3-0.6B"
     assert {"*.safetensors", "*.json"} <= set(asked["patterns"])
