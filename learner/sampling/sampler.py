@@ -406,7 +406,7 @@ class Sampler:
         num_samples: int = 1,
         budgets: np.ndarray | None = None,
     ) -> list[Request]:
-        """Checks everything but the automaton."""
+        """The arguments of a call, checked."""
         if num_samples < 1:
             raise ValueError(f"num_samples={num_samples}: allowed are integers from 1 up")
         chex.assert_shape(keys, (len(prompts),))
@@ -439,7 +439,7 @@ class Sampler:
         return [Request(*each) for each in zip(prompts, key_data, rows, strict=True)]
 
     def _automaton(self, automaton: TokenAutomaton | None = None) -> TokenAutomaton | None:
-        """What the automaton and the limit on thinking demand together; checks their tokens."""
+        """The automaton behind the thinking budget, its tokens checked."""
         if self.sampling.thinking is not None:
             automaton = TokenAutomaton.thinking(self.sampling.thinking, automaton)
         last = -1 if automaton is None else int(np.max(np.asarray(automaton.tokens)))

@@ -25,7 +25,7 @@ from learner.sampling.distribution import SamplingParams, draw, filter_logits, l
 from learner.sampling.token_automaton import TokenAutomaton
 from learner.tokens import geometric_bucket
 
-#: The implementation of keys: of others, one key's numbers depend on the keys drawn beside it.
+#: The PRNG of keys: with others, what one key draws depends on the keys drawn beside it.
 KEY_IMPL = "threefry2x32"
 
 # Samples of a prompt that run side by side where not all completions fit at once. More of them
@@ -110,12 +110,12 @@ def segment(
     vocab_size: int | None,
     steps: int,
 ) -> tuple[Cache, Sequences, Array, Array]:
-    """At most `steps` tokens in every running sequence; fewer once only `floor` are running.
+    """Decode up to `steps` tokens in every running sequence; stop once only `floor` are running.
 
     Returns:
         The cache, the sequences, and what was generated: tokens i32[steps, P, G] and
-        log-probabilities f32[steps, P, G], of which each sequence's first ones count, as many as
-        its count rose by.
+        log-probabilities f32[steps, P, G]. Of a sequence the first ones count, as many as its
+        count rose by.
     """
     # Made once: in every step, XLA's CPU backend would fuse the cosines and sines into every layer
     # and compute them there for every head, a twentieth of the time of a small model.
@@ -168,7 +168,7 @@ def segment(
 
 
 def slot_counts(num_prompts: int, num_samples: int, shards: int, per_shard: int) -> tuple[int, int]:
-    """Prompt slots, few different numbers of them, and sequence slots in each.
+    """Numbers of prompt slots and of sequence slots in each; few different ones, to compile less.
 
     As many prompt slots as there are prompts, but no more than let some samples of each run side
     by side; then as many sequence slots as fit into `per_shard`. Where all completions fit at once,

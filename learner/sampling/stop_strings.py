@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 class StopStrings:
     """Finds the token that completes the first stop string of a completion.
 
-    Exactly: the completion ends with the shortest prefix of its tokens whose text contains a stop
-    string. Only the new tokens are looked at, and before them as many as a stop string can
-    reach back over, since every token writes at least one byte.
+    The completion ends with the shortest prefix of its tokens whose text contains a stop string.
+    Only new tokens are decoded, and as many before them as a stop string can reach back over:
+    every token writes at least one byte.
 
     Args:
         strings: what to look for, none empty.
@@ -25,7 +25,7 @@ class StopStrings:
 
         Args:
             tokens: of a completion, from its beginning.
-            start: so many of them were looked at before.
+            start: how many of them were searched before.
         """
         first = max(0, start - self._reach)
         if not self._contained(tokens[first:]):

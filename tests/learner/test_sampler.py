@@ -15,6 +15,7 @@ from learner.qwen3 import model, placement, weights
 from learner.qwen3.config import Qwen3Config
 from learner.sampling import decoding
 from learner.sampling.sampler import FinishReason, Sampler, SamplingParams
+from learner.sampling.slots import slot_counts
 from learner.sampling.stop_strings import StopStrings
 from learner.sampling.token_automaton import TokenAutomaton
 from learner.tokens import ThinkingBudget
@@ -194,9 +195,9 @@ def test_a_sample_depends_on_its_own_key_alone(otherwise):
 
 
 @pytest.mark.parametrize(
-    ("max_rows", "shards", "prompts", "samples", "slots", "lanes"),
+    ("max_rows", "shards", "prompts", "samples", "prompt_slots", "sequence_slots"),
     [
-        (512, 1, 32, 32, 32, 16),  # all rows run, though not all completions find room
+        (512, 1, 32, 32, 32, 16),  # all rows run, though not all completions fit
         (64, 1, 4, 32, 4, 16),
         (512, 1, 33, 32, 40, 12),
         (512, 1, 1000, 32, 128, 4),
@@ -208,21 +209,21 @@ def test_a_sample_depends_on_its_own_key_alone(otherwise):
         (1, 1, 7, 7, 1, 1),
     ],
 )
-def test_answers_that_run_at_a_time(max_rows, shards, prompts, samples, slots, lanes):
-    run = sampler(sharding.make_mesh(data=shards, devices=jax.devices()[:shards]),
-                  max_rows=max_rows)  # fmt: skip
-    assert run._slots(prompts, samples) == (slots, lanes)
+def test_completions_that_run_at_a_time(
+    max_rows, shards, prompts, samples, prompt_slots, sequence_slots
+):
+    got = slot_counts(prompts, samples, shards, max_rows // shards)
+    assert got == (prompt_slots, sequence_slots)
 
 
 def test_rows_are_used_whatever_is_asked_for():
     """Never more than `max_rows`, and at most a quarter of what could run is left idle."""
-    run = sampler(max_rows=512)
     for prompts in range(1, 600, 7):
         for samples in (1, 2, 3, 4, 8, 16, 32, 100, 600):
-            slots, lanes = run._slots(prompts, samples)
-            assert slots * lanes <= 512
-            busy = min(prompts, slots) * lanes
-            assert busy > 0.7 * min(512, prompts * samples), (prompts, samples, slots, lanes)
+            prompt_slots, sequence_slots = slot_counts(prompts, samples, 1, 512)
+            assert prompt_slots * sequence_slots <= 512
+            busy = min(prompts, prompt_slots) * sequence_slots
+            assert busy > 0.7 * min(512, prompts * samples), (prompts, samples)
 
 
 def test_other_keys_give_other_samples():
@@ -304,7 +305,7 @@ def test_all_stop_at_the_first_token(max_rows):
     np.testing.assert_allclose(got.logprobs[:, 0], free.logprobs[:, 0], atol=1e-5)
 
 
-def test_budgets_cut_the_very_same_answers():
+def test_budgets_cut_the_very_same_completions():
     budgets = np.array([1, 12, 5, 2, 11, 1, 3, 12, 7, 9])
     free = sampler()(PARAMS, PROMPTS, keys(5), 2)
     got = sampler(max_rows=2, segment_tokens=4)(PARAMS, PROMPTS, keys(5), 2, budgets=budgets)
@@ -328,7 +329,7 @@ def letters(ids):
 
 
 @pytest.mark.parametrize("segment_tokens", [1, 32])
-def test_stop_strings_end_an_answer_at_the_token_that_completes_them(segment_tokens):
+def test_stop_strings_end_a_completion_at_the_token_that_completes_them(segment_tokens):
     strings, stop = ("ab", "cde", "z", "qr"), (30, 31)
     free = sampler(stop_token_ids=stop, max_new_tokens=40)(PARAMS, PROMPTS, keys(5), 8)
     run = sampler(
@@ -419,7 +420,7 @@ def test_thinking_is_ended_within_its_budget():
     assert_logprobs(got, logits)
 
 
-def test_streaming_gives_the_same_answer():
+def test_streaming_gives_the_same_completion():
     run = sampler(segment_tokens=5, stop_token_ids=(5, 6))
     whole = run(PARAMS, PROMPTS[:1], keys(1))
     chunks = list(run.stream(PARAMS, PROMPTS[:1], keys(1)))
