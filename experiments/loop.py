@@ -90,7 +90,7 @@ class Loop:
             del params  # Training donates them.
             # Not earlier: TensorBoard hides what an interrupted run wrote of the steps to come.
             writers = open_writers(settings, store.root, progress.position.total + 1)
-            self._metrics = stack.enter_context(contextlib.closing(writers))
+            self._write_metrics = stack.enter_context(writers)
             for index in range(settings.loop.rounds):
                 if index >= progress.position.round:
                     self._train(index, progress)
@@ -165,14 +165,15 @@ class Loop:
         if progress.task:
             task.restore(progress.task)
         steps = settings.training.num_steps(len(task))
-        log: metrics.Writer = metrics.Writers(())
+        log: contextlib.AbstractContextManager[metrics.Writer]
+        log = contextlib.nullcontext(lambda step, values: None)
         if distributed.is_first():
-            log = metrics.JsonLines(self._store.round(index) / "train.jsonl", position.step)
+            log = metrics.json_lines(self._store.round(index) / "train.jsonl", position.step)
         key = round_key(settings, TRAINING, index)
         results = self._trainer.run(progress.state, task, key, position.step, steps)
         with (
             self._preemption.hold(),
-            contextlib.closing(log),
+            log as write,
             self._reporter.bar(f"round {index} training", steps, position.step) as advance,
             self._batch_kept(f"round-{index}"),
         ):
@@ -184,8 +185,8 @@ class Loop:
                 progress.state, progress.position = result.state, position
                 progress.task = task.state()
                 progress.rewards.append(values["reward"])
-                log.write(result.step, values)
-                self._metrics.write(position.total, values)
+                write(result.step, values)
+                self._write_metrics(position.total, values)
                 note = f"reward {values['reward']:.2f} valid {values['task/valid']:.2f}"
                 advance(position.step, note)
                 if last:
@@ -236,7 +237,7 @@ class Loop:
         if self._validate(self._trainer.policy_params(progress.state), folder):
             found = evidence.outcome_metrics(self._store.read(folder / "answers.jsonl"))
             values = {f"validation/{name}": value for name, value in found.items()}
-            self._metrics.write(progress.position.total, values)
+            self._write_metrics(progress.position.total, values)
         evidence.round_evidence(self._store, self._family, index)
 
     # Design

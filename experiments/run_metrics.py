@@ -1,7 +1,9 @@
 """Where the metrics of a run go beside its files: TensorBoard and Weights & Biases."""
 
+import contextlib
 import hashlib
 import importlib.util
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from experiments.errors import UserError
@@ -25,13 +27,22 @@ def check_packages(settings: Settings) -> None:
             )
 
 
-def open_writers(settings: Settings, root: Path, first_step: int) -> metrics.Writers:
-    """The writers of the first process, none of any other; steps count over all rounds."""
-    writers: list[metrics.Writer] = []
-    if settings.log.tensorboard and distributed.is_first():
-        writers.append(metrics.TensorBoard(root / "tensorboard", first_step))
-    if settings.log.wandb_project and distributed.is_first():
-        run_id = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:12]
-        options = settings.to_dict()
-        writers.append(metrics.WandB(settings.log.wandb_project, root, run_id, options))
-    return metrics.Writers(writers)
+@contextlib.contextmanager
+def open_writers(settings: Settings, root: Path, first_step: int) -> Iterator[metrics.Writer]:
+    """The writers of the first process as one, none of any other; steps count over all rounds."""
+    with contextlib.ExitStack() as stack:
+        writers: list[metrics.Writer] = []
+        if settings.log.tensorboard and distributed.is_first():
+            opened = metrics.tensorboard(root / "tensorboard", first_step)
+            writers.append(stack.enter_context(opened))
+        if settings.log.wandb_project and distributed.is_first():
+            run_id = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:12]
+            project, options = settings.log.wandb_project, settings.to_dict()
+            opened = metrics.weights_and_biases(project, root, run_id, options)
+            writers.append(stack.enter_context(opened))
+
+        def write(step: int, values: Mapping[str, float]) -> None:
+            for writer in writers:
+                writer(step, values)
+
+        yield write

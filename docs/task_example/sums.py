@@ -38,7 +38,7 @@ def main(warm_up=400, steps=1001, count=60_000):
                               num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
                               initializer_range=0.1, tie_word_embeddings=True,
                               scan_unroll=2)  # fmt: skip
-    warm = sft.SFTConfig(256, 1.0, 256, 16, optimizer=OptimizerConfig(3e-3, 20, b2=0.99))
+    warm = sft.SFTConfig(256, 256, 16, optimizer=OptimizerConfig(3e-3, 20, b2=0.99))
     state = create_train_state(model.init_params(keys[0], tiny), tiny, warm.optimizer, mesh)
     lessons = [sft.encode_example(coder, seen.messages(i), a) for i, a in enumerate(seen.answers)]
     teacher = sft.SFTTrainer(warm, tiny, mesh, tokens.pad_id(coder))

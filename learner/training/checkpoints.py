@@ -4,7 +4,7 @@ import dataclasses
 import shutil
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -13,42 +13,15 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from orbax.checkpoint import multihost
+from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
 from learner.devices import distributed
 from learner.training.train_state import TrainState
 
-_STATE, _METADATA = "state", "metadata"
+_STATE, _METADATA, _SCORE = "state", "metadata", "score"
 # A checkpoint that is to go is first renamed into this folder: removing its files takes more than
 # one system call, and a kill in between would leave a part of it among the others.
 _REMOVED = "removed"
-# Beside the caller's own keys in the metadata.
-_SCORE = "checkpoint_score"
-
-
-class _Keep:
-    """Which checkpoints stay: the newest, and those of the highest scores.
-
-    Orbax asks after every save (its `PreservationPolicy` protocol); the scores are read from the
-    checkpoints themselves when the folder is opened.
-    """
-
-    def __init__(self, newest: int | None, best: int) -> None:
-        self._newest, self._best = newest, best
-        self.scores: dict[int, float] = {}
-
-    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
-        """One flag for each checkpoint; they come in ascending order."""
-        del context
-        steps = [info.step for info in checkpoints]
-        if self._newest is None:
-            return [True] * len(steps)
-        keep = set(steps[-self._newest :]) | set(self.best(steps)[: self._best])
-        return [step in keep for step in steps]
-
-    def best(self, steps: Sequence[int]) -> list[int]:
-        """Those that have a score, the highest first; of equal ones the newest first."""
-        scored = [step for step in steps if step in self.scores]
-        return sorted(scored, key=lambda step: (self.scores[step], step), reverse=True)
 
 
 class Checkpoints:
@@ -88,11 +61,12 @@ class Checkpoints:
         if keep_best < 0:
             raise ValueError(f"keep_best={keep_best!r}: allowed are integers from 0 up")
         self._folder = Path(folder).resolve()
-        self._keep = _Keep(keep, keep_best)
+        best = BestN(get_metric_fn=_score, n=keep_best, keep_checkpoints_without_metrics=False)
         self._manager = ocp.CheckpointManager(
             self._folder,
             options=ocp.CheckpointManagerOptions(
-                preservation_policy=self._keep,
+                preservation_policy=AnyPreservationPolicy([LatestN(keep), best]),
+                best_fn=_score,
                 create=not read_only,
                 read_only=read_only,
                 cleanup_tmp_directories=not read_only,
@@ -106,10 +80,6 @@ class Checkpoints:
         )
         self._read_only = read_only
         self._sweep()
-        for step in self.steps():
-            score = self._read_metadata(step).get(_SCORE)
-            if score is not None:
-                self._keep.scores[step] = score
 
     def save(
         self,
@@ -133,8 +103,6 @@ class Checkpoints:
         if latest is not None and step <= latest:
             raise ValueError(f"step={step}: the latest checkpoint is {latest}, allowed are larger")
         self._sweep()
-        if score is not None:
-            self._keep.scores[step] = float(score)
         if jax.default_backend() == "cpu":
             # There Orbax may write from the very buffers that the next step donates.
             state = jax.block_until_ready(jax.tree.map(jnp.copy, state))
@@ -142,8 +110,9 @@ class Checkpoints:
             step,
             args=ocp.args.Composite(
                 state=ocp.args.StandardSave(_as_dict(state)),
-                metadata=ocp.args.JsonSave({**metadata, _SCORE: score}),
+                metadata=ocp.args.JsonSave(dict(metadata)),
             ),
+            metrics=None if score is None else {_SCORE: float(score)},
             force=True,
         )
 
@@ -184,9 +153,10 @@ class Checkpoints:
 
     def metadata(self, step: int | None = None) -> dict[str, Any]:
         """Only the metadata of a checkpoint; arguments and errors as in `restore`."""
-        metadata = self._read_metadata(self._known(step))
-        metadata.pop(_SCORE, None)
-        return metadata
+        restored = self._manager.restore(
+            self._known(step), args=ocp.args.Composite(metadata=ocp.args.JsonRestore())
+        )
+        return dict(restored[_METADATA])
 
     def close(self) -> None:
         """Waits for the last save and releases what Orbax holds; nothing works afterwards."""
@@ -209,18 +179,16 @@ class Checkpoints:
         if error is None or not distributed.lost_process(error):
             self.close()  # A save in the background would wait for a process that is gone.
 
-    def _read_metadata(self, step: int) -> dict[str, Any]:
-        restored = self._manager.restore(
-            step, args=ocp.args.Composite(metadata=ocp.args.JsonRestore())
-        )
-        return dict(restored[_METADATA])
-
     def _known(self, step: int | None) -> int:
         steps = self.steps()
         if not steps or (step is not None and step not in steps):
             wanted = "any" if step is None else step
             raise FileNotFoundError(f"{self._folder}: no checkpoint {wanted}, there are {steps}")
         return steps[-1] if step is None else step
+
+
+def _score(metrics: Mapping[str, float]) -> float:
+    return metrics[_SCORE]
 
 
 def _barrier(*, key: str, timeout_ms: int) -> None:

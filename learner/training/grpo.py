@@ -7,7 +7,7 @@ sharding can change it.
 """
 
 import dataclasses
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import chex
 import jax
@@ -20,6 +20,9 @@ RatioLevel = Literal["token", "sequence"]
 LossNormalization = Literal["token", "sequence", "constant"]
 KLEstimator = Literal["k1", "k3"]
 ImportanceCorrection = Literal["none", "token", "sequence"]
+
+Sums = dict[str, jax.Array]
+"""What a loss reports of its tokens, each f32[]; it adds up over micro-batches (`merge_sums`)."""
 
 # Keeps the division finite; a group without any spread has advantage 0 anyway.
 _STD_EPSILON = 1e-6
@@ -95,78 +98,19 @@ class ObjectiveConfig:
         checks.integers(self, constant_length=1)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class ObjectiveSums:
-    """What the objective reports, in a form that adds up over micro-batches.
-
-    All are f32[]. `tokens` counts the completion tokens that take part; the other sums run over
-    them.
-
-    Attributes:
-      tokens: number of tokens.
-      entropy: sum of the policy's entropies, in nats.
-      kl_old: sum of k3 estimates of KL(old policy || current policy), in nats.
-      kl_reference: sum of estimates of KL(current policy || reference), in nats.
-      clip_low: tokens whose gradient the lower clip bound stopped.
-      clip_high: tokens whose gradient the upper clip bound stopped.
-      clip_dual: tokens whose gradient the dual clip stopped.
-      mismatch: sum of |current - sampler's log-probability|, in nats. In the first update on
-        some completions the weights are those that sampled, and this is the sampler's error.
-      importance_weight: sum of the truncated importance weights.
-      ratio_min: smallest importance ratio, +inf without tokens.
-      ratio_max: largest importance ratio, -inf without tokens.
-      mismatch_max: largest term of `mismatch`, -inf without tokens.
-    """
-
-    tokens: jax.Array
-    entropy: jax.Array
-    kl_old: jax.Array
-    kl_reference: jax.Array
-    clip_low: jax.Array
-    clip_high: jax.Array
-    clip_dual: jax.Array
-    mismatch: jax.Array
-    importance_weight: jax.Array
-    ratio_min: jax.Array
-    ratio_max: jax.Array
-    mismatch_max: jax.Array
-
-    def merge(self, other: "ObjectiveSums") -> "ObjectiveSums":
-        """The sums of two disjoint sets of rows together."""
-
-        def both(name: str) -> jax.Array:
-            a, b = getattr(self, name), getattr(other, name)
-            if name == "ratio_min":
-                return jnp.minimum(a, b)
-            return jnp.maximum(a, b) if name in _MAXIMA else a + b
-
-        names = [field.name for field in dataclasses.fields(self)]
-        return ObjectiveSums(**{name: both(name) for name in names})
-
-    def metrics(self) -> dict[str, float]:
-        """Numbers for the log: means over the tokens, and the extremes."""
-        count = max(float(self.tokens), 1.0)
-        means = {
-            "entropy": self.entropy,
-            "kl": self.kl_old,
-            "kl_reference": self.kl_reference,
-            "clip_low": self.clip_low,
-            "clip_high": self.clip_high,
-            "clip_dual": self.clip_dual,
-            "mismatch_mean": self.mismatch,
-            "importance_weight_mean": self.importance_weight,
-        }
-        return {
-            **{name: float(value) / count for name, value in means.items()},
-            "ratio_min": float(self.ratio_min),
-            "ratio_max": float(self.ratio_max),
-            "mismatch_max": float(self.mismatch_max),
-            "update_tokens": float(self.tokens),
-        }
+def merge_sums(a: Sums, b: Sums) -> Sums:
+    """The sums of two disjoint sets of rows together; `_min` and `_max` end names of extremes."""
+    how = {"_min": jnp.minimum, "_max": jnp.maximum}
+    return {name: how.get(name[-4:], jnp.add)(a[name], b[name]) for name in a}
 
 
-_MAXIMA = ("ratio_max", "mismatch_max")
+def token_means(sums: Sums) -> dict[str, float]:
+    """Numbers for the log: sums over the number of tokens; `tokens` and extremes as they are."""
+    count = max(float(sums["tokens"]), 1.0)
+    return {
+        name: float(value) / (1.0 if name.endswith(("tokens", "_min", "_max")) else count)
+        for name, value in sums.items()
+    }
 
 
 def group_advantages(
@@ -200,30 +144,16 @@ def group_advantages(
     return centered / (jnp.std(rewards, axis=1, keepdims=True) + _STD_EPSILON)
 
 
-def has_signal(rewards: jax.Array) -> jax.Array:
-    """Which groups teach anything: those whose rewards are not all equal.
+def has_signal(rewards: chex.Array) -> Any:
+    """Which groups of f32[P, G] teach anything, bool[P]: those whose rewards are not all equal.
 
     Dynamic sampling keeps only these (DAPO, arXiv 2503.14476, section 3.2).
-
-    Args:
-      rewards: f32[P, G].
-
-    Returns:
-      bool[P].
     """
-    return jnp.max(rewards, axis=1) > jnp.min(rewards, axis=1)
+    return rewards.max(axis=1) > rewards.min(axis=1)
 
 
 def completion_mask(lengths: jax.Array, window: int) -> jax.Array:
-    """Which tokens of the completion window take part in the loss.
-
-    Args:
-      lengths: i32[...], completion tokens incl. the stop token.
-      window: M, the width of the completion window.
-
-    Returns:
-      bool[..., M].
-    """
+    """Which tokens take part in the loss: bool[..., window] of i32[...] completion lengths."""
     return jnp.arange(window) < lengths[..., None]
 
 
@@ -299,7 +229,7 @@ def objective(
     weights: jax.Array,
     reference_logprobs: jax.Array | None = None,
     old_logprobs: jax.Array | None = None,
-) -> tuple[jax.Array, ObjectiveSums]:
+) -> tuple[jax.Array, Sums]:
     """The clipped surrogate loss of some completions, and what to report of it.
 
     With x = logprobs - old_logprobs, the ratio r is exp(x) for each token, or exp(mean of x over
@@ -322,7 +252,17 @@ def objective(
         `importance_correction`, and not used without, where the sampler's stand for them.
 
     Returns:
-      The loss f32[] and the sums.
+      The loss f32[], and sums over the tokens that take part:
+        tokens: their number.
+        entropy: the policy's entropies, in nats.
+        kl: k3 estimates of KL(old policy || current policy), in nats.
+        kl_reference: estimates of KL(current policy || reference), in nats.
+        clip_low, clip_high, clip_dual: tokens whose gradient that bound stopped.
+        mismatch_mean, mismatch_max: |current - sampler's log-probability|, in nats. In the first
+          update on some completions the weights are those that sampled, and this is the sampler's
+          error.
+        importance_weight_mean: the truncated importance weights.
+        ratio_min, ratio_max: the importance ratios, +inf and -inf without tokens.
 
     Raises:
       ValueError: `reference_logprobs` or `old_logprobs` is needed and missing.
@@ -372,18 +312,18 @@ def objective(
     def total(values: jax.Array) -> jax.Array:
         return jnp.sum(jnp.where(mask, values, 0.0), dtype=jnp.float32)
 
-    sums = ObjectiveSums(
-        tokens=total(jnp.ones_like(ratio)),
-        entropy=total(entropies),
-        kl_old=total(k3(token_log_ratio)),
-        kl_reference=total(kl_reference),
-        clip_low=total((ratio < low) & (advantage < 0)),
-        clip_high=total((ratio > high) & (advantage > 0)),
-        clip_dual=total(beyond),
-        mismatch=total(gap),
-        importance_weight=total(trust),
-        ratio_min=jnp.min(jnp.where(mask, ratio, jnp.inf)),
-        ratio_max=jnp.max(jnp.where(mask, ratio, -jnp.inf)),
-        mismatch_max=jnp.max(jnp.where(mask, gap, -jnp.inf)),
-    )
+    sums = {
+        "tokens": total(jnp.ones_like(ratio)),
+        "entropy": total(entropies),
+        "kl": total(k3(token_log_ratio)),
+        "kl_reference": total(kl_reference),
+        "clip_low": total((ratio < low) & (advantage < 0)),
+        "clip_high": total((ratio > high) & (advantage > 0)),
+        "clip_dual": total(beyond),
+        "mismatch_mean": total(gap),
+        "mismatch_max": jnp.max(jnp.where(mask, gap, -jnp.inf)),
+        "importance_weight_mean": total(trust),
+        "ratio_min": jnp.min(jnp.where(mask, ratio, jnp.inf)),
+        "ratio_max": jnp.max(jnp.where(mask, ratio, -jnp.inf)),
+    }
     return jnp.sum(weights * loss), jax.lax.stop_gradient(sums)

@@ -2,17 +2,19 @@
 
 import contextlib
 import json
-import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 
 #: Names that begin so depend on the machine and its load; two equal runs may differ in them.
 MACHINE = "machine/"
+
+#: Takes the number and the metrics of one step after the other.
+Writer = Callable[[int, Mapping[str, float]], None]
 
 
 class Clock:
@@ -58,91 +60,64 @@ def machine(seconds: Mapping[str, float]) -> dict[str, float]:
     return metrics
 
 
-def first_not_finite(metrics: Mapping[str, float]) -> str | None:
-    """The name of the first metric that is NaN or infinite, or None."""
-    return next((name for name, value in metrics.items() if not math.isfinite(value)), None)
-
-
 def rate(part: str, tokens: float, seconds: Mapping[str, float]) -> dict[str, float]:
     """`machine/PART_tokens_per_second`."""
     return {f"{MACHINE}{part}_tokens_per_second": tokens / max(seconds[part], 1e-9)}
 
 
-class Writer(Protocol):
-    """Takes the metrics of one step after the other."""
+@contextlib.contextmanager
+def json_lines(path: Path, steps: int) -> Iterator[Writer]:
+    """One line of JSON a step, in a file that is continued, each handed to the system at once.
 
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Keeps the metrics of a step."""
-        ...
-
-    def close(self) -> None:
-        """Ends the log; nothing is written afterwards."""
-        ...
-
-
-class JsonLines:
-    """One line of JSON a step, in a file that is continued.
+    A metric that is NaN or infinite, for which JSON has no word, is a `ValueError`.
 
     Args:
       path: the file; its folder is made if needed.
       steps: how many lines of what is there to keep: a resumed run writes the later steps anew,
         and a line that a kill cut short goes with them.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        kept = path.read_text().splitlines()[:steps]
+        # Replaced and not cut, so that a kill at this moment loses nothing.
+        temporary = path.with_name(path.name + ".tmp")
+        temporary.write_text("".join(line + "\n" for line in kept))
+        temporary.replace(path)
+    with path.open("a") as file:
 
-    def __init__(self, path: Path, steps: int) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists():
-            kept = path.read_text().splitlines()[:steps]
-            # Replaced and not cut, so that a kill at this moment loses nothing.
-            temporary = path.with_name(path.name + ".tmp")
-            temporary.write_text("".join(line + "\n" for line in kept))
-            temporary.replace(path)
-        self._file = path.open("a")
+        def write(step: int, metrics: Mapping[str, float]) -> None:
+            file.write(json.dumps({"step": step, **metrics}, allow_nan=False) + "\n")
+            file.flush()
 
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Appends a line and hands it to the system.
-
-        Raises:
-          ValueError: a metric is NaN or infinite, for which JSON has no word.
-        """
-        self._file.write(json.dumps({"step": step, **metrics}, allow_nan=False) + "\n")
-        self._file.flush()
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
+        yield write
 
 
-class TensorBoard:
-    """Event files for TensorBoard; needs `tensorboardX` (the extra `tensorboard`).
+@contextlib.contextmanager
+def tensorboard(folder: Path, first_step: int = 0) -> Iterator[Writer]:
+    """Event files for TensorBoard, a scalar for each metric; needs the extra `tensorboard`.
 
     Args:
       folder: of the event files.
       first_step: metrics of this step and later ones that are there are not shown any more.
-
-    Raises:
-      ImportError: the package is missing.
     """
+    from tensorboardX import SummaryWriter
 
-    def __init__(self, folder: Path, first_step: int = 0) -> None:
-        from tensorboardX import SummaryWriter
+    with SummaryWriter(
+        str(folder), purge_step=first_step, write_to_disk=True, flush_secs=10
+    ) as writer:
 
-        self._writer = SummaryWriter(
-            str(folder), purge_step=first_step, write_to_disk=True, flush_secs=10
-        )
+        def write(step: int, metrics: Mapping[str, float]) -> None:
+            for name, value in metrics.items():
+                writer.add_scalar(name, value, step)
 
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One scalar for each metric."""
-        for name, value in metrics.items():
-            self._writer.add_scalar(name, value, step)
-
-    def close(self) -> None:
-        """Writes what is left and closes the file."""
-        self._writer.close()
+        yield write
 
 
-class WandB:
-    """A run of Weights & Biases; needs `wandb` (the extra `wandb`).
+@contextlib.contextmanager
+def weights_and_biases(
+    project: str, folder: Path, run_id: str, config: Mapping[str, Any]
+) -> Iterator[Writer]:
+    """A run of Weights & Biases, which ignores steps that it has; needs the extra `wandb`.
 
     Args:
       project: its name.
@@ -150,35 +125,9 @@ class WandB:
       run_id: of the run to start or to continue.
       config: the options to show with it.
     """
+    import wandb
 
-    def __init__(self, project: str, folder: Path, run_id: str, config: Mapping[str, Any]) -> None:
-        import wandb
-
-        self._run = wandb.init(
-            project=project, dir=str(folder), id=run_id, resume="allow", config=dict(config)
-        )
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Logs the metrics; the service ignores steps that it has already."""
-        self._run.log(dict(metrics), step=step)
-
-    def close(self) -> None:
-        """Ends the run."""
-        self._run.finish()
-
-
-class Writers:
-    """Several writers as one."""
-
-    def __init__(self, writers: Sequence[Writer]) -> None:
-        self._writers = list(writers)
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Writes to each."""
-        for writer in self._writers:
-            writer.write(step, metrics)
-
-    def close(self) -> None:
-        """Closes each."""
-        for writer in self._writers:
-            writer.close()
+    with wandb.init(
+        project=project, dir=str(folder), id=run_id, resume="allow", config=dict(config)
+    ) as run:
+        yield lambda step, metrics: run.log(dict(metrics), step=step)

@@ -15,22 +15,22 @@ from learner.training.rollout import Rollout
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class MicroBatch:
-    """R rows of A completions of at most M tokens.
+    """R rows of A completions of at most M tokens; supervised training needs the first two fields.
 
     Attributes:
       rows: prompts and completions.
+      weights: f32[R, A, M], of the tokens in the loss.
       sampled_logprobs: f32[R, A, M], the sampler's.
       advantages: f32[R, A].
-      weights: f32[R, A, M], of the tokens in the loss.
       old_logprobs: f32[R, A, M] by the trainer, or None where the sampler's or the current ones
         stand for them.
     """
 
     rows: CompletionRows
-    sampled_logprobs: jax.Array
-    advantages: jax.Array
-    weights: jax.Array
-    old_logprobs: jax.Array | None = None
+    weights: Any
+    sampled_logprobs: Any = None
+    advantages: Any = None
+    old_logprobs: Any = None
 
 
 def micro_batches(

@@ -4,10 +4,13 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from learner import tokens
 from learner.chat import Completion
+from learner.training import grpo
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +50,7 @@ class Rollout:
     @property
     def signal(self) -> np.ndarray:
         """bool[P], whether the rewards of a group differ (`grpo.has_signal`)."""
-        return self.groups.max(axis=1) > self.groups.min(axis=1)
+        return grpo.has_signal(self.groups)
 
     def metrics(self) -> dict[str, float]:
         """Numbers for the log: rewards, non-degenerate groups, lengths."""
@@ -92,33 +95,19 @@ class Rollout:
     def save(self, folder: Path) -> None:
         """Writes `arrays.npz` and `texts.jsonl` (one line a completion), for a look at it."""
         folder.mkdir(parents=True, exist_ok=True)
-        longest = max(map(len, self.prompts))
-        prompts = np.full((len(self.prompts), longest), -1, np.int32)
-        for row, prompt in zip(prompts, self.prompts, strict=True):
-            row[: len(prompt)] = prompt
-        np.savez(
-            folder / "arrays.npz",
-            indices=self.indices,
-            prompts=prompts,
-            tokens=self.tokens,
-            logprobs=self.logprobs,
-            lengths=self.lengths,
-            truncated=self.truncated,
-            rewards=self.rewards,
-        )
+        arrays: dict[str, Any] = {k: v for k, v in vars(self).items() if isinstance(v, np.ndarray)}
+        prompts, _ = tokens.pad_right(self.prompts, max(map(len, self.prompts)), -1)
+        np.savez(folder / "arrays.npz", prompts=prompts, **arrays)
         indices = np.repeat(self.indices, self.group_size)
-        lines = [
-            json.dumps(
-                {
+        with (folder / "texts.jsonl").open("w") as file:
+            for index, reward, completion in zip(
+                indices, self.rewards, self.completions, strict=True
+            ):
+                record = {
                     "prompt": int(index),
                     "reward": float(reward),
                     "tokens": completion.num_tokens,
                     "truncated": completion.truncated,
                     "text": completion.text,
                 }
-            )
-            for index, reward, completion in zip(
-                indices, self.rewards, self.completions, strict=True
-            )
-        ]
-        (folder / "texts.jsonl").write_text("".join(line + "\n" for line in lines))
+                file.write(json.dumps(record) + "\n")

@@ -1,10 +1,9 @@
 """Supervised warm start: cross entropy on given completions, through the same update as GRPO."""
 
 import dataclasses
-import math
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +15,8 @@ from learner.chat import Message
 from learner.devices import sharding
 from learner.qwen3.config import Qwen3Config
 from learner.training import grpo
-from learner.training.completion_rows import CompletionRows, completion_logprobs, pack_rows
+from learner.training.completion_rows import completion_logprobs, pack_rows
+from learner.training.micro_batches import MicroBatch
 from learner.training.task import prompt_indices
 from learner.training.train_state import OptimizerConfig, TrainState
 from learner.training.update import NonFiniteError, Updater, not_finite
@@ -28,7 +28,6 @@ class SFTConfig:
 
     Attributes:
       batch_rows: examples in one step.
-      epochs: passes over the examples; may be a fraction.
       micro_batch_rows: rows that go through the model at once; a multiple of data * fsdp of the
         mesh. It changes memory and speed, never the result.
       length_multiple: rows are padded to a multiple of this many tokens; each multiple that
@@ -41,7 +40,6 @@ class SFTConfig:
     """
 
     batch_rows: int = 64
-    epochs: float = 1.0
     micro_batch_rows: int = 8
     length_multiple: int = 32
     max_completion_tokens: int = 1024
@@ -53,11 +51,6 @@ class SFTConfig:
         checks.integers(
             self, batch_rows=1, micro_batch_rows=1, length_multiple=1, max_completion_tokens=1
         )
-        checks.positive(self, "epochs")
-
-    def num_steps(self, num_examples: int) -> int:
-        """Steps of `epochs` passes; a last step that is not full begins one more pass."""
-        return math.ceil(self.epochs * num_examples / self.batch_rows)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,26 +61,9 @@ class Example:
     completion: tuple[int, ...]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class SFTMicroBatch:
-    """R rows of one step.
-
-    Attributes:
-      rows: prompts and completions.
-      weights: f32[R, 1, M], one over the number of completion tokens of the whole step, 0
-      elsewhere.
-    """
-
-    rows: CompletionRows
-    weights: jax.Array
-
-
-@dataclasses.dataclass(frozen=True)
-class SFTStepResult:
+class SFTStep(NamedTuple):
     """What one step gives back; the next step donates the state."""
 
-    step: int
     state: TrainState
     metrics: dict[str, float]
 
@@ -107,7 +83,7 @@ def encode_example(tokenizer: Any, messages: Sequence[Message], completion: str)
     )
 
 
-def make_batch(examples: Sequence[Example], config: SFTConfig, pad_id: int) -> list[SFTMicroBatch]:
+def make_batch(examples: Sequence[Example], config: SFTConfig, pad_id: int) -> list[MicroBatch]:
     """The examples of one step as NumPy arrays of fixed shapes, sorted by length.
 
     Raises:
@@ -115,12 +91,11 @@ def make_batch(examples: Sequence[Example], config: SFTConfig, pad_id: int) -> l
     """
     if not examples:
         raise ValueError("examples=[]: at least one is needed")
-    longest = max(len(example.completion) for example in examples)
-    if longest > config.max_completion_tokens:
+    lengths = [len(example.completion) for example in examples]
+    if max(lengths) > config.max_completion_tokens:
         raise ValueError(
-            f"max_completion_tokens={config.max_completion_tokens}: one has {longest} tokens"
+            f"max_completion_tokens={config.max_completion_tokens}: one has {max(lengths)} tokens"
         )
-    total = sum(len(example.completion) for example in examples)
     ordered = sorted(examples, key=lambda example: len(example.prompt) + len(example.completion))
     batches = []
     for first in range(0, len(ordered), config.micro_batch_rows):
@@ -138,8 +113,8 @@ def make_batch(examples: Sequence[Example], config: SFTConfig, pad_id: int) -> l
         )
         window = np.arange(min(config.max_completion_tokens, length))
         mask = window < np.asarray(rows.completion_lengths)[:, :, None]
-        weights: Any = mask.astype(np.float32) / np.float32(total)
-        batches.append(SFTMicroBatch(rows, weights))
+        weights: Any = mask.astype(np.float32) / np.float32(sum(lengths))
+        batches.append(MicroBatch(rows, weights))
     return batches
 
 
@@ -163,21 +138,18 @@ class SFTTrainer:
         self.config = config
         self._pad_id = pad_id
 
-        def loss(params: Any, batch: SFTMicroBatch, _: None) -> Any:
+        def loss(params: Any, batch: MicroBatch, _: None) -> Any:
             window = batch.weights.shape[-1]
             logprobs, entropies = completion_logprobs(params, model_config, batch.rows, window)
             mask = grpo.completion_mask(batch.rows.completion_lengths, window)
-            sums = (jnp.sum(mask, dtype=jnp.float32), jnp.sum(jnp.where(mask, entropies, 0.0)))
+            sums = {
+                "tokens": jnp.sum(mask, dtype=jnp.float32),
+                "entropy": jnp.sum(jnp.where(mask, entropies, 0.0)),
+            }
             # `where` and not only a zero weight: padding must not reach the gradient.
             return -jnp.sum(batch.weights * jnp.where(mask, logprobs, 0.0)), sums
 
-        self._update = Updater(
-            loss,
-            lambda a, b: jax.tree.map(jnp.add, a, b),
-            model_config,
-            config.optimizer,
-            mesh,
-        )
+        self._update = Updater(loss, model_config, config.optimizer, mesh)
 
     def run(
         self,
@@ -186,16 +158,15 @@ class SFTTrainer:
         key: jax.Array,
         start_step: int,
         num_steps: int,
-    ) -> Iterator[SFTStepResult]:
+    ) -> Iterator[SFTStep]:
         """Steps `start_step` to `num_steps` - 1 over shuffled passes; see `GRPOTrainer.run`."""
         for step in range(start_step, num_steps):
             indices = prompt_indices(key, step, self.config.batch_rows, len(examples))
-            state, metrics = self.step(state, [examples[int(i)] for i in indices], step)
-            yield SFTStepResult(step, state, metrics)
+            result = self.step(state, [examples[int(i)] for i in indices], step)
+            state = result.state
+            yield result
 
-    def step(
-        self, state: TrainState, examples: Sequence[Example], step: int = 0
-    ) -> tuple[TrainState, dict[str, float]]:
+    def step(self, state: TrainState, examples: Sequence[Example], step: int = 0) -> SFTStep:
         """One update on the token mean of the cross entropy over all of `examples`.
 
         Args:
@@ -210,15 +181,15 @@ class SFTTrainer:
         batches = make_batch(examples, self.config, self._pad_id)
         state, result = self._update(state, batches)
         result = jax.device_get(result)
-        completion_tokens, entropy = (float(value) for value in result.sums)
+        means = grpo.token_means(result.sums)
         metrics = {
             "loss": float(result.loss),
             "grad_norm": float(result.grad_norm),
             "learning_rate": float(result.learning_rate),
-            "entropy": entropy / completion_tokens,
-            "completion_tokens": completion_tokens,
+            "entropy": means["entropy"],
+            "completion_tokens": means["tokens"],
             "machine/update_seconds": time.perf_counter() - begin,
         }
         if not result.finite:
             raise NonFiniteError(step, not_finite(metrics), metrics, state)
-        return state, metrics
+        return SFTStep(state, metrics)

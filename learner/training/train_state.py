@@ -93,14 +93,13 @@ class TrainState:
 def learning_rate_schedule(config: OptimizerConfig) -> Callable[[Any], Any]:
     """The learning rate as a function of the number of updates already applied."""
     peak, warmup = config.learning_rate, config.warmup_steps
-    after = optax.constant_schedule(peak)
-    if config.decay != "constant":
-        assert config.total_steps is not None
-        steps = config.total_steps - warmup
-        if config.decay == "linear":
-            after = optax.linear_schedule(peak, 0.0, steps)
-        else:
-            after = optax.cosine_decay_schedule(peak, steps)
+    steps = (config.total_steps or 0) - warmup
+    if config.decay == "constant":
+        after = optax.constant_schedule(peak)
+    elif config.decay == "linear":
+        after = optax.linear_schedule(peak, 0.0, steps)
+    else:
+        after = optax.cosine_decay_schedule(peak, steps)
     if not warmup:
         return after
     rising = optax.linear_schedule(peak / (warmup + 1), peak, warmup)
@@ -164,11 +163,17 @@ def abstract_train_state(
     adapters: LoraConfig | None = None,
 ) -> TrainState:
     """Shapes, dtypes and shardings of a state, without any memory: what a restore needs."""
-    shapes = _state_shapes(config, optimizer, adapters)
+    if adapters is not None and adapters.rank:
+        params = lora.abstract(adapters, config)
+    else:
+        params = model.abstract_params(config)
+    count: Any = jax.ShapeDtypeStruct((), jnp.int32)
+    opt_state = jax.eval_shape(make_optimizer(optimizer).init, params)
+    shapes = TrainState(count, count, params, opt_state)
     return jax.tree.map(
-        lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
+        lambda leaf, where: leaf.update(sharding=where),
         shapes,
-        train_state_shardings(config, optimizer, mesh, adapters),
+        placement.tree_shardings(shapes, config, mesh),
     )
 
 
@@ -179,23 +184,8 @@ def train_state_shardings(
     adapters: LoraConfig | None = None,
 ) -> TrainState:
     """A NamedSharding for every leaf of the state, in the shape of the state."""
-    return placement.tree_shardings(_state_shapes(config, optimizer, adapters), config, mesh)
-
-
-def _state_shapes(
-    config: Qwen3Config, optimizer: OptimizerConfig, adapters: LoraConfig | None
-) -> TrainState:
-    if adapters is not None and adapters.rank:
-        params = lora.abstract(adapters, config)
-    else:
-        params = model.abstract_params(config)
-    count = jax.ShapeDtypeStruct((), jnp.int32)
-    return TrainState(
-        step=count,  # type: ignore[arg-type]
-        updates=count,  # type: ignore[arg-type]
-        params=params,
-        opt_state=jax.eval_shape(make_optimizer(optimizer).init, params),
-    )
+    abstract = abstract_train_state(config, optimizer, mesh, adapters)
+    return jax.tree.map(lambda leaf: leaf.sharding, abstract)
 
 
 def _decays(params: Any) -> Any:

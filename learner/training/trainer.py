@@ -23,7 +23,7 @@ from learner.qwen3.config import Qwen3Config
 from learner.sampling.completer import Completer
 from learner.sampling.sampler import SamplingParams
 from learner.training import grpo, lora, metrics
-from learner.training.completion_rows import CompletionRows, completion_logprobs
+from learner.training.completion_rows import completion_logprobs, pack_rows
 from learner.training.grpo_config import GRPOConfig
 from learner.training.micro_batches import MicroBatch, micro_batches
 from learner.training.rollout import Rollout
@@ -152,30 +152,20 @@ class GRPOTrainer:
                 old_logprobs,
             )
 
-        def weights(lengths: jax.Array) -> jax.Array:
-            return grpo.token_weights(
+        self._weights = jax.jit(
+            lambda lengths: grpo.token_weights(
                 grpo.completion_mask(lengths, config.max_new_tokens),
                 objective.loss_normalization,
                 objective.constant_length,
             )
-
-        self._weights = jax.jit(weights)
+        )
         self._advantages = jax.jit(
-            functools.partial(
-                grpo.group_advantages, normalization=objective.advantage_normalization
-            )
+            lambda rewards: grpo.group_advantages(rewards, objective.advantage_normalization)
         )
         self._merge = jax.jit(full, out_shardings=placement.param_shardings(model_config, mesh))
         rows = sharding.batch_sharding(mesh)
         self._score = jax.jit(lambda params, batch: forward(params, batch)[0], out_shardings=rows)
-        self._update = Updater(
-            loss,
-            grpo.ObjectiveSums.merge,
-            model_config,
-            config.optimizer,
-            mesh,
-            config.lora,
-        )
+        self._update = Updater(loss, model_config, config.optimizer, mesh, config.lora)
 
     def init_state(self, params: Any, key: jax.Array) -> TrainState:
         """The state at the start: of all parameters, or of fresh adapters.
@@ -245,32 +235,30 @@ class GRPOTrainer:
             if sum(int(draw.signal.sum()) for draw in draws) >= config.prompts_per_step:
                 break
         del params
-        drawn = Rollout.concatenate(draws)
+        drawn, scores = Rollout.concatenate(draws), Scores.concatenate(all_scores)
         # Groups with a signal first, in the order they were drawn; always the same number.
         chosen = np.argsort(~drawn.signal, kind="stable")[: config.prompts_per_step]
         batch = drawn.take(np.sort(chosen))
 
         with clock.measure("update"):
             updates, state = self.update(state, batch)
-        scores = Scores.concatenate(all_scores)
-        seconds = clock.seconds
-        update_tokens = sum(float(update.sums.tokens) for update in updates)
+        of_update = _update_metrics(updates)
         logged = {
             **drawn.metrics(),
             "draws": float(len(draws)),
             "groups_used": float(batch.signal.sum()),
             **{f"task/{name}": float(value) for name, value in scores.metrics.items()},
-            **_update_metrics(updates),
-            **metrics.machine(seconds),
-            **metrics.rate("sample", float(drawn.lengths.sum()), seconds),
-            **metrics.rate("update", update_tokens, seconds),
+            **of_update,
+            **metrics.machine(clock.seconds),
+            **metrics.rate("sample", float(drawn.lengths.sum()), clock.seconds),
+            **metrics.rate("update", of_update.get("update_tokens", 0.0), clock.seconds),
         }
         if updates and not updates[-1].finite:
             raise NonFiniteError(step, not_finite(logged), logged, state, batch)
-        name = metrics.first_not_finite(logged)
-        if name is not None:
-            what = f"{name} {logged[name]} is not finite"
-            raise NonFiniteError(step, what, logged, state, batch, weights_kept=not updates)
+        for name, value in logged.items():
+            if not np.isfinite(value):
+                what = f"{name} {value} is not finite"
+                raise NonFiniteError(step, what, logged, state, batch, weights_kept=not updates)
         indices = np.repeat(drawn.indices, config.group_size)
         return StepResult(step, state, logged, indices, drawn.completions, scores)
 
@@ -296,21 +284,20 @@ class GRPOTrainer:
           prompt_length: tokens of the longest prompt.
         """
         config = self.config
-        rows, window = (config.micro_batch_rows, config.completions_per_row), config.max_new_tokens
-        length, _ = config.row_shape(prompt_length + config.completions_per_row * window, window)
-        prompt_capacity = config.prompt_capacity(length, prompt_length)
-
-        def integers(*shape: int) -> Any:
-            return jax.ShapeDtypeStruct(shape, np.int32)
-
-        numbers: Any = jax.ShapeDtypeStruct((*rows, window), np.float32)
+        rows, width, window = (
+            config.micro_batch_rows,
+            config.completions_per_row,
+            config.max_new_tokens,
+        )
+        length, _ = config.row_shape(prompt_length + width * window, window)
+        numbers = np.zeros((rows, width, window), np.float32)
         batch = MicroBatch(
-            rows=CompletionRows(
-                integers(rows[0], length), integers(rows[0]), integers(*rows), prompt_capacity
+            rows=pack_rows(
+                [[0]], [[]], rows, width, length, 0, config.prompt_capacity(length, prompt_length)
             ),
-            sampled_logprobs=numbers,
-            advantages=numbers.update(shape=rows),
             weights=numbers,
+            sampled_logprobs=numbers,
+            advantages=numbers[..., 0],
             old_logprobs=numbers if self._needs_old else None,
         )
         state = abstract_train_state(self._model_config, config.optimizer, self._mesh, config.lora)
@@ -419,11 +406,12 @@ def _update_metrics(updates: Sequence[UpdateResult]) -> dict[str, float]:
     """Metrics of the updates of one step, token sums over all of them; empty without any."""
     if not updates:
         return {"updates": 0.0}
-    sums = functools.reduce(grpo.ObjectiveSums.merge, (update.sums for update in updates))
+    means = grpo.token_means(functools.reduce(grpo.merge_sums, [u.sums for u in updates]))
     # Before the first update the trainer's policy is the sampler's; the rest is rounding.
-    first = updates[0].sums.metrics()
+    first = grpo.token_means(updates[0].sums)
     return {
-        **sums.metrics(),
+        "update_tokens": means.pop("tokens"),
+        **means,
         "mismatch_mean": first["mismatch_mean"],
         "mismatch_max": first["mismatch_max"],
         "updates": float(len(updates)),

@@ -22,6 +22,7 @@ from jax.sharding import Mesh
 
 from learner.devices import distributed, sharding
 from learner.qwen3.config import Qwen3Config
+from learner.training import grpo
 from learner.training.lora import LoraConfig
 from learner.training.train_state import (
     OptimizerConfig,
@@ -49,7 +50,7 @@ class UpdateResult:
     grad_norm: jax.Array
     learning_rate: jax.Array
     finite: jax.Array
-    sums: Any
+    sums: grpo.Sums
 
 
 class Updater:
@@ -58,7 +59,6 @@ class Updater:
     Args:
       loss: (params, micro_batch, extra) -> (f32[] loss, sums). Losses and gradients of the
         micro-batches of one update are added, so normalisation has to be in the loss.
-      merge_sums: (sums, sums) -> sums.
       config: the model.
       optimizer: the optimizer.
       mesh: the mesh; rows of micro-batches are split over ("data", "fsdp").
@@ -67,8 +67,7 @@ class Updater:
 
     def __init__(
         self,
-        loss: Callable[[Any, Any, Any], tuple[jax.Array, Any]],
-        merge_sums: Callable[[Any, Any], Any],
+        loss: Callable[[Any, Any, Any], tuple[jax.Array, grpo.Sums]],
         config: Qwen3Config,
         optimizer: OptimizerConfig,
         mesh: Mesh,
@@ -90,7 +89,7 @@ class Updater:
             return (
                 jax.tree.map(jnp.add, gradients, gradient),
                 losses + value,
-                merge_sums(sums, more),
+                grpo.merge_sums(sums, more),
             )
 
         def apply(state: TrainState, total: Any, steps: jax.Array) -> Any:
@@ -161,11 +160,13 @@ class Updater:
 
         Args:
           state: `jax.ShapeDtypeStruct`s with shardings, of `train_state.abstract_train_state`.
-          micro_batch: `jax.ShapeDtypeStruct`s with rows leading.
+          micro_batch: arrays of any values with rows leading.
           extra: as in `__call__`, arrays or `jax.ShapeDtypeStruct`s with shardings.
         """
         rows = sharding.batch_sharding(self._mesh)
-        batch = jax.tree.map(lambda x: x.update(sharding=rows), micro_batch)
+        batch = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), micro_batch
+        )
         whole = sharding.replicated(self._mesh)
         with sharding.use(self._mesh):
             gradients, *sums = jax.eval_shape(self._first, state.params, batch, extra)

@@ -6,6 +6,7 @@ Every step ends with a checkpoint in the background, so most moments are within 
 state goes to FOLDER/final.npz.
 """
 
+import contextlib
 import sys
 from pathlib import Path
 
@@ -72,7 +73,7 @@ def main(folder, steps):
     )
     trainer = GRPOTrainer(training, config, mesh, tokenizer)
     key, start = jax.random.key(3), 0
-    with Checkpoints(folder / "checkpoints") as checkpoints:
+    with Checkpoints(folder / "checkpoints") as checkpoints, contextlib.ExitStack() as stack:
         if checkpoints.latest_step() is None:
             state = trainer.init_state(model.init_params(jax.random.key(0), config), key)
         else:
@@ -81,11 +82,11 @@ def main(folder, steps):
             )
             task.restore(record["task"])
             start = int(state.step)
-        log = metrics.JsonLines(folder / "train.jsonl", start)
+        write = stack.enter_context(metrics.json_lines(folder / "train.jsonl", start))
         for result in trainer.run(state, task, key, start, steps):
             state = result.state
             figures = result.metrics.items()
-            log.write(result.step, {k: v for k, v in figures if not k.startswith(metrics.MACHINE)})
+            write(result.step, {k: v for k, v in figures if not k.startswith(metrics.MACHINE)})
             checkpoints.save(result.step + 1, state, {"task": task.state()})
             (folder / "alive").touch()
     leaves = {str(i): np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}

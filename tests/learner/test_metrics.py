@@ -9,26 +9,21 @@ from learner.training import metrics
 
 def test_json_lines_go_on_where_the_checkpoint_stands(tmp_path):
     path = tmp_path / "new" / "train.jsonl"
-    log = metrics.JsonLines(path, 0)
-    for step in range(4):
-        log.write(step, {"loss": step / 2})
-    log.close()
+    with metrics.json_lines(path, 0) as write:
+        for step in range(4):
+            write(step, {"loss": step / 2})
     path.write_text(path.read_text() + '{"step": 4, "lo')  # What a kill leaves behind.
-    log = metrics.JsonLines(path, 2)
-    log.write(2, {"loss": 7.0})
-    log.close()
+    with metrics.json_lines(path, 2) as write:
+        write(2, {"loss": 7.0})
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert rows == [{"step": i, "loss": loss} for i, loss in enumerate((0.0, 0.5, 7.0))]
 
 
 def test_only_finite_figures_are_written(tmp_path):
-    log = metrics.JsonLines(tmp_path / "train.jsonl", 0)
-    assert metrics.first_not_finite({"loss": 1.0, "kl": 2.0}) is None
-    for value in (float("nan"), float("inf")):
-        assert metrics.first_not_finite({"loss": 1.0, "kl": value, "z": value}) == "kl"
-        with pytest.raises(ValueError, match="not JSON compliant"):
-            log.write(0, {"kl": value})
-    log.close()
+    with metrics.json_lines(tmp_path / "train.jsonl", 0) as write:
+        for value in (float("nan"), float("inf")):
+            with pytest.raises(ValueError, match="not JSON compliant"):
+                write(0, {"kl": value})
     assert (tmp_path / "train.jsonl").read_text() == ""
 
 
@@ -47,10 +42,9 @@ def test_tensorboard_keeps_the_history_of_a_resumed_run(tmp_path):
     events = pytest.importorskip("tensorboardX.event_file_writer")
     for first, steps in ((1, (1, 2, 3)), (3, (3, 4))):
         folder = tmp_path / str(first)  # A file of its own: names are cut to seconds.
-        writer = metrics.TensorBoard(folder, first)
-        for step in steps:
-            writer.write(step, {"reward": float(10 * first + step)})
-        writer.close()
+        with metrics.tensorboard(folder, first) as write:
+            for step in steps:
+                write(step, {"reward": float(10 * first + step)})
     shown = {}
     for first in (1, 3):
         (file,) = (tmp_path / str(first)).iterdir()
@@ -62,15 +56,11 @@ def test_tensorboard_keeps_the_history_of_a_resumed_run(tmp_path):
     assert shown == {1: 11.0, 2: 12.0, 3: 33.0, 4: 34.0}
 
 
-def test_tensorboard_and_several_writers(tmp_path):
+def test_tensorboard_has_a_scalar_for_each_metric(tmp_path):
     pytest.importorskip("tensorboardX")
-    writers = metrics.Writers(
-        [metrics.TensorBoard(tmp_path / "tb"), metrics.JsonLines(tmp_path / "log", 0)]
-    )
-    writers.write(1, {"reward": 0.25, "task/valid_3": 1.0})
-    writers.write(2, {"reward": 0.5})
-    writers.close()
-    assert len((tmp_path / "log").read_text().splitlines()) == 2
+    with metrics.tensorboard(tmp_path / "tb") as write:
+        write(1, {"reward": 0.25, "task/valid_3": 1.0})
+        write(2, {"reward": 0.5})
     (file,) = (tmp_path / "tb").iterdir()
     found = [
         (value.tag, event.step, value.simple_value)
