@@ -1,6 +1,5 @@
 """Checkpoints that a kill cannot halve: the training state and a small JSON record beside it."""
 
-import dataclasses
 import shutil
 import sys
 import threading
@@ -39,13 +38,7 @@ class Checkpoints:
       folder: created if needed.
       keep: how many of the newest to keep, at least 1; None keeps all.
       keep_best: how many of the highest scores to keep as well.
-      asynchronous: `save` returns when the state has been copied, and the copy is written in the
-        background; the next save, `steps`, `restore` and `close` wait for it. A process that is
-        killed meanwhile leaves the checkpoint before as the latest.
       read_only: never create, write or remove anything.
-
-    Raises:
-      ValueError: `keep` or `keep_best` is out of its range.
     """
 
     def __init__(
@@ -53,13 +46,8 @@ class Checkpoints:
         folder: str | Path,
         keep: int | None = 2,
         keep_best: int = 0,
-        asynchronous: bool = True,
         read_only: bool = False,
     ) -> None:
-        if keep is not None and keep < 1:
-            raise ValueError(f"keep={keep!r}: allowed are None and integers from 1 up")
-        if keep_best < 0:
-            raise ValueError(f"keep_best={keep_best!r}: allowed are integers from 0 up")
         self._folder = Path(folder).resolve()
         best = BestN(get_metric_fn=_score, n=keep_best, keep_checkpoints_without_metrics=False)
         self._manager = ocp.CheckpointManager(
@@ -70,7 +58,6 @@ class Checkpoints:
                 create=not read_only,
                 read_only=read_only,
                 cleanup_tmp_directories=not read_only,
-                enable_async_checkpointing=asynchronous,
                 async_options=ocp.options.AsyncOptions(barrier_sync_fn=_barrier),
                 todelete_subdir=_REMOVED,
                 # Of several processes the first looks at the folder, so that all see the same.
@@ -88,7 +75,10 @@ class Checkpoints:
         metadata: Mapping[str, Any],
         score: float | None = None,
     ) -> None:
-        """Writes checkpoint `step`, in the background if that was asked for.
+        """Copies the state, and writes the copy in the background as checkpoint `step`.
+
+        The next save, `steps`, `restore` and `close` wait for it. A process that is killed
+        meanwhile leaves the checkpoint before as the latest.
 
         Args:
           step: its name, larger than those of all others.
@@ -109,7 +99,8 @@ class Checkpoints:
         self._manager.save(
             step,
             args=ocp.args.Composite(
-                state=ocp.args.StandardSave(_as_dict(state)),
+                # A plain dict of fields on disk: readable without this class.
+                state=ocp.args.StandardSave(vars(state)),
                 metadata=ocp.args.JsonSave(dict(metadata)),
             ),
             metrics=None if score is None else {_SCORE: float(score)},
@@ -145,18 +136,20 @@ class Checkpoints:
         Raises:
           FileNotFoundError: there is no such checkpoint.
         """
-        step = self._known(step)
+        steps = self.steps()
+        if step is None and steps:
+            step = steps[-1]
+        if step not in steps:
+            wanted = "any" if step is None else step
+            raise FileNotFoundError(f"{self._folder}: no checkpoint {wanted}, there are {steps}")
         restored = self._manager.restore(
-            step, args=ocp.args.Composite(state=ocp.args.StandardRestore(_as_dict(abstract_state)))
+            step,
+            args=ocp.args.Composite(
+                state=ocp.args.StandardRestore(vars(abstract_state)),
+                metadata=ocp.args.JsonRestore(),
+            ),
         )
-        return TrainState(**restored[_STATE]), self.metadata(step)
-
-    def metadata(self, step: int | None = None) -> dict[str, Any]:
-        """Only the metadata of a checkpoint; arguments and errors as in `restore`."""
-        restored = self._manager.restore(
-            self._known(step), args=ocp.args.Composite(metadata=ocp.args.JsonRestore())
-        )
-        return dict(restored[_METADATA])
+        return TrainState(**restored[_STATE]), dict(restored[_METADATA])
 
     def close(self) -> None:
         """Waits for the last save and releases what Orbax holds; nothing works afterwards."""
@@ -179,13 +172,6 @@ class Checkpoints:
         if error is None or not distributed.lost_process(error):
             self.close()  # A save in the background would wait for a process that is gone.
 
-    def _known(self, step: int | None) -> int:
-        steps = self.steps()
-        if not steps or (step is not None and step not in steps):
-            wanted = "any" if step is None else step
-            raise FileNotFoundError(f"{self._folder}: no checkpoint {wanted}, there are {steps}")
-        return steps[-1] if step is None else step
-
 
 def _score(metrics: Mapping[str, float]) -> float:
     return metrics[_SCORE]
@@ -202,8 +188,3 @@ def _barrier(*, key: str, timeout_ms: int) -> None:
     if error is not None and threading.current_thread() is not threading.main_thread():
         raise error
     multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
-
-
-def _as_dict(state: TrainState) -> dict[str, Any]:
-    # A plain dict of fields on disk: readable without this class.
-    return {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}

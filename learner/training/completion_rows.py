@@ -68,11 +68,6 @@ def pack_rows(
     Raises:
       ValueError: a prompt is empty, or something does not fit.
     """
-    if len(prompts) != len(completions) or len(prompts) > rows:
-        raise ValueError(
-            f"rows={rows}: cannot hold {len(prompts)} prompts with {len(completions)} lists of "
-            "completions"
-        )
     prompt_capacity = length if prompt_capacity is None else prompt_capacity
     if not max(map(len, prompts), default=0) <= prompt_capacity <= length:
         raise ValueError(
@@ -85,13 +80,7 @@ def pack_rows(
     for i, (prompt, given) in enumerate(zip(prompts, completions, strict=True)):
         if not len(prompt):
             raise ValueError(f"prompts[{i}]: is empty, at least one token is needed")
-        if len(given) > completions_per_row:
-            raise ValueError(
-                f"completions_per_row={completions_per_row}: row {i} has {len(given)} completions"
-            )
         row = np.concatenate([prompt, *given])
-        if len(row) > length:
-            raise ValueError(f"length={length}: row {i} takes {len(row)} tokens")
         tokens[i, : len(row)] = row
         prompt_lengths[i] = len(prompt)
         completion_lengths[i, : len(given)] = [len(completion) for completion in given]

@@ -127,7 +127,10 @@ def weights_and_biases(
     """
     import wandb
 
-    with wandb.init(
+    run = wandb.init(
         project=project, dir=str(folder), id=run_id, resume="allow", config=dict(config)
-    ) as run:
+    )
+    try:
         yield lambda step, metrics: run.log(dict(metrics), step=step)
+    finally:
+        run.finish()

@@ -229,13 +229,19 @@ class GRPOTrainer:
         draws: list[Rollout] = []
         all_scores: list[Scores] = []
         for attempt in range(1 + config.max_resamples * (config.degenerate_groups == "resample")):
-            rollout, scores = self._draw(state, params, task, key, step, attempt, clock)
+            rollout, scores = self._draw(params, task, key, step, attempt, clock)
             draws.append(rollout)
             all_scores.append(scores)
             if sum(int(draw.signal.sum()) for draw in draws) >= config.prompts_per_step:
                 break
         del params
         drawn, scores = Rollout.concatenate(draws), Scores.concatenate(all_scores)
+        for what, values in (
+            ("a reward", drawn.rewards),
+            ("a log-probability of the sampler", drawn.logprobs),
+        ):
+            if not np.isfinite(values).all():
+                raise NonFiniteError(step, f"{what} is not finite", {}, state, drawn)
         # Groups with a signal first, in the order they were drawn; always the same number.
         chosen = np.argsort(~drawn.signal, kind="stable")[: config.prompts_per_step]
         batch = drawn.take(np.sort(chosen))
@@ -305,7 +311,6 @@ class GRPOTrainer:
 
     def _draw(
         self,
-        state: TrainState,
         params: Any,
         task: Task,
         key: jax.Array,
@@ -345,12 +350,6 @@ class GRPOTrainer:
             completions=completions,
             rewards=rewards,
         )
-        for what, values in (
-            ("a reward", rewards),
-            ("a log-probability of the sampler", samples.logprobs),
-        ):
-            if not np.all(np.isfinite(values)):
-                raise NonFiniteError(step, f"{what} is not finite", {}, state, rollout)
         return rollout, scores
 
     def update(self, state: TrainState, batch: Rollout) -> tuple[list[UpdateResult], TrainState]:

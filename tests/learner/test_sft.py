@@ -56,7 +56,7 @@ def test_loss_is_the_token_mean_over_the_whole_batch(
     before = jax.tree.map(np.asarray, tiny_params)
 
     moved = []
-    for mesh, rows in ((one_device, 2), (sharding.make_mesh(2, 2, 2), 4)):
+    for mesh, rows in ((one_device, 2), (sharding.make_mesh(2, 2), 4)):
         trainer = SFTTrainer(
             dataclasses.replace(CONFIG, micro_batch_rows=rows), tiny_model, mesh, pad_id=256
         )
