@@ -20,15 +20,9 @@ from learner.qwen3 import model
 from learner.qwen3.config import Qwen3Config
 
 #: The matrices of a block that can be adapted, with the module they belong to.
-MATRICES = {
-    "q_proj": "attention",
-    "k_proj": "attention",
-    "v_proj": "attention",
-    "o_proj": "attention",
-    "gate_proj": "mlp",
-    "up_proj": "mlp",
-    "down_proj": "mlp",
-}
+MATRICES = dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), "attention") | dict.fromkeys(
+    ("gate_proj", "up_proj", "down_proj"), "mlp"
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -53,8 +53,7 @@ class SFTConfig:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class Example:
+class Example(NamedTuple):
     """One encoded example: token ids of the prompt, and of the completion with its stop token."""
 
     prompt: tuple[int, ...]
