@@ -134,7 +134,7 @@ def test_a_step_is_the_same_on_any_layout(start, plain_step, layout, accumulatio
 
 
 def test_answers_that_share_a_row_change_nothing(start, plain_step, one_device):
-    result = one_step(start, one_device, rows=4, completions_per_row=3)
+    result = one_step(start, one_device, rows=8, completions_per_row=3)
     moved = change(result.state.params, start[3])
     np.testing.assert_allclose(moved, plain_step[1], rtol=1e-4, atol=2e-6)
 
