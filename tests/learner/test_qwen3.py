@@ -115,7 +115,14 @@ def torch_model(theta, **changes):
     return reference
 
 
-@pytest.fixture(scope="module", params=list(VARIANTS), ids=list(VARIANTS))
+# The others are tied and untied, of one key head and of several, each with a theta of its own.
+SLOW = ("tied-gqa-theta5e6", "untied-mha")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(n, marks=pytest.mark.slow if n in SLOW else (), id=n) for n in VARIANTS],
+)
 def checkpoint(request, tmp_path_factory):
     """A torch model and the folder it was saved to."""
     return save_torch_model(request.param, tmp_path_factory)
