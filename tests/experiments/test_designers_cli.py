@@ -34,6 +34,7 @@ FAST = ("current", "base", "endpoint")  # The others need no model, and have uni
 SCORES = dict.fromkeys(QUESTIONS, 3)
 SMALL = [
     "--config=experiments/configs/tiny.py",
+    "--config.model.scan_unroll=1",
     "--config.loop.rounds=2",
     "--config.environment.num_instances=8",
     "--config.lakes.max_candidates=4096",
@@ -42,6 +43,8 @@ SMALL = [
     "--config.training.prompts_per_step=8",
     "--config.training.group_size=4",
 ]
+# Compiling takes far longer than running here.
+QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 # Imports are paid for once: every run is a fork, with a command line of its own, two at a time.
 DRIVER = """
 import json, os, sys
@@ -127,7 +130,7 @@ def runs(request, tmp_path_factory):
         [sys.executable, "-c", DRIVER],
         input=json.dumps(lines),
         cwd=ROOT,
-        env={**os.environ, "XLA_FLAGS": ""},
+        env={**os.environ, "XLA_FLAGS": QUICK},
         capture_output=True,
         text=True,
         check=False,
