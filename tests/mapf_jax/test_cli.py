@@ -92,7 +92,7 @@ def test_generate_from_a_configuration(tmp_path, capsys):
     assert (status, err) == (2, "error: --sizes cannot go with --config\n")
     yaml.write_text("3:\n  data_ratio: 1.0\n  hole_ratio: 2\n  wait_ratio: 0.0\n")
     status, _, err = run(capsys, "generate", "--config", yaml)
-    assert (status, err) == (2, f"error: {yaml}: hole_ratio of size 3: 2.0 is outside [0, 1]\n")
+    assert (status, err) == (2, f"error: {yaml}: hole_ratio of size 3: 2 is outside [0, 1]\n")
     yaml.write_text("{")
     status, _, err = run(capsys, "generate", "--config", yaml)
     assert status == 2
