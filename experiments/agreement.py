@@ -46,7 +46,9 @@ def check_alike(settings: Settings) -> None:
     }
     first, *others = distributed.gather(mine)
     for index, other in enumerate(others, 1):
-        found = sorted(files.differences(first, other, told="{path} is {now!r}, not {before!r}"))
+        found = sorted(
+            files.differences(first, other, sentence="{path} is {now!r}, not {before!r}")
+        )
         if found:
             raise UserError(f"process {index} differs from process 0: {'; '.join(found)}")
 

@@ -21,6 +21,7 @@ from engineer.space import Configuration, ConfigurationSpace
 from experiments.families import Family, NoProblemError, Problem
 from experiments.policy import Policy
 from experiments.settings import Settings
+from experiments.validation import complete_all
 from learner.chat import Completion, Message
 from learner.devices import sharding
 from learner.sampling.completer import Completer
@@ -173,10 +174,8 @@ class EngineerTrainer:
 
     def _reward(self, params: Any, probe: Sequence[Problem], key: jax.Array) -> float:
         """Mean accuracy, or else reward, of one completion to every problem of the probe set."""
-        task = self._family.task(probe)
-        chats = [task.messages(i) for i in range(len(task))]
-        completions = self._respond(params, chats, jax.random.fold_in(key, _COMPLETIONS))
-        scores = task.score(np.arange(len(task)), completions)
+        key = jax.random.fold_in(key, _COMPLETIONS)
+        _, scores = complete_all(self._family.task(probe), self._respond, params, key)
         pairs = zip(scores.records, scores.rewards, strict=True)
         return float(np.mean([record.get("accuracy", reward) for record, reward in pairs]))
 

@@ -278,11 +278,11 @@ _WRITERS: Mapping[str, Callable[[Path, Any], None]] = {".json": write_json, ".js
 
 
 def differences(
-    before: Any, now: Any, path: str = "", told: str = "{path} was {before!r} and is {now!r}"
+    before: Any, now: Any, path: str = "", sentence: str = "{path} was {before!r} and is {now!r}"
 ) -> Iterator[str]:
-    """A sentence `told` for every field in which two JSON-able values differ, with its path."""
+    """`sentence` for every field in which two JSON-able values differ, with its path."""
     if isinstance(before, dict) and isinstance(now, dict):
         for name in before.keys() | now.keys():
-            yield from differences(before.get(name), now.get(name), f"{path}{name}.", told)
+            yield from differences(before.get(name), now.get(name), f"{path}{name}.", sentence)
     elif before != now:
-        yield told.format(path=path.rstrip("."), before=before, now=now)
+        yield sentence.format(path=path.rstrip("."), before=before, now=now)

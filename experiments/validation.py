@@ -13,8 +13,10 @@ from experiments.policy import Policy
 from experiments.settings import Settings
 from experiments.store import RunStore
 from learner import tokens
+from learner.chat import Completion
 from learner.sampling.completer import Completer
 from learner.sampling.sampler import SamplingParams
+from learner.training.task import Scores, Task
 
 # Folded into the key of the set for the key of its completions.
 _COMPLETIONS = 1 << 20
@@ -70,7 +72,8 @@ class Validator:
     def __init__(
         self, settings: Settings, family: Family, respond: Completer, problems: Sequence[Problem]
     ) -> None:
-        self._family = family
+        self._task = family.task(problems)
+        self._fresh = self._task.state()  # So that every checkpoint is scored alike.
         self._problems = problems
         self._respond = respond
         self._key = jax.random.fold_in(jax.random.key(settings.validation.seed), _COMPLETIONS)
@@ -84,14 +87,8 @@ class Validator:
         Raises:
           ValueError: the task has no record for some completion.
         """
-        task = self._family.task(self._problems)
-        chats = [task.messages(i) for i in range(len(task))]
-        completions = self._respond(params, chats, self._key)
-        records = task.score(np.arange(len(task)), completions).records
-        if len(records) != len(completions):
-            raise ValueError(
-                f"score: {len(records)} records of {len(completions)} completions; each needs one"
-            )
+        self._task.restore(self._fresh)
+        completions, scores = complete_all(self._task, self._respond, params, self._key)
         return [
             {
                 "id": problem["id"],
@@ -102,9 +99,28 @@ class Validator:
                 "text": completion.text,
             }
             for problem, record, completion in zip(
-                self._problems, records, completions, strict=True
+                self._problems, scores.records, completions, strict=True
             )
         ]
+
+
+def complete_all(
+    task: Task, respond: Completer, params: Any, key: jax.Array
+) -> tuple[list[Completion], Scores]:
+    """One completion to every prompt of a task, and what the task says of them.
+
+    Raises:
+      ValueError: the task has no record for some completion.
+    """
+    chats = [task.messages(i) for i in range(len(task))]
+    completions = respond(params, chats, key)
+    scores = task.score(np.arange(len(task)), completions)
+    if len(scores.records) != len(completions):
+        raise ValueError(
+            f"score: {len(scores.records)} records of {len(completions)} completions; each needs "
+            "one"
+        )
+    return completions, scores
 
 
 def write_validation(
