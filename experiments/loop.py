@@ -20,7 +20,6 @@ from engineer.evidence import FailureBreakdown
 from experiments import designing, evidence
 from experiments.engineer_training import EngineerTrainer
 from experiments.errors import user_errors
-from experiments.families.loading import load
 from experiments.policy import describe_policy, load_params, load_policy
 from experiments.problem_sets import (
     COLD_START,
@@ -62,7 +61,7 @@ class Loop:
         self._store = store
         self._reporter = reporter
         with user_errors():
-            self._family = load(settings.family, settings.family_options)
+            self._family = settings.load_family()
         self._preemption = Preemption()
 
     def run(self) -> None:

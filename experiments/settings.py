@@ -13,7 +13,8 @@ import ml_collections
 from engineer.choice import CHOICES
 from engineer.context import DEFAULT_VARIANT, VARIANTS, ContextSpec, variant
 from experiments.errors import user_errors
-from experiments.families.lakes.options import LakesOptions
+from experiments.families import Family
+from experiments.families.loading import FamilySettings
 from learner import checks
 from learner.qwen3.config import DTYPES, REMAT
 from learner.training.trainer import GRPOConfig
@@ -365,19 +366,14 @@ class LogSettings:
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(FamilySettings):
     """One run.
 
     Attributes:
       seed: everything random in a run follows from it, except the validation set.
-      family: the family of environments: "lakes", or `path/to/file.py:name` for an instance of
-        `experiments.family.Family`.
-      lakes: options of the family "lakes".
     """
 
     seed: int = 0
-    family: str = "lakes"
-    lakes: LakesOptions = dataclasses.field(default_factory=LakesOptions)
     model: ModelSettings = dataclasses.field(default_factory=ModelSettings)
     mesh: MeshSettings = dataclasses.field(default_factory=MeshSettings)
     loop: LoopSettings = dataclasses.field(default_factory=LoopSettings)
@@ -389,12 +385,7 @@ class Settings:
     log: LogSettings = dataclasses.field(default_factory=LogSettings)
 
     def __post_init__(self) -> None:
-        family, _, _ = self.family.rpartition(":")
-        if self.family != "lakes" and not (family.endswith(".py") and Path(family).is_file()):
-            raise ValueError(
-                f"family={self.family!r}: allowed are 'lakes' and 'path/to/file.py:name' of a file "
-                "that exists"
-            )
+        super().__post_init__()
         if not 0 <= self.seed < 1 << 32:
             raise ValueError(f"seed={self.seed}: allowed are integers from 0 to 2**32 - 1")
         if self.validation.thinking_tokens and not self.training.thinking:
@@ -413,11 +404,6 @@ class Settings:
                 f"training.micro_batch_rows={self.training.micro_batch_rows}: allowed are "
                 f"multiples of data * fsdp = {shards}"
             )
-
-    @property
-    def family_options(self) -> Any:
-        """The options of the family, None for one in a user's own file."""
-        return {"lakes": self.lakes}.get(self.family)
 
     def to_dict(self) -> dict[str, Any]:
         """Nested, JSON-able."""
@@ -440,6 +426,17 @@ def from_config(config: Mapping[str, Any] | ml_collections.ConfigDict) -> Settin
         config = config.to_dict()
     with user_errors():
         return _build(Settings, config, "")
+
+
+def family_of(config: Mapping[str, Any]) -> Family:
+    """The family of a run with these options, of which no others are looked at.
+
+    Raises:
+      UserError: there is no such family, or its options are not allowed.
+    """
+    names = [field.name for field in dataclasses.fields(FamilySettings) if field.name in config]
+    with user_errors():
+        return _build(FamilySettings, {name: config[name] for name in names}, "").load_family()
 
 
 def check_field(path: str) -> None:

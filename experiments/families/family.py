@@ -158,6 +158,10 @@ class Family(ABC):
         """The configuration of the fixed validation set."""
         return self.space.uniform()
 
+    def failure(self, check: str) -> str:
+        """What to call failing a check: its own name on a number of failures would mislead."""
+        return f"fails {check.replace('_', ' ')}"
+
     @property
     def reward(self) -> str:
         """The reward in words, for the full training details of a context."""

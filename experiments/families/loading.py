@@ -1,47 +1,59 @@
 """The family that a name means: one of this package, or one in a user's own file."""
 
-import importlib.util
-import sys
+import dataclasses
+import runpy
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from engineer.space import ConfigurationSpace
 from engineer.texts import FamilyTexts
 from experiments.families.family import Family
-from experiments.families.lakes.drawing import FAILURES
 from experiments.families.lakes.family import Lakes
+from experiments.families.lakes.options import LakesOptions
 
-__all__ = ["FAILURES", "load"]
+_OF_THIS_PACKAGE: Mapping[str, Callable[[Any], Family]] = {"lakes": Lakes}
 
 
-def load(name: str, options: Any = None) -> Family:
-    """The family of a run.
+@dataclasses.dataclass(frozen=True)
+class FamilySettings:
+    """Which family a run has, and the options of each family of this package under its name.
 
-    Args:
-      name: "lakes", or `path/to/file.py:name` for an instance of `Family` in a file that exists.
-      options: of a family of this package.
-
-    Raises:
-      ValueError: there is no such family, or the file does not hold one.
+    Attributes:
+      family: the family of environments: "lakes", or `path/to/file.py:name` for an instance of
+        `experiments.families.Family`.
+      lakes: options of the family "lakes".
     """
-    if name == "lakes":
-        return Lakes(options)
-    path, _, attribute = name.rpartition(":")
-    spec = importlib.util.spec_from_file_location(f"family_{Path(path).stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # Dataclasses look there for the types of their fields.
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise ValueError(f"family={name!r}: {type(error).__name__}: {error}") from error
-    family = getattr(module, attribute, None)
-    if not isinstance(family, Family):
-        raise ValueError(
-            f"family={name!r}: {attribute!r} is no instance of experiments.families.Family there"
-        )
-    for member, kind in (("space", ConfigurationSpace), ("texts", FamilyTexts)):
-        if not isinstance(getattr(family, member, None), kind):
-            raise ValueError(f"family={name!r}: {attribute}.{member} must be a {kind.__name__}")
-    return family
+
+    family: str = "lakes"
+    lakes: LakesOptions = dataclasses.field(default_factory=LakesOptions)
+
+    def __post_init__(self) -> None:
+        path, _, _ = self.family.rpartition(":")
+        known = self.family in _OF_THIS_PACKAGE
+        if not known and not (path.endswith(".py") and Path(path).is_file()):
+            raise ValueError(
+                f"family={self.family!r}: allowed are {', '.join(map(repr, _OF_THIS_PACKAGE))} and "
+                "'path/to/file.py:name' of a file that exists"
+            )
+
+    def load_family(self) -> Family:
+        """The family itself.
+
+        Raises:
+          ValueError: the file does not hold one.
+        """
+        name = self.family
+        if name in _OF_THIS_PACKAGE:
+            return _OF_THIS_PACKAGE[name](getattr(self, name))
+        path, _, attribute = name.rpartition(":")
+        try:
+            family = runpy.run_path(path, run_name="family").get(attribute)
+        except Exception as error:
+            raise ValueError(f"family={name!r}: {type(error).__name__}: {error}") from error
+        if not isinstance(family, Family):
+            raise ValueError(f"family={name!r}: {attribute!r} is no instance of families.Family")
+        for member, kind in (("space", ConfigurationSpace), ("texts", FamilyTexts)):
+            if not isinstance(getattr(family, member, None), kind):
+                raise ValueError(f"family={name!r}: {attribute}.{member} must be a {kind.__name__}")
+        return family

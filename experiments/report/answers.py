@@ -8,9 +8,7 @@ from markupsafe import Markup
 
 from experiments.evidence import one_of_each_kind
 from experiments.families import Family, Problem
-from experiments.families.loading import load
 from experiments.report.reading import Run
-from experiments.settings import from_config
 from experiments.store import read_log
 
 
@@ -20,16 +18,14 @@ class DrawnAnswer:
 
     Attributes:
       row: what the run knows of it.
-      failed: names of its failed checks; only the first after which nothing else can be judged, if
-        it failed one of these.
-      group: the row of the configuration that its problem belongs to.
+      failed: what to call its failures; only the first after which nothing else can be judged, if
+        there is one of these.
       drawing: markup of the family; empty if it draws nothing.
       new: whether the problem was not solved before training, and is now.
     """
 
     row: Mapping[str, Any]
     failed: Sequence[str]
-    group: str
     drawing: Markup
     new: bool
 
@@ -75,15 +71,13 @@ def of_run(run: Run, count: int) -> Examples | None:
     if first_name == "start" and name != "start":
         before = {row["id"]: row["valid"] for row in read_log(first.answers)}
 
-    settings = from_config(run.settings)
-    family = load(settings.family, settings.family_options)
+    family = run.family
 
     def drawn(row: Mapping[str, Any]) -> DrawnAnswer:
         alone = [check for check in row["failed"] if check in family.texts.alone]
         return DrawnAnswer(
             row=row,
-            failed=alone[:1] or row["failed"],
-            group=row["group"],
+            failed=list(map(family.failure, alone[:1] or row["failed"])),
             drawing=_drawing(family, problems[row["id"]], row["text"]),
             new=row["valid"] and before.get(row["id"]) is False,
         )

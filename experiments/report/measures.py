@@ -1,10 +1,10 @@
 """What designs did with their evidence, as tables; the measures are `engineer.analysis`'s."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from experiments.report.page import DASH, failure
+from experiments.report.page import DASH
 
 MEASURES = {
     "failure_following": (
@@ -56,10 +56,25 @@ _OF_ONE = ("followed", "followed_correlation")
 """To be looked at design by design: as the best of several checks, their means say nothing."""
 
 
-def of_designs(designs: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """A row for each measure with its value for each design, the fields of `DesignAnalysis`."""
+def of_designs(
+    designs: Sequence[Mapping[str, Any]], failure: Callable[[str], str]
+) -> list[tuple[str, ...]]:
+    """A row for each measure with its value for each design.
+
+    Args:
+      designs: the fields of `DesignAnalysis`.
+      failure: what to call failing a check.
+    """
+
+    def written(key: str, value: Any) -> str:
+        if value is None:
+            return DASH
+        if key == "followed":
+            return failure(value)
+        return f"{value:.2f}" if isinstance(value, float) else str(value)
+
     return [
-        (name, *(_written(key, found.get(key)) for found in designs))
+        (name, *(written(key, found.get(key)) for found in designs))
         for key, (name, _) in MEASURES.items()
     ]
 
@@ -79,11 +94,3 @@ def of_variants(variants: Sequence[Sequence[Mapping[str, Any]]]) -> list[tuple[s
         if cells:
             rows.append((name, *cells))
     return rows
-
-
-def _written(key: str, value: Any) -> str:
-    if value is None:
-        return DASH
-    if key == "followed":
-        return failure(value)
-    return f"{value:.2f}" if isinstance(value, float) else str(value)

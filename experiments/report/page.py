@@ -6,16 +6,10 @@ from typing import Any
 
 import jinja2
 
-from experiments.families.loading import FAILURES
 from experiments.report import style
 
 DASH = "\N{EN DASH}"
 """What stands where there is no number."""
-
-
-def failure(check: str) -> str:
-    """What to call failing a check: its own name on a number of failures would mislead."""
-    return FAILURES.get(check, f"fails {check.replace('_', ' ')}")
 
 
 def percent(fraction: float | None) -> str:
@@ -75,7 +69,7 @@ _TEMPLATES = jinja2.Environment(
     lstrip_blocks=True,
 )
 _TEMPLATES.filters |= {
-    each.__name__: each for each in (failure, percent, number, duration, estimate, p_value)
+    each.__name__: each for each in (percent, number, duration, estimate, p_value)
 }
 _TEMPLATES.filters["json"] = json.dumps
 _TEMPLATES.globals |= {"DASH": DASH, "interval": interval, "style": style}

@@ -1,6 +1,7 @@
 """The files of a run as a report needs them, however far the run has come."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import yaml
 from engineer.evidence import FailureBreakdown
 from engineer.space import Configuration
 from experiments import store as files
+from experiments.families import Family
+from experiments.settings import family_of
 from experiments.statistics import Interval, wilson
 
 
@@ -155,10 +158,15 @@ class Run:
         """Whether the designer is a model that reads what happened."""
         return self.option("engineer.designer") in ("current", "base", "endpoint")
 
+    @functools.cached_property
+    def family(self) -> Family:
+        """The family of the problems; raises as `family_of` does."""
+        return family_of(self.settings)
+
     @property
     def label(self) -> str:
         """What a row of a configuration is called."""
-        return self.validations[0][1].breakdown.label if self.validations else "row"
+        return self.family.texts.label
 
     @property
     def validation_set(self) -> Path:

@@ -11,7 +11,7 @@ from flax.traverse_util import flatten_dict
 from engineer.space import Configuration
 from experiments.report import answers, measures, published_fractions
 from experiments.report.charts import Drawn, Gallery, Lines, Series, running_mean
-from experiments.report.page import DASH, failure, render
+from experiments.report.page import DASH, render
 from experiments.report.reading import Run
 from experiments.settings import Settings
 
@@ -39,6 +39,7 @@ def page(run: Run, gallery: Gallery) -> str:
     Raises:
       ValueError: a file of the run is damaged.
     """
+    failure = run.family.failure
     measured = {
         f"for round {each.index + 1}": each.design.measures
         for each in run.rounds
@@ -70,7 +71,8 @@ def page(run: Run, gallery: Gallery) -> str:
         labelled=lambda names: [f"{run.label} {name}" for name in names],
         changes=lambda before, after: _changes(run.label, before, after),
         measured_names=list(measured),
-        measured=measures.of_designs(list(measured.values())) if measured else [],
+        measured=measures.of_designs(list(measured.values()), failure) if measured else [],
+        failures=[failure(c) for _, each in run.validations[:1] for c in each.breakdown.checks],
         measures=measures.MEASURES.values(),
         answers=answers.of_run(run, _SHOWN),
         files=gallery.names,
@@ -365,7 +367,7 @@ def _failures(run: Run, gallery: Gallery) -> list[Drawn]:
     names = {float(i): name for i, (name, _) in enumerate(run.validations)}
     lines = tuple(
         Series(
-            failure(check),
+            run.family.failure(check),
             tuple(names),
             [100 * each.failures(check) / each.answers for each in found],
             look=i,

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from engineer.space import Configuration
+from experiments.families import Family
 from experiments.report import answers, measures, published_fractions
 from experiments.report.charts import Drawn, Estimate, Estimates, Gallery, Lines, Series
 from experiments.report.page import DASH, estimate, p_value, percent, render
 from experiments.report.reading import Run, is_run, read_json, read_run
+from experiments.settings import family_of
 from experiments.statistics import holm, minimum_detectable_difference
 from experiments.study import results as study_results
 
@@ -43,10 +45,12 @@ class _Study:
 
     Attributes:
       found: what `study.json` holds.
+      family: of the problems of all runs.
       runs: the finished runs whose folders are there, by variant and seed.
     """
 
     found: Found
+    family: Family
     runs: Mapping[tuple[str, int], Run]
 
     @property
@@ -64,7 +68,7 @@ class _Study:
     @property
     def label(self) -> str:
         """What a row of a configuration is called."""
-        return next((run.label for run in self.runs.values()), "row")
+        return self.family.texts.label
 
     @property
     def level(self) -> str:
@@ -101,7 +105,7 @@ def page(root: Path, gallery: Gallery) -> str:
         for run in found["runs"]
         if run["status"] == "finished" and is_run(root / run["folder"])
     }
-    study = _Study(found, runs)
+    study = _Study(found, family_of(found["base"]), runs)
     comparison = [_metric(study, metric, gallery) for metric in found["metrics"]]
     tested = _tested(comparison[0]["rows"])
     measured = _measured(study)
@@ -130,6 +134,7 @@ def page(root: Path, gallery: Gallery) -> str:
         measured_names=list(measured),
         measured=measures.of_variants(list(measured.values())) if measured else [],
         measures=measures.MEASURES.values(),
+        failures=list(map(study.family.failure, found["checks"])),
         outcomes=list(_outcomes(study)),
         total=_total(found),
         mean=_mean,

@@ -21,7 +21,6 @@ from engineer.space import Configuration
 from experiments import designing, evidence, settings
 from experiments.errors import UserError
 from experiments.families.lakes import texts as lakes
-from experiments.families.loading import load
 from experiments.settings import DESIGNERS
 from experiments.store import RunStore
 from mapf_jax import formats
@@ -227,7 +226,7 @@ def test_a_refusal_is_told_as_an_error_of_the_user(runs, tmp_path):
     options["engineer"]["judge"]["model"] = ""
     options["engineer"]["endpoint"] |= {"url": url, "model": "unknown"}
     chosen = settings.from_config(options)
-    family, store = load(chosen.family, chosen.family_options), RunStore(folder)
+    family, store = chosen.load_family(), RunStore(folder)
     designer = designing.make_designer(chosen, family, None, lambda chat: True)
     record = evidence.run_record(store, chosen, family, 1)
     with pytest.raises(UserError, match=r"model 'unknown', key .* refused with status 401"):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from engineer.space import Configuration
 from experiments import families
 from experiments.errors import UserError
-from experiments.families.loading import load
+from experiments.families.loading import FamilySettings
 from experiments.settings import from_config
 from experiments.store import RunStore
 from experiments.validation import Validator
@@ -46,7 +46,7 @@ OPTIONS = [
 
 @pytest.fixture(scope="module")
 def family():
-    return load(str(ROOT / SUMS))
+    return FamilySettings(str(ROOT / SUMS)).load_family()
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +67,10 @@ def run(tmp_path_factory):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return folder / "run", done.stdout
+
+
+def test_a_failure_is_named_after_its_check_unless_a_family_knows_better(family):
+    assert family.failure("right_value") == "fails right value"
 
 
 def test_the_loop_runs_on_it_and_hears_of_no_lake(run):
@@ -167,7 +171,7 @@ def test_numbers_of_numpy_can_be_kept(tmp_path):
 def test_records_make_evidence(text, index):
     terms = ([1, 2], [5, 5, 5], [10, 20], [9] * 4)
     problems = [{"group": str(len(numbers)), "terms": numbers} for numbers in terms]
-    family = load(str(ROOT / SUMS))
+    family = FamilySettings(str(ROOT / SUMS)).load_family()
     task = family.task(problems)
     right = str(sum(problems[index]["terms"]))
     scores = task.score(
@@ -191,7 +195,7 @@ def test_what_is_no_family_is_refused(name, text, message, tmp_path):
     path = tmp_path / "own.py"
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
-        load(name.format(path))
+        FamilySettings(name.format(path)).load_family()
 
 
 def test_a_family_says_what_there_is(tmp_path):
@@ -208,7 +212,7 @@ def test_a_family_says_what_there_is(tmp_path):
         "family = Own()\n"
     )
     with pytest.raises(ValueError, match=r"family\.space must be a ConfigurationSpace"):
-        load(f"{path}:family")
+        FamilySettings(f"{path}:family").load_family()
 
 
 @pytest.mark.parametrize("name", ["nothing", "gone.py:family", f"{__file__}x:family"])

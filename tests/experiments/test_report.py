@@ -25,7 +25,6 @@ from experiments.configs import tiny
 from experiments.families.lakes import drawing
 from experiments.families.lakes.family import Lakes
 from experiments.report import charts, measures, style
-from experiments.report import page as page_words
 from experiments.report.page import DASH
 from experiments.settings import from_config
 from experiments.study import results as study_results
@@ -367,7 +366,6 @@ def test_answers_are_drawn_with_what_became_of_them(run_page):
     assert "prefers-reduced-motion: reduce" in text
     assert "body:has(#pause:checked) .moving" in text
     assert set(drawing.FAILURES) == set(CHECKS)
-    assert page_words.failure("carries_right") == "fails carries right"
 
 
 def test_measures_are_those_of_the_analysis():

@@ -104,6 +104,10 @@ class Lakes(Family):
             "weights go from 0.5 and 0.5 to 0.8 and 0.2 as answers get short"
         )
 
+    def failure(self, check: str) -> str:
+        """In words, such as "hole entered"."""
+        return drawing.FAILURES[check]
+
     def draw(self, problem: Problem, completion: str) -> str:
         """The lake with the plan as it unfolds."""
         return drawing.draw(problem, completion)
