@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 import mapf_jax
-from experiments import published
 from experiments.benchmark.questions import BenchmarkQuestions
-from experiments.published import Group
+from experiments.families.lakes import published
+from experiments.families.lakes.published import Group
 from experiments.speed.records import Table
 from experiments.statistics import wilson
 from mapf_jax import benchmark

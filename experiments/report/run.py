@@ -9,7 +9,7 @@ from typing import Any
 from flax.traverse_util import flatten_dict
 
 from engineer.space import Configuration
-from experiments.report import answers, measures, published_fractions
+from experiments.report import answers, measures, published
 from experiments.report.charts import Drawn, Gallery, Lines, Series, running_mean
 from experiments.report.page import DASH, render
 from experiments.report.reading import Run
@@ -298,10 +298,8 @@ def _configurations(run: Run, gallery: Gallery) -> list[Drawn]:
 
 
 def _published(run: Run, gallery: Gallery) -> list[Drawn]:
-    named = [(f"round {index}", config) for index, config in _configured(run)]
-    if not named or not published_fractions.comparable(run.settings):
-        return []
-    return published_fractions.beside(named, gallery)
+    configs = {f"round {index}": config for index, config in _configured(run)}
+    return published.fractions(run.family, configs, gallery) if configs else []
 
 
 def _notes(run: Run) -> Iterator[str]:

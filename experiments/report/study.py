@@ -14,7 +14,7 @@ from typing import Any
 
 from engineer.space import Configuration
 from experiments.families import Family
-from experiments.report import answers, measures, published_fractions
+from experiments.report import answers, measures, published
 from experiments.report.charts import Drawn, Estimate, Estimates, Gallery, Lines, Series
 from experiments.report.page import DASH, estimate, p_value, percent, render
 from experiments.report.reading import Run, is_run, read_json, read_run
@@ -109,7 +109,6 @@ def page(root: Path, gallery: Gallery) -> str:
     comparison = [_metric(study, metric, gallery) for metric in found["metrics"]]
     tested = _tested(comparison[0]["rows"])
     measured = _measured(study)
-    published = study.finished and published_fractions.comparable(found["base"])
     return render(
         "study.html",
         title=f"Study {found['name']}",
@@ -129,7 +128,7 @@ def page(root: Path, gallery: Gallery) -> str:
         learning=_learning(study, gallery),
         configurations=_configurations(study, gallery),
         last=_last_configurations(study),
-        published=[published_fractions.chart(gallery, 0.2)] if published else [],
+        published=published.fractions(study.family, {}, gallery) if study.finished else [],
         designs=list(_designs(study)),
         measured_names=list(measured),
         measured=measures.of_variants(list(measured.values())) if measured else [],

@@ -5,7 +5,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Look:
-    """What sets one of several lines or agents apart from the others, by more than its colour.
+    """What sets one of several lines apart from the others, by more than its colour.
 
     Attributes:
       light: colour on white, as in the PNG files.

@@ -14,7 +14,7 @@
                     of `experiments.study.variants.Budget`: what a run may use, over all rounds
     base            all options of the reference variant's first seed, as `config.json` of a run
     versions        of the first finished run, as `versions.json` of a run; null if there is none
-    rows            names of the lake sizes, ["3", "4", "5"]
+    rows            names of the rows of a configuration, ["3", "4", "5"]
     checks          names of the checks
     runs            one object for each variant and seed, variants first:
       variant, seed, folder (relative to the study's), status: "finished", "failed" or "missing"
@@ -30,8 +30,8 @@
         answers, valid, optimal     numbers
         failed      {check: answers that fail it}
         by_row      {row: {answers, valid, optimal, failed: {check: number}}}
-        config      {row: {data_ratio, hole_ratio, wait_ratio}} of this round's training set; null
-                    before training, and so are the next three
+        config      {row: {parameter: number}} of this round's training set; null before training,
+                    and so are the next three
         achieved    the same, as the generator could make it
         training    {reward, valid, nondegenerate_fraction}: means over the round's steps
         design      how `config` came about: {source, kept_previous, reason, repairs (number),

@@ -14,17 +14,8 @@ from experiments import settings as settings_lib
 from experiments.errors import UserError, user_errors
 from experiments.settings import Settings
 
-# What the instances of the validation depend on; see `experiments.validation.validation_set`.
-_SAME_VALIDATION = (
-    "family",
-    "validation.num_instances",
-    "lakes.validation_hole_ratio",
-    "lakes.validation_wait_ratio",
-    "validation.seed",
-    "lakes.sizes",
-    "lakes.num_agents",
-    "lakes.max_candidates",
-)
+# What the validation set depends on beside options of its family; see `experiments.validation`.
+_SAME_VALIDATION = ("family", "validation.num_instances", "validation.seed")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 
 
@@ -146,7 +137,10 @@ class Study:
             except UserError as error:
                 raise UserError(f"variant {variant.name}: {error}") from error
         first = {name: of_seed[self.seeds[0]] for name, of_seed in result.items()}
-        for path in _SAME_VALIDATION:
+        reference = first[self.reference]
+        with user_errors():
+            own = reference.load_family().validation_options
+        for path in (*_SAME_VALIDATION, *(f"{reference.family}.{name}" for name in own)):
             allowed = "variants that are validated on the same instances"
             _check_equal(path, first, allowed)
         budgets = {name: Budget.of(settings) for name, settings in first.items()}

@@ -14,7 +14,6 @@ import pytest
 from local_server import Handler, LocalServer
 
 import mapf_jax
-from experiments import published
 from experiments import settings as settings_lib
 from experiments import store as files
 from experiments.benchmark import __main__ as benchmark
@@ -22,6 +21,7 @@ from experiments.benchmark import table as benchmark_table
 from experiments.benchmark.questions import BenchmarkQuestions, SetOptions, open_set
 from experiments.configs import tiny
 from experiments.errors import UserError
+from experiments.families.lakes import published
 from experiments.policy import load_params, load_policy
 from experiments.progress import Reporter
 from learner.training import train_state

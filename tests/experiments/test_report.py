@@ -19,10 +19,10 @@ import scipy.stats
 from engineer.analysis import DesignAnalysis
 from engineer.proposal import render_config
 from engineer.space import Configuration
-from experiments import published, report, validation
+from experiments import report, validation
 from experiments import store as files
 from experiments.configs import tiny
-from experiments.families.lakes import drawing
+from experiments.families.lakes import drawing, published
 from experiments.families.lakes.family import Lakes
 from experiments.report import charts, measures, style
 from experiments.report.page import DASH

@@ -9,7 +9,7 @@ import numpy as np
 import mapf_jax
 from engineer.space import Configuration
 from experiments.families.family import Family, Generated, GeneratedRow, NoProblemError, Problem
-from experiments.families.lakes import drawing
+from experiments.families.lakes import drawing, published
 from experiments.families.lakes.options import LakesOptions
 from experiments.families.lakes.texts import TEXTS, lake_space
 from learner.chat import Completion, Message
@@ -31,6 +31,14 @@ class Lakes(Family):
     """
 
     texts = TEXTS
+    validation_options = (
+        "sizes",
+        "num_agents",
+        "max_candidates",
+        "validation_hole_ratio",
+        "validation_wait_ratio",
+    )
+    published = published.fractions()
 
     def __init__(self, options: LakesOptions) -> None:
         self.options = options
