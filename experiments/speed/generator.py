@@ -8,10 +8,8 @@ benchmark of 3,150 instances. Also says how many instances stayed undecided.
 import contextlib
 import functools
 import itertools
-import statistics
 import sys
 import time
-import timeit
 from collections.abc import Iterator, Sequence
 
 import jax
@@ -20,6 +18,7 @@ import numpy as np
 
 import mapf_jax
 from experiments.speed import records
+from experiments.speed.engines import seconds
 from mapf_jax import generator
 from mapf_jax.environment_config import num_holes
 from mapf_jax.solver import batch as solver
@@ -92,9 +91,9 @@ def labels(agents: int, sizes: Sequence[int], count: int, repeats: int) -> recor
         number = len(lakes[0])
         if number < min(count, 64):
             continue
-        status = label_all(*lakes)  # Compiles.
-        taken = timeit.repeat(functools.partial(label_all, *lakes), number=1, repeat=repeats)
-        ours, theirs = number / statistics.median(taken), w9_rate(*lakes)
+        status = label_all(*lakes)
+        ours = number / seconds(functools.partial(label_all, *lakes), repeats)
+        theirs = w9_rate(*lakes)
         rows.append(
             {
                 "agents": agents,
@@ -126,14 +125,14 @@ def training_set(num_instances: int) -> records.Table:
     for seed, call in ((1, "first, with compilation"), (0, "second")):
         begin = time.perf_counter()
         _, report = mapf_jax.generate(jax.random.key(seed), config, num_instances)
-        seconds = time.perf_counter() - begin
+        took = time.perf_counter() - begin
         rows.append(
             {
                 "call": call,
                 "instances": report.made,
                 "need a wait": sum(row.made_wait for row in report.sizes) / report.made,
-                "seconds": seconds,
-                "instances/s": report.made / seconds,
+                "seconds": took,
+                "instances/s": report.made / took,
             }
         )
     title = "A training set: sizes 3 to 10, 20% holes, half of it needs a wait, two agents"
@@ -148,7 +147,7 @@ def benchmark_set(quick: bool) -> records.Table:
         sizes = (3, 4) if quick else tuple(range(3, 11))
         begin = time.perf_counter()
         made = mapf_jax.benchmark_instances(0, num_agents=(agents,), sizes=sizes)
-        seconds = time.perf_counter() - begin
+        took = time.perf_counter() - begin
         connected = sum(report.connected for report in made.reports)
         rows.append(
             {
@@ -157,7 +156,7 @@ def benchmark_set(quick: bool) -> records.Table:
                 "need a wait": sum(report.made_wait for report in made.reports) / len(made.ids),
                 "candidates solved": connected,
                 "undecided": sum(report.undecided for report in made.reports) / connected,
-                "seconds": seconds,
+                "seconds": took,
             }
         )
     return records.Table.of("The benchmark set", rows, "Compilation is included.")

@@ -6,9 +6,7 @@ actions drawn beforehand, beside other libraries' grid worlds measured in the sa
 
 import argparse
 import os
-import statistics
 import sys
-import timeit
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from experiments.speed import peers, records
-from experiments.speed.engines import Case, Outcome, collect
+from experiments.speed.engines import Case, Outcome, collect, seconds
 from mapf_jax.env import Batched, PoolAutoReset, draw_instance, make
 from mapf_jax.env.wrappers import Pool
 
@@ -71,7 +69,8 @@ def measure(
         start = (state, jnp.zeros((batch, agents), jnp.float32), (zeros, zeros))
         return jax.lax.scan(body, start, actions)[0]
 
-    speed = batch * length / _seconds(lambda: run(state, actions, pool), repeats)
+    took = seconds(lambda: jax.block_until_ready(run(state, actions, pool)), repeats)
+    speed = batch * length / took
     carried = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) // batch
     # State read and written, actions, terrain and starts and goals from the pool, rewards and
     # counts of ends read and written by whoever sums them up.
@@ -95,15 +94,7 @@ def bandwidth(size: int) -> float:
     rounds = max(4, (1 << 25) // count)
     array = jnp.zeros((count,), jnp.int32)
     add = jax.jit(lambda x: jax.lax.fori_loop(0, rounds, lambda _, x: x + 1, x))
-    return 2 * 4 * count * rounds / _seconds(lambda: add(array), repeats=3)
-
-
-def _seconds(function: Any, repeats: int) -> float:
-    """Median seconds of a call; each measurement repeats it until it lasts 0.2 s."""
-    timer = timeit.Timer(lambda: jax.block_until_ready(function()))
-    timer.timeit(1)  # Compiles.
-    calls, _ = timer.autorange()
-    return statistics.median(timer.repeat(repeats, calls)) / calls
+    return 2 * 4 * count * rounds / seconds(lambda: jax.block_until_ready(add(array)), repeats=3)
 
 
 def tables(
