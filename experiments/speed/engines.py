@@ -60,8 +60,6 @@ class _Process:
             "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
             "PYTHONWARNINGS": "ignore",
             "TRANSFORMERS_VERBOSITY": "error",
-            "XLA_PYTHON_CLIENT_PREALLOCATE": "true",
-            "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92",
         }
         self.obstacle = ""
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (`close` closes it)
@@ -122,11 +120,6 @@ def compare(cases: Mapping[str, Case], rounds: int) -> dict[str, Outcome]:
         process.close()
         outcomes[label].obstacle = process.obstacle
     return outcomes
-
-
-def alone(case: Case, rounds: int) -> Outcome:
-    """`compare` of one engine, which has the machine's memory to itself."""
-    return compare({"": case}, rounds)[""]
 
 
 def collect(case: Case, seconds: float) -> Outcome:

@@ -18,12 +18,14 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import jax
 import numpy as np
 
 from experiments.speed.engines import Outcome
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,27 +118,29 @@ def run(
     name: str,
     description: str,
     peer: str,
-    tables: Callable[[argparse.Namespace, str], Iterable[Table]],
+    scales: tuple[T, T],
+    tables: Callable[[T, str, str], Iterable[Table]],
 ) -> None:
-    """A command that measures in processes of engines alone.
+    """A command that measures in processes of engines alone, on the CPU.
 
     Args:
       name, description: of the command.
       peer: a library that may need an interpreter of its own, the option `--<peer>_python`.
-      tables: from the options and a temporary folder to the tables of the page.
+      scales: how much is measured, and how much with `--quick`.
+      tables: from a scale, a temporary folder and that interpreter to the tables of the page.
     """
     command = parser(name, description, out="docs/benchmarks")
     command.add_argument(
         f"--{peer}_python", default=sys.executable, help=f"interpreter that has {peer}"
     )
     options = command.parse_args()
-    # This process only asks what the machine is; the memory is for those of the engines.
-    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    os.environ["JAX_PLATFORMS"] = "cpu"  # For the engines.
+    jax.config.update("jax_platforms", "cpu")
     about = facts()
-    if about["backend"] == "cpu":
-        del about["devices"]  # Each engine has its own number of them; the tables say it.
+    del about["devices"]  # Each engine has its own number of them; the tables say it.
     with tempfile.TemporaryDirectory() as folder:
-        publish(name, tables(options, folder), options, about)
+        made = tables(scales[options.quick], folder, getattr(options, f"{peer}_python"))
+        publish(name, made, options, about)
 
 
 def integers(text: str) -> list[int]:

@@ -2,26 +2,22 @@
 
     python -m experiments.speed.sampler [--quick] [--out=docs/benchmarks]
 
-On a CPU: tokens a second of all three at equal model, weights, batch, lengths and precision
+Tokens a second of all three on the CPU at equal model, weights, batch, lengths and precision
 (float32, greedy), and what refilling slots gains over fixed batches where completions are uneven;
-the CPU counts as one device of JAX for each of its cores or as a single one. On a GPU: seconds of a
-decoding step with Qwen3-4B's shapes as a fraction of the bandwidth roofline, beside `generate`.
+the CPU counts as one device of JAX for each of its cores or as a single one.
 """
 
-import argparse
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import jax
 import numpy as np
 
 from experiments.speed import records
-from experiments.speed.engines import Case, Outcome, alone, compare
+from experiments.speed.engines import Case, Outcome, compare
 from learner.qwen3 import model, weights
 from learner.qwen3.config import Qwen3Config
-from learner.qwen3.sizes import published
 
 SMALL = Qwen3Config(
     vocab_size=4096,
@@ -34,7 +30,6 @@ SMALL = Qwen3Config(
     tie_word_embeddings=True,
     max_position_embeddings=1024,
 )
-QWEN3_4B = published("Qwen3-4B", dtype="bfloat16", param_dtype="bfloat16")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,9 +62,6 @@ class Scale:
         return math.gcd(
             len(records.cores()), self.batch, self.slots, self.model.num_key_value_heads
         )
-
-
-QUICK = Scale(rounds=2, new_tokens=128, completions=192)
 
 
 def _devices(scale: Scale) -> str:
@@ -126,7 +118,8 @@ def uneven_lengths(scale: Scale, folder: str) -> records.Table:
         "slots": scale.slots,
         "devices": scale.devices,
     }
-    outcome = alone(Case("sampler_engines:own_uneven", task), scale.rounds)
+    case = Case("sampler_engines:own_uneven", task)
+    outcome = compare({"own": case}, scale.rounds)["own"]
     if not outcome.measurements:
         raise RuntimeError(f"the sampler could not run: {outcome.obstacle}")
     best = {name: min(outcome.all(name)) for name in ("refilled", "fixed")}
@@ -142,65 +135,13 @@ def uneven_lengths(scale: Scale, folder: str) -> records.Table:
     )
 
 
-def roofline(
-    config: Qwen3Config,
-    cases: Sequence[tuple[int, int]],
-    rounds: int = 5,
-    steps: int = 32,
-    copy_bytes: int = 1 << 32,
-) -> records.Table:
-    """Decoding steps against the time that reading weights and cache takes at copy speed.
-
-    Args:
-      config: shapes of the model; its weights are random.
-      cases: batch and context of each measurement.
-      rounds: measurements of each case; the best counts.
-      steps: decoding steps in one measurement.
-      copy_bytes: of the array whose copy measures the bandwidth.
-    """
-    rows = []
-    for batch, context in cases:
-        row: dict[str, Any] = {"batch": batch, "context": context}
-        task = row | {"config": dataclasses.asdict(config), "steps": steps, "bytes": copy_bytes}
-        took, obstacles = [], []
-        for engine in ("own", "transformers"):  # One at a time: each takes the device's memory.
-            case = Case(f"sampler_engines:{engine}_roofline", task)
-            outcome = alone(case, rounds)
-            best = min(outcome.measurements, key=lambda m: m["step_seconds"], default={})
-            took.append(best.pop("step_seconds", math.nan))
-            row |= best
-            if outcome.obstacle:
-                obstacles.append(f"{engine} {outcome.obstacle}")
-        ratio = None if math.isnan(sum(took)) else took[1] / took[0]
-        rows.append(row | {"times generate": ratio, "note": "; ".join(obstacles)})
-    return records.Table.of(
-        f"Decoding, {config.dtype}: {config.num_hidden_layers} layers of {config.hidden_size}",
-        rows,
-        "Decoding alone, random weights. The roofline is the time to read all weights and the "
-        "keys and values of the context once a step at the speed of a large copy (bytes read and "
-        f"written). All of the context but its last {steps // 2} to {3 * steps // 2} tokens lies "
-        "in the prompts' cache, which it fills: the layout that is best for the sampler. Where its "
-        "caches are not full, it reads more than it needs: up to 1.25 times for long prompts, up "
-        "to 1.5 times for long completions.",
-    )
-
-
-def cpu_tables(scale: Scale, folder: str, tunix_python: str) -> Iterator[records.Table]:
-    """All tables for a CPU."""
+def tables(scale: Scale, folder: str, tunix_python: str) -> Iterator[records.Table]:
+    """The tables of the page."""
     weights.save(folder, model.init_params(jax.random.key(0), scale.model), scale.model)
     yield even_lengths(scale, folder, tunix_python)
     yield uneven_lengths(scale, folder)
 
 
-def tables(options: argparse.Namespace, folder: str) -> Iterator[records.Table]:
-    """The tables of the page."""
-    if jax.default_backend() == "cpu":
-        yield from cpu_tables(QUICK if options.quick else Scale(), folder, options.tunix_python)
-    elif options.quick:
-        yield roofline(QWEN3_4B, [(64, 1024)], rounds=2)
-    else:
-        yield roofline(QWEN3_4B, [(64, 1024), (256, 1024), (64, 8192), (256, 8192)])
-
-
 if __name__ == "__main__":
-    records.run("sampler", __doc__, "tunix", tables)
+    quick = Scale(rounds=2, new_tokens=128, completions=192)
+    records.run("sampler", __doc__, "tunix", (Scale(), quick), tables)

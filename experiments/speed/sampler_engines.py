@@ -6,7 +6,7 @@ import time
 import types
 from typing import Any
 
-from experiments.speed.engines import Measurements, Task, seconds
+from experiments.speed.engines import Measurements, Task
 
 
 def _own_parts(task: Task) -> tuple[Any, Any, Any]:
@@ -64,104 +64,27 @@ def own_uneven(task: Task) -> Measurements:
         yield {"refilled": middle - begin, "fixed": end - middle, "same": same}
 
 
-def own_roofline(task: Task) -> Measurements:
-    """Seconds of one decoding step with all slots busy, and the copy bandwidth that bounds it."""
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-
-    from learner.devices import sharding
-    from learner.qwen3 import model, placement
-    from learner.qwen3.config import Qwen3Config
-    from learner.sampling import slots
-    from learner.sampling.sampler import Sampler, SamplingParams
-
-    config = Qwen3Config(**task["config"])
-    mesh = sharding.make_mesh()
-    batch, context, steps = task["batch"], task["context"], task["steps"]
-    sampling = SamplingParams(max_new_tokens=2 * steps)
-    engine = Sampler(config, mesh, sampling, 0, max_rows=batch, segment_tokens=steps)
-    init = jax.jit(
-        lambda key: model.init_params(key, config),
-        out_shardings=placement.param_shardings(config, mesh),
-    )
-    params = engine.prepare(init(jax.random.key(0)))
-    # What a cache holds does not change how long it takes to read.
-    prompts = engine.new_prompts((batch,), context - steps)
-    sequences = slots.Sequences.idle(batch, 1)._replace(
-        prompt_lengths=np.full(batch, context - steps, np.int32),
-        counts=np.full((batch, 1), steps // 2, np.int32),  # So the context is `context` midway.
-        budgets=np.full((batch, 1), 2 * steps, np.int32),
-        finish=np.full((batch, 1), slots.RUNNING, np.int32),
-    )
-    array = jnp.zeros(task["bytes"] // 4, jnp.float32)
-    copy = jax.jit(lambda x: x + 1)
-    bandwidth = 2 * array.nbytes / seconds(lambda: jax.block_until_ready(copy(array)), repeats=5)
-    numbers = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-    bytes_read = sum(x.nbytes for x in jax.tree.leaves(params))
-    bytes_read += batch * context * numbers * jnp.dtype(config.dtype).itemsize
-    cache = engine.new_samples((batch, 1), 2 * steps)
-    while True:
-        begin = time.perf_counter()
-        cache, *rest = engine.segment(params, prompts, cache, sequences, None, np.int32(0))
-        jax.block_until_ready(rest)
-        step = (time.perf_counter() - begin) / steps
-        yield {
-            "step_seconds": step,
-            "copy GB/s": bandwidth / 1e9,
-            "tokens/s": batch / step,
-            "fraction of roofline": bytes_read / bandwidth / step,
-        }
-
-
-def _generate(model: Any, prompts: Any, new: int) -> tuple[float, Any]:
-    """(seconds, new tokens) of transformers' `generate`, greedy."""
-    import torch
-
-    begin = time.perf_counter()
-    with torch.inference_mode():
-        out = model.generate(
-            prompts,
-            attention_mask=torch.ones_like(prompts),
-            do_sample=False,
-            max_new_tokens=new,
-            min_new_tokens=new,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-    out = out[:, prompts.shape[1] :].cpu()
-    return time.perf_counter() - begin, out
-
-
 def transformers(task: Task) -> Measurements:
     """`generate` of transformers on torch, greedy."""
     import torch
     from transformers import Qwen3ForCausalLM
 
     model = Qwen3ForCausalLM.from_pretrained(task["folder"], dtype=torch.float32).eval()
+    prompts = torch.tensor(task["prompts"])
     while True:
-        took, ids = _generate(model, torch.tensor(task["prompts"]), task["new_tokens"])
+        begin = time.perf_counter()
+        with torch.inference_mode():
+            out = model.generate(
+                prompts,
+                attention_mask=torch.ones_like(prompts),
+                do_sample=False,
+                max_new_tokens=task["new_tokens"],
+                min_new_tokens=task["new_tokens"],
+                eos_token_id=None,
+                pad_token_id=0,
+            )
+        took, ids = time.perf_counter() - begin, out[:, prompts.shape[1] :]
         yield {"seconds": took, "tokens": ids.numel(), "ids": ids.tolist()}
-
-
-def transformers_roofline(task: Task) -> Measurements:
-    """Seconds of one decoding step of `generate`: of a long run less a short one."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    fields = {name: task["config"][name] for name in task["config"] if "dtype" not in name}
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    with torch.device(device):
-        config = Qwen3Config(**fields)
-        model = Qwen3ForCausalLM._from_config(config, dtype=torch.bfloat16).eval()
-    steps = task["steps"]
-    shape = (task["batch"], task["context"] - steps // 2)
-    prompts = torch.randint(1, config.vocab_size, shape, device=device)
-    while True:
-        _generate(model, prompts, 2)
-        long, short = (_generate(model, prompts, new)[0] for new in (steps + 1, 1))
-        step = (long - short) / steps
-        yield {"step_seconds": step, "generate tokens/s": task["batch"] / step}
 
 
 def tunix(task: Task) -> Measurements:

@@ -14,33 +14,6 @@ def reward(text: str) -> float:
     return sum(ord(character) % 2 == 0 for character in text) / max(len(text), 1)
 
 
-class _Prompts:
-    """The task of both: given prompts, `reward`."""
-
-    def __init__(self, prompts: list[str]) -> None:
-        self._prompts = prompts
-
-    def __len__(self) -> int:
-        return len(self._prompts)
-
-    def messages(self, index: int) -> Any:
-        return [{"role": "user", "content": self._prompts[index]}]
-
-    def score(self, indices: Any, completions: Any) -> Any:
-        import numpy as np
-
-        from learner.training.task import Scores
-
-        del indices
-        return Scores(np.array([reward(completion.text) for completion in completions], np.float32))
-
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def restore(self, state: Any) -> None:
-        del state
-
-
 def _own(task: Task) -> tuple[Any, Any]:
     """(trainer, state) of the task's model and options."""
     import jax
@@ -48,25 +21,21 @@ def _own(task: Task) -> tuple[Any, Any]:
     from experiments import process
     from learner import tokens
     from learner.devices import sharding
-    from learner.qwen3 import model, weights
+    from learner.qwen3 import weights
     from learner.qwen3.config import Qwen3Config
     from learner.training.train_state import OptimizerConfig
     from learner.training.trainer import GRPOConfig, GRPOTrainer
 
     process.keep_freed_memory()
     mesh = sharding.make_mesh()
-    if "architecture" in task:
-        config = Qwen3Config(**task["architecture"])
-        params = model.init_params(jax.random.key(0), config)
-    else:
-        config = Qwen3Config.from_folder(task["folder"], scan_unroll=task["scan_unroll"])
-        params = weights.load(task["folder"], config, mesh)
+    config = Qwen3Config.from_folder(task["folder"], scan_unroll=task["scan_unroll"])
+    params = weights.load(task["folder"], config, mesh)
     training = GRPOConfig(
         prompts_per_step=task["num_prompts"],
         group_size=task["group_size"],
         completions_per_row=task["completions_per_row"],
         micro_batch_rows=task["micro_batch_rows"],
-        length_multiple=task["length_multiple"],
+        length_multiple=32,
         max_new_tokens=task["new_tokens"],
         degenerate_groups="keep",
         optimizer=OptimizerConfig(learning_rate=1e-6, moment_dtype="float32"),
@@ -80,8 +49,15 @@ def own(task: Task) -> Measurements:
     """Whole steps: sampling, scoring, update."""
     import jax
 
+    from experiments.families import ProblemTask
+
     trainer, state = _own(task)
-    prompts, key = _Prompts(task["prompts"]), jax.random.key(1)
+    prompts = ProblemTask(
+        [{"prompt": prompt} for prompt in task["prompts"]],
+        lambda problem: problem["prompt"],
+        lambda problem, text: {"failed": [], "reward": reward(text)},
+    )
+    key = jax.random.key(1)
     for step in itertools.count():
         begin = time.perf_counter()
         result = trainer.step(state, prompts, key, step)
@@ -97,7 +73,6 @@ def own(task: Task) -> Measurements:
 
 def own_update(task: Task) -> Measurements:
     """Only the update, on random completions of full length."""
-    import jax
     import numpy as np
 
     from learner.training.rollout import Rollout
@@ -118,15 +93,8 @@ def own_update(task: Task) -> Measurements:
     )
     while True:
         begin = time.perf_counter()
-        updates, state = trainer.update(state, batch)
-        seconds = time.perf_counter() - begin
-        peak = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
-        yield {
-            "seconds": seconds,
-            "tokens": count * length,
-            "grad_norm": float(updates[-1].grad_norm),
-            "memory_gib": peak and peak / 2**30,
-        }
+        _, state = trainer.update(state, batch)
+        yield {"seconds": time.perf_counter() - begin, "tokens": count * length}
 
 
 def trl(task: Task) -> Measurements:
@@ -155,7 +123,7 @@ def trl(task: Task) -> Measurements:
         lr_scheduler_type="constant",
         gradient_checkpointing=False,
         bf16=False,
-        use_cpu=not torch.cuda.is_available(),
+        use_cpu=True,
         save_strategy="no",
         report_to=[],
         logging_steps=10_000,
@@ -234,7 +202,6 @@ def torch_update(task: Task) -> Measurements:
             advantage = advantages[part, None]
             gain = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.28) * advantage)
             (-gain.sum() / (count * length)).backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        seconds = time.perf_counter() - begin
-        yield {"seconds": seconds, "tokens": count * length, "grad_norm": float(norm)}
+        yield {"seconds": time.perf_counter() - begin, "tokens": count * length}

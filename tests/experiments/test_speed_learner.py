@@ -33,7 +33,7 @@ def test_tables_of_the_sampler_on_a_cpu(monkeypatch, tmp_path):
         uneven_prompt_tokens=4, uneven_new_tokens=16, model=TINY,
     )  # fmt: skip
     assert scale.devices == 2
-    even, uneven = sampler.cpu_tables(scale, str(tmp_path), sys.executable)
+    even, uneven = sampler.tables(scale, str(tmp_path), sys.executable)
     own, own_on_one, transformers, tunix, tunix_on_one = rows(even)
     assert (own["engine"], own_on_one["engine"]) == ("own", "own, one device")
     assert own["own is faster by"] == 1
@@ -54,26 +54,13 @@ def test_tables_of_the_sampler_on_a_cpu(monkeypatch, tmp_path):
     assert "100.0% of the completions are the same both ways" in uneven.note
 
 
-def test_the_roofline_counts_what_a_step_reads():
-    config = dataclasses.replace(TINY, dtype="bfloat16", param_dtype="bfloat16")
-    table = sampler.roofline(config, [(2, 24)], rounds=1, steps=4, copy_bytes=1 << 16)
-    (row,) = rows(table)
-    assert (row["batch"], row["context"], row["note"]) == (2, 24, "")
-    # The parameters, and keys and values of 48 tokens in 2 layers of 2 heads; two bytes a number.
-    layer = 2 * 32 * 32 + 2 * 32 * 32 + 3 * 32 * 64 + 2 * 32 + 2 * 16
-    size = 2 * (256 * 32 + 2 * layer + 32) + 2 * 48 * 2 * 2 * 32
-    seconds = 2 / row["tokens/s"]
-    assert row["fraction of roofline"] == pytest.approx(size / row["copy GB/s"] / 1e9 / seconds)
-    assert row["times generate"] == pytest.approx(row["tokens/s"] / row["generate tokens/s"])
-
-
 @pytest.mark.slow
 def test_tables_of_the_trainer_on_a_cpu(tmp_path):
     scale = trainer.Scale(
         rounds=1, num_prompts=2, group_size=2, prompt_tokens=8, new_tokens=8, micro_batch_rows=2,
         model=TINY,
     )  # fmt: skip
-    whole, updates = trainer.cpu_tables(scale, str(tmp_path), sys.executable)
+    whole, updates = trainer.tables(scale, str(tmp_path), sys.executable)
     own, alone, trl = rows(whole)
     assert own["this project is faster by"] == 1
     assert own["completion tokens/s, best"] > 0
@@ -87,9 +74,3 @@ def test_tables_of_the_trainer_on_a_cpu(tmp_path):
         assert row["this project is faster by"] == pytest.approx(
             own["completion tokens/s, best"] / row["completion tokens/s, best"]
         )
-
-
-def test_operations_of_a_token():
-    # By hand: 2 layers of 32 x (2 x 32 + 2 x 32 + 3 x 64), half of the rows through 256 x 32.
-    matrices = 2 * 32 * (64 + 64 + 192) + 256 * 32 / 2
-    assert trainer.flops_per_token(TINY, 10, 0.5) == 6 * matrices + 6 * 2 * 32 * 10
