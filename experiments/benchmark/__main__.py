@@ -29,7 +29,7 @@ import jax
 import numpy as np
 
 import mapf_jax
-from experiments import process
+from experiments import process, records
 from experiments import store as files
 from experiments.benchmark.oracles import ORACLES
 from experiments.benchmark.questions import (
@@ -44,7 +44,6 @@ from experiments.benchmark.table import Outcomes, Results
 from experiments.errors import UserError, user_errors
 from experiments.progress import Reporter
 from experiments.settings import MeshSettings
-from experiments.speed import records
 from learner.devices import preemption, sharding
 from learner.qwen3.config import DTYPES
 from mapf_jax import formats
@@ -213,9 +212,8 @@ def _write(root: Path, results: Results, about: dict[str, Any], reporter: Report
         if one.options["kind"] == "oracle":
             line += f" ({ORACLES[one.options['model']].description})"
         models.append(line + ".")
-    files.write_text(root / "results.md", records.page(title, tables, [*notes, *models], about))
-    head = {"title": title, "facts": about, "notes": [*notes, *models]}
-    files.write_json(root / "results.json", head | results.to_json())
+    content = results.to_json()
+    records.write(root / "results", title, tables, [*notes, *models], about, content)
     files.write_text(root / "results.csv", results.to_csv())
     for table in tables:
         reporter.line(table.to_markdown())

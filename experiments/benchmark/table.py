@@ -20,7 +20,7 @@ import mapf_jax
 from experiments.benchmark.questions import BenchmarkQuestions
 from experiments.families.lakes import published
 from experiments.families.lakes.published import Group
-from experiments.speed.records import Table
+from experiments.records import Table
 from experiments.statistics import wilson
 from mapf_jax import benchmark
 

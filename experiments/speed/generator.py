@@ -17,7 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import mapf_jax
-from experiments.speed import records
+from experiments import records
+from experiments.records import Table
+from experiments.speed import commands
 from experiments.speed.engines import seconds
 from mapf_jax import generator
 from mapf_jax.environment_config import num_holes
@@ -80,7 +82,7 @@ def w9_rate(blocked: np.ndarray, starts: np.ndarray, goals: np.ndarray) -> float
     return done / (time.perf_counter() - begin)
 
 
-def labels(agents: int, sizes: Sequence[int], count: int, repeats: int) -> records.Table:
+def labels(agents: int, sizes: Sequence[int], count: int, repeats: int) -> Table:
     """One row for each size and hole ratio: rates, and what became of the instances."""
     rows = []
     for size, hole_ratio in itertools.product(sizes, _HOLE_RATIOS):
@@ -108,7 +110,7 @@ def labels(agents: int, sizes: Sequence[int], count: int, repeats: int) -> recor
                 "ratio": theirs and ours / theirs,
             }
         )
-    return records.Table.of(
+    return Table.of(
         f"Exactly labelled instances, {agents} agents",
         rows,
         "Lakes drawn uniformly in which each agent can reach its own goal ('connected fraction' of "
@@ -118,7 +120,7 @@ def labels(agents: int, sizes: Sequence[int], count: int, repeats: int) -> recor
     )
 
 
-def training_set(num_instances: int) -> records.Table:
+def training_set(num_instances: int) -> Table:
     """Seconds of a set over sizes 3 to 10 at wait ratio one half, first and second call."""
     config = mapf_jax.EnvironmentConfig.uniform(range(3, 11), hole_ratio=0.2, wait_ratio=0.5)
     rows = []
@@ -136,10 +138,10 @@ def training_set(num_instances: int) -> records.Table:
             }
         )
     title = "A training set: sizes 3 to 10, 20% holes, half of it needs a wait, two agents"
-    return records.Table.of(title, rows)
+    return Table.of(title, rows)
 
 
-def benchmark_set(quick: bool) -> records.Table:
+def benchmark_set(quick: bool) -> Table:
     """Seconds of the benchmark by number of agents, compilation included."""
     jax.clear_caches()  # What the other tables have compiled would not count.
     rows = []
@@ -159,10 +161,10 @@ def benchmark_set(quick: bool) -> records.Table:
                 "seconds": took,
             }
         )
-    return records.Table.of("The benchmark set", rows, "Compilation is included.")
+    return Table.of("The benchmark set", rows, "Compilation is included.")
 
 
-def tables(agents: Sequence[int], sizes: Sequence[int], quick: bool) -> Iterator[records.Table]:
+def tables(agents: Sequence[int], sizes: Sequence[int], quick: bool) -> Iterator[Table]:
     """The tables of the page, each measured when it is asked for."""
     for number in agents:
         count = 64 if quick else 4096 if number == 2 else 128
@@ -173,14 +175,14 @@ def tables(agents: Sequence[int], sizes: Sequence[int], quick: bool) -> Iterator
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures, prints the page, and writes it if a folder is given."""
-    parser = records.parser("generator", __doc__)
+    parser = commands.parser("generator", __doc__)
     for name, text in (("agents", "numbers of agents; 2,3,4,5"), ("sizes", "lake sizes; 5,8,10")):
-        parser.add_argument(f"--{name}", type=records.integers, metavar="N,...", help=text)
+        parser.add_argument(f"--{name}", type=commands.integers, metavar="N,...", help=text)
     options = parser.parse_args(argv)
     agents = options.agents or ([2, 3] if options.quick else [2, 3, 4, 5])
     sizes = options.sizes or ([4] if options.quick else [5, 8, 10])
     made = tables(agents, sizes, options.quick)
-    records.publish("generator", made, options, records.facts())
+    commands.publish("generator", made, options, records.facts())
 
 
 if __name__ == "__main__":

@@ -14,7 +14,9 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
-from experiments.speed import records
+from experiments import records
+from experiments.records import Table
+from experiments.speed import commands
 from experiments.speed.engines import Case, Outcome, compare
 from learner.qwen3 import model, weights
 from learner.qwen3.config import Qwen3Config
@@ -68,7 +70,7 @@ def _devices(scale: Scale) -> str:
     return "one device" if scale.devices == 1 else f"{scale.devices} devices"
 
 
-def even_lengths(scale: Scale, folder: str, tunix_python: str) -> records.Table:
+def even_lengths(scale: Scale, folder: str, tunix_python: str) -> Table:
     """Tokens a second where all completions have one length."""
     shape = (scale.batch, scale.prompt_tokens)
     task = {
@@ -93,7 +95,7 @@ def even_lengths(scale: Scale, folder: str, tunix_python: str) -> records.Table:
         own, ids = (np.array(o.measurements[0]["ids"]) for o in (outcomes["own"], outcome))
         return float((ids == own).mean()) if ids.shape == own.shape else None
 
-    return records.comparison(
+    return commands.comparison(
         f"{scale.batch} prompts of {scale.prompt_tokens} tokens, {scale.new_tokens} new ones each",
         outcomes,
         "tokens/s",
@@ -104,7 +106,7 @@ def even_lengths(scale: Scale, folder: str, tunix_python: str) -> records.Table:
     )
 
 
-def uneven_lengths(scale: Scale, folder: str) -> records.Table:
+def uneven_lengths(scale: Scale, folder: str) -> Table:
     """Refilled slots against fixed batches, completions of geometric length."""
     rng = np.random.default_rng(1)
     shape = (scale.completions, scale.uneven_prompt_tokens)
@@ -123,7 +125,7 @@ def uneven_lengths(scale: Scale, folder: str) -> records.Table:
     if not outcome.measurements:
         raise RuntimeError(f"the sampler could not run: {outcome.obstacle}")
     best = {name: min(outcome.all(name)) for name in ("refilled", "fixed")}
-    return records.Table(
+    return Table(
         f"{scale.completions} completions through {scale.slots} slots",
         ("slots", "tokens/s, best", "times fixed batches"),
         [(name, budgets.sum() / time, best["fixed"] / time) for name, time in best.items()],
@@ -135,7 +137,7 @@ def uneven_lengths(scale: Scale, folder: str) -> records.Table:
     )
 
 
-def tables(scale: Scale, folder: str, tunix_python: str) -> Iterator[records.Table]:
+def tables(scale: Scale, folder: str, tunix_python: str) -> Iterator[Table]:
     """The tables of the page."""
     weights.save(folder, model.init_params(jax.random.key(0), scale.model), scale.model)
     yield even_lengths(scale, folder, tunix_python)
@@ -144,4 +146,4 @@ def tables(scale: Scale, folder: str, tunix_python: str) -> Iterator[records.Tab
 
 if __name__ == "__main__":
     quick = Scale(rounds=2, new_tokens=128, completions=192)
-    records.run("sampler", __doc__, "tunix", (Scale(), quick), tables)
+    commands.run("sampler", __doc__, "tunix", (Scale(), quick), tables)

@@ -14,7 +14,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from experiments.speed import peers, records
+from experiments import records
+from experiments.records import Table
+from experiments.speed import commands, peers
 from experiments.speed.engines import Case, Outcome, collect, seconds
 from mapf_jax.env import Batched, PoolAutoReset, draw_instance, make
 from mapf_jax.env.wrappers import Pool
@@ -97,11 +99,9 @@ def bandwidth(size: int) -> float:
     return 2 * 4 * count * rounds / seconds(lambda: jax.block_until_ready(add(array)), repeats=3)
 
 
-def tables(
-    own: Sequence[Mapping[str, Any]], outcomes: Mapping[str, Outcome]
-) -> Iterator[records.Table]:
+def tables(own: Sequence[Mapping[str, Any]], outcomes: Mapping[str, Outcome]) -> Iterator[Table]:
     """The tables of the page, from rows of `measure` and what the peers measured by name."""
-    yield records.Table.of(
+    yield Table.of(
         "Environment steps per second",
         own,
         "The roofline is the speed at which the bytes that a step must touch pass through memory "
@@ -110,7 +110,7 @@ def tables(
     rows = [row for outcome in outcomes.values() for row in outcome.measurements]
     failed = [{"library": n, "note": o.obstacle} for n, o in outcomes.items() if o.obstacle]
     if rows or failed:
-        yield records.Table.of(
+        yield Table.of(
             "Other libraries",
             rows + failed,
             "Other games on other maps: this is what a step of a grid world costs there, not the "
@@ -126,7 +126,7 @@ def tables(
         if own and peers_:
             best = max(peers_, key=lambda row: row[unit])
             name = "{library} {environment}, {agents} agents, batch {batch}".format(**best)
-            yield records.Table(
+            yield Table(
                 f"Against the best {which}, in {unit}",
                 ("agents", "batch", unit, "best peer", f"its {unit}", "ratio"),
                 [
@@ -157,12 +157,12 @@ def _interpreter(text: str) -> tuple[str, str]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures, prints the page, and writes it if a folder is given."""
-    parser = records.parser("simulator", __doc__)
+    parser = commands.parser("simulator", __doc__)
     add = parser.add_argument
-    add("--agents", type=records.integers, metavar="N,...", help="numbers of agents; 2,4,8")
+    add("--agents", type=commands.integers, metavar="N,...", help="numbers of agents; 2,4,8")
     add(
         "--batches",
-        type=records.integers,
+        type=commands.integers,
         metavar="N,...",
         help="environments at once; 1,64,1024,8192,65536, more on a GPU",
     )
@@ -225,7 +225,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "compilation and a warm-up are not counted; the median of the repeats. Each peer runs in "
         "a process of its own with its own auto-reset."
     ]
-    records.publish("simulator", tables(own, outcomes), options, about, notes)
+    commands.publish("simulator", tables(own, outcomes), options, about, notes)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping
 import jax
 import numpy as np
 
-from experiments.speed import records
+from experiments.records import Table
+from experiments.speed import commands
 from experiments.speed.engines import Case, Outcome, compare
 from experiments.speed.sampler import SMALL
 from learner import tokens
@@ -39,7 +40,7 @@ class Scale:
         return self.num_prompts * self.group_size
 
 
-def tables(scale: Scale, folder: str, trl_python: str) -> Iterator[records.Table]:
+def tables(scale: Scale, folder: str, trl_python: str) -> Iterator[Table]:
     """Whole steps beside TRL, updates beside torch."""
     characters = "".join(chr(0x4E00 + i) for i in range(scale.model.vocab_size - 1))
     tokenizer = tokens.character_tokenizer(characters)
@@ -84,11 +85,11 @@ def tables(scale: Scale, folder: str, trl_python: str) -> Iterator[records.Table
     yield _compare(f"Update alone: {size}", scale, updates)
 
 
-def _compare(title: str, scale: Scale, cases: Mapping[str, Case]) -> records.Table:
+def _compare(title: str, scale: Scale, cases: Mapping[str, Case]) -> Table:
     def least(part: str, outcome: Outcome) -> float | None:
         return min((m[part] for m in outcome.measurements if part in m), default=None)
 
-    return records.comparison(
+    return commands.comparison(
         title,
         compare(cases, scale.rounds),
         "completion tokens/s",
@@ -104,4 +105,4 @@ def _compare(title: str, scale: Scale, cases: Mapping[str, Case]) -> records.Tab
 
 if __name__ == "__main__":
     quick = Scale(rounds=2, num_prompts=4, new_tokens=32)
-    records.run("trainer", __doc__, "trl", (Scale(), quick), tables)
+    commands.run("trainer", __doc__, "trl", (Scale(), quick), tables)

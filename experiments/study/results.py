@@ -70,8 +70,8 @@ import yaml
 from experiments import statistics
 from experiments import store as files
 from experiments.evidence import training_evidence
+from experiments.records import Table
 from experiments.settings import Settings
-from experiments.speed.records import Table
 from experiments.study.variants import Budget, Study
 from learner.training.trainer import GRPOConfig
 

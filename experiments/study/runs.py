@@ -21,10 +21,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from experiments import records
 from experiments.errors import UserError
 from experiments.progress import Reporter
 from experiments.settings import EngineerSettings, LogSettings, LoopSettings, Settings
-from experiments.speed import records
 from experiments.store import RunStore, write_text
 from experiments.study.results import ERROR, FINISHED, run_folder
 from experiments.study.variants import Study

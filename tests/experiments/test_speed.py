@@ -6,7 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from experiments.speed import engines, generator, records, simulator
+from experiments import records
+from experiments.speed import commands, engines, generator, simulator
 from experiments.speed.engines import Case, Outcome
 
 
@@ -121,7 +122,7 @@ def test_a_comparison_is_with_the_first_engine():
         return Outcome([{"tokens": 12, "seconds": s} for s in seconds])
 
     outcomes = {"own": outcome(2, 4, 3), "a": outcome(6), "b": Outcome([], "not installed")}
-    table = records.comparison(
+    table = commands.comparison(
         "t", outcomes, "tokens/s", "", {"runs": lambda o: len(o.measurements)}
     )
     assert table.columns == [
@@ -133,7 +134,7 @@ def test_a_comparison_is_with_the_first_engine():
         ["b", None, None, None, None, "not installed"],
     ]
     with pytest.raises(RuntimeError, match="own could not run: not installed"):
-        records.comparison("t", {"own": outcomes["b"]}, "tokens/s", "", {})
+        commands.comparison("t", {"own": outcomes["b"]}, "tokens/s", "", {})
 
 
 def test_pages_hold_plain_values(tmp_path):
@@ -141,7 +142,7 @@ def test_pages_hold_plain_values(tmp_path):
         records.Table("t", ("a", "b"), [(1,)]).to_dict()
     rows = [{"a": np.int64(1234), "c": np.float32(0.5)}, {"a": True, "b": "x|y"}]
     options = argparse.Namespace(out=str(tmp_path / "pages"), quick=False)
-    records.publish("x", [records.Table.of("t", rows, "note")], options, records.facts())
+    commands.publish("x", [records.Table.of("t", rows, "note")], options, records.facts())
     content = json.loads((tmp_path / "pages" / "x.json").read_text())
     assert content["notes"] == []
     assert content["tables"][0]["rows"] == [

@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from experiments.speed import records, sampler, trainer
+from experiments import records
+from experiments.speed import sampler, trainer
 
 TINY = dataclasses.replace(
     sampler.SMALL,

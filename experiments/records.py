@@ -1,0 +1,142 @@
+"""What a measurement leaves behind: a JSON file and a Markdown page that say how it came about."""
+
+import dataclasses
+import datetime
+import math
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import jax
+import numpy as np
+
+from experiments import store as files
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Metrics under named columns.
+
+    Attributes:
+      title: heading, unique on its page.
+      columns: names, with units where a column has one.
+      rows: one value for each column: text, a number, a bool, or None where nothing was measured.
+      note: a sentence or more about how to read the table.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    note: str = ""
+
+    @classmethod
+    def of(cls, title: str, rows: Sequence[Mapping[str, Any]], note: str = "") -> Self:
+        """A table of rows that name their values; None where a row lacks a column."""
+        columns = list(dict.fromkeys(name for row in rows for name in row))
+        return cls(title, columns, [[row.get(name) for name in columns] for row in rows], note)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able; rows as mappings from column names."""
+        rows = [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+        return {"title": self.title, "note": self.note, "rows": rows}
+
+    def to_markdown(self) -> str:
+        """A Markdown table with heading and note."""
+        lines = [f"## {self.title}", ""]
+        lines.append("| " + " | ".join(self.columns) + " |")
+        lines.append("|" + " --- |" * len(self.columns))
+        lines += ["| " + " | ".join(_text(value) for value in row) + " |" for row in self.rows]
+        return "\n".join([*lines, *(["", self.note] if self.note else []), ""])
+
+
+def cores() -> list[int]:
+    """Numbers of the CPU's cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def facts() -> dict[str, Any]:
+    """The machine, the versions, the device, the date and the command of this process."""
+    devices = jax.devices()
+    return {
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "command": shlex.join(["python", *sys.orig_argv[1:]]),
+        "revision": _revision(),
+        "processor": _processor(),
+        "cores": len(cores()),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "load_before": round(os.getloadavg()[0], 2),
+        "backend": jax.default_backend(),
+        "device": devices[0].device_kind,
+        "devices": len(devices),
+        **files.package_versions(),
+    }
+
+
+def write(
+    path: Path,
+    title: str,
+    tables: Sequence[Table],
+    notes: Sequence[str],
+    about: Mapping[str, Any],
+    content: Mapping[str, Any],
+) -> None:
+    """Writes a page in Markdown, and the same as JSON.
+
+    Args:
+      path: of the files, without a suffix.
+      title: of the page.
+      tables: of the page.
+      notes: paragraphs between the facts and the tables: protocol, caveats.
+      about: `facts()`, taken before the measurements.
+      content: what the JSON file holds beside title, facts and notes.
+    """
+    lines = [f"# {title}", "", f"`{about['command']}`", ""]
+    lines += [f"- {key.replace('_', ' ')}: {_text(value)}" for key, value in about.items()]
+    lines += ["", *(f"{note}\n" for note in notes)]
+    lines += [table.to_markdown() for table in tables]
+    files.write_text(path.with_suffix(".md"), "\n".join(lines))
+    head = {"title": title, "facts": about, "notes": notes}
+    files.write_json(path.with_suffix(".json"), {**head, **content})
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if 1000 <= abs(value) < math.inf else f"{value:.3g}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return str(value).replace("|", "\\|")
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    found = re.search(r"^model name\s*: (.*)$", info.read_text(), re.M) if info.exists() else None
+    return found[1] if found else platform.processor() or platform.machine()
+
+
+def _revision() -> str | None:
+    """The commit of this checkout, marked where tracked files differ from it."""
+    git = ["git", "-C", str(Path(__file__).parents[1])]
+    try:
+        done = subprocess.run(
+            [*git, "describe", "--always", "--dirty= with changes", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
