@@ -1,7 +1,9 @@
-"""What a measurement leaves behind: a JSON file and a Markdown page that say how it came about."""
+"""What measurements leave behind: tables, and pages that say how these came about."""
 
+import csv
 import dataclasses
 import datetime
+import io
 import math
 import os
 import platform
@@ -17,6 +19,9 @@ import jax
 import numpy as np
 
 from experiments import store as files
+
+DASH = "\N{EN DASH}"
+"""What stands where there is no number."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +50,12 @@ class Table:
         """JSON-able; rows as mappings from column names."""
         rows = [dict(zip(self.columns, row, strict=True)) for row in self.rows]
         return {"title": self.title, "note": self.note, "rows": rows}
+
+    def to_csv(self) -> str:
+        """The columns and rows as CSV; None is an empty field."""
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([self.columns, *self.rows])
+        return text.getvalue()
 
     def to_markdown(self) -> str:
         """A Markdown table with heading and note."""
@@ -105,6 +116,28 @@ def write(
     files.write_text(path.with_suffix(".md"), "\n".join(lines))
     head = {"title": title, "facts": about, "notes": notes}
     files.write_json(path.with_suffix(".json"), {**head, **content})
+
+
+def interval(low: float | None, high: float | None, sign: str = "") -> str:
+    """The ends of an interval of fractions, in percent; nothing if there is none."""
+    if low is None or high is None:
+        return ""
+    return f"{100 * low:{sign}.1f} to {100 * high:{sign}.1f}"
+
+
+def estimate(found: Mapping[str, Any], sign: str = "", unit: str = "") -> str:
+    """A mean of fractions with its interval, in percent; a dash if there is none."""
+    if found["mean"] is None:
+        return DASH
+    between = interval(found["low"], found["high"], sign)
+    return f"{100 * found['mean']:{sign}.1f}{unit}" + (f" ({between})" if between else "")
+
+
+def p_value(value: float | None) -> str:
+    """A p-value with three decimals; a dash if there is none."""
+    if value is None:
+        return DASH
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def _text(value: Any) -> str:

@@ -6,10 +6,8 @@ are equally full it is the fraction of all their answers.
 """
 
 import collections
-import csv
 import dataclasses
 import functools
-import io
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -404,20 +402,17 @@ class Results:
 
     def to_csv(self) -> str:
         """One line for each number; empty fields stand for all values, or for what is not known."""
-        text = io.StringIO()
-        columns = ("source", "model", *Group._fields, "metric")
-        numbers = ("percent", "low", "high", "successes", "trials", "partial")
-        writer = csv.DictWriter(text, [*columns, *numbers], lineterminator="\n")
-        writer.writeheader()
+        rows: list[dict[str, Any]] = []
         for one in self.outcomes:
             for group, cells in self.groups.items():
                 for metric in METRICS:
-                    fraction = one.fraction(metric, cells)
-                    if fraction is not None:
-                        row = {"source": HERE, "model": one.name, "metric": metric}
-                        row |= group._asdict() | {"partial": int(self.questions.partial)}
+                    if (fraction := one.fraction(metric, cells)) is not None:
                         values = dataclasses.asdict(fraction).items()
-                        writer.writerow(row | {name: round(value, 4) for name, value in values})
+                        rows.append(
+                            {"source": HERE, "model": one.name, **group._asdict(), "metric": metric}
+                            | {name: round(value, 4) for name, value in values}
+                            | {"partial": int(self.questions.partial)}
+                        )
         for what, models in (
             ("by size", published.models()),
             ("by wait subset", published.contexts()),
@@ -425,9 +420,9 @@ class Results:
             for name, rates in () if self.refused[what] else models.items():
                 for group, rate in rates.items():
                     for metric, percent in rate.items():
-                        row = {"source": PUBLISHED, "model": name, "metric": metric}
-                        writer.writerow(row | group._asdict() | {"percent": percent})
-        return text.getvalue()
+                        row = {"source": PUBLISHED, "model": name, **group._asdict()}
+                        rows.append({**row, "metric": metric, "percent": percent})
+        return Table.of("Numbers", rows).to_csv()
 
 
 def _by_size(counts: Mapping[tuple[int, int, float], int]) -> collections.Counter[tuple[int, int]]:

@@ -1,6 +1,5 @@
 """Charts: each is drawn once and kept as a picture, as part of the page, and as its numbers."""
 
-import csv
 import dataclasses
 import io
 import math
@@ -13,6 +12,7 @@ import numpy as np
 from markupsafe import Markup
 
 from experiments import store as files
+from experiments.records import Table
 from experiments.report import style
 
 _WIDTH = 4.3  # Inches; the text of a chart of this width is readable on a phone.
@@ -94,8 +94,8 @@ class Lines:
     begins: Sequence[float] = ()
     markers: bool = True
 
-    def table(self) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
-        """(names of the columns, rows): every number that is drawn, a row for each point."""
+    def table(self) -> Table:
+        """Every number that is drawn, a row for each point."""
         rows = [
             (
                 line.name,
@@ -107,7 +107,7 @@ class Lines:
             for line in self.series
             for i, x in enumerate(line.x)
         ]
-        return ("series", self.x_label, self.y_label, "low", "high"), rows
+        return Table(self.title, ("series", self.x_label, self.y_label, "low", "high"), rows)
 
     def draw(self) -> Any:
         """A Matplotlib figure."""
@@ -199,13 +199,13 @@ class Estimates:
     rows: tuple[Estimate, ...]
     reference: float | None = None
 
-    def table(self) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+    def table(self) -> Table:
         """As of `Lines`: every estimate and then its points."""
         rows: list[tuple[Any, ...]] = []
         for row in self.rows:
             rows.append((row.name, "mean", row.value, row.low, row.high))
             rows += [(row.name, name, value, None, None) for name, value in row.points.items()]
-        return ("name", "what", self.x_label, "low", "high"), rows
+        return Table(self.title, ("name", "what", self.x_label, "low", "high"), rows)
 
     def draw(self) -> Any:
         """A Matplotlib figure."""
@@ -292,9 +292,7 @@ class Gallery:
         path = self._root / "figures" / f"{chart.name}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(picture.getvalue())
-        header, rows = chart.table()
-        csv.writer(numbers := io.StringIO(), lineterminator="\n").writerows([header, *rows])
-        files.write_text(self._root / "data" / f"{chart.name}.csv", numbers.getvalue())
+        files.write_text(self._root / "data" / f"{chart.name}.csv", chart.table().to_csv())
         _, tag, content = drawing.getvalue().partition("<svg")
         return Drawn(Markup(tag + content), f"{chart.title}. {chart.description}", remark)
 

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from experiments.report.page import DASH
+from experiments.records import DASH
 
 MEASURES = {
     "failure_following": (

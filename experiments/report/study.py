@@ -14,9 +14,10 @@ from typing import Any
 
 from engineer.space import Configuration
 from experiments.families import Family
+from experiments.records import DASH, estimate, p_value
 from experiments.report import answers, measures, published
 from experiments.report.charts import Drawn, Estimate, Estimates, Gallery, Lines, Series
-from experiments.report.page import DASH, estimate, p_value, percent, render
+from experiments.report.page import percent, render
 from experiments.report.reading import Run, is_run, read_json, read_run
 from experiments.settings import family_of
 from experiments.statistics import holm, minimum_detectable_difference

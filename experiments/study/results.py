@@ -55,8 +55,6 @@ that are all equal and not 0, which happens with few seeds, as fractions are cou
 spread Student's interval would be a point, and any such difference certain.
 """
 
-import csv
-import io
 import itertools
 import json
 from collections.abc import Mapping, Sequence
@@ -70,7 +68,7 @@ import yaml
 from experiments import statistics
 from experiments import store as files
 from experiments.evidence import training_evidence
-from experiments.records import Table
+from experiments.records import Table, estimate, interval, p_value
 from experiments.settings import Settings
 from experiments.study.variants import Budget, Study
 from learner.training.trainer import GRPOConfig
@@ -141,7 +139,7 @@ def write(
         for run in runs
         if run["status"] == "finished" and (path := root / run["folder"] / "versions.json").exists()
     ]
-    found = {
+    found: dict[str, Any] = {
         "schema": SCHEMA,
         "name": root.name,
         "question": study.question,
@@ -174,7 +172,8 @@ def write(
         "comparison": compare(root, study, runs),
     }
     files.write_json(root / "study.json", found)
-    files.write_text(root / "comparison.csv", _csv(found))
+    table = Table.of("Comparison", [_flat(row) for row in found["comparison"]])
+    files.write_text(root / "comparison.csv", table.to_csv())
     files.write_text(root / "comparison.md", markdown(found))
     return found
 
@@ -404,15 +403,6 @@ def paired(differences: Mapping[int, float]) -> dict[str, Any]:
 # For people
 
 
-def _csv(found: Mapping[str, Any]) -> str:
-    text = io.StringIO()
-    rows = [_flat(row) for row in found["comparison"]]
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
-
-
 def _flat(row: Mapping[str, Any]) -> dict[str, str]:
     difference = row["difference"] or {}
     numbers = {
@@ -454,29 +444,28 @@ def markdown(found: Mapping[str, Any]) -> str:
         if run["status"] != "finished"
     ]
     lines += ["", *(f"- {item}" for item in items)] if items else []
-    level, reference = f"{found['level']:.0%}", found["reference"]
-    columns = (
-        *("variant", "seeds", f"mean ({level})", f"minus {labels[reference]} ({level})"),
-        *("with instances", "p", "p (Holm)", "p (exact)"),
-    )
+    level, reference = f"{found['level']:.0%}", labels[found["reference"]]
     for metric in found["metrics"]:
         rows = []
-        for row in found["comparison"]:
-            if row["metric"] == metric["name"]:
-                d = row["difference"] or {}
-                apart = _interval(d, "{:+.1f}", "", "low", "high")
-                rows.append(
-                    (
-                        labels[row["variant"]],
-                        str(len(row["values"])),
-                        _interval(row, "{:.1f}", " %", "low", "high"),
-                        "reference" if row["variant"] == reference else apart,
-                        _interval(d | {"mean": None}, "{:+.1f}", "", *_CROSSED),
-                        *(_p(d.get(name)) for name in ("p", "p_holm", "p_exact")),
-                    )
-                )
+        for one in found["comparison"]:
+            if one["metric"] == metric["name"]:
+                d = one["difference"]
+                row = {
+                    "variant": labels[one["variant"]],
+                    "seeds": len(one["values"]),
+                    f"mean ({level})": estimate(one, unit=" %"),
+                    f"minus {reference} ({level})": estimate(d, "+") if d else "reference",
+                }
+                if d:
+                    row |= {
+                        "with instances": interval(d["crossed_low"], d["crossed_high"], "+"),
+                        "p": p_value(d["p"]),
+                        "p (Holm)": p_value(d["p_holm"]),
+                        "p (exact)": p_value(d["p_exact"]),
+                    }
+                rows.append(row)
         title = f"{metric['label'][0].upper()}{metric['label'][1:]}"
-        lines += ["", Table(title, columns, rows).to_markdown().rstrip()]
+        lines += ["", Table.of(title, rows).to_markdown().rstrip()]
     lines += [
         "",
         "Means over seeds with Student's interval; differences, in points, are paired by seed, "
@@ -510,21 +499,3 @@ def shortfalls(found: Mapping[str, Any]) -> list[str]:
             )
             sentences.append(f"{variant['label']} trained on less than its budget: {listed}.")
     return sentences
-
-
-def _interval(numbers: Mapping[str, Any], form: str, unit: str, low: str, high: str) -> str:
-    """A mean and its interval in percent or points, as far as they are known."""
-    mean = numbers.get("mean")
-    ends = [
-        form.format(100 * end) for name in (low, high) if (end := numbers.get(name)) is not None
-    ]
-    between = " to ".join(ends)
-    if mean is None:
-        return between
-    return form.format(100 * mean) + unit + (f" ({between})" if between else "")
-
-
-def _p(value: float | None) -> str:
-    if value is None:
-        return ""
-    return "< 0.001" if value < 0.001 else f"{value:.3f}"

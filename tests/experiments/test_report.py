@@ -24,8 +24,8 @@ from experiments import store as files
 from experiments.configs import tiny
 from experiments.families.lakes import drawing, published
 from experiments.families.lakes.family import Lakes
+from experiments.records import DASH
 from experiments.report import charts, measures, style
-from experiments.report.page import DASH
 from experiments.settings import from_config
 from experiments.study import results as study_results
 from experiments.study.variants import Study, Variant
