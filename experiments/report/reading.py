@@ -43,33 +43,6 @@ class Validation:
 
 
 @dataclasses.dataclass(frozen=True)
-class Generated:
-    """What the generator made of a configuration.
-
-    Attributes:
-      note: a remark of the run, such as why another configuration was used.
-      rows: by name of the row, how many instances were `asked` for and `made`, the `achieved`
-        value of each parameter, and whatever else the generator counted.
-    """
-
-    note: str
-    rows: Mapping[str, Mapping[str, Any]]
-
-    @property
-    def short(self) -> list[str]:
-        """Names of the rows of which less was made than was asked for, in all or of some kind."""
-        return [
-            name
-            for name, row in self.rows.items()
-            if any(
-                row[kind] < row[kind.replace("made", "asked", 1)]
-                for kind in row
-                if kind.startswith("made")
-            )
-        ]
-
-
-@dataclasses.dataclass(frozen=True)
 class Design:
     """How the configuration of the next round came about; what is not known is empty or None."""
 
@@ -92,7 +65,8 @@ class Round:
     Attributes:
       index: its number.
       config: what its training set was made from, once that is made.
-      generated: what the generator made of it.
+      generated: what the generator made of it: a `note` of the run, such as why another
+        configuration was used, and by name of the row the fields of `GeneratedRow`.
       steps: the metrics of every training step so far.
       validation: of the weights after the round.
       design: of the next round's configuration.
@@ -101,7 +75,7 @@ class Round:
 
     index: int
     config: Configuration | None
-    generated: Generated | None
+    generated: Mapping[str, Any] | None
     steps: tuple[Mapping[str, float], ...]
     validation: Validation | None
     design: Design | None
@@ -211,17 +185,11 @@ def _round(folder: Path) -> Round:
     )
 
 
-def _generated(path: Path) -> Generated | None:
+def _generated(path: Path) -> Mapping[str, Any] | None:
     found = read_json(path)
-    if found is None:
-        return None
-    if "rows" not in found:
+    if found is not None and "rows" not in found:
         raise ValueError(f"{path}: no rows; the run was made by an earlier version")
-    rows = {}
-    for name, row in found["rows"].items():
-        counts = {k: v for k, v in row["details"].items() if not k.endswith("_ratio")}
-        rows[name] = {**counts, **{k: row[k] for k in ("asked", "made", "achieved")}}
-    return Generated(found["note"], rows)
+    return found
 
 
 def _configuration(path: Path) -> Configuration:

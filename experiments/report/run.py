@@ -9,9 +9,10 @@ from typing import Any
 from flax.traverse_util import flatten_dict
 
 from engineer.space import Configuration
+from experiments.records import DASH
 from experiments.report import answers, measures, published
 from experiments.report.charts import Drawn, Gallery, Lines, Series, running_mean
-from experiments.report.page import DASH, render
+from experiments.report.page import render
 from experiments.report.reading import Run
 from experiments.settings import Settings
 
@@ -68,6 +69,7 @@ def page(run: Run, gallery: Gallery) -> str:
         drawn=drawn,
         window=_window(run),
         notes=list(_notes(run)),
+        counts=_counts(run),
         labelled=lambda names: [f"{run.label} {name}" for name in names],
         changes=lambda before, after: _changes(run.label, before, after),
         measured_names=list(measured),
@@ -116,9 +118,8 @@ def _cost(run: Run) -> list[tuple[str, list[float | None]]]:
     for each in run.rounds:
         sampled = [step.get("draws", 1.0) * per_draw for step in each.steps]
         lengths = [step.get("completion_tokens_mean", 0.0) for step in each.steps]
-        made = each.generated.rows.values() if each.generated else None
         numbers: list[float | None] = [
-            None if made is None else sum(row["made"] for row in made),
+            each.generated["made"] if each.generated else None,
             len(each.steps),
             sum(step.get("updates", 0.0) for step in each.steps),
             sum(sampled),
@@ -302,17 +303,32 @@ def _published(run: Run, gallery: Gallery) -> list[Drawn]:
     return published.fractions(run.family, configs, gallery) if configs else []
 
 
+def _counts(run: Run) -> list[str]:
+    """Names of what the generator counted besides what it was asked for and made."""
+    made = [row for each in run.rounds if each.generated for row in each.generated["rows"].values()]
+    return [
+        name
+        for name in (made[0]["details"] if made else ())
+        if name not in made[0] and not name.endswith("_ratio")
+    ]
+
+
 def _notes(run: Run) -> Iterator[str]:
     for each in run.rounds:
         if each.generated is None:
             continue
-        if each.generated.note:
-            yield f"Round {each.index}: {each.generated.note}."
-        if each.generated.short:
-            names = ", ".join(each.generated.short)
+        if each.generated["note"]:
+            yield f"Round {each.index}: {each.generated['note']}."
+        names = []
+        for name, row in each.generated["rows"].items():
+            counts = {**row["details"], **row}  # Such as `asked_wait` and `made_wait`.
+            kinds = [kind.removeprefix("made") for kind in counts if kind.startswith("made")]
+            if any(counts[f"made{kind}"] < counts[f"asked{kind}"] for kind in kinds):
+                names.append(name)
+        if names:
             yield (
-                f"Round {each.index}: for {run.label} {names} the generator made less than was "
-                "asked for."
+                f"Round {each.index}: for {run.label} {', '.join(names)} the generator made less "
+                "than was asked for."
             )
 
 
