@@ -11,7 +11,6 @@ from mapf_jax.dynamics import MOVES, WAIT
 from mapf_jax.env import observations, spaces
 from mapf_jax.env.environment import MapfFrozenLake
 from mapf_jax.env.gymnasium_env import MapfGymEnv, gymnasium_space
-from mapf_jax.types import Instance
 
 
 class MapfParallelEnv(ParallelEnv[str, Any, int]):
@@ -25,23 +24,15 @@ class MapfParallelEnv(ParallelEnv[str, Any, int]):
 
     Args:
       env: from `mapf_jax.env.make`.
-      instances: as of `MapfGymEnv`, like the others.
-      hole_ratio: of random lakes.
-      render_mode: None or "ansi" (text).
+      options: `instances`, `hole_ratio` and `render_mode` of `MapfGymEnv`.
     """
 
     metadata = {"name": "mapf_frozen_lake_v0", "render_modes": ["ansi"]}  # noqa: RUF012
 
-    def __init__(
-        self,
-        env: MapfFrozenLake,
-        instances: Instance | None = None,
-        hole_ratio: float = 0.2,
-        render_mode: str | None = None,
-    ) -> None:
+    def __init__(self, env: MapfFrozenLake, **options: Any) -> None:
         self._env = env
-        self._all_agents = MapfGymEnv(env, instances, hole_ratio, render_mode)
-        self.render_mode = render_mode
+        self._all_agents = MapfGymEnv(env, **options)
+        self.render_mode = self._all_agents.render_mode
         self.possible_agents = [f"agent_{i}" for i in range(env.num_agents)]
         self.agents: list[str] = []
         space = env.observation_space
