@@ -1,6 +1,5 @@
 """Log-probabilities of tokens over a large vocabulary, without the whole array of logits."""
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -107,19 +106,6 @@ _ROWS = P(None, sharding.BATCH_AXES)  # The first axis counts chunks.
 _MATRIX = P("fsdp", "tensor")
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
-def _chunked(
-    hidden: Array,
-    unembedding: Array,
-    targets: Array,
-    temperature: float,
-    vocab_size: int | None,
-    entropy_gradient: bool,
-) -> tuple[Array, Array]:
-    """hidden [count, ..., size, D], targets i32[count, ..., size] -> two f32[count, ..., size]."""
-    return _forward(hidden, unembedding, targets, temperature, vocab_size, entropy_gradient)[0]
-
-
 def _on_devices(
     local: Callable[..., Any], out_specs: Any, hidden: Array, unembedding: Array, *columns: Array
 ) -> Any:
@@ -169,6 +155,8 @@ def _forward(
     vocab_size: int | None,
     entropy_gradient: bool,
 ) -> tuple[tuple[Array, Array], tuple[Array, ...]]:
+    """hidden [count, ..., size, D], targets i32[count, ..., size] -> two f32[count, ..., size]."""
+
     def local(hidden: Array, part: Array, targets: Array) -> tuple[Array, ...]:
         matrix, first = _columns(part, hidden.dtype)
 
@@ -236,4 +224,5 @@ def _backward(
     return *_on_devices(local, (_ROWS, _MATRIX), *saved, *cotangents), None
 
 
+_chunked = jax.custom_vjp(lambda *arguments: _forward(*arguments)[0], nondiff_argnums=(3, 4, 5))
 _chunked.defvjp(_forward, _backward)
