@@ -1,7 +1,6 @@
 """Some answers of a run's last validation, chosen for variety and drawn."""
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from markupsafe import Markup
@@ -12,49 +11,19 @@ from experiments.report.reading import Run
 from experiments.store import read_log
 
 
-@dataclasses.dataclass(frozen=True)
-class DrawnAnswer:
-    """An answer as a page shows it.
-
-    Attributes:
-      row: what the run knows of it.
-      failed: what to call its failures; only the first after which nothing else can be judged, if
-        there is one of these.
-      drawing: markup of the family; empty if it draws nothing.
-      new: whether the problem was not solved before training, and is now.
-    """
-
-    row: Mapping[str, Any]
-    failed: Sequence[str]
-    drawing: Markup
-    new: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class Examples:
-    """Answers of one validation.
-
-    Attributes:
-      when: the round after which it was made, or "start".
-      answers: how many answers there are.
-      failed: how many of them failed.
-      failures: some of those, of different kinds.
-      successes: some of the others, those first that were not solved before training.
-    """
-
-    when: str
-    answers: int
-    failed: int
-    failures: list[DrawnAnswer]
-    successes: list[DrawnAnswer]
-
-
-def of_run(run: Run, count: int) -> Examples | None:
+def of_run(run: Run, count: int) -> dict[str, Any] | None:
     """Some failures and successes of the last validation, or None if no answers are there.
 
     Args:
       run: the run.
       count: so many of each are drawn.
+
+    Returns:
+      `when`, the round after which it was made, or "start"; `answers` and `failed`, how many there
+      are; `failures`, some of different kinds, and `successes`, those first that were not solved
+      before training. Each of these is a mapping with `row`, what the run knows of the answer;
+      `failed`, what to call its failures, only the first after which nothing else can be judged if
+      there is one of these; `drawing`; and `new`, it was not solved before training, and is now.
 
     Raises:
       ValueError: a file is damaged.
@@ -73,14 +42,14 @@ def of_run(run: Run, count: int) -> Examples | None:
 
     family = run.family
 
-    def drawn(row: Mapping[str, Any]) -> DrawnAnswer:
+    def drawn(row: Mapping[str, Any]) -> dict[str, Any]:
         alone = [check for check in row["failed"] if check in family.texts.alone]
-        return DrawnAnswer(
-            row=row,
-            failed=list(map(family.failure, alone[:1] or row["failed"])),
-            drawing=_drawing(family, problems[row["id"]], row["text"]),
-            new=row["valid"] and before.get(row["id"]) is False,
-        )
+        return {
+            "row": row,
+            "failed": list(map(family.failure, alone[:1] or row["failed"])),
+            "drawing": _drawing(family, problems[row["id"]], row["text"]),
+            "new": row["valid"] and before.get(row["id"]) is False,
+        }
 
     failed = [row for row in rows if not row["valid"]]
     # Those that were not solved before training first, and hard ones before easy ones.
@@ -92,9 +61,13 @@ def of_run(run: Run, count: int) -> Examples | None:
     successes = one_of_each_kind(
         solved, lambda row: (row.get("optimal", True), row["group"]), count
     )
-    return Examples(
-        name, len(rows), len(failed), list(map(drawn, failures)), list(map(drawn, successes))
-    )
+    return {
+        "when": name,
+        "answers": len(rows),
+        "failed": len(failed),
+        "failures": list(map(drawn, failures)),
+        "successes": list(map(drawn, successes)),
+    }
 
 
 def _drawing(family: Family, problem: Problem, completion: str) -> Markup:

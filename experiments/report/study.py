@@ -437,7 +437,7 @@ def _outcomes(study: _Study) -> Iterator[dict[str, Any]]:
         }
 
 
-def _examples(study: _Study) -> Iterator[tuple[str, answers.Examples]]:
+def _examples(study: _Study) -> Iterator[tuple[str, dict[str, Any]]]:
     """Answers of the reference and of the best other variant, the first seed of each."""
     found, runs = study.found, study.runs
     rows = study.rows(found["metrics"][0])
