@@ -49,7 +49,7 @@ class Series:
 
     Attributes:
       name: as the legend has it.
-      x: where.
+      x: where: numbers, or names of places in their order.
       y: how much; None where nothing is known, which breaks the line.
       low: lower ends of intervals around `y`, if there are any.
       high: their upper ends.
@@ -58,7 +58,7 @@ class Series:
     """
 
     name: str
-    x: Sequence[float]
+    x: Sequence[float] | Sequence[str]
     y: Sequence[float | None]
     low: Sequence[float | None] = ()
     high: Sequence[float | None] = ()
@@ -73,11 +73,9 @@ class Lines:
     Attributes:
       name: of its files; letters, digits, hyphens and underscores.
       title: what it shows.
-      description: in one sentence, for those who cannot see it.
       x_label: name of the horizontal axis.
       y_label: name of the vertical axis, with its unit.
       series: the lines.
-      x_names: what to call the places of the horizontal axis, if they are not numbers.
       y_range: (low, high) of the vertical axis; chosen by the data if None.
       begins: where something new begins: dotted upright lines.
       markers: mark every point; for lines of few points.
@@ -85,11 +83,9 @@ class Lines:
 
     name: str
     title: str
-    description: str
     x_label: str
     y_label: str
     series: tuple[Series, ...]
-    x_names: Mapping[float, str] = dataclasses.field(default_factory=dict)
     y_range: tuple[float, float] | None = None
     begins: Sequence[float] = ()
     markers: bool = True
@@ -99,7 +95,7 @@ class Lines:
         rows = [
             (
                 line.name,
-                self.x_names.get(x, x),
+                x,
                 line.y[i],
                 line.low[i] if line.low else None,
                 line.high[i] if line.high else None,
@@ -117,11 +113,13 @@ class Lines:
         figure, axes = _axes(2.75 + 0.19 * legend_rows)
         for begin in self.begins:
             axes.axvline(begin, color=style.LIGHT["ink"], linewidth=0.8, linestyle=":")
+        names = list(dict.fromkeys(x for line in self.series for x in line.x if isinstance(x, str)))
         for line in self.series:
-            self._draw_line(axes, line)
-        if self.x_names:
-            axes.set_xticks(list(self.x_names), list(self.x_names.values()))
-            axes.set_xlim(min(self.x_names) - 0.25, max(self.x_names) + 0.25)
+            x = [names.index(x) if isinstance(x, str) else x for x in line.x]
+            self._draw_line(axes, x, line)
+        if names:
+            axes.set_xticks(range(len(names)), names)
+            axes.set_xlim(-0.25, len(names) - 0.75)
         else:
             axes.xaxis.get_major_locator().set_params(integer=True, steps=[1, 2, 5, 10])
         if self.y_range is not None:
@@ -133,7 +131,7 @@ class Lines:
             figure.legend(loc="outside lower center", ncols=columns)
         return figure
 
-    def _draw_line(self, axes: Any, line: Series) -> None:
+    def _draw_line(self, axes: Any, x: Sequence[float], line: Series) -> None:
         y, low, high = (np.array(values, float) for values in (line.y, line.low, line.high))
         colour, marker = style.LIGHT["ink"], "o"
         dashes: tuple[float, ...] = ()
@@ -141,10 +139,10 @@ class Lines:
             look = style.look(line.look)
             colour, marker, dashes = look.light, look.marker, look.dashes
         if line.faint:
-            axes.plot(line.x, y, color=colour, linewidth=0.7, alpha=0.45)
+            axes.plot(x, y, color=colour, linewidth=0.7, alpha=0.45)
             return
         (drawn,) = axes.plot(
-            line.x,
+            x,
             y,
             color=colour,
             marker=marker if self.markers else None,
@@ -155,7 +153,7 @@ class Lines:
         if dashes:
             drawn.set_dashes(dashes)
         if line.low:
-            axes.vlines(line.x, low, high, color=colour, linewidth=1.2)
+            axes.vlines(x, low, high, color=colour, linewidth=1.2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,7 +184,6 @@ class Estimates:
     Attributes:
       name: of its files, as of `Lines`.
       title: what it shows.
-      description: in one sentence, for those who cannot see it.
       x_label: what is estimated, with its unit.
       rows: from top to bottom.
       reference: where an upright line stands, such as at no difference.
@@ -194,7 +191,6 @@ class Estimates:
 
     name: str
     title: str
-    description: str
     x_label: str
     rows: tuple[Estimate, ...]
     reference: float | None = None
@@ -292,9 +288,11 @@ class Gallery:
         path = self._root / "figures" / f"{chart.name}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(picture.getvalue())
-        files.write_text(self._root / "data" / f"{chart.name}.csv", chart.table().to_csv())
+        table = chart.table()
+        files.write_text(self._root / "data" / f"{chart.name}.csv", table.to_csv())
         _, tag, content = drawing.getvalue().partition("<svg")
-        return Drawn(Markup(tag + content), f"{chart.title}. {chart.description}", remark)
+        names = ", ".join(dict.fromkeys(row[0] for row in table.rows))
+        return Drawn(Markup(tag + content), f"{chart.title}, {table.columns[2]}: {names}", remark)
 
 
 def running_mean(values: Sequence[float], window: int) -> list[float]:

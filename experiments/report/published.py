@@ -29,14 +29,8 @@ def fractions(
     def chart(
         name: str, title: str, rows: Sequence[str], rounds: Mapping[str, Sequence[float]]
     ) -> Lines:
-        places = {float(place): row for place, row in enumerate(rows)}
-        lines = (
-            Series(who, tuple(places), ys, look=i) for i, (who, ys) in enumerate(rounds.items())
-        )
-        description = f"Fraction of the training set by {label}, one line for each round."
-        return Lines(
-            name, title, description, label, parameter, tuple(lines), places, y_range=(0, top)
-        )
+        lines = (Series(who, rows, ys, look=i) for i, (who, ys) in enumerate(rounds.items()))
+        return Lines(name, title, label, parameter, tuple(lines), y_range=(0, top))
 
     drawn = []
     if own:

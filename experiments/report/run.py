@@ -141,25 +141,23 @@ def _cost(run: Run) -> list[tuple[str, list[float | None]]]:
 
 def _validation(run: Run, gallery: Gallery) -> list[Drawn]:
     validations = run.validations
-    names = {float(i): name for i, (name, _) in enumerate(validations)}
+    names = [name for name, _ in validations]
     drawn = []
     for kind in ("valid", "optimal") if validations else ():
         rates = [100 * each.rate(kind) for _, each in validations]
         ends = [each.interval(kind) for _, each in validations]
         low, high = ([100 * end for end in column] for column in zip(*ends, strict=True))
-        lines = [Series("all", tuple(names), rates, low, high, look=None)]
+        lines = [Series("all", names, rates, low, high, look=None)]
         for i, group in enumerate(validations[0][1].breakdown.names):
             rows = [each.breakdown.outcome(group) for _, each in validations]
             by_group = [None if row is None else 100 * getattr(row, f"{kind}_rate") for row in rows]
-            lines.append(Series(f"{run.label} {group}", tuple(names), by_group, look=i))
+            lines.append(Series(f"{run.label} {group}", names, by_group, look=i))
         chart = Lines(
             f"validation_{kind}",
             f"{kind} answers in validation",
-            f"Fraction of {kind} answers by round, for all and for each {run.label}.",
             "after round",
             "percent",
             tuple(lines),
-            names,
             (0, 100),
         )
         drawn.append(gallery.add(chart))
@@ -251,7 +249,6 @@ def _training(run: Run, gallery: Gallery) -> list[Drawn]:
             chart = Lines(
                 panel.name,
                 panel.title,
-                f"By training step: {', '.join(line.name for line in lines)}.",
                 "training step",
                 panel.unit,
                 tuple(lines),
@@ -272,26 +269,19 @@ def _configured(run: Run) -> list[tuple[int, Configuration]]:
 
 def _configurations(run: Run, gallery: Gallery) -> list[Drawn]:
     made = _configured(run)
-    rounds = {float(index): str(index) for index, _ in made}
+    rounds = [str(index) for index, _ in made]
     drawn = []
     for name in made[0][1].parameters if made else ():
         lines = tuple(
-            Series(
-                f"{run.label} {row}",
-                tuple(rounds),
-                [config[row, name] for _, config in made],
-                look=i,
-            )
+            Series(f"{run.label} {row}", rounds, [config[row, name] for _, config in made], look=i)
             for i, row in enumerate(made[0][1].rows)
         )
         chart = Lines(
             f"configuration_{name}",
             name.replace("_", " "),
-            f"The {name} that was asked for by round, for each {run.label}.",
             "round",
             name,
             lines,
-            rounds,
             (0, max(1, *(config[row, name] for _, config in made for row in config.rows))),
         )
         drawn.append(gallery.add(chart))
@@ -363,7 +353,6 @@ def _engineer(run: Run, gallery: Gallery) -> list[Drawn]:
     chart = Lines(
         "engineer_reward",
         "reward of tried designs",
-        "Mean reward of the tried designs by step of training as engineer.",
         "step",
         "mean reward",
         lines,
@@ -378,23 +367,15 @@ def _failures(run: Run, gallery: Gallery) -> list[Drawn]:
     found = [each.breakdown for _, each in run.validations]
     if not found:
         return []
-    names = {float(i): name for i, (name, _) in enumerate(run.validations)}
+    names = [name for name, _ in run.validations]
     lines = tuple(
         Series(
             run.family.failure(check),
-            tuple(names),
+            names,
             [100 * each.failures(check) / each.answers for each in found],
             look=i,
         )
         for i, check in enumerate(found[0].checks)
     )
-    chart = Lines(
-        "failures",
-        "failed checks",
-        "Fraction of the validation answers that fail each check, by round.",
-        "after round",
-        "percent",
-        lines,
-        names,
-    )
+    chart = Lines("failures", "failed checks", "after round", "percent", lines)
     return [gallery.add(chart)]

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from engineer.space import Configuration
 from experiments.families import Family
 from experiments.records import DASH, estimate, p_value
 from experiments.report import answers, measures, published
@@ -179,15 +178,13 @@ def _detectable(study: _Study, tested: Sequence[Found]) -> float:
 
 def _metric(study: _Study, metric: Found, gallery: Gallery) -> dict[str, Any]:
     """One metric: its rows of the comparison, its charts and its pairs."""
-    rows, labels, level = study.rows(metric), study.labels, study.level
+    rows, labels = study.rows(metric), study.labels
     against = labels[study.found["reference"]]
     kind = metric["name"].partition("_")[0]
     before = _mean([100 * _rate(point, kind) for point in study.starts])
     means = Estimates(
         metric["name"],
         metric["label"],
-        f"Mean over seeds of every variant with its {level} interval; the dotted line is the "
-        "fraction before training.",
         "percent",
         tuple(_estimate(labels[row["variant"]], row, i) for i, row in enumerate(rows)),
         before,
@@ -195,7 +192,6 @@ def _metric(study: _Study, metric: Found, gallery: Gallery) -> dict[str, Any]:
     differences = Estimates(
         f"{metric['name']}_difference",
         f"minus {against}",
-        f"Difference of every variant from {against}, paired by seed, with its {level} interval.",
         "points",
         tuple(
             _estimate(labels[row["variant"]], row["difference"], i)
@@ -288,7 +284,6 @@ def _learning(study: _Study, gallery: Gallery) -> tuple[list[Drawn], list[Drawn]
         chart = Lines(
             f"learning_{kind}",
             f"{kind} answers, means over seeds",
-            f"Mean fraction of {kind} validation answers of every variant over training.",
             "training steps, a point after every round",
             "percent",
             lines,
@@ -309,7 +304,6 @@ def _learning(study: _Study, gallery: Gallery) -> tuple[list[Drawn], list[Drawn]
         chart = Lines(
             f"learning_valid_{variant}",
             labels[variant],
-            f"Fraction of valid validation answers of every seed over training: {labels[variant]}.",
             "training steps",
             "percent valid",
             lines,
@@ -330,27 +324,20 @@ def _curve(runs: Sequence[Found], kind: str) -> tuple[list[float], list[float]]:
 
 
 def _configurations(study: _Study, gallery: Gallery) -> list[Drawn]:
-    """Charts of the first parameter, the fraction of the training set, of each variant by round."""
+    """Charts of the fractions of the training set of each variant by round."""
+    parameter = study.family.space.fraction_parameter
     curves: dict[str, tuple[Series, ...]] = {}
-    parameter = ""
     for variant, runs in study.finished.items():
-        configs: dict[float, list[Configuration]] = {}
-        for point in itertools.chain(*(run["points"] for run in runs)):
-            if point["config"] is not None:
-                config = Configuration.from_dict(point["config"])
-                configs.setdefault(float(point["round"]), []).append(config)
-        if configs:
-            rounds = sorted(configs)
-            parameter = configs[rounds[0]][0].parameters[0]
-            curves[variant] = tuple(
-                Series(
-                    f"{study.label} {row}",
-                    rounds,
-                    [plain.fmean(c[row, parameter] for c in configs[at]) for at in rounds],
-                    look=i,
-                )
-                for i, row in enumerate(study.found["rows"])
+        rounds = list(zip(*(run["points"][1:] for run in runs), strict=True))
+        curves[variant] = tuple(
+            Series(
+                f"{study.label} {row}",
+                [str(index) for index in range(len(rounds))],
+                [plain.fmean(p["config"][row][parameter] for p in points) for points in rounds],
+                look=i,
             )
+            for i, row in enumerate(study.found["rows"])
+        )
     highest = max(
         (ratio or 0 for lines in curves.values() for line in lines for ratio in line.y), default=1
     )
@@ -359,11 +346,9 @@ def _configurations(study: _Study, gallery: Gallery) -> list[Drawn]:
             Lines(
                 f"{parameter}_{variant}",
                 study.labels[variant],
-                f"Mean {parameter} of every {study.label} by round: {study.labels[variant]}.",
                 "round",
                 f"{parameter}, mean over seeds",
                 lines,
-                {index: f"{index:g}" for index in lines[0].x},
                 (0, math.ceil(10 * highest) / 10),
             )
         )
@@ -373,12 +358,11 @@ def _configurations(study: _Study, gallery: Gallery) -> list[Drawn]:
 
 def _last_configurations(study: _Study) -> dict[str, Any]:
     """The parameters, and their means over seeds in the last round by variant."""
-    rows, parameters = [], tuple[str, ...]()
+    rows, parameters = [], study.family.space.names
     for variant, runs in study.finished.items():
-        last = [Configuration.from_dict(run["points"][-1]["config"]) for run in runs]
-        parameters = last[0].parameters
+        last = [run["points"][-1]["config"] for run in runs]
         means = (
-            (plain.fmean(config[row, name] for config in last) for name in parameters)
+            (plain.fmean(config[row][name] for config in last) for name in parameters)
             for row in study.found["rows"]
         )
         rows.append(

@@ -587,21 +587,20 @@ def test_a_study_of_another_schema_is_refused(tmp_path):
 
 
 def test_files_of_a_chart_hold_what_is_drawn(tmp_path):
+    names = ["start", "0", "1"]
     chart = charts.Lines(
         "some",
         "title $x$ & <b>",
-        "What it shows.",
         "round",
         "percent",
         (
-            charts.Series("a", [0, 1, 2], [1.0, None, 3.5], [0.5, None, 3.0], [1.5, None, 4.0]),
-            charts.Series("b", [0, 1, 2], [7.25, 8.0, 9.0], look=1),
+            charts.Series("a", names, [1.0, None, 3.5], [0.5, None, 3.0], [1.5, None, 4.0]),
+            charts.Series("b", names, [7.25, 8.0, 9.0], look=1),
         ),
-        {0: "start", 1: "0", 2: "1"},
     )
     figure = chart.draw()
     (axes,) = figure.axes
-    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["start", "0", "1"]
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == names
     gallery = charts.Gallery(tmp_path)
     svg = gallery.add(chart).svg
     rows = data(tmp_path, "some")
@@ -624,7 +623,6 @@ def test_estimates_are_drawn_where_they_are(tmp_path):
     chart = charts.Estimates(
         "est",
         "title",
-        "What it shows.",
         "points",
         (
             charts.Estimate("one", 1.0, -0.5, 2.5, {"seed 0": 0.0, "seed 1": 2.0}),
