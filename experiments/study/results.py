@@ -55,8 +55,8 @@ that are all equal and not 0, which happens with few seeds, as fractions are cou
 spread Student's interval would be a point, and any such difference certain.
 """
 
+import collections
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,7 @@ import numpy as np
 import scipy.stats
 import yaml
 
+from engineer.evidence import FailureBreakdown
 from experiments import statistics
 from experiments import store as files
 from experiments.evidence import training_evidence
@@ -214,7 +215,7 @@ def _times(folder: Path) -> dict[str, float]:
 
 def _points(folder: Path, training: GRPOConfig) -> tuple[list[dict[str, Any]], dict[str, int]]:
     """The points of a run and what it has used, both as `study.json` has them."""
-    used = dict.fromkeys(("instances_asked", *_TRAINED, "answers"), 0)
+    used = collections.Counter(dict.fromkeys(("instances_asked", *_TRAINED, "answers"), 0))
     if not (folder / "initial" / "validation.json").exists():
         return [], used
     untrained = dict.fromkeys(("config", "achieved", "training", "design"))
@@ -223,17 +224,17 @@ def _points(folder: Path, training: GRPOConfig) -> tuple[list[dict[str, Any]], d
         here = folder / "rounds" / str(index)
         if not (here / "evidence.json").exists():
             break
-        lines = [json.loads(line) for line in (here / "train.jsonl").read_text().splitlines()]
+        lines = files.read_jsonl(here / "train.jsonl")
         generated = files.read_json(here / "generated.json")
         evidence = training_evidence(here)
         batch = training.prompts_per_step * training.group_size
-        used = {
-            "instances_asked": used["instances_asked"] + generated["asked"],
-            "instances": used["instances"] + generated["made"],
-            "steps": used["steps"] + len(lines),
-            "updates": used["updates"] + int(sum(line["updates"] for line in lines)),
-            "answers": used["answers"] + batch * int(sum(line["draws"] for line in lines)),
-        }
+        used.update(
+            instances_asked=generated["asked"],
+            instances=generated["made"],
+            steps=len(lines),
+            updates=int(sum(line["updates"] for line in lines)),
+            answers=batch * int(sum(line["draws"] for line in lines)),
+        )
         config = yaml.safe_load((here / "environment.yaml").read_text())
         before = folder / "rounds" / str(index - 1) / "design" / "design.json"
         points.append(
@@ -255,19 +256,16 @@ def _points(folder: Path, training: GRPOConfig) -> tuple[list[dict[str, Any]], d
 
 def _validated(here: Path, used: Mapping[str, int]) -> dict[str, Any]:
     """What was used up to a validation, and its counts over all rows and by row."""
+    found = FailureBreakdown.from_dict(files.read_json(here / "validation.json"))
     names = ("answers", "valid", "optimal")
-    found = files.read_json(here / "validation.json")
-    (table,) = (value for key, value in found.items() if key.startswith("by_"))
-    rows = {
-        row: {**{name: values[name] for name in names}, "failed": values["failed"]}
-        for row, values in table.items()
-    }
-    checks = next(iter(rows.values()))["failed"]
     return {
         **{name: used[name] for name in _TRAINED},
-        **{name: sum(row[name] for row in rows.values()) for name in names},
-        "failed": {check: sum(row["failed"][check] for row in rows.values()) for check in checks},
-        "by_row": rows,
+        **{name: sum(getattr(row, name) for row in found.by_group) for name in names},
+        "failed": {check: found.failures(check) for check in found.checks},
+        "by_row": {
+            row.name: {**{name: getattr(row, name) for name in names}, "failed": dict(row.failed)}
+            for row in found.by_group
+        },
     }
 
 
