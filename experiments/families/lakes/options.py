@@ -55,7 +55,6 @@ class LakesOptions:
                 f"sizes={self.sizes}: a lake of size {sizes[0]} is too small for the starts and "
                 f"goals of {self.num_agents} agents"
             )
-        for name in ("highest_hole_ratio", "validation_hole_ratio", "validation_wait_ratio"):
-            value = getattr(self, name)
-            if not 0 <= value <= 1:
-                raise ValueError(f"{name}={value}: allowed are numbers in [0, 1]")
+        checks.fractions(
+            self, "highest_hole_ratio", "validation_hole_ratio", "validation_wait_ratio"
+        )
