@@ -87,17 +87,23 @@ class RunStore:
         return self.read(path)
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self, patience: float = 0.0) -> Iterator[None]:
         """Keeps other processes of this machine out; the lock ends with the process.
 
         Raises:
-          UserError: another process has it.
+          UserError: another process has it, and keeps it for so many seconds.
         """
+        deadline = time.monotonic() + patience
         with (self.root / ".lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise UserError(f"workdir={self.root}: another process is running there") from error
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except OSError as error:
+                    if time.monotonic() >= deadline:
+                        message = f"workdir={self.root}: another process is running there"
+                        raise UserError(message) from error
+                    time.sleep(0.2)
             yield
 
     @contextlib.contextmanager

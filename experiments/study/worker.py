@@ -5,13 +5,11 @@ process is gone: it saves and leaves. Exit codes as of `experiments.main`; the l
 printed says what went wrong.
 """
 
-import contextlib
 import json
 import os
 import signal
 import sys
 import threading
-import time
 import traceback
 from pathlib import Path
 
@@ -35,11 +33,11 @@ def main() -> None:
     threading.Thread(target=_leave_at_end_of_input, daemon=True).start()
     directory = RunStore(Path(sys.argv[1]))
     try:
-        with contextlib.ExitStack() as stack:
-            _lock(directory, stack)
+        # The process of a study that was killed may still be saving there.
+        with directory.locked(_LOCK_SECONDS):
             directory.claim(settings)
-            stack.enter_context(directory.timed())
-            Loop(settings, directory, Reporter()).run()
+            with directory.timed():
+                Loop(settings, directory, Reporter()).run()
         write_json(directory.root / FINISHED, {"finished": True})
     except preemption.Preempted:
         sys.exit(preemption.EXIT_CODE)
@@ -52,18 +50,6 @@ def main() -> None:
 def _leave_at_end_of_input() -> None:
     sys.stdin.read()
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _lock(directory: RunStore, stack: contextlib.ExitStack) -> None:
-    """Locks the folder; the process of a study that was killed may still be saving there."""
-    deadline = time.monotonic() + _LOCK_SECONDS
-    while True:
-        try:
-            return stack.enter_context(directory.locked())
-        except UserError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.2)
 
 
 if __name__ == "__main__":
