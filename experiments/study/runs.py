@@ -191,16 +191,6 @@ def _devices() -> tuple[str, int]:
     return backend, int(count)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Running:
-    """A job, the process that computes it on a slot, and when that began."""
-
-    job: Job
-    slot: Slot
-    process: "subprocess.Popen[str]"
-    begin: float
-
-
 class Runner:
     """Computes jobs on slots, each in a process of its own (`experiments.study.worker`).
 
@@ -224,7 +214,8 @@ class Runner:
             for job in all_jobs
             if job.folder not in self._finished and (job.variant or job.folder in needed)
         ]
-        self._running: list[_Running] = []
+        # With the job and the slot of each process, and when it began.
+        self._running: dict[subprocess.Popen[str], tuple[Job, Slot, float]] = {}
         self._errors: dict[Path, str] = {}
         self._total, self._done, self._seconds = len(self._waiting), 0, 0.0
 
@@ -244,8 +235,8 @@ class Runner:
                 self._begin_some()
                 time.sleep(_POLL_SECONDS)
                 self._end_some()
-            for one in self._running:
-                one.process.terminate()
+            for process in self._running:
+                process.terminate()
             while self._running:
                 time.sleep(_POLL_SECONDS)
                 self._end_some(leaving=True)
@@ -264,12 +255,12 @@ class Runner:
             elif self._idle and (job.shared is None or job.shared in self._finished):
                 self._waiting.remove(job)
                 try:
-                    self._running.append(self._start(job, self._idle[-1]))
-                    self._idle.pop()
+                    process = self._start(job, self._idle[-1])
+                    self._running[process] = job, self._idle.pop(), time.monotonic()
                 except OSError as error:  # No space left on the disk, maybe.
                     self._end(job, 0.0, str(error))
 
-    def _start(self, job: Job, slot: Slot) -> _Running:
+    def _start(self, job: Job, slot: Slot) -> "subprocess.Popen[str]":
         folder = self._root / job.folder
         begun = any((folder / name).exists() for name in ("config.json", "checkpoints"))
         if job.shared is not None and not begun:
@@ -290,14 +281,14 @@ class Runner:
         with contextlib.suppress(BrokenPipeError):  # It died at once; `_end_some` says so.
             process.stdin.write(json.dumps(job.settings.to_dict()) + "\n")
             process.stdin.flush()  # It stays open: its end asks the process to leave.
-        return _Running(job, slot, process, time.monotonic())
+        return process
 
     def _end_some(self, leaving: bool = False) -> None:
         """Takes up what became of the processes that have ended."""
-        for one in [one for one in self._running if one.process.poll() is not None]:
-            self._running.remove(one)
-            self._idle.append(one.slot)
-            code, error = one.process.returncode, None
+        for process in [one for one in self._running if one.poll() is not None]:
+            job, slot, begin = self._running.pop(process)
+            self._idle.append(slot)
+            code, error = process.returncode, None
             if leaving and code in (preemption.EXIT_CODE, -signal.SIGTERM):
                 continue
             if code < 0:
@@ -305,10 +296,10 @@ class Runner:
             elif code == preemption.EXIT_CODE:
                 error = "its process alone was asked to leave"
             elif code > 0:
-                printed = (self._root / one.job.folder / _LOG).read_text(errors="replace")
+                printed = (self._root / job.folder / _LOG).read_text(errors="replace")
                 last = printed.strip().rpartition("\n")[2].removeprefix("error: ")
                 error = last or f"its process ended with exit code {code}"
-            self._end(one.job, time.monotonic() - one.begin, error)
+            self._end(job, time.monotonic() - begin, error)
 
     def _end(self, job: Job, seconds: float, error: str | None) -> None:
         if error is None:
