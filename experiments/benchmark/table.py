@@ -202,8 +202,9 @@ class Results:
             f"the {len(questions):,} instances are not made up as the {wanted.total():,} "
             "of the published benchmark"
         )
+        sizes = [collections.Counter(cell[:2] for cell in c.elements()) for c in (found, wanted)]
         return {
-            "by size": "" if _by_size(found) == _by_size(wanted) else reason,
+            "by size": "" if sizes[0] == sizes[1] else reason,
             "by wait subset": "" if found == wanted else reason,
         }
 
@@ -423,11 +424,3 @@ class Results:
                         row = {"source": PUBLISHED, "model": name, **group._asdict()}
                         rows.append({**row, "metric": metric, "percent": percent})
         return Table.of("Numbers", rows).to_csv()
-
-
-def _by_size(counts: Mapping[tuple[int, int, float], int]) -> collections.Counter[tuple[int, int]]:
-    """Instances of each number of agents and size, whatever their wait ratio."""
-    total: collections.Counter[tuple[int, int]] = collections.Counter()
-    for (agents, size, _), count in counts.items():
-        total[agents, size] += count
-    return total
