@@ -19,19 +19,6 @@ from experiments.settings import Settings
 _SHOWN = 6
 """Failures drawn, and as many successes."""
 _PARTS = ("sample", "score", "update")
-_COST = (
-    "",
-    "instances",
-    "steps",
-    "updates",
-    "answers sampled",
-    "tokens sampled",
-    "validation answers",
-    "design answers",
-    "sampling, s",
-    "scoring, s",
-    "updating, s",
-)
 
 
 def page(run: Run, gallery: Gallery) -> str:
@@ -64,7 +51,6 @@ def page(run: Run, gallery: Gallery) -> str:
         family=_listed(run.settings.get(run.option("family"))),
         mesh=_listed(run.option("mesh")),
         changed=_changed(run.settings),
-        cost_header=_COST,
         cost=_cost(run),
         drawn=drawn,
         window=_window(run),
@@ -107,7 +93,7 @@ def _seconds(steps: Sequence[Mapping[str, float]], part: str) -> float | None:
 
 
 def _cost(run: Run) -> list[tuple[str, list[float | None]]]:
-    """The numbers below each of `_COST`, by round."""
+    """The numbers of the table of costs, by round."""
     per_draw = (run.option("training.group_size") or 0) * (
         run.option("training.prompts_per_step") or 0
     )

@@ -25,15 +25,6 @@ from experiments.study import results as study_results
 _FILE = "study.json"
 _SCHEMA = 1
 _DRAWN_VARIANTS, _DRAWN_ANSWERS = 2, 3
-_BUDGET = {
-    "rounds": "rounds",
-    "instances": "training instances",
-    "steps": "training steps",
-    "updates": "updates",
-    "answers": "answers sampled in training",
-    "validated": "answers in validation",
-    "engineer_steps": "steps of training as engineer",
-}
 
 Found = Mapping[str, Any]
 """Part of what `study.json` holds."""
@@ -124,7 +115,6 @@ def page(root: Path, gallery: Gallery) -> str:
         tested=tested,
         detectable=_detectable(study, tested) if tested else None,
         short=study_results.shortfalls(found),
-        budget=_BUDGET,
         learning=_learning(study, gallery),
         configurations=_configurations(study, gallery),
         last=_last_configurations(study),
