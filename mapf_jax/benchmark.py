@@ -36,10 +36,8 @@ class BenchmarkSet:
     """The instances and what each was made for; N of them.
 
     Attributes:
-      instances: batch shape [N], maps of width 10, 5 agents of which `num_agents` are active.
+      instances: batch shape [N], maps of width 10, 5 agents of which 3 to 5 are active.
       ids: unique names such as `3ag_5x5_hr0.1_wr0.25_004`.
-      num_agents: int32[N].
-      size: int32[N].
       hole_ratio: float32[N], the hole ratio of its cell of the table. Where a lake of that ratio
         has too few cells for starts and goals, or too few such lakes have a plan, the instance has
         fewer holes (see `reports`).
@@ -49,8 +47,6 @@ class BenchmarkSet:
 
     instances: Instance
     ids: tuple[str, ...]
-    num_agents: np.ndarray
-    size: np.ndarray
     hole_ratio: np.ndarray
     wait_ratio: np.ndarray
     reports: tuple[SizeReport, ...]
@@ -103,7 +99,7 @@ def benchmark_instances(
             raise ValueError(f"{name}={values}: only {allowed[0]} to {allowed[-1]} are allowed")
     parts: list[Instance] = []
     ids: list[str] = []
-    facts: list[tuple[int, int, float, float]] = []
+    subsets: list[tuple[float, float]] = []
     reports: list[SizeReport] = []
     seen: set[bytes] = set()
     most = max(SMALLEST_SIZE)
@@ -127,7 +123,7 @@ def benchmark_instances(
                     rows += _take(pools, holes, needs_wait, count)
                 cell = f"{agents}ag_{size}x{size}_hr{hole_ratio}_wr{wait_ratio}"
                 ids += [f"{cell}_{number:03d}" for number in range(per_hole_ratio)]
-                facts += [(agents, size, hole_ratio, wait_ratio)] * per_hole_ratio
+                subsets += [(hole_ratio, wait_ratio)] * per_hole_ratio
         if len(rows) < len(asked):
             raise NoInstanceError(
                 f"num_agents={agents}, size={size}: only {len(rows)} instances were found "
@@ -141,13 +137,11 @@ def benchmark_instances(
             for pool in pools
             if pool.candidates or pool.exhausted
         ]
-    columns = list(zip(*facts, strict=True))
+    hole_ratios, wait_ratios = np.array(subsets, np.float32).T
     return BenchmarkSet(
         instances=join(parts),
         ids=tuple(ids),
-        num_agents=np.array(columns[0], np.int32),
-        size=np.array(columns[1], np.int32),
-        hole_ratio=np.array(columns[2], np.float32),
-        wait_ratio=np.array(columns[3], np.float32),
+        hole_ratio=hole_ratios,
+        wait_ratio=wait_ratios,
         reports=tuple(reports),
     )

@@ -105,10 +105,11 @@ def test_generate_the_benchmark(tmp_path, monkeypatch, capsys):
     def small(seed):
         config = EnvironmentConfig.uniform((3, 5), 0.2, 0.5)
         instances, report = generate(jax.random.key(seed), config, 6)
-        count, sizes = len(instances), instances.size
-        ids = tuple(f"bench-{i}" for i in range(count))
-        agents, ratio = np.full(count, 2), np.full(count, 0.5)
-        return benchmark.BenchmarkSet(instances, ids, agents, sizes, ratio, ratio, report.sizes)
+        ids, ratio = (
+            tuple(f"bench-{i}" for i in range(len(instances))),
+            np.full(len(instances), 0.5),
+        )
+        return benchmark.BenchmarkSet(instances, ids, ratio, ratio, report.sizes)
 
     monkeypatch.setattr(benchmark, "benchmark_instances", small)
     made, report = tmp_path / "made.jsonl", tmp_path / "report.json"

@@ -130,11 +130,11 @@ def test_benchmark_has_the_published_make_up():
     assert len(made.ids) == len(set(made.ids)) == len(made.instances) == 2 * 3 * 5 * 2
     assert made.ids[0] == "3ag_3x3_hr0.1_wr0.25_000"
     assert len(set(fingerprints(made.instances))) == len(made.ids)
-    assert np.all(made.instances.active.sum(1) == made.num_agents)
+    assert np.all(made.instances.active.sum(1) == 3)
     waits = made.instances.solution.needs_wait
     for size in (3, 4):
         for ratio, number in ((0.25, 2), (0.5, 5), (0.75, 8)):
-            here = (made.size == size) & np.isclose(made.wait_ratio, ratio)
+            here = (made.instances.size == size) & np.isclose(made.wait_ratio, ratio)
             assert here.sum() == 10
             assert waits[here].sum() == number
     # Four holes leave five cells of a 3x3 lake, too few for six starts and goals.
