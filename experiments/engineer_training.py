@@ -38,10 +38,11 @@ WORST = -1.0
 """Reward of a design that cannot be read, has no solvable problem, or breaks training."""
 
 
+@dataclasses.dataclass(frozen=True)
 class EngineerTrainer:
     """Trains a state on designing, one round at a time.
 
-    Args:
+    Attributes:
       settings: of the run.
       family: of the problems.
       policy: the model.
@@ -53,47 +54,38 @@ class EngineerTrainer:
       base: parameters under the adapters, as the trainer has them.
       pause: called after every step of a trial, a point that all processes reach; what it raises
         ends the training.
-
-    Raises:
-      ValueError: the settings of training do not go with groups of designs.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        family: Family,
-        policy: Policy,
-        trainer: GRPOTrainer,
-        respond: Completer,
-        exclude: Sequence[Problem],
-        fits: Callable[[Sequence[Message]], bool],
-        reference: Any = None,
-        base: Any = None,
-        pause: Callable[[], None] = lambda: None,
-    ) -> None:
-        options = settings.engineer.training
+    settings: Settings
+    family: Family
+    policy: Policy
+    trainer: GRPOTrainer
+    respond: Completer
+    exclude: Sequence[Problem]
+    fits: Callable[[Sequence[Message]], bool]
+    reference: Any = None
+    base: Any = None
+    pause: Callable[[], None] = lambda: None
+
+    @functools.cached_property
+    def _designs(self) -> GRPOTrainer:
+        """The trainer of designs."""
+        engineer, policy = self.settings.engineer, self.policy
         config = dataclasses.replace(
-            settings.training,
+            self.settings.training,
             prompts_per_step=1,
-            group_size=options.group_size,
+            group_size=engineer.training.group_size,
             updates_per_step=1,
             micro_batch_rows=sharding.num_row_shards(policy.mesh),
             completions_per_row=1,
-            max_new_tokens=settings.engineer.max_new_tokens,
-            thinking=settings.engineer.thinking,
-            temperature=settings.engineer.temperature,
+            max_new_tokens=engineer.max_new_tokens,
+            thinking=engineer.thinking,
+            temperature=engineer.temperature,
             degenerate_groups="drop",
         )
-        self._designs = GRPOTrainer(
-            config, policy.config, policy.mesh, policy.tokenizer, reference, base
+        return GRPOTrainer(
+            config, policy.config, policy.mesh, policy.tokenizer, self.reference, self.base
         )
-        self._settings = settings
-        self._family = family
-        self._trainer = trainer
-        self._respond = respond
-        self._exclude = exclude
-        self._fits = fits
-        self._pause = pause
 
     def __call__(
         self, state: TrainState, record: RunRecord, probe: Sequence[Problem], key: jax.Array
@@ -112,17 +104,18 @@ class EngineerTrainer:
           The state, and for each step its metrics and every design with its progress, JSON-able.
 
         Raises:
+          ValueError: the settings of training do not go with groups of designs.
           NonFiniteError: loss or gradient of the training on designs was NaN or infinite.
         """
-        engineer, steps = self._settings.engineer, []
-        found = fitted(engineer.spec, record, self._family.texts, self._fits)
+        engineer, steps = self.settings.engineer, []
+        found = fitted(engineer.spec, record, self.family.texts, self.fits)
         for step in range(engineer.training.steps if found is not None else 0):
             assert found is not None
             step_key = jax.random.fold_in(jax.random.fold_in(key, _STEPS), step)
-            before = self._reward(self._trainer.policy_params(state), probe, step_key)
+            before = self._reward(self.trainer.policy_params(state), probe, step_key)
             progress = functools.partial(self._trial, state, probe, step_key, before)
             task = DesignTask(
-                found[0], record.config, self._family.space, progress, engineer.trigger
+                found[0], record.config, self.family.space, progress, engineer.trigger
             )
             result = self._designs.step(state, task, jax.random.fold_in(key, _DESIGNS), step)
             state = result.state
@@ -150,43 +143,44 @@ class EngineerTrainer:
         config: Configuration,
     ) -> float:
         """How much a short training under a design teaches the state as it is now."""
-        options = self._settings.engineer.training
+        options = self.settings.engineer.training
         try:
-            problems = self._family.generate(
+            problems = self.family.generate(
                 jax.random.fold_in(key, _TRIAL_SET),
                 config,
                 options.trial_instances,
-                [*self._exclude, *probe],
+                [*self.exclude, *probe],
             ).problems
             state = jax.tree.map(jnp.copy, state)  # Training donates what it is given.
-            for result in self._trainer.run(
+            for result in self.trainer.run(
                 state,
-                self._family.task(problems),
+                self.family.task(problems),
                 jax.random.fold_in(key, _TRIAL),
                 0,
                 options.trial_steps,
             ):
                 state = result.state
-                self._pause()
+                self.pause()
         except (NoProblemError, NonFiniteError):
             return WORST
-        return self._reward(self._trainer.policy_params(state), probe, key) - before
+        return self._reward(self.trainer.policy_params(state), probe, key) - before
 
     def _reward(self, params: Any, probe: Sequence[Problem], key: jax.Array) -> float:
         """Mean accuracy, or else reward, of one completion to every problem of the probe set."""
         key = jax.random.fold_in(key, _COMPLETIONS)
-        _, scores = complete_all(self._family.task(probe), self._respond, params, key)
+        _, scores = complete_all(self.family.task(probe), self.respond, params, key)
         pairs = zip(scores.records, scores.rewards, strict=True)
         return float(np.mean([record.get("accuracy", reward) for record, reward in pairs]))
 
 
+@dataclasses.dataclass
 class DesignTask(Task):
     """A context as the only prompt, designs as completions, learning progress as reward.
 
     The reward of a readable design is its progress, held within [-1, 1]; that of an unreadable one
     is `WORST`. Equal designs are tried once.
 
-    Args:
+    Attributes:
       chat: the context.
       config: the configuration that a design replaces.
       space: what may be chosen.
@@ -194,17 +188,12 @@ class DesignTask(Task):
       trigger: text after which the configuration stands, if the completions have one.
     """
 
-    def __init__(
-        self,
-        chat: Sequence[Message],
-        config: Configuration,
-        space: ConfigurationSpace,
-        progress: Callable[[Configuration], float],
-        trigger: str = "",
-    ) -> None:
-        self._chat, self._config, self._space = chat, config, space
-        self._progress, self._trigger = progress, trigger
-        self._found: dict[Configuration, float] = {}
+    chat: Sequence[Message]
+    config: Configuration
+    space: ConfigurationSpace
+    progress: Callable[[Configuration], float]
+    trigger: str = ""
+    _found: dict[Configuration, float] = dataclasses.field(default_factory=dict, init=False)
 
     def __len__(self) -> int:
         return 1
@@ -212,7 +201,7 @@ class DesignTask(Task):
     def messages(self, index: int) -> Sequence[Message]:
         """The context."""
         del index
-        return self._chat
+        return self.chat
 
     def score(self, indices: np.ndarray, completions: Sequence[Completion]) -> Scores:
         """Rewards of designs; records hold configuration and progress, or why there is none.
@@ -224,13 +213,13 @@ class DesignTask(Task):
         records: list[dict[str, Any]] = []
         rewards = np.full(len(completions), WORST, np.float32)
         for i, completion in enumerate(completions):
-            reading = proposal.parse(completion.text, self._space, self._trigger)
+            reading = proposal.parse(completion.text, self.space, self.trigger)
             if isinstance(reading, proposal.Unreadable):
                 records.append({"reason": reading.reason})
                 continue
-            config, repairs = proposal.project(reading, self._config, self._space)
+            config, repairs = proposal.project(reading, self.config, self.space)
             if config not in self._found:
-                self._found[config] = float(self._progress(config))
+                self._found[config] = float(self.progress(config))
                 if not np.isfinite(self._found[config]):
                     raise ValueError(f"progress={self._found[config]}: allowed are finite numbers")
             progress = self._found[config]
