@@ -213,8 +213,15 @@ def _of_numpy(value: Any) -> Any:
 
 
 def read_json(path: Path) -> Any:
-    """Reads a JSON file."""
-    return json.loads(path.read_text())
+    """Reads a JSON file.
+
+    Raises:
+      ValueError: it is damaged; the message names it.
+    """
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path}: damaged: {error}") from error
 
 
 def read_jsonl(path: Path) -> list[Any]:

@@ -234,14 +234,5 @@ def _text(path: Path) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """What a file holds; None if it is not there.
-
-    Raises:
-      ValueError: it is damaged; the message names it.
-    """
-    if not path.is_file():
-        return None
-    try:
-        return files.read_json(path)
-    except ValueError as error:
-        raise ValueError(f"{path}: damaged: {error}") from error
+    """What a file holds, as of `store.read_json`; None if it is not there."""
+    return files.read_json(path) if path.is_file() else None

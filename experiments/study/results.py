@@ -90,8 +90,6 @@ _CROSSED = ("crossed_low", "crossed_high")
 _P_VALUES = ("p", "p_holm", "p_fdr", "p_exact")
 _TRAINED = ("instances", "steps", "updates")
 
-TIMES = files.TIMES
-"""In a run's folder: one line for each process that worked on it, with its seconds."""
 FINISHED = "finished.json"
 """In a run's folder, once it is complete."""
 ERROR = "error.txt"
@@ -207,7 +205,7 @@ def _shared(root: Path, folder: Path | None) -> dict[str, Any] | None:
 
 
 def _times(folder: Path) -> dict[str, float]:
-    lines = files.read_log(folder / TIMES)
+    lines = files.read_log(folder / files.TIMES)
     return {
         name: round(sum(line[name] for line in lines), 1) for name in ("seconds", "cpu_seconds")
     }

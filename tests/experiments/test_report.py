@@ -475,7 +475,7 @@ def write_study(root, finished=None):
             after[2 : 3 + seed // 2] = [SOLVED[3], SOLVED[4]][: 1 + seed // 2]
         folder = root / study_results.run_folder(variant, seed)
         write_run(folder, settings[variant][seed], after=after)
-        files.write_text(folder / study_results.TIMES, '{"seconds": 60.0, "cpu_seconds": 90.0}\n')
+        files.write_text(folder / files.TIMES, '{"seconds": 60.0, "cpu_seconds": 90.0}\n')
         files.write_json(folder / study_results.FINISHED, {"finished": True})
     return study_results.write(root, STUDY, settings, {})
 
