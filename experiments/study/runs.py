@@ -11,6 +11,7 @@ import collections
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -149,12 +150,9 @@ def slots(root: Path, workers: int, settings: Settings) -> list[Slot]:
     backend, count = _devices()
     if backend == "cpu":
         cores = records.cores()
-        workers = workers or len(cores)
+        workers, turns = workers or len(cores), itertools.cycle(cores)
         each = max(1, len(cores) // workers)
-        return [
-            Slot(tuple(cores[(i * each + j) % len(cores)] for j in range(each)), environment)
-            for i in range(workers)
-        ]
+        return [Slot(tuple(itertools.islice(turns, each)), environment) for _ in range(workers)]
     if backend == "gpu":
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         names = visible.split(",") if visible else [str(i) for i in range(count)]
@@ -163,16 +161,10 @@ def slots(root: Path, workers: int, settings: Settings) -> list[Slot]:
         groups = [names[i * size : (i + 1) * size] for i in range(max(1, len(names) // size))]
         workers = workers or len(groups)
         memory = f"{_MEMORY / -(-workers // len(groups)):.3f}"
+        environment["XLA_PYTHON_CLIENT_MEM_FRACTION"] = memory
         return [
-            Slot(
-                (),
-                {
-                    **environment,
-                    "CUDA_VISIBLE_DEVICES": ",".join(groups[i % len(groups)]),
-                    "XLA_PYTHON_CLIENT_MEM_FRACTION": memory,
-                },
-            )
-            for i in range(workers)
+            Slot((), {**environment, "CUDA_VISIBLE_DEVICES": ",".join(group)})
+            for group in itertools.islice(itertools.cycle(groups), workers)
         ]
     if workers > 1:
         raise UserError(f"workers={workers}: processes cannot share {backend} devices, allowed: 1")
