@@ -9,7 +9,7 @@ any time with nothing but the cache. Samples have lengths of their own, and what
 does not depend on what the other slots hold.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -44,12 +44,18 @@ class Cache(NamedTuple):
 
 
 def decoding_params(params: Params, config: Qwen3Config) -> Params:
-    """The parameters for decoding: a tuple of layers, everything in `config.dtype`.
+    """The parameters for decoding: a tuple of layers, matrices in `config.dtype`.
+
+    Scales of norms are float32, as they are applied.
 
     A copy, also where the parameters have that dtype already and nothing is cast: slicing stacked
     weights anew at every step would copy them at every step.
     """
-    cast = jax.tree.map(lambda x: x.astype(config.dtype), params)
+
+    def cast_leaf(path: tuple[Any, ...], x: Array) -> Array:
+        return x.astype(jnp.float32 if path[-1].key == "scale" else config.dtype)
+
+    cast = jax.tree_util.tree_map_with_path(cast_leaf, params)
     layers = tuple(
         jax.tree.map(lambda x, i=i: x[i], cast["layers"]) for i in range(config.num_hidden_layers)
     )
