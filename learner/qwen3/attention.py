@@ -8,7 +8,7 @@ row, that holds for the prompt; the completions, and rows padded on the left, ta
 every platform.
 
 Letters in shapes: B rows, T tokens, H query heads, K key/value heads, R = H / K query heads per
-key/value head, h head width; in decoding P prompts, G samples of each, S slots of one sample.
+key/value head, h head width.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from learner.checks import first_line
 from learner.qwen3.config import Qwen3Config
 
 # Finite, so that a query without any valid key (padding) gives finite, unused numbers.
-_MASKED = float(jnp.finfo(jnp.float32).min)
+MASKED = float(jnp.finfo(jnp.float32).min)
 
 # Queries whose scores exist at once in the reference: bounds its memory for long rows.
 _QUERY_BLOCK = 512
@@ -96,21 +96,21 @@ def choose(config: Qwen3Config, platform: str | None = None) -> Choice:
         ValueError: `config.attention` asks for a kernel that cannot do this model.
     """
     if config.attention != "auto":
-        if config.attention != "reference" and (obstacle := _obstacle(config.attention, config)):
-            raise ValueError(f"attention is {config.attention!r}, but {obstacle}")
+        if config.attention != "reference" and (why := obstacle(config.attention, config)):
+            raise ValueError(f"attention is {config.attention!r}, but {why}")
         return Choice(config.attention, "the configuration asks for it")
     platform = platform or jax.default_backend()
     name = {"gpu": "cudnn", "tpu": "splash"}.get(platform)
     if name is None:
         return Choice("reference", f"there is no kernel for platform {platform}")
-    if obstacle := _obstacle(name, config):
-        return Choice("reference", f"{name} does not apply: {obstacle}")
+    if why := obstacle(name, config):
+        return Choice("reference", f"{name} does not apply: {why}")
     if problem := _try(name, config):
         return Choice("reference", f"{name} failed when tried: {problem}")
     return Choice(name, f"platform {platform} has it, and it agrees with the reference")
 
 
-def _obstacle(name: str, config: Qwen3Config) -> str | None:
+def obstacle(name: str, config: Qwen3Config) -> str | None:
     """What about the model a kernel cannot do."""
     if name == "cudnn":
         if config.dtype != "bfloat16":
@@ -272,7 +272,7 @@ def _matrix_attention(q: Array, k: Array, v: Array, visible: Array) -> Array:
     scores = jnp.matmul(rows, k.transpose(0, 2, 3, 1), preferred_element_type=jnp.float32)
     scores = scores.reshape(B, K, R, Q, T)
     # Scaled in float32, as cuDNN does: most widths have no exact scale in bfloat16.
-    probs = jax.nn.softmax(jnp.where(visible[:, None, None], scores * h**-0.5, _MASKED))
+    probs = jax.nn.softmax(jnp.where(visible[:, None, None], scores * h**-0.5, MASKED))
     probs = probs.astype(v.dtype).reshape(B, K, R * Q, T)
     out = jnp.matmul(probs, v.transpose(0, 2, 1, 3)).reshape(B, K, R, Q, h)
     return out.transpose(0, 3, 1, 2, 4).reshape(B, Q, H, h)
@@ -323,54 +323,3 @@ def _over_mesh(kernel: Callable[..., Array], q: Array, k: Array, v: Array) -> Ar
     spec = nn.logical_to_mesh_axes(("batch", "length", "heads", "head_dim"))
     split = jax.shard_map(kernel, in_specs=(spec, spec, spec), out_specs=spec, check_vma=False)
     return split(q, k, v)
-
-
-# Decoding --------------------------------------------------------------------
-
-
-def cached_attention(
-    q: Array,
-    prompt_keys: Array,
-    prompt_values: Array,
-    keys: Array,
-    values: Array,
-    prompt_mask: Array,
-    own_mask: Array,
-) -> Array:
-    """Attention of one query of each sample over its prompt and its own tokens.
-
-    One softmax over two arrays: their maxima and sums are combined, so that neither is copied.
-
-    Args:
-        q: [P, G, H, h].
-        prompt_keys: [P, K, h, T]; prompt_values: [P, K, T, h].
-        keys: [P, G, K, h, S]; values: [P, G, K, S, h].
-        prompt_mask: bool, broadcast to [P, K, G * R, T]; own_mask: bool, to [P, G, K, R, S].
-
-    Returns:
-        [P, G, H, h] in the dtype of `q`. Scores and softmax are float32.
-    """
-    P, G, H, h = q.shape
-    K = keys.shape[2]
-    R = H // K
-    product = functools.partial(jnp.matmul, preferred_element_type=jnp.float32)
-
-    def by_prompt(x: Array) -> Array:  # [P, G, K, R, n] -> [P, K, G * R, n]
-        return x.transpose(0, 2, 1, 3, 4).reshape(P, K, G * R, -1)
-
-    def by_sample(x: Array) -> Array:  # and back
-        return x.reshape(P, K, G, R, -1).transpose(0, 2, 1, 3, 4)
-
-    q = q.reshape(P, G, K, R, h)
-    own = jnp.where(own_mask, product(q, keys) * h**-0.5, _MASKED)
-    # All samples of a prompt meet its keys in one matrix product.
-    shared = jnp.where(prompt_mask, product(by_prompt(q), prompt_keys) * h**-0.5, _MASKED)
-    top = jnp.maximum(
-        jnp.max(own, axis=-1, keepdims=True), by_sample(jnp.max(shared, axis=-1, keepdims=True))
-    )
-    own, shared = jnp.exp(own - top), jnp.exp(shared - by_prompt(top))
-    total = jnp.sum(own, axis=-1, keepdims=True)
-    total += by_sample(jnp.sum(shared, axis=-1, keepdims=True))
-    out = product(own.astype(values.dtype), values)
-    out += by_sample(product(shared.astype(values.dtype), prompt_values))
-    return (out / total).astype(q.dtype).reshape(P, G, H, h)

@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from learner.qwen3.attention import RowMask, cached_attention, choose, self_attention
+from learner.qwen3.attention import RowMask, choose, self_attention
+from learner.qwen3.cached_attention import cached_attention, capacity_multiple
 from learner.qwen3.config import Qwen3Config
 from learner.qwen3.model import Block, Params, RMSNorm, embed, rope_angles
 
@@ -147,43 +148,29 @@ def decode_step(
     positions = lengths[:, None] + counts
     rope = jax.tree.map(lambda table: table.at[positions].get(mode=_IN_BOUNDS), rope)
     prompt_mask = (jnp.arange(prompts.capacity) < lengths[:, None])[:, None, None]
-    own_mask = jnp.arange(cache.capacity) <= counts[..., None, None, None]
+    multiple = capacity_multiple(config)
+    kernel = multiple is not None and cache.capacity % multiple == 0
     keys, values = list(cache.keys), list(cache.values)
 
     x = embed(params["embedding"], tokens, config)
     for i, layer in enumerate(params["layers"]):
 
         def attend(q: Array, k: Array, v: Array, i: int = i) -> Array:
-            keys[i] = _write(keys[i], k, counts, axis=-1)
-            values[i] = _write(values[i], v, counts, axis=-2)
-            return cached_attention(
-                q, prompts.keys[i], prompts.values[i], keys[i], values[i], prompt_mask, own_mask
+            keys[i], values[i], out = cached_attention(
+                q,
+                k,
+                v,
+                prompts.keys[i],
+                prompts.values[i],
+                keys[i],
+                values[i],
+                prompt_mask,
+                counts,
+                kernel,
             )
+            return out
 
         x = nn.with_logical_constraint(x, ("batch", "length", "activation"))
         x = Block(config).apply({"params": layer}, x, rope, attend)
     norm = RMSNorm(config, "norm").apply({"params": params["final_norm"]}, x)
     return Cache(tuple(keys), tuple(values)), norm
-
-
-def _write(cache: Array, new: Array, counts: Array, axis: int) -> Array:
-    """Put [P, G, K, h] into slot counts[P, G] of `axis` of a cache of samples.
-
-    Every device writes its own rows and heads: left to itself, XLA would first gather the new
-    entries of all rows on each.
-    """
-
-    def write(cache: Array, new: Array, counts: Array) -> Array:
-        P, G = counts.shape
-        rows, columns = jnp.arange(P)[:, None], jnp.arange(G)
-        places = cache.at[rows, columns, :, :, counts]
-        if axis == -2:
-            places = cache.at[rows, columns, :, counts]
-        return places.set(new, mode=_IN_BOUNDS)
-
-    if jax.sharding.get_abstract_mesh().empty:
-        return write(cache, new, counts)
-    rows = nn.logical_to_mesh_axes(("batch",))
-    heads = nn.logical_to_mesh_axes(("batch", "activation", "kv_heads"))
-    split = jax.shard_map(write, in_specs=(heads, heads, rows), out_specs=heads)
-    return split(cache, new, counts)

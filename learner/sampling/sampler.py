@@ -15,8 +15,8 @@ processes each samples for its part of the prompts, in slots of its own on its o
 (`learner.devices.distributed` says why), and all get all completions.
 
 Everything that compiles has one of few shapes: P and G are fixed during a call, the capacity for
-completions has two sizes for each power of two, that for prompts four, and prompts are prefilled in
-powers of two.
+completions has two sizes for each power of two (one with the kernel of TPUs, which reads only what
+is filled), that for prompts four, and prompts are prefilled in powers of two.
 """
 
 import collections
@@ -35,6 +35,7 @@ from jax.sharding import PartitionSpec as P
 
 from learner.devices import distributed, sharding
 from learner.qwen3 import placement
+from learner.qwen3.cached_attention import capacity_multiple
 from learner.qwen3.config import Qwen3Config
 from learner.qwen3.model import Params
 from learner.sampling import decoding, slots
@@ -270,7 +271,8 @@ class Sampler:
             "segment" with the capacity for the longest completions, and "resize" to that, if ever
             needed.
         """
-        longest, capacity = self.sampling.max_new_tokens, _capacity(prompt_length)
+        capacity = _capacity(prompt_length)
+        longest = self._own_capacity(self.sampling.max_new_tokens)
         counts = self._slots(num_prompts, num_samples)
         batch = min(counts[0], self._prefill_rows(capacity))
 
@@ -289,9 +291,9 @@ class Sampler:
                 "prefill": self.prefill.lower(whole, prompt_cache, *prompts),
                 "segment": self.segment.lower(whole, prompt_cache, cache, state, None, floor),
             }
-            smaller = [n for n in range(1, longest) if geometric_bucket(n, 32, 2) == n]
+            smaller = {self._own_capacity(n) for n in range(1, longest)} - {longest}
             if smaller:
-                cache = self.new_samples.eval_shape(counts, smaller[-1])
+                cache = self.new_samples.eval_shape(counts, max(smaller))
                 programs["resize"] = self.resize.lower(cache, longest)
         return programs
 
@@ -336,7 +338,7 @@ class Sampler:
             if not running.any():
                 return
             needed = int(np.minimum(state.counts + self._steps, state.budgets)[running].max())
-            wanted = min(geometric_bucket(needed, 32, 2), self.sampling.max_new_tokens)
+            wanted = self._own_capacity(needed)
             if cache is None:
                 cache = self.new_samples((prompt_slots, sequence_slots), wanted)
             elif not cache.capacity // 2 < wanted <= cache.capacity:
@@ -448,6 +450,15 @@ class Sampler:
                 f"automaton: demands token {last}; allowed are 0 to {self.vocab_size - 1}"
             )
         return automaton
+
+    def _own_capacity(self, tokens: int) -> int:
+        """Tokens that the cache holds of a completion, to have room for so many."""
+        multiple = capacity_multiple(self.config)
+        longest = self.sampling.max_new_tokens
+        if multiple is None:
+            return min(geometric_bucket(tokens, 32, 2), longest)
+        # The kernel reads no more than is filled, so that few sizes will do.
+        return min(geometric_bucket(tokens, multiple, 1), -(-longest // multiple) * multiple)
 
     def _slots(self, num_prompts: int, num_samples: int) -> tuple[int, int]:
         """`slot_counts` of a call; of several processes those of one, for its prompts."""

@@ -1,0 +1,103 @@
+"""Decoding's attention: the kernel of TPUs, step by step on this machine, against the reference."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from learner.devices import sharding
+from learner.qwen3 import attention, decode_kernel, model
+from learner.qwen3.attention import Choice
+from learner.qwen3.cached_attention import cached_attention
+from learner.qwen3.config import Qwen3Config
+from learner.sampling.distribution import SamplingParams
+from learner.sampling.sampler import Sampler
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+    """Kernels of TPUs run one step after the other on any platform."""
+    kernel = functools.partial(decode_kernel.append_and_attend, interpret=True)
+    monkeypatch.setattr(decode_kernel, "append_and_attend", kernel)
+    splash = functools.partial(attention._splash, interpret=True)
+    monkeypatch.setitem(attention._KERNELS, "splash", splash)
+
+
+# Counts at the edges of what is written at a time, of blocks, and of the capacity.
+EDGES = [0, 1, 15, 16, 127, 128, 129, 255, 256, 511, 512, 640, 767]
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "capacity", "dtype"),
+    [(4, 2, 768, "float32"), (2, 2, 128, "bfloat16"), (4, 1, 1024, "bfloat16")],
+)
+def test_the_kernel_equals_the_reference(interpreted, heads, kv_heads, capacity, dtype):
+    """Output and cache, for all lengths, groupings and dtypes."""
+    rng = np.random.default_rng(0)
+    P, h, T = 2, 128, 96
+    counts = np.array([n for n in EDGES if n < capacity][-2 * (len(EDGES) // 2) :], np.int32)
+    counts = counts[: len(counts) // 2 * 2].reshape(P, -1)
+    G = counts.shape[1]
+
+    def normal(*shape):
+        return jnp.asarray(rng.normal(size=shape), dtype)
+
+    args = (
+        normal(P, G, heads, h),
+        normal(P, G, kv_heads, h),
+        normal(P, G, kv_heads, h),
+        normal(P, kv_heads, h, T),
+        normal(P, kv_heads, T, h),
+        normal(P, G, kv_heads, h, capacity),
+        normal(P, G, kv_heads, capacity, h),
+        (jnp.arange(T) < jnp.array([[7], [96]]))[:, None, None],
+        jnp.asarray(counts),
+    )
+    want = cached_attention(*args)
+    got = cached_attention(*args, kernel=True)
+    filled = np.arange(capacity) <= counts[..., None]
+    for axis, mine, theirs in ((-1, got[0], want[0]), (-2, got[1], want[1])):
+        mask = filled[:, :, None, None] if axis == -1 else filled[:, :, None, :, None]
+        chex.assert_trees_all_equal(np.where(mask, mine, 0), np.where(mask, theirs, 0))
+    tolerance = 2e-6 if dtype == "float32" else 2e-2
+    chex.assert_trees_all_close(
+        got[2].astype(jnp.float32), want[2].astype(jnp.float32), atol=tolerance
+    )
+
+
+@pytest.mark.slow
+def test_samples_are_those_of_the_reference(interpreted, monkeypatch):
+    """A whole call, slots refilled and the cache grown past 128 tokens, on a mesh of four."""
+    config = Qwen3Config(
+        vocab_size=160,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=128,
+        tie_word_embeddings=True,
+    )
+    params = model.init_params(jax.random.key(0), config)
+    mesh = sharding.make_mesh(1, 2, 2)
+    sampling = SamplingParams(max_new_tokens=132, stop_token_ids=(3,))
+    prompts = [[1, 2, 5], [4, 9, 8, 7], [6]]
+
+    def sample():
+        sampler = Sampler(config, mesh, sampling, 0, max_rows=4, segment_tokens=44)
+        return sampler(params, prompts, jax.random.split(jax.random.key(1), 3), num_samples=2)
+
+    want = sample()
+    choice = Choice("splash", "the test asks for it")
+    for owner in ("attention", "cached_attention"):
+        monkeypatch.setattr(f"learner.qwen3.{owner}.choose", lambda config: choice)
+    monkeypatch.setattr("learner.sampling.decoding.choose", lambda config: choice)
+    got = sample()
+    assert want.lengths.max() == 132
+    assert want.lengths.min() < 100
+    chex.assert_trees_all_equal(got.tokens, want.tokens)
+    chex.assert_trees_all_equal(got.finish, want.finish)
+    chex.assert_trees_all_close(got.logprobs, want.logprobs, atol=1e-4)
