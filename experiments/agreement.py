@@ -57,7 +57,6 @@ def check_shared(root: Path, patience: float = 10.0) -> None:
     """Makes sure that all processes reach one and the same folder, and can write there.
 
     Args:
-      root: the folder.
       patience: seconds that a file may take to appear on another host.
 
     Raises:

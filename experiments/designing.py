@@ -128,8 +128,6 @@ def make_designer(
     """The designer of a run.
 
     Args:
-      settings: of the run.
-      family: what is designed.
       generate: answers chats; needed by `MODEL_DESIGNERS` alone.
       fits: whether the model's window holds a chat.
 

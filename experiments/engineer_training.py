@@ -96,8 +96,6 @@ class EngineerTrainer:
 
         Args:
           state: where to start from; donated.
-          record: the run so far.
-          probe: the probe set.
           key: a typed JAX key of this round's training.
 
         Returns:

@@ -65,12 +65,7 @@ def round_evidence(store: RunStore, family: Family, index: int) -> Evidence:
 
 
 def training_evidence(folder: Path, read: Callable[[Path], Any] = read_file) -> TrainingEvidence:
-    """Reward, signal and achieved ratios of a round.
-
-    Args:
-      folder: of the round.
-      read: reads its files.
-    """
+    """Reward, signal and achieved ratios of the round whose files are in `folder`."""
     lines = read(folder / "train.jsonl")
     rows = read(folder / "generated.json")["rows"]
     valid: dict[str, float] = {}
@@ -137,10 +132,7 @@ def drawn_failures(
     """Some of N verified completions that failed, drawn; as JSON holds `DrawnFailure`.
 
     Args:
-      family: draws them.
-      records: N records.
-      problems: N problems.
-      texts: N completions.
+      records: N records, as many as problems and texts.
       held_out: whether the problems are of the validation set.
     """
     failed = [i for i, record in enumerate(records) if not record["valid"]]

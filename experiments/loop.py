@@ -48,7 +48,6 @@ class Loop:
     """One run in one folder.
 
     Args:
-      settings: the options.
       store: the files of the run; another run of the same options is continued.
       reporter: where progress is shown.
 

@@ -34,9 +34,6 @@ class ProblemSets:
     """Makes each set where it is not there yet; all processes call it together.
 
     Args:
-      settings: of the run.
-      family: makes the problems.
-      store: of the run.
       reporter: is told what is made, and what fell short.
       first: the configuration of round 0.
 

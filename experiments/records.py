@@ -103,8 +103,6 @@ def write(
 
     Args:
       path: of the files, without a suffix.
-      title: of the page.
-      tables: of the page.
       notes: paragraphs between the facts and the tables: protocol, caveats.
       about: `facts()`, taken before the measurements.
       content: what the JSON file holds beside title, facts and notes.

@@ -100,9 +100,6 @@ def crossed_bootstrap(
 
     Args:
       values: [seeds, instances], at least 2 of each.
-      rng: of the resampling.
-      level: of the interval.
-      resamples: how many.
     """
     table = np.asarray(values, np.float64)
     means = np.empty(resamples)

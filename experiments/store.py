@@ -258,7 +258,6 @@ class Log:
       path: the file; made if needed. What is not complete there is dropped.
 
     Attributes:
-      path: the file.
       records: what was there when it was opened.
 
     Raises:

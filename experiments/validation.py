@@ -63,8 +63,6 @@ class Validator:
     """Validates parameters of one policy on one set.
 
     Args:
-      settings: of the run.
-      family: of the problems.
       respond: of `validation_completer`.
       problems: of `validation_set`.
     """

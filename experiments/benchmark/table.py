@@ -74,13 +74,11 @@ class Outcomes:
     Args:
       noted: its name, options and versions.
       records: its answers, with their verdicts.
-      questions: what was asked.
 
     Attributes:
       name: for the tables.
       options: what its answers depend on.
       versions: of what computed them.
-      records: as given.
       answered: bool[N], there is an answer.
       success: bool[N] by metric; False where there is no answer.
       counted: bool[N] by metric: answered, and for "optimal" the optimum is known.

@@ -110,8 +110,6 @@ def write(
     """Writes the three files from what the runs have left so far.
 
     Args:
-      root: the study's folder.
-      study: what was asked.
       settings: of `Study.settings`.
       shared: folder of the common beginning, relative to `root`, of the runs that have one.
 
@@ -286,8 +284,6 @@ def compare(root: Path, study: Study, runs: Sequence[Mapping[str, Any]]) -> list
     """The comparison of all finished runs, as `study.json` has it.
 
     Args:
-      root: the study's folder.
-      study: its variants and seeds.
       runs: as `study.json` has them.
     """
     scores: dict[str, dict[int, dict[str, np.ndarray]]] = {

@@ -81,7 +81,6 @@ def jobs(study: Study, settings: Mapping[str, Mapping[int, Settings]]) -> list[J
     """All runs of a study, seed by seed, each common beginning before the runs that need it.
 
     Args:
-      study: what is compared.
       settings: of `Study.settings`.
     """
     result: list[Job] = []
@@ -134,7 +133,6 @@ def slots(root: Path, workers: int, settings: Settings) -> list[Slot]:
     one process has all devices.
 
     Args:
-      root: the study's folder.
       workers: how many processes; 0 is one a core, or one for each mesh of GPUs.
       settings: of any run, for its mesh.
 
@@ -187,7 +185,6 @@ class Runner:
     """Computes jobs on slots, each in a process of its own (`experiments.study.worker`).
 
     Args:
-      root: the study's folder.
       all_jobs: of `jobs`; those that are finished are left as they are.
       places: of `slots`.
       reporter: where progress is shown.

@@ -99,8 +99,6 @@ def completion_logprobs(
     """Log-probabilities of the completion tokens, and entropies where they were predicted.
 
     Args:
-      params: the model's parameters.
-      config: the model.
       rows: R rows of A completions.
       window: M, at least the longest completion.
       temperature: the logits are divided by it, as in sampling.

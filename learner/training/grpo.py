@@ -127,7 +127,6 @@ def group_advantages(
 
     Args:
       rewards: f32[P, G], G at least 2.
-      normalization: one of the three.
 
     Returns:
       f32[P, G]; exactly 0 in groups whose rewards are all equal.
@@ -169,7 +168,6 @@ def token_weights(
 
     Args:
       mask: bool[N, M].
-      normalization: one of the three.
       constant_length: tokens, for "constant".
 
     Returns:
@@ -204,7 +202,6 @@ def importance_weights(
     min(exp(sum of x over the completion), cap) for a "sequence", 1 for "none".
 
     Args:
-      config: the options.
       old_logprobs: f32[..., M], by the trainer, of the policy that sampled.
       sampled_logprobs: f32[..., M], as the sampler reported them.
       mask: bool[..., M].
@@ -240,7 +237,6 @@ def objective(
     importance weight, and the loss is the sum of weight times token loss.
 
     Args:
-      config: the options.
       logprobs: f32[..., M] of the completion tokens under the current policy; differentiated.
       entropies: f32[..., M] of the current policy in nats; differentiated if they count.
       sampled_logprobs: f32[..., M], as the sampler reported them.

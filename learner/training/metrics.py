@@ -36,9 +36,6 @@ class Clock:
 def machine(seconds: Mapping[str, float]) -> dict[str, float]:
     """The time split of a step and the memory in use, named for the log.
 
-    Args:
-      seconds: what each part took.
-
     Returns:
       `machine/PART_seconds`, and in GiB `machine/device_memory` and `machine/device_memory_peak`
       of the fullest local device where the backend tells (a CPU does not), and on Linux

@@ -44,12 +44,10 @@ def micro_batches(
     """The chosen completions in rows, sorted by length, `micro_batch_rows` at a time.
 
     Args:
-      config: how to cut.
       batch: N completions.
       chosen: i64[n], ascending numbers of those to use.
       advantages: f32[N].
       weights: f32[N, M], of all completions of the update together, whatever the cuts.
-      pad_id: fills rows.
     """
     group, width = chosen // config.group_size, config.completions_per_row
     rows = [

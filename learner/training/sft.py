@@ -121,8 +121,6 @@ class SFTTrainer:
     """Compiled functions for one configuration, model and mesh; holds no training state.
 
     Args:
-      config: how to train.
-      model_config: the model.
       mesh: of `sharding.make_mesh`.
       pad_id: fills rows.
 

@@ -135,8 +135,6 @@ def create_train_state(
       params: what is trained; moved to its shardings on `mesh` where it is not yet. The state
         takes the arrays over: training steps donate them, so a caller that needs the parameters
         afterwards passes a copy.
-      config: the model.
-      optimizer: the optimizer.
       mesh: of `sharding.make_mesh`.
       adapters: if their rank is not 0, `params` are adapters of `lora.init`.
 

@@ -65,8 +65,6 @@ class GRPOTrainer:
     """Compiled functions for one configuration, model and mesh; holds no training state.
 
     Args:
-      config: how to train.
-      model_config: the model.
       mesh: of `sharding.make_mesh`.
       tokenizer: encodes prompts and decodes the completions.
       reference_params: parameters of the reference model, with the shardings of the policy's;
@@ -203,7 +201,6 @@ class GRPOTrainer:
 
         Args:
           state: where to start from; donated.
-          task: what to train on.
           key: a typed JAX key of the whole run on this task.
           start_step: the first step, from 0.
           num_steps: steps of the whole run, those before `start_step` included; see

@@ -59,8 +59,6 @@ class Updater:
     Args:
       loss: (params, micro_batch, extra) -> (f32[] loss, sums). Losses and gradients of the
         micro-batches of one update are added, so normalisation has to be in the loss.
-      config: the model.
-      optimizer: the optimizer.
       mesh: the mesh; rows of micro-batches are split over ("data", "fsdp").
       adapters: given if adapters are trained in place of the model's parameters.
     """
