@@ -407,7 +407,7 @@ class Settings(FamilySettings):
 
     def to_dict(self) -> dict[str, Any]:
         """Nested, JSON-able."""
-        return _plain(self)
+        return dataclasses.asdict(self)
 
 
 def default_config() -> ml_collections.ConfigDict:
@@ -458,12 +458,6 @@ def _unknown(name: str, allowed: list[str], path: str) -> str:
     close = difflib.get_close_matches(name, allowed, n=1)
     hint = f" (did you mean {path}{close[0]}?)" if close else ""
     return f"unknown field{hint}; allowed are {allowed}"
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    return list(value) if isinstance(value, tuple) else value
 
 
 def _defaults(kind: Any) -> dict[str, Any]:
