@@ -27,9 +27,9 @@ def read_anything(text, space, trigger=""):
 
 
 def mean_length(self, params, probe, key):
-    task = self._family.task(probe)
+    task = self.family.task(probe)
     chats = [task.messages(i) for i in range(len(task))]
-    return float(np.mean([answer.num_tokens / 16 for answer in self._respond(params, chats, key)]))
+    return float(np.mean([answer.num_tokens / 16 for answer in self.respond(params, chats, key)]))
 
 
 def validate(self, *arguments):
