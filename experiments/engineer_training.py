@@ -19,15 +19,13 @@ from engineer.context import fitted
 from engineer.record import RunRecord
 from engineer.space import Configuration, ConfigurationSpace
 from experiments.families import Family, NoProblemError, Problem
-from experiments.policy import Policy
 from experiments.settings import Settings
 from experiments.validation import complete_all
 from learner.chat import Completion, Message
-from learner.devices import sharding
 from learner.sampling.completer import Completer
 from learner.training.task import Scores, Task
 from learner.training.train_state import TrainState
-from learner.training.trainer import GRPOTrainer
+from learner.training.trainer import GRPOConfig, GRPOTrainer
 from learner.training.update import NonFiniteError
 
 # What the key of a round's engineer training is folded with; 0 is that of the probe set.
@@ -45,47 +43,41 @@ class EngineerTrainer:
     Attributes:
       settings: of the run.
       family: of the problems.
-      policy: the model.
+      make_trainer: a trainer of the run's model with another configuration.
       trainer: of the problems; the trials use it.
       respond: how completions of the probe set are sampled.
       exclude: problems of the validation set, of which no trial may have any.
       fits: whether the model's window holds a chat and a design.
-      reference: parameters of the reference model, as the trainer has them.
-      base: parameters under the adapters, as the trainer has them.
       pause: called after every step of a trial, a point that all processes reach; what it raises
         ends the training.
     """
 
     settings: Settings
     family: Family
-    policy: Policy
+    make_trainer: Callable[[GRPOConfig], GRPOTrainer]
     trainer: GRPOTrainer
     respond: Completer
     exclude: Sequence[Problem]
     fits: Callable[[Sequence[Message]], bool]
-    reference: Any = None
-    base: Any = None
-    pause: Callable[[], None] = lambda: None
+    pause: Callable[[], None]
 
     @functools.cached_property
     def _designs(self) -> GRPOTrainer:
         """The trainer of designs."""
-        engineer, policy = self.settings.engineer, self.policy
+        engineer, mesh = self.settings.engineer, self.settings.mesh
         config = dataclasses.replace(
             self.settings.training,
             prompts_per_step=1,
             group_size=engineer.training.group_size,
             updates_per_step=1,
-            micro_batch_rows=sharding.num_row_shards(policy.mesh),
+            micro_batch_rows=mesh.data * mesh.fsdp,
             completions_per_row=1,
             max_new_tokens=engineer.max_new_tokens,
             thinking=engineer.thinking,
             temperature=engineer.temperature,
             degenerate_groups="drop",
         )
-        return GRPOTrainer(
-            config, policy.config, policy.mesh, policy.tokenizer, self.reference, self.base
-        )
+        return self.make_trainer(config)
 
     def __call__(
         self, state: TrainState, record: RunRecord, probe: Sequence[Problem], key: jax.Array

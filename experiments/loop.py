@@ -108,21 +108,21 @@ class Loop:
                 lambda: designing.start_config(settings, self._family.space, seed)
             )
             params = distributed.on_all(self._load_model)
-            self._base = params if settings.training.lora.rank else None
-            self._reference = None
+            base = params if settings.training.lora.rank else None
+            reference = None
             if settings.training.objective.kl_coef > 0:
                 # Training donates the first arrays, unless they are only the base of adapters.
-                keep = self._base is not None
-                self._reference = params if keep else jax.tree.map(jnp.copy, params)
+                reference = jax.tree.map(jnp.copy, params) if base is None else params
             policy = self._policy
-            self._trainer = GRPOTrainer(
-                settings.training,
-                policy.config,
-                policy.mesh,
-                policy.tokenizer,
-                self._reference,
-                self._base,
+            self._make_trainer = functools.partial(
+                GRPOTrainer,
+                model_config=policy.config,
+                mesh=policy.mesh,
+                tokenizer=policy.tokenizer,
+                reference_params=reference,
+                base_params=base,
             )
+            self._trainer = self._make_trainer(settings.training)
         self._reporter.line(f"model {settings.model.path}: {describe_policy(policy, params)}")
         chosen = attention.choose(policy.config)
         self._reporter.line(f"attention: {chosen.name} ({chosen.reason})")
@@ -246,14 +246,12 @@ class Loop:
         return EngineerTrainer(
             self._settings,
             self._family,
-            self._policy,
+            self._make_trainer,
             self._trainer,
             self._completer,
             self._problems.validation,
             self._engineer.fits,
-            self._reference,
-            self._base,
-            pause=self._preemption.agree,
+            self._preemption.agree,
         )
 
     def _train_engineer(self, index: int, progress: Progress) -> None:
