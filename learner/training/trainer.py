@@ -223,16 +223,14 @@ class GRPOTrainer:
         config = self.config
         clock = metrics.Clock()
         params = self.policy_params(state)
-        draws: list[Rollout] = []
-        all_scores: list[Scores] = []
+        draws: list[tuple[Rollout, Scores]] = []
         for attempt in range(1 + config.max_resamples * (config.degenerate_groups == "resample")):
-            rollout, scores = self._draw(params, task, key, step, attempt, clock)
-            draws.append(rollout)
-            all_scores.append(scores)
-            if sum(int(draw.signal.sum()) for draw in draws) >= config.prompts_per_step:
+            draws.append(self._draw(params, task, key, step, attempt, clock))
+            if sum(int(rollout.signal.sum()) for rollout, _ in draws) >= config.prompts_per_step:
                 break
         del params
-        drawn, scores = Rollout.concatenate(draws), Scores.concatenate(all_scores)
+        rollouts, scored = zip(*draws, strict=True)
+        drawn, scores = Rollout.concatenate(rollouts), Scores.concatenate(scored)
         for what, values in (
             ("a reward", drawn.rewards),
             ("a log-probability of the sampler", drawn.logprobs),
@@ -373,7 +371,8 @@ class GRPOTrainer:
             weights = np.asarray(self._weights(used))
             work.append(micro_batches(config, batch, chosen, advantages, weights, self._pad_id))
         if not work:
-            return [], _count_step(state)
+            step = distributed.put(np.asarray(state.step) + np.int32(1), state.step.sharding)
+            return [], dataclasses.replace(state, step=step)
         if self._needs_old:
             # Before any update: without adapters these are the arrays that the first one donates.
             params = self.policy_params(state)
@@ -391,11 +390,6 @@ class GRPOTrainer:
         batch = distributed.put(batch, sharding.batch_sharding(self._mesh))
         with sharding.use(self._mesh):
             return dataclasses.replace(batch, old_logprobs=self._score(params, batch))
-
-
-def _count_step(state: TrainState) -> TrainState:
-    step = distributed.put(np.asarray(state.step) + np.int32(1), state.step.sharding)
-    return dataclasses.replace(state, step=step)
 
 
 def _update_metrics(updates: Sequence[UpdateResult]) -> dict[str, float]:
