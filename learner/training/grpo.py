@@ -193,18 +193,13 @@ def k3(log_ratio: jax.Array) -> jax.Array:
     return jnp.expm1(log_ratio) - log_ratio
 
 
-def importance_weights(
+def _importance_weights(
     config: ObjectiveConfig, old_logprobs: jax.Array, sampled_logprobs: jax.Array, mask: jax.Array
 ) -> jax.Array:
     """Truncated importance weights of the tokens, f32[..., M]; see `importance_correction`.
 
     With x = old_logprobs - sampled_logprobs: min(exp(x), cap) for each "token",
     min(exp(sum of x over the completion), cap) for a "sequence", 1 for "none".
-
-    Args:
-      old_logprobs: f32[..., M], by the trainer, of the policy that sampled.
-      sampled_logprobs: f32[..., M], as the sampler reported them.
-      mask: bool[..., M].
     """
     if config.importance_correction == "none":
         return jnp.ones_like(sampled_logprobs)
@@ -244,8 +239,9 @@ def objective(
       mask: bool[..., M], tokens that take part; the other entries may hold anything finite.
       weights: f32[..., M] from `token_weights` over the whole global batch.
       reference_logprobs: f32[..., M] under the reference model; needed if `config.kl_coef` > 0.
-      old_logprobs: f32[..., M] by the trainer under the policy that sampled; needed for a
-        `importance_correction`, and not used without, where the sampler's stand for them.
+      old_logprobs: f32[..., M] by the trainer under the policy that sampled, for an
+        `importance_correction`; without one the sampler's stand for them. None: it is the current
+        policy that sampled.
 
     Returns:
       The loss f32[], and sums over the tokens that take part:
@@ -261,7 +257,7 @@ def objective(
         ratio_min, ratio_max: the importance ratios, +inf and -inf without tokens.
 
     Raises:
-      ValueError: `reference_logprobs` or `old_logprobs` is needed and missing.
+      ValueError: `reference_logprobs` is needed and missing.
     """
     chex.assert_equal_shape([logprobs, entropies, sampled_logprobs, mask, weights])
     chex.assert_shape(advantages, logprobs.shape[:-1])
@@ -270,9 +266,7 @@ def objective(
     if config.importance_correction == "none":
         old_logprobs = sampled_logprobs
     elif old_logprobs is None:
-        raise ValueError(
-            f"importance_correction={config.importance_correction!r}: needs old_logprobs, got None"
-        )
+        old_logprobs = jax.lax.stop_gradient(logprobs)
     # Before any exp: what stands in padding must neither overflow nor reach the gradient.
     log_ratio = jnp.where(mask, logprobs - old_logprobs, 0.0)
     token_log_ratio = log_ratio
@@ -297,7 +291,7 @@ def objective(
     if config.dual_clip:
         beyond = (ratio > config.dual_clip) & (advantage < 0)
         gain = jnp.where(advantage < 0, jnp.maximum(gain, config.dual_clip * advantage), gain)
-    trust = jax.lax.stop_gradient(importance_weights(config, old_logprobs, sampled_logprobs, mask))
+    trust = jax.lax.stop_gradient(_importance_weights(config, old_logprobs, sampled_logprobs, mask))
     loss = -trust * gain
     if config.kl_estimator == "k3":
         loss = loss + config.kl_coef * kl_reference

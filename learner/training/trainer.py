@@ -112,8 +112,8 @@ class GRPOTrainer:
             config.thinking,
         )
         objective = config.objective
-        corrected = objective.importance_correction != "none"
         # With one update the old policy is the current one; no pass of its own is needed.
+        corrected = objective.importance_correction != "none"
         self._needs_old = corrected and config.updates_per_step > 1
 
         def forward(params: Any, batch: MicroBatch) -> tuple[jax.Array, jax.Array]:
@@ -132,9 +132,6 @@ class GRPOTrainer:
 
         def loss(params: Any, batch: MicroBatch, extra: Any) -> Any:
             logprobs, entropies = forward(full(params, extra["base"]), batch)
-            old_logprobs = batch.old_logprobs
-            if corrected and old_logprobs is None:
-                old_logprobs = jax.lax.stop_gradient(logprobs)
             reference_logprobs = None
             if extra["reference"] is not None:
                 reference_logprobs, _ = forward(extra["reference"], batch)
@@ -147,7 +144,7 @@ class GRPOTrainer:
                 grpo.completion_mask(batch.rows.completion_lengths, logprobs.shape[-1]),
                 batch.weights,
                 reference_logprobs,
-                old_logprobs,
+                batch.old_logprobs,
             )
 
         self._weights = jax.jit(
