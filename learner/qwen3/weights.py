@@ -295,9 +295,14 @@ def save(
     for file, names in split.filename_to_tensors.items():
         contents = {}
         for name in names:  # The gathering takes all processes.
-            tensor = _export(values[tensors[name].path], tensors[name], dtype)
+            tensor, value = tensors[name], values[tensors[name].path]
+            # Where other processes have the rest of it: a whole copy for everybody.
+            split_up = not value.is_fully_addressable
+            whole = sharding.replicated(value.sharding.mesh) if split_up else None
+            layer = None if tensor.layer is None else jnp.int32(tensor.layer)
+            array = _extract(value, layer, tensor.transpose, dtype, whole)
             if writes:
-                contents[name] = np.ascontiguousarray(tensor)
+                contents[name] = np.ascontiguousarray(array)
         if writes:
             safetensors.numpy.save_file(contents, folder / f"{file}.part", {"format": "pt"})
     if not writes:
@@ -330,17 +335,6 @@ def read_generation_config(folder: str | Path) -> dict[str, Any] | None:
     return checks.json_object(path) if path.is_file() else None
 
 
-def _export(value: jax.Array, tensor: _Tensor, dtype: str) -> jax.Array:
-    """A tensor of a checkpoint from its parameter, on the devices."""
-    # Where other processes have the rest of it: a whole copy for everybody.
-    whole = None
-    if not value.is_fully_addressable:
-        assert isinstance(value.sharding, NamedSharding)
-        whole = NamedSharding(value.sharding.mesh, P())
-    layer = None if tensor.layer is None else jnp.int32(tensor.layer)
-    return _extract(value, layer, tensor.transpose, dtype, whole)
-
-
 @functools.partial(jax.jit, static_argnums=(2, 3, 4))
 def _extract(
     value: jax.Array,
@@ -349,7 +343,7 @@ def _extract(
     dtype: str,
     where: NamedSharding | None,
 ) -> jax.Array:
-    """One program for all layers of a stack."""
+    """A tensor of a checkpoint from its parameter: one program for all layers of a stack."""
     part = value if layer is None else value[layer]
     part = (part.T if transpose else part).astype(dtype)
     return part if where is None else jax.lax.with_sharding_constraint(part, where)
