@@ -121,12 +121,10 @@ def _texts(
 
 
 @jax.jit
-def _walks(instances: mapf_jax.Instance, keys: jax.Array) -> jax.Array:
+@jax.vmap
+def _walks(instance: mapf_jax.Instance, key_data: jax.Array) -> jax.Array:
     """int8[B, S * S, A, 2]: the cells of random walks after each step; keys uint32[B, 2]."""
-    return jax.vmap(_walk)(instances, jax.random.wrap_key_data(keys))
-
-
-def _walk(instance: mapf_jax.Instance, key: jax.Array) -> jax.Array:
+    key = jax.random.wrap_key_data(key_data)
     width = instance.blocked.shape[-1]
     terrain = dynamics.terrain(instance)
     active = jnp.asarray(instance.active)
