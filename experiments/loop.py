@@ -31,7 +31,7 @@ from experiments.problem_sets import (
     round_seed,
 )
 from experiments.progress import Reporter, describe
-from experiments.run_checkpoint import Position, Progress, open_checkpoints, resume
+from experiments.run_checkpoint import Position, Progress, resume
 from experiments.run_metrics import check_packages, open_writers
 from experiments.settings import Settings
 from experiments.store import RunStore
@@ -40,6 +40,7 @@ from learner.devices import distributed
 from learner.devices.preemption import Preempted, Preemption
 from learner.qwen3 import attention
 from learner.training import metrics
+from learner.training.checkpoints import Checkpoints
 from learner.training.trainer import GRPOTrainer
 from learner.training.update import NonFiniteError
 
@@ -83,7 +84,9 @@ class Loop:
             )
             self._validate(params, store.root / "initial")
             self._report("before training", store.root / "initial")
-            self._checkpoints = stack.enter_context(open_checkpoints(settings, store.root))
+            kept = settings.checkpoint
+            checkpoints = Checkpoints(store.root / "checkpoints", kept.keep, kept.keep_best)
+            self._checkpoints = stack.enter_context(checkpoints)
             progress = self._start(params)
             del params  # Training donates them.
             # Not earlier: TensorBoard hides what an interrupted run wrote of the steps to come.

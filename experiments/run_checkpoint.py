@@ -59,12 +59,6 @@ class Progress:
         checkpoints.save(self.position.total, self.state, metadata, score)
 
 
-def open_checkpoints(settings: Settings, root: Path) -> Checkpoints:
-    """Those of the run in a folder, to write and to resume from."""
-    options = settings.checkpoint
-    return Checkpoints(root / "checkpoints", keep=options.keep, keep_best=options.keep_best)
-
-
 def resume(checkpoints: Checkpoints, settings: Settings, policy: Policy) -> Progress:
     """The progress that the last checkpoint holds."""
     state, metadata = checkpoints.restore(_abstract_state(settings, policy))
