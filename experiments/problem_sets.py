@@ -83,7 +83,10 @@ class ProblemSets:
         return _named(generated.problems, "validation")
 
     def _make_training(self, index: int) -> list[dict[str, Any]]:
-        folder, config, note = self._store.round(index), self._asked(index), ""
+        folder, config, note = self._store.round(index), self._first, ""
+        if index:  # What the engineer designed for this round.
+            design = self._store.read(self._store.round(index - 1) / "design" / "design.json")
+            config = Configuration.from_dict(design["config"])
         key = round_key(self._settings, GENERATION, index)
         count = self._settings.environment.num_instances
         exclude = [*self.validation, *self._kept("probe_set.jsonl", index)]
@@ -95,10 +98,8 @@ class ProblemSets:
                 raise UserError(f"environment: {error}") from error
             # A design without a single problem is no reason to stop the run.
             path = self._store.round(index - 1) / "environment.yaml"
-            config, note = (
-                Configuration.from_dict(self._store.read(path)),
-                f"previous configuration kept: {error}",
-            )
+            config = Configuration.from_dict(self._store.read(path))
+            note = f"previous configuration kept: {error}"
             self._reporter.line(f"round {index}: {note}")
             generated = self._family.generate(key, config, count, exclude)
         self._reporter.notes(generated.notes)
@@ -106,13 +107,6 @@ class ProblemSets:
         text = render_config(config, self._family.space)
         self._store.write(folder / "environment.yaml", text + "\n")
         return _named(generated.problems, f"round-{index}")
-
-    def _asked(self, index: int) -> Configuration:
-        """What round 0 starts from, or what the engineer designed for a later round."""
-        if index == 0:
-            return self._first
-        design = self._store.read(self._store.round(index - 1) / "design" / "design.json")
-        return Configuration.from_dict(design["config"])
 
     def _kept(self, name: str, rounds: int) -> list[Problem]:
         """Those in the files of that name of the first rounds, where there are any."""
