@@ -412,7 +412,7 @@ class Settings(FamilySettings):
 
 def default_config() -> ml_collections.ConfigDict:
     """All options with their defaults, for configuration files to change."""
-    return ml_collections.ConfigDict(_defaults(Settings))
+    return ml_collections.ConfigDict(_defaults(Settings()))
 
 
 def from_config(config: Mapping[str, Any] | ml_collections.ConfigDict) -> Settings:
@@ -460,18 +460,15 @@ def _unknown(name: str, allowed: list[str], path: str) -> str:
     return f"unknown field{hint}; allowed are {allowed}"
 
 
-def _defaults(kind: Any) -> dict[str, Any]:
-    hints = typing.get_type_hints(kind)
-    result: dict[str, Any] = {}
-    for field in dataclasses.fields(kind):
-        if dataclasses.is_dataclass(hints[field.name]):
-            result[field.name] = _defaults(hints[field.name])
-        elif field.default is None:
+def _defaults(options: Any) -> dict[str, Any]:
+    result = dict(vars(options))
+    for name, hint in typing.get_type_hints(type(options)).items():
+        if dataclasses.is_dataclass(hint):
+            result[name] = _defaults(result[name])
+        elif result[name] is None:
             # Such a field takes None or a value of the other type it is declared with.
-            (kind_of_value,) = set(typing.get_args(hints[field.name])) - {type(None)}
-            result[field.name] = ml_collections.config_dict.placeholder(kind_of_value)
-        else:
-            result[field.name] = field.default
+            (kind_of_value,) = set(typing.get_args(hint)) - {type(None)}
+            result[name] = ml_collections.config_dict.placeholder(kind_of_value)
     return result
 
 
@@ -479,11 +476,10 @@ def _build(kind: type[T], mapping: Any, path: str) -> T:
     if not isinstance(mapping, Mapping):
         raise ValueError(f"{path.rstrip('.')}={mapping!r}: a group of fields is needed")
     hints = typing.get_type_hints(kind)
-    names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
     values: dict[str, Any] = {}
     for name, value in mapping.items():
-        if name not in names:
-            raise ValueError(f"{path}{name}={value!r}: {_unknown(str(name), names, path)}")
+        if name not in hints:
+            raise ValueError(f"{path}{name}={value!r}: {_unknown(str(name), list(hints), path)}")
         hint_type = hints[name]
         if dataclasses.is_dataclass(hint_type):
             values[name] = _build(typing.cast(type, hint_type), value, f"{path}{name}.")
