@@ -117,10 +117,7 @@ def write(
       What `study.json` holds.
     """
     runs = [
-        {
-            **_run(root, variant.name, seed, settings[variant.name][seed].training),
-            "shared": _shared(root, shared.get((variant.name, seed))),
-        }
+        _run(root, variant.name, seed, settings[variant.name][seed].training, shared)
         for variant in study.variants
         for seed in study.seeds
     ]
@@ -178,8 +175,14 @@ def write(
 # One run
 
 
-def _run(root: Path, variant: str, seed: int, training: GRPOConfig) -> dict[str, Any]:
-    folder = root / run_folder(variant, seed)
+def _run(
+    root: Path,
+    variant: str,
+    seed: int,
+    training: GRPOConfig,
+    shared: Mapping[tuple[str, int], Path],
+) -> dict[str, Any]:
+    folder, start = root / run_folder(variant, seed), shared.get((variant, seed))
     status, error = "missing", None
     if (folder / FINISHED).exists():
         status = "finished"
@@ -195,11 +198,8 @@ def _run(root: Path, variant: str, seed: int, training: GRPOConfig) -> dict[str,
         **_times(folder),
         "used": used,
         "points": points,
+        "shared": start and {"folder": str(start), **_times(root / start)},
     }
-
-
-def _shared(root: Path, folder: Path | None) -> dict[str, Any] | None:
-    return None if folder is None else {"folder": str(folder), **_times(root / folder)}
 
 
 def _times(folder: Path) -> dict[str, float]:
