@@ -141,13 +141,11 @@ class Study:
         with user_errors():
             own = reference.load_family().validation_options
         for path in (*_SAME_VALIDATION, *(f"{reference.family}.{name}" for name in own)):
-            allowed = "variants that are validated on the same instances"
-            _check_equal(path, first, allowed)
+            _check_equal(path, first, "variants that are validated on the same instances")
         budgets = {name: Budget.of(settings) for name, settings in first.items()}
         for part in Budget._fields:
             if part not in self.may_differ:
-                allowed = "equal budgets but for what may_differ names"
-                _check_equal(part, budgets, allowed)
+                _check_equal(part, budgets, "equal budgets but for what may_differ names")
         return result
 
 
