@@ -107,7 +107,6 @@ def tiny_architecture(tokenizer: Any, scan_unroll: int) -> Qwen3Config:
         head_dim=32,
         tie_word_embeddings=True,
         max_position_embeddings=1024,
-        bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         scan_unroll=scan_unroll,
@@ -138,7 +137,9 @@ def examine_designs(
     answers = completer(params, [messages for messages, _ in pairs], jax.random.key(seed))
     clean, differences = 0, []
     for (_, expected), answer in zip(pairs, answers, strict=True):
-        truth, _ = proposal.project(_read(expected, space), space.uniform(), space)
+        shown = proposal.parse(expected, space)
+        assert isinstance(shown, proposal.Proposal)  # It was rendered from a configuration.
+        truth, _ = proposal.project(shown, space.uniform(), space)
         reading = proposal.parse(answer.text, space)
         if isinstance(reading, proposal.Unreadable):
             continue
@@ -162,12 +163,6 @@ def _rates(family: Lakes, records: Sequence[Record]) -> dict[str, Any]:
         "optimal": round(breakdown.optimal_rate, 4),
         "valid_by_size": {r.name: round(r.valid_rate, 4) for r in breakdown.by_group},
     }
-
-
-def _read(text: str, space: ConfigurationSpace) -> proposal.Proposal:
-    reading = proposal.parse(text, space)
-    assert isinstance(reading, proposal.Proposal)  # It was rendered from a configuration.
-    return reading
 
 
 def _lessons(name: str, tokenizer: Any, pairs: Sequence[Pair], budget: int) -> list[sft.Example]:
