@@ -115,7 +115,10 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
         eps=config.eps,
         weight_decay=config.weight_decay,
         mu_dtype=jnp.dtype(config.moment_dtype),
-        mask=_decays,
+        # Weight decay leaves out the scales of norms, whose path says "norm".
+        mask=lambda params: jax.tree_util.tree_map_with_path(
+            lambda path, _: "norm" not in jax.tree_util.keystr(path).lower(), params
+        ),
     )
     if config.max_grad_norm == 0:
         return adamw
@@ -184,10 +187,3 @@ def train_state_shardings(
     """A NamedSharding for every leaf of the state, in the shape of the state."""
     abstract = abstract_train_state(config, optimizer, mesh, adapters)
     return jax.tree.map(lambda leaf: leaf.sharding, abstract)
-
-
-def _decays(params: Any) -> Any:
-    """True where weight decay applies: not in scales of norms, whose path says "norm"."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, _: "norm" not in jax.tree_util.keystr(path).lower(), params
-    )
