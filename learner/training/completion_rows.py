@@ -7,7 +7,6 @@ completion token go through the vocabulary projection.
 """
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,11 +21,7 @@ from learner.qwen3.config import Qwen3Config
 from learner.qwen3.logprobs import token_logprobs
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("tokens", "prompt_lengths", "completion_lengths"),
-    meta_fields=("prompt_capacity",),
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class CompletionRows:
     """R rows of a prompt and up to A completions to it.
@@ -41,7 +36,7 @@ class CompletionRows:
     tokens: jax.Array
     prompt_lengths: jax.Array
     completion_lengths: jax.Array
-    prompt_capacity: int
+    prompt_capacity: int = dataclasses.field(metadata={"static": True})
 
 
 def pack_rows(
