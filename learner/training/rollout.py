@@ -12,6 +12,9 @@ from learner import tokens
 from learner.chat import Completion
 from learner.training import grpo
 
+# The arrays with a row for each completion.
+_OF_COMPLETIONS = ("tokens", "logprobs", "lengths", "truncated", "rewards")
+
 
 @dataclasses.dataclass(frozen=True)
 class Rollout:
@@ -74,18 +77,14 @@ class Rollout:
         return Rollout(
             indices=self.indices[prompts],
             prompts=[self.prompts[int(i)] for i in prompts],
-            tokens=self.tokens[rows],
-            logprobs=self.logprobs[rows],
-            lengths=self.lengths[rows],
-            truncated=self.truncated[rows],
             completions=[self.completions[int(i)] for i in rows],
-            rewards=self.rewards[rows],
+            **{name: getattr(self, name)[rows] for name in _OF_COMPLETIONS},
         )
 
     @classmethod
     def concatenate(cls, parts: Sequence["Rollout"]) -> "Rollout":
         """All groups of several rollouts of the same G and M, in order."""
-        arrays = ("indices", "tokens", "logprobs", "lengths", "truncated", "rewards")
+        arrays = ("indices", *_OF_COMPLETIONS)
         return cls(
             prompts=[prompt for part in parts for prompt in part.prompts],
             completions=[completion for part in parts for completion in part.completions],
