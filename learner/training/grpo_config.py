@@ -117,13 +117,8 @@ class GRPOConfig:
           grow with the arguments.
         """
         length = tokens.geometric_bucket(longest_row, self.length_multiple, _LENGTHS_PER_DOUBLING)
-        windows = [
-            min(
-                self.max_new_tokens,
-                tokens.bucket(-(-self.max_new_tokens // n), self.length_multiple),
-            )
-            for n in (4, 2, 1)
-        ]
+        most = self.max_new_tokens
+        windows = [min(most, tokens.bucket(-(-most // n), self.length_multiple)) for n in (4, 2, 1)]
         return length, tokens.bucket(longest_completion, windows)
 
     def prompt_capacity(self, length: int, longest_prompt: int) -> int:
