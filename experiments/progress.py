@@ -19,12 +19,11 @@ class Reporter:
     """Prints progress and results.
 
     Args:
-      console: where to; the standard output by default.
       quiet: print nothing.
     """
 
-    def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
-        self._console = console or Console(highlight=False, soft_wrap=True, quiet=quiet)
+    def __init__(self, quiet: bool = False) -> None:
+        self._console = Console(highlight=False, soft_wrap=True, quiet=quiet)
 
     def line(self, text: str) -> None:
         """One line that stays."""
