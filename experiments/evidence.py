@@ -110,15 +110,11 @@ def training_texts(settings: Settings, family: Family) -> dict[str, str]:
 def outcome_metrics(records: Sequence[Record]) -> dict[str, float]:
     """Valid and optimal rates, overall and by group as in `valid_3`."""
     metrics: dict[str, float] = {}
-    groups = sorted({str(record["group"]) for record in records})
-    for suffix, here in (
-        ("", records),
-        *((f"_{group}", [r for r in records if str(r["group"]) == group]) for group in groups),
-    ):
-        metrics[f"valid{suffix}"] = float(np.mean([row["valid"] for row in here]))
-        metrics[f"optimal{suffix}"] = float(
-            np.mean([row.get("optimal", row["valid"]) for row in here])
-        )
+    for group in ("", *sorted({str(record["group"]) for record in records})):
+        here = [record for record in records if group in ("", str(record["group"]))]
+        for name in ("valid", "optimal"):
+            rate = float(np.mean([record.get(name, record["valid"]) for record in here]))
+            metrics[f"{name}_{group}" if group else name] = rate
     return metrics
 
 
