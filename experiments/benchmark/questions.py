@@ -113,11 +113,6 @@ class SetOptions:
         if BUILTIN in self.sources and len(self.sources) > 1:
             raise ValueError(f"set={self.sources}: {BUILTIN!r} does not go with others")
 
-    @property
-    def builtin(self) -> bool:
-        """Whether the instances are to be made, not read."""
-        return self.sources == (BUILTIN,)
-
     def to_dict(self) -> dict[str, Any]:
         """What decides on the instances: files by their content.
 
@@ -125,7 +120,7 @@ class SetOptions:
           UserError: a file cannot be read.
         """
         chosen: dict[str, Any] = {"per_cell": self.per_cell, "limit": self.limit}
-        if self.builtin:
+        if BUILTIN in self.sources:
             return {"set": BUILTIN, "set_seed": self.seed, **chosen}
         return {"set": [f"{Path(path).name} {_sha256(path)}" for path in self.sources], **chosen}
 
@@ -175,7 +170,7 @@ def read_set(root: Path) -> BenchmarkQuestions:
 
 def _make(options: SetOptions, reporter: Reporter) -> tuple[list[dict[str, Any]], int]:
     """The chosen records with their optimum, and how many there were to choose from."""
-    if options.builtin:
+    if BUILTIN in options.sources:
         return _builtin(options, reporter)
     with user_errors():
         records = list(_read_sources(options.sources))
