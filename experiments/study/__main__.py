@@ -65,7 +65,9 @@ def main(argv: Sequence[str]) -> None:
         settings = study.settings(_CONFIG.value)
         jobs = study_runs.jobs(study, settings)
         with RunStore(root).locked():
-            study_runs.check_unchanged(root, jobs)
+            for job in jobs:  # None may have been begun with other options.
+                if (root / job.folder / "config.json").exists():
+                    RunStore(root / job.folder).claim(job.settings)
             whole = True
             if not _TABLES_ONLY.value:
                 first = settings[study.reference][study.seeds[0]]

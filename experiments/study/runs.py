@@ -26,7 +26,7 @@ from experiments import records
 from experiments.errors import UserError
 from experiments.progress import Reporter
 from experiments.settings import EngineerSettings, LogSettings, LoopSettings, Settings
-from experiments.store import RunStore, write_text
+from experiments.store import write_text
 from experiments.study.results import ERROR, FINISHED, run_folder
 from experiments.study.variants import Study
 from learner.devices import preemption
@@ -111,17 +111,6 @@ def _key(settings: Settings) -> str:
     """A name for the options but for the seed."""
     options = {**settings.to_dict(), "seed": None}
     return hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()[:8]
-
-
-def check_unchanged(root: Path, all_jobs: Sequence[Job]) -> None:
-    """Checks that what is there was computed with the same options.
-
-    Raises:
-      UserError: it was not; the message names the options.
-    """
-    for job in all_jobs:
-        if (root / job.folder / "config.json").exists():
-            RunStore(root / job.folder).claim(job.settings)
 
 
 def slots(root: Path, workers: int, settings: Settings) -> list[Slot]:
