@@ -156,7 +156,10 @@ def on_first(function: Callable[[], T]) -> T:
             own_error = raised
         finally:
             _alone.now = False
-    value, error = _broadcast((value, _portable(own_error)))
+    data = pickle.dumps((value, _portable(own_error)))
+    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(data))))
+    row = multihost_utils.broadcast_one_to_all(_padded(data if is_first() else b"", size))
+    value, error = pickle.loads(row[:size].tobytes())
     if error is not None:
         raise own_error or error
     return value  # type: ignore[return-value]
@@ -227,14 +230,6 @@ def sharded_map(function: Callable[[np.ndarray], T], count: int) -> T:
     if isinstance(parts[0], list):
         return [row for part in parts for row in part]  # type: ignore[return-value]
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
-
-
-def _broadcast(value: Any) -> Any:
-    """The first process's value, for all."""
-    data = pickle.dumps(value)
-    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(data))))
-    row = multihost_utils.broadcast_one_to_all(_padded(data if is_first() else b"", size))
-    return pickle.loads(row[:size].tobytes())
 
 
 def _padded(data: bytes, size: int) -> np.ndarray:
