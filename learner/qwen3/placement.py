@@ -13,15 +13,14 @@ from learner.qwen3.model import abstract_params, logical_axes
 
 def check(config: Qwen3Config, mesh: Mesh) -> None:
     """Raise `ValueError` if a dimension of the model does not divide over its mesh axis."""
-    tensor, fsdp = mesh.shape["tensor"], mesh.shape["fsdp"]
-    for field, axis, size in (
-        ("num_attention_heads", "tensor", tensor),
-        ("num_key_value_heads", "tensor", tensor),
-        ("intermediate_size", "tensor", tensor),
-        ("vocab_size", "tensor", tensor),
-        ("hidden_size", "fsdp", fsdp),
+    for field, axis in (
+        ("num_attention_heads", "tensor"),
+        ("num_key_value_heads", "tensor"),
+        ("intermediate_size", "tensor"),
+        ("vocab_size", "tensor"),
+        ("hidden_size", "fsdp"),
     ):
-        value = getattr(config, field)
+        value, size = getattr(config, field), mesh.shape[axis]
         if value % size:
             allowed = [n for n in range(1, min(value, 64) + 1) if value % n == 0]
             raise ValueError(
