@@ -43,10 +43,8 @@ def machine(seconds: Mapping[str, float]) -> dict[str, float]:
     """
     metrics = {f"{MACHINE}{part}_seconds": value for part, value in seconds.items()}
     stats = [device.memory_stats() or {} for device in jax.local_devices()]
-    for name, key in (
-        ("device_memory", "bytes_in_use"),
-        ("device_memory_peak", "peak_bytes_in_use"),
-    ):
+    keys = {"device_memory": "bytes_in_use", "device_memory_peak": "peak_bytes_in_use"}
+    for name, key in keys.items():
         values = [stat[key] for stat in stats if key in stat]
         if values:
             metrics[MACHINE + name] = max(values) / 2**30
