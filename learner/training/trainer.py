@@ -228,10 +228,8 @@ class GRPOTrainer:
         del params
         rollouts, scored = zip(*draws, strict=True)
         drawn, scores = Rollout.concatenate(rollouts), Scores.concatenate(scored)
-        for what, values in (
-            ("a reward", drawn.rewards),
-            ("a log-probability of the sampler", drawn.logprobs),
-        ):
+        given = {"a reward": drawn.rewards, "a log-probability of the sampler": drawn.logprobs}
+        for what, values in given.items():
             if not np.isfinite(values).all():
                 raise NonFiniteError(step, f"{what} is not finite", {}, state, drawn)
         # Groups with a signal first, in the order they were drawn; always the same number.
@@ -282,11 +280,8 @@ class GRPOTrainer:
           prompt_length: tokens of the longest prompt.
         """
         config = self.config
-        rows, width, window = (
-            config.micro_batch_rows,
-            config.completions_per_row,
-            config.max_new_tokens,
-        )
+        rows, width = config.micro_batch_rows, config.completions_per_row
+        window = config.max_new_tokens
         length, _ = config.row_shape(prompt_length + width * window, window)
         numbers = np.zeros((rows, width, window), np.float32)
         batch = MicroBatch(
