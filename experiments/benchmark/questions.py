@@ -77,13 +77,6 @@ class BenchmarkQuestions:
         numbers = np.array([int.from_bytes(digest, "big") for digest in digests], np.uint32)
         return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), numbers)
 
-    def cells(self) -> collections.Counter[tuple[int, int, float]]:
-        """How many instances there are of each number of agents, size and wait ratio (or NaN)."""
-        known = np.where(np.isnan(self.wait_ratio), -1.0, self.wait_ratio.round(4))
-        return collections.Counter(
-            zip(self.num_agents.tolist(), self.size.tolist(), known.tolist(), strict=True)
-        )
-
 
 @dataclasses.dataclass(frozen=True)
 class SetOptions:

@@ -192,7 +192,9 @@ class Results:
                 for wait in benchmark.WAIT_RATIOS
             }
         )
-        found = questions.cells()
+        waits = np.where(np.isnan(questions.wait_ratio), -1.0, questions.wait_ratio.round(4))
+        columns = (questions.num_agents, questions.size, waits)
+        found = collections.Counter(zip(*(column.tolist() for column in columns), strict=True))
         if questions.partial:
             reason = f"only {len(questions):,} of {questions.about['of']:,} instances were asked"
             return dict.fromkeys(("by size", "by wait subset"), reason)
