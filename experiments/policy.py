@@ -41,14 +41,11 @@ def load_policy(settings: Settings, mesh_settings: MeshSettings | None = None) -
       ValueError: the model's folder is gone or not understood, or there are too few devices.
     """
     mesh = sharding.make_mesh(**dataclasses.asdict(mesh_settings or settings.mesh))
-    folder = settings.model.folder
-    config = dataclasses.replace(
-        Qwen3Config.from_folder(folder),
-        dtype=settings.model.dtype,
-        remat=settings.model.remat,
-        scan_unroll=settings.model.scan_unroll,
+    model = settings.model
+    config = Qwen3Config.from_folder(
+        model.folder, dtype=model.dtype, remat=model.remat, scan_unroll=model.scan_unroll
     )
-    return Policy(config, tokens.load_tokenizer(folder), mesh)
+    return Policy(config, tokens.load_tokenizer(model.folder), mesh)
 
 
 def load_params(settings: Settings, policy: Policy) -> Any:
