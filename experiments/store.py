@@ -117,8 +117,7 @@ class RunStore:
                 "seconds": round(time.monotonic() - begin, 2),
                 "cpu_seconds": round(time.process_time() - processor, 2),
             }
-            with (self.root / TIMES).open("a") as file:
-                file.write(json_line(times))
+            append_log(self.root / TIMES, [times])
 
     def claim(self, settings: Settings) -> None:
         """Notes the options of a new run, or checks that they are those of the run to resume.
@@ -251,32 +250,17 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-class Log:
-    """JSON lines that grow, and that a kill at any moment leaves readable.
+def open_log(path: Path) -> list[dict[str, Any]]:
+    """The records of `read_log`; what is not complete is dropped from the file, made if needed."""
+    records = read_log(path)
+    write_jsonl(path, records)
+    return records
 
-    Args:
-      path: the file; made if needed. What is not complete there is dropped.
 
-    Attributes:
-      records: what was there when it was opened.
-
-    Raises:
-      UserError: a line other than the last is no JSON object.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.records = path, read_log(path)
-        write_jsonl(path, self.records)
-        self._file = path.open("a")
-
-    def append(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Adds records; when this returns a kill of the process does not take them away."""
-        self._file.write("".join(map(json_line, records)))
-        self._file.flush()
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
+def append_log(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Adds records; when this returns a kill of the process does not take them away."""
+    with path.open("a") as file:
+        file.write("".join(map(json_line, records)))
 
 
 def read_file(path: Path) -> Any:

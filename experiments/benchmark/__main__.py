@@ -15,7 +15,6 @@ add rows. Without a model it only makes the tables anew.
 """
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import re
@@ -145,31 +144,29 @@ def _ask(
     name: str, folder: Path, solver: Solver, questions: BenchmarkQuestions, reporter: Reporter
 ) -> None:
     """Asks one model what it has not answered yet, and keeps what comes as it comes."""
-    with (
-        contextlib.closing(files.Log(folder / _ANSWERS)) as answers,
-        contextlib.closing(files.Log(folder / _FAILURES)) as failures,
-    ):
-        rows = _unanswered(answers.records, questions)
-        done, valid = len(answers.records), sum(record["valid"] for record in answers.records)
-        failed = 0
-        if not len(rows):
-            return
-        with reporter.bar(name, total=len(questions), done=done) as advance:
-            for given in solver.answer(questions, rows):
-                fresh = [one for one in given if one.text is not None]
-                if fresh:
-                    made = verdicts(questions, fresh)
-                    answers.append(made)
-                    done, valid = done + len(made), valid + sum(row["valid"] for row in made)
-                without = [one for one in given if one.text is None]
-                failures.append(
-                    {"id": questions.names[one.row], "time": round(time.time()), "why": one.note}
-                    for one in without
-                )
-                failed += len(without)
-                advance(done, f"valid {valid / max(done, 1):.1%}, {failed} without an answer")
-        if failed:
-            reporter.line(f"{name}: {failed} questions without an answer; see {failures.path}")
+    records = files.open_log(folder / _ANSWERS)
+    files.open_log(folder / _FAILURES)
+    rows = _unanswered(records, questions)
+    done, valid, failed = len(records), sum(record["valid"] for record in records), 0
+    if not len(rows):
+        return
+    with reporter.bar(name, total=len(questions), done=done) as advance:
+        for given in solver.answer(questions, rows):
+            fresh = [one for one in given if one.text is not None]
+            if fresh:
+                made = verdicts(questions, fresh)
+                files.append_log(folder / _ANSWERS, made)
+                done, valid = done + len(made), valid + sum(row["valid"] for row in made)
+            without = [
+                {"id": questions.names[one.row], "time": round(time.time()), "why": one.note}
+                for one in given
+                if one.text is None
+            ]
+            files.append_log(folder / _FAILURES, without)
+            failed += len(without)
+            advance(done, f"valid {valid / max(done, 1):.1%}, {failed} without an answer")
+    if failed:
+        reporter.line(f"{name}: {failed} questions without an answer; see {folder / _FAILURES}")
 
 
 def _unanswered(known: Sequence[dict[str, Any]], questions: BenchmarkQuestions) -> np.ndarray:
