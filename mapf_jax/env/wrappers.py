@@ -268,11 +268,6 @@ class LogEpisodes:
     wrapped: Any
 
     @property
-    def env(self) -> MapfFrozenLake:
-        """The environment inside."""
-        return getattr(self.wrapped, "env", self.wrapped)
-
-    @property
     def reset_axes(self) -> tuple[int | None, ...]:
         """Those of what is wrapped."""
         return self.wrapped.reset_axes
@@ -321,11 +316,6 @@ class Batched:
     """
 
     wrapped: Any
-
-    @property
-    def env(self) -> MapfFrozenLake:
-        """The environment inside, which speaks of a single element of the batch."""
-        return getattr(self.wrapped, "env", self.wrapped)
 
     def reset(self, *arguments: Any) -> tuple[Any, TimeStep]:
         """`reset` of what is wrapped for a batch."""
