@@ -11,7 +11,8 @@ import numpy as np
 
 from mapf_jax import dynamics
 from mapf_jax.env import spaces
-from mapf_jax.types import Array, State
+from mapf_jax.solver import search
+from mapf_jax.types import State
 
 #: The views by name.
 KINDS = ("positions", "egocentric", "planes")
@@ -47,7 +48,8 @@ def observe(kind: str, state: State, width: int, window: int) -> Any:
     if kind == "positions":
         return {"blocked": blocked, "positions": positions, "goals": goals, "active": active}
     if kind == "planes":
-        planes = [blocked[None], _one_hot(positions, width), _one_hot(goals, width)]
+        cells = jnp.concatenate([positions, goals])
+        planes = [blocked[None], search.cell_mask(cells, width)]
         return jnp.moveaxis(jnp.concatenate(planes), 0, -1).astype(jnp.uint8)
     return _egocentric(blocked, positions, goals, active, window)
 
@@ -81,13 +83,6 @@ def of_agent(kind: str, observation: Any, agent: int) -> Any:
         return np.concatenate([blocked, *(np.roll(p, -agent, -1) for p in (agents, goals))], -1)
     rolled = {name: np.roll(observation[name], -agent, 0) for name in observation}
     return rolled | {"blocked": observation["blocked"]}
-
-
-def _one_hot(positions: Array, width: int) -> jax.Array:
-    """bool[A, S, S], True at each position."""
-    index = jnp.arange(width)
-    rows = positions[:, 0, None, None] == index[None, :, None]
-    return rows & (positions[:, 1, None, None] == index[None, None, :])
 
 
 def _egocentric(
