@@ -21,16 +21,14 @@ def arrivals(paths: T, goals: Array) -> T:
     """
     away = (paths != goals[..., None, :, :]).any(-1)
     times = np.arange(1, paths.shape[-3] + 1, dtype=np.int32)
-    latest: T = (away * times[:, None]).max(-2)
-    return latest
+    return (away * times[:, None]).max(-2)
 
 
-def waiting(paths: np.ndarray, arrivals: np.ndarray) -> np.ndarray:
+def waiting(paths: T, arrivals: T) -> T:
     """bool[B, A]: the agent stays in a cell for a step before its arrival (int[B, A])."""
-    still = np.all(paths[:, 1:] == paths[:, :-1], axis=-1)
+    still = (paths[:, 1:] == paths[:, :-1]).all(-1)
     early = np.arange(paths.shape[1] - 1)[:, None] < arrivals[:, None]
-    waits: np.ndarray = np.any(still & early, axis=1)
-    return waits
+    return (still & early).any(1)
 
 
 def rest(paths: np.ndarray, steps: int) -> np.ndarray:

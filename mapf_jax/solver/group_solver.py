@@ -112,8 +112,7 @@ class _Batch:
 
     def open(self, objective: str) -> np.ndarray:
         """bool[B]: the bounds do not meet yet."""
-        unmet: np.ndarray = self.lower[objective] < self.upper[objective]
-        return unmet
+        return self.lower[objective] < self.upper[objective]
 
     def try_orders(self, rows: np.ndarray, num_orders: int, horizon: int, block: int) -> None:
         """Prioritised plans for some groups."""

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mapf_jax.plans import waiting
 from mapf_jax.solver import search
 from mapf_jax.solver.blocks import map_chunks
 from mapf_jax.types import INFINITE_COST, Array
@@ -133,9 +134,7 @@ def _plan_chunk(
         paths.append(_cells_of(cells))
         arrivals.append(arrived)
     arrival, path = jnp.stack(arrivals), jnp.stack(paths)  # [A by rank, L], [A, T + 1, L, 2]
-    still = jnp.all(path[:, 1:] == path[:, :-1], axis=-1)
-    early = jnp.arange(horizon)[None, :, None] < arrival[:, None]
-    waits = jnp.any(still & early, axis=(0, 1)).reshape(batch, num_orders)
+    waits = waiting(path, arrival).any(0).reshape(batch, num_orders)
     found = jnp.all(arrival <= horizon, axis=0)
     cost, makespan = (
         jnp.where(found, total, INFINITE_COST).reshape(batch, num_orders)
