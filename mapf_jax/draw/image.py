@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,15 +10,17 @@ from mapf_jax.draw import shapes
 from mapf_jax.draw.story import Mark, Story, tell
 from mapf_jax.types import Instance, Plan, ViolationKind
 
-if TYPE_CHECKING:
-    from PIL import Image
+try:
+    from PIL import Image, ImageDraw, ImageFont
+except ImportError as error:
+    raise ImportError("pictures need Pillow: pip install 'pillow>=10.1'") from error
 
 _SMOOTH = 3  # Everything is drawn this many times larger and scaled down.
 _MIN_WIDTH, _CAPTION, _LINE = 300, 15, 21
 _STEP_MS, _PAUSE_MS, _END_MS = 420, 900, 1600
 
 
-def picture(instance: Instance, plan: Plan | None = None, cell: int = 48) -> "Image.Image":
+def picture(instance: Instance, plan: Plan | None = None, cell: int = 48) -> Image.Image:
     """One instance, with the paths of a plan up to its first violation and what that is.
 
     Args:
@@ -31,10 +32,12 @@ def picture(instance: Instance, plan: Plan | None = None, cell: int = 48) -> "Im
     canvas = _Canvas(story, cell)
     if not len(story.positions):
         return canvas.draw(story.captions)
-    broken, shown, last = story.first_time, 0, len(story.positions) - 1
+    shown, last = 0, len(story.positions) - 1
     marks: list[Mark] = []
-    if broken is not None:
-        shown, marks = broken, story.marks(broken)
+    times = np.flatnonzero(story.kinds.any(axis=1))
+    if times.size:
+        shown = broken = int(times[0])
+        marks = story.marks(broken)
         moves = [mark for mark in marks if mark.kind != ViolationKind.GOAL_MISSED]
         if moves:  # The paths end before the moves that break a rule.
             shown = last = max(broken - 1, 0)
@@ -44,7 +47,7 @@ def picture(instance: Instance, plan: Plan | None = None, cell: int = 48) -> "Im
 
 def animation(
     instance: Instance, plan: Plan, cell: int = 48, frames_per_step: int = 5
-) -> tuple[list["Image.Image"], list[int]]:
+) -> tuple[list[Image.Image], list[int]]:
     """A plan as it unfolds; moves that break a rule are marked and held for a moment.
 
     Args:
@@ -78,7 +81,7 @@ def animation(
     return frames, durations
 
 
-def save_animation(path: Path, frames: Sequence["Image.Image"], durations: Sequence[int]) -> None:
+def save_animation(path: Path, frames: Sequence[Image.Image], durations: Sequence[int]) -> None:
     """Writes frames with their milliseconds as a GIF that repeats."""
     reduced = [frame.quantize(64, dither=0) for frame in frames]
     reduced[0].save(
@@ -90,11 +93,6 @@ class _Canvas:
     """Draws one story again and again."""
 
     def __init__(self, story: Story, cell: int) -> None:
-        try:
-            from PIL import Image, ImageDraw, ImageFont
-        except ImportError as error:
-            raise ImportError("pictures need Pillow: pip install 'pillow>=10.1'") from error
-        self._image_module, self._draw_module, self._font = Image, ImageDraw, ImageFont.load_default
         self._story = story
         self._cell = cell * _SMOOTH
         size = len(story.blocked)
@@ -108,7 +106,7 @@ class _Canvas:
         where: np.ndarray | None = None,
         trails: np.ndarray | None = None,
         marks: Sequence[Mark] = (),
-    ) -> "Image.Image":
+    ) -> Image.Image:
         """A picture.
 
         Args:
@@ -120,22 +118,22 @@ class _Canvas:
         story = self._story
         lines = [(line, colour) for text, colour in captions for line in self._wrapped(text)]
         height = self._height + (len(lines) * _LINE + 6 * bool(lines)) * _SMOOTH
-        image = self._image_module.new("RGB", (self._width, height), shapes.PALETTE["paper"])
-        self._pen = self._draw_module.Draw(image)
+        image = Image.new("RGB", (self._width, height), shapes.PALETTE["paper"])
+        self._pen = ImageDraw.Draw(image)
         paths = () if trails is None else np.swapaxes(trails, 0, 1)
         self._add(shapes.lake(story))
         self._add(chain(*(shapes.trail(story, agent, path) for agent, path in enumerate(paths))))
         self._add(chain(*(shapes.burst(story, mark) for mark in marks)))
         self._add(chain(*shapes.agents(story, story.starts if where is None else where)))
         self._add(chain(*(shapes.mark(story, mark) for mark in marks)))
-        font = self._font(_CAPTION * _SMOOTH)
+        font = ImageFont.load_default(_CAPTION * _SMOOTH)
         for i, (line, colour) in enumerate(lines):
             place = (self._width / 2, self._height + (i + 0.4) * _LINE * _SMOOTH)
             self._pen.text(place, line, fill=shapes.PALETTE[colour], font=font, anchor="mm")
         return image.resize((self._width // _SMOOTH, height // _SMOOTH), 1)
 
     def _wrapped(self, text: str) -> list[str]:
-        font = self._font(_CAPTION * _SMOOTH)
+        font = ImageFont.load_default(_CAPTION * _SMOOTH)
         lines = [""]
         for word in text.split():
             longer = f"{lines[-1]} {word}".strip()
@@ -166,7 +164,7 @@ class _Canvas:
                     corners[0],
                     shape.text,
                     fill,
-                    self._font(reach),
+                    ImageFont.load_default(reach),
                     anchor="mm",
                     stroke_width=width if stroke else 0,
                     stroke_fill=stroke,

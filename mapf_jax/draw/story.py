@@ -45,12 +45,6 @@ class Story:
     kinds: np.ndarray
     captions: Sequence[tuple[str, str]] = ()
 
-    @property
-    def first_time(self) -> int | None:
-        """The time of the first violation."""
-        times = np.nonzero(self.kinds.any(axis=1))[0]
-        return int(times[0]) if times.size else None
-
     def marks(self, time: int) -> list[Mark]:
         """Everything that is broken at a time."""
         marks = []
