@@ -65,18 +65,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         return 130
-    except OSError as error:
-        named = error.filename is not None
-        return _fail(f"{error.filename}: {error.strerror}" if named else str(error))
-    except (ValueError, ImportError) as error:
-        return _fail(str(error))
+    except (OSError, ValueError, ImportError) as error:
+        message = str(error)
+        if isinstance(error, OSError) and error.filename is not None:
+            message = f"{error.filename}: {error.strerror}"
+        sys.stdout.flush()
+        print(f"error: {' '.join(message.split())}", file=sys.stderr)
+        return 2
     return 0
-
-
-def _fail(message: str) -> int:
-    sys.stdout.flush()
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
-    return 2
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -176,7 +172,7 @@ def _generate(args: argparse.Namespace) -> None:
             instances, report = generate(key, config, count, args.num_agents or 2)
             records = formats.to_records(instances)
         for record in records:
-            _write(out, record)
+            print(json.dumps(record), file=out)
     _print_report(report, args.report)
 
 
@@ -340,7 +336,7 @@ def _write_with(
         for chunk in _chunks(entries):
             for entry, fields in zip(chunk, add(chunk), strict=True):
                 record = entry.record | fields
-                _write(out, record)
+                print(json.dumps(record), file=out)
                 yield record
             out.flush()
 
@@ -348,19 +344,18 @@ def _write_with(
 def _chunks(entries: Iterable[_Entry]) -> Iterator[list[_Entry]]:
     """Lists of up to `_CHUNK` entries; what came before an error is still given out."""
     chunk: list[_Entry] = []
-    failure = None
     try:
         for entry in entries:
             chunk.append(entry)
             if len(chunk) == _CHUNK:
                 yield chunk
                 chunk = []
-    except ValueError as error:
-        failure = error
+    except ValueError:
+        if chunk:
+            yield chunk
+        raise
     if chunk:
         yield chunk
-    if failure is not None:
-        raise failure
 
 
 @contextmanager
@@ -374,10 +369,6 @@ def _output(name: str, input_name: str = "-") -> Iterator[IO[str]]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         yield file
-
-
-def _write(out: IO[str], record: dict[str, Any]) -> None:
-    out.write(json.dumps(record) + "\n")
 
 
 def _read_config(path: Path) -> EnvironmentConfig:
