@@ -19,7 +19,7 @@ from mapf_jax.solver import group_search, search
 from mapf_jax.solver.blocks import in_blocks
 from mapf_jax.solver.group_search import COST, HOPELESS, MAKESPAN, Effort, Group
 from mapf_jax.solver.joint_search import TABLE_INFINITE, pair_tables
-from mapf_jax.solver.prioritized import prioritized_plans
+from mapf_jax.solver.prioritized import FoundPlans, prioritized_plans
 from mapf_jax.types import INFINITE_COST, Array, Solution, Status
 
 MAX_WIDTH = 16  # Lakes up to this width have pair tables; wider ones only have certificates.
@@ -119,17 +119,11 @@ class _Batch:
         if rows.size:
             function = functools.partial(prioritized_plans, num_orders=num_orders, horizon=horizon)
             found = in_blocks(function, *(array[rows] for array in self.lakes), block=block)
-            self.adopt(rows, found.cost, found.makespan, found.paths, found.waits)
+            self.adopt(rows, found)
 
-    def adopt(
-        self,
-        rows: np.ndarray,
-        cost: np.ndarray,
-        makespan: np.ndarray,
-        paths: np.ndarray,
-        waits: np.ndarray,
-    ) -> None:
+    def adopt(self, rows: np.ndarray, found: FoundPlans) -> None:
         """Takes over plans that are cheaper, or equally cheap and without waits."""
+        cost, waits, makespan, paths = map(np.asarray, found)
         known = self.upper[COST][rows]
         equal = (cost == known) & (cost < INFINITE_COST)
         better = (cost < known) | (equal & ~waits & self.waits[rows])
@@ -254,7 +248,7 @@ class _Batch:
         arrivals = plans.arrivals(paths, self.goals[rows])
         arrivals = np.where((result.cost < INFINITE_COST)[:, None], arrivals, INFINITE_COST)
         waits = np.any(plans.waiting(paths, arrivals), axis=1)
-        self.adopt(rows, arrivals.sum(1), arrivals.max(1), paths, waits)
+        self.adopt(rows, FoundPlans(arrivals.sum(1), waits, arrivals.max(1), paths))
         return result
 
 

@@ -22,10 +22,10 @@ from mapf_jax.types import INFINITE_COST, Array
 _CHUNK = 512  # Orders of lakes that share one scan.
 
 
-class PrioritizedPlan(NamedTuple):
+class FoundPlans(NamedTuple):
     """The best plan found for each lake: the cheapest, and of those one without waits."""
 
-    cost: Array  # int32[B], its sum of costs; `INFINITE_COST` if no order gave a plan.
+    cost: Array  # int32[B], its sum of costs; `INFINITE_COST` if none was found.
     waits: Array  # bool[B], an agent waits in it before its arrival.
     makespan: Array  # int32[B], smallest makespan of any plan found, which may be another plan.
     paths: Array  # int8[B, horizon + 1, A, 2], filler where there is no plan.
@@ -111,7 +111,7 @@ def _cells_of(words: jax.Array) -> jax.Array:
 
 def _plan_chunk(
     blocked: jax.Array, starts: jax.Array, goals: jax.Array, orders: np.ndarray, horizon: int
-) -> PrioritizedPlan:
+) -> FoundPlans:
     batch, width = blocked.shape[:2]
     num_orders, num_agents = orders.shape
     word = search.column_bits(width).dtype
@@ -143,7 +143,7 @@ def _plan_chunk(
     best = jnp.argmin(2 * cost + waits, axis=1)
     row = jnp.arange(batch)
     rank_of = jnp.asarray(np.argsort(orders, axis=1))[best]  # [batch, A]
-    return PrioritizedPlan(
+    return FoundPlans(
         cost=cost[row, best].astype(jnp.int32),
         waits=waits[row, best],
         makespan=makespan.min(1).astype(jnp.int32),
@@ -154,7 +154,7 @@ def _plan_chunk(
 @functools.partial(jax.jit, static_argnames=("num_orders", "horizon"))
 def prioritized_plans(
     blocked: Array, starts: Array, goals: Array, num_orders: int, horizon: int
-) -> PrioritizedPlan:
+) -> FoundPlans:
     """Plans of a batch of lakes by prioritised planning.
 
     Args:
