@@ -189,17 +189,13 @@ class CandidatePool:
                 self.exhausted = True
                 break
         taken: list[Candidate] = []
-        for wait, number in wanted.items():
-            taken += self._pop(wait, number)
-        for wait in (False, True):
-            taken += self._pop(wait, count - len(taken)) if fill else []
+        filling = [(False, count), (True, count)] if fill else []
+        for wait, number in (*wanted.items(), *filling):
+            stratum, number = self._strata[wait], min(number, count - len(taken))
+            taken += stratum[:number]
+            self._strata[wait] = stratum[number:]
         self.taken += taken
         return taken
-
-    def _pop(self, wait: bool, number: int) -> list[Candidate]:
-        stratum = self._strata[wait]
-        self._strata[wait] = stratum[number:]
-        return stratum[:number]
 
     def _solve_more(self, missing: int) -> bool:
         """Solves about so many candidates more; False if the budget is used up."""
