@@ -105,16 +105,14 @@ def terrain(instance: Instance) -> jax.Array:
     return jnp.pad(codes, 1, constant_values=OUTSIDE).reshape(-1)
 
 
-def cell_dtype(width: int) -> np.dtype:
-    """The smallest unsigned type that numbers the cells of an S x S map with its border."""
-    return np.min_scalar_type((width + 2) ** 2 - 1)
-
-
 def cell_numbers(positions: Array, active: Array, width: int) -> jax.Array:
-    """Numbers of the cells (row, column) int[..., A, 2] of an S x S map; `ABSENT` for no agent."""
+    """Numbers of the cells (row, column) int[..., A, 2] of an S x S map; `ABSENT` for no agent.
+
+    In the smallest unsigned type that numbers the cells of the map with its border.
+    """
     wide = jnp.asarray(positions).astype(jnp.int32) + 1
     numbers = wide[..., 0] * (width + 2) + wide[..., 1]
-    return jnp.where(active, numbers, ABSENT).astype(cell_dtype(width))
+    return jnp.where(active, numbers, ABSENT).astype(np.min_scalar_type((width + 2) ** 2 - 1))
 
 
 def cell_positions(cells: Array, width: int) -> jax.Array:
