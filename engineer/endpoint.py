@@ -34,6 +34,8 @@ _DETAIL = 200
 _LONGEST_WAIT, _LONGEST_RETRY_AFTER = 60.0, 600.0
 _T = TypeVar("_T")
 _LINE_END = re.compile(r"\r\n|\n|\r")
+_certificates = functools.cache(ssl.create_default_context)
+"""The system's, which also hold a company's own."""
 
 
 class RefusedError(ValueError):
@@ -210,12 +212,6 @@ class Endpoint:
                 if len(raw) > MAX_BYTES:
                     raise _TransientError(f"the reply is longer than {MAX_BYTES} bytes")
         return reply.status_code, reply.headers, bytes(raw)
-
-
-@functools.cache
-def _certificates() -> ssl.SSLContext:
-    """The system's, which also hold a company's own."""
-    return ssl.create_default_context()
 
 
 def _in_thread(exchange: Coroutine[Any, Any, _T]) -> concurrent.futures.Future[_T]:
