@@ -90,10 +90,7 @@ class Configuration:
 
     def to_dict(self) -> dict[str, dict[str, float]]:
         """`{row: {parameter: number}}`, ready for JSON and YAML."""
-        return {
-            row: dict(zip(self.parameters, numbers, strict=True))
-            for row, numbers in zip(self.rows, self.values, strict=True)
-        }
+        return by_row(self.cells())
 
     @classmethod
     def from_dict(cls, mapping: Mapping[Any, Mapping[str, Any]]) -> "Configuration":
