@@ -355,7 +355,5 @@ def _below(bits: jax.Array, bound: int) -> jax.Array:
     bound_high, bound_low = bound >> 16, bound & 0xFFFF
     carry = (low * jnp.uint32(bound_low)) >> 16
     middle = high * jnp.uint32(bound_low) + carry
-    if bound_high:
-        cross = low * jnp.uint32(bound_high) + (middle & 0xFFFF)
-        return (high * jnp.uint32(bound_high) + (middle >> 16) + (cross >> 16)).astype(jnp.int32)
-    return (middle >> 16).astype(jnp.int32)
+    cross = low * jnp.uint32(bound_high) + (middle & 0xFFFF)
+    return (high * jnp.uint32(bound_high) + (middle >> 16) + (cross >> 16)).astype(jnp.int32)
