@@ -198,13 +198,9 @@ class MapfVectorEnv(VectorEnv):
 
 def _info(timestep: TimeStep) -> dict[str, np.ndarray]:
     """The parts of a time step that have no place of their own in Gymnasium."""
-    info = {
-        "rewards": np.array(timestep.reward),
-        "violation": np.array(timestep.info.violation),
-        "at_goal": np.array(timestep.info.at_goal),
-        "success": np.array(timestep.info.success),
-        "costs": np.array(timestep.info.costs),
-    }
+    info = {"rewards": np.array(timestep.reward)}
+    for name in ("violation", "at_goal", "success", "costs"):
+        info[name] = np.array(getattr(timestep.info, name))
     if timestep.action_mask is not None:
         info["action_mask"] = np.array(timestep.action_mask, np.int8)
     return info

@@ -103,13 +103,11 @@ class MapfParallelEnv(ParallelEnv[str, Any, int]):
 
     def _views(self, observation: Any, info: dict[str, Any]) -> dict[str, Any]:
         kind, mask = self._env.observation, info.get("action_mask")
-        views = {a: observations.of_agent(kind, observation, i) for i, a in self._numbered()}
-        if mask is None:
-            return views
-        return {
-            agent: {"observation": views[agent], "action_mask": mask[i]}
-            for i, agent in self._numbered()
-        }
+        views = {}
+        for i, agent in self._numbered():
+            view = observations.of_agent(kind, observation, i)
+            views[agent] = view if mask is None else {"observation": view, "action_mask": mask[i]}
+        return views
 
     def _infos(self, info: dict[str, Any]) -> dict[str, dict[str, Any]]:
         return {
