@@ -11,7 +11,7 @@ from mapf_jax.draw.story import Mark, Story, tell
 from mapf_jax.types import Instance, Plan, ViolationKind
 
 try:
-    from PIL import Image, ImageDraw, ImageFont
+    from PIL import Image, ImageColor, ImageDraw, ImageFont
 except ImportError as error:
     raise ImportError("pictures need Pillow: pip install 'pillow>=10.1'") from error
 
@@ -175,5 +175,5 @@ def _mixed(name: str | None, opacity: float = 1.0) -> tuple[int, ...] | None:
     """A colour of the palette as seen on paper."""
     if name is None:
         return None
-    parts = np.frombuffer(bytes.fromhex(shapes.PALETTE[name][1:]), np.uint8)
-    return tuple(round(float(255 + opacity * (int(part) - 255))) for part in parts)
+    parts = ImageColor.getrgb(shapes.PALETTE[name])
+    return tuple(round(255 + opacity * (part - 255)) for part in parts)
