@@ -90,15 +90,14 @@ def analyse(record: RunRecord, config: Configuration, space: ConfigurationSpace)
     space.check(config)
     moves = relative_moves(record.config, config, space)
     name = space.fraction_parameter
-    rates = {row.name: row.valid_rate for row in record.breakdown.by_group}
-    rates = {row: rates[row] for row in space.rows if row in rates}
+    outcomes = {row.name: row for row in record.breakdown.by_group}
+    rates = {row: outcomes[row].valid_rate for row in space.rows if row in outcomes}
     fraction_moves = [moves[row, name] for row in rates]
     others = [cell for cell in space.cells if cell[1] != name]
 
     followed: tuple[str | None, float | None] = (None, None)
     for check in record.breakdown.checks:
-        outcomes = [record.breakdown.outcome(row) for row in rates]
-        counts = [one.failures(check) / one.answers for one in outcomes if one is not None]
+        counts = [outcomes[row].failures(check) / outcomes[row].answers for row in rates]
         found = rank_correlation(counts, fraction_moves)
         if found is not None and (followed[1] is None or abs(found) > abs(followed[1])):
             followed = check, found
