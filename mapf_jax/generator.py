@@ -213,13 +213,8 @@ class CandidatePool:
         count = min(-(-missing // _SLICE), _MOST_SLICES) * _SLICE
         if self.num_agents == 2:  # All at once: that is as fast.
             count = _BATCH
-        chosen = [array[:count] for array in self._drawn]
+        blocked, starts, goals = (array[:count] for array in self._drawn)
         self._drawn = tuple(array[count:] for array in self._drawn)
-        if len(chosen[0]):
-            self._enter(*chosen)
-        return True
-
-    def _enter(self, blocked: np.ndarray, starts: np.ndarray, goals: np.ndarray) -> None:
         solved: list[Candidate] = self._spread(
             lambda rows: _solve(blocked[rows], starts[rows], goals[rows]), len(blocked)
         )
@@ -229,6 +224,7 @@ class CandidatePool:
             if candidate.status == Status.OPTIMAL and name not in self._seen:
                 self._seen.add(name)
                 self._strata[candidate.needs_wait].append(candidate)
+        return True
 
     def report(self, asked: int, asked_wait: int) -> SizeReport:
         """What was asked of the pool and what it gave."""
