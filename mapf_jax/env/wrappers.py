@@ -47,11 +47,7 @@ class AutoResetState:
 
 @dataclasses.dataclass(frozen=True)
 class AutoReset:
-    """Starts the same instance again.
-
-    Attributes:
-      env: what is wrapped.
-    """
+    """Starts the same instance of `env` again."""
 
     env: MapfFrozenLake
 
@@ -113,13 +109,10 @@ class PoolState:
 
 @dataclasses.dataclass(frozen=True)
 class PoolAutoReset:
-    """Continues with another instance of a pool, drawn uniformly by a hash of a counter.
+    """Continues `env` with another instance of a pool, drawn uniformly by a hash of a counter.
 
     A hash costs next to nothing; a PRNG key in every step would be most of the work. The key given
     to `reset` alone determines the sequence of instances.
-
-    Attributes:
-      env: what is wrapped.
     """
 
     env: MapfFrozenLake
@@ -180,10 +173,9 @@ class PoolAutoReset:
 
 @dataclasses.dataclass(frozen=True)
 class RandomAutoReset:
-    """Continues with a random lake; `draw_instance` says what holds of it.
+    """Continues `env` with a random lake; `draw_instance` says what holds of it.
 
     Attributes:
-      env: what is wrapped.
       hole_ratio: fraction of the cells that are holes, rounded down to a number of cells.
     """
 
