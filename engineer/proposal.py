@@ -22,7 +22,6 @@ MAX_TEXT = 65_536
 MAX_EXPLANATION = 600
 _MAX_NOTES = 32
 
-_THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _FENCE = re.compile(r"^[ \t]*(?:```|~~~)[^\n]*$", re.MULTILINE)
 _BETWEEN = re.compile(r"[\s,;\"'-]*")
@@ -76,13 +75,12 @@ def parse(text: str, space: ConfigurationSpace, trigger: str = "") -> Proposal |
         what stands before it is the explanation.
     """
     # The tail first: the end of an answer decides, and nothing below is to see a huge text.
-    visible = text[text.rfind(_THINK_CLOSE) + len(_THINK_CLOSE) :] if _THINK_CLOSE in text else text
-    visible, opened, _ = visible.partition(_THINK_OPEN)
+    visible, opened, _ = text.rpartition("</think>")[2].partition("<think>")
     if opened and not visible.strip():
         return Unreadable("the answer ends within its reasoning")
-    before, found, after = visible.rpartition(trigger) if trigger else ("", "", visible)
+    before, _, after = visible.rpartition(trigger) if trigger else ("", "", visible)
     visible = after[-MAX_TEXT:].encode("utf-8", "replace").decode("utf-8")
-    reasoning = before[-MAX_TEXT:].encode("utf-8", "replace").decode("utf-8") if found else ""
+    reasoning = before[-MAX_TEXT:].encode("utf-8", "replace").decode("utf-8")
     if not visible.strip():
         return Unreadable("the answer is empty")
 
