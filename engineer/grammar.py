@@ -15,7 +15,7 @@ digits that are tokens, digits that merge. `docs/engineer.md` says why no librar
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -255,26 +255,20 @@ def _add_configurations(
     last = {max(order[cell] for cell in group) for group in wholes}
     made: dict[tuple[int, tuple[int, ...]], int] = {}
 
-    def choices(
-        index: int, left: tuple[int, ...]
-    ) -> Iterator[tuple[Sequence[int], tuple[int, ...]]]:
-        """(tokens, units left afterwards) of the values that a field may have."""
-        field = fields[index]
-        group = group_of.get(field.cell)
-        for units, middle in zip(field.units, field.middles, strict=True):
-            if group is None:
-                yield middle, left
-            elif units == left[group] or (units < left[group] and index not in last):
-                yield middle, (*left[:group], left[group] - units, *left[group + 1 :])
-
     def grow(state: int, index: int, left: tuple[int, ...]) -> None:
         """Adds everything after a state that stands before a field."""
         if index == len(fields):
             state = automaton.chain(state, ending)
             automaton.arcs[state] |= dict.fromkeys(map(int, stop_ids), state)
             return
-        state = automaton.chain(state, fields[index].literal)
-        for middle, remaining in choices(index, left):
+        field, group = fields[index], group_of.get(fields[index].cell)
+        state = automaton.chain(state, field.literal)
+        for units, middle in zip(field.units, field.middles, strict=True):
+            remaining = left
+            if group is not None:
+                if units > left[group] or (units < left[group] and index in last):
+                    continue
+                remaining = (*left[:group], left[group] - units, *left[group + 1 :])
             key = (index + 1, remaining)
             if key not in made:
                 made[key] = automaton.state()
