@@ -26,3 +26,13 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = _cache
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+
+
+def pytest_configure(config):
+    """Lets programs of the fast run be compiled without optimisation, which takes most of it.
+
+    The slow run, which computes for longer, has them compiled as users have. Processes that tests
+    start inherit the choice.
+    """
+    if config.option.markexpr == "not slow":
+        os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
