@@ -1,15 +1,12 @@
 """Every designer in the same loop, from the command line, with a minimal budget."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
+import whole_runs
 import yaml
 
 import mapf_jax
@@ -26,48 +23,10 @@ from experiments.store import RunStore
 from mapf_jax import formats
 from mapf_jax.draw import render
 
-ROOT = Path(__file__).parent.parent.parent
-SPACE = lakes.lake_space((3, 4, 5))
+SPACE = lakes.lake_space((3, 4))
 ANSWER = SPACE.random(4)
-FAST = ("current", "base", "endpoint")  # The others need no model, and have unit tests.
+FAST = ("current",)  # `base` designs in test_family.py, the others have unit tests.
 SCORES = dict.fromkeys(QUESTIONS, 3)
-SMALL = [
-    "--config=experiments/configs/tiny.py",
-    "--config.model.scan_unroll=1",
-    "--config.loop.rounds=2",
-    "--config.environment.num_instances=8",
-    "--config.lakes.max_candidates=4096",
-    "--config.validation.num_instances=24",
-    "--config.training.epochs=1.0",
-    "--config.training.prompts_per_step=8",
-    "--config.training.group_size=4",
-]
-# Compiling takes far longer than running here.
-QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-# Imports are paid for once: every run is a fork, with a command line of its own, two at a time.
-DRIVER = """
-import json, os, sys
-from experiments import command_line, main
-def run(line):
-    child = os.fork()
-    if child:
-        return child
-    sys.argv = ["main", *line]
-    main.main(command_line.parse_flags(sys.argv)[:1])
-    os._exit(0)
-lines = json.loads(sys.stdin.read())
-run(lines.pop(0))
-failed = os.wait()[1]  # The first fills the cache of compiled programs for the others.
-running = 0
-while lines or running:
-    if lines and running < 2:
-        run(lines.pop(0))
-        running += 1
-    else:
-        failed |= os.wait()[1]
-        running -= 1
-sys.exit(failed != 0)
-"""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -86,19 +45,26 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def runs(request, tmp_path_factory):
+def url():
+    """The address of a server that designs and judges."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def runs(request, tmp_path_factory, url):
     """The folder of one run of every designer, and of some further ways of designing."""
     fast = request.config.option.markexpr == "not slow"
     folder = tmp_path_factory.mktemp("designers")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
     start = folder / "start.yaml"
     start.write_text(render_config(SPACE.random(8), SPACE))
     options = {name: [f"--config.engineer.designer={name}"] for name in DESIGNERS}
     options["endpoint"] += [
-        f"--config.engineer.endpoint.url=http://127.0.0.1:{server.server_port}/v1",
+        f"--config.engineer.endpoint.url={url}",
         "--config.engineer.endpoint.model=m",
-        f"--config.engineer.judge.url=http://127.0.0.1:{server.server_port}/v1",
+        f"--config.engineer.judge.url={url}",
         "--config.engineer.judge.model=reader",
     ]
     options["fixed"] += ["--config.engineer.start=uniform"]
@@ -120,22 +86,11 @@ def runs(request, tmp_path_factory):
         "--config.engineer.training.trial_instances=8",
         "--config.engineer.training.probe_set_size=24",
     ]
-    lines = [
-        [*SMALL, f"--workdir={folder / name}", *extra]
-        for name, extra in options.items()
-        if name in FAST or not fast
-    ]
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER],
-        input=json.dumps(lines),
-        cwd=ROOT,
-        env={**os.environ, "XLA_FLAGS": QUICK},
-        capture_output=True,
-        text=True,
-        check=False,
-    )  # fmt: skip
-    server.shutdown()
-    assert done.returncode == 0, done.stderr[-3000:]
+    for name, extra in options.items():
+        if name in FAST or not fast:
+            run = whole_runs.Run(folder / name, "--config.loop.rounds=2", *extra)
+            code, _, err = run.end()
+            assert code == 0, err[-3000:]
     return folder
 
 
@@ -175,7 +130,7 @@ def test_the_designs_are_those_of_their_designers(runs):
     assert set(DESIGNERS) - set(alike) == {"fixed", "staged"}  # which were told to start elsewhere
     assert configs["endpoint"][1] == ANSWER
     assert configs["fixed"][0] == configs["fixed"][1]
-    assert configs["fixed"][0].column("data_ratio") == pytest.approx((1 / 3,) * 3)
+    assert configs["fixed"][0].column("data_ratio") == pytest.approx((0.5, 0.5))
     assert configs["staged"][0] == SPACE.random(8)
     assert configs["random"][1] != first
     for name in ("failures", "learnability", "progress"):
@@ -215,25 +170,38 @@ def test_designs_are_judged_on_what_nothing_trains_on_or_validates_with(runs):
     assert not names[0] & (names[1] | names[2] | names[3])
 
 
-def test_a_refusal_is_told_as_an_error_of_the_user(runs, tmp_path):
-    folder = shutil.copytree(runs / "endpoint", tmp_path / "run")
-    (folder / "rounds" / "0" / "design" / "design.json").unlink()
+def design_again(folder, **engineer):
+    """Designs after round 0 of a run with other options of the engineer; the folder of that."""
     options = read(folder, "config.json")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    url = f"http://127.0.0.1:{server.server_port}/v1"
-    options["engineer"]["judge"]["url"] = ""
-    options["engineer"]["judge"]["model"] = ""
-    options["engineer"]["endpoint"] |= {"url": url, "model": "unknown"}
+    options["engineer"] |= {**engineer, "training": {"steps": 0}}
     chosen = settings.from_config(options)
     family, store = chosen.load_family(), RunStore(folder)
     designer = designing.make_designer(chosen, family, None, lambda chat: True)
     record = evidence.run_record(store, chosen, family, 1)
+    made = folder / "again"
+    designing.design_round(chosen, store, made, designer, record, family.space, 0)
+    return made
+
+
+def test_a_server_designs_and_another_model_judges(runs, tmp_path, url):
+    made = design_again(
+        shutil.copytree(runs / "current", tmp_path / "run"),
+        designer="endpoint",
+        endpoint={"url": url, "model": "m"},
+        judge={"url": url, "model": "reader"},
+    )
+    design = read(made, "design.json")
+    assert design["source"] == "endpoint"
+    assert design["raw_texts"] == [render_config(ANSWER, SPACE)]
+    assert Configuration.from_dict(design["config"]) == ANSWER
+    assert read(made, "judgement.json")["scores"] == SCORES
+
+
+def test_a_refusal_is_told_as_an_error_of_the_user(runs, tmp_path, url):
+    folder = shutil.copytree(runs / "current", tmp_path / "run")
     with pytest.raises(UserError, match=r"model 'unknown', key .* refused with status 401"):
-        designing.design_round(
-            chosen, store, folder / "rounds/0/design", designer, record, family.space, 0
-        )
-    server.shutdown()
+        design_again(folder, designer="endpoint", endpoint={"url": url, "model": "unknown"})
+    assert not (folder / "again").exists()
 
 
 def test_contexts_of_a_run_hold_no_validation_item(runs):

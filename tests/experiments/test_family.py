@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import jax
+import micro_model
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,6 +29,7 @@ ROOT = Path(__file__).parent.parent.parent
 SUMS = "docs/family_example/sums.py:family"
 OPTIONS = [
     "--config=experiments/configs/tiny.py",
+    "--config.model.scan_unroll=1",
     f"--config.family={SUMS}",
     "--config.loop.rounds=2",
     "--config.environment.num_instances=16",
@@ -37,6 +40,10 @@ OPTIONS = [
     "--config.training.prompts_per_step=8",
     "--config.training.group_size=4",
     "--config.training.degenerate_groups=keep",
+    "--config.engineer.designer=base",
+    "--config.engineer.proposals=3",
+    "--config.engineer.choice=best",
+    "--config.engineer.largest_fraction_move=0.1",
     "--config.engineer.context=own",
     "--config.engineer.modules.examples=2",
     "--config.engineer.decoding=grammar",
@@ -52,8 +59,7 @@ def family():
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sums")
-    make = [sys.executable, "tests/experiments/micro_model.py", str(folder / "model")]
-    subprocess.run(make, cwd=ROOT, check=True, timeout=200)
+    micro_model.write(folder / "model")
     done = subprocess.run(
         [
             sys.executable, "-m", "experiments.main", *OPTIONS, f"--workdir={folder / 'run'}",
@@ -77,8 +83,15 @@ def test_the_loop_runs_on_it_and_hears_of_no_lake(run):
     folder, out = run
     assert "round 1: valid" in out
     design = json.loads((folder / "rounds/0/design/design.json").read_text())
-    assert design["source"] == "current"
+    assert design["source"] == "base"
+    assert len(design["raw_texts"]) == 3
     assert list(design["config"]) == ["2", "3", "4"]
+    first = yaml.safe_load((folder / "rounds/0/environment.yaml").read_text())
+    before, after = (
+        np.array(Configuration.from_dict(config).column("fraction"))
+        for config in (first, design["config"])
+    )
+    assert 0 < np.abs(after - before).max() <= 0.1 + 1e-9
     assert not design["kept_previous"]
     evidence = json.loads((folder / "rounds/0/evidence.json").read_text())
     assert set(evidence["validation"]["by_terms"]) == {"2", "3", "4"}

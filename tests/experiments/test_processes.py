@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+import micro_model
 import numpy as np
 import pytest
 from several_processes import free_port
@@ -107,25 +108,21 @@ class Run:
 def start(tmp_path_factory):
     """Starts a number of processes of the run in a folder; none of them outlives the tests."""
     shared = tmp_path_factory.mktemp("shared")
-    micro = Path(__file__).with_name("micro_model.py")
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
         "JAX_COMPILATION_CACHE_DIR": str(shared / "cache"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        # Most of the time goes into compiling, as processes have no cache in common.
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     }
-    subprocess.run([sys.executable, micro, shared / "model"], env=environment, check=True)
+    micro_model.write(shared / "model")
     runs = []
 
     def begin(workdir, count, *options, program=MAIN, failing=""):
         port = free_port()
-        flags = (
-            f"--xla_force_host_platform_device_count={DEVICES // count}",
-            # Most of the time goes into compiling, as processes have no cache in common.
-            "--xla_backend_optimization_level=0",
-            "--xla_llvm_disable_expensive_passes=true",
-        )
+        flags = f"--xla_force_host_platform_device_count={DEVICES // count}"
         command = [sys.executable, *program, f"--workdir={workdir}", *OPTIONS]
         command += [f"--config.model.path={shared / 'model'}", *options]
         run = Run([], [])
@@ -138,7 +135,7 @@ def start(tmp_path_factory):
                     subprocess.Popen(
                         [*command, *(where if count > 1 else [])],
                         cwd=ROOT,
-                        env={**environment, "XLA_FLAGS": " ".join(flags), "FAILING": failing},
+                        env={**environment, "XLA_FLAGS": flags, "FAILING": failing},
                         stdout=file,
                         stderr=subprocess.STDOUT,
                     )

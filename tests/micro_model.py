@@ -1,11 +1,6 @@
-"""Writes the smallest model that a run can train: one layer, random, often at an end.
-
-python tests/experiments/micro_model.py FOLDER
-"""
+"""The smallest model that a run can train: one layer, random, often at an end."""
 
 import shutil
-import sys
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -16,7 +11,8 @@ from learner.qwen3 import model, weights
 from learner.qwen3.config import Qwen3Config
 
 
-def main(folder):
+def write(folder):
+    """Writes it, with the tokenizer of the tiny model."""
     config = Qwen3Config(
         vocab_size=1024,
         hidden_size=32,
@@ -38,7 +34,3 @@ def main(folder):
         shutil.copy(path, folder)
     for path in ModelSettings().folder.glob("*.jinja"):
         shutil.copy(path, folder)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

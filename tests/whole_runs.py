@@ -1,0 +1,59 @@
+"""Whole runs in processes of their own, which come from one that has imported what they need."""
+
+import multiprocessing
+import os
+import sys
+from pathlib import Path
+
+from absl import app
+
+ROOT = Path(__file__).parent.parent
+#: Options of a small run of the tiny model; with the same ones, programs come from the cache.
+SMALL = [
+    "--config=experiments/configs/tiny.py",
+    "--config.model.scan_unroll=1",  # Quicker to compile.
+    "--config.environment.num_instances=8",
+    "--config.lakes.sizes=(3,4)",
+    "--config.lakes.max_candidates=4096",
+    "--config.validation.num_instances=24",
+    "--config.training.epochs=1.0",
+    "--config.training.prompts_per_step=8",
+    "--config.training.group_size=4",
+    "--config.training.length_multiple=128",  # One length of rows.
+]
+_PROCESSES = multiprocessing.get_context("forkserver")
+_PROCESSES.set_forkserver_preload(["experiments.main", "experiments.report", "transformers"])
+
+
+class Run:
+    """`python -m experiments.main` with some options, started; see `multiprocessing.Process`.
+
+    Attributes:
+      process: it runs in this one.
+    """
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        """Starts it; what it prints goes to two files beside `folder`."""
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        self._out, self._err = (folder.with_suffix(suffix) for suffix in (".out", ".err"))
+        line = ["main", *SMALL, f"--workdir={folder}", *options]
+        self.process = _PROCESSES.Process(target=_main, args=(line, self._out, self._err))
+        self.process.start()
+
+    def end(self) -> tuple[int, str, str]:
+        """Exit code and printed texts, at its end."""
+        self.process.join(500)
+        code = self.process.exitcode
+        assert code is not None, "still running after 500 seconds"
+        return code, self._out.read_text(), self._err.read_text()
+
+
+def _main(line: list[str], out: Path, err: Path) -> None:
+    os.chdir(ROOT)
+    os.environ["XLA_FLAGS"] = ""  # One device.
+    for path, stream in ((out, sys.stdout), (err, sys.stderr)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream.fileno())
+    sys.argv = line  # Where the options of --config are read from.
+    from experiments import command_line, main
+
+    app.run(main.main, flags_parser=command_line.parse_flags)
