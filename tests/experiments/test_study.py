@@ -32,7 +32,6 @@ STUDIES = [
     for path in sorted((ROOT / "experiments" / "configs" / "studies").glob("[a-z]*.py"))
     if path.stem != "bases"
 ]
-QUICK = "--xla_backend_optimization_level=0"  # Compiling takes far longer than running here.
 PLAN = """
 from experiments.configs.studies import bases
 from experiments.study.variants import Study, Variant
@@ -53,6 +52,8 @@ STUDY = Study(
 def get_config():
     config = bases.tiny_base()
     config.loop.rounds = 2
+    # As in `whole_runs.SMALL`.
+    config.model.scan_unroll = 1
     config.lakes.sizes = (3, 4)
     config.environment.num_instances = 16
     config.lakes.max_candidates = 4096
@@ -60,6 +61,7 @@ def get_config():
     config.training.epochs = 1.0
     config.training.prompts_per_step = 8
     config.training.group_size = 4
+    config.training.length_multiple = 128
     return config
 """
 
@@ -75,7 +77,7 @@ def start(folder, *options):
         cwd=ROOT,
         env={
             **os.environ,
-            "XLA_FLAGS": QUICK,
+            "XLA_FLAGS": "",
             # The test alone may run twice; the study itself would keep its cache in its folder.
             "JAX_COMPILATION_CACHE_DIR": cache(folder),
         },
@@ -110,16 +112,9 @@ def story(folder):
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
-    """(folder, what the end of the study printed); one seed, killed on the way and begun again."""
+    """(folder, what the end of the study printed); one seed."""
     folder = tmp_path_factory.mktemp("study")
     (folder / "plan.py").write_text(PLAN)
-    process = start(folder)
-    while not list(folder.glob("study/runs/*/seed-0/rounds/0/design/design.json")):
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert not (folder / "study" / "study.json").exists()
     code, out, err = finish(start(folder))
     assert code == 1, err[-3000:]  # One variant fails.
     return folder, out
@@ -129,7 +124,7 @@ def read(folder):
     return json.loads((folder / "study" / "study.json").read_text())
 
 
-def test_a_killed_study_goes_on_and_a_failure_stops_no_other_run(done):
+def test_a_failure_stops_no_other_run(done):
     folder, out = done
     found = read(folder)
     assert found["state"] == {"planned": 3, "finished": 2, "failed": 1, "missing": 0}
@@ -155,6 +150,24 @@ def test_runs_share_their_beginning(done):
 
 
 @pytest.mark.slow
+def test_a_killed_study_goes_on(done, tmp_path):
+    (tmp_path / "plan.py").write_text(PLAN)
+    process = start(tmp_path)
+    while not list(tmp_path.glob("study/runs/*/seed-0/rounds/0/design/design.json")):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not (tmp_path / "study" / "study.json").exists()
+    code, _, err = finish(start(tmp_path))
+    assert code == 1, err[-3000:]
+    assert read(tmp_path)["state"] == read(done[0])["state"]
+    for variant in ("fixed", "failures"):
+        run = f"study/runs/{variant}/seed-0"
+        assert story(tmp_path / run) == story(done[0] / run)
+
+
+@pytest.mark.slow
 def test_another_seed_is_added_and_a_run_is_as_if_alone(done, tmp_path, monkeypatch):
     folder = shutil.copytree(done[0], tmp_path / "again")
     before = story(folder / "study/runs/failures/seed-0")
@@ -176,7 +189,7 @@ def test_another_seed_is_added_and_a_run_is_as_if_alone(done, tmp_path, monkeypa
         if job.variant == "failures"
     )
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", cache(folder))
-    monkeypatch.setenv("XLA_FLAGS", QUICK)
+    monkeypatch.setenv("XLA_FLAGS", "")
     # On as many cores as before: how sums are divided over threads decides how they are rounded.
     slots = study_runs.slots(folder, 2, alone.settings)
     assert study_runs.Runner(tmp_path / "alone", [alone], slots[1:], Reporter()).run()
