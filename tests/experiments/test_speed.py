@@ -114,6 +114,11 @@ def test_the_generator_counts_rates_and_outcomes(monkeypatch):
         assert 0 <= unsolvable < 1
         assert 0 < fraction <= 1
         assert ratio is None if theirs is None else ratio == pytest.approx(ours / theirs)
+
+
+@pytest.mark.slow
+def test_the_generator_makes_the_training_set_twice():
+    """Compiles programs of three widths, which is most of what it takes."""
     assert [row[1] for row in generator.training_set(40).rows] == [40, 40]
 
 

@@ -61,7 +61,7 @@ def cells_of(array):
         (3, 3, 0.2, 40),
         (3, 4, 0.5, 40),
         (4, 3, 0.0, 6),
-        (4, 4, 0.7, 5),
+        pytest.param(4, 4, 0.7, 5, marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("factor", [1, pytest.param(6, marks=pytest.mark.slow)])
@@ -232,7 +232,7 @@ def test_mixed_sizes_and_numbers_of_agents():
 
 
 def test_what_does_not_fit_is_undecided_and_nothing_else():
-    instances = random_instances(5, 5, 0.3, 64, 4)
+    instances = random_instances(5, 5, 0.3, 64, 3)
     tiny = Effort(capacity=2, buffer=8, slots=16, chunk=32)
     poor, rich = solve(instances, efforts=[tiny]), solve(instances)
     undecided = poor.status == Status.UNDECIDED
@@ -298,12 +298,16 @@ def w9_optimum(blocked, starts, goals, seconds):
 
 
 @pytest.mark.parametrize(
-    ("agents", "each"), [((3, 4), 1), pytest.param((2, 3, 4, 5), 14, marks=pytest.mark.slow)]
+    ("agents", "sizes", "each"),
+    [
+        ((3, 4), (3, 5, 7, 10), 1),
+        pytest.param((2, 3, 4, 5), range(3, 11), 14, marks=pytest.mark.slow),
+    ],
 )
-def test_optimum_against_w9_pathfinding(agents, each):
-    """All sizes and hole ratios, with all numbers of agents in the slow run."""
+def test_optimum_against_w9_pathfinding(agents, sizes, each):
+    """All hole ratios, with all sizes and numbers of agents in the slow run."""
     pytest.importorskip("w9_pathfinding")
-    table = list(itertools.product(agents, range(3, 11), range(6)))
+    table = list(itertools.product(agents, sizes, range(6)))
     table = [(a, s, h) for a, s, h in table if s * s - int(h / 10 * s * s) >= 2 * a]
     compared = late = undecided = 0
     worst = 0.0
