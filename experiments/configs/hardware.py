@@ -1,14 +1,40 @@
-"""The publication's budget on accelerators: a model and a machine, with a mesh that it fits on.
+"""The publication's budget on accelerators: a model and a slice of chips, with what fits on it.
 
-`--config=experiments/configs/hardware.py:Qwen3-4B@v5p-64`, for any of `experiments.machines.NAMES`.
-Needs the checkpoint's folder: `--config.model.path=/models/Qwen3-4B`.
+`--config=experiments/configs/hardware.py:Qwen3-4B@v5p-64`, for any pair in `hardware.json`, which
+
+    python -m learner.plan --config=Qwen3-0.6B,Qwen3-1.7B,Qwen3-4B --max_new_tokens=4096 \\
+        --json=experiments/configs/hardware.json
+
+derives. Needs the checkpoint's folder: `--config.model.path=/models/Qwen3-4B`.
 """
+
+import json
+from pathlib import Path
 
 import ml_collections
 
-from experiments import machines
+from experiments.configs import qwen3_0_6b
+from learner.devices import sharding
+
+_TARGETS = json.loads(Path(__file__).with_name("hardware.json").read_text())["targets"]
+
+#: Model and chips -> the mesh and batch sizes that go with them.
+LAYOUTS = {f"{target['config']}@{target['chip']}": target for target in _TARGETS}
 
 
 def get_config(name: str = "Qwen3-0.6B@h200") -> ml_collections.ConfigDict:
-    """As `qwen3_0_6b.py` but for model, mesh and batch sizes on each device."""
-    return machines.config(name)
+    """As `qwen3_0_6b.py` but for model, mesh and batch sizes on each device.
+
+    Raises:
+        ValueError: the name is none of `LAYOUTS`.
+    """
+    if name not in LAYOUTS:
+        raise ValueError(f"hardware configuration {name!r}: allowed are {', '.join(LAYOUTS)}")
+    layout = LAYOUTS[name]
+    data, fsdp, tensor = sharding.mesh_size(layout["mesh"])
+    config = qwen3_0_6b.get_config()
+    config.model.path = layout["config"]
+    config.mesh.data, config.mesh.fsdp, config.mesh.tensor = data, fsdp, tensor
+    config.training.micro_batch_rows = layout["rows"] * data * fsdp
+    config.training.sampling_rows = layout["completions"] * data * fsdp
+    return config

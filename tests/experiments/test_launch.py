@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from experiments import machines
 from experiments import settings as settings_lib
+from experiments.configs import hardware
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / "docs" / "launch"
@@ -67,7 +67,7 @@ def test_every_option_is_one_and_the_batches_fit_the_mesh():
         for command in re.split(r"hardware\.py:", text)[1:]:
             name = re.match(r"[\w.@-]+", command)[0]
             names.add(name)
-            options = machines.config(name)
+            options = hardware.get_config(name)
             # Options up to the end of the command: the next fence, quote or blank line.
             command = re.split(r"```|\n\s*\n|\n[a-z]+:|CODE=|\"\n", command)[0]
             for field, value in re.findall(r"--config\.([\w.]+)=(\S+)", command):

@@ -1,39 +1,26 @@
-"""The memory plan: against arithmetic, against what really is on devices, and its command."""
+"""The plan: targets, the reader of compiled programs, layouts, and what the command refuses."""
 
 import dataclasses
 import json
-import os
 import re
-import subprocess
-import sys
 
 import jax
-import numpy as np
+import jax.numpy as jnp
 import pytest
 
-from learner import plan
 from learner.devices import sharding
-from learner.qwen3 import model, placement
+from learner.plan import __main__ as command
+from learner.plan import layout, programs
+from learner.plan.cost import cost
+from learner.plan.hlo import Module
+from learner.plan.layout import Layout, Work
+from learner.plan.programs import Program
+from learner.plan.targets import CHIPS, Target
+from learner.qwen3 import model
+from learner.qwen3.config import Qwen3Config
 from learner.qwen3.sizes import NAMES, published
-from learner.sampling.sampler import Sampler, SamplingParams
-from learner.training.lora import LoraConfig
-from learner.training.train_state import OptimizerConfig, create_train_state
-from learner.training.trainer import GRPOConfig
 
-TRAINING = GRPOConfig(
-    prompts_per_step=16, group_size=4, micro_batch_rows=8, max_new_tokens=48, sampling_rows=64
-)
 GB = 10**9
-
-
-def params_on_one_device(config, mesh):
-    placed = placement.param_shardings(config, mesh)
-    sizes = jax.tree.map(
-        lambda x, s: int(np.prod(s.shard_shape(x.shape))) * x.dtype.itemsize,
-        model.abstract_params(config),
-        placed,
-    )
-    return sum(jax.tree.leaves(sizes))
 
 
 @pytest.mark.parametrize(
@@ -57,148 +44,213 @@ def test_published_sizes_are_those_of_the_report(name, billions, without_embeddi
         published("Qwen3-5B")
 
 
-def test_training_plan_is_the_arithmetic_of_adam(tiny_model):
-    """Parameters, gradients and two moments, split over fsdp and tensor and not over data."""
-    mesh = sharding.make_mesh(2, 2, 2)
-    one = params_on_one_device(tiny_model, mesh)
-    gradients, optimizer = plan.plan_training(tiny_model, TRAINING, mesh, 30).programs
-    small = 2_000  # counters, sums, one micro-batch
-    assert gradients.arguments == pytest.approx(2 * one, abs=8 * small)
-    assert gradients.elsewhere == pytest.approx(2 * one, abs=small)
-    assert optimizer.arguments == pytest.approx(4 * one, abs=small)
-    assert optimizer.reused == pytest.approx(3 * one, abs=small)
-    assert optimizer.outputs == pytest.approx(3 * one, abs=small)
-    assert gradients.temporaries > one  # the micro-batch's own gradient, and activations
-    assert gradients.total == sum(
-        (gradients.arguments, gradients.outputs, -gradients.reused, gradients.temporaries,
-         gradients.elsewhere)
-    )  # fmt: skip
-
-    # What options save, of the state: half of one moment; all but adapters and their moments.
-    state = plan._state_bytes(tiny_model, TRAINING, mesh)
-    half = dataclasses.replace(TRAINING, optimizer=OptimizerConfig(moment_dtype="bfloat16"))
-    assert state - plan._state_bytes(tiny_model, half, mesh) == pytest.approx(one / 2, abs=small)
-    adapters = dataclasses.replace(TRAINING, lora=LoraConfig(rank=1))
-    assert plan._state_bytes(tiny_model, adapters, mesh) < one
-    assert plan._frozen_bytes(tiny_model, adapters, mesh) == one
-
-
-def test_sampling_plan_is_what_the_sampler_holds(tiny_model, monkeypatch):
-    """Exact sizes of weights and caches, against the arrays of a real call."""
-    mesh = sharding.make_mesh(2, 2, 2)
-    config = dataclasses.replace(tiny_model, dtype="bfloat16")
-    got = plan.plan_sampling(config, TRAINING, mesh, 30)
-    programs = {program.name: program for program in got.programs}
-    assert list(programs) == ["prepare", "prefill", "resize", "segment"]
-    assert got.peak == max(program.total for program in got.programs)
-
-    held = {}
-    sampler = Sampler(
-        config, mesh, SamplingParams(max_new_tokens=48), 0, max_rows=64, vocab_size=264
-    )
-    segment = sampler.segment
-
-    def spy(params, prompts, cache, *rest):
-        for name, tree in (("weights", params), ("prompts", prompts), ("completions", cache)):
-            first = [x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(tree)]
-            held[name] = max(held.get(name, 0), sum(first))
-        return segment(params, prompts, cache, *rest)
-
-    monkeypatch.setattr(sampler, "segment", spy)
-    params = model.init_params(jax.random.key(0), config)
-    state = create_train_state(params, config, TRAINING.optimizer, mesh)
-    prompts = [[1] * 30] * 16
-    sampler(state.params, prompts, jax.random.split(jax.random.key(0), 16), num_samples=4)
-    assert programs["prepare"].outputs == held["weights"]
-    assert programs["prefill"].reused == held["prompts"]
-    assert programs["segment"].reused == held["completions"]
-    on_device = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(state))
-    assert programs["segment"].elsewhere == on_device
-    assert programs["prefill"].elsewhere == on_device + held["completions"]
-
-
-def test_verdict_says_what_to_change(tiny_model):
-    mesh = sharding.make_mesh(1, 2, 1)
-    training = dataclasses.replace(TRAINING, micro_batch_rows=8)
-    program = plan.Program("segment", 30 * GB, 20 * GB, 20 * GB, 5 * GB, 15 * GB)
-    sampling = plan.Plan("sampling", (program, dataclasses.replace(program, elsewhere=0)))
-    assert sampling.peak == 50 * GB
-    verdict = plan.verdict(sampling, tiny_model, training, mesh, 60 * GB)
-    assert verdict == "sampling needs 50 of 60 GB: fits"
-    verdict = plan.verdict(sampling, tiny_model, training, mesh, 40 * GB)
-    assert verdict.startswith("sampling needs 50 of 40 GB: does not fit. What to change:")
-    assert "larger fsdp axis (now 2)" in verdict
-    assert "--completions, now 32" in verdict
-    assert "keys and values take 20 GB" in verdict
-    assert "larger tensor axis (now 1; 2 is the next)" in verdict
-    update = dataclasses.replace(sampling, part="training")
-    verdict = plan.verdict(update, tiny_model, training, mesh, 40 * GB)
-    assert "--rows, now 4" in verdict
-    assert "--remat=full (now none)" in verdict
-    assert "--moment_dtype=bfloat16" in verdict
-    thrifty = dataclasses.replace(
-        training,
-        micro_batch_rows=2,
-        optimizer=OptimizerConfig(moment_dtype="bfloat16"),
-        lora=LoraConfig(rank=2),
-    )
-    full = dataclasses.replace(tiny_model, remat="full")
-    verdict = plan.verdict(update, full, thrifty, mesh, 40 * GB)
-    assert not any(option in verdict for option in ("--rows", "--remat", "--moment", "--lora"))
-
-
-def test_qwen3_4b_compiles_for_eight_devices_and_fits():
-    """The update, one micro-batch of 8 x 512 tokens; no weights, a few seconds."""
-    config = published("Qwen3-4B", dtype="bfloat16", remat="full")
-    training = dataclasses.replace(TRAINING, micro_batch_rows=8, max_new_tokens=256)
-    update = plan.plan_training(config, training, sharding.make_mesh(fsdp=8), 256)
-    gradients, optimizer = update.programs
-    # 4.022 billion parameters, four float32 copies of them over eight devices.
-    assert optimizer.arguments / GB == pytest.approx(4 * 4 * 4.0225 / 8, rel=1e-3)
-    assert 2 < gradients.temporaries / GB < 20
-    assert update.peak < 40 * GB
-
-
-def test_command_plans_for_more_devices_than_there_are(tiny_model, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(tiny_model.to_hf()))
-
-    def run(*options):
-        command = [sys.executable, "-m", "learner.plan", *options]
-        return subprocess.run(
-            command, capture_output=True, text=True, check=False, env=os.environ, timeout=300
-        )
-
-    small = ("--max_new_tokens=40", "--prompt_length=16", "--completions=8", "--parts=sampling")
-    done = run(f"--config={tmp_path}", "--mesh=3x4x1", "--memory=0.000001", *small)
-    assert done.returncode == 1, done.stderr
-    assert "12 devices (data 3, fsdp 4, tensor 1), GB of each" in done.stdout
-    assert "does not fit" in done.stdout
-    assert "an upper estimate" in done.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("mesh", "devices"), [("1x1x1", 1), ("1x8x1", 8), ("32x8x1", 256)])
-def test_qwen3_4b_fits_devices_of_141_gigabytes(mesh, devices, capfd):
-    """Every program of sampling and training, traced, sharded and compiled without weights."""
-    options = ["--config=Qwen3-4B", f"--mesh={mesh}", "--memory=141"]
-    done = subprocess.run([sys.executable, "-m", "learner.plan", *options], check=False)
-    out = capfd.readouterr().out
-    assert done.returncode == 0
-    assert re.search(rf"^{devices} devices? \(data ", out, re.MULTILINE)
-    for part in ("sampling", "training"):
-        assert re.search(rf"^{part} needs [\d.]+ of 141 GB: fits$", out, re.MULTILINE), out
-    for program in ("prepare", "prefill", "segment", "resize"):
-        assert re.search(rf"^{program} +[\d.]+", out, re.MULTILINE), out
-
-
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("name", "chip", "count", "per_host"),
     [
-        (["--config=Qwen3-4B", "--mesh=8"], "mesh is '8'; it must be data x fsdp x tensor"),
-        (["--config=no-such-model"], "'no-such-model' is not a folder"),
-        (["--config=Qwen3-4B", "--parts=serving"], r"parts=\['serving'\]: allowed are"),
+        ("h200", "h200", 1, 1),
+        ("h100-16", "h100", 16, 8),
+        ("v5e-8", "v5e", 8, 8),
+        ("v5e-16", "v5e", 16, 4),
+        ("v5p-64", "v5p", 32, 4),  # Named by its cores, two a chip.
+        ("v5p", "v5p", 1, 1),
     ],
 )
-def test_command_refuses_by_name(options, message, capsys):
-    assert plan.main(options) == 2
-    assert re.search(message, capsys.readouterr().err)
+def test_targets_have_the_names_of_their_clouds(name, chip, count, per_host):
+    target = Target.parse(name)
+    assert (target.chip, target.count, target.per_host) == (CHIPS[chip], count, per_host)
+
+
+@pytest.mark.parametrize("name", ["v9-8", "h200-3", "v5p-3", "v5e-0", "", "8"])
+def test_other_targets_are_refused(name):
+    with pytest.raises(ValueError, match=re.escape(f"chips={name!r}: ")):
+        Target.parse(name)
+
+
+SMALL = Qwen3Config(
+    vocab_size=1024,
+    hidden_size=256,
+    intermediate_size=512,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=128,
+    tie_word_embeddings=True,
+)
+
+# A compiled program in the form in which compilers for TPUs write theirs.
+TEXT = """HloModule jit_f, is_scheduled=true
+
+%slice_of (param_0: f32[4,1024], param_1: s32[]) -> f32[1,1024] {
+  %param_0 = f32[4,1024]{1,0:T(8,128)} parameter(0)
+  %param_1 = s32[]{:T(128)} parameter(1)
+  %zero = s32[] constant(0)
+  ROOT %part = f32[1,1024]{1,0:T(8,128)} dynamic-slice(%param_0, %param_1, %zero), dynamic_slice_sizes={1,1024}
+}
+
+%write_into (param_0: f32[4,1024], param_1: f32[1,1024], param_2: s32[]) -> f32[4,1024] {
+  %param_0 = f32[4,1024]{1,0:T(8,128)} parameter(0)
+  %param_1 = f32[1,1024]{1,0:T(8,128)} parameter(1)
+  %param_2 = s32[]{:T(128)} parameter(2)
+  %zero.1 = s32[] constant(0)
+  ROOT %written = f32[4,1024]{1,0:T(8,128)} dynamic-update-slice(%param_0, %param_1, %param_2, %zero.1)
+}
+
+%condition (state: (s32[], f32[4,1024])) -> pred[] {
+  %state = (s32[]{:T(128)}, f32[4,1024]{1,0:T(8,128)}) parameter(0)
+  %number = s32[]{:T(128)} get-tuple-element(%state), index=0
+  %bound = s32[]{:T(128)} constant(4)
+  ROOT %less = pred[]{:T(512)} compare(%number, %bound), direction=LT
+}
+
+%body (state.1: (s32[], f32[4,1024])) -> (s32[], f32[4,1024]) {
+  %state.1 = (s32[]{:T(128)}, f32[4,1024]{1,0:T(8,128)}) parameter(0)
+  %number.1 = s32[]{:T(128)} get-tuple-element(%state.1), index=0
+  %all = f32[4,1024]{1,0:T(8,128)} get-tuple-element(%state.1), index=1
+  %one = f32[1,1024]{1,0:T(8,128)S(1)} fusion(%all, %number.1), kind=kLoop, calls=%slice_of, backend_config={"window_config":{"estimated_cycles":"500"}}
+  %new = f32[4,1024]{1,0:T(8,128)} fusion(%all, %one, %number.1), kind=kLoop, calls=%write_into, backend_config={"window_config":{"estimated_cycles":"700"}}
+  ROOT %next = (s32[]{:T(128)}, f32[4,1024]{1,0:T(8,128)}) tuple(%number.1, %new)
+}
+
+ENTRY %main (x: f32[4,1024]) -> f32[4,1024] {
+  %x = f32[4,1024]{1,0:T(8,128)} parameter(0)
+  %start = s32[]{:T(128)} constant(0)
+  %fetch = (f32[4,1024]{1,0:T(8,128)S(1)}, f32[4,1024]{1,0:T(8,128)}, u32[]{:S(2)}) copy-start(%x)
+  %fetched = f32[4,1024]{1,0:T(8,128)S(1)} copy-done(%fetch)
+  %kernel = f32[4,1024]{1,0:T(8,128)} custom-call(%x), custom_call_target="tpu_custom_call", backend_config={"custom_call_config": {
+"cost_estimate":{"bytes_accessed":"12345"}
+}}
+  %init = (s32[]{:T(128)}, f32[4,1024]{1,0:T(8,128)}) tuple(%start, %kernel)
+  %loop = (s32[]{:T(128)}, f32[4,1024]{1,0:T(8,128)}) while(%init), condition=%condition, body=%body
+  %gathered = f32[8,1024]{1,0:T(8,128)} all-gather(%x), dimensions={0}
+  ROOT %out = f32[4,1024]{1,0:T(8,128)} get-tuple-element(%loop), index=1
+}
+"""  # noqa: E501
+
+
+def test_cost_counts_loops_slices_and_what_stays_on_the_chip():
+    chip = CHIPS["v5e"]
+    got = cost(TEXT, chip)
+    row, whole = 4 * 1024, 4 * 4 * 1024
+    # The prefetch reads all; the kernel says what it moves; each of four iterations reads one row
+    # and writes one, the row itself being on the chip; the exchange reads and writes memory too.
+    moved = whole + 12345 + 4 * (row + row) + (whole + 2 * whole)
+    # Scalars: the number of the iteration is read twice, and compared with its bound.
+    assert got.nbytes == moved + 4 * (4 + 4) + 4 * (4 + 4 + 1)
+    assert got.cycles == 4 * (500 + 700)
+    seconds = got.cycles / chip.clock + (12345 + 36) / chip.bandwidth + 2 * whole / chip.link
+    assert got.seconds == pytest.approx(seconds)
+    assert cost(TEXT, CHIPS["h200"])[1:] == (None, None)
+
+
+def test_the_reader_knows_the_programs_of_this_machine():
+    """A scan as XLA writes it for CPUs: products and their number of iterations."""
+
+    def step(x, w):
+        return jnp.tanh(x @ w), None
+
+    def f(x, ws):
+        return jax.lax.scan(step, x, ws)[0]
+
+    text = jax.jit(f).lower(jnp.ones((64, 64)), jnp.ones((5, 64, 64))).compile().as_text()
+    module = Module.parse(text)
+    products = [
+        times
+        for _, instruction, times in module.visits(inside_fusions=True)
+        if instruction.opcode == "dot" or "matmul" in instruction.attributes
+    ]
+    assert products
+    assert set(products) == {5}
+    with pytest.raises(ValueError, match="no ENTRY computation"):
+        Module.parse("HloModule empty")
+
+
+def test_layouts_divide_the_model_and_stay_on_a_host():
+    for name in NAMES:
+        config = published(name, dtype="bfloat16", remat="full")
+        for chips in ("v5e-8", "v5p-64", "v6e-16", "h100-8", "h200"):
+            target = Target.parse(chips)
+            found = layout.layouts(config, target, Work(max_new_tokens=4096))
+            for one in found:
+                assert one.shards * one.tensor == target.count
+                assert one.tensor <= target.per_host
+                assert config.hidden_size % one.fsdp == config.num_key_value_heads % one.tensor == 0
+                assert one.shards * one.completions <= 256
+                one.training(Work())  # Raises where the batch does not divide.
+            assert found or name == "Qwen3-8B", (name, chips)
+
+
+def test_what_does_not_fit_is_halved_where_it_is_too_much():
+    target = Target.parse("v5e-8")
+    over = int(target.chip.memory)
+    one = Layout(1, 1, 8, rows=2, completions=32)
+    sampling = [Program("segment", arguments=over), Program("gradients")]
+    assert layout._smaller(one, sampling, target) == Layout(1, 1, 8, 2, 16)
+    update = [Program("segment"), Program("gradients", problem="out of memory")]
+    assert layout._smaller(one, update, target) == Layout(1, 1, 8, 1, 32)
+    assert layout._smaller(Layout(1, 1, 8, 1, 32), update, target) is None
+    assert layout.fits([Program("segment", arguments=int(0.9 * over))], target)
+
+
+def test_advice_begins_with_what_needs_most(tiny_model):
+    one, work = Layout(1, 8, 1, 4, 32), Work()
+    made = [Program("segment", arguments=2 * GB), Program("gradients", arguments=GB)]
+    first, *_ = command.advice(made, one, work, tiny_model)
+    assert first.startswith("fewer completions at a time (--completions, now 32)")
+    made = [Program("segment"), Program("gradients", arguments=GB)]
+    found = command.advice(made, one, work, tiny_model)
+    assert found[0] == "fewer rows at a time (--rows, now 4)"
+    assert "--remat=full (now none)" in found
+    assert "--moment_dtype=bfloat16" in found
+
+
+def test_operations_of_an_update_are_those_of_its_products(tiny_model):
+    """Against XLA's count of a forward pass of one row: the update has three times as many."""
+    mesh = sharding.make_mesh(1, 1, 1, devices=jax.devices()[:1])
+    unrolled = dataclasses.replace(tiny_model, scan_unroll=tiny_model.num_hidden_layers)
+    params = model.abstract_params(unrolled)
+    length = 64
+    ids = jax.ShapeDtypeStruct((1, length), jnp.int32)
+    valid = jax.ShapeDtypeStruct((1, length), bool)
+
+    def forward(params, tokens, positions, valid):
+        return model.logits(params, unrolled, tokens, positions, valid)
+
+    with sharding.use(mesh):
+        counted = jax.jit(forward).lower(params, ids, ids, valid).cost_analysis()["flops"]
+    ours = programs.update_flops(tiny_model, 1, 0, length)
+    # Attention's reference multiplies all pairs; norms, rotation and softmax are not products.
+    assert 0.8 * counted < ours / 3 < counted
+
+
+def test_the_command_refuses_by_name(capsys):
+    for options, message in (
+        (["--chips=v9"], "chips='v9': allowed are v5e, v5p"),
+        (["--mesh=8"], "mesh is '8'; it must be data x fsdp x tensor"),
+        (["--config=no-such-model"], "'no-such-model' is not a folder"),
+    ):
+        assert command.main(options) == 2
+        assert message in capsys.readouterr().err
+
+
+# With the compiler of TPUs ------------------------------------------------------------------
+
+
+@pytest.mark.aot
+def test_a_small_model_compiles_for_tpus_and_keeps_its_promises(tmp_path, capsys):
+    """All programs for four chips: they fit, decoding is in place, and the figures are written."""
+    pytest.importorskip("libtpu")
+    folder, out = tmp_path / "model", tmp_path / "plan.json"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(SMALL.to_hf()))
+    options = [f"--config={folder}", "--chips=v5e-4", "--mesh=1x4x1", f"--json={out}"]
+    assert command.main([*options, "--completions=8", "--max_new_tokens=1100"]) == 0
+    printed = capsys.readouterr().out
+    assert "fits. Predicted:" in printed
+    assert "broken promise" not in printed
+    made = {row["program"]: row for row in json.loads(out.read_text())["programs"]}
+    assert set(made) == set(programs.PARTS)
+    assert all(row["compiles"] and row["seconds"] > 0 for row in made.values())
+    segment = made["segment"]
+    # The cache is written in place: no second copy of it among the temporaries.
+    assert segment["temporaries"] < 0.5 * segment["reused"]
+    assert segment["bytes_moved"] < 3 * segment["bytes_ideal"]

@@ -1,0 +1,1 @@
+"""What sampling and training cost on accelerators, by the accelerators' own compilers."""

@@ -1,0 +1,235 @@
+"""What does a model cost on accelerators? Their own compilers say it, without the accelerators.
+
+    python -m learner.plan --config=Qwen3-4B --chips=v5e-8,v5p-64,h200 --json=plan.json
+
+Every program of sampling and of an update is compiled for each target. What is printed of memory,
+bytes and cycles is the compiler's word; seconds, and all that follows from them, are predicted from
+it. Exits with 1 if something does not compile, does not fit, or breaks a promise of the update.
+"""
+
+import argparse
+import dataclasses
+import importlib.metadata
+import json
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from learner import hub
+from learner.devices import sharding
+from learner.plan import layout as layout_lib
+from learner.plan import programs as programs_lib
+from learner.plan import targets
+from learner.plan.layout import Layout, Work
+from learner.plan.programs import Program
+from learner.plan.targets import Target
+from learner.qwen3.config import DTYPES, REMAT, Qwen3Config
+from learner.qwen3.sizes import NAMES, published
+
+_GIGABYTE = 1e9
+# Of the publication's budget, which hours are predicted for: instances of a round, epochs, rounds.
+_INSTANCES, _EPOCHS, _ROUNDS = 4000, 2, 3
+_VERSIONS = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin")
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m learner.plan", description=(__doc__ or "").split("\n\n")[0]
+    )
+    add = parser.add_argument
+    add("--config", default="Qwen3-4B", help=f"{', '.join(NAMES)}, folders, or hub names")
+    add("--chips", default="v5e-8,v5p-64,v6e-8,h100-8,h200", help="slices, separated by commas")
+    add("--mesh", help="data x fsdp x tensor; derived if not given, with the two that follow")
+    add("--rows", type=int, default=1, help="rows of a micro-batch on each row shard")
+    add("--completions", type=int, default=32, help="sampled at a time on each row shard")
+    add("--dtype", choices=DTYPES, default="bfloat16", help="of activations, decoding and cache")
+    add("--remat", choices=REMAT, default="full", help="what the backward pass finds kept")
+    add("--json", type=Path, help="file for all figures")
+    for field in dataclasses.fields(Work):
+        default: Any = field.default
+        add(f"--{field.name}", type=type(default), default=default, help=_help(field.name))
+    return parser.parse_args(argv)
+
+
+def _help(name: str) -> str:
+    """The line of `Work`'s docstring about a field."""
+    lines = (Work.__doc__ or "").splitlines()
+    return next(x.partition(": ")[2] for x in lines if x.strip().startswith(f"{name}:"))
+
+
+def model_config(name: str, **compute: Any) -> Qwen3Config:
+    """The configuration of a published model, of a folder, or of a model on the hub.
+
+    Args:
+        compute: compute options, as of `Qwen3Config.from_hf`.
+
+    Raises:
+        ValueError: there is none, or an option is invalid.
+    """
+    if name.removeprefix("Qwen/") in NAMES:
+        return published(name, **compute)
+    return Qwen3Config.from_folder(hub.model_folder(name, files=["config.json"]), **compute)
+
+
+def summary(
+    config: Qwen3Config, target: Target, work: Work, layout: Layout, programs: list[Program]
+) -> dict[str, Any]:
+    """The figures of a target; None where the compiler says nothing to predict them from."""
+    named = {program.name: program for program in programs}
+    chip, step, gradients = target.chip, named["segment"], named["gradients"]
+    row: dict[str, Any] = {
+        "chip": target.name,
+        "mesh": layout.mesh,
+        "chips": target.count,
+        "rows": layout.rows,
+        "completions": layout.completions,
+        "fits": layout_lib.fits(programs, target),
+        "peak": max(program.total for program in programs),
+        "memory": chip.memory,
+        "decode_tokens_per_second": None,
+        "decode_roofline": None,
+        "update_mfu": None,
+        "run_hours": None,
+    }
+    if step.seconds is None or gradients.seconds is None:
+        return row
+    tokens = layout.completions * layout.shards / step.seconds
+    completions = work.prompts_per_step * work.group_size
+    per_row = layout.rows * work.completions_per_row * layout.shards
+    micro_batches = math.ceil(completions / per_row)
+    update = micro_batches * gradients.seconds + (named["optimizer"].seconds or 0)
+    # Rows with several completions compute their prompt once, which these operations do not know.
+    flops = programs_lib.update_flops(
+        config, completions, work.prompt_length, work.max_new_tokens
+    ) / (target.count * chip.flops)
+    steps = _INSTANCES * _EPOCHS * _ROUNDS / work.prompts_per_step
+    seconds = steps * (completions * work.max_new_tokens / tokens + update)
+    row |= {
+        "decode_tokens_per_second": tokens,
+        "decode_roofline": step.bytes_ideal / chip.bandwidth / step.seconds,
+        "update_mfu": flops / update,
+        "run_hours": seconds / 3600,
+    }
+    return row
+
+
+def table(row: dict[str, Any], programs: list[Program]) -> str:
+    """A target in lines: its programs, in gigabytes (1e9 bytes) of one device, and what follows."""
+    columns = {
+        "arguments": "arguments",
+        "outputs": "outputs",
+        "reused": "reused",
+        "temporaries": "temporaries",
+        "elsewhere": "elsewhere",
+        "total": "total",
+        "bytes_ideal": "needs",
+        "bytes_moved": "moves",
+    }
+    lines = [
+        f"\n## {row['config']} on {row['chip']}\n",
+        f"Mesh {row['mesh']}; {row['completions']} completions and {row['rows']} rows at a time on "
+        "each row shard.\n",
+        "| program | " + " | ".join([*columns.values(), "predicted ms", "compiled in s"]) + " |",
+        "| --- |" + " --- |" * (len(columns) + 2),
+    ]
+    for program in programs:
+        if program.problem:
+            lines.append(f"| {program.name} | does not compile: {program.problem} |")
+            continue
+        values = [f"{getattr(program, column) / _GIGABYTE:.3g}" for column in columns]
+        seconds = "" if program.seconds is None else f"{1e3 * program.seconds:.3g}"
+        values += [seconds, f"{program.compile_seconds:.0f}"]
+        lines.append(f"| {program.name} | " + " | ".join(values) + " |")
+    verdict = f"Needs {row['peak'] / _GIGABYTE:.3g} of {row['memory'] / _GIGABYTE:.3g} GB"
+    lines += ["", f"{verdict}: {'fits' if row['fits'] else 'does not fit'}."]
+    if row["run_hours"] is not None:
+        lines[-1] += (
+            f" Predicted: {row['decode_tokens_per_second']:,.0f} tokens/s sampled, "
+            f"{row['decode_roofline']:.0%} of the memory's bandwidth; the update reaches "
+            f"{row['update_mfu']:.0%} of the peak; a run of {_ROUNDS} rounds takes "
+            f"{row['run_hours']:.1f} hours ({row['run_hours'] * row['chips']:.0f} chip-hours) if "
+            "every completion is of the greatest length."
+        )
+    return "\n".join(lines)
+
+
+def advice(programs: list[Program], layout: Layout, work: Work, config: Qwen3Config) -> list[str]:
+    """What to change where something does not fit, the most useful first."""
+    heaviest = max(programs, key=lambda program: (bool(program.problem), program.total))
+    if programs_lib.PARTS[heaviest.name] == "sampling":
+        found = [
+            f"fewer completions at a time (--completions, now {layout.completions}), or shorter "
+            f"ones (--max_new_tokens, now {work.max_new_tokens})",
+            f"a larger tensor axis (--mesh, now {layout.mesh}): it splits the weights for decoding",
+        ]
+    else:
+        found = [f"fewer rows at a time (--rows, now {layout.rows})"] * (layout.rows > 1)
+        if config.remat not in ("full", "offload"):
+            found.append(f"--remat=full (now {config.remat})")
+        found.append(f"a larger fsdp axis (--mesh, now {layout.mesh}): it splits the state")
+    if not work.lora_rank:
+        found += ["--moment_dtype=bfloat16", "--lora_rank=16: no moments of the model's parameters"]
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Plan for every target and print; 1 if something does not fit, 2 if options are wrong."""
+    options = _arguments(argv)
+    targets.use_compilers()
+    work = Work(**{x.name: getattr(options, x.name) for x in dataclasses.fields(Work)})
+    result: dict[str, Any] = {
+        "versions": {x: _version(x) for x in _VERSIONS},
+        "work": dataclasses.asdict(work),
+        "targets": [],
+        "programs": [],
+    }
+    sound = True
+    try:
+        chosen = [Target.parse(name) for name in options.chips.split(",")]
+        given = None
+        if options.mesh:
+            given = Layout(*sharding.mesh_size(options.mesh), options.rows, options.completions)
+        print(
+            f"Prompts of {work.prompt_length} tokens, completions of up to {work.max_new_tokens}; "
+            "GB of one device."
+        )
+        for name in options.config.split(","):
+            config = model_config(name, dtype=options.dtype, remat=options.remat)
+            for target in chosen:
+                layout, programs = layout_lib.plan(config, target, work, given)
+                row = {"config": name, **summary(config, target, work, layout, programs)}
+                print(table(row, programs), flush=True)
+                if not row["fits"]:
+                    print("\nWhat to change:\n")
+                    print(*(f"- {x}" for x in advice(programs, layout, work, config)), sep="\n")
+                for promise in (x for program in programs for x in program.broken):
+                    print(f"- broken promise: {promise}")
+                sound &= row["fits"] and not any(program.broken for program in programs)
+                result["targets"].append(row)
+                place = {"config": name, "chip": target.name, "mesh": layout.mesh}
+                result["programs"] += [place | _record(program) for program in programs]
+                if options.json:
+                    options.json.write_text(json.dumps(result, indent=1) + "\n")
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0 if sound else 1
+
+
+def _record(program: Program) -> dict[str, Any]:
+    """What is written of a program."""
+    values = dataclasses.asdict(program)
+    return {"program": values.pop("name"), "compiles": not program.problem, **values}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,160 @@
+"""What a compiled program costs one device: bytes that it moves, and on a TPU its time.
+
+The compiler for TPUs writes how many cycles it reckons with behind nearly every instruction. Some
+carry none, kernels (custom calls) and exchanges between chips above all: they count by their bytes.
+Transfers that run beside other instructions take no time of their own, but a program is never
+faster than its bytes pass through memory.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from learner.plan.hlo import COLLECTIVES, Computation, Instruction, Module
+from learner.plan.targets import Chip
+
+# What moves nothing itself. The end of a transfer that runs beside others counts at its start.
+_FREE = {
+    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "while", "call",
+    "conditional", "opt-barrier", "partition-id", "replica-id", "iota",
+}  # fmt: skip
+_IN_PLACE = ("dynamic-update-slice", "scatter")
+_PARTS = ("dynamic-slice", "gather", "slice")
+_RESHAPES = ("bitcast", "reshape", "copy")
+_MARKERS = (
+    "AllocateBuffer",
+    "AssumeGatherIndicesInBound",
+    "ConcatBitcast",
+    "GatherScatterIndicesBitpacked",
+)
+
+
+class Cost(NamedTuple):
+    """Of one device.
+
+    Attributes:
+        nbytes: read from and written to its memory.
+        cycles: as the compiler reckons, where it does.
+        seconds: see the module; None where the compiler reckons no cycles.
+    """
+
+    nbytes: float
+    cycles: int | None
+    seconds: float | None
+
+
+def cost(text: str, chip: Chip, unknown_iterations: int = 1) -> Cost:
+    """The cost of a program.
+
+    Args:
+        text: `jax.stages.Compiled.as_text`.
+        chip: what it was compiled for.
+        unknown_iterations: of loops that end when they find something, as decoding does.
+    """
+    module = Module.parse(text)
+    nbytes, cycles, seconds = 0.0, 0, 0.0
+    for computation, instruction, times in module.visits(unknown_iterations):
+        if instruction.opcode in _FREE or instruction.opcode.endswith("-done"):
+            continue
+        moved = _moved(module, computation, instruction)
+        nbytes += times * moved
+        if instruction.cycles is not None:
+            cycles += times * instruction.cycles
+        elif instruction.opcode in COLLECTIVES:
+            seconds += times * sum(shape.nbytes for shape in instruction.shapes) / chip.link
+        elif not instruction.opcode.endswith("-start"):
+            seconds += times * moved / chip.bandwidth
+    if chip.clock is None:
+        return Cost(nbytes, None, None)
+    return Cost(nbytes, cycles, max(seconds + cycles / chip.clock, nbytes / chip.bandwidth))
+
+
+def _moved(module: Module, computation: Computation, instruction: Instruction) -> int:
+    """Bytes that an instruction reads from and writes to the device's memory."""
+    said = re.search(r'"bytes_accessed":"?(\d+)', instruction.attributes)
+    if instruction.opcode == "custom-call":
+        if any(f'"{marker}"' in instruction.attributes for marker in _MARKERS):
+            return 0
+        if said:
+            return int(said[1])
+    operands = [computation.instructions[name] for name in instruction.operands]
+    if instruction.opcode == "fusion":
+        return _fusion_bytes(module, instruction, operands)
+    if instruction.opcode in _IN_PLACE:
+        return 2 * _size(_update(computation, instruction))
+    if instruction.opcode in _PARTS:
+        return 2 * _size(instruction)
+    if instruction.opcode.endswith("-start"):  # Its result holds target, operand and a context.
+        shapes = instruction.shapes
+        target = shapes[0 if instruction.opcode == "copy-start" or len(shapes) == 1 else 1]
+        return target.nbytes * (bool(_size(operands[0])) + (not target.on_chip))
+    return _size(instruction) + sum(map(_size, operands))
+
+
+def _fusion_bytes(module: Module, fusion: Instruction, operands: list[Instruction]) -> int:
+    """As `_moved`: of an operand only what is read, of a result only what is written anew."""
+    total = 0
+    fused = module.computations[fusion.called[0]]
+    for number, operand in enumerate(operands):
+        if not _size(operand):
+            continue
+        users = list(_users(module, fused, _parameter(fused, number)))
+        if users and all(user.opcode in _PARTS for user, _ in users):
+            total += min(_size(operand), sum(_nbytes(user) for user, _ in users))
+        elif not all(user.opcode in _IN_PLACE and first for user, first in users):
+            total += _size(operand)
+    root = fused.instructions[fused.root]
+    outputs = [root]
+    if root.opcode == "tuple":
+        outputs = [fused.instructions[name] for name in root.operands]
+    for shape, output in zip(fusion.shapes, outputs, strict=False):
+        output = _source(fused, output)
+        if output.opcode in _IN_PLACE:
+            total += _nbytes(_update(fused, output))
+        elif not shape.on_chip:
+            total += shape.nbytes
+    return total
+
+
+def _parameter(fused: Computation, number: int) -> Instruction:
+    return next(
+        x for x in fused.instructions.values() if x.opcode == "parameter" and x.number == number
+    )
+
+
+def _users(
+    module: Module, fused: Computation, value: Instruction
+) -> Iterator[tuple[Instruction, bool]]:
+    """Who takes a value, whatever changes its shape alone; and whether as its first operand."""
+    for user in fused.users[value.name]:
+        if user.opcode in _RESHAPES and user.name != fused.root:
+            yield from _users(module, fused, user)
+        elif user.opcode == "fusion":
+            inner = module.computations[user.called[0]]
+            for number, name in enumerate(user.operands):
+                if name == value.name:
+                    yield from _users(module, inner, _parameter(inner, number))
+        else:
+            yield user, user.operands[0] == value.name
+
+
+def _source(fused: Computation, instruction: Instruction) -> Instruction:
+    """What made a value, before changes of its shape alone."""
+    while instruction.opcode in _RESHAPES:
+        instruction = fused.instructions[instruction.operands[0]]
+    return instruction
+
+
+def _update(computation: Computation, instruction: Instruction) -> Instruction:
+    """What is written in place."""
+    place = 1 if instruction.opcode == "dynamic-update-slice" else -1
+    return computation.instructions[instruction.operands[place]]
+
+
+def _nbytes(instruction: Instruction) -> int:
+    return sum(shape.nbytes for shape in instruction.shapes)
+
+
+def _size(instruction: Instruction) -> int:
+    """Bytes of a result that are in the device's memory."""
+    return sum(shape.nbytes for shape in instruction.shapes if not shape.on_chip)

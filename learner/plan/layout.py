@@ -1,0 +1,195 @@
+"""How a model lies on a slice of chips: the mesh, and how much of a batch is on it at a time."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+
+import jax
+
+from learner.devices import sharding
+from learner.plan.programs import PARTS, Program, compiled, for_chip
+from learner.plan.targets import Target
+from learner.qwen3 import model
+from learner.qwen3.config import Qwen3Config
+from learner.training.grpo import ObjectiveConfig
+from learner.training.lora import LoraConfig
+from learner.training.train_state import OptimizerConfig
+from learner.training.trainer import GRPOConfig
+
+#: Fraction of a device's memory that programs may fill; the rest is the runtime's, and fragments.
+USABLE = 0.92
+
+_MOST_ROWS, _MOST_COMPLETIONS = 4, 64
+# Bytes of a parameter while its gradient is made: itself, two moments, the gradient, its sum.
+_STATE_BYTES = 20
+# Of an exchange in every layer, whatever its size; only to rank layouts.
+_EXCHANGE_SECONDS = 5e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What is trained, whatever the chips.
+
+    Attributes:
+        prompt_length: tokens of the longest prompt.
+        max_new_tokens: tokens of the longest completion.
+        group_size: completions to a prompt.
+        prompts_per_step: of one update.
+        completions_per_row: completions that share a row.
+        moment_dtype: of Adam's first moment.
+        lora_rank: of adapters; 0 trains all parameters.
+        kl_coef: above 0 there is a reference model.
+    """
+
+    prompt_length: int = 512
+    max_new_tokens: int = 1024
+    group_size: int = 8
+    prompts_per_step: int = 32
+    completions_per_row: int = 1
+    moment_dtype: str = "float32"
+    lora_rank: int = 0
+    kl_coef: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """A mesh and batch sizes.
+
+    Attributes:
+        data, fsdp, tensor: sizes of the mesh axes.
+        rows: rows of a micro-batch on each row shard.
+        completions: sampled at a time on each row shard.
+    """
+
+    data: int
+    fsdp: int
+    tensor: int
+    rows: int
+    completions: int
+
+    @property
+    def shards(self) -> int:
+        """Over how many parts rows are split."""
+        return self.data * self.fsdp
+
+    @property
+    def mesh(self) -> str:
+        """As options spell it."""
+        return f"{self.data}x{self.fsdp}x{self.tensor}"
+
+    def training(self, work: Work) -> GRPOConfig:
+        """The options of training; as many prompts as let all completions run at a time."""
+        completions = self.completions * self.shards
+        return GRPOConfig(
+            prompts_per_step=max(1, completions // work.group_size),
+            group_size=work.group_size,
+            micro_batch_rows=self.rows * self.shards,
+            completions_per_row=work.completions_per_row,
+            max_new_tokens=work.max_new_tokens,
+            sampling_rows=completions,
+            objective=ObjectiveConfig(kl_coef=work.kl_coef),
+            optimizer=OptimizerConfig(moment_dtype=work.moment_dtype),
+            lora=LoraConfig(rank=work.lora_rank),
+        )
+
+
+def layouts(config: Qwen3Config, target: Target, work: Work) -> list[Layout]:
+    """Layouts that should fit, the fastest first, by weights, state and caches alone.
+
+    Most of a step is decoding, which reads the weights, whole on every device of `fsdp`, and the
+    caches of its completions once a token. Processes sample alone, so `tensor` stays on a host.
+    """
+    parameters = sum(x.size for x in jax.tree.leaves(model.abstract_params(config)))
+    memory = USABLE * target.chip.memory
+    itemsize = 4 if config.dtype == "float32" else 2
+    state = parameters * (_STATE_BYTES if work.lora_rank == 0 else 4)
+    per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    cache = itemsize * per_token * (work.max_new_tokens + work.prompt_length / work.group_size)
+    row = 4 * itemsize * config.num_hidden_layers * config.hidden_size
+    row *= work.prompt_length + work.max_new_tokens * work.completions_per_row
+    found: list[tuple[float, Layout]] = []
+    sizes = list(_powers(target.count))
+    for tensor, fsdp in itertools.product(sizes, sizes):
+        data = target.count // (tensor * fsdp)
+        divides = config.num_key_value_heads % tensor == config.hidden_size % fsdp == 0
+        if not data or not divides or tensor > target.per_host:
+            continue
+        weights, resident = itemsize * parameters / tensor, state / (fsdp * tensor)
+        # Half of it besides: while it grows, the cache is there in two sizes.
+        most = int((memory - weights - resident) / (1.5 * cache / tensor))
+        batch = work.prompts_per_step * work.group_size // (data * fsdp)
+        if resident > 0.7 * memory or most < 1 or batch < 1:
+            continue
+        completions = _power_below(min(_MOST_COMPLETIONS, most, batch))
+        rows = _power_below(min(_MOST_ROWS, max(1, int((memory - resident) / row)), batch))
+        seconds = (weights + completions * cache / tensor) / target.chip.bandwidth
+        seconds += (tensor > 1) * 2 * config.num_hidden_layers * _EXCHANGE_SECONDS
+        layout = Layout(data, fsdp, tensor, rows, completions)
+        found.append((seconds / (layout.shards * completions), layout))
+    return [layout for _, layout in sorted(found, key=lambda pair: (pair[0], pair[1].fsdp))]
+
+
+def fits(programs: list[Program], target: Target) -> bool:
+    """Whether every program compiles and leaves the runtime its part of the memory."""
+    return all(not p.problem and p.total <= USABLE * target.chip.memory for p in programs)
+
+
+def plan(
+    config: Qwen3Config, target: Target, work: Work, layout: Layout | None = None, tries: int = 4
+) -> tuple[Layout, list[Program]]:
+    """Compile a model for a slice, with the first layout that fits or, if none does, the last one.
+
+    What does not fit is tried again with half of what is too much: completions at a time if
+    sampling needs more than there is, rows if the update does.
+
+    Args:
+        config: the model.
+        target: the chips.
+        work: what is trained.
+        layout: the only one to try; None derives it.
+        tries: layouts to compile at most.
+
+    Raises:
+        ValueError: no layout is possible, or the chips have no compiler here.
+    """
+    config = for_chip(config, target.chip)
+    devices = target.devices()
+    for one in [layout] if layout else layouts(config, target, work):
+        while True:
+            mesh = sharding.make_mesh(one.data, one.fsdp, one.tensor, devices=devices)
+            training = one.training(work)
+            programs = compiled(config, training, mesh, work.prompt_length, target.chip)
+            tries -= 1
+            if layout or tries == 0 or fits(programs, target):
+                return one, programs
+            smaller = _smaller(one, programs, target)
+            if smaller is None:
+                break
+            one = smaller
+    raise ValueError(
+        f"chips={target.name!r}: too little memory for this model and completions of "
+        f"{work.max_new_tokens} tokens; take more chips, shorter completions, or lora_rank"
+    )
+
+
+def _smaller(layout: Layout, programs: list[Program], target: Target) -> Layout | None:
+    """Half of what does not fit; None if it cannot be halved."""
+    parts = {PARTS[p.name] for p in programs if not fits([p], target)}
+    rows, completions = layout.rows, layout.completions
+    if "update" in parts:
+        rows //= 2
+    if "sampling" in parts:
+        completions //= 2
+    if rows < 1 or completions < 1:
+        return None
+    return dataclasses.replace(layout, rows=rows, completions=completions)
+
+
+def _powers(largest: int) -> Iterator[int]:
+    """1, 2, 4, ... up to `largest`."""
+    return (1 << n for n in range(largest.bit_length()))
+
+
+def _power_below(number: int) -> int:
+    """The largest power of two up to a number."""
+    return 1 << number.bit_length() - 1

@@ -1,0 +1,212 @@
+"""The programs of sampling and of an update, compiled for chips without weights.
+
+They are those of `learner.training.trainer` with the longest prompts and completions: parameters
+for decoding, prefill, a segment of decoding and the growth of its cache; the gradients of one
+micro-batch and the optimizer.
+"""
+
+import dataclasses
+import math
+import time
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from learner.checks import first_line
+from learner.devices import sharding
+from learner.plan import promises
+from learner.plan.cost import cost
+from learner.plan.targets import Chip
+from learner.qwen3 import model
+from learner.qwen3.attention import obstacle
+from learner.qwen3.config import Qwen3Config
+from learner.training.train_state import abstract_train_state
+from learner.training.trainer import GRPOConfig, GRPOTrainer
+
+#: Program -> the part of a step that it belongs to.
+PARTS = {
+    "prepare": "sampling",
+    "prefill": "sampling",
+    "resize": "sampling",
+    "segment": "sampling",
+    "gradients": "update",
+    "optimizer": "update",
+}
+
+# The kernels of each platform, whatever machine this is; `learner.qwen3.attention.choose`.
+_ATTENTION = {"tpu": "splash", "cuda": "cudnn"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """One program on one device, as its compiler made it. Sizes in bytes.
+
+    Attributes:
+        name: of `PARTS`.
+        problem: why it does not compile; empty if it does, and what follows is empty if not.
+        broken: promises that the gradients do not keep, `learner.plan.promises`.
+        arguments, outputs: of the program.
+        reused: arguments whose memory the outputs take over.
+        temporaries: what the compiler adds.
+        elsewhere: what lives on the device at that time and is no argument.
+        compile_seconds: here.
+        bytes_ideal: arguments and new outputs, once each.
+        bytes_moved: what it reads and writes; of a segment, in one step of decoding.
+        cycles: as the compiler reckons; None for GPUs.
+        seconds: predicted from cycles and bytes, `learner.plan.cost`; None for GPUs.
+    """
+
+    name: str
+    problem: str = ""
+    broken: tuple[str, ...] = ()
+    arguments: int = 0
+    outputs: int = 0
+    reused: int = 0
+    temporaries: int = 0
+    elsewhere: int = 0
+    compile_seconds: float = 0.0
+    bytes_ideal: int = 0
+    bytes_moved: float = 0.0
+    cycles: float | None = None
+    seconds: float | None = None
+
+    @property
+    def total(self) -> int:
+        """Bytes of the device while it runs."""
+        return self.arguments + self.outputs - self.reused + self.temporaries + self.elsewhere
+
+
+@dataclasses.dataclass(frozen=True)
+class _Vocabulary:
+    """What shapes depend on of a tokenizer."""
+
+    size: int
+    eos_token_id: int = 1
+    pad_token_id: int = 0
+
+    def get_vocab(self) -> dict[str, int]:
+        return {"last": self.size - 1}
+
+
+def abstract_trainer(config: Qwen3Config, training: GRPOConfig, mesh: Mesh) -> GRPOTrainer:
+    """A trainer without any arrays, whose programs can be lowered."""
+    params = abstract_train_state(config, training.optimizer, mesh).params
+    return GRPOTrainer(
+        training,
+        config,
+        mesh,
+        _Vocabulary(config.vocab_size),
+        reference_params=params if training.objective.kl_coef > 0 else None,
+        base_params=params if training.lora.rank else None,
+    )
+
+
+def for_chip(config: Qwen3Config, chip: Chip) -> Qwen3Config:
+    """The model with the attention kernel of a chip, where that one can do it."""
+    name = _ATTENTION[chip.platform]
+    if obstacle(name, config) or chip.name == "t4":  # cuDNN's needs an A100 or later.
+        name = "reference"
+    return dataclasses.replace(config, attention=name)
+
+
+def compiled(
+    config: Qwen3Config, training: GRPOConfig, mesh: Mesh, prompt_length: int, chip: Chip
+) -> list[Program]:
+    """All programs of a step, compiled for the devices of a mesh.
+
+    Args:
+        config: the model; `for_chip`.
+        training: how it is trained and sampled.
+        mesh: devices of the chip, `learner.plan.targets`; nothing runs on them.
+        prompt_length: tokens of the longest prompt.
+        chip: what the devices are.
+
+    Raises:
+        ValueError: model, options and mesh do not go together.
+    """
+    trainer = abstract_trainer(config, training, mesh)
+    lowered = trainer.lower_sampling(prompt_length) | trainer.lower_update(prompt_length)
+    steps = min(32, training.max_new_tokens)
+    row_tokens, _ = training.row_shape(
+        prompt_length + training.completions_per_row * training.max_new_tokens, 1
+    )
+    tokens = row_tokens * training.micro_batch_rows // sharding.num_row_shards(mesh)
+    made = {}
+    for name in (name for name in PARTS if name in lowered):
+        made[name], text = _program(name, lowered[name], chip, steps)
+        if name == "gradients" and text:
+            found = tuple(promises.broken(text, config, mesh, tokens))
+            made[name] = dataclasses.replace(made[name], broken=found)
+
+    state = abstract_train_state(config, training.optimizer, mesh, training.lora)
+    params = _nbytes(abstract_train_state(config, training.optimizer, mesh).params)
+    frozen = ((training.objective.kl_coef > 0) + (training.lora.rank > 0)) * params
+    resident = _nbytes(state) + frozen
+    if training.lora.rank:
+        resident += params  # The base and its adapters, merged.
+    weights, prompt_cache = made["prepare"].outputs, made["prefill"].reused
+    elsewhere = {
+        "prepare": resident - made["prepare"].arguments,
+        "prefill": resident + made["segment"].reused,
+        "resize": resident + weights + prompt_cache,
+        "segment": resident,
+        "gradients": _nbytes(state.opt_state),
+        "optimizer": frozen,
+    }
+    return [dataclasses.replace(p, elsewhere=elsewhere[name]) for name, p in made.items()]
+
+
+def _program(name: str, lowered: jax.stages.Lowered, chip: Chip, steps: int) -> tuple[Program, str]:
+    """One of them, and its text; `steps` are those of a segment, whose cost is that of one."""
+    start = time.perf_counter()
+    try:
+        program = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:  # The compiler of TPUs says what does not fit.
+        return Program(name, problem=first_line(error)[:300]), ""
+    seconds = time.perf_counter() - start
+    memory: Any = program.memory_analysis()
+    times = steps if name == "segment" else 1
+    text = program.as_text() or ""
+    of_all = cost(text, chip, unknown_iterations=times)
+    arguments, outputs = memory.argument_size_in_bytes, memory.output_size_in_bytes
+    reused = memory.alias_size_in_bytes
+    made = Program(
+        name=name,
+        arguments=arguments,
+        outputs=outputs,
+        reused=reused,
+        temporaries=memory.temp_size_in_bytes,
+        compile_seconds=seconds,
+        bytes_ideal=arguments + outputs - reused,
+        bytes_moved=of_all.nbytes / times,
+        cycles=None if of_all.cycles is None else of_all.cycles / times,
+        seconds=None if of_all.seconds is None else of_all.seconds / times,
+    )
+    return made, text
+
+
+def _nbytes(tree: Any) -> int:
+    """Bytes of one device."""
+    return sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
+    )
+
+
+def update_flops(config: Qwen3Config, rows: int, prompt: int, completion: int) -> float:
+    """Operations of an update that a model needs, without what is computed again.
+
+    Six for each parameter of a product and token (arXiv 2001.08361, forwards and backwards), the
+    output matrix only for completions, and half of all pairs of tokens in attention.
+
+    Args:
+        config: the model.
+        rows: of so many tokens each.
+        prompt, completion: tokens.
+    """
+    params = model.abstract_params(config)
+    matrices = sum(x.size for x in jax.tree.leaves(params["layers"]))
+    output = config.vocab_size * config.hidden_size
+    length = prompt + completion
+    heads = config.num_hidden_layers * config.num_attention_heads * config.head_dim
+    return rows * (6 * matrices * length + 6 * output * completion + 6 * heads * length**2)

@@ -1,0 +1,138 @@
+"""What the gradients of a compiled update must not do, read off the program of one device.
+
+- `parameters`: no device holds all layers of a matrix that is split; outside the loops over layers
+  no more than one layer of weights is gathered.
+- `logits`: no array has a row of logits for more tokens than `learner.qwen3.logprobs` computes at
+  once.
+- `bfloat16`: weights are cast before they are gathered; what is kept of every layer for the
+  backward pass is bfloat16.
+"""
+
+import inspect
+import itertools
+import math
+from collections.abc import Iterator
+
+import jax
+from jax.sharding import Mesh
+
+from learner.devices import sharding
+from learner.plan.hlo import Instruction, Module
+from learner.qwen3 import model
+from learner.qwen3.config import Qwen3Config
+from learner.qwen3.logprobs import token_logprobs
+
+_CHUNK = inspect.signature(token_logprobs).parameters["chunk"].default
+
+
+def broken(text: str, config: Qwen3Config, mesh: Mesh, tokens: int) -> list[str]:
+    """Broken promises, each with its instruction; empty if all are kept.
+
+    Args:
+        text: of the compiled gradients, `jax.stages.Compiled.as_text`.
+        config: the model; its layers scanned.
+        mesh: what it was compiled for.
+        tokens: in the rows of one device.
+    """
+    module = Module.parse(text)
+    visits = [(i, times) for _, i, times in module.visits()]
+    loops = config.num_hidden_layers // config.scan_unroll
+    scans = [i for i, _ in visits if i.opcode == "while" and module.iterations(i) == loops]
+    found = [*_parameters(visits, config, mesh), *_logits(visits, config, mesh)]
+    if config.dtype == "bfloat16":
+        found += _bfloat16(visits, scans, config, mesh, tokens)
+    if len(scans) < 2:
+        found.append(f"parameters: {len(scans)} loops over layers; there must be two, one each way")
+    return list(dict.fromkeys(found))
+
+
+def _parameters(
+    visits: list[tuple[Instruction, int]], config: Qwen3Config, mesh: Mesh
+) -> Iterator[str]:
+    _, gathered = _stacks(config, mesh)
+    layers = jax.tree.leaves(model.abstract_params(config)["layers"])
+    layer = sum(leaf.size for leaf in layers) // config.num_hidden_layers
+    outside = 0
+    for instruction, times in visits:
+        for shape in instruction.shapes:
+            if tuple(sorted(shape.dims)) in gathered:
+                yield f"parameters: {_described(instruction)} holds a matrix of all layers"
+            is_weight = shape.dtype in ("f32", "bf16") and len(shape.dims) > 1
+            is_weight &= not _widths(config.vocab_size, "tensor", mesh) & set(shape.dims)
+            if instruction.opcode.startswith("all-gather") and times == 1 and is_weight:
+                outside += math.prod(shape.dims)
+    if outside > layer:
+        yield (
+            f"parameters: {outside:,} numbers are gathered outside the loops over layers, more "
+            f"than the {layer:,} of a layer"
+        )
+
+
+def _logits(
+    visits: list[tuple[Instruction, int]], config: Qwen3Config, mesh: Mesh
+) -> Iterator[str]:
+    widths = _widths(config.hidden_size, "fsdp", mesh)
+    for instruction, _ in visits:
+        for shape in instruction.shapes:
+            for size in _widths(config.vocab_size, "tensor", mesh) & set(shape.dims):
+                tokens = math.prod(shape.dims) // size
+                if tokens > _CHUNK and tokens not in widths:
+                    yield f"logits: {_described(instruction)} has those of {tokens:,} tokens"
+
+
+def _bfloat16(
+    visits: list[tuple[Instruction, int]],
+    scans: list[Instruction],
+    config: Qwen3Config,
+    mesh: Mesh,
+    tokens: int,
+) -> Iterator[str]:
+    vector = max(config.hidden_size, config.num_attention_heads * config.head_dim)
+    for instruction, _ in visits:
+        for shape in instruction.shapes:
+            large = shape.dtype == "f32" and math.prod(shape.dims) > vector
+            if instruction.opcode.startswith("all-gather") and large:
+                yield f"bfloat16: {_described(instruction)} gathers float32"
+    own, _ = _stacks(config, mesh)
+    # The largest that may be float32: cosines and sines of the rotation, half a head a token.
+    rotation = tokens * config.head_dim // 2
+    smallest = max(rotation + 1, tokens * min(_widths(config.hidden_size, "fsdp", mesh)))
+    for scan in scans:
+        for shape in scan.shapes:
+            size = math.prod(shape.dims)
+            if shape.dtype != "f32" or tuple(sorted(shape.dims)) in own:
+                continue
+            stacked = shape.dims[:1] == (config.num_hidden_layers,)
+            kept = stacked and size > config.num_hidden_layers * vector
+            if kept or (not stacked and size >= smallest):
+                yield f"bfloat16: {_described(scan)} carries activations as {shape}"
+
+
+def _widths(size: int, axis: str, mesh: Mesh) -> set[int]:
+    """Lengths that an axis can have on a device: whole, or split."""
+    return {size, size // mesh.shape[axis]}
+
+
+def _stacks(config: Qwen3Config, mesh: Mesh) -> tuple[set[tuple[int, ...]], set[tuple[int, ...]]]:
+    """Dimensions of the stacked parameters, sorted: as each device has them, and gathered ones."""
+    rules = dict(sharding.RULES)
+    own: set[tuple[int, ...]] = set()
+    gathered: set[tuple[int, ...]] = set()
+    leaves = zip(
+        jax.tree.leaves(model.abstract_params(config)["layers"]),
+        jax.tree.leaves(
+            model.logical_axes(config)["layers"], is_leaf=lambda x: isinstance(x, tuple)
+        ),
+        strict=True,
+    )
+    for leaf, axes in leaves:
+        splits = [mesh.shape.get(str(rules[axis]), 1) for axis in axes]
+        for choice in itertools.product(*[{1, split} for split in splits]):
+            dims = tuple(sorted(n // split for n, split in zip(leaf.shape, choice, strict=True)))
+            (own if choice == tuple(splits) else gathered).add(dims)
+    return own, gathered - own
+
+
+def _described(instruction: Instruction) -> str:
+    shape = instruction.shapes[0] if len(instruction.shapes) == 1 else "a tuple"
+    return f"{instruction.opcode} {instruction.name} ({shape}, of {instruction.source!r})"

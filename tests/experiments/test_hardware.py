@@ -1,0 +1,62 @@
+"""Configurations for accelerators: they are valid, divide over their mesh, and fit."""
+
+import subprocess
+import sys
+
+import pytest
+from jax.sharding import AbstractMesh
+
+from experiments import settings as settings_lib
+from experiments.configs import hardware
+from learner.devices import sharding
+from learner.plan.layout import USABLE
+from learner.plan.targets import Target
+from learner.qwen3 import placement
+from learner.qwen3.sizes import published
+
+MODELS = ("Qwen3-0.6B", "Qwen3-1.7B", "Qwen3-4B")
+CHIPS = ("v5e-8", "v5p-64", "v6e-8", "h100-8", "h200")
+
+
+def test_every_model_has_a_layout_that_fits_on_every_target():
+    assert set(hardware.LAYOUTS) == {f"{model}@{chips}" for model in MODELS for chips in CHIPS}
+    for name, layout in hardware.LAYOUTS.items():
+        assert layout["fits"], name
+        assert layout["peak"] <= USABLE * Target.parse(layout["chip"]).chip.memory, name
+
+
+@pytest.mark.parametrize("name", hardware.LAYOUTS)
+def test_configurations_are_valid_and_divide_over_their_mesh(name):
+    config = hardware.get_config(name).copy_and_resolve_references()
+    config.model.path = settings_lib.TINY_MODEL  # The folder of the real one is elsewhere.
+    settings = settings_lib.from_config(config)
+    mesh, target = settings.mesh, Target.parse(name.partition("@")[2])
+    sizes = (mesh.data, mesh.fsdp, mesh.tensor)
+    placement.check(published(name.partition("@")[0]), AbstractMesh(sizes, sharding.MESH_AXES))
+    assert mesh.data * mesh.fsdp * mesh.tensor == target.count
+    assert mesh.tensor <= target.per_host
+    # The publication's budget, whatever the chips.
+    assert settings.environment.num_instances == 4000
+    assert (settings.loop.rounds, settings.training.epochs) == (3, 2.0)
+    assert settings.training.num_steps(4000) == 250
+
+
+def test_a_run_takes_the_configuration_by_name(tmp_path):
+    command = [sys.executable, "-m", "experiments.main", f"--workdir={tmp_path}/run"]
+
+    def run(name):
+        done = subprocess.run(
+            [*command, f"--config=experiments/configs/hardware.py:{name}"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=200,
+        )
+        return done.returncode, done.stderr
+
+    code, error = run("Qwen3-4B@v5p-64")  # Read as far as the model's folder, which is missing.
+    assert code == 1
+    assert "error: model.path='Qwen3-4B'" in error
+    code, error = run("Qwen3-4B@v9")
+    assert code != 0
+    assert "allowed are Qwen3-4B@v5e-8" in error
