@@ -75,6 +75,7 @@ def _run(reporter: Reporter) -> Path:
         distributed.on_first(lambda: stack.enter_context(directory.locked()))
         distributed.on_first(lambda: directory.claim(settings))
         agreement.check_shared(directory.root)
+        process.keep_compiled(directory.root / "compilation_cache")
         with contextlib.ExitStack() as timing:
             distributed.on_first(lambda: timing.enter_context(directory.timed()))
             Loop(settings, directory, reporter).run()

@@ -2,7 +2,10 @@
 
 import ctypes
 import logging
+import os
+from pathlib import Path
 
+import jax
 from absl import logging as absl_logging
 
 # Numbers of mallopt(3): M_ARENA_MAX, M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD.
@@ -30,3 +33,13 @@ def quieten(level: int = absl_logging.ERROR) -> None:
     """
     logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
     absl_logging.set_verbosity(level)
+
+
+def keep_compiled(folder: Path) -> None:
+    """Keeps compiled programs of accelerators in a folder, so that a resumed run compiles nothing.
+
+    Unless JAX_COMPILATION_CACHE_DIR names another one. Not on CPUs: what is compiled for one may
+    not run on another, and a run's folder may move.
+    """
+    if jax.default_backend() != "cpu" and not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        jax.config.update("jax_compilation_cache_dir", str(folder.resolve()))
