@@ -29,6 +29,11 @@ from learner.qwen3.config import DTYPES, REMAT, Qwen3Config
 from learner.qwen3.sizes import NAMES, published
 
 _GIGABYTE = 1e9
+# Of a program, in the table.
+_COLUMNS = (
+    *("arguments", "outputs", "reused", "temporaries", "elsewhere", "total"),
+    *("bytes_ideal", "bytes_moved"),
+)
 # Of the publication's budget, which hours are predicted for: instances of a round, epochs, rounds.
 _INSTANCES, _EPOCHS, _ROUNDS = 4000, 2, 3
 _VERSIONS = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin")
@@ -117,28 +122,18 @@ def summary(
 
 def table(row: dict[str, Any], programs: list[Program]) -> str:
     """A target in lines: its programs, in gigabytes (1e9 bytes) of one device, and what follows."""
-    columns = {
-        "arguments": "arguments",
-        "outputs": "outputs",
-        "reused": "reused",
-        "temporaries": "temporaries",
-        "elsewhere": "elsewhere",
-        "total": "total",
-        "bytes_ideal": "needs",
-        "bytes_moved": "moves",
-    }
     lines = [
         f"\n## {row['config']} on {row['chip']}\n",
         f"Mesh {row['mesh']}; {row['completions']} completions and {row['rows']} rows at a time on "
         "each row shard.\n",
-        "| program | " + " | ".join([*columns.values(), "predicted ms", "compiled in s"]) + " |",
-        "| --- |" + " --- |" * (len(columns) + 2),
+        "| program | " + " | ".join([*_COLUMNS, "predicted ms", "compiled in s"]) + " |",
+        "| --- |" + " --- |" * (len(_COLUMNS) + 2),
     ]
     for program in programs:
         if program.problem:
             lines.append(f"| {program.name} | does not compile: {program.problem} |")
             continue
-        values = [f"{getattr(program, column) / _GIGABYTE:.3g}" for column in columns]
+        values = [f"{getattr(program, column) / _GIGABYTE:.3g}" for column in _COLUMNS]
         seconds = "" if program.seconds is None else f"{1e3 * program.seconds:.3g}"
         values += [seconds, f"{program.compile_seconds:.0f}"]
         lines.append(f"| {program.name} | " + " | ".join(values) + " |")

@@ -118,7 +118,7 @@ def layouts(config: Qwen3Config, target: Target, work: Work) -> list[Layout]:
         # Half of it besides: while it grows, the cache is there in two sizes.
         most = int((memory - weights - resident) / (1.5 * cache / tensor))
         batch = work.prompts_per_step * work.group_size // (data * fsdp)
-        if resident > 0.7 * memory or most < 1 or batch < 1:
+        if resident > 0.85 * memory or most < 1 or batch < 1:
             continue
         completions = _power_below(min(_MOST_COMPLETIONS, most, batch))
         rows = _power_below(min(_MOST_ROWS, max(1, int((memory - resident) / row)), batch))
