@@ -39,6 +39,7 @@ from experiments.validation import Validator, validation_completer, write_valida
 from learner.devices import distributed
 from learner.devices.preemption import Preempted, Preemption
 from learner.qwen3 import attention
+from learner.qwen3.cached_attention import choose_decoding
 from learner.training import metrics
 from learner.training.checkpoints import Checkpoints
 from learner.training.trainer import GRPOTrainer
@@ -129,6 +130,9 @@ class Loop:
         self._reporter.line(f"model {settings.model.path}: {describe_policy(policy, params)}")
         chosen = attention.choose(policy.config)
         self._reporter.line(f"attention: {chosen.name} ({chosen.reason})")
+        if chosen.name == "splash":
+            chosen = choose_decoding(policy.config)
+            self._reporter.line(f"attention of decoding: {chosen.name} ({chosen.reason})")
         return params
 
     def _load_model(self) -> Any:

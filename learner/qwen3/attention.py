@@ -13,7 +13,7 @@ key/value head, h head width.
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -31,8 +31,8 @@ MASKED = float(jnp.finfo(jnp.float32).min)
 # Queries whose scores exist at once in the reference: bounds its memory for long rows.
 _QUERY_BLOCK = 512
 
-# Splash attention works on tiles of a multiple of the 128 lanes of a TPU's vector unit.
-_LANES = 128
+#: Lanes of a TPU's vector unit: its kernels work on tiles of a multiple of so many tokens.
+LANES = 128
 _SPLASH_BLOCKS = (512, 256, 128)
 
 
@@ -105,8 +105,8 @@ def choose(config: Qwen3Config, platform: str | None = None) -> Choice:
         return Choice("reference", f"there is no kernel for platform {platform}")
     if why := obstacle(name, config):
         return Choice("reference", f"{name} does not apply: {why}")
-    if problem := _try(name, config):
-        return Choice("reference", f"{name} failed when tried: {problem}")
+    if wrong := _try(name, config):
+        return Choice("reference", f"{name} failed when tried: {wrong}")
     return Choice(name, f"platform {platform} has it, and it agrees with the reference")
 
 
@@ -117,33 +117,48 @@ def obstacle(name: str, config: Qwen3Config) -> str | None:
             return f"it needs dtype 'bfloat16' and this is {config.dtype!r}"
         if config.head_dim % 8 or config.head_dim > 128:
             return f"it needs a head_dim that 8 divides, up to 128, and this is {config.head_dim}"
-    if name == "splash" and config.head_dim % _LANES:
-        return f"it needs a head_dim that {_LANES} divides, and this is {config.head_dim}"
+    if name == "splash" and config.head_dim % LANES:
+        return f"it needs a head_dim that {LANES} divides, and this is {config.head_dim}"
     return None
 
 
 def _try(name: str, config: Qwen3Config) -> str | None:
-    """What is wrong with a kernel on this machine; None if nothing is."""
+    """`problem` of a kernel for whole rows, forwards and backwards."""
     K = config.num_key_value_heads
     rng = np.random.default_rng(0)
     qkv = [
-        rng.normal(size=(1, _LANES, heads, config.head_dim)).astype(jnp.dtype(config.dtype))
+        rng.normal(size=(1, LANES, heads, config.head_dim)).astype(jnp.dtype(config.dtype))
         for heads in (config.num_attention_heads, K, K)
     ]
 
-    def run(attend: Callable[..., Array]) -> list[np.ndarray]:
-        def output_and_gradients(*qkv: Array) -> list[Array]:
-            out, vjp = jax.vjp(attend, *qkv)
-            return [out, *vjp(jnp.ones_like(out))]
+    def both_ways(attend: Callable[..., Array], *qkv: Array) -> list[Array]:
+        out, vjp = jax.vjp(attend, *qkv)
+        return [out, *vjp(jnp.ones_like(out))]
 
+    mask = RowMask(np.ones((1, LANES), bool))  # type: ignore[arg-type]
+    reference = functools.partial(_reference, mask=mask)
+    return problem(
+        functools.partial(both_ways, _KERNELS[name]), functools.partial(both_ways, reference), qkv
+    )
+
+
+def problem(
+    kernel: Callable[..., Any], reference: Callable[..., Any], args: Sequence[Any]
+) -> str | None:
+    """What is wrong with a kernel on this machine; None if nothing is.
+
+    Args:
+        kernel, reference: functions of the same arrays to arrays that should be alike.
+        args: NumPy arrays.
+    """
+
+    def run(function: Callable[..., Any]) -> list[np.ndarray]:
         # Compiled first and then called: this works in the midst of tracing another program too.
-        program = jax.jit(output_and_gradients).lower(*qkv).compile()
-        return [np.asarray(x, np.float32) for x in program(*qkv)]
+        out = jax.jit(function).lower(*args).compile()(*args)
+        return [np.asarray(x, np.float32) for x in jax.tree.leaves(out)]
 
     try:
-        got = run(_KERNELS[name])
-        mask = RowMask(np.ones((1, _LANES), bool))  # type: ignore[arg-type]
-        want = run(functools.partial(_reference, mask=mask))
+        got, want = run(kernel), run(reference)
     except Exception as error:  # Whatever a driver or a compiler may raise means the same here.
         return f"{type(error).__name__}: {first_line(error)[:200]}"
     for a, b in zip(got, want, strict=True):
@@ -294,7 +309,7 @@ def _splash(q: Array, k: Array, v: Array, interpret: bool = False) -> Array:
     from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
     length, H, h = q.shape[1:]
-    padding = -length % _LANES
+    padding = -length % LANES
     T = length + padding
     size = next(size for size in _SPLASH_BLOCKS if T % size == 0)
     fields = dataclasses.fields(splash.BlockSizes)

@@ -11,9 +11,10 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
-from learner.qwen3.attention import MASKED, choose
+from learner.qwen3.attention import LANES, MASKED, Choice, choose, problem
 from learner.qwen3.config import Qwen3Config
 
 _IN_BOUNDS = "promise_in_bounds"
@@ -21,13 +22,28 @@ _IN_BOUNDS = "promise_in_bounds"
 _product = functools.partial(jnp.matmul, preferred_element_type=jnp.float32)
 
 
-def capacity_multiple(config: Qwen3Config) -> int | None:
-    """What the capacity for own tokens must be a multiple of, for the kernel; None without one."""
-    if choose(config).name != "splash":
-        return None
-    from learner.qwen3.decode_kernel import CAPACITY_MULTIPLE
+@functools.cache
+def choose_decoding(config: Qwen3Config) -> Choice:
+    """The implementation for a model, "kernel" or "reference", and why; the same on every call.
 
-    return CAPACITY_MULTIPLE
+    The kernel is that of TPUs; it is first tried, as those of `learner.qwen3.attention` are.
+    """
+    if choose(config).name != "splash":
+        return Choice("reference", "only TPUs have a kernel")
+    if config.attention == "splash":
+        return Choice("kernel", "the configuration asks for kernels of TPUs")
+    K, H, h = config.num_key_value_heads, config.num_attention_heads, config.head_dim
+    P, G, S = 1, 2, LANES
+    rng = np.random.default_rng(0)
+    new, prompts = [(P, G, H, h), (P, G, K, h), (P, G, K, h)], [(P, K, h, S), (P, K, S, h)]
+    own = [(P, G, K, h, S), (P, G, K, S, h)]
+    args = [rng.normal(size=x).astype(jnp.dtype(config.dtype)) for x in (*new, *prompts, *own)]
+    mask, counts = np.ones((P, 1, 1, S), bool), np.array([[0, S // 2]], np.int32)
+    if wrong := problem(
+        functools.partial(cached_attention, kernel=True), cached_attention, [*args, mask, counts]
+    ):
+        return Choice("reference", f"the kernel of TPUs failed when tried: {wrong}")
+    return Choice("kernel", "it agrees with the reference")
 
 
 def cached_attention(
@@ -54,7 +70,7 @@ def cached_attention(
         keys: [P, G, K, h, S]; values: [P, G, K, S, h].
         prompt_mask: bool, broadcast to [P, K, G * R, T].
         counts: i32[P, G], own tokens before the new one, less than S.
-        kernel: whether to use that of TPUs; S is a multiple of `capacity_multiple` then.
+        kernel: whether to use that of TPUs; S is a multiple of `LANES` then.
 
     Returns:
         Keys and values with the token in them, and [P, G, H, h] in the dtype of `q`. Scores and

@@ -14,8 +14,7 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-#: The capacity of a cache must be a multiple of so many tokens, the lanes of a vector unit.
-CAPACITY_MULTIPLE = 128
+from learner.qwen3.attention import LANES
 
 _BLOCKS = (512, 256, 128)
 # Tokens of a tile of values, which is what can be written at least.
@@ -34,7 +33,7 @@ def append_and_attend(
 ) -> tuple[Array, Array, Array, Array, Array]:
     """Put a token into every slot of a cache; attend to it and to the tokens before it.
 
-    Letters as in `learner.qwen3.attention`; S must be a multiple of `CAPACITY_MULTIPLE`.
+    Letters as in `learner.qwen3.attention`; S must be a multiple of `LANES`.
 
     Args:
         q: [P, G, K, R, h], scaled.
@@ -73,8 +72,8 @@ def append_and_attend(
         ],
         out_specs=[
             pl.BlockSpec(
-                (1, K, h, CAPACITY_MULTIPLE),
-                lambda n, j, counts: (n, 0, 0, counts[n] // CAPACITY_MULTIPLE),
+                (1, K, h, LANES),
+                lambda n, j, counts: (n, 0, 0, counts[n] // LANES),
             ),
             pl.BlockSpec((1, K, _ROWS, h), lambda n, j, counts: (n, 0, counts[n] // _ROWS, 0)),
             slot(K, R, h),
@@ -166,15 +165,15 @@ def _kernel(
             return pl.ds(pl.multiple_of(start, size), size)
 
         h = q.shape[3]
-        lane = jax.lax.broadcasted_iota(jnp.int32, (h, CAPACITY_MULTIPLE), 1)
+        lane = jax.lax.broadcasted_iota(jnp.int32, (h, LANES), 1)
         row = jax.lax.broadcasted_iota(jnp.int32, (_ROWS, h), 0)
         for head in range(heads):
             # A column for every lane: a row for every sublane, transposed.
-            column = jnp.broadcast_to(row_of(k, head), (CAPACITY_MULTIPLE, h)).T
+            column = jnp.broadcast_to(row_of(k, head), (LANES, h)).T
             new_keys[0, head] = jnp.where(
-                lane == count % CAPACITY_MULTIPLE,
+                lane == count % LANES,
                 column.astype(new_keys.dtype),
-                keys[0, head, :, tile(CAPACITY_MULTIPLE)],
+                keys[0, head, :, tile(LANES)],
             )
             new_values[0, head] = jnp.where(
                 row == count % _ROWS,

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from learner.qwen3.attention import RowMask, choose, self_attention
-from learner.qwen3.cached_attention import cached_attention, capacity_multiple
+from learner.qwen3.attention import LANES, RowMask, choose, self_attention
+from learner.qwen3.cached_attention import cached_attention, choose_decoding
 from learner.qwen3.config import Qwen3Config
 from learner.qwen3.model import Block, Params, RMSNorm, embed, rope_angles
 
@@ -148,8 +148,7 @@ def decode_step(
     positions = lengths[:, None] + counts
     rope = jax.tree.map(lambda table: table.at[positions].get(mode=_IN_BOUNDS), rope)
     prompt_mask = (jnp.arange(prompts.capacity) < lengths[:, None])[:, None, None]
-    multiple = capacity_multiple(config)
-    kernel = multiple is not None and cache.capacity % multiple == 0
+    kernel = choose_decoding(config).name == "kernel" and cache.capacity % LANES == 0
     keys, values = list(cache.keys), list(cache.values)
 
     x = embed(params["embedding"], tokens, config)

@@ -35,7 +35,8 @@ from jax.sharding import PartitionSpec as P
 
 from learner.devices import distributed, sharding
 from learner.qwen3 import placement
-from learner.qwen3.cached_attention import capacity_multiple
+from learner.qwen3.attention import LANES
+from learner.qwen3.cached_attention import choose_decoding
 from learner.qwen3.config import Qwen3Config
 from learner.qwen3.model import Params
 from learner.sampling import decoding, slots
@@ -453,12 +454,11 @@ class Sampler:
 
     def _own_capacity(self, tokens: int) -> int:
         """Tokens that the cache holds of a completion, to have room for so many."""
-        multiple = capacity_multiple(self.config)
         longest = self.sampling.max_new_tokens
-        if multiple is None:
+        if choose_decoding(self.config).name == "reference":
             return min(geometric_bucket(tokens, 32, 2), longest)
         # The kernel reads no more than is filled, so that few sizes will do.
-        return min(geometric_bucket(tokens, multiple, 1), -(-longest // multiple) * multiple)
+        return min(geometric_bucket(tokens, LANES, 1), -(-longest // LANES) * LANES)
 
     def _slots(self, num_prompts: int, num_samples: int) -> tuple[int, int]:
         """`slot_counts` of a call; of several processes those of one, for its prompts."""

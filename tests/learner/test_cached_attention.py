@@ -1,5 +1,6 @@
 """Decoding's attention: the kernel of TPUs, step by step on this machine, against the reference."""
 
+import dataclasses
 import functools
 
 import chex
@@ -11,7 +12,7 @@ import pytest
 from learner.devices import sharding
 from learner.qwen3 import attention, decode_kernel, model
 from learner.qwen3.attention import Choice
-from learner.qwen3.cached_attention import cached_attention
+from learner.qwen3.cached_attention import cached_attention, choose_decoding
 from learner.qwen3.config import Qwen3Config
 from learner.sampling.distribution import SamplingParams
 from learner.sampling.sampler import Sampler
@@ -24,6 +25,13 @@ def interpreted(monkeypatch):
     monkeypatch.setattr(decode_kernel, "append_and_attend", kernel)
     splash = functools.partial(attention._splash, interpret=True)
     monkeypatch.setitem(attention._KERNELS, "splash", splash)
+
+
+def on_tpu(monkeypatch):
+    """Choices for decoding as on a TPU whose kernels agree with the reference."""
+    for owner in ("qwen3.cached_attention", "sampling.decoding"):
+        monkeypatch.setattr(f"learner.{owner}.choose", lambda config: Choice("splash", ""))
+    choose_decoding.cache_clear()
 
 
 # Counts at the edges of what is written at a time, of blocks, and of the capacity.
@@ -91,13 +99,34 @@ def test_samples_are_those_of_the_reference(interpreted, monkeypatch):
         return sampler(params, prompts, jax.random.split(jax.random.key(1), 3), num_samples=2)
 
     want = sample()
-    choice = Choice("splash", "the test asks for it")
-    for owner in ("attention", "cached_attention"):
-        monkeypatch.setattr(f"learner.qwen3.{owner}.choose", lambda config: choice)
-    monkeypatch.setattr("learner.sampling.decoding.choose", lambda config: choice)
+    on_tpu(monkeypatch)
+    assert choose_decoding(config).name == "kernel"
     got = sample()
     assert want.lengths.max() == 132
     assert want.lengths.min() < 100
     chex.assert_trees_all_equal(got.tokens, want.tokens)
     chex.assert_trees_all_equal(got.finish, want.finish)
     chex.assert_trees_all_close(got.logprobs, want.logprobs, atol=1e-4)
+
+
+def test_a_kernel_that_fails_or_differs_is_not_used(interpreted, monkeypatch, tiny_model):
+    config = dataclasses.replace(tiny_model, head_dim=128)
+    assert choose_decoding(config) == Choice("reference", "only TPUs have a kernel")
+    kernel = decode_kernel.append_and_attend
+    on_tpu(monkeypatch)
+
+    def broken(*args):
+        raise RuntimeError("Mosaic failed\nin many lines")
+
+    def wrong(*args):
+        keys, values, out, top, total = kernel(*args)
+        return keys, values, out + 1, top, total
+
+    for function, reason in ((broken, "RuntimeError: Mosaic failed"), (wrong, "differs from")):
+        monkeypatch.setattr(decode_kernel, "append_and_attend", function)
+        choose_decoding.cache_clear()
+        chosen = choose_decoding(config)
+        assert chosen.name == "reference"
+        assert reason in chosen.reason
+        assert "many lines" not in chosen.reason
+    choose_decoding.cache_clear()
