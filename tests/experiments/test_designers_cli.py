@@ -56,7 +56,7 @@ def url():
 @pytest.fixture(scope="module")
 def runs(request, tmp_path_factory, url):
     """The folder of one run of every designer, and of some further ways of designing."""
-    fast = request.config.option.markexpr == "not slow"
+    fast = not any(item.get_closest_marker("slow") for item in request.session.items)
     folder = tmp_path_factory.mktemp("designers")
     start = folder / "start.yaml"
     start.write_text(render_config(SPACE.random(8), SPACE))
