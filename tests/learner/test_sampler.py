@@ -27,7 +27,7 @@ CONFIG = Qwen3Config(
     vocab_size=96,
     hidden_size=32,
     intermediate_size=48,
-    num_hidden_layers=2,
+    num_hidden_layers=1,  # `test_qwen3.py` samples from deeper ones.
     num_attention_heads=4,
     num_key_value_heads=2,
     head_dim=8,
@@ -99,7 +99,8 @@ def forward_logits(samples, group):
         rows[n, : len(whole)] = whole
     positions = np.broadcast_to(np.arange(width, dtype=np.int32), rows.shape)
     valid = positions < (starts + samples.lengths)[:, None]
-    logits = np.asarray(model.logits(PARAMS, CONFIG, rows, positions, valid))
+    forward = jax.jit(model.logits, static_argnums=1)
+    logits = np.asarray(forward(PARAMS, CONFIG, rows, positions, valid))
     at = np.minimum(starts[:, None] - 1 + np.arange(M), width - 1)
     return np.take_along_axis(logits, at[..., None], axis=1)
 
