@@ -157,6 +157,7 @@ def test_grids_and_shares():
     assert on_grid(0.1, (0.123, 0.2)) == 0.13
     assert on_grid(0.5, (0.3333, 0.3336)) == 0.3333  # no such number within the bounds
     assert round_fractions([1.0, 1.0, 1.0]) == (0.34, 0.33, 0.33)
+    assert round_fractions([5, 3, 2], 4) == (0.5, 0.25, 0.25)  # Exactly 2, 1.2 and 0.8 units.
     rng = np.random.default_rng(0)
     for _ in range(200):
         weights = rng.dirichlet(np.full(rng.integers(1, 9), 0.3))
