@@ -34,7 +34,7 @@ def two_processes(lines, folder):
         subprocess.Popen(
             [sys.executable, "-c", _BEGIN + lines, str(port), str(index), str(folder)],
             cwd=ROOT,
-            env={**os.environ, "XLA_FLAGS": "", "JAX_ENABLE_COMPILATION_CACHE": "0"},
+            env={**os.environ, "JAX_NUM_CPU_DEVICES": "1", "JAX_ENABLE_COMPILATION_CACHE": "0"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -41,7 +41,7 @@ def test_it_runs_top_to_bottom(tmp_path, monkeypatch):
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    monkeypatch.setenv("XLA_FLAGS", "")  # One device, as there.
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "1")  # One device, as there.
     notebook = nbformat.read(PATH, as_version=4)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     client = nbclient.NotebookClient(

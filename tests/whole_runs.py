@@ -5,6 +5,7 @@ import os
 import sys
 from pathlib import Path
 
+import jax
 from absl import app
 
 ROOT = Path(__file__).parent.parent
@@ -50,7 +51,7 @@ class Run:
 
 def _main(line: list[str], out: Path, err: Path) -> None:
     os.chdir(ROOT)
-    os.environ["XLA_FLAGS"] = ""  # One device.
+    jax.config.update("jax_num_cpu_devices", 1)
     for path, stream in ((out, sys.stdout), (err, sys.stderr)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream.fileno())
     sys.argv = line  # Where the options of --config are read from.

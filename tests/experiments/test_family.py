@@ -66,7 +66,7 @@ def run(tmp_path_factory):
             f"--config.model.path={folder / 'model'}",
         ],
         cwd=ROOT,
-        env={**os.environ, "XLA_FLAGS": ""},
+        env={**os.environ, "JAX_NUM_CPU_DEVICES": "1"},
         capture_output=True,
         text=True,
         timeout=500,

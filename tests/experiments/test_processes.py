@@ -122,7 +122,7 @@ def start(tmp_path_factory):
 
     def begin(workdir, count, *options, program=MAIN, failing=""):
         port = free_port()
-        flags = f"--xla_force_host_platform_device_count={DEVICES // count}"
+        devices = {"JAX_NUM_CPU_DEVICES": str(DEVICES // count)}
         command = [sys.executable, *program, f"--workdir={workdir}", *OPTIONS]
         command += [f"--config.model.path={shared / 'model'}", *options]
         run = Run([], [])
@@ -135,7 +135,7 @@ def start(tmp_path_factory):
                     subprocess.Popen(
                         [*command, *(where if count > 1 else [])],
                         cwd=ROOT,
-                        env={**environment, "XLA_FLAGS": flags, "FAILING": failing},
+                        env={**environment, **devices, "FAILING": failing},
                         stdout=file,
                         stderr=subprocess.STDOUT,
                     )

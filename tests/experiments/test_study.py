@@ -77,7 +77,7 @@ def start(folder, *options):
         cwd=ROOT,
         env={
             **os.environ,
-            "XLA_FLAGS": "",
+            "JAX_NUM_CPU_DEVICES": "1",
             # The test alone may run twice; the study itself would keep its cache in its folder.
             "JAX_COMPILATION_CACHE_DIR": cache(folder),
         },
@@ -189,7 +189,7 @@ def test_another_seed_is_added_and_a_run_is_as_if_alone(done, tmp_path, monkeypa
         if job.variant == "failures"
     )
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", cache(folder))
-    monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "1")
     # On as many cores as before: how sums are divided over threads decides how they are rounded.
     slots = study_runs.slots(folder, 2, alone.settings)
     assert study_runs.Runner(tmp_path / "alone", [alone], slots[1:], Reporter()).run()

@@ -118,7 +118,7 @@ for step in range(10_000):
 def test_killed_save_leaves_no_half_checkpoint(tmp_path):
     folder = tmp_path / "run"
     root = Path(__file__).resolve().parents[2]
-    environment = os.environ | {"PYTHONPATH": str(root), "XLA_FLAGS": ""}
+    environment = os.environ | {"PYTHONPATH": str(root), "JAX_NUM_CPU_DEVICES": "1"}
     process = subprocess.Popen([sys.executable, "-c", SAVE_FOREVER, str(folder)], env=environment)
     try:
         deadline = time.monotonic() + 120

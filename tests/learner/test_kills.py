@@ -18,7 +18,7 @@ def start(folder, cache, steps):
     folder.mkdir(exist_ok=True)
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
-        "XLA_FLAGS": "",
+        "JAX_NUM_CPU_DEVICES": "1",
         "JAX_COMPILATION_CACHE_DIR": str(cache),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
