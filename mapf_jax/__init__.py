@@ -6,6 +6,7 @@ from mapf_jax.environment_config import EnvironmentConfig
 from mapf_jax.generator import GenerationReport, NoInstanceError, fingerprints, generate
 from mapf_jax.padding import pad_instance
 from mapf_jax.solver.batch import solve
+from mapf_jax.solver.joint_search import joint_costs
 from mapf_jax.text import plans_from_texts, prompt, render_answer
 from mapf_jax.types import (
     CHECKS,
@@ -44,6 +45,7 @@ __all__ = [
     "fingerprints",
     "generate",
     "instance_from_ascii",
+    "joint_costs",
     "make_instance",
     "pad_instance",
     "plans_from_texts",

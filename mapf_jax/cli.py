@@ -9,9 +9,11 @@ import argparse
 import collections
 import dataclasses
 import json
+import math
 import os
 import reprlib
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -28,12 +30,11 @@ from mapf_jax.draw import render
 from mapf_jax.environment_config import EnvironmentConfig
 from mapf_jax.generator import GenerationReport, generate
 from mapf_jax.padding import stack_padded, stack_plans
-from mapf_jax.solver.batch import WIDTHS, solve
-from mapf_jax.solver.blocks import BLOCK
+from mapf_jax.solver.batch import solve
 from mapf_jax.text import parse_answer
 from mapf_jax.types import Instance, Status
 
-_CHUNK = BLOCK  # Records that are computed, and written, together.
+_CHUNK = 2048  # Records that are computed, and written, together.
 _PICTURES = (*render.SUFFIXES, ".scen")
 _FORMATS = """\
 INPUT is a file, or - for standard input:
@@ -117,7 +118,8 @@ def _parser() -> argparse.ArgumentParser:
     option("--report", type=Path, help="write asked and achieved ratios here as JSON")
 
     solving = "Add status, cost, makespan, needs_wait and paths: the exact optimum."
-    command(_solve, solving, reads, writes)
+    option = command(_solve, solving, reads, writes)
+    option("--seconds", type=float, default=math.inf, help="then the rest stays undecided")
 
     verifying = "Add checks, valid, plan_cost, gap, violation: what paths are worth."
     option = command(_verify, verifying, reads, writes)
@@ -184,9 +186,11 @@ def _refuse(args: argparse.Namespace, options: Sequence[str], beside: str) -> No
 
 
 def _solve(args: argparse.Namespace) -> None:
+    end = time.monotonic() + args.seconds
+
     def solved(chunk: list[_Entry]) -> Iterator[dict[str, Any]]:
-        # Widths that the solver works in anyway, so that chunks share compiled programs.
-        solution = solve(stack_padded([entry.instance for entry in chunk], WIDTHS))
+        instances = stack_padded([entry.instance for entry in chunk])
+        solution = solve(instances, seconds=end - time.monotonic())
         for i, entry in enumerate(chunk):
             single = jax.tree.map(lambda leaf, i=i: leaf[i], solution)
             yield formats.solution_fields(single, np.arange(len(entry.instance.active)))

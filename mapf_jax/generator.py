@@ -17,17 +17,13 @@ import numpy as np
 
 from mapf_jax import plans
 from mapf_jax.environment_config import MAX_AGENTS, MIN_AGENTS, EnvironmentConfig, num_holes
-from mapf_jax.padding import pad_instance
-from mapf_jax.solver import batch as solver
-from mapf_jax.solver import group_solver, search
-from mapf_jax.types import INFINITE_COST, Array, Instance, Solution, Status
+from mapf_jax.padding import WIDTHS, pad_instance
+from mapf_jax.solver import search
+from mapf_jax.solver.batch import solve
+from mapf_jax.types import INFINITE_COST, Instance, Solution, Status
 
 _BATCH = 2048  # Candidates drawn at once.
-_SLICE = 16  # Candidates of three and more agents are solved in multiples of this number,
-_MOST_SLICES = 32  # at most so many of them at once.
-#: A candidate that these cannot decide is dropped and counted: a larger search of the few that
-#: remain would take most of the time.
-EFFORTS = group_solver.EFFORTS[:-1]
+_SLICE = 64  # They are solved in multiples of this number.
 MAX_CANDIDATES = 1 << 17  # Default budget of a lake size.
 
 
@@ -142,7 +138,7 @@ class Candidate(NamedTuple):
     cost: int
     makespan: int
     needs_wait: bool
-    paths: np.ndarray | None  # int8[T, A, 2], None where plans are made at the end (two agents).
+    paths: np.ndarray  # int8[T, A, 2].
 
 
 class CandidatePool:
@@ -176,7 +172,7 @@ class CandidatePool:
         self._drawn: tuple[np.ndarray, ...] = ()  # Connected lakes that are not solved yet.
         # Candidates that are not taken yet, by whether they need a wait.
         self._strata: dict[bool, list[Candidate]] = {False: [], True: []}
-        self._width = next((w for w in solver.WIDTHS if w >= size), size)
+        self._width = next((w for w in WIDTHS if w >= size), size)
 
     def take(self, count: int, count_wait: int, fill: bool = True) -> list[Candidate]:
         """`count` candidates, of which `count_wait` need a wait, as far as the budget allows.
@@ -210,13 +206,11 @@ class CandidatePool:
             )  # fmt: skip
             *lakes, connected = (np.asarray(array) for array in drawn)
             self._drawn = tuple(array[connected] for array in lakes)
-        count = min(-(-missing // _SLICE), _MOST_SLICES) * _SLICE
-        if self.num_agents == 2:  # All at once: that is as fast.
-            count = _BATCH
+        count = -(-missing // _SLICE) * _SLICE
         blocked, starts, goals = (array[:count] for array in self._drawn)
         self._drawn = tuple(array[count:] for array in self._drawn)
         solved: list[Candidate] = self._spread(
-            lambda rows: _solve(blocked[rows], starts[rows], goals[rows]), len(blocked)
+            lambda rows: _solve(self.size, blocked[rows], starts[rows], goals[rows]), len(blocked)
         )
         names = fingerprints(_as_instances(self.size, blocked, starts, goals))
         for candidate, name in zip(solved, names, strict=True):
@@ -244,26 +238,17 @@ class CandidatePool:
         )
 
 
-def _solve(blocked: np.ndarray, starts: np.ndarray, goals: np.ndarray) -> list[Candidate]:
+def _solve(
+    size: int, blocked: np.ndarray, starts: np.ndarray, goals: np.ndarray
+) -> list[Candidate]:
     """Candidates of any status from connected lakes."""
-    columns: tuple[Array, ...]
-    paths: Iterable[np.ndarray | None] = [None] * len(blocked)
-    if starts.shape[1] == 2:  # Always decided; plans are made only for what is taken.
-        labels = solver.label(blocked, starts, goals)
-        solvable = labels.cost < INFINITE_COST
-        columns = (np.where(solvable, Status.OPTIMAL, Status.UNSOLVABLE), *labels)
-    else:
-        active = np.ones(starts.shape[:2], bool)
-        solved = solver.solve_arrays(blocked, starts, goals, active, EFFORTS)
-        columns = (solved.status, solved.cost, solved.makespan, solved.needs_wait)
-        paths = np.asarray(solved.paths)
+    solved = solve(_as_instances(size, blocked, starts, goals))
+    columns = (solved.status, solved.cost, solved.makespan, solved.needs_wait)
     lists = (np.asarray(column).tolist() for column in columns)
-    return list(map(Candidate, blocked, starts, goals, *lists, paths))
+    return list(map(Candidate, blocked, starts, goals, *lists, np.asarray(solved.paths)))
 
 
-def finish(
-    size: int, rows: Sequence[Candidate], width: int, num_agents: int, spread: Spread = here
-) -> Instance:
+def finish(size: int, rows: Sequence[Candidate], width: int, num_agents: int) -> Instance:
     """Candidates of one lake size and number of agents as a batch of instances with their plans.
 
     Args:
@@ -271,19 +256,9 @@ def finish(
       rows: at least one.
       width: map width of the batch.
       num_agents: its number of agents.
-      spread: how the planning is shared; see `Spread`.
     """
-    blocked, starts, goals, status, cost, makespan, needs_wait = (
-        np.stack(column) for column in list(zip(*rows, strict=True))[:-1]
-    )
-    given = [row.paths for row in rows if row.paths is not None]
-    if not given:
-
-        def planned(some: np.ndarray) -> list[np.ndarray]:
-            labels = solver.Labels(cost[some], makespan[some], needs_wait[some])
-            return list(solver.optimal_paths(blocked[some], starts[some], goals[some], labels))
-
-        given = spread(planned, len(rows))
+    *columns, given = zip(*rows, strict=True)
+    blocked, starts, goals, status, cost, makespan, needs_wait = map(np.stack, columns)
     steps = max(map(len, given))
     paths = np.concatenate([plans.rest(path[None], steps) for path in given])
     absent = ((0, 0), (0, 0), (0, num_agents - paths.shape[2]), (0, 0))
@@ -377,7 +352,7 @@ def generate(
         if missing and asked and len(pool.taken) >= asked:
             pool.take(missing, round(missing * waits))
     width, most = max(config.sizes), max(count for count, _ in agents)
-    made = [finish(pool.size, pool.taken, width, most, spread) for pool, *_ in wanted if pool.taken]
+    made = [finish(pool.size, pool.taken, width, most) for pool, *_ in wanted if pool.taken]
     if not made:
         raise NoInstanceError(
             f"config={config}: no solvable instance was found among "

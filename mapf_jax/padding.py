@@ -7,6 +7,8 @@ import numpy as np
 
 from mapf_jax.types import Array, Instance, Plan, stack
 
+#: Map widths to choose from, so that lake sizes share compiled programs.
+WIDTHS = (5, 8, 10, 16, 32)
 _STEPS = 16  # Plan lengths are rounded up to a multiple, so that few shapes are compiled.
 _COORDINATE_LIMIT = 9999  # Everything beyond is as far out of bounds.
 

@@ -6,6 +6,7 @@ what a model can reach.
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Mapping
 
 import jax
@@ -15,10 +16,11 @@ import numpy as np
 import mapf_jax
 from mapf_jax import dynamics, plans
 from mapf_jax.solver.blocks import in_blocks
-from mapf_jax.solver.prioritized import prioritized_plans
+from mapf_jax.solver.prioritized import prioritized_plan
 
 _BLOCK = 128
 _ALL_ORDERS = 120  # of five agents
+_NO_PLAN = "No plan found."
 _STEPS_PER_WIDTH = 16  # No path of the prioritised planner is longer than so many widths.
 
 
@@ -42,21 +44,21 @@ def prioritized(instances: mapf_jax.Instance, keys: jax.Array, num_orders: int =
         same for all instances of a number of agents.
     """
     del keys
-    counts = np.asarray(instances.active).sum(-1)
-    texts = np.empty(len(instances), object)
-    for agents in np.unique(counts):
-        (rows,) = np.nonzero(counts == agents)
-        some = instances[rows]
-        function = functools.partial(
-            prioritized_plans,
-            num_orders=num_orders,
-            horizon=_STEPS_PER_WIDTH * some.blocked.shape[-1],
-        )
-        starts, goals = np.asarray(some.starts)[:, :agents], np.asarray(some.goals)[:, :agents]
-        found = in_blocks(function, np.asarray(some.blocked), starts, goals, block=_BLOCK)
-        known = np.asarray(found.cost) < mapf_jax.INFINITE_COST
-        texts[rows] = _texts(some, np.asarray(found.paths), known)
-    return list(texts)
+    blocked, starts, goals, active = (
+        np.asarray(array)
+        for array in (instances.blocked, instances.starts, instances.goals, instances.active)
+    )
+    texts = []
+    for b, agents in enumerate(active.sum(-1)):
+        lake = (blocked[b], starts[b, :agents], goals[b, :agents])
+        orders = itertools.islice(itertools.permutations(range(agents)), num_orders)
+        horizon = _STEPS_PER_WIDTH * blocked.shape[-1]
+        made = [prioritized_plan(*lake, np.array(order), horizon) for order in orders]
+        whole = [path for path in made if len(path)]
+        costs = [plans.arrivals(path, lake[2]).sum() for path in whole]
+        best = whole[int(np.argmin(costs))] if whole else None
+        texts.append(_NO_PLAN if best is None else mapf_jax.render_answer(best, len(best) - 1))
+    return texts
 
 
 def random_moves(instances: mapf_jax.Instance, keys: jax.Array) -> list[str]:
@@ -115,7 +117,7 @@ def _texts(
     if most is not None:
         ends = np.minimum(ends, most)
     return [
-        mapf_jax.render_answer(single[:, :count], int(end)) if there else "No plan found."
+        mapf_jax.render_answer(single[:, :count], int(end)) if there else _NO_PLAN
         for single, count, end, there in zip(paths, counts, ends, known, strict=True)
     ]
 

@@ -8,8 +8,7 @@ import numpy as np
 
 from mapf_jax import formats
 from mapf_jax.answer_reward import RewardConfig, answer_rewards
-from mapf_jax.padding import stack_padded
-from mapf_jax.solver.batch import WIDTHS
+from mapf_jax.padding import WIDTHS, stack_padded
 from mapf_jax.text import plans_from_texts
 from mapf_jax.types import INFINITE_COST
 

@@ -1,7 +1,5 @@
 """Batched functions called on a fixed number of rows: compiled once, and no wider than is fast."""
 
-import concurrent.futures
-import os
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -11,8 +9,7 @@ import numpy as np
 
 T = TypeVar("T")
 
-BLOCK = 512  # Lakes that the solver takes at once.
-_WORKERS = min(os.cpu_count() or 1, 8)
+BLOCK = 512  # Instances that are computed at once.
 
 
 def in_blocks(function: Callable[..., T], *arrays: object, block: int) -> T:
@@ -34,12 +31,7 @@ def in_blocks(function: Callable[..., T], *arrays: object, block: int) -> T:
         keep = min(block, batch - first)
         return jax.tree.map(lambda leaf: np.asarray(leaf)[:keep], result)
 
-    first, *others = range(0, batch, block)
-    results = [call(first)]
-    if others:
-        # A compiled loop of small operations keeps one core busy; several run side by side.
-        with concurrent.futures.ThreadPoolExecutor(_WORKERS) as workers:
-            results += workers.map(call, others)
+    results = [call(first) for first in range(0, batch, block)]
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *results)
 
 

@@ -1,6 +1,7 @@
 """Speed measurements at toy size: what the commands print, what they leave behind."""
 
 import argparse
+import concurrent.futures
 import json
 
 import numpy as np
@@ -107,8 +108,10 @@ def test_the_ratios_are_against_the_best_grids_that_agents_share():
 def test_the_generator_counts_rates_and_outcomes(monkeypatch):
     monkeypatch.setattr(generator, "_HOLE_RATIOS", (0.1,))
     monkeypatch.setattr(generator, "_W9_CELL_SECONDS", 0.1)
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
     for agents, count in ((2, 128), (3, 64)):
-        (row,) = generator.labels(agents, (3,), count, repeats=1).rows
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            (row,) = generator.labels(agents, (3,), count, 1, pool).rows
         number, size, _, fraction, instances, unsolvable, undecided, ours, theirs, ratio = row
         assert (number, size, instances, undecided) == (agents, 3, count, 0)
         assert 0 <= unsolvable < 1

@@ -11,13 +11,14 @@ import reference
 
 from mapf_jax import INFINITE_COST, Instance, Plan, Status, pad_instance, solve, verify
 from mapf_jax.solver import joint_search, search
-from mapf_jax.solver.group_search import Effort, lower_bound
+from mapf_jax.solver.cost_tables import Tables, extra_cost
+from mapf_jax.solver.prioritized import prioritized_plan
 from mapf_jax.types import make_instance, stack
 
 
 def wide(size):
-    """Maps of two widths only, so that few programs are compiled."""
-    return 5 if size <= 5 else 10
+    """Maps of few widths only, so that few programs are compiled."""
+    return next(width for width in (5, 10, 17) if size <= width)
 
 
 def random_instances(seed, size, density, count, num_agents=2):
@@ -233,8 +234,7 @@ def test_mixed_sizes_and_numbers_of_agents():
 
 def test_what_does_not_fit_is_undecided_and_nothing_else():
     instances = random_instances(5, 5, 0.3, 64, 3)
-    tiny = Effort(capacity=2, buffer=8, slots=16, chunk=32)
-    poor, rich = solve(instances, efforts=[tiny]), solve(instances)
+    poor, rich = solve(instances, max_states=20), solve(instances)
     undecided = poor.status == Status.UNDECIDED
     assert undecided.any()
     assert not (rich.status == Status.UNDECIDED).any()
@@ -255,16 +255,62 @@ def test_lower_bound_of_pairs():
             if all(x[i] + x[j] >= e for (i, j), e in zip(pairs, excess, strict=True))
         )
 
+    def bound(excess, num_agents):
+        """The bound where every agent is on its goal and each pair's table says its excess."""
+        members = [(*pair, -1) for pair in itertools.combinations(range(num_agents), 2)]
+        occurrences = np.array([0, 0, num_agents - 1, 1])
+        first, zeros = np.arange(len(excess)), np.zeros(num_agents, np.int64)
+        tables = Tables(np.asarray(excess, np.int16), first, np.array(members), occurrences, 1)
+        memory = np.empty(len(excess), np.int64), np.empty(1 << num_agents, np.int64)
+        return extra_cost(tables, zeros, zeros, *memory)
+
     rng = np.random.default_rng(0)
     for num_agents in (3, 4, 5):
         excess = rng.integers(0, 4, (40, num_agents * (num_agents - 1) // 2))
         excess[:20] *= rng.random(excess[:20].shape) < 0.4
-        bound = np.asarray(lower_bound(excess, num_agents))
+        bounds = np.array([bound(row, num_agents) for row in excess])
         exact = np.array([least(row, num_agents) for row in excess])
-        assert np.all(bound <= exact)
+        assert np.all(bounds <= exact)
         # What is relaxed is that costs are integers: never worth more than half a step an agent.
-        assert np.all(exact - bound <= num_agents / 2)
-        assert np.mean(exact == bound) > 0.5
+        assert np.all(exact - bounds <= num_agents / 2)
+        assert np.mean(exact == bounds) > 0.5
+
+
+@pytest.mark.parametrize("size", [5, 8, 10, 17])
+def test_two_agents_cost_what_the_joint_search_on_the_device_says(size):
+    for density in (0.1, 0.4):
+        instances = random_instances(size, size, density, 200)
+        lakes = (instances.blocked, instances.starts, instances.goals)
+        solution = solve(instances)
+        cost, makespan = joint_search.joint_costs(*lakes, np.ones(200, bool))
+        np.testing.assert_array_equal(solution.cost, cost)
+        np.testing.assert_array_equal(solution.makespan, makespan)
+        moving, _ = joint_search.joint_costs(*lakes, np.zeros(200, bool))
+        solvable = solution.status == Status.OPTIMAL
+        np.testing.assert_array_equal(solution.needs_wait[solvable], (moving > cost)[solvable])
+
+
+def test_what_is_not_begun_in_time_is_undecided():
+    instances = random_instances(5, 5, 0.3, 200, 3)
+    solution = solve(instances, seconds=-1.0)
+    assert np.all(solution.status == Status.UNDECIDED)
+    np.testing.assert_array_equal(solution.paths, instances.starts[:, None])
+
+
+def test_prioritised_plans_are_valid_and_cost_no_less_than_the_optimum():
+    instances = random_instances(6, 5, 0.3, 60, 3)
+    solution = solve(instances)
+    made = 0
+    for i, blocked in enumerate(instances.blocked):
+        lake = (blocked, instances.starts[i], instances.goals[i])
+        path = prioritized_plan(*lake, np.array([2, 0, 1]), 80)
+        if len(path):
+            made += 1
+            cells = [cells_of(step) for step in path]
+            starts, goals = cells_of(instances.starts[i]), cells_of(instances.goals[i])
+            assert not reference.failed_checks(blocked.tolist(), starts, goals, 5, cells)
+            assert reference.sum_of_costs(goals, cells) >= solution.cost[i]
+    assert made > 20
 
 
 def test_shortest_costs():

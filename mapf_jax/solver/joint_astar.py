@@ -1,0 +1,304 @@
+"""Optimal plans of a group of agents: A* over their joint cells, partially expanded.
+
+A state's successors are made in order of what they add to the estimate, and only those that the
+search needs: enhanced partial expansion A* (Goldenberg et al., "Enhanced partial expansion A*",
+JAIR 50, 2014). Estimates are sums of the agents' own distances, raised by tables of pairs and
+triples of agents where they are given (`cost_tables`). An agent on its goal may stay there for good
+and then costs nothing more; it counts as being in cell n.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from mapf_jax.solver.compiled import compiled, inlined
+from mapf_jax.solver.cost_tables import HOPELESS, Tables, extra_cost, least_makespan
+
+FOUND, NONE, OVERFLOW = 1, 0, -1
+_ESTIMATES = 1 << 12  # Estimates above the first one that a search tells apart.
+_WAIT = 1  # What a wait adds to the estimate.
+
+
+class Group(NamedTuple):
+    """A agents that have to be planned together, on a graph of n cells."""
+
+    neighbours: np.ndarray  # int16[n, 4], the cell that each move leads to, -1 where there is none.
+    starts: np.ndarray  # int16[A], cells.
+    goals: np.ndarray  # int16[A].
+    distance: np.ndarray  # int32[A, n], length of the agent's own shortest path.
+
+
+class Task(NamedTuple):
+    """What is searched for."""
+
+    by_cost: bool  # The least sum of costs; otherwise any plan that meets the deadline.
+    allow_wait: bool  # Whether agents may wait before they arrive.
+    max_cost: int  # No plan costs more.
+    deadline: int  # No plan takes longer.
+
+
+class Workspace(NamedTuple):
+    """Memory for K states of up to A agents, clean between searches."""
+
+    slot: np.ndarray  # int32[H], state in each slot of the hash table, -1 where it is empty.
+    place: np.ndarray  # int32[K], slot of each state.
+    state: np.ndarray  # int16[K, A], cells.
+    paid: np.ndarray  # int32[K], cost so far.
+    time: np.ndarray  # int32[K].
+    parent: np.ndarray  # int32[K], the state before it, -1 for the first one.
+    # Stacks of entries by estimate. An entry: state, its rank when it was entered, least estimate
+    # of the successors still to be made, next entry.
+    head: np.ndarray  # int32[_ESTIMATES].
+    entry: np.ndarray  # int32[E, 4].
+    used: np.ndarray  # int64[3]: states, entries, largest estimate above the first one.
+
+
+@compiled
+def workspace(capacity: int, agents: int) -> Workspace:
+    """Memory for searches of up to `capacity` states of up to so many agents."""
+    slots = 1
+    while slots < 2 * capacity:
+        slots *= 2
+    return Workspace(
+        np.full(slots, -1, np.int32), np.empty(capacity, np.int32),
+        np.empty((capacity, agents), np.int16), np.empty(capacity, np.int32),
+        np.empty(capacity, np.int32), np.empty(capacity, np.int32),
+        np.full(_ESTIMATES, -1, np.int32), np.empty((2 * capacity, 4), np.int32),
+        np.zeros(3, np.int64),
+    )  # fmt: skip
+
+
+@inlined
+def search(
+    group: Group, tables: Tables, task: Task, memory: Workspace
+) -> tuple[int, int, np.ndarray]:
+    """An optimal plan of a group.
+
+    Args:
+      group: the agents; every one can reach its goal.
+      tables: lower bounds of the task's objective; none are needed.
+      task: what is searched for.
+      memory: how many states may be kept.
+
+    Returns:
+      (FOUND, NONE where there is no such plan or OVERFLOW where memory did not suffice;
+      cost; int16[T, A], the cells of the plan, of T = 0 times where none was found).
+    """
+    result = _search(group, tables, task, memory)
+    states, _, largest = memory.used
+    for where in memory.place[:states]:
+        memory.slot[where] = -1
+    for estimate in range(largest + 1):
+        memory.head[estimate] = -1
+    return result
+
+
+@compiled
+def _search(
+    group: Group, tables: Tables, task: Task, memory: Workspace
+) -> tuple[int, int, np.ndarray]:
+    neighbours, _, goals, distance = group
+    by_cost, allow_wait, max_cost, deadline = task
+    slot, place, state, paid, time, parent, head, entry, used = memory
+    n, agents = len(neighbours), len(goals)
+    own, cells, here = np.empty((3, agents), np.int64)
+    after, chosen, number, choice = np.empty((4, agents), np.int64)
+    # By agent and option: the cell it stands in afterwards, the same or n, what it adds.
+    option, added = np.empty((agents, 6, 2), np.int64), np.empty((agents, 6), np.int64)
+    partial = np.zeros(agents + 1, np.int64)
+    excess = np.empty(len(tables.first), np.int64)
+    best = np.empty(1 << agents if len(tables.first) else 0, np.int64)
+    nothing = np.empty((0, agents), np.int16)
+    slots, free = len(slot), -1
+    used[0] = used[1] = used[2] = 0
+
+    estimate = least = longest = 0  # Estimates are above `least`.
+    for i in range(agents):
+        state[0, i] = chosen[i] = group.starts[i]
+        own[i] = distance[i, group.starts[i]]
+        least += own[i]
+        longest = max(longest, own[i])
+    if longest > deadline:
+        return NONE, 0, nothing
+    if len(tables.first):
+        if by_cost:
+            estimate = extra_cost(tables, chosen, own, excess, best)
+        if (not by_cost and least_makespan(tables, chosen) > deadline) or estimate >= HOPELESS:
+            return NONE, 0, nothing
+    if least + estimate > max_cost:
+        return NONE, 0, nothing
+    if estimate >= _ESTIMATES:
+        return OVERFLOW, 0, nothing
+    paid[0], time[0], parent[0] = 0, 0, -1
+    place[0] = _hash(chosen) & (slots - 1)
+    slot[place[0]] = 0
+    entry[0, 0], entry[0, 1], entry[0, 2], entry[0, 3] = 0, 0, 0, -1
+    head[estimate] = 0
+    used[0], used[1], used[2] = 1, 1, estimate
+
+    while estimate <= used[2]:
+        top = head[estimate]
+        if top < 0:
+            estimate += 1
+            continue
+        head[estimate] = entry[top, 3]
+        node, rank, low = entry[top, 0], entry[top, 1], entry[top, 2]
+        if rank != (paid[node] if by_cost else time[node]):  # It was reached at less since.
+            entry[top, 3] = free
+            free = top
+            continue
+        arrived = True
+        base = paid[node] - least
+        for i in range(agents):
+            cells[i] = state[node, i]
+            here[i] = goals[i] if cells[i] == n else cells[i]
+            base += distance[i, here[i]]
+            arrived = arrived and here[i] == goals[i]
+        if arrived:
+            return FOUND, int(paid[node]), _path(state, time, parent, node, n, goals)
+        later = time[node] + 1
+        for i in range(agents):
+            cell, count = cells[i], 0
+            if here[i] == goals[i]:
+                option[i, 0, 0], option[i, 0, 1], added[i, 0] = here[i], n if by_cost else cell, 0
+                count = 1
+            if cell < n:  # Options by what they add: a move closer 0, a wait 1, a move away 2.
+                own_distance = distance[i, cell]
+                for surplus in range(3):
+                    if surplus == _WAIT:
+                        wait = allow_wait and (by_cost or here[i] != goals[i])
+                        if wait and later + own_distance <= deadline:
+                            option[i, count, 0] = option[i, count, 1] = cell
+                            added[i, count] = surplus
+                            count += 1
+                        continue
+                    for move in range(4):
+                        there = neighbours[cell, move]
+                        if there < 0 or distance[i, there] - own_distance + 1 != surplus:
+                            continue
+                        if later + distance[i, there] <= deadline:
+                            option[i, count, 0] = option[i, count, 1] = there
+                            added[i, count] = surplus
+                            count += 1
+            number[i] = count
+
+        # All joint moves with estimates from `low` up to this one; `beyond` is the least above.
+        beyond = HOPELESS
+        i = 0
+        choice[0], partial[0] = 0, base
+        while i >= 0:
+            if choice[i] == number[i]:
+                i -= 1
+                continue
+            this = choice[i]
+            choice[i] += 1
+            total = partial[i] + added[i, this]
+            if total > estimate:
+                beyond = min(beyond, total)
+                choice[i] = number[i]
+                continue
+            there = option[i, this, 0]
+            legal = True
+            for j in range(i):
+                if after[j] == there or (after[j] == here[i] and there == here[j]):
+                    legal = False
+                    break
+            if not legal:
+                continue
+            after[i], chosen[i], partial[i + 1] = there, option[i, this, 1], total
+            if i < agents - 1:
+                i += 1
+                choice[i] = 0
+                continue
+            if total < low:
+                continue
+
+            cost = paid[node]
+            for j in range(agents):
+                resting = chosen[j] == n or (not by_cost and after[j] == goals[j] == here[j])
+                cost += 0 if resting else 1
+            rank = cost if by_cost else later
+            where = _hash(chosen) & (slots - 1)
+            found = -1
+            while slot[where] >= 0:
+                known = slot[where]
+                same = True
+                for j in range(agents):
+                    if state[known, j] != chosen[j]:
+                        same = False
+                        break
+                if same:
+                    found = known
+                    break
+                where = (where + 1) & (slots - 1)
+            if found >= 0 and (paid[found] if by_cost else time[found]) <= rank:
+                continue
+            key = max(estimate, total)
+            if len(tables.first):
+                if by_cost:
+                    ahead = cost - least
+                    for j in range(agents):
+                        own[j] = distance[j, after[j]]
+                        ahead += own[j]
+                    key = max(key, ahead + extra_cost(tables, chosen, own, excess, best))
+                elif later + least_makespan(tables, chosen) > deadline:
+                    continue
+            if key > max_cost - least:
+                continue
+            if key >= _ESTIMATES:
+                if key >= HOPELESS // 2:
+                    continue
+                return OVERFLOW, 0, nothing
+            if found < 0:
+                found = used[0]
+                if found == len(place):
+                    return OVERFLOW, 0, nothing
+                used[0] += 1
+                slot[where], place[found] = found, where
+                for j in range(agents):
+                    state[found, j] = chosen[j]
+            paid[found], time[found], parent[found] = cost, later, node
+            new = free
+            if new >= 0:
+                free = entry[new, 3]
+            else:
+                new = used[1]
+                if new == len(entry):
+                    return OVERFLOW, 0, nothing
+                used[1] += 1
+            entry[new, 0], entry[new, 1], entry[new, 2] = found, rank, 0
+            entry[new, 3] = head[key]
+            head[key] = new
+            used[2] = max(used[2], key)
+        if beyond <= max_cost - least and beyond < HOPELESS:
+            if beyond >= _ESTIMATES:
+                return OVERFLOW, 0, nothing
+            entry[top, 2], entry[top, 3] = beyond, head[beyond]
+            head[beyond] = top
+            used[2] = max(used[2], beyond)
+        else:
+            entry[top, 3] = free
+            free = top
+    return NONE, 0, nothing
+
+
+@compiled
+def _hash(cells: np.ndarray) -> int:
+    mixed = np.uint64(0)
+    for cell in cells:
+        mixed = (mixed ^ np.uint64(cell)) * np.uint64(0x9E3779B97F4A7C15)
+        mixed ^= mixed >> np.uint64(29)
+    return int(np.int64(mixed & np.uint64(0x7FFFFFFFFFFFFFFF)))
+
+
+@compiled
+def _path(
+    state: np.ndarray, time: np.ndarray, parent: np.ndarray, node: int, n: int, goals: np.ndarray
+) -> np.ndarray:
+    """int16[T, A]: the cells on the way to a state."""
+    path = np.empty((time[node] + 1, len(goals)), np.int16)
+    while node >= 0:
+        for i in range(len(goals)):
+            path[time[node], i] = goals[i] if state[node, i] == n else state[node, i]
+        node = parent[node]
+    return path

@@ -1,0 +1,274 @@
+"""Exact optima of lakes: which of their agents are planned together, and by which searches."""
+
+import numpy as np
+
+from mapf_jax.solver.compiled import compiled, inlined
+from mapf_jax.solver.cost_tables import HOPELESS, Tables, build_tables, no_tables
+from mapf_jax.solver.joint_astar import (
+    FOUND,
+    NONE,
+    OVERFLOW,
+    Group,
+    Task,
+    Workspace,
+    search,
+    workspace,
+)  # fmt: skip
+from mapf_jax.types import INFINITE_COST, Status
+
+#: States of the first search, without tables, and of the second one, with tables of pairs. The
+#: third one has triples too, and what memory the caller allows.
+CAPACITIES = (1 << 12, 1 << 17)
+_OPTIMAL, _UNSOLVABLE, _UNDECIDED = map(int, (Status.OPTIMAL, Status.UNSOLVABLE, Status.UNDECIDED))
+
+
+@compiled
+def solve_lakes(
+    blocked: np.ndarray,
+    starts: np.ndarray,
+    goals: np.ndarray,
+    active: np.ndarray,
+    max_states: int,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Exact optima of a batch of lakes, one after another.
+
+    Args:
+      blocked: bool[B, S, S].
+      starts: int8[B, A, 2].
+      goals: int8[B, A, 2].
+      active: bool[B, A].
+      max_states: joint states that one search may keep.
+
+    Returns:
+      (int32[B, 5]: status, cost, makespan, whether a wait is needed, times of the plan; int8[N, A,
+      2], all plans one after another; int64[B], where each of them begins).
+    """
+    batch, agents = active.shape
+    labels = np.empty((batch, 5), np.int32)
+    begins = np.empty(batch, np.int64)
+    cells = np.empty((16 * batch, agents, 2), np.int8)
+    memory = workspace(min(CAPACITIES[0], max_states), agents)
+    end = 0
+    for b in range(batch):
+        paths = _solve_lake(
+            blocked[b], starts[b], goals[b], active[b], max_states, memory, labels[b]
+        )
+        begins[b] = end
+        if end + len(paths) > len(cells):
+            more = np.empty((2 * len(cells) + len(paths), agents, 2), np.int8)
+            for t in range(end):
+                _copy(cells[t], more[t])
+            cells = more
+        for t in range(len(paths)):
+            _copy(paths[t], cells[end + t])
+        end += len(paths)
+    return labels, cells[:end], begins
+
+
+@inlined
+def _solve_lake(
+    blocked: np.ndarray, starts: np.ndarray, goals: np.ndarray, active: np.ndarray,
+    max_states: int, memory: Workspace, labels: np.ndarray,
+) -> np.ndarray:  # fmt: skip
+    """The plan of one lake, int8[T, A, 2], and its row of `solve_lakes`' labels.
+
+    Agents in different parts of a lake cannot meet: each part is solved on its own.
+    """
+    width, agents = len(blocked), len(active)
+    number = np.full(width * width, -1, np.int16)
+    cells = np.empty(width * width, np.int16)
+    neighbours = np.empty((width * width, 4), np.int16)
+    left = active.copy()
+    labels[0], labels[1], labels[2], labels[3], labels[4] = _OPTIMAL, 0, 0, 0, 1
+    paths = np.empty((1, agents, 2), np.int8)
+    _copy(starts, paths[0])
+    for first in range(agents):
+        if not left[first]:
+            continue
+        n = _explore(
+            blocked, width * starts[first, 0] + starts[first, 1], number, cells, neighbours
+        )
+        team = np.empty(agents, np.int64)
+        size = 0
+        for i in range(first, agents):
+            if left[i] and number[width * starts[i, 0] + starts[i, 1]] >= 0:
+                team[size] = i
+                size += 1
+                left[i] = False
+        begin, end = np.empty(size, np.int16), np.empty(size, np.int16)
+        distance = np.empty((size, n), np.int32)
+        for i in range(size):
+            agent = team[i]
+            begin[i] = number[width * starts[agent, 0] + starts[agent, 1]]
+            end[i] = number[width * goals[agent, 0] + goals[agent, 1]]
+            if end[i] < 0:
+                labels[0] = _UNSOLVABLE
+                break
+            _distances(neighbours[:n], end[i], distance[i])
+        if labels[0] == _UNSOLVABLE:
+            break
+        group = Group(neighbours[:n], begin, end, distance)
+        status, cost, makespan, needs_wait, path = _solve_group(group, max_states, memory)
+        for cell in cells[:n]:
+            number[cell] = -1
+        if status != _OPTIMAL:  # A part without a plan settles its lake; an open one does not.
+            labels[0] = status
+            if status == _UNSOLVABLE:
+                break
+            continue
+        labels[1] += cost
+        labels[2] = max(labels[2], makespan)
+        labels[3] |= needs_wait
+        if len(path) > len(paths):
+            longer = np.empty((len(path), agents, 2), np.int8)
+            for t in range(len(path)):
+                _copy(paths[min(t, len(paths) - 1)], longer[t])
+            paths = longer
+        for i in range(size):
+            for t in range(len(paths)):
+                cell = cells[path[min(t, len(path) - 1), i]]
+                paths[t, team[i], 0], paths[t, team[i], 1] = cell // width, cell % width
+    if labels[0] != _OPTIMAL:
+        labels[1], labels[2], labels[3], labels[4] = INFINITE_COST, INFINITE_COST, 0, 0
+        return paths[:0]
+    labels[4] = len(paths)
+    return paths
+
+
+@inlined
+def _solve_group(
+    group: Group, max_states: int, memory: Workspace
+) -> tuple[int, int, int, bool, np.ndarray]:
+    """(status, cost, makespan, whether a wait is needed, plan int16[T, A]) of agents that can meet.
+
+    The plan is one of least cost, and of those one without waits where there is one.
+    """
+    agents = len(group.goals)
+    shortest, longest = 0, 0
+    for i in range(agents):
+        shortest += group.distance[i, group.starts[i]]
+        longest = max(longest, group.distance[i, group.starts[i]])
+    task = Task(True, True, HOPELESS, HOPELESS)
+    # A literal 0 would have Numba compile `_escalate` twice.
+    level, tables = int(np.int64(0)), no_tables()
+    found, cost, path, level, tables = _escalate(group, task, max_states, memory, level, tables)
+    if found != FOUND:
+        return _UNSOLVABLE if found == NONE else _UNDECIDED, 0, 0, False, path
+    makespan, waits = _arrival_and_waits(path, group.goals)
+    # Without waits every path has the parity of a shortest one, so an odd gap proves a wait. A gap
+    # of 0 proves that there is none: who waits before it arrives is late.
+    needs_wait = (cost - shortest) % 2 == 1
+    if waits and not needs_wait:
+        task = Task(True, False, cost, HOPELESS)
+        found, _, other, level, tables = _escalate(group, task, max_states, memory, level, tables)
+        if found == OVERFLOW:
+            return _UNDECIDED, 0, 0, False, path
+        needs_wait = found == NONE
+        if found == FOUND:
+            path = other
+            makespan = min(makespan, len(path) - 1)
+    level, tables = int(np.int64(0)), no_tables()
+    for deadline in range(longest, makespan):
+        task = Task(False, True, HOPELESS, deadline)
+        found, _, _, level, tables = _escalate(group, task, max_states, memory, level, tables)
+        if found == OVERFLOW:
+            return _UNDECIDED, 0, 0, False, path
+        if found == FOUND:
+            makespan = deadline
+            break
+    return _OPTIMAL, cost, makespan, needs_wait, path
+
+
+@compiled
+def _escalate(
+    group: Group, task: Task, max_states: int, memory: Workspace, level: int, tables: Tables
+) -> tuple[int, int, np.ndarray, int, Tables]:
+    """Searches with more memory and better bounds until one of them is enough.
+
+    Args:
+      level: with which to begin, and `tables` those of this level.
+
+    Returns:
+      (result, cost and plan as of `search`; the level that was reached, its tables).
+    """
+    agents = len(group.goals)
+    while True:
+        if level == 0:
+            found, cost, path = search(group, tables, task, memory)
+        else:
+            capacity = min(CAPACITIES[1], max_states) if level == 1 else max_states
+            found, cost, path = search(group, tables, task, workspace(capacity, agents))
+        if found != OVERFLOW or level == 2 or CAPACITIES[level] >= max_states:
+            return found, cost, path, level, tables
+        level += 1
+        tables = build_tables(group.neighbours, group.goals, level + 1, task.by_cost)
+
+
+@compiled
+def _arrival_and_waits(path: np.ndarray, goals: np.ndarray) -> tuple[int, bool]:
+    """When the last agent arrives, and whether any agent waits before it does."""
+    last, waits = 0, False
+    for i in range(len(goals)):
+        arrival = len(path)
+        while arrival > 0 and path[arrival - 1, i] == goals[i]:
+            arrival -= 1
+        last = max(last, arrival)
+        for t in range(arrival):
+            waits = waits or path[t, i] == path[t + 1, i]
+    return last, waits
+
+
+@compiled
+def _copy(source: np.ndarray, target: np.ndarray) -> None:
+    """Copies the cells of all agents; an assignment of slices takes seconds to compile."""
+    for i in range(len(source)):
+        target[i, 0], target[i, 1] = source[i, 0], source[i, 1]
+
+
+@compiled
+def _explore(
+    blocked: np.ndarray, root: int, number: np.ndarray, cells: np.ndarray, neighbours: np.ndarray
+) -> int:
+    """Numbers the n cells of the lake's part around a cell; returns n.
+
+    Args:
+      blocked: bool[S, S].
+      root: a cell, in row order.
+      number: int16[S * S], of each cell, all -1 before.
+      cells: int16[S * S], set to the cell of each number.
+      neighbours: int16[S * S, 4], set as in `Group`.
+    """
+    width = len(blocked)
+    number[root], cells[0] = 0, root
+    n, k = 1, 0
+    while k < n:
+        row, column = divmod(cells[k], width)
+        for move in range(4):
+            r = row + (move == 1) - (move == 0)
+            c = column + (move == 3) - (move == 2)
+            neighbours[k, move] = -1
+            if 0 <= r < width and 0 <= c < width and not blocked[r, c]:
+                there = r * width + c
+                if number[there] < 0:
+                    number[there], cells[n] = n, there
+                    n += 1
+                neighbours[k, move] = number[there]
+        k += 1
+    return n
+
+
+@compiled
+def _distances(neighbours: np.ndarray, goal: int, distance: np.ndarray) -> None:
+    """Sets the length of a shortest path from each of n cells to the goal, int32[n]."""
+    queue = np.empty(len(neighbours), np.int16)
+    for cell in range(len(distance)):
+        distance[cell] = INFINITE_COST
+    distance[goal], queue[0] = 0, goal
+    size, k = 1, 0
+    while k < size:
+        for there in neighbours[queue[k]]:
+            if there >= 0 and distance[there] == INFINITE_COST:
+                distance[there] = distance[queue[k]] + 1
+                queue[size] = there
+                size += 1
+        k += 1
