@@ -25,7 +25,7 @@ from experiments import records
 from experiments.records import Table
 from experiments.speed import commands
 from experiments.speed.engines import seconds
-from mapf_jax import generator
+from mapf_jax import generator, plans
 from mapf_jax.environment_config import num_holes
 from mapf_jax.padding import WIDTHS
 from mapf_jax.types import Status
@@ -59,33 +59,59 @@ def draw(agents: int, size: int, hole_ratio: float, count: int) -> tuple[list[np
     return [array[:count] for array in arrays], len(arrays[0]) / drawn
 
 
-def w9_solved(lakes: list[np.ndarray], limit: float) -> int:
-    """How many lakes w9-pathfinding's conflict-based search is done with in `limit` seconds."""
+def w9_costs(lakes: list[np.ndarray], limit: float) -> tuple[float, list[int | None]]:
+    """Optimal sums of costs by w9-pathfinding's conflict-based search, as far as time reaches.
+
+    Args:
+      lakes: blocked cells, starts and goals.
+      limit: seconds after which no lake is begun.
+
+    Returns:
+      (seconds for the plans, the cost of each lake; None where it found none in time).
+    """
     from w9_pathfinding.envs import Grid
     from w9_pathfinding.mapf import CBS
 
-    end = time.perf_counter() + limit
-    for done, (blocked, starts, goals) in enumerate(zip(*lakes, strict=True)):
-        if time.perf_counter() > end:
-            return done
+    begin = time.perf_counter()
+    found: list[list[list[tuple[int, int]]]] = []
+    for blocked, starts, goals in zip(*lakes, strict=True):
+        if time.perf_counter() - begin > limit:
+            break
         weights = np.where(blocked, -1, 1).tolist()
         cells = [[(int(c), int(r)) for r, c in x] for x in (starts, goals)]
+        found.append([])
         with contextlib.suppress(RuntimeError):  # Out of time, which counts.
-            CBS(Grid(weights=weights, edge_collision=True)).mapf(
+            found[-1] = CBS(Grid(weights=weights, edge_collision=True)).mapf(
                 *cells, max_length=100, max_time=_W9_SECONDS
             )
-    return len(lakes[0])
+    took = time.perf_counter() - begin
+    costs: list[int | None] = []
+    for paths, goals in zip(found, lakes[2], strict=False):
+        plan = [np.array(path)[:, None, ::-1] for path in paths]
+        arrived = [plans.arrivals(path, goals[i, None]) for i, path in enumerate(plan)]
+        costs.append(int(np.sum(arrived)) if plan else None)
+    return took, costs
 
 
-def w9_rate(lakes: list[np.ndarray], pool: concurrent.futures.Executor) -> float | None:
-    """Its instances a second with a process on every core, costs only; None without it."""
+def w9_rate(
+    lakes: list[np.ndarray], pool: concurrent.futures.Executor
+) -> tuple[float | None, list[tuple[int, int]]]:
+    """Instances a second with a process on every core, and (lake, cost) of what it solved.
+
+    (None, []) where it is not installed.
+    """
     if importlib.util.find_spec("w9_pathfinding") is None:
-        return None
+        return None, []
     cores = os.cpu_count() or 1
-    begin = time.perf_counter()
     parts = [[array[core::cores] for array in lakes] for core in range(cores)]
-    done = sum(pool.map(w9_solved, parts, [_W9_CELL_SECONDS] * cores))
-    return done / (time.perf_counter() - begin)
+    results = list(pool.map(w9_costs, parts, [_W9_CELL_SECONDS] * cores))
+    rate = sum(len(costs) for _, costs in results) / max(took for took, _ in results)
+    return rate, [
+        (core + cores * i, cost)
+        for core, (_, costs) in enumerate(results)
+        for i, cost in enumerate(costs)
+        if cost is not None
+    ]
 
 
 def labels(
@@ -106,10 +132,12 @@ def labels(
         instances = mapf_jax.Instance(np.full(number, size), blocked, starts, goals, active)
         solved = functools.partial(mapf_jax.solve, instances)
         begin = time.perf_counter()
-        status = np.asarray(solved().status)
+        solution = solved()
+        status = np.asarray(solution.status)
         took = time.perf_counter() - begin
         ours = number / (seconds(solved, repeats) if took < _LONG_SECONDS else took)
-        theirs = w9_rate(lakes, pool)
+        theirs, costs = w9_rate(lakes, pool)
+        known = [(solution.cost[i], cost) for i, cost in costs if status[i] != Status.UNDECIDED]
         rows.append(
             {
                 "agents": agents,
@@ -122,6 +150,8 @@ def labels(
                 "instances/s": ours,
                 "w9-pathfinding CBS, instances/s": theirs,
                 "ratio": theirs and ours / theirs,
+                "costs compared": len(known),
+                "costs that differ": sum(our != their for our, their in known),
             }
         )
     return Table.of(

@@ -112,11 +112,26 @@ def test_the_generator_counts_rates_and_outcomes(monkeypatch):
     for agents, count in ((2, 128), (3, 64)):
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             (row,) = generator.labels(agents, (3,), count, 1, pool).rows
-        number, size, _, fraction, instances, unsolvable, undecided, ours, theirs, ratio = row
+        (
+            number,
+            size,
+            _,
+            fraction,
+            instances,
+            unsolvable,
+            undecided,
+            ours,
+            theirs,
+            ratio,
+            compared,
+            differ,
+        ) = row
         assert (number, size, instances, undecided) == (agents, 3, count, 0)
         assert 0 <= unsolvable < 1
         assert 0 < fraction <= 1
         assert ratio is None if theirs is None else ratio == pytest.approx(ours / theirs)
+        assert (compared > 0) == (theirs is not None)
+        assert differ == 0
 
 
 @pytest.mark.slow
