@@ -178,7 +178,8 @@ def _patterns(space: ConfigurationSpace) -> tuple[re.Pattern[str], re.Pattern[st
 
     label = words([space.label])
     numbered = all(row.isdecimal() for row in space.rows)
-    row = "[0-9]{1,3}" if numbered else words(space.rows)
+    digits = max(3, *map(len, space.rows))
+    row = f"[0-9]{{1,{digits}}}" if numbered else words(space.rows)
     any_row = rf"(?:{label}[ _]?)?({row}){space.row_suffix}"
     key = (
         rf"(?P<row>{any_row})|(?P<parameter>{words(space.names)})"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from engineer import proposal
 from engineer.proposal import Proposal, Unreadable, parse, project, render_config
-from engineer.space import Configuration
+from engineer.space import Configuration, ConfigurationSpace, Parameter, column
 from experiments.families.lakes.texts import lake_space
 
 SPACE = lake_space((3, 4))
@@ -287,6 +287,16 @@ def test_rendering_is_read_back_exactly(config):
     assert project(parse(text, space), config, space) == (config, ())
     plain = yaml.safe_load(text)  # and any YAML reader sees numbers
     assert Configuration.from_dict(plain) == config
+
+
+def test_rows_may_be_large_numbers():
+    rows = ("60", "10800", "2147483647")
+    space = ConfigurationSpace("seconds", rows, (Parameter("part"),), (column(rows, "part"),))
+    config = space.random(0)
+    assert project(parse(render_config(config, space), space), space.uniform(), space) == (
+        config,
+        (),
+    )
 
 
 def test_rendering_is_the_asked_form():
