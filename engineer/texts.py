@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from engineer.space import ConfigurationSpace
+from engineer.space import ConfigurationSpace, column
 
 SUMMARY_REQUEST = (
     "Before the configuration, explain in at most three sentences what it is meant to achieve. "
@@ -55,6 +55,8 @@ def plain_texts(space: ConfigurationSpace, task: str, checks: Sequence[str]) -> 
     )
     sums = " ".join(
         f"The numbers {', '.join(f'{name} of {row}' for row, name in group)} sum to 1."
+        if set(group) != set(column(space.rows, group[0][1]))
+        else f"The {group[0][1]} of all {space.label}s sum to 1."
         for group in space.simplexes
     )
     low_high = ", ".join(
