@@ -17,6 +17,7 @@ from engineer.evidence import FailureBreakdown
 from engineer.space import Configuration, ConfigurationSpace, round_fractions
 from engineer.texts import FamilyTexts
 from learner.chat import Completion, Message
+from learner.devices import distributed
 from learner.training.task import Scores, Task
 
 Problem = Mapping[str, Any]
@@ -200,15 +201,16 @@ class Family(ABC):
         return None
 
     def breakdown(self, records: Sequence[Record]) -> FailureBreakdown:
-        """The outcomes of verified completions, by row.
+        """The outcomes of verified completions, by row in the order of the space.
 
         Raises:
           ValueError: a record is not as `task` says.
         """
         if unknown := {str(record["group"]) for record in records} - set(self.space.rows):
             raise ValueError(f"group={min(unknown)!r}: allowed are the rows {self.space.rows}")
+        ordered = sorted(records, key=lambda record: self.space.rows.index(str(record["group"])))
         return FailureBreakdown.from_records(
-            records, checks=self.texts.checks, label=self.texts.label, alone=self.texts.alone
+            ordered, checks=self.texts.checks, label=self.texts.label, alone=self.texts.alone
         )
 
 
@@ -239,12 +241,14 @@ class ProblemTask(Task):
         return [{"role": "user", "content": self._prompt(self._problems[index])}]
 
     def score(self, indices: np.ndarray, completions: Sequence[Completion]) -> Scores:
-        """A record and a reward for each completion."""
-        records = []
-        for index, completion in zip(indices.tolist(), completions, strict=True):
-            problem = self._problems[index]
-            record = self._verify(problem, completion.text)
+        """A record and a reward for each completion; several processes share the verifying."""
+
+        def record(i: int) -> Record:
+            problem = self._problems[int(indices[i])]
+            found = self._verify(problem, completions[i].text)
             known = {"group": problem["group"]} if "group" in problem else {}
-            records.append({**known, "valid": not record["failed"], **record})
+            return {**known, "valid": not found["failed"], **found}
+
+        records = distributed.sharded_map(lambda rows: [record(i) for i in rows], len(completions))
         rewards = [record.get("reward", float(record["valid"])) for record in records]
         return Scores(rewards=np.asarray(rewards, np.float32), records=records)
