@@ -155,8 +155,8 @@ class RunStore:
 
 def family_digest(settings: Settings) -> str:
     """SHA-256 of a family's own file; empty for a family of this package."""
-    path = settings.family.rpartition(":")[0]
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else ""
+    path = settings.family_file
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path else ""
 
 
 def versions() -> dict[str, Any]:

@@ -140,7 +140,7 @@ class Study:
         reference = first[self.reference]
         with user_errors():
             own = reference.load_family().validation_options
-        for path in (*_SAME_VALIDATION, *(f"{reference.family}.{name}" for name in own)):
+        for path in (*_SAME_VALIDATION, *(f"{reference.family_name}.{name}" for name in own)):
             _check_equal(path, first, "variants that are validated on the same instances")
         budgets = {name: Budget.of(settings) for name, settings in first.items()}
         for part in Budget._fields:

@@ -228,10 +228,12 @@ def test_a_family_says_what_there_is(tmp_path):
         FamilySettings(f"{path}:family").load_family()
 
 
-@pytest.mark.parametrize("name", ["nothing", "gone.py:family", f"{__file__}x:family"])
+@pytest.mark.parametrize(
+    "name", ["nothing", "lakes:3", "reasoning_gym", "gone.py:family", f"{__file__}x:family"]
+)
 def test_a_family_that_is_nowhere_is_refused(name):
     with pytest.raises(
-        ValueError, match=r"family=.*: allowed are 'lakes' and 'path/to/file.py:name'"
+        ValueError, match=r"family=.*: allowed are 'lakes', .* and 'path/to/file.py:name'"
     ):
         from_config({"family": name})
 

@@ -1,0 +1,118 @@
+"""What runs in the sandbox: the data sets of reasoning-gym, by their names and levels.
+
+Levels count from 0. A setting gives each attribute of a curriculum its lowest and highest level; an
+attribute that it leaves out stays at level 0.
+"""
+
+import difflib
+import functools
+import json
+from typing import Any
+
+from reasoning_gym.coaching.attributes import RangeAttributeDefinition
+from reasoning_gym.factory import CURRICULA, DATASETS
+
+Setting = dict[str, list[int]]
+
+_SIZE = 20_000  # Of every data set; none may be larger.
+
+
+def unknown(name: str) -> str:
+    """What is wrong with the name of a data set; empty if nothing is."""
+    if name in CURRICULA:
+        return ""
+    if name in DATASETS:
+        return f"{name!r} has no curriculum, so no levels"
+    close = difflib.get_close_matches(name, CURRICULA, n=3)
+    hint = f" (did you mean {' or '.join(close)}?)" if close else ""
+    return f"{name!r} is no data set{hint}; allowed are {', '.join(sorted(CURRICULA))}"
+
+
+def attributes(name: str) -> list[dict[str, Any]]:
+    """The attributes of a curriculum whose levels differ: `name`, `meaning`, `numeric`, `levels`.
+
+    `levels` has for each level in words what it is alone, and what all up to it are together.
+    """
+    rows = []
+    for attribute in CURRICULA[name]().attributes.values():
+        count = len(attribute.levels) - getattr(attribute, "ensure_interval", False)
+        pairs = [
+            [" to ".join(dict.fromkeys(map(_text, _values(attribute, low, i)))) for low in (i, 0)]
+            for i in range(count)
+        ]
+        if len({alone for alone, _ in pairs}) > 1:
+            numeric = all(type(level) in (int, float) for level in attribute.levels)
+            meaning = attribute.description or attribute.name
+            row = {"name": attribute.name, "meaning": meaning, "numeric": numeric, "levels": pairs}
+            rows.append(row)
+    return rows
+
+
+def possible(name: str, setting: Setting) -> bool:
+    """Whether the data set accepts such levels."""
+    try:
+        _data_set(name, json.dumps(setting), 0)
+    except (AssertionError, ValueError):
+        return False
+    return True
+
+
+def draw(name: str, setting: Setting, seed: int, index: int) -> dict[str, str] | None:
+    """Question and answer of a problem; None if it is none: its own answer is wrong.
+
+    Some data sets give no answer, as many are right; it is empty here.
+    """
+    data = _data_set(name, json.dumps(setting), seed)
+    entry = _entry(name, json.dumps(setting), seed, index)
+    answer = entry["answer"]
+    if answer is not None and data.score_answer(answer, entry) < 0.99:
+        return None
+    return {"question": entry["question"], "answer": "" if answer is None else str(answer)}
+
+
+def score(name: str, setting: Setting, seed: int, index: int, question: str, given: str) -> float:
+    """The score of an answer, in [0, 1].
+
+    Raises:
+      ValueError: this version of the data set has another question there.
+    """
+    entry = _entry(name, json.dumps(setting), seed, index)
+    if entry["question"] != question:
+        raise ValueError(f"question {index} of {name} is another one")
+    value = float(_data_set(name, json.dumps(setting), seed).score_answer(given, entry))
+    return min(max(value, 0.0), 1.0) if value == value else 0.0
+
+
+@functools.lru_cache(64)
+def _data_set(name: str, setting: str, seed: int) -> Any:
+    kind, options = DATASETS[name]
+    chosen: dict[str, Any] = {"seed": seed, "size": _SIZE}
+    for attribute in CURRICULA[name]().attributes.values():
+        low, high = json.loads(setting).get(attribute.name, (0, 0))
+        values = _values(attribute, low, high)
+        if isinstance(attribute, RangeAttributeDefinition):
+            chosen[attribute.lower_field_name] = min(values)
+            chosen[attribute.upper_field_name] = max(values)
+        else:
+            chosen[attribute.field_name] = values[-1]
+    config = options(**chosen)
+    getattr(config, "validate", lambda: None)()  # Two data sets accept anything.
+    return kind(config)
+
+
+@functools.lru_cache(1 << 14)
+def _entry(name: str, setting: str, seed: int, index: int) -> dict[str, Any]:
+    return _data_set(name, setting, seed)[index]
+
+
+def _values(attribute: Any, low: int, high: int) -> list[Any]:
+    """The ends of a range of levels; what has no range has the highest alone."""
+    levels = attribute.levels
+    if not isinstance(attribute, RangeAttributeDefinition):
+        return [levels[min(high, len(levels) - 1)]]
+    last = min(high + attribute.ensure_interval, len(levels) - 1)
+    return [levels[min(low, last - attribute.ensure_interval)], levels[last]]
+
+
+def _text(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)

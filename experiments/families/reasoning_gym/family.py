@@ -1,0 +1,263 @@
+"""Any data set of reasoning-gym with a curriculum, or several, as a family of environments."""
+
+import dataclasses
+import functools
+import importlib.util
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from engineer.space import Configuration, ConfigurationSpace, Parameter, column, ordered_rows
+from engineer.texts import plain_texts
+from experiments.families.family import Family, Generated, Problem, ProblemTask, Record
+from experiments.families.sandbox import OutOfTimeError, Sandbox, SandboxError
+from learner import checks
+from learner.devices import distributed
+
+CHECKS = ("scored", "right")
+RIGHT = 0.99
+"""The least score of an answer that is right."""
+
+_MISSES = 64  # Draws in a row without a new problem before a level is given up.
+_SLOW_MISS = 32  # A draw that ran out of time counts as so many.
+_SOON = 60.0  # Seconds that are enough for what asks no problem of a data set.
+_ROW_NAME = re.compile(r"[A-Za-z0-9]\w{0,39}", re.ASCII)
+_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReasoningGymOptions:
+    """How data sets of reasoning-gym are used.
+
+    Attributes:
+      levels: of each attribute the easiest so many; 0 is all.
+      seconds: of processor time to score an answer, which may have to make the problem again;
+        half of them are for making it.
+      instruction: what follows a question. The answer is what stands in the last answer tags of a
+        completion, or where there are none all that follows its thinking.
+    """
+
+    levels: int = 0
+    seconds: float = 5.0
+    instruction: str = "Put the final answer between <answer> and </answer>."
+
+    def __post_init__(self) -> None:
+        checks.integers(self, levels=0)
+        checks.positive(self, "seconds")
+
+
+@functools.cache
+def sandbox() -> Sandbox:
+    """The process of all data sets."""
+    return Sandbox(Path(__file__).parent / "data_sets.py")
+
+
+class _Ladder:
+    """The levels of one data set, from 0.
+
+    Args:
+      name: of the data set.
+      most: levels of each attribute; 0 is all.
+      choose: the level is that of the main attribute, the first whose levels are numbers, and how
+        high the others go is to be chosen. Otherwise all attributes go up together.
+    """
+
+    def __init__(self, name: str, most: int, choose: bool) -> None:
+        rows: list[dict[str, Any]] = sandbox().call("attributes", name, seconds=_SOON)
+        rows.sort(key=lambda row: not row["numeric"])
+        for row in rows:
+            row["levels"] = row["levels"][: most or None]
+        self.name = name
+        fixed = 1 if choose else len(rows)
+        self.fixed, self.others = rows[:fixed], rows[fixed:]
+
+    def __len__(self) -> int:
+        return max(len(row["levels"]) for row in self.fixed)
+
+    def at(self, level: int) -> dict[str, int]:
+        """The level of each attribute at a level of all."""
+        return {row["name"]: min(level, len(row["levels"]) - 1) for row in self.fixed + self.others}
+
+    def words(self, level: int) -> str:
+        """What the attributes that are not to be chosen are at a level."""
+        at = self.at(level)
+        return ", ".join(f"{row['name']} {row['levels'][at[row['name']]][0]}" for row in self.fixed)
+
+    def row_names(self) -> list[str]:
+        """Names for the levels: what the main attribute is, where that makes distinct names."""
+        names = [alone.replace(" ", "_") for alone, _ in self.fixed[0]["levels"]]
+        usable = all(map(_ROW_NAME.fullmatch, names)) and tuple(names) == ordered_rows(names)
+        if usable and len(self.fixed) == 1:
+            return names
+        return [f"level_{level + 1}" for level in range(len(self))]
+
+    def heights(self, level: int, wanted: Mapping[str, int]) -> Iterator[dict[str, int]]:
+        """Highest levels of the others that the data set accepts, those nearest to `wanted` first.
+
+        Not all go together. Then the others come nearer to the level itself, and below it.
+        """
+        same = {name: high for name, high in self.at(level).items() if name in wanted}
+        steps = range(max((len(row["levels"]) for row in self.others), default=1))
+        nearer = [
+            {name: min(max(same[name], wanted[name] - k), wanted[name] + k) for name in same}
+            for k in steps
+        ]
+        below = [{name: max(high - k, 0) for name, high in same.items()} for k in steps]
+        for i, highest in enumerate(candidates := nearer + below):
+            setting = self.setting(level, highest)
+            if highest not in candidates[:i] and sandbox().call(
+                "possible", self.name, setting, seconds=_SOON
+            ):
+                yield highest
+
+    def setting(self, level: int, highest: Mapping[str, int]) -> dict[str, list[int]]:
+        """The lowest and the highest level of every attribute."""
+        at = self.at(level)
+        return {
+            **{row["name"]: [at[row["name"]]] * 2 for row in self.fixed},
+            **{name: [0, high] for name, high in highest.items()},
+        }
+
+
+class ReasoningGym(Family):
+    """A row for every level of each data set.
+
+    With one data set these are the levels of its main attribute, and a parameter for each other
+    attribute says how high that goes. With several, all attributes of a data set go up together.
+    A level that a data set refuses is left out.
+
+    Args:
+      options: how the data sets are used.
+      names: of the data sets, with "+" between them.
+
+    Raises:
+      ValueError: there is no such data set, or the package is not installed.
+    """
+
+    validation_options = ("levels", "seconds", "instruction")
+
+    def __init__(self, options: ReasoningGymOptions, names: str) -> None:
+        family = f"family='reasoning_gym:{names}'"
+        if importlib.util.find_spec("reasoning_gym") is None:
+            raise ValueError(f"{family}: needs pip install 'mapf-frozenlake-rl[reasoning-gym]'")
+        chosen = names.split("+")
+        for name in chosen:
+            if wrong := sandbox().call("unknown", name, seconds=_SOON):
+                raise ValueError(f"{family}: {wrong}")
+            if chosen.count(name) > 1:
+                raise ValueError(f"{family}: {name!r} is there twice; allowed are distinct ones")
+        single = len(chosen) == 1
+        ladders = [_Ladder(name, options.levels, choose=single) for name in chosen]
+        self.options = options
+        self._others = ladders[0].others
+        self._rows: dict[str, tuple[_Ladder, int]] = {}
+        for ladder in ladders:
+            for level, name in enumerate(ladder.row_names()):
+                lowest = {row["name"]: 0 for row in ladder.others}
+                if any(True for _ in ladder.heights(level, lowest)):
+                    self._rows[name if single else f"{ladder.name}_{level + 1}"] = ladder, level
+        if not self._rows:
+            raise ValueError(f"{family}: it refuses each of its levels")
+        meaning = "the part of the set that is of this level."
+        self.space = ConfigurationSpace(
+            ladders[0].fixed[0]["name"] if single else "level",
+            tuple(self._rows),
+            (Parameter("fraction", meaning=meaning), *map(_parameter, self._others)),
+            (column(self._rows, "fraction"),),
+        )
+        words = "; ".join(f"{row} is {of.words(at)}" for row, (of, at) in self._rows.items())
+        task = f"to solve problems of {' and '.join(chosen)}, where {words}"
+        shown = {"not_scored": ("scored",), "wrong": ("right",)}
+        texts = plain_texts(self.space, task, CHECKS)
+        self.texts = dataclasses.replace(texts, failure_words=shown)
+
+    def generate(
+        self, key: jax.Array, config: Configuration, count: int, exclude: Sequence[Problem]
+    ) -> Generated:
+        """Problems whose own answers are right; the first process makes them for all."""
+        rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+        seen = {problem["question"] for problem in exclude}
+
+        def make() -> list[Problem]:
+            problems: list[Problem] = []
+            for row, asked in self.counts(config, count).items():
+                seed = int(rng.integers(1 << 31))
+                problems += itertools.islice(self._problems(row, config, seed, seen), asked)
+            return [problems[i] for i in rng.permutation(len(problems))]
+
+        return self.generated(distributed.on_first(make), config, count)
+
+    def _problems(
+        self, row: str, config: Configuration, seed: int, seen: set[str]
+    ) -> Iterator[Problem]:
+        """Problems whose questions are new, until there seem to be no more."""
+        ladder, level = self._rows[row]
+        wanted = {one["name"]: int(config[row, _column(one)]) - 1 for one in self._others}
+        for highest in ladder.heights(level, wanted):
+            setting = ladder.setting(level, highest)
+            numbers = {_column(one): highest[one["name"]] + 1 for one in self._others}
+            misses = made = 0
+            for index in itertools.count():
+                source = [ladder.name, setting, seed, index]
+                drawn = None
+                try:
+                    drawn = sandbox().call("draw", *source, seconds=self.options.seconds / 2)
+                except OutOfTimeError:
+                    misses += _SLOW_MISS - 1
+                except SandboxError:
+                    pass  # A problem that cannot be made is none.
+                if drawn is not None and drawn["question"] not in seen:
+                    seen.add(drawn["question"])
+                    made, misses = made + 1, 0
+                    yield {"group": row, **drawn, **numbers, "source": source}
+                elif (misses := misses + 1) >= _MISSES:
+                    break
+            if made:
+                return
+
+    def task(self, problems: Sequence[Problem]) -> ProblemTask:
+        """The reward is the score that the data set itself gives an answer."""
+        return ProblemTask(problems, self._prompt, self._verify)
+
+    def _prompt(self, problem: Problem) -> str:
+        return f"{problem['question']}\n{self.options.instruction}".rstrip()
+
+    def _verify(self, problem: Problem, text: str) -> Record:
+        whole = text.rpartition("</think>")[2]
+        given = (_ANSWER.findall(whole) or [whole])[-1].strip()
+        arguments = *problem["source"], problem["question"], given
+        try:
+            score = sandbox().call("score", *arguments, seconds=self.options.seconds)
+        except SandboxError as error:
+            return {"failed": ["scored"], "reward": 0.0, "why": str(error)}
+        return {"failed": [] if score >= RIGHT else ["right"], "reward": score}
+
+    @property
+    def reward(self) -> str:
+        """The data set's own score."""
+        return "the score of the answer by the rule of its data set, from 0 to 1"
+
+    def failure(self, check: str) -> str:
+        """In words."""
+        return {"scored": "could not be scored", "right": "not right"}[check]
+
+    def text(self, problem: Problem, completion: str) -> str:
+        """The question, the answer that was expected and the one that was given."""
+        expected = problem["answer"] or "any that the data set accepts"
+        return f"question: {problem['question']}\nexpected: {expected}\ngiven: {completion}"
+
+
+def _column(attribute: Mapping[str, Any]) -> str:
+    return f"{attribute['name']}_level"
+
+
+def _parameter(attribute: Mapping[str, Any]) -> Parameter:
+    """How high an attribute goes."""
+    levels = [f"{i} is {up_to}" for i, (_, up_to) in enumerate(attribute["levels"], 1)]
+    meaning = f"how far {attribute['name']} goes: {', '.join(levels)}."
+    return Parameter(_column(attribute), ((1, len(levels)),), decimals=0, meaning=meaning)

@@ -1,0 +1,187 @@
+"""Data sets of reasoning-gym as families, and the process that they run in."""
+
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from engineer import context, proposal
+from engineer.evidence import Evidence
+from engineer.record import RoundRecord, RunRecord
+from engineer.space import Configuration
+from experiments.families.loading import FamilySettings
+from experiments.families.reasoning_gym.family import ReasoningGym, ReasoningGymOptions, sandbox
+from experiments.families.sandbox import OutOfTimeError, Sandbox, SandboxError
+from learner.chat import Completion
+
+CURRICULA = pytest.importorskip("reasoning_gym.factory").CURRICULA
+FAST = ("chain_sum", "knights_knaves", "maze", "shortest_path", "spiral_matrix")
+NO_ANSWER = ("boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour")
+"""They give no answer: many are right, and their scores tell which."""
+FEW = (
+    "coin_flip", "game_of_life_halting", "knight_swap", "n_queens", "puzzle24", "tower_of_hanoi",
+)  # fmt: skip
+"""They have fewer than 64 distinct problems at these levels, or take too long to make them."""
+LENIENT = ("game_of_life_halting",)
+"""Its scores compare truth values, and what cannot be read counts as false."""
+
+
+def scores(family, problems, texts):
+    task = family.task(problems)
+    completions = [Completion(text, 1, False) for text in texts]
+    return task.score(np.arange(len(task)), completions)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in CURRICULA],
+)
+def test_every_data_set_is_a_family(name):
+    family = ReasoningGym(ReasoningGymOptions(levels=3, seconds=4.0), name)
+    made = family.generate(jax.random.key(0), family.validation, 64, ())
+    problems = made.problems
+    assert len(problems) == sum(row.made for row in made.rows.values())
+    assert (len(problems), made.notes == []) == (64, True) or name in FEW
+    assert problems[0]["question"] in family.task(problems).messages(0)[0]["content"]
+
+    right = scores(family, problems, [f"<answer>{p['answer']}</answer>" for p in problems])
+    assert {problem["answer"] == "" for problem in problems} == {name in NO_ANSWER}
+    assert np.mean(right.rewards) >= 0.99 or name in NO_ANSWER
+    wrong = scores(family, problems, ["garbage"] * len(problems))
+    assert np.mean(wrong.rewards) < 0.5 or name in LENIENT
+
+    breakdown = family.breakdown(wrong.records)
+    made_of = {problem["group"] for problem in problems}
+    assert breakdown.names == tuple(row for row in family.space.rows if row in made_of)
+    assert breakdown.names == family.space.rows or name in FEW
+    past = RoundRecord(0, family.validation, Evidence(breakdown), True)
+    record = RunRecord((past,), 1, total_rounds=3, epochs_per_round=1)
+    text = context.compose("V6", record, family.texts)[0]["content"]
+    assert all(f"{family.space.label} {row}: answers" in text for row in breakdown.names)
+
+    answer = proposal.render_config(family.space.random(0), family.space)
+    design, repairs = proposal.project(
+        proposal.parse(answer, family.space), past.config, family.space
+    )
+    assert not repairs
+    training = family.generate(jax.random.key(1), design, 16, problems[: len(problems) // 2])
+    asked = {problem["question"] for problem in problems[: len(problems) // 2]}
+    assert not asked & {problem["question"] for problem in training.problems}
+
+
+def test_problems_follow_from_the_key_and_rows_from_the_levels():
+    family = ReasoningGym(ReasoningGymOptions(levels=2), "chain_sum+caesar_cipher")
+    assert family.space.rows == tuple(
+        f"{name}_{i}" for name in ("chain_sum", "caesar_cipher") for i in (1, 2)
+    )
+    assert family.space.names == ("fraction",)
+    assert "caesar_cipher_1 is rotation 5 to 15, words 5 to 15;" in family.texts.instruction
+    first, again, other = (
+        family.generate(jax.random.key(seed), family.space.uniform(), 12, ()) for seed in (0, 0, 1)
+    )
+    assert first == again
+    assert first.problems != other.problems
+    # As after a failure: a new process makes the same problems anew.
+    sandbox().close()
+    assert scores(family, first.problems, [p["answer"] for p in first.problems]).rewards.min() == 1
+
+
+def test_what_the_others_reach_is_chosen():
+    family = ReasoningGym(ReasoningGymOptions(), "chain_sum")
+    assert family.space.label == "num_terms"
+    assert family.space.rows == tuple(map(str, range(2, 13)))
+    cells = {**family.space.uniform().cells(), ("2", "num_digits_level"): 1.0}
+    cells |= {(row, "fraction"): float(row == "2") for row in family.space.rows}
+    made = family.generate(jax.random.key(0), Configuration.from_cells(cells), 300, ())
+    assert {len(p["answer"].lstrip("-")) for p in made.problems} == {1, 2}
+    # Two digits and a sign: there are 200 questions, most of which come before many are repeated.
+    assert 150 < len(made.problems) <= 200
+    assert made.notes == [f"num_terms 2: {len(made.problems)} of 300 problems"]
+
+
+def test_levels_that_do_not_go_together_come_nearer():
+    family = ReasoningGym(ReasoningGymOptions(), "simple_equations")
+    row, parameter = family.space.rows[3], "max_terms_level"
+    cells = {**family.space.uniform().cells(), (row, parameter): 1.0}
+    cells |= {(one, "fraction"): float(one == row) for one in family.space.rows}
+    made = family.generate(jax.random.key(0), Configuration.from_cells(cells), 4, ())
+    assert made.rows[row].made == 4
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ("chain_sums", r"'chain_sums' is no data set \(did you mean chain_sum"),
+        ("chain_sum+acre", "'acre' has no curriculum"),
+        ("chain_sum+chain_sum", "'chain_sum' is there twice"),
+    ],
+)
+def test_what_is_no_data_set_is_refused(names, message):
+    with pytest.raises(ValueError, match=rf"family='reasoning_gym:{re.escape(names)}': {message}"):
+        FamilySettings(f"reasoning_gym:{names}").load_family()
+
+
+def test_without_the_extra_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"pip install 'mapf-frozenlake-rl\[reasoning-gym\]'"):
+        ReasoningGym(ReasoningGymOptions(), "chain_sum")
+
+
+def test_completions_that_would_run_as_code_do_no_harm(tmp_path):
+    path = tmp_path / "written"
+    for name, text in (
+        ("spiral_matrix", f"[open({str(path)!r}, 'w').write('x')]"),
+        ("spiral_matrix", f"[__import__('os').system('touch {path}')]"),
+        ("spiral_matrix", "[print('[1, \"\"]')]"),
+        ("spiral_matrix", "[exit()]"),
+        ("countdown", "9**9**9**9"),
+    ):
+        family = ReasoningGym(ReasoningGymOptions(levels=1, seconds=0.6), name)
+        problems = family.generate(jax.random.key(0), family.space.uniform(), 2, ()).problems
+        found = scores(family, problems, [text, f"thought</think> {problems[1]['answer']}"])
+        assert found.rewards[0] < 0.5
+        assert found.rewards[1] == 1
+        assert found.records[1]["failed"] == []
+    assert not path.exists()
+    assert found.records[0]["failed"] == ["scored"]
+    assert "more than 0.6 s" in found.records[0]["why"]
+    assert "expected: any" not in family.text(problems[0], "9")
+
+
+@pytest.fixture
+def box(tmp_path):
+    path = tmp_path / "functions.py"
+    path.write_text(
+        "import os, sys, time\n"
+        "def add(a, b): print('noise'); return a + b\n"
+        "def fail(): raise KeyError('k')\n"
+        "def spin():\n"
+        "    while True: pass\n"
+        "def sleep(): time.sleep(60)\n"
+        "def leave(): os._exit(3)\n"
+        "def fill(): return len(bytearray(1 << 40))\n"
+        "def read(): return sys.stdin.read()\n"
+        "def write(path): open(path, 'w')\n"
+    )
+    box = Sandbox(path)
+    yield box
+    box.close()
+
+
+def test_a_sandbox_answers_after_every_failure(box, tmp_path):
+    for name, kind, message in (
+        ("fail", SandboxError, "fail: KeyError: 'k'"),
+        ("spin", OutOfTimeError, "spin: more than 0.1 s"),
+        ("sleep", OutOfTimeError, "sleep: more than 0.1 s"),
+        ("leave", SandboxError, "leave: its process ended with 3"),
+        ("fill", SandboxError, "fill: MemoryError"),
+        ("nothing", SandboxError, "nothing: KeyError"),
+    ):
+        with pytest.raises(kind, match=message):
+            box.call(name, seconds=0.1)
+        assert box.call("add", 1, 2, seconds=1.0) == 3
+    assert box.call("read", seconds=1.0) == ""
+    with pytest.raises(SandboxError, match="write: PermissionError: open is not allowed here"):
+        box.call("write", str(tmp_path / "written"), seconds=1.0)
+    assert not (tmp_path / "written").exists()
