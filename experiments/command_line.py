@@ -10,7 +10,7 @@ from experiments import settings as settings_lib
 from experiments.errors import user_errors
 from learner.devices import distributed
 
-DEFAULT_CONFIG = "experiments/configs/tiny.py"
+DEFAULT_CONFIG = str(Path(__file__).parent / "configs" / "tiny.py")
 
 # Flags that are defined here count as those of the command that asks for them, whose --help lists
 # them.
@@ -24,8 +24,8 @@ def define_config() -> flags.FlagHolder:
     return config_flags.DEFINE_config_file(
         "config",
         None,
-        f"A Python file with get_config(); {DEFAULT_CONFIG} if not given. Its options, which "
-        "experiments/settings.py explains, change with --config.NAME=VALUE.",
+        "A Python file with get_config(); experiments/configs/tiny.py if not given. Its options, "
+        "which experiments/settings.py explains, change with --config.NAME=VALUE.",
     )
 
 

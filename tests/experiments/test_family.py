@@ -26,11 +26,9 @@ from learner.chat import Completion
 from learner.training.task import Scores
 
 ROOT = Path(__file__).parent.parent.parent
-SUMS = "docs/family_example/sums.py:family"
+SUMS = "experiments/families/template.py:family"
 OPTIONS = [
-    "--config=experiments/configs/tiny.py",
     "--config.model.scan_unroll=1",
-    f"--config.family={SUMS}",
     "--config.loop.rounds=2",
     "--config.environment.num_instances=16",
     "--config.validation.num_instances=12",
@@ -60,19 +58,32 @@ def family():
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sums")
     micro_model.write(folder / "model")
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "experiments.main", *OPTIONS, f"--workdir={folder / 'run'}",
-            f"--config.model.path={folder / 'model'}",
-        ],
-        cwd=ROOT,
-        env={**os.environ, "JAX_NUM_CPU_DEVICES": "1"},
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )  # fmt: skip
+
+    def python(*arguments):
+        return subprocess.run(
+            [sys.executable, "-m", *arguments],
+            cwd=folder,
+            env={**os.environ, "JAX_NUM_CPU_DEVICES": "1", "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=500,
+        )
+
+    written = python("experiments.new_family", "my_task")
+    assert written.returncode == 0, written.stderr
+    again = python("experiments.new_family", "my_task")
+    assert again.returncode == 1
+    assert "my_task.py: the file is already there" in again.stderr
+    main, *flags = re.search("python -m (.+)", written.stdout)[1].split()
+    done = python(main, *OPTIONS, *flags, "--config.model.path=model")
     assert done.returncode == 0, done.stderr[-3000:]
-    return folder / "run", done.stdout
+    return folder / "runs" / "my_task", done.stdout
+
+
+def test_the_template_is_short_and_named_after_the_task(run):
+    text = (run[0].parent.parent / "my_task.py").read_text()
+    assert len(text.splitlines()) <= 80
+    assert "class MyTask(families.Family)" in text
 
 
 def test_a_failure_is_named_after_its_check_unless_a_family_knows_better(family):

@@ -1,6 +1,6 @@
 """Sums of numbers as a family of environments; see docs/extending.md.
 
-python -m experiments.main --config.family=docs/family_example/sums.py:family --workdir=runs/sums
+Run it with --config.family=experiments/families/template.py:family.
 """
 
 import jax

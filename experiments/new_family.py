@@ -1,0 +1,35 @@
+"""Writes a family of environments to start from, the addition of numbers, into this folder.
+
+python -m experiments.new_family my_task
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import app
+
+TEMPLATE = Path(__file__).parent / "families" / "template.py"
+
+
+def main(argv: Sequence[str]) -> None:
+    """Copies the template under another name and says how to run it."""
+    names = argv[1:]
+    if len(names) != 1 or not re.fullmatch("[a-z][a-z0-9_]*", names[0]):
+        raise app.UsageError(
+            f"{' '.join(names)!r}: one name is needed, of small letters, digits and underscores"
+        )
+    (name,) = names
+    path = Path(f"{name}.py")
+    if path.exists():
+        raise app.UsageError(f"{path}: the file is already there; allowed are new names")
+    text = TEMPLATE.read_text(encoding="utf-8")
+    text = text.replace("experiments/families/template.py", str(path))
+    kind = name.title().replace("_", "")
+    path.write_text(text.replace("Sums(", f"{kind}("), encoding="utf-8")
+    print(f"written to {path}; it adds numbers until you change it:")
+    print(f"python -m experiments.main --config.family={path}:family --workdir=runs/{name}")
+
+
+if __name__ == "__main__":
+    app.run(main)
