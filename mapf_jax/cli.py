@@ -34,7 +34,7 @@ from mapf_jax.solver.batch import solve
 from mapf_jax.text import parse_answer
 from mapf_jax.types import Instance, Status
 
-_CHUNK = 2048  # Records that are computed, and written, together.
+_CHUNK = 512  # Records that are computed, and written, together.
 _PICTURES = (*render.SUFFIXES, ".scen")
 _FORMATS = """\
 INPUT is a file, or - for standard input:
@@ -119,7 +119,7 @@ def _parser() -> argparse.ArgumentParser:
 
     solving = "Add status, cost, makespan, needs_wait and paths: the exact optimum."
     option = command(_solve, solving, reads, writes)
-    option("--seconds", type=float, default=math.inf, help="then the rest stays undecided")
+    option("--seconds", type=float, default=math.inf, help="then the others stay undecided")
 
     verifying = "Add checks, valid, plan_cost, gap, violation: what paths are worth."
     option = command(_verify, verifying, reads, writes)

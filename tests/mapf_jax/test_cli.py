@@ -194,6 +194,13 @@ def test_bad_lines_are_named_and_lose_nothing(name, tmp_path, capsys):
     assert [line["valid"] for line in records(out)] == [True, True]
 
 
+def test_what_is_not_solved_in_time_stays_undecided(tmp_path, capsys):
+    path = write(tmp_path / "in.jsonl", RECORD, RECORD)
+    status, out, err = run(capsys, "solve", "--seconds", "0", path)
+    assert (status, err) == (0, "0 optimal, 0 unsolvable, 2 undecided\n")
+    assert [record["status"] for record in records(out)] == ["undecided"] * 2
+
+
 def test_standard_input_and_unsolvable_instances(monkeypatch, capsys):
     class Input:
         buffer = io.BytesIO("".join(json.dumps(r) + "\n" for r in (RECORD, CORRIDOR)).encode())
