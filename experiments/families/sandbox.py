@@ -108,6 +108,8 @@ def _serve(path: str) -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1):  # What the functions read and print is no part of the conversation.
         os.dup2(nothing, standard)
+    for signum in (signal.SIGTERM, signal.SIGINT):  # The other side may finish its step.
+        signal.signal(signum, signal.SIG_IGN)
     functions = runpy.run_path(path)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
