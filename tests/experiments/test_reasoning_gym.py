@@ -91,6 +91,8 @@ def test_what_the_others_reach_is_chosen():
     family = ReasoningGym(ReasoningGymOptions(), "chain_sum")
     assert family.space.label == "num_terms"
     assert family.space.rows == tuple(map(str, range(2, 13)))
+    assert "to solve problems of chain_sum. A generator" in family.texts.instruction
+    assert "how far num_digits goes: 1 is 1, 2 is 1 to 2, 3 is" in family.texts.instruction
     cells = {**family.space.uniform().cells(), ("2", "num_digits_level"): 1.0}
     cells |= {(row, "fraction"): float(row == "2") for row in family.space.rows}
     made = family.generate(jax.random.key(0), Configuration.from_cells(cells), 300, ())

@@ -83,7 +83,7 @@ def score(name: str, setting: Setting, seed: int, index: int, question: str, giv
     return min(max(value, 0.0), 1.0) if value == value else 0.0
 
 
-@functools.lru_cache(64)
+@functools.lru_cache(256)
 def _data_set(name: str, setting: str, seed: int) -> Any:
     kind, options = DATASETS[name]
     chosen: dict[str, Any] = {"seed": seed, "size": _SIZE}

@@ -170,8 +170,10 @@ class ReasoningGym(Family):
             (Parameter("fraction", meaning=meaning), *map(_parameter, self._others)),
             (column(self._rows, "fraction"),),
         )
-        words = "; ".join(f"{row} is {of.words(at)}" for row, (of, at) in self._rows.items())
-        task = f"to solve problems of {' and '.join(chosen)}, where {words}"
+        task = f"to solve problems of {' and '.join(chosen)}"
+        words = {row: of.words(at) for row, (of, at) in self._rows.items()}
+        if any(said != f"{self.space.label} {row}" for row, said in words.items()):
+            task += f", where {'; '.join(f'{row} is {said}' for row, said in words.items())}"
         shown = {"not_scored": ("scored",), "wrong": ("right",)}
         texts = plain_texts(self.space, task, CHECKS)
         self.texts = dataclasses.replace(texts, failure_words=shown)
