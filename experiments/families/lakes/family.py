@@ -1,6 +1,9 @@
 """Frozen lakes as a family of environments, over `mapf_jax`."""
 
+import functools
+import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -8,17 +11,18 @@ import numpy as np
 
 import mapf_jax
 from engineer.space import Configuration
-from experiments.families.family import Family, Generated, GeneratedRow, NoProblemError, Problem
+from experiments.families.family import Family, Generated, GeneratedRow, Problem
 from experiments.families.lakes import drawing, published
 from experiments.families.lakes.options import LakesOptions
-from experiments.families.lakes.texts import TEXTS, lake_space
+from experiments.families.lakes.texts import TEXTS, TEXTS_BY_AGENTS, lake_space
 from learner.chat import Completion, Message
 from learner.devices import distributed
 from learner.training.task import Scores
 from mapf_jax import formats
 from mapf_jax.answer_reward import RewardConfig, answer_rewards, next_short_fraction
 from mapf_jax.draw import render
-from mapf_jax.environment_config import max_hole_ratio
+from mapf_jax.environment_config import PARAMETERS, max_hole_ratio
+from mapf_jax.generator import apportion
 
 _QUESTION = ("map", "starts", "goals")
 
@@ -30,10 +34,11 @@ class Lakes(Family):
       options: which lakes, and how they are rewarded.
     """
 
-    texts = TEXTS
     validation_options = (
         "sizes",
         "num_agents",
+        "agents",
+        "exclude",
         "max_candidates",
         "validation_hole_ratio",
         "validation_wait_ratio",
@@ -42,64 +47,106 @@ class Lakes(Family):
 
     def __init__(self, options: LakesOptions) -> None:
         self.options = options
-        highest, agents = options.highest_hole_ratio, options.num_agents
-        self.space = lake_space(
-            options.sizes,
-            hole_bounds={
-                size: (0.0, min(highest, max_hole_ratio(size, agents))) for size in options.sizes
-            },
-        )
+        self.texts = TEXTS_BY_AGENTS if options.agents else TEXTS
+        bounds = {
+            options.row(size, agents): (
+                0.0,
+                min(options.highest_hole_ratio, max_hole_ratio(size, agents)),
+            )
+            for size in options.sizes
+            for agents in options.counts
+        }
+        self.space = lake_space(bounds, hole_bounds=bounds)
 
     def generate(
         self, key: jax.Array, config: Configuration, count: int, exclude: Sequence[Problem]
     ) -> Generated:
         """Solvable instances with an optimal plan each; several processes share the solving."""
-        try:
-            instances, report = mapf_jax.generate(
-                key,
-                mapf_jax.EnvironmentConfig.from_dict(config.to_dict()),
-                count,
-                self.options.num_agents,
-                exclude=set(mapf_jax.fingerprints(_instances(exclude, _QUESTION)))
-                if exclude
-                else set(),
-                max_candidates=self.options.max_candidates,
-                spread=distributed.sharded_map,
-            )
-        except mapf_jax.NoInstanceError as error:
-            raise NoProblemError(str(error)) from error
-        records = [formats.to_record(instances[i], str(i)) for i in range(len(instances))]
-        rows, notes = {}, []
-        for row in report.to_dict()["sizes"]:
-            name = str(row["size"])
+        seen: set[bytes] = self._excluded.copy()
+        if exclude:
+            seen |= set(mapf_jax.fingerprints(_instances(exclude, _QUESTION)))
+        table, counts = config.to_dict(), self.options.counts
+        chosen = {
+            agents: {size: table[self.options.row(size, agents)] for size in self.options.sizes}
+            for agents in counts
+        }
+        parts = [1.0]
+        if len(counts) > 1:
+            parts = [
+                math.fsum(row["data_ratio"] for row in rows.values()) for rows in chosen.values()
+            ]
+        records, made, notes = [], {}, []
+        for agents, part, number in zip(counts, parts, apportion(count, parts), strict=True):
+            if number == 0:
+                continue
+            wanted = {
+                size: row | {"data_ratio": row["data_ratio"] / part}
+                for size, row in chosen[agents].items()
+            }
+            try:
+                instances, report = mapf_jax.generate(
+                    jax.random.fold_in(key, agents) if len(counts) > 1 else key,
+                    mapf_jax.EnvironmentConfig.from_dict(wanted),
+                    number,
+                    agents,
+                    exclude=seen,
+                    max_candidates=self.options.max_candidates,
+                    spread=distributed.sharded_map,
+                )
+            except mapf_jax.NoInstanceError as error:
+                notes.append(str(error))
+                continue
+            records += [formats.to_record(instances[i], "") for i in range(len(instances))]
+            for row in report.to_dict()["sizes"]:
+                made[self.options.row(row["size"], agents)] = row
+                if row["made"] < row["asked"] or row["made_wait"] < row["asked_wait"]:
+                    notes.append(
+                        f"{row['size']}x{row['size']} with {agents} agents: "
+                        f"{row['made']} of {row['asked']} instances, "
+                        f"{row['made_wait']} of {row['asked_wait']} that need a wait, "
+                        f"from {row['candidates']} lakes"
+                    )
+        if len(counts) > 1:
+            order = np.asarray(jax.random.permutation(key, len(records)))
+            records = [records[i] for i in order]
+        rows = {}
+        for name, row in made.items():
             achieved = {
-                "data_ratio": row["achieved_data_ratio"],
+                "data_ratio": round(row["made"] / len(records), 4),
                 "hole_ratio": round(row["holes"] / row["size"] ** 2, 4),
                 "wait_ratio": row["achieved_wait_ratio"],
             }
             rows[name] = GeneratedRow(row["asked"], row["made"], achieved, row)
-            if row["made"] < row["asked"] or row["made_wait"] < row["asked_wait"]:
-                notes.append(
-                    f"{name}x{name}: {row['made']} of {row['asked']} instances, "
-                    f"{row['made_wait']} of {row['asked_wait']} that need a wait, "
-                    f"from {row['candidates']} lakes"
-                )
-        return Generated(records, rows, notes)
+        return Generated([r | {"id": str(i)} for i, r in enumerate(records)], rows, notes)
+
+    @functools.cached_property
+    def _excluded(self) -> set[bytes]:
+        """Fingerprints of the instances that are in no set."""
+        if not self.options.exclude:
+            return set()
+        lines = formats.read_jsonl(Path(self.options.exclude))
+        return set(mapf_jax.fingerprints(_instances(list(lines), _QUESTION)))
 
     def task(self, problems: Sequence[Problem]) -> "LakesTask":
         """Paths of all agents as answers, verified by the rules."""
         options = self.options
-        return LakesTask(_instances(problems), options.reward, options.list_holes)
+        instances = _instances(problems)
+        agents = np.asarray(instances.active).sum(-1).tolist()
+        groups = list(map(options.row, np.asarray(instances.size).tolist(), agents))
+        return LakesTask(instances, groups, options.reward, options.list_holes)
 
     @property
     def validation(self) -> Configuration:
-        """Equally many instances of every size."""
-        config = mapf_jax.EnvironmentConfig.uniform(
-            self.options.sizes,
-            self.options.validation_hole_ratio,
-            self.options.validation_wait_ratio,
+        """Equally many instances of every row."""
+        options, part = self.options, 1 / len(self.space.rows)
+        row = dict(
+            zip(
+                PARAMETERS,
+                (part, options.validation_hole_ratio, options.validation_wait_ratio),
+                strict=True,
+            )
         )
-        return Configuration.from_dict(config.to_dict())
+        return Configuration.from_dict(dict.fromkeys(self.space.rows, row))
 
     @property
     def reward(self) -> str:
@@ -138,14 +185,20 @@ class LakesTask:
 
     Args:
       instances: batch with solutions.
+      groups: the row of a design that each of them belongs to.
       reward: the reward.
       list_holes: also list the holes' cells in the prompt.
     """
 
     def __init__(
-        self, instances: mapf_jax.Instance, reward: RewardConfig, list_holes: bool
+        self,
+        instances: mapf_jax.Instance,
+        groups: Sequence[str],
+        reward: RewardConfig,
+        list_holes: bool,
     ) -> None:
         self._instances = instances
+        self._groups = groups
         self._reward = reward
         self._prompts = [mapf_jax.prompt(instances[i], list_holes) for i in range(len(instances))]
         self._short_fraction = 0.0
@@ -181,10 +234,9 @@ class LakesTask:
             "weight_accuracy": rewards.accuracy_weight,
             "short_fraction": self._short_fraction,
         }
-        sizes = np.asarray(chosen.size)
         records = [
             {
-                "group": str(sizes[i]),
+                "group": self._groups[indices[i]],
                 "valid": bool(verdict.valid[i]),
                 "optimal": bool(verdict.optimal[i]),
                 "failed": [name for name in mapf_jax.CHECKS if not getattr(verdict, name)[i]],

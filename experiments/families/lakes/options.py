@@ -16,6 +16,9 @@ class LakesOptions:
     Attributes:
       sizes: lake sizes, ascending.
       num_agents: agents in every instance, 2 to 5.
+      agents: several numbers of agents instead, ascending: a design then has a row for each lake
+        size and number of agents, and so has the evidence.
+      exclude: JSON lines file of instances that are in no set, such as a benchmark's; "" for none.
       max_candidates: lakes drawn of one size before the generator gives up on it.
       highest_hole_ratio: upper bound of every hole ratio; lakes with more holes have hardly any
         solvable instances. A size too small for the starts and goals is bounded further.
@@ -27,6 +30,8 @@ class LakesOptions:
 
     sizes: tuple[int, ...] = tuple(range(3, 11))
     num_agents: int = 2
+    agents: tuple[int, ...] = ()
+    exclude: str = ""
     max_candidates: int = 1 << 17
     highest_hole_ratio: float = 0.6
     list_holes: bool = False
@@ -46,15 +51,27 @@ class LakesOptions:
                 f"sizes={self.sizes}: allowed are ascending, distinct sizes from {MIN_SIZE} to "
                 f"{MAX_SIZE}"
             )
-        if not MIN_AGENTS <= self.num_agents <= MAX_AGENTS:
-            raise ValueError(
-                f"num_agents={self.num_agents}: allowed are {MIN_AGENTS} to {MAX_AGENTS}"
-            )
-        if max_hole_ratio(sizes[0], self.num_agents) < 0:
+        for name, counts in (("num_agents", (self.num_agents,)), ("agents", tuple(self.agents))):
+            inside = all(MIN_AGENTS <= count <= MAX_AGENTS for count in counts)
+            if not inside or list(counts) != sorted(set(counts)):
+                raise ValueError(
+                    f"{name}={getattr(self, name)}: allowed are {MIN_AGENTS} to {MAX_AGENTS}, "
+                    "ascending and distinct"
+                )
+        if max_hole_ratio(sizes[0], self.counts[-1]) < 0:
             raise ValueError(
                 f"sizes={self.sizes}: a lake of size {sizes[0]} is too small for the starts and "
-                f"goals of {self.num_agents} agents"
+                f"goals of {self.counts[-1]} agents"
             )
         checks.fractions(
             self, "highest_hole_ratio", "validation_hole_ratio", "validation_wait_ratio"
         )
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The numbers of agents, ascending."""
+        return tuple(self.agents) or (self.num_agents,)
+
+    def row(self, size: int, agents: int) -> str:
+        """The name of the row of a design for such instances."""
+        return f"{size}_{agents}" if self.agents else str(size)

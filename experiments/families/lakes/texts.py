@@ -3,7 +3,9 @@
 The eight checks and the three ratios are those of "From Trainee to Trainer" (arXiv 2606.17682).
 """
 
+import dataclasses
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from engineer.space import Bounds, ConfigurationSpace, Parameter, column
 from engineer.texts import FamilyTexts
@@ -90,16 +92,30 @@ TEXTS = FamilyTexts(
 """The family of frozen lakes."""
 
 
+TEXTS_BY_AGENTS = dataclasses.replace(
+    TEXTS,
+    instruction=INSTRUCTION.replace(
+        "for each lake size N. ",
+        "for each lake size N and number of agents A, in a row named N_A; what is said here of a "
+        "size holds of a row. ",
+    ),
+    output_format=OUTPUT_FORMAT.replace("these sizes in ascending order", "these rows").replace(
+        "N: {", "N_A: {"
+    ),
+)
+"""The same where rows differ in their numbers of agents too."""
+
+
 def lake_space(
-    sizes: Iterable[int],
-    hole_bounds: Mapping[int, Bounds] | None = None,
-    wait_bounds: Mapping[int, Bounds] | None = None,
+    sizes: Iterable[int | str],
+    hole_bounds: Mapping[Any, Bounds] | None = None,
+    wait_bounds: Mapping[Any, Bounds] | None = None,
 ) -> ConfigurationSpace:
-    """Lake sizes with three ratios each; the data ratios are shares of the training set.
+    """Rows of lakes with three ratios each; the data ratios are fractions of the training set.
 
     Args:
-      sizes: ascending, distinct lake sizes, each at least 1.
-      hole_bounds: (low, high) by size; [0, 1] where none is given.
+      sizes: distinct lake sizes, ascending, or other names of rows.
+      hole_bounds: (low, high) by size or name; [0, 1] where none is given.
       wait_bounds: likewise.
 
     Raises:

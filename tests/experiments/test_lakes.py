@@ -1,0 +1,101 @@
+"""Lakes whose numbers of agents a designer may turn."""
+
+import collections
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import mapf_jax
+from engineer import context, proposal
+from engineer.space import Configuration
+from experiments.families.lakes.demonstrations import random_record
+from experiments.families.lakes.family import Lakes
+from experiments.families.lakes.options import LakesOptions
+from learner.chat import Completion
+from mapf_jax import formats
+
+OPTIONS = LakesOptions(sizes=(3, 4), agents=(2, 3))
+
+
+@pytest.fixture(scope="module")
+def lakes():
+    return Lakes(OPTIONS)
+
+
+def test_a_design_has_a_row_for_each_size_and_number_of_agents(lakes):
+    assert lakes.space.rows == ("3_2", "3_3", "4_2", "4_3")
+    config = lakes.space.uniform()
+    lakes.space.check(config)
+    # Three agents on 3x3 leave three cells for holes.
+    assert lakes.space.bounds("3_3", "hole_ratio") == (0.0, pytest.approx(3 / 9))
+    assert lakes.validation["4_3", "data_ratio"] == 0.25
+
+
+def test_contexts_name_the_rows_and_designs_are_read_back(lakes):
+    record = random_record(1, lakes.space, lakes.texts)
+    message = context.compose("V6", record, lakes.texts)[-1]["content"]
+    assert "4_3" in message
+    assert "in a row named N_A" in message
+    design = lakes.space.random(3)
+    read = proposal.parse(proposal.render_config(design, lakes.space), lakes.space)
+    assert isinstance(read, proposal.Proposal)
+    assert proposal.project(read, lakes.space.uniform(), lakes.space)[0] == design
+
+
+def test_a_set_has_what_was_asked_of_every_row_and_its_evidence_names_them(lakes):
+    cells = lakes.space.uniform().cells()
+    fractions = {"3_2": 0.1, "3_3": 0.2, "4_2": 0.3, "4_3": 0.4}
+    for row, fraction in fractions.items():
+        cells |= {
+            (row, "data_ratio"): fraction,
+            (row, "hole_ratio"): 0.12,
+            (row, "wait_ratio"): 0.5,
+        }
+    config = Configuration.from_cells(cells)
+    made = lakes.generate(jax.random.key(0), config, 40, ())
+    counts = collections.Counter(f"{len(p['map'])}_{len(p['starts'])}" for p in made.problems)
+    assert counts == {row: 40 * fraction for row, fraction in fractions.items()}
+    assert {name: row.achieved["data_ratio"] for name, row in made.rows.items()} == fractions
+    assert len({p["id"] for p in made.problems}) == 40
+    # The order does not give the numbers of agents away.
+    assert len({len(p["starts"]) for p in made.problems[:10]}) == 2
+    task = lakes.task(made.problems)
+    instances = formats.from_records(made.problems)
+    solution = instances.solution
+    texts = [
+        mapf_jax.render_answer(
+            solution.paths[i][:, instances.active[i]], int(solution.num_steps[i])
+        )
+        for i in range(40)
+    ]
+    order = np.arange(40)[::-1]
+    completions = [Completion(texts[i], 10, truncated=False) for i in order]
+    records = task.score(order, completions).records
+    assert all(record["optimal"] for record in records)
+    assert collections.Counter(record["group"] for record in records) == counts
+
+
+def test_instances_of_a_file_are_in_no_set(tmp_path):
+    options = {"sizes": (3,), "agents": (2, 3)}
+    config = Lakes(LakesOptions(**options)).space.uniform()
+    made = Lakes(LakesOptions(**options)).generate(jax.random.key(1), config, 20, ())
+    path = tmp_path / "held.jsonl"
+    path.write_text("".join(json.dumps(problem) + "\n" for problem in made.problems))
+    again = Lakes(LakesOptions(**options, exclude=str(path))).generate(
+        jax.random.key(1), config, 20, ()
+    )
+
+    def names(problems):
+        return set(mapf_jax.fingerprints(formats.from_records(problems)))
+
+    assert len(names(again.problems)) == 20
+    assert not names(again.problems) & names(made.problems)
+
+
+def test_numbers_of_agents_are_checked():
+    with pytest.raises(ValueError, match=r"agents=\(3, 2\): allowed are 2 to 5, ascending"):
+        LakesOptions(agents=(3, 2))
+    with pytest.raises(ValueError, match="too small for the starts and goals of 5 agents"):
+        LakesOptions(sizes=(3, 4), agents=(2, 5))
