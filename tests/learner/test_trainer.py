@@ -183,9 +183,8 @@ def test_answer_logprobs_are_those_of_the_whole_softmax(tiny_model, tiny_params)
     prompts = [tokens(n) for n in (3, 9, 5)]
     completions = [[tokens(n) for n in lengths] for lengths in ((4, 1), (6,), (2, 5, 3))]
     rows = pack_rows(prompts, completions, rows=4, completions_per_row=3, length=16, pad_id=256)
-    logprobs, entropies = completion_logprobs(
-        tiny_params, tiny_model, rows, 6, temperature=0.5, vocab_size=259
-    )
+    computed = jax.jit(completion_logprobs, static_argnums=(1, 3, 4, 5))
+    logprobs, entropies = computed(tiny_params, tiny_model, rows, 6, 0.5, 259)
     assert logprobs.shape == entropies.shape == (4, 3, 6)
     forward, positions = jax.jit(model.logits, static_argnums=1), jnp.arange(16)[None]
     for i, (prompt, given) in enumerate(zip(prompts, completions, strict=True)):
@@ -309,8 +308,15 @@ def test_groups_without_signal_are_drawn_anew(tiny_model, one_device, byte_token
     key = jax.random.key(7)
     config = dataclasses.replace(CONFIG, degenerate_groups="resample", max_resamples=3)
     task = LuckyTask(range(0, 40, 2))
-    params = model.init_params(jax.random.key(0), tiny_model)
-    results = run(config, tiny_model, one_device, byte_tokenizer, params, task, stop=6)
+    trainer = GRPOTrainer(config, tiny_model, one_device, byte_tokenizer)
+
+    def from_the_beginning(stop):
+        params = model.init_params(jax.random.key(0), tiny_model)
+        params = jax.tree.map(lambda x: 8 * x if x.ndim > 2 else x, params)  # Less uniform.
+        state = trainer.init_state(params, jax.random.key(1))
+        return list(trainer.run(state, task, key, 0, stop))
+
+    results = from_the_beginning(6)
     scored = iter(task.scored)
     for result in results:
         first = next(scored)
@@ -326,12 +332,12 @@ def test_groups_without_signal_are_drawn_anew(tiny_model, one_device, byte_token
         assert metrics["groups_used"] == min(found, 4)
         assert metrics["nondegenerate_fraction"] == found / (4 * len(drawn))
         assert len(result.completions) == len(result.indices) == 16 * len(drawn)
+        # Completions are trained on with the prompts that they were sampled for.
+        assert abs(metrics["ratio_max"] - 1) < 1e-4
     assert next(scored, None) is None
     assert max(result.metrics["draws"] for result in results) > 1
     # The same again from the middle: resamples depend on the step alone.
-    params = model.init_params(jax.random.key(0), tiny_model)
-    *_, half = run(config, tiny_model, one_device, byte_tokenizer, params, task, stop=3)
-    trainer = GRPOTrainer(config, tiny_model, one_device, byte_tokenizer)
+    *_, half = from_the_beginning(3)
     *_, last = trainer.run(half.state, LuckyTask(range(0, 40, 2)), key, 3, 6)
     jax.tree.map(np.testing.assert_array_equal, host(last.state), host(results[-1].state))
 
