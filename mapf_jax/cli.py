@@ -186,7 +186,8 @@ def _refuse(args: argparse.Namespace, options: Sequence[str], beside: str) -> No
 
 
 def _solve(args: argparse.Namespace) -> None:
-    end = time.monotonic() + args.seconds
+    begin = time.monotonic()
+    end = begin + args.seconds
 
     def solved(chunk: list[_Entry]) -> Iterator[dict[str, Any]]:
         instances = stack_padded([entry.instance for entry in chunk])
@@ -194,6 +195,8 @@ def _solve(args: argparse.Namespace) -> None:
         for i, entry in enumerate(chunk):
             single = jax.tree.map(lambda leaf, i=i: leaf[i], solution)
             yield formats.solution_fields(single, np.arange(len(entry.instance.active)))
+        if sys.stderr.isatty():
+            print(f"{time.monotonic() - begin:.0f} s, up to {chunk[-1].where}", file=sys.stderr)
 
     written = _write_with(args, _entries(args), solved)
     counts = collections.Counter(record["status"] for record in written)
