@@ -87,6 +87,15 @@ def test_problems_follow_from_the_key_and_rows_from_the_levels():
     assert scores(family, first.problems, [p["answer"] for p in first.problems]).rewards.min() == 1
 
 
+@pytest.mark.slow
+def test_a_data_set_with_state_in_its_class_makes_the_same_problems_again():
+    family = ReasoningGym(ReasoningGymOptions(), "codeio")
+    problems = family.generate(jax.random.key(0), family.validation, 64, ()).problems
+    assert len({problem["group"] for problem in problems}) == 4
+    sandbox().close()
+    assert scores(family, problems, [p["answer"] for p in problems]).rewards.min() == 1
+
+
 def test_what_the_others_reach_is_chosen():
     family = ReasoningGym(ReasoningGymOptions(), "chain_sum")
     assert family.space.label == "num_terms"

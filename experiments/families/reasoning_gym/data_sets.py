@@ -7,8 +7,10 @@ attribute that it leaves out stays at level 0.
 import difflib
 import functools
 import json
+import random
 from typing import Any
 
+import numpy as np
 from reasoning_gym.coaching.attributes import RangeAttributeDefinition
 from reasoning_gym.factory import CURRICULA, DATASETS
 
@@ -83,8 +85,16 @@ def score(name: str, setting: Setting, seed: int, index: int, question: str, giv
     return min(max(value, 0.0), 1.0) if value == value else 0.0
 
 
-@functools.lru_cache(256)
 def _data_set(name: str, setting: str, seed: int) -> Any:
+    data, shared = _made(name, setting, seed)
+    for attribute, value in shared.items():  # One data set keeps what is its own in its class.
+        setattr(type(data), attribute, value)
+    return data
+
+
+@functools.lru_cache(256)
+def _made(name: str, setting: str, seed: int) -> tuple[Any, dict[str, Any]]:
+    """A data set, and what is in its class now that it is made."""
     kind, options = DATASETS[name]
     chosen: dict[str, Any] = {"seed": seed, "size": _SIZE}
     for attribute in CURRICULA[name]().attributes.values():
@@ -97,11 +107,15 @@ def _data_set(name: str, setting: str, seed: int) -> Any:
             chosen[attribute.field_name] = values[-1]
     config = options(**chosen)
     getattr(config, "validate", lambda: None)()  # Two data sets accept anything.
-    return kind(config)
+    data = kind(config)
+    return data, {one: value for one, value in vars(kind).items() if not one.startswith("__")}
 
 
 @functools.lru_cache(1 << 14)
 def _entry(name: str, setting: str, seed: int, index: int) -> dict[str, Any]:
+    # Some also draw from the generators that all share, which must not depend on earlier problems.
+    random.seed(seed + index)
+    np.random.seed((seed + index) % (1 << 32))  # noqa: NPY002
     return _data_set(name, setting, seed)[index]
 
 
