@@ -19,6 +19,8 @@ from engineer.space import Configuration
 from experiments import families
 from experiments.errors import UserError
 from experiments.families.loading import FamilySettings
+from experiments.problem_sets import ProblemSets
+from experiments.progress import Reporter
 from experiments.settings import from_config
 from experiments.store import RunStore
 from experiments.validation import Validator
@@ -272,3 +274,25 @@ def test_problem_task_without_rewards():
     scores = task.score(np.array([0, 0]), [Completion("1", 1, False), Completion("2", 1, False)])
     assert scores.rewards.tolist() == [1.0, 0.0]
     task.restore(task.state())
+
+
+def test_no_set_repeats_what_it_is_kept_apart_from(family, tmp_path, monkeypatch):
+    excluded, generate = [], type(family).generate
+
+    def noted(self, key, config, count, exclude):
+        excluded.append({problem["id"] for problem in exclude})
+        return generate(self, key, config, count, exclude)
+
+    monkeypatch.setattr(type(family), "generate", noted)
+    settings = from_config(
+        {"environment": {"num_instances": 4}, "validation": {"num_instances": 6}}
+    )
+    first = family.space.uniform()
+    sets = ProblemSets(settings, family, RunStore(tmp_path), Reporter(), first)
+    validation = {problem["id"] for problem in sets.validation}
+    trained = {problem["id"] for problem in sets.training(0)}
+    probe = {problem["id"] for problem in sets.probe(0, 4, jax.random.key(0))}
+    design = {"config": first.to_dict()}
+    RunStore(tmp_path).write(tmp_path / "rounds/0/design/design.json", design)
+    sets.training(1)
+    assert excluded[-3:] == [validation, validation | trained, validation | probe]
