@@ -34,7 +34,7 @@ from mapf_jax.solver.batch import solve
 from mapf_jax.text import parse_answer
 from mapf_jax.types import Instance, Status
 
-_CHUNK = 512  # Records that are computed, and written, together.
+_CHUNK = 4096  # Records that are computed, and written, together.
 _PICTURES = (*render.SUFFIXES, ".scen")
 _FORMATS = """\
 INPUT is a file, or - for standard input:

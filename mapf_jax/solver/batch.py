@@ -8,13 +8,12 @@ import time
 import chex
 import numpy as np
 
-from mapf_jax.plans import rest
 from mapf_jax.types import INFINITE_COST, Instance, Solution, Status
 
 #: Joint states that one search may keep: up to 0.4 GiB for five agents.
 MAX_STATES = 1 << 22
 _EASY_STATES = 1 << 17  # All instances are tried with so many before any gets more.
-_CHUNK = 64  # Instances that a thread takes at once.
+_CHUNKS = 16, 256  # Instances that a thread takes at once, at least and at most.
 
 
 def solve(instances: Instance, max_states: int = MAX_STATES, seconds: float = math.inf) -> Solution:
@@ -54,19 +53,16 @@ def solve(instances: Instance, max_states: int = MAX_STATES, seconds: float = ma
     plans: list[tuple[np.ndarray, np.ndarray]] = []
 
     def attempt(rows: np.ndarray, states: int) -> None:
-        if time.monotonic() > end:
-            return
-        blocked, starts, goals, active = (array[rows] for array in lakes)
-        labels[rows], cells, begins = solve_lakes(blocked, starts, goals, active, states)
-        (found,) = np.nonzero(labels[rows, 0] == Status.OPTIMAL)
-        if found.size:
-            last = labels[rows[found], 4] - 1
-            times = np.minimum(np.arange(last.max() + 1), last[:, None])
-            plans.append((rows[found], cells[begins[found, None] + times]))
+        if time.monotonic() <= end:
+            blocked, starts, goals, active = (array[rows] for array in lakes)
+            labels[rows], paths = solve_lakes(blocked, starts, goals, active, states)
+            plans.append((rows, paths))
 
-    workers = concurrent.futures.ThreadPoolExecutor(min(os.cpu_count() or 1, 32))
+    threads = min(os.cpu_count() or 1, 32)
+    workers = concurrent.futures.ThreadPoolExecutor(threads)
+    chunk = int(np.clip(batch // (8 * threads), *_CHUNKS))
     try:
-        for states, size in ((min(_EASY_STATES, max_states), _CHUNK), (max_states, 1)):
+        for states, size in ((min(_EASY_STATES, max_states), chunk), (max_states, 1)):
             (rows,) = np.nonzero(labels[:, 0] == Status.UNDECIDED)
             chunks = [rows[i : i + size] for i in range(0, len(rows), size)]
             list(workers.map(attempt, chunks, [states] * len(chunks)))
@@ -74,16 +70,18 @@ def solve(instances: Instance, max_states: int = MAX_STATES, seconds: float = ma
                 break
     finally:
         workers.shutdown(cancel_futures=True)
-    status, cost, makespan, needs_wait, times = labels.T
+    status, cost, makespan, needs_wait, moves = labels.T
     optimal = status == Status.OPTIMAL
-    paths = np.repeat(lakes[1][:, None], max(1, times.max()), axis=1)
+    paths = np.repeat(lakes[1][:, None], moves.max() + 1, axis=1)
     for rows, found in plans:
-        paths[rows] = rest(found, paths.shape[1])
+        steps = found.shape[1]
+        paths[rows, :steps] = found
+        paths[rows, steps:] = found[:, -1:]
     return Solution(
         status=status.astype(np.int8),
         cost=np.where(optimal, cost, INFINITE_COST),
         makespan=np.where(optimal, makespan, INFINITE_COST),
         needs_wait=needs_wait != 0,
         paths=paths,
-        num_steps=np.maximum(times - 1, 0),
+        num_steps=moves.copy(),
     )

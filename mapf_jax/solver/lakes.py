@@ -30,7 +30,7 @@ def solve_lakes(
     goals: np.ndarray,
     active: np.ndarray,
     max_states: int,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray]:
     """Exact optima of a batch of lakes, one after another.
 
     Args:
@@ -41,29 +41,34 @@ def solve_lakes(
       max_states: joint states that one search may keep.
 
     Returns:
-      (int32[B, 5]: status, cost, makespan, whether a wait is needed, times of the plan; int8[N, A,
-      2], all plans one after another; int64[B], where each of them begins).
+      (int32[B, 5]: status, cost, makespan, whether a wait is needed, moves of the plan; int8[B, T,
+      A, 2], the plans, which rest at their ends, and on the starts where there is none).
     """
     batch, agents = active.shape
     labels = np.empty((batch, 5), np.int32)
-    begins = np.empty(batch, np.int64)
+    begins = np.empty(batch + 1, np.int64)
     cells = np.empty((16 * batch, agents, 2), np.int8)
     memory = workspace(min(CAPACITIES[0], max_states), agents)
-    end = 0
+    begins[0] = longest = 0
     for b in range(batch):
         paths = _solve_lake(
             blocked[b], starts[b], goals[b], active[b], max_states, memory, labels[b]
         )
-        begins[b] = end
-        if end + len(paths) > len(cells):
+        end = begins[b]
+        begins[b + 1] = end + len(paths)
+        longest = max(longest, len(paths))
+        if begins[b + 1] > len(cells):
             more = np.empty((2 * len(cells) + len(paths), agents, 2), np.int8)
             for t in range(end):
                 _copy(cells[t], more[t])
             cells = more
         for t in range(len(paths)):
             _copy(paths[t], cells[end + t])
-        end += len(paths)
-    return labels, cells[:end], begins
+    plans = np.empty((batch, longest, agents, 2), np.int8)
+    for b in range(batch):
+        for t in range(longest):
+            _copy(cells[min(begins[b] + t, begins[b + 1] - 1)], plans[b, t])
+    return labels, plans
 
 
 @inlined
@@ -80,7 +85,7 @@ def _solve_lake(
     cells = np.empty(width * width, np.int16)
     neighbours = np.empty((width * width, 4), np.int16)
     left = active.copy()
-    labels[0], labels[1], labels[2], labels[3], labels[4] = _OPTIMAL, 0, 0, 0, 1
+    labels[0], labels[1], labels[2], labels[3], labels[4] = _OPTIMAL, 0, 0, 0, 0
     paths = np.empty((1, agents, 2), np.int8)
     _copy(starts, paths[0])
     for first in range(agents):
@@ -131,8 +136,9 @@ def _solve_lake(
                 paths[t, team[i], 0], paths[t, team[i], 1] = cell // width, cell % width
     if labels[0] != _OPTIMAL:
         labels[1], labels[2], labels[3], labels[4] = INFINITE_COST, INFINITE_COST, 0, 0
-        return paths[:0]
-    labels[4] = len(paths)
+        _copy(starts, paths[0])
+        return paths[:1]
+    labels[4] = len(paths) - 1
     return paths
 
 
