@@ -8,6 +8,7 @@ benchmark of 3,150 instances. Also says how many instances stayed undecided.
 import concurrent.futures
 import contextlib
 import functools
+import gc
 import importlib.util
 import itertools
 import multiprocessing
@@ -72,6 +73,7 @@ def w9_costs(lakes: list[np.ndarray], limit: float) -> tuple[float, list[int | N
     from w9_pathfinding.envs import Grid
     from w9_pathfinding.mapf import CBS
 
+    gc.disable()  # It would go through all the paths that are kept, again and again.
     begin = time.perf_counter()
     found: list[list[list[tuple[int, int]]]] = []
     for blocked, starts, goals in zip(*lakes, strict=True):
@@ -85,6 +87,7 @@ def w9_costs(lakes: list[np.ndarray], limit: float) -> tuple[float, list[int | N
                 *cells, max_length=100, max_time=_W9_SECONDS
             )
     took = time.perf_counter() - begin
+    gc.enable()
     costs: list[int | None] = []
     for paths, goals in zip(found, lakes[2], strict=False):
         plan = [np.array(path)[:, None, ::-1] for path in paths]
@@ -213,7 +216,8 @@ def tables(agents: Sequence[int], sizes: Sequence[int], quick: bool) -> Iterator
     spawn = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), spawn) as pool:
         for number in agents:
-            yield labels(number, sizes, 64 if quick else 4000, 1 if number > 3 else 3, pool)
+            count = 64 if quick else 4000 if number < 4 else 1000
+            yield labels(number, sizes, count, 3, pool)
     yield training_set(200 if quick else 4000)
     yield benchmark_set(quick)
 
