@@ -3,7 +3,7 @@
 import numpy as np
 
 from mapf_jax.solver.compiled import compiled, inlined
-from mapf_jax.solver.cost_tables import HOPELESS, Tables, build_tables, no_tables
+from mapf_jax.solver.cost_tables import HOPELESS, build_tables, no_tables
 from mapf_jax.solver.joint_astar import (
     FOUND,
     NONE,
@@ -155,29 +155,37 @@ def _solve_group(
     for i in range(agents):
         shortest += group.distance[i, group.starts[i]]
         longest = max(longest, group.distance[i, group.starts[i]])
+    # By agent, its set; by set, what its plan costs, and at most may cost.
+    sets, spent, limits = np.empty((3, agents), np.int64)
+    for i in range(agents):
+        sets[i], limits[i] = i if agents > 2 else 0, HOPELESS
     task = Task(True, True, HOPELESS, HOPELESS)
-    # A literal 0 would have Numba compile `_escalate` twice.
-    level, tables = int(np.int64(0)), no_tables()
-    found, cost, path, level, tables = _escalate(group, task, max_states, memory, level, tables)
+    found, path = _plan_apart(group, task, sets, spent, limits, max_states, memory)
     if found != FOUND:
         return _UNSOLVABLE if found == NONE else _UNDECIDED, 0, 0, False, path
+    cost = 0
+    for i in range(agents):
+        limits[i] = spent[i]
+        cost += spent[i]
     makespan, waits = _arrival_and_waits(path, group.goals)
     # Without waits every path has the parity of a shortest one, so an odd gap proves a wait. A gap
     # of 0 proves that there is none: who waits before it arrives is late.
     needs_wait = (cost - shortest) % 2 == 1
     if waits and not needs_wait:
+        # In a cheapest plan of all agents every set has a cheapest plan of its own.
         task = Task(True, False, cost, HOPELESS)
-        found, _, other, level, tables = _escalate(group, task, max_states, memory, level, tables)
+        found, other = _plan_apart(group, task, sets, spent, limits, max_states, memory)
         if found == OVERFLOW:
             return _UNDECIDED, 0, 0, False, path
         needs_wait = found == NONE
         if found == FOUND:
             path = other
-            makespan = min(makespan, len(path) - 1)
-    level, tables = int(np.int64(0)), no_tables()
+            makespan = min(makespan, _arrival_and_waits(path, group.goals)[0])
+    for i in range(agents):
+        sets[i], limits[i] = i if agents > 2 else 0, HOPELESS
     for deadline in range(longest, makespan):
         task = Task(False, True, HOPELESS, deadline)
-        found, _, _, level, tables = _escalate(group, task, max_states, memory, level, tables)
+        found, _ = _plan_apart(group, task, sets, spent, limits, max_states, memory)
         if found == OVERFLOW:
             return _UNDECIDED, 0, 0, False, path
         if found == FOUND:
@@ -187,26 +195,101 @@ def _solve_group(
 
 
 @compiled
-def _escalate(
-    group: Group, task: Task, max_states: int, memory: Workspace, level: int, tables: Tables
-) -> tuple[int, int, np.ndarray, int, Tables]:
-    """Searches with more memory and better bounds until one of them is enough.
+def _plan_apart(
+    group: Group, task: Task, sets: np.ndarray, spent: np.ndarray, limits: np.ndarray,
+    max_states: int, memory: Workspace,
+) -> tuple[int, np.ndarray]:  # fmt: skip
+    """A plan made of plans of sets of agents, which are joined where their plans collide.
+
+    Independence detection (Standley, "Finding optimal solutions to cooperative pathfinding
+    problems", 2010): what sets have to pay on their own bounds what all have to pay.
 
     Args:
-      level: with which to begin, and `tables` those of this level.
+      group: the agents.
+      task: what is searched for; its `max_cost` is not read.
+      sets: int64[A], the set of each agent, named by one of its agents; updated.
+      spent: int64[A], by set, set to the cost of its plan, 0 for names without a set.
+      limits: int64[A], by set, the most that its plan may cost; updated.
+      max_states: joint states that one search may keep.
+      memory: of the first searches.
 
     Returns:
-      (result, cost and plan as of `search`; the level that was reached, its tables).
+      (FOUND, NONE or OVERFLOW; int16[T, A], the plan).
     """
     agents = len(group.goals)
+    paths = np.empty((1, agents), np.int16)
+    stale = np.ones(agents, np.int64)
+    for i in range(agents):
+        spent[i] = 0
+        paths[0, i] = group.starts[i]
+    while True:
+        for name in range(agents):
+            members = np.nonzero(sets == name)[0]
+            if not len(members) or not stale[name]:
+                continue
+            begin, end = np.empty((2, len(members)), np.int16)
+            distance = np.empty((len(members), len(group.neighbours)), np.int32)
+            for k in range(len(members)):
+                begin[k], end[k] = group.starts[members[k]], group.goals[members[k]]
+                for cell in range(len(group.neighbours)):
+                    distance[k, cell] = group.distance[members[k], cell]
+            some = Group(group.neighbours, begin, end, distance)
+            limit = min(limits[name], HOPELESS)
+            wanted = Task(task.by_cost, task.allow_wait, limit, task.deadline)
+            found, spent[name], path = _escalate(some, wanted, max_states, memory)
+            if found != FOUND:
+                return found, paths
+            stale[name] = 0
+            if len(path) > len(paths):
+                longer = np.empty((len(path), agents), np.int16)
+                for t in range(len(path)):
+                    for i in range(agents):
+                        longer[t, i] = paths[min(t, len(paths) - 1), i]
+                paths = longer
+            for k in range(len(members)):
+                for t in range(len(paths)):
+                    paths[t, members[k]] = path[min(t, len(path) - 1), k]
+        first, second = _collision(paths, sets)
+        if first < 0:
+            return FOUND, paths
+        kept, joined = sets[first], sets[second]
+        limits[kept] += limits[joined]
+        spent[joined] = 0
+        stale[kept] = 1
+        for i in range(agents):
+            if sets[i] == joined:
+                sets[i] = kept
+
+
+@compiled
+def _collision(paths: np.ndarray, sets: np.ndarray) -> tuple[int, int]:
+    """The first two agents of different sets that meet, (-1, -1) if none do."""
+    for t in range(len(paths)):
+        before = paths[max(t - 1, 0)]
+        for i in range(len(sets)):
+            for j in range(i):
+                swapped = paths[t, i] == before[j] and paths[t, j] == before[i]
+                if sets[i] != sets[j] and (paths[t, i] == paths[t, j] or swapped):
+                    return i, j
+    return -1, -1
+
+
+@compiled
+def _escalate(
+    group: Group, task: Task, max_states: int, memory: Workspace
+) -> tuple[int, int, np.ndarray]:
+    """`search` with more memory and better bounds until one of them is enough."""
+    tables = no_tables()
+    level = 0
     while True:
         if level == 0:
             found, cost, path = search(group, tables, task, memory)
         else:
             capacity = min(CAPACITIES[1], max_states) if level == 1 else max_states
-            found, cost, path = search(group, tables, task, workspace(capacity, agents))
+            space = workspace(capacity, len(group.goals))
+            found, cost, path = search(group, tables, task, space)
         if found != OVERFLOW or level == 2 or CAPACITIES[level] >= max_states:
-            return found, cost, path, level, tables
+            return found, cost, path
         level += 1
         largest = 3 if level == 2 or (len(group.neighbours) + 1) ** 3 <= _SMALL_TABLE else 2
         tables = build_tables(group.neighbours, group.goals, largest, task.by_cost)
