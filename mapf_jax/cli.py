@@ -186,6 +186,8 @@ def _refuse(args: argparse.Namespace, options: Sequence[str], beside: str) -> No
 
 
 def _solve(args: argparse.Namespace) -> None:
+    if not args.seconds >= 0:
+        raise ValueError(f"--seconds={args.seconds}: allowed are numbers from 0 up")
     begin = time.monotonic()
     end = begin + args.seconds
 

@@ -30,6 +30,10 @@ def solve(instances: Instance, max_states: int = MAX_STATES, seconds: float = ma
     Returns:
       A `Solution` of batch shape [B] with NumPy leaves. An instance without a plan has the status
       UNSOLVABLE; where the status is not OPTIMAL, the paths rest on the starts.
+
+    Raises:
+      ValueError: there is no batch, `max_states` is below 1, or active agents do not start and end
+        on free cells of the map, starts and goals each pairwise distinct.
     """
     from mapf_jax.solver.lakes import solve_lakes  # Numba takes half a second to import.
 
@@ -37,7 +41,11 @@ def solve(instances: Instance, max_states: int = MAX_STATES, seconds: float = ma
         raise ValueError(
             f"instances: batch shape {instances.batch_shape}, one of [B >= 1] is needed"
         )
+    if max_states < 1:
+        raise ValueError(f"max_states={max_states}: at least 1 is needed")
     (batch,), num_agents = instances.batch_shape, instances.starts.shape[-2]
+    width = instances.blocked.shape[-1]
+    chex.assert_shape(instances.blocked, (batch, width, width))
     chex.assert_shape([instances.starts, instances.goals], (batch, num_agents, 2))
     chex.assert_shape(instances.active, (batch, num_agents))
     lakes = [
@@ -47,6 +55,7 @@ def solve(instances: Instance, max_states: int = MAX_STATES, seconds: float = ma
             (instances.goals, np.int8), (instances.active, bool),
         )
     ]  # fmt: skip
+    _check_cells(*lakes)
     end = time.monotonic() + seconds
     labels = np.zeros((batch, 5), np.int32)
     labels[:, 0] = Status.UNDECIDED
@@ -85,3 +94,23 @@ def solve(instances: Instance, max_states: int = MAX_STATES, seconds: float = ma
         paths=paths,
         num_steps=moves.copy(),
     )
+
+
+def _check_cells(
+    blocked: np.ndarray, starts: np.ndarray, goals: np.ndarray, active: np.ndarray
+) -> None:
+    """Raises ValueError for what no instance may have; compiled code would not notice."""
+    batch, width = blocked.shape[:2]
+    for name, cells in (("starts", starts), ("goals", goals)):
+        row, column = np.moveaxis(np.where(active[..., None], cells, 0).astype(np.int64), -1, 0)
+        inside = (np.minimum(row, column) >= 0) & (np.maximum(row, column) < width)
+        lake = np.arange(batch)[:, None]
+        free = inside & ~blocked[lake, np.where(inside, row, 0), np.where(inside, column, 0)]
+        number = np.where(active, row * width + column, -1 - np.arange(active.shape[1]))
+        distinct = np.diff(np.sort(number, axis=1), axis=1).all(axis=1)
+        (wrong,) = np.nonzero((active & ~free).any(axis=1) | ~distinct)
+        if wrong.size:
+            raise ValueError(
+                f"{name} of instance {wrong[0]}: {cells[wrong[0]][active[wrong[0]]].tolist()}; "
+                "allowed are distinct free cells of its map"
+            )

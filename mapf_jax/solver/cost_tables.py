@@ -10,9 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from mapf_jax.solver.compiled import compiled
+from mapf_jax.types import INFINITE_COST
 
-#: No plan. Sums of a few of them fit in int32.
-HOPELESS = 1 << 20
 _LARGEST_TABLE = 200_000  # States of a subset.
 _MOST_AGENTS = 8  # Subsets of more agents are too many to be worth their time.
 _LONGEST = 1 << 12  # No cost of three agents on at most 200,000 joint cells comes near.
@@ -168,14 +167,14 @@ def extra_cost(
       best: int64[2 ** A], overwritten.
 
     Returns:
-      The bound; `HOPELESS` where some subset has no plan.
+      The bound; `INFINITE_COST` where some subset has no plan.
     """
     agents, count = len(own), len(tables.first)
     sums = np.zeros(4, np.int64)
     for t in range(count):
         value = _look_up(tables, t, cells)
         if value < 0:
-            return HOPELESS
+            return INFINITE_COST
         size = 2 if tables.members[t, 2] < 0 else 3
         for j in range(size):
             value -= own[tables.members[t, j]]
@@ -206,12 +205,12 @@ def extra_cost(
 
 @compiled
 def least_makespan(tables: Tables, cells: np.ndarray) -> int:
-    """The largest makespan of a subset; `HOPELESS` where one has no plan."""
+    """The largest makespan of a subset; `INFINITE_COST` where one has no plan."""
     most = 0
     for t in range(len(tables.first)):
         value = _look_up(tables, t, cells)
         if value < 0:
-            return HOPELESS
+            return INFINITE_COST
         most = max(most, value)
     return most
 

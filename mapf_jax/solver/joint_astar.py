@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from mapf_jax.solver.compiled import compiled, inlined
-from mapf_jax.solver.cost_tables import HOPELESS, Tables, extra_cost, least_makespan
+from mapf_jax.solver.cost_tables import Tables, extra_cost, least_makespan
+from mapf_jax.types import INFINITE_COST
 
 FOUND, NONE, OVERFLOW = 1, 0, -1
 _ESTIMATES = 1 << 12  # Estimates above the first one that a search tells apart.
@@ -33,7 +34,6 @@ class Task(NamedTuple):
 
     by_cost: bool  # The least sum of costs; otherwise any plan that meets the deadline.
     allow_wait: bool  # Whether agents may wait before they arrive.
-    max_cost: int  # No plan costs more.
     deadline: int  # No plan takes longer.
 
 
@@ -70,7 +70,7 @@ def workspace(capacity: int, agents: int) -> Workspace:
 
 @inlined
 def search(
-    group: Group, tables: Tables, task: Task, memory: Workspace
+    group: Group, tables: Tables, task: Task, max_cost: int, memory: Workspace
 ) -> tuple[int, int, np.ndarray]:
     """An optimal plan of a group.
 
@@ -78,13 +78,14 @@ def search(
       group: the agents; every one can reach its goal.
       tables: lower bounds of the task's objective; none are needed.
       task: what is searched for.
+      max_cost: no plan costs more.
       memory: how many states may be kept.
 
     Returns:
       (FOUND, NONE where there is no such plan or OVERFLOW where memory did not suffice;
       cost; int16[T, A], the cells of the plan, of T = 0 times where none was found).
     """
-    result = _search(group, tables, task, memory)
+    result = _search(group, tables, task, max_cost, memory)
     states, _, largest = memory.used
     for where in memory.place[:states]:
         memory.slot[where] = -1
@@ -95,10 +96,10 @@ def search(
 
 @compiled
 def _search(
-    group: Group, tables: Tables, task: Task, memory: Workspace
+    group: Group, tables: Tables, task: Task, max_cost: int, memory: Workspace
 ) -> tuple[int, int, np.ndarray]:
     neighbours, _, goals, distance = group
-    by_cost, allow_wait, max_cost, deadline = task
+    by_cost, allow_wait, deadline = task
     slot, place, state, paid, time, parent, head, entry, used = memory
     n, agents = len(neighbours), len(goals)
     own, cells, here = np.empty((3, agents), np.int64)
@@ -123,7 +124,7 @@ def _search(
     if len(tables.first):
         if by_cost:
             estimate = extra_cost(tables, chosen, own, excess, best)
-        if (not by_cost and least_makespan(tables, chosen) > deadline) or estimate >= HOPELESS:
+        if (not by_cost and least_makespan(tables, chosen) > deadline) or estimate >= INFINITE_COST:
             return NONE, 0, nothing
     if least + estimate > max_cost:
         return NONE, 0, nothing
@@ -183,7 +184,7 @@ def _search(
             number[i] = count
 
         # All joint moves with estimates from `low` up to this one; `beyond` is the least above.
-        beyond = HOPELESS
+        beyond = INFINITE_COST
         i = 0
         choice[0], partial[0] = 0, base
         while i >= 0:
@@ -246,7 +247,7 @@ def _search(
             if key > max_cost - least:
                 continue
             if key >= _ESTIMATES:
-                if key >= HOPELESS // 2:
+                if key >= INFINITE_COST // 2:  # Some subset has no plan from here.
                     continue
                 return OVERFLOW, 0, nothing
             if found < 0:
@@ -270,7 +271,7 @@ def _search(
             entry[new, 3] = head[key]
             head[key] = new
             used[2] = max(used[2], key)
-        if beyond <= max_cost - least and beyond < HOPELESS:
+        if beyond <= max_cost - least and beyond < INFINITE_COST:
             if beyond >= _ESTIMATES:
                 return OVERFLOW, 0, nothing
             entry[top, 2], entry[top, 3] = beyond, head[beyond]

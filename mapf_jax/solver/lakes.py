@@ -2,8 +2,9 @@
 
 import numpy as np
 
+from mapf_jax.dynamics import MOVES
 from mapf_jax.solver.compiled import compiled, inlined
-from mapf_jax.solver.cost_tables import HOPELESS, build_tables, no_tables
+from mapf_jax.solver.cost_tables import build_tables, no_tables
 from mapf_jax.solver.joint_astar import (
     FOUND,
     NONE,
@@ -158,8 +159,8 @@ def _solve_group(
     # By agent, its set; by set, what its plan costs, and at most may cost.
     sets, spent, limits = np.empty((3, agents), np.int64)
     for i in range(agents):
-        sets[i], limits[i] = i if agents > 2 else 0, HOPELESS
-    task = Task(True, True, HOPELESS, HOPELESS)
+        sets[i], limits[i] = i if agents > 2 else 0, INFINITE_COST
+    task = Task(True, True, INFINITE_COST)
     found, path = _plan_apart(group, task, sets, spent, limits, max_states, memory)
     if found != FOUND:
         return _UNSOLVABLE if found == NONE else _UNDECIDED, 0, 0, False, path
@@ -173,7 +174,7 @@ def _solve_group(
     needs_wait = (cost - shortest) % 2 == 1
     if waits and not needs_wait:
         # In a cheapest plan of all agents every set has a cheapest plan of its own.
-        task = Task(True, False, cost, HOPELESS)
+        task = Task(True, False, INFINITE_COST)
         found, other = _plan_apart(group, task, sets, spent, limits, max_states, memory)
         if found == OVERFLOW:
             return _UNDECIDED, 0, 0, False, path
@@ -182,9 +183,9 @@ def _solve_group(
             path = other
             makespan = min(makespan, _arrival_and_waits(path, group.goals)[0])
     for i in range(agents):
-        sets[i], limits[i] = i if agents > 2 else 0, HOPELESS
+        sets[i], limits[i] = i if agents > 2 else 0, INFINITE_COST
     for deadline in range(longest, makespan):
-        task = Task(False, True, HOPELESS, deadline)
+        task = Task(False, True, deadline)
         found, _ = _plan_apart(group, task, sets, spent, limits, max_states, memory)
         if found == OVERFLOW:
             return _UNDECIDED, 0, 0, False, path
@@ -206,7 +207,7 @@ def _plan_apart(
 
     Args:
       group: the agents.
-      task: what is searched for; its `max_cost` is not read.
+      task: what is searched for.
       sets: int64[A], the set of each agent, named by one of its agents; updated.
       spent: int64[A], by set, set to the cost of its plan, 0 for names without a set.
       limits: int64[A], by set, the most that its plan may cost; updated.
@@ -234,9 +235,8 @@ def _plan_apart(
                 for cell in range(len(group.neighbours)):
                     distance[k, cell] = group.distance[members[k], cell]
             some = Group(group.neighbours, begin, end, distance)
-            limit = min(limits[name], HOPELESS)
-            wanted = Task(task.by_cost, task.allow_wait, limit, task.deadline)
-            found, spent[name], path = _escalate(some, wanted, max_states, memory)
+            limit = min(limits[name], INFINITE_COST)
+            found, spent[name], path = _escalate(some, task, limit, max_states, memory)
             if found != FOUND:
                 return found, paths
             stale[name] = 0
@@ -276,18 +276,16 @@ def _collision(paths: np.ndarray, sets: np.ndarray) -> tuple[int, int]:
 
 @compiled
 def _escalate(
-    group: Group, task: Task, max_states: int, memory: Workspace
+    group: Group, task: Task, max_cost: int, max_states: int, memory: Workspace
 ) -> tuple[int, int, np.ndarray]:
     """`search` with more memory and better bounds until one of them is enough."""
     tables = no_tables()
     level = 0
     while True:
-        if level == 0:
-            found, cost, path = search(group, tables, task, memory)
-        else:
+        if level > 0:
             capacity = min(CAPACITIES[1], max_states) if level == 1 else max_states
-            space = workspace(capacity, len(group.goals))
-            found, cost, path = search(group, tables, task, space)
+            memory = workspace(capacity, len(group.goals))
+        found, cost, path = search(group, tables, task, max_cost, memory)
         if found != OVERFLOW or level == 2 or CAPACITIES[level] >= max_states:
             return found, cost, path
         level += 1
@@ -335,8 +333,7 @@ def _explore(
     while k < n:
         row, column = divmod(cells[k], width)
         for move in range(4):
-            r = row + (move == 1) - (move == 0)
-            c = column + (move == 3) - (move == 2)
+            r, c = row + MOVES[move, 0], column + MOVES[move, 1]
             neighbours[k, move] = -1
             if 0 <= r < width and 0 <= c < width and not blocked[r, c]:
                 there = r * width + c

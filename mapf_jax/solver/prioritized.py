@@ -5,10 +5,8 @@ Not complete and not optimal (Erdmann and Lozano-Perez, "On multiple moving obje
 
 import numpy as np
 
+from mapf_jax.dynamics import MOVES, WAIT
 from mapf_jax.solver.compiled import compiled
-
-#: Row and column steps of the moves, the wait last.
-_STEPS = np.array([(-1, 0), (1, 0), (0, -1), (0, 1), (0, 0)])
 
 
 @compiled
@@ -40,17 +38,17 @@ def prioritized_plan(
         # The step that led to each cell at each time, -1 where it is not reached.
         entered = np.full((horizon + 1, width, width), -1, np.int8)
         if occupant[0, starts[agent, 0], starts[agent, 1]] < 0:
-            entered[0, starts[agent, 0], starts[agent, 1]] = 4
+            entered[0, starts[agent, 0], starts[agent, 1]] = WAIT
         t = 0
         while t < horizon and (t < settled or entered[t, row, column] < 0):
             for r in range(width):
                 for c in range(width):
-                    for step in range(5 if entered[t, r, c] >= 0 else 0):
-                        rr, cc = r + _STEPS[step, 0], c + _STEPS[step, 1]
+                    for step in range(len(MOVES) if entered[t, r, c] >= 0 else 0):
+                        rr, cc = r + MOVES[step, 0], c + MOVES[step, 1]
                         if not (0 <= rr < width and 0 <= cc < width) or blocked[rr, cc]:
                             continue
                         other = occupant[t, rr, cc]
-                        swap = other >= 0 and step < 4 and occupant[t + 1, r, c] == other
+                        swap = other >= 0 and step != WAIT and occupant[t + 1, r, c] == other
                         if occupant[t + 1, rr, cc] < 0 and not swap:
                             entered[t + 1, rr, cc] = step
             t += 1
@@ -62,7 +60,7 @@ def prioritized_plan(
             occupant[later, row, column] = agent
         while t > 0:
             step = entered[t, row, column]
-            row, column = row - _STEPS[step, 0], column - _STEPS[step, 1]
+            row, column = row - MOVES[step, 0], column - MOVES[step, 1]
             t -= 1
             paths[t, agent, 0], paths[t, agent, 1] = row, column
             occupant[t, row, column] = agent

@@ -1,6 +1,5 @@
 """Whatever a text holds, it leads to a configuration or a reason, always the same, and soon."""
 
-import functools
 import math
 import random
 import string
@@ -38,14 +37,9 @@ def assembled(rng):
     return "".join(rng.choices(PIECES, k=rng.randrange(1, 120)))
 
 
-@functools.cache
-def demonstrated(seed):
-    return demonstration(seed, "V5", SPACE, lakes.TEXTS)[1]
-
-
 def design(rng):
     if rng.random() < 0.3:
-        return demonstrated(rng.randrange(20))
+        return demonstration(rng.randrange(10**6), "V5", SPACE, lakes.TEXTS)[1]
     return f"{noise(rng)}\n{render_config(SPACE.random(rng.randrange(10**6)), SPACE)}"
 
 
@@ -112,7 +106,7 @@ def outcome(text):
     return project(reading, RECORD.config, SPACE)[0], reading
 
 
-@pytest.mark.parametrize("count", [1_500, pytest.param(50_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [2_500, pytest.param(50_000, marks=pytest.mark.slow)])
 def test_no_text_does_harm(count):
     seconds, read = [], 0
     for seed in range(count):
@@ -122,8 +116,7 @@ def test_no_text_does_harm(count):
         seconds.append(time.perf_counter() - start)
         SPACE.check(config)
         assert math.isclose(math.fsum(config.column("data_ratio")), 1.0, abs_tol=1e-9)
-        if seed % 5 == 0:
-            assert outcome(text) == (config, reading)
+        assert outcome(text) == (config, reading)
         read += not isinstance(reading, Unreadable)
     seconds.sort()
     print(

@@ -97,5 +97,7 @@ def test_instances_of_a_file_are_in_no_set(tmp_path):
 def test_numbers_of_agents_are_checked():
     with pytest.raises(ValueError, match=r"agents=\(3, 2\): allowed are 2 to 5, ascending"):
         LakesOptions(agents=(3, 2))
+    with pytest.raises(ValueError, match=r"exclude='nowhere\.jsonl': there is no such file"):
+        LakesOptions(exclude="nowhere.jsonl")
     with pytest.raises(ValueError, match="too small for the starts and goals of 5 agents"):
         LakesOptions(sizes=(3, 4), agents=(2, 5))

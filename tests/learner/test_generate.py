@@ -90,6 +90,7 @@ def test_every_option_reaches_the_sampler(folder, tiny_model, byte_tokenizer, ca
     free = directly(**options)
     stop = next(letter for letter in free[3:] if letter.isascii())
     assert said(**options, stop=stop) == directly(**options, stop_strings=(stop,)) != free
+    assert free not in {directly(**options | {name: 0.1}) for name in ("temperature", "top_p")}
     for name, value in options.items():  # Each reaches its own field.
         arguments = generate._parser().parse_args(["--model=m", "--prompt=p", f"--{name}={value}"])
         sampling = generate.sampling_params(arguments, {}, byte_tokenizer, 50)

@@ -199,6 +199,8 @@ def test_what_is_not_solved_in_time_stays_undecided(tmp_path, capsys):
     status, out, err = run(capsys, "solve", "--seconds", "0", path)
     assert (status, err) == (0, "0 optimal, 0 unsolvable, 2 undecided\n")
     assert [record["status"] for record in records(out)] == ["undecided"] * 2
+    status, _, err = run(capsys, "solve", "--seconds", "nan", path)
+    assert (status, err) == (2, "error: --seconds=nan: allowed are numbers from 0 up\n")
 
 
 def test_standard_input_and_unsolvable_instances(monkeypatch, capsys):

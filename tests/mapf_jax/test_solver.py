@@ -297,6 +297,29 @@ def test_what_is_not_begun_in_time_is_undecided():
     np.testing.assert_array_equal(solution.paths, instances.starts[:, None])
 
 
+@pytest.mark.parametrize(
+    ("name", "cells"),
+    [
+        ("starts", [(0, 0), (0, 0)]),
+        ("goals", [(2, 2), (2, 2)]),
+        ("starts", [(0, 0), (3, 0)]),
+        ("goals", [(0, 1), (0, -1)]),
+        ("starts", [(1, 1), (0, 0)]),
+    ],
+)
+def test_cells_that_no_instance_has_are_refused(name, cells):
+    good = make_instance(["F F F", "F H F", "F F F"], [(0, 0), (0, 2)], [(2, 2), (2, 0)])
+    bad = dataclasses.replace(good, **{name: np.array(cells, np.int8)})
+    with pytest.raises(ValueError, match=f"{name} of instance 1: .*distinct free cells"):
+        solve(stack([good, bad]))
+    with pytest.raises(ValueError, match="max_states=0"):
+        solve(stack([good]), max_states=0)
+    # What an agent that is not there has does not count.
+    absent = dataclasses.replace(bad, active=np.array([True, False]))
+    if (name, cells[0]) != ("starts", (1, 1)):
+        assert solve(stack([absent])).status[0] == Status.OPTIMAL
+
+
 def test_prioritised_plans_are_valid_and_cost_no_less_than_the_optimum():
     instances = random_instances(6, 5, 0.3, 60, 3)
     solution = solve(instances)

@@ -62,9 +62,7 @@ class Lakes(Family):
         self, key: jax.Array, config: Configuration, count: int, exclude: Sequence[Problem]
     ) -> Generated:
         """Solvable instances with an optimal plan each; several processes share the solving."""
-        seen: set[bytes] = self._excluded.copy()
-        if exclude:
-            seen |= set(mapf_jax.fingerprints(_instances(exclude, _QUESTION)))
+        seen = self._excluded | _fingerprints(exclude)
         table, counts = config.to_dict(), self.options.counts
         chosen = {
             agents: {size: table[self.options.row(size, agents)] for size in self.options.sizes}
@@ -122,10 +120,8 @@ class Lakes(Family):
     @functools.cached_property
     def _excluded(self) -> set[bytes]:
         """Fingerprints of the instances that are in no set."""
-        if not self.options.exclude:
-            return set()
-        lines = formats.read_jsonl(Path(self.options.exclude))
-        return set(mapf_jax.fingerprints(_instances(list(lines), _QUESTION)))
+        path = self.options.exclude
+        return _fingerprints(list(formats.read_jsonl(Path(path))) if path else ())
 
     def task(self, problems: Sequence[Problem]) -> "LakesTask":
         """Paths of all agents as answers, verified by the rules."""
@@ -259,11 +255,14 @@ class LakesTask:
         self._short_fraction = float(state["short_fraction"])
 
 
-def _instances(
-    problems: Sequence[Problem], fields: Sequence[str] | None = None
-) -> mapf_jax.Instance:
-    """The instances of problems; of some fields alone, their labels need no verification."""
-    return formats.from_records([{"id": "", **{k: p[k] for k in fields or p}} for p in problems])
+def _fingerprints(problems: Sequence[Problem]) -> set[bytes]:
+    """Names of the instances; of the question alone, as labels need no verification for that."""
+    bare = [{name: p[name] for name in _QUESTION if name in p} for p in problems]
+    return set(mapf_jax.fingerprints(_instances(bare))) if bare else set()
+
+
+def _instances(problems: Sequence[Problem]) -> mapf_jax.Instance:
+    return formats.from_records([{"id": "", **problem} for problem in problems])
 
 
 def _known(value: Any, known: Any) -> int | None:

@@ -1,6 +1,7 @@
 """The options of lakes: which there are, how they are validated and rewarded."""
 
 import dataclasses
+from pathlib import Path
 
 from learner import checks
 from mapf_jax.answer_reward import RewardConfig
@@ -51,6 +52,8 @@ class LakesOptions:
                 f"sizes={self.sizes}: allowed are ascending, distinct sizes from {MIN_SIZE} to "
                 f"{MAX_SIZE}"
             )
+        if self.exclude and not Path(self.exclude).is_file():
+            raise ValueError(f"exclude={self.exclude!r}: there is no such file")
         for name, counts in (("num_agents", (self.num_agents,)), ("agents", tuple(self.agents))):
             inside = all(MIN_AGENTS <= count <= MAX_AGENTS for count in counts)
             if not inside or list(counts) != sorted(set(counts)):

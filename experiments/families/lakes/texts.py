@@ -111,10 +111,10 @@ def lake_space(
     hole_bounds: Mapping[Any, Bounds] | None = None,
     wait_bounds: Mapping[Any, Bounds] | None = None,
 ) -> ConfigurationSpace:
-    """Rows of lakes with three ratios each; the data ratios are fractions of the training set.
+    """Lake sizes with three ratios each; the data ratios are fractions of the training set.
 
     Args:
-      sizes: distinct lake sizes, ascending, or other names of rows.
+      sizes: distinct lake sizes, ascending, or distinct other names of rows.
       hole_bounds: (low, high) by size or name; [0, 1] where none is given.
       wait_bounds: likewise.
 
