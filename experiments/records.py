@@ -62,7 +62,7 @@ class Table:
         lines = [f"## {self.title}", ""]
         lines.append("| " + " | ".join(self.columns) + " |")
         lines.append("|" + " --- |" * len(self.columns))
-        lines += ["| " + " | ".join(_text(value) for value in row) + " |" for row in self.rows]
+        lines += ["| " + " | ".join(cell(value) for value in row) + " |" for row in self.rows]
         return "\n".join([*lines, *(["", self.note] if self.note else []), ""])
 
 
@@ -108,12 +108,27 @@ def write(
       content: what the JSON file holds beside title, facts and notes.
     """
     lines = [f"# {title}", "", f"`{about['command']}`", ""]
-    lines += [f"- {key.replace('_', ' ')}: {_text(value)}" for key, value in about.items()]
+    lines += [f"- {key.replace('_', ' ')}: {cell(value)}" for key, value in about.items()]
     lines += ["", *(f"{note}\n" for note in notes)]
     lines += [table.to_markdown() for table in tables]
     files.write_text(path.with_suffix(".md"), "\n".join(lines))
     head = {"title": title, "facts": about, "notes": notes}
     files.write_json(path.with_suffix(".json"), {**head, **content})
+
+
+def cell(value: Any) -> str:
+    """A value as a cell of a Markdown table."""
+    if value is None:
+        return "-"
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if 1000 <= abs(value) < math.inf else f"{value:.3g}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return str(value).replace("|", "\\|")
 
 
 def interval(low: float | None, high: float | None, sign: str = "") -> str:
@@ -136,20 +151,6 @@ def p_value(value: float | None) -> str:
     if value is None:
         return DASH
     return "< 0.001" if value < 0.001 else f"{value:.3f}"
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:,.0f}" if 1000 <= abs(value) < math.inf else f"{value:.3g}"
-    if isinstance(value, int):
-        return f"{value:,}"
-    return str(value).replace("|", "\\|")
 
 
 def _processor() -> str:

@@ -18,6 +18,7 @@ import mapf_jax
 from experiments.benchmark.questions import BenchmarkQuestions
 from experiments.families.lakes import published
 from experiments.families.lakes.published import Group
+from experiments.pages import paragraphs
 from experiments.records import Table
 from experiments.statistics import wilson
 from mapf_jax import benchmark
@@ -317,52 +318,19 @@ class Results:
 
     def notes(self) -> list[str]:
         """Paragraphs on what the tables show and what they do not."""
-        questions, made = self.questions, []
-        if questions.partial:
-            made.append(
-                f"**Partial: {len(questions):,} of {questions.about['of']:,} instances.** A quick "
-                "look, not the benchmark; no published row is beside it."
-            )
-        source = questions.about["options"]["set"]
+        source = self.questions.about["options"]["set"]
         if isinstance(source, list):
             source = ", ".join(name.split()[0] for name in source)
-        made.append(
-            f"Instances: {source}, {len(questions):,}. All fractions are in percent; one over "
-            "several lake sizes is the mean over the sizes. Brackets are 95 % Wilson intervals: "
-            "they say what another draw of as many instances could change, and nothing of another "
-            "training run."
+        missing = {one.name: int((~one.answered).sum()) for one in self.outcomes}
+        return paragraphs(
+            "benchmark_notes.md",
+            questions=self.questions,
+            source=source,
+            unsolved=int((~self.questions.solved).sum()),
+            missing={name: count for name, count in missing.items() if count},
+            refused=self.refused,
+            published=published.SOURCE,
         )
-        unsolved = int((~questions.solved).sum())
-        if unsolved:
-            made.append(
-                f"The optimum of {unsolved:,} instances is not known; they do not count in the "
-                "optimal fractions."
-            )
-        missing = ", ".join(
-            f"{one.name} {int((~one.answered).sum()):,}"
-            for one in self.outcomes
-            if not one.answered.all()
-        )
-        if missing:
-            made.append(
-                f"**Answers are missing: {missing}.** They count neither as right nor as wrong, "
-                "and what spans a lake size without any answer is left out; the next start asks "
-                "for them again."
-            )
-        if not self.refused["by size"]:
-            made.append(
-                f"Rows marked as published are copied from {published.SOURCE} as printed: single "
-                "runs, 150 instances a cell, no intervals. Their instances have the same make-up "
-                "as these but, unless these are the published ones, are another draw; the wording "
-                "of the prompt and the budget of answers are theirs. Differences within the "
-                "intervals say nothing. Oracles are planners that know the instances, and are to "
-                "be compared with no model."
-            )
-        if not questions.partial:
-            made += [
-                f"No published rows {what}: {why}." for what, why in self.refused.items() if why
-            ]
-        return made
 
     def to_json(self) -> dict[str, Any]:
         """All numbers, measured ones and published ones apart."""

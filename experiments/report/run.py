@@ -1,4 +1,4 @@
-"""The page of one run: what `templates/run.html` shows, from the files of the run."""
+"""The page of one run: what `experiments/templates/run.html` shows, from the files of the run."""
 
 import dataclasses
 import itertools
@@ -9,10 +9,10 @@ from typing import Any
 from flax.traverse_util import flatten_dict
 
 from engineer.space import Configuration
+from experiments.pages import render
 from experiments.records import DASH
-from experiments.report import answers, measures, published
+from experiments.report import answers, measures, published, style
 from experiments.report.charts import Drawn, Gallery, Lines, Series, running_mean
-from experiments.report.page import render
 from experiments.report.reading import Run
 from experiments.settings import Settings
 
@@ -43,6 +43,7 @@ def page(run: Run, gallery: Gallery) -> str:
     }
     return render(
         "run.html",
+        style=style,
         title=f"Run {run.root.resolve().name}",
         run=run,
         complete=run.finished >= (run.option("loop.rounds") or 0),

@@ -1,4 +1,4 @@
-"""The page of a study: what `templates/study.html` shows, from `study.json`.
+"""The page of a study: what `experiments/templates/study.html` shows, from `study.json`.
 
 The fields of that file are described in `experiments.study.results`. Measures of designs and drawn
 answers come from the folders of the runs, where those are there too.
@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from experiments.families import Family
+from experiments.pages import percent, render
 from experiments.records import DASH, estimate, p_value
-from experiments.report import answers, measures, published
+from experiments.report import answers, measures, published, style
 from experiments.report.charts import Drawn, Estimate, Estimates, Gallery, Lines, Series
-from experiments.report.page import percent, render
 from experiments.report.reading import Run, is_run, read_json, read_run
 from experiments.settings import family_of
 from experiments.statistics import holm, minimum_detectable_difference
@@ -102,6 +102,7 @@ def page(root: Path, gallery: Gallery) -> str:
     measured = _measured(study)
     return render(
         "study.html",
+        style=style,
         title=f"Study {found['name']}",
         study=found,
         labels=study.labels,

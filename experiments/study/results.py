@@ -69,7 +69,8 @@ from engineer.evidence import FailureBreakdown
 from experiments import statistics
 from experiments import store as files
 from experiments.evidence import training_evidence
-from experiments.records import Table, estimate, interval, p_value
+from experiments.pages import render
+from experiments.records import Table
 from experiments.settings import Settings
 from experiments.study.variants import Budget, Study
 from learner.training.trainer import GRPOConfig
@@ -415,58 +416,7 @@ def _flat(row: Mapping[str, Any]) -> dict[str, str]:
 def markdown(found: Mapping[str, Any]) -> str:
     """`comparison.md`, from what `study.json` holds."""
     labels = {variant["name"]: variant["label"] for variant in found["variants"]}
-    state, equal = found["state"], found["budget"]["equal"]
-    lines = [
-        f"# {found['name']}",
-        "",
-        found["question"],
-        "",
-        f"{state['finished']} of {state['planned']} runs are finished; seeds "
-        f"{', '.join(map(str, found['seeds']))}. Every run was allowed the same "
-        + ", ".join(f"{part.replace('_', ' ')} {value:,}" for part, value in equal.items())
-        + ".",
-    ]
-    for part, values in found["budget"]["differs"].items():
-        listed = ", ".join(f"{labels[variant]} {value:,}" for variant, value in values.items())
-        lines.append(f"What differs on purpose is {part.replace('_', ' ')}: {listed}.")
-    items = shortfalls(found) + [
-        f"{labels[run['variant']]}, seed {run['seed']} is {run['status']}"
-        + (f": {run['error']}" if run["error"] else "")
-        for run in found["runs"]
-        if run["status"] != "finished"
-    ]
-    lines += ["", *(f"- {item}" for item in items)] if items else []
-    level, reference = f"{found['level']:.0%}", labels[found["reference"]]
-    for metric in found["metrics"]:
-        rows = []
-        for one in found["comparison"]:
-            if one["metric"] == metric["name"]:
-                d = one["difference"]
-                row = {
-                    "variant": labels[one["variant"]],
-                    "seeds": len(one["values"]),
-                    f"mean ({level})": estimate(one, unit=" %"),
-                    f"minus {reference} ({level})": estimate(d, "+") if d else "reference",
-                }
-                if d:
-                    row |= {
-                        "with instances": interval(d["crossed_low"], d["crossed_high"], "+"),
-                        "p": p_value(d["p"]),
-                        "p (Holm)": p_value(d["p_holm"]),
-                        "p (exact)": p_value(d["p_exact"]),
-                    }
-                rows.append(row)
-        title = f"{metric['label'][0].upper()}{metric['label'][1:]}"
-        lines += ["", Table.of(title, rows).to_markdown().rstrip()]
-    lines += [
-        "",
-        "Means over seeds with Student's interval; differences, in points, are paired by seed, "
-        "with Student's interval and the paired t-test. *With instances* is the interval of the "
-        "bootstrap over seeds and validation instances, which at few seeds is too narrow. Holm's "
-        "correction is over the variants of one table. The exact test flips signs; with n seeds "
-        "its p-value is at least 2 / 2^n.",
-    ]
-    return "\n".join(lines) + "\n"
+    return render("comparison.md", found=found, labels=labels, shortfalls=shortfalls(found))
 
 
 def shortfalls(found: Mapping[str, Any]) -> list[str]:

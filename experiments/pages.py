@@ -1,12 +1,11 @@
-"""Pages from the templates of this package: what is not markup already is escaped."""
+"""Pages and paragraphs from `templates`; in HTML what is not markup already is escaped."""
 
 import json
 from typing import Any
 
 import jinja2
 
-from experiments.records import DASH, estimate, interval, p_value
-from experiments.report import style
+from experiments.records import DASH, cell, estimate, interval, p_value
 
 
 def percent(fraction: float | None) -> str:
@@ -27,7 +26,7 @@ def duration(seconds: float) -> str:
 
 
 def render(template: str, **values: Any) -> str:
-    """A whole page that needs no other file.
+    """A whole page.
 
     Args:
       template: its file in `templates`.
@@ -36,15 +35,23 @@ def render(template: str, **values: Any) -> str:
     return _TEMPLATES.get_template(template).render(values)
 
 
+def paragraphs(template: str, **values: Any) -> list[str]:
+    """The paragraphs of a template, each on a line of its own; arguments as of `render`."""
+    return [
+        " ".join(text.split()) for text in render(template, **values).split("\n\n") if text.strip()
+    ]
+
+
 _TEMPLATES = jinja2.Environment(
-    loader=jinja2.PackageLoader("experiments.report"),
-    autoescape=True,
+    loader=jinja2.PackageLoader("experiments"),
+    autoescape=jinja2.select_autoescape(),
     undefined=jinja2.StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,
+    keep_trailing_newline=True,
 )
 _TEMPLATES.filters |= {
-    each.__name__: each for each in (percent, number, duration, estimate, p_value)
+    each.__name__: each for each in (percent, number, duration, cell, estimate, p_value)
 }
 _TEMPLATES.filters["json"] = json.dumps
-_TEMPLATES.globals |= {"DASH": DASH, "interval": interval, "style": style}
+_TEMPLATES.globals |= {"DASH": DASH, "interval": interval}
