@@ -4,8 +4,10 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import yaml
 from flax.traverse_util import flatten_dict
 
 from engineer.space import Configuration
@@ -156,50 +158,21 @@ def _validation(run: Run, gallery: Gallery) -> list[Drawn]:
 
 @dataclasses.dataclass(frozen=True)
 class _Panel:
-    """One chart of training: its file, title, unit, and (key, name) of its lines."""
+    """One chart of training; `panels.yaml` lists them."""
 
     name: str
     title: str
     unit: str
-    keys: tuple[tuple[str, str], ...]
+    lines: Mapping[str, str]
     scale: float = 1.0
     y_range: tuple[float, float] | None = None
+    often_zero: bool = False
 
 
-_PANELS = (
-    _Panel("training_reward", "reward", "mean reward", (("reward", "reward"),)),
-    _Panel(
-        "training_fractions",
-        "fractions of the training batches",
-        "percent",
-        (
-            ("task/valid", "valid answers"),
-            ("task/optimal", "optimal answers"),
-            ("nondegenerate_fraction", "non-degenerate groups"),
-        ),
-        100,
-        (0, 100),
-    ),
-    _Panel(
-        "training_length",
-        "length of answers",
-        "tokens",
-        (("completion_tokens_mean", "mean"), ("completion_tokens_p90", "90th percentile")),
-    ),
-    _Panel(
-        "training_entropy", "entropy of the policy", "nats per token", (("entropy", "entropy"),)
-    ),
-    _Panel(
-        "training_clip",
-        "clipped ratios",
-        "percent of tokens",
-        (("clip_low", "below"), ("clip_high", "above")),
-        100,
-    ),
-    _Panel("training_gradient", "norm of the gradient", "norm", (("grad_norm", "norm"),)),
-)
-_OFTEN_ZERO = ("clip_low", "clip_high")
-"""With one update per step nothing is ever clipped; such lines are left out."""
+_PANELS = [
+    _Panel(**fields)
+    for fields in yaml.safe_load(Path(__file__).with_name("panels.yaml").read_text())
+]
 _BY_GROUP = "task/valid_"
 
 
@@ -216,20 +189,20 @@ def _training(run: Run, gallery: Gallery) -> list[Drawn]:
         f"training_valid_by_{run.label}",
         f"valid training answers by {run.label}",
         "percent",
-        tuple((key, f"{run.label} {key.removeprefix(_BY_GROUP)}") for key in keys),
+        {key: f"{run.label} {key.removeprefix(_BY_GROUP)}" for key in keys},
         100,
         (0, 100),
     )
     drawn = []
     for panel in (*_PANELS[:2], by_group, *_PANELS[2:]):
         lines: list[Series] = []
-        for i, (key, name) in enumerate(panel.keys):
+        for i, (key, name) in enumerate(panel.lines.items()):
             known = [(n, step[key]) for n, step in enumerate(steps, 1) if step.get(key) is not None]
-            if not known or (key in _OFTEN_ZERO and not any(value for _, value in known)):
+            if not known or (panel.often_zero and not any(value for _, value in known)):
                 continue
             places = [float(n) for n, _ in known]
             values = [panel.scale * value for _, value in known]
-            if window > 1 and len(panel.keys) == 1:
+            if window > 1 and len(panel.lines) == 1:
                 lines.append(Series(f"{name}, every step", places, values, look=i, faint=True))
             lines.append(Series(name, places, running_mean(values, window), look=i))
         if lines:
