@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import jinja2
 import numpy as np
+import yaml
 
 from mapf_jax import formats
 from mapf_jax.text import prompt, render_answer
@@ -19,39 +21,9 @@ from mapf_jax.types import Status
 FileFormat = Literal["parquet", "jsonl"]
 DATA_SOURCE = "mapf_frozenlake"
 
-#: Type and meaning of every column. A type is the name of an Arrow type, `[type]` for lists,
-#: `{name: type}`.
-COLUMNS: dict[str, tuple[Any, str]] = {
-    "id": ("string", "name of the instance"),
-    "prompt": (
-        [{"role": "string", "content": "string"}],
-        "chat messages: one of the user that poses the instance",
-    ),
-    "answer": ("string", "an optimal answer in the form that the prompt asks for"),
-    "num_agents": ("int32", "number of agents"),
-    "size": ("int32", "the lake has size x size cells"),
-    "num_holes": ("int32", "number of holes"),
-    "map": (["string"], "rows of `F` (frozen) and `H` (hole)"),
-    "starts": ([["int32"]], "[row, column] of each agent, counted from 0 at the upper left"),
-    "goals": ([["int32"]], "likewise"),
-    "cost": (
-        "int32",
-        "optimal sum of costs: for each agent the first time from which it stays on its goal",
-    ),
-    "makespan": ("int32", "smallest time by which all agents can be on their goals"),
-    "needs_wait": ("bool", "no optimal plan is free of waits before arrival"),
-    "paths": (
-        [[["int32"]]],
-        "an optimal plan, [agent][time][row, column]; a shorter path stays at its end",
-    ),
-    "data_source": ("string", "for verl"),
-    "ability": ("string", "for verl"),
-    "reward_model": (
-        {"style": "string", "ground_truth": "string"},
-        "for verl: `ground_truth` is the record of the instance as JSON",
-    ),
-    "extra_info": ({"split": "string", "index": "int64"}, "for verl"),
-}
+_FOLDER = Path(__file__).parent
+COLUMNS: dict[str, dict[str, Any]] = yaml.safe_load((_FOLDER / "columns.yaml").read_text())
+"""Type and meaning of every column."""
 
 
 def dataset_rows(
@@ -121,7 +93,7 @@ def write_dataset(
     for split, rows in tables.items():
         path = folder / "data" / f"{split}.{file_format}"
         if file_format == "parquet":
-            schema = {name: kind for name, (kind, _) in COLUMNS.items()}
+            schema = {name: column["type"] for name, column in COLUMNS.items()}
             features = datasets.Features(_features(schema, datasets.Value))
             datasets.Dataset.from_list(rows, features=features).to_parquet(path)
         else:
@@ -151,43 +123,15 @@ def _described(kind: Any) -> dict[str, Any]:
 
 
 def _card(tables: Mapping[str, Sequence[Mapping[str, Any]]], file_format: FileFormat) -> str:
-    total = sum(map(len, tables.values()))
-    files = [{"split": split, "path": f"data/{split}.{file_format}"} for split in tables]
-    columns = [{"name": name, **_described(kind)} for name, (kind, _) in COLUMNS.items()]
-    head = {
-        "pretty_name": "MAPF-FrozenLake",
-        "language": ["en"],
-        "task_categories": ["text-generation"],
-        "tags": ["multi-agent-path-finding", "planning", "reinforcement-learning"],
-        "configs": [{"config_name": "default", "data_files": files}],
-        "dataset_info": {"features": columns},
-    }
-    lines = [
-        "---",
-        *(f"{key}: {json.dumps(value)}" for key, value in head.items()),  # JSON is YAML as well.
-        "---",
-        "",
-        "# MAPF-FrozenLake",
-        "",
-        f"{total} instances of multi-agent path finding on lakes with holes, each with an optimal "
-        "plan. The task is that of *From Trainee to Trainer: LLM-Designed Training Environment for "
-        "RL with Multi-Agent Reasoning* (arXiv 2606.17682); the instances are not the published "
-        "ones. They were made, solved and written by `mapf_jax`, which also verifies answers.",
-        "",
-        "| split | agents | size | instances | need a wait | mean hole ratio |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    for split, rows in tables.items():
-        groups: dict[tuple[int, int], list[Mapping[str, Any]]] = {}
-        for row in rows:
-            groups.setdefault((row["num_agents"], row["size"]), []).append(row)
-        for (agents, size), group in sorted(groups.items()):
-            waits = sum(row["needs_wait"] for row in group) / len(group)
-            holes = sum(row["num_holes"] for row in group) / len(group) / size**2
-            lines.append(
-                f"| {split} | {agents} | {size} x {size} | {len(group)} | {waits:.1%} "
-                f"| {holes:.1%} |"
-            )
-    lines += ["", "| column | meaning |", "| --- | --- |"]
-    lines += [f"| `{name}` | {meaning} |" for name, (_, meaning) in COLUMNS.items()]
-    return "\n".join(lines) + "\n"
+    template = jinja2.Template(
+        (_FOLDER / "card.md").read_text(),
+        trim_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    return template.render(
+        tables=tables,
+        files=[{"split": split, "path": f"data/{split}.{file_format}"} for split in tables],
+        features=[{"name": name, **_described(column["type"])} for name, column in COLUMNS.items()],
+        columns=COLUMNS,
+    )

@@ -99,7 +99,7 @@ def test_jsonl_needs_no_package(tmp_path, records, capsys):
 def test_load_dataset_has_the_right_types(tmp_path, records, monkeypatch):
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    schema = {name: kind for name, (kind, _) in dataset.COLUMNS.items()}
+    schema = {name: column["type"] for name, column in dataset.COLUMNS.items()}
     expected = datasets.Features(dataset._features(schema, datasets.Value))
     loaded = {}
     for file_format in ("parquet", "jsonl"):
