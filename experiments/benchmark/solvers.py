@@ -2,9 +2,9 @@
 
 import abc
 import dataclasses
+import functools
 import hashlib
-import queue
-import threading
+import multiprocessing.pool
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -342,32 +342,13 @@ class EndpointSolver(Solver):
         Raises:
           UserError: the server has never answered anything and refuses, or failures do not end.
         """
-        waiting: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
-        done: queue.SimpleQueue[Given | BaseException] = queue.SimpleQueue()
-        seeds = jax.vmap(jax.random.bits)(questions.keys(self._options.seed, rows))
-        for row, seed in zip(rows, np.asarray(seeds), strict=True):
-            waiting.put((int(row), int(seed)))
-        enough = threading.Event()
-
-        def work() -> None:
-            while not enough.is_set():
-                try:
-                    done.put(self._ask(questions, *waiting.get_nowait()))
-                except queue.Empty:
-                    return
-                except BaseException as error:
-                    done.put(error)
-
-        # Daemons: whoever interrupts the program does not wait for requests under way.
-        for _ in range(min(self._options.concurrency, len(rows))):
-            threading.Thread(target=work, daemon=True).start()
+        seeds = jax.vmap(jax.random.bits)(questions.keys(self._options.seed, rows)).tolist()
+        ask = functools.partial(self._ask, questions)
         # Of an earlier start there may be answers: what is left may be just what it refuses.
         known, in_a_row = len(rows) < len(questions), 0
-        try:
-            for _ in rows:
-                given = done.get()
-                if isinstance(given, BaseException):
-                    raise given
+        # Its threads are daemons: whoever interrupts does not wait for requests under way.
+        with multiprocessing.pool.ThreadPool(self._options.concurrency) as pool:
+            for given in pool.imap_unordered(ask, zip(rows.tolist(), seeds, strict=True)):
                 if given.refused and not known:
                     raise UserError(f"model={ENDPOINT}{self._endpoint.url}: {given.note}")
                 known = known or given.text is not None
@@ -378,10 +359,9 @@ class EndpointSolver(Solver):
                         f"model={ENDPOINT}{self._endpoint.url}: {in_a_row} requests in a row have "
                         f"failed, the last one: {given.note}; what was answered is kept"
                     )
-        finally:
-            enough.set()
 
-    def _ask(self, questions: BenchmarkQuestions, row: int, seed: int) -> Given:
+    def _ask(self, questions: BenchmarkQuestions, row_and_seed: tuple[int, int]) -> Given:
+        row, seed = row_and_seed
         try:
             reply = self._endpoint.ask(questions.chat(row, self._list_holes), seed)
         except (NoAnswerError, RefusedError) as error:
