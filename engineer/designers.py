@@ -2,13 +2,14 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from engineer import choice, proposal
 from engineer.choice import MoveLimits
 from engineer.context import ContextSpec, Message, fitted
+from engineer.json_values import JsonValue
 from engineer.record import RunRecord
 from engineer.space import Configuration, ConfigurationSpace
 from engineer.texts import FamilyTexts
@@ -22,7 +23,7 @@ class NoAnswerError(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Design:
+class Design(JsonValue):
     """A configuration for the next round and where it comes from.
 
     Attributes:
@@ -48,10 +49,6 @@ class Design:
     kept_previous: bool = False
     reason: str = ""
     summary: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """A mapping ready for JSON."""
-        return dataclasses.asdict(self) | {"config": self.config.to_dict()}
 
 
 class Designer(Protocol):

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from engineer.json_values import JsonValue
 from engineer.space import ordered_rows
 
 
 @dataclasses.dataclass(frozen=True)
-class Statistics:
+class Statistics(JsonValue):
     """Some numbers in short: how many, mean, least, median and largest."""
 
     count: int
@@ -32,7 +33,7 @@ class Statistics:
 
 
 @dataclasses.dataclass(frozen=True)
-class GroupOutcome:
+class GroupOutcome(JsonValue):
     """The outcomes of all validation answers of one row of the space (one lake size, one topic).
 
     Attributes:
@@ -212,7 +213,7 @@ class FailureBreakdown:
             row.name: {
                 "valid_rate": row.valid_rate,
                 "optimal_rate": row.optimal_rate,
-                **{k: v for k, v in dataclasses.asdict(row).items() if v is not None},
+                **{k: v for k, v in row.to_dict().items() if v is not None},
             }
             for row in self.by_group
         }
@@ -234,23 +235,21 @@ class FailureBreakdown:
         tables = [name for name in mapping if name.startswith("by_")]
         if len(tables) != 1:
             raise ValueError(f"breakdown: fields {list(mapping)}, one by_... is needed")
+        known = GroupOutcome.__dataclass_fields__
         try:
-            rows = {name: _outcome(name, row) for name, row in mapping[tables[0]].items()}
+            rows = {
+                name: GroupOutcome.from_dict(
+                    {"name": name, **{k: v for k, v in row.items() if k in known}}
+                )
+                for name, row in mapping[tables[0]].items()
+            }
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"breakdown: missing or malformed field {error}") from error
         return cls(tuple(rows[name] for name in ordered_rows(rows)), tables[0].removeprefix("by_"))
 
 
-def _outcome(name: str, row: Mapping[str, Any]) -> GroupOutcome:
-    fields = {k: row[k] for k in ("answers", "valid", "optimal", "failed")}
-    for statistic in ("violation_time", "gap", "length"):
-        if statistic in row:
-            fields[statistic] = Statistics(**row[statistic])
-    return GroupOutcome(name, **fields)
-
-
 @dataclasses.dataclass(frozen=True)
-class TrainingEvidence:
+class TrainingEvidence(JsonValue):
     """What a round of training shows.
 
     Attributes:
@@ -282,7 +281,7 @@ class TrainingEvidence:
 
 
 @dataclasses.dataclass(frozen=True)
-class DrawnFailure:
+class DrawnFailure(JsonValue):
     """One whole answer that failed, as a text that a person or a model can read.
 
     Attributes:
@@ -300,33 +299,9 @@ class DrawnFailure:
 
 
 @dataclasses.dataclass(frozen=True)
-class Evidence:
+class Evidence(JsonValue):
     """All that is known about one round: one validation, its training, and failures drawn."""
 
     validation: FailureBreakdown
     training: TrainingEvidence | None = None
     failures: tuple[DrawnFailure, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """A mapping ready for JSON; `from_dict` is its inverse."""
-        return dataclasses.asdict(self) | {"validation": self.validation.to_dict()}
-
-    @classmethod
-    def from_dict(cls, mapping: Mapping[str, Any]) -> "Evidence":
-        """Reads what `to_dict` writes.
-
-        Raises:
-          ValueError: a field is missing or not allowed.
-        """
-        try:
-            training = mapping["training"]
-            return cls(
-                validation=FailureBreakdown.from_dict(mapping["validation"]),
-                training=None if training is None else TrainingEvidence(**training),
-                failures=tuple(
-                    DrawnFailure(**{**failure, "failed": tuple(failure["failed"])})
-                    for failure in mapping["failures"]
-                ),
-            )
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"evidence: missing or malformed field {error}") from error

@@ -2,9 +2,9 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from engineer.evidence import Evidence, FailureBreakdown
+from engineer.json_values import JsonValue
 from engineer.space import Configuration
 
 UNSEEN = 0.5
@@ -12,7 +12,7 @@ UNSEEN = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
-class RoundRecord:
+class RoundRecord(JsonValue):
     """One finished round: what was trained on and what came out.
 
     Attributes:
@@ -39,24 +39,9 @@ class RoundRecord:
         """The validation after the round's training."""
         return self.evidence.validation
 
-    def to_dict(self) -> dict[str, Any]:
-        """A mapping ready for JSON; `from_dict` is its inverse."""
-        parts = {"config": self.config.to_dict(), "evidence": self.evidence.to_dict()}
-        return vars(self) | parts
-
-    @classmethod
-    def from_dict(cls, mapping: Mapping[str, Any]) -> "RoundRecord":
-        """Reads what `to_dict` writes."""
-        try:
-            config = Configuration.from_dict(mapping["config"])
-            evidence = Evidence.from_dict(mapping["evidence"])
-            return cls(**{**mapping, "config": config, "evidence": evidence})
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"round record: missing or malformed field {error}") from error
-
 
 @dataclasses.dataclass(frozen=True)
-class RunRecord:
+class RunRecord(JsonValue):
     """Everything an engineer may know when it designs a round.
 
     Attributes:
@@ -106,21 +91,3 @@ class RunRecord:
         """The latest valid rate of each row, `UNSEEN` where it was not validated."""
         outcomes = {row: self.breakdown.outcome(row) for row in rows}
         return {row: UNSEEN if one is None else one.valid_rate for row, one in outcomes.items()}
-
-    def to_dict(self) -> dict[str, Any]:
-        """A mapping ready for JSON; `from_dict` is its inverse."""
-        return vars(self) | {
-            "history": [past.to_dict() for past in self.history],
-            "initial": None if self.initial is None else self.initial.to_dict(),
-        }
-
-    @classmethod
-    def from_dict(cls, mapping: Mapping[str, Any]) -> "RunRecord":
-        """Reads what `to_dict` writes; a ValueError names a field that is missing or not right."""
-        try:
-            history = tuple(RoundRecord.from_dict(past) for past in mapping["history"])
-            initial = mapping["initial"]
-            read = None if initial is None else FailureBreakdown.from_dict(initial)
-            return cls(**{**mapping, "history": history, "initial": read})
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"run record: missing or malformed field {error}") from error

@@ -145,7 +145,7 @@ def test_evidence_and_runs_survive_json():
     )
     assert RunRecord.from_dict(json.loads(json.dumps(record.to_dict()))) == record
     for broken in ({}, {"validation": {}, "training": None, "failures": []}):
-        with pytest.raises(ValueError, match=r"evidence|breakdown"):
+        with pytest.raises(ValueError, match=r"Evidence|breakdown"):
             Evidence.from_dict(broken)
     with pytest.raises(ValueError, match="nondegenerate_fraction=2"):
         TrainingEvidence(1, 0.0, 0.0, 2.0)
