@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jinja2
+
 from learner import hub
 from learner.devices import sharding
 from learner.plan import layout as layout_lib
@@ -28,7 +30,6 @@ from learner.plan.targets import Target
 from learner.qwen3.config import DTYPES, REMAT, Qwen3Config
 from learner.qwen3.sizes import NAMES, published
 
-_GIGABYTE = 1e9
 # Of a program, in the table.
 _COLUMNS = (
     *("arguments", "outputs", "reused", "temporaries", "elsewhere", "total"),
@@ -122,32 +123,9 @@ def summary(
 
 def table(row: dict[str, Any], programs: list[Program]) -> str:
     """A target in lines: its programs, in gigabytes (1e9 bytes) of one device, and what follows."""
-    lines = [
-        f"\n## {row['config']} on {row['chip']}\n",
-        f"Mesh {row['mesh']}; {row['completions']} completions and {row['rows']} rows at a time on "
-        "each row shard.\n",
-        "| program | " + " | ".join([*_COLUMNS, "predicted ms", "compiled in s"]) + " |",
-        "| --- |" + " --- |" * (len(_COLUMNS) + 2),
-    ]
-    for program in programs:
-        if program.problem:
-            lines.append(f"| {program.name} | does not compile: {program.problem} |")
-            continue
-        values = [f"{getattr(program, column) / _GIGABYTE:.3g}" for column in _COLUMNS]
-        seconds = "" if program.seconds is None else f"{1e3 * program.seconds:.3g}"
-        values += [seconds, f"{program.compile_seconds:.0f}"]
-        lines.append(f"| {program.name} | " + " | ".join(values) + " |")
-    verdict = f"Needs {row['peak'] / _GIGABYTE:.3g} of {row['memory'] / _GIGABYTE:.3g} GB"
-    lines += ["", f"{verdict}: {'fits' if row['fits'] else 'does not fit'}."]
-    if row["run_hours"] is not None:
-        lines[-1] += (
-            f" Predicted: {row['decode_tokens_per_second']:,.0f} tokens/s sampled, "
-            f"{row['decode_roofline']:.0%} of the memory's bandwidth; the update reaches "
-            f"{row['update_mfu']:.0%} of the peak; a run of {_ROUNDS} rounds takes "
-            f"{row['run_hours']:.1f} hours ({row['run_hours'] * row['chips']:.0f} chip-hours) if "
-            "every completion is of the greatest length."
-        )
-    return "\n".join(lines)
+    text = Path(__file__).with_name("target.md").read_text()
+    template = jinja2.Template(text, trim_blocks=True, undefined=jinja2.StrictUndefined)
+    return template.render(row=row, programs=programs, columns=_COLUMNS, rounds=_ROUNDS)
 
 
 def advice(programs: list[Program], layout: Layout, work: Work, config: Qwen3Config) -> list[str]:

@@ -6,11 +6,15 @@ need no accelerator: JAX describes one to them (`jax.experimental.topologies`).
 
 import dataclasses
 import importlib.util
+import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import jax
+import jinja2
 
 # The TPU runtime looks for its machine otherwise, and lets one process have it.
 _ENVIRONMENT = {
@@ -52,62 +56,21 @@ class Chip:
     description: str = ""
 
 
-def _gpu(
-    name: str,
-    flops: float,
-    bandwidth: float,
-    memory: float,
-    link: float,
-    *,
-    capability: str,
-    cores: int,
-    clock_ghz: float,
-    l2: int,
-    shared: int,
-    threads: int = 2048,
-) -> Chip:
-    major, minor = capability.split(".")
-    feature = "" if int(major) < 9 else " feature_extension: ACCELERATED_FEATURES"
-    description = f"""
-        gpu_device_info {{
-          threads_per_block_limit: 1024 threads_per_warp: 32
-          shared_memory_per_block: 49152 shared_memory_per_core: {shared}
-          shared_memory_per_block_optin: {shared - 1024} threads_per_core_limit: {threads}
-          core_count: {cores} fpus_per_core: {64 if major in "78" and minor != "9" else 128}
-          block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
-          memory_bandwidth: {bandwidth:.0f} l2_cache_size: {l2} clock_rate_ghz: {clock_ghz}
-          device_memory_size: {memory:.0f}
-          cuda_compute_capability {{ major: {major} minor: {minor}{feature} }}
-          registers_per_core_limit: 65536 registers_per_block_limit: 65536
-        }}
-        platform_name: "CUDA"
-        dnn_version_info {{ major: 9 minor: 10 patch: 0 }}
-        device_description_str: "{name}"
-        """
-    return Chip(name, "cuda", flops, bandwidth, memory, link, description=description)
+def _chip(name: str, *, gpu: Mapping[str, Any] | None = None, **limits: Any) -> Chip:
+    """A chip from its entry in `chips.json`; `gpu` is what the compiler must know of one."""
+    description = ""
+    if gpu is not None:
+        template = jinja2.Template((_FOLDER / "gpu.textproto").read_text())
+        description = template.render(name=name, **limits, **gpu)
+    return Chip(name, **limits, description=description)
 
 
+_FOLDER = Path(__file__).parent
 #: Memory of GPUs as their drivers report it, of TPUs as their compiler does.
 CHIPS = {
-    chip.name: chip
-    for chip in (
-        Chip("v5e", "tpu", 197e12, 819e9, 15.75 * 2**30, 200e9, 4, 1.5e9),
-        Chip("v5p", "tpu", 459e12, 2765e9, 95.74 * 2**30, 600e9, 4, 1.75e9),
-        Chip("v6e", "tpu", 918e12, 1640e9, 31.25 * 2**30, 448e9, 4, 1.75e9),
-        _gpu("t4", 65e12, 320e9, 15.6e9, 16e9,
-             capability="7.5", cores=40, clock_ghz=1.59, l2=4 << 20, shared=65536, threads=1024),
-        _gpu("l4", 121e12, 300e9, 23.7e9, 32e9,
-             capability="8.9", cores=58, clock_ghz=2.04, l2=48 << 20, shared=102400, threads=1536),
-        _gpu("a100", 312e12, 2039e9, 85.1e9, 300e9,
-             capability="8.0", cores=108, clock_ghz=1.41, l2=40 << 20, shared=167936),
-        _gpu("h100", 989e12, 3352e9, 84.94e9, 450e9,
-             capability="9.0", cores=132, clock_ghz=1.98, l2=50 << 20, shared=233472),
-        _gpu("h200", 989e12, 4800e9, 151.4e9, 450e9,
-             capability="9.0", cores=132, clock_ghz=1.98, l2=50 << 20, shared=233472),
-        _gpu("b200", 2250e12, 7672e9, 191.5e9, 900e9,
-             capability="10.0", cores=148, clock_ghz=1.965, l2=126 << 20, shared=233472),
-    )
-}  # fmt: skip
+    name: _chip(name, **entry)
+    for name, entry in json.loads((_FOLDER / "chips.json").read_text()).items()
+}
 
 # TPUs of which a slice is named by its TensorCores, two a chip.
 _TWO_CORES = ("v5p",)
