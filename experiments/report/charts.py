@@ -16,30 +16,7 @@ from experiments.records import Table
 from experiments.report import style
 
 _WIDTH = 4.3  # Inches; the text of a chart of this width is readable on a phone.
-_FONT = 9.0
-_SETTINGS = {
-    "font.family": "DejaVu Sans",
-    "font.size": _FONT,
-    "axes.titlesize": _FONT + 1,
-    "legend.fontsize": _FONT - 0.5,
-    "text.parse_math": False,
-    "svg.fonttype": "none",
-    "text.color": style.LIGHT["ink"],
-    "axes.labelcolor": style.LIGHT["ink"],
-    "axes.edgecolor": style.LIGHT["ink"],
-    "xtick.color": style.LIGHT["ink"],
-    "ytick.color": style.LIGHT["ink"],
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": style.LIGHT["grid"],
-    "grid.linewidth": 0.7,
-    "legend.frameon": False,
-    "legend.handlelength": 3.0,
-    "lines.linewidth": 1.8,
-    "lines.markersize": 5.5,
-}
+_STYLE = Path(__file__).with_name("chart.mplstyle")
 _NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 
 
@@ -277,7 +254,7 @@ class Gallery:
         self.names.append(chart.name)
         import matplotlib
 
-        with matplotlib.rc_context({**_SETTINGS, "svg.hashsalt": chart.name}):
+        with matplotlib.rc_context({"svg.hashsalt": chart.name}, fname=_STYLE):
             figure = chart.draw()
             picture, drawing = io.BytesIO(), io.StringIO()
             figure.savefig(picture, format="png", dpi=160, facecolor=style.LIGHT["paper"])
