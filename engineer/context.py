@@ -80,19 +80,19 @@ def blocks(spec: ContextSpec | str, record: RunRecord, family: FamilyTexts) -> l
     if spec.guideline:
         texts.append(family.guideline)
     if spec.history != "none":
-        texts.append(modules.history(record, family, cold_start=spec.history == "all"))
-    texts.append(modules.failures(record, family))
+        texts.append(modules.block("history", record, family, spec.history == "all"))
+    texts.append(modules.block("failures", record, family))
     if spec.details:
-        texts.append(modules.details(record, family))
+        texts.append(modules.block("details", record, family))
     if spec.results:
-        texts.append(modules.training_results(record, family))
+        texts.append(modules.block("training_results", record, family))
     if spec.examples:
-        texts.append(modules.examples(record, spec.examples))
+        texts.append(modules.block("examples", record, spec.examples))
     if spec.summary:
-        texts.append(modules.summary(record))
+        texts.append(modules.block("summary", record))
     if spec.training != "none":
-        texts.append(modules.training(record, full=spec.training == "full"))
-    texts += [modules.rows(record, family), family.output_format]
+        texts.append(modules.block("training", record, spec.training == "full"))
+    texts += [modules.block("rows", record, family), family.output_format]
     return [*texts, SUMMARY_REQUEST] if spec.summary else texts
 
 

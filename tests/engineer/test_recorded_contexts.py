@@ -24,12 +24,12 @@ def test_the_files_are_what_the_record_gives(name):
 def test_they_differ_exactly_by_their_modules():
     family = lakes.TEXTS
     module = {
-        "F": modules.failures(RECORD, family),
+        "F": modules.block("failures", RECORD, family),
         "G": lakes.GUIDELINE,
-        "H0": modules.history(RECORD, family, cold_start=True),
-        "H": modules.history(RECORD, family, cold_start=False),
-        "S": modules.summary(RECORD),
-        "T": modules.training(RECORD, full=False),
+        "H0": modules.block("history", RECORD, family, True),
+        "H": modules.block("history", RECORD, family, False),
+        "S": modules.block("summary", RECORD),
+        "T": modules.block("training", RECORD, False),
     }
     wanted = {
         "V1": "F", "V2": "G F", "V3": "G H0 F", "V4": "G H F", "V5": "G H F S", "V6": "G H F T",
@@ -37,7 +37,7 @@ def test_they_differ_exactly_by_their_modules():
     assert len(set(module.values())) == len(module)
     for name, letters in wanted.items():
         texts = [lakes.INSTRUCTION, *(module[letter] for letter in letters.split())]
-        texts += [modules.rows(RECORD, family), lakes.OUTPUT_FORMAT]
+        texts += [modules.block("rows", RECORD, family), lakes.OUTPUT_FORMAT]
         texts += [SUMMARY_REQUEST] if name == "V5" else []
         assert blocks(name, RECORD, family) == texts
         assert (FOLDER / f"{name}.md").read_text() == "\n\n".join(texts) + "\n"
