@@ -5,13 +5,13 @@ to Trainer" (arXiv 2606.17682), and beyond the publication D details of the vali
 training showed, and E examples of failures.
 """
 
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-import jinja2
-
+from engineer.evidence import GroupOutcome
 from engineer.record import RoundRecord, RunRecord
 from engineer.space import ordered_rows
+from engineer.templates import macros
 from engineer.texts import NO_HISTORY, NO_SUMMARY
 
 TRAINING_DETAILS = ("objective", "reward", "schedule")
@@ -40,18 +40,15 @@ def shown_history(record: RunRecord, cold_start: bool) -> tuple[RoundRecord, ...
     return tuple(past for past in record.history if cold_start or not past.cold_start)
 
 
-_TEMPLATES = jinja2.Environment(
-    trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+def _failing(row: GroupOutcome, checks: Sequence[str]) -> int:
+    return sum(map(row.failures, checks))
+
+
+_MODULES = macros(
+    "modules.txt",
+    NO_HISTORY=NO_HISTORY,
+    NO_SUMMARY=NO_SUMMARY,
+    failing=_failing,
+    ordered_rows=ordered_rows,
+    shown_history=shown_history,
 )
-_TEMPLATES.filters |= {
-    "two": "{:.2f}".format,
-    "g": "{:g}".format,
-    "failing": lambda row, checks: sum(map(row.failures, checks)),
-}
-_TEMPLATES.globals |= {
-    "NO_HISTORY": NO_HISTORY,
-    "NO_SUMMARY": NO_SUMMARY,
-    "ordered_rows": ordered_rows,
-    "shown_history": shown_history,
-}
-_MODULES: Any = _TEMPLATES.from_string(Path(__file__).with_suffix(".txt").read_text()).module
