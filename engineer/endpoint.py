@@ -7,20 +7,20 @@ text and no attribute.
 """
 
 import asyncio
-import concurrent.futures
 import contextlib
 import dataclasses
 import email.utils
 import functools
 import json
 import math
+import multiprocessing
 import os
 import re
 import ssl
-import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.pool import ThreadPool
+from typing import Any
 
 import httpx
 
@@ -32,7 +32,6 @@ _MAX_TOKENS = 1 << 53
 _TRANSIENT = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529})
 _DETAIL = 200
 _LONGEST_WAIT, _LONGEST_RETRY_AFTER = 60.0, 600.0
-_T = TypeVar("_T")
 _LINE_END = re.compile(r"\r\n|\n|\r")
 _certificates = functools.cache(ssl.create_default_context)
 """The system's, which also hold a company's own."""
@@ -176,8 +175,10 @@ class Endpoint:
             )
         try:
             # The exchange keeps the deadline; the second more is for what nothing can cancel.
-            status, headers, raw = _in_thread(self._exchange(body, key)).result(self.timeout + 1.0)
-        except TimeoutError:
+            with ThreadPool(1) as pool:  # Beside whatever event loop the caller may be in.
+                exchange = pool.apply_async(asyncio.run, [self._exchange(body, key)])
+                status, headers, raw = exchange.get(self.timeout + 1.0)
+        except (TimeoutError, multiprocessing.TimeoutError):
             raise _TransientError(f"no answer within {self.timeout:g} s") from None
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise _TransientError(f"no connection ({type(error).__name__})") from None
@@ -212,20 +213,6 @@ class Endpoint:
                 if len(raw) > MAX_BYTES:
                     raise _TransientError(f"the reply is longer than {MAX_BYTES} bytes")
         return reply.status_code, reply.headers, bytes(raw)
-
-
-def _in_thread(exchange: Coroutine[Any, Any, _T]) -> concurrent.futures.Future[_T]:
-    """Runs a coroutine beside whatever event loop the caller may be in."""
-    future: concurrent.futures.Future[_T] = concurrent.futures.Future()
-
-    def run() -> None:
-        try:
-            future.set_result(asyncio.run(exchange))
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return future
 
 
 def _masked(text: str, key: str) -> str:
