@@ -12,6 +12,7 @@ Line t holds the time t, counted from 0, and the cell (row,column) of each agent
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import chex
 import numpy as np
@@ -27,22 +28,7 @@ FROZEN, HOLE = "F", "H"
 _PUBLISHED_LETTERS = 5
 
 #: The part of the prompt that is the same for every instance.
-RULES = (
-    "Several agents cross a frozen lake at the same time. Plan a path for every agent from its "
-    "start to its goal, with the smallest total number of steps.\n"
-    "The lake is a square grid. Cells are written (row,column), counted from 0 at the upper left. "
-    "On the map F is frozen and can be walked on, H is a hole; S s A B C are the starts and "
-    "G g a b c the goals of agents 0 1 2 3 4.\n"
-    "In every time step each agent moves one cell up, down, left or right, or waits, all at once. "
-    "No agent may leave the lake or enter a hole. Two agents may never be in one cell at the same "
-    "time, and two agents may not exchange their cells in one step; an agent may enter a cell that "
-    "another one leaves in the same step. An agent that has arrived stays on its goal and still "
-    "blocks it.\n"
-    "You may think first. Then answer with one line for each time step, from time 0 with the "
-    "starts to the time when all agents are on their goals: the time, a colon, and the cell of "
-    "every agent in order, between <answer> and </answer>, like this:\n"
-    "<answer>\n0: (0,0) (2,1)\n1: (0,1) (2,1)\n</answer>\n"
-)
+RULES = Path(__file__).with_name("rules.txt").read_text()
 
 # Bounds the arrays of plans; a walk over every cell of a 32 x 32 lake has 1,023 steps.
 MAX_STEPS = 1024
