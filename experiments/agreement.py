@@ -20,6 +20,7 @@ from learner import hub
 from learner.devices import distributed
 
 _CODE = ("mapf_jax", "engineer", "learner", "experiments")
+_CODE_FILES = ("*.py", "*.txt", "*.json", "*.yaml")
 # Of a file of weights its size and so much from its middle; other files are read whole.
 _SAMPLE_BYTES = 1 << 16
 
@@ -39,7 +40,8 @@ def check_alike(settings: Settings) -> None:
         "code": _digest(
             path
             for package in _CODE
-            for path in (Path(__file__).parent.parent / package).rglob("*.py")
+            for pattern in _CODE_FILES
+            for path in (Path(__file__).parent.parent / package).rglob(pattern)
         ),
         "packages": files.package_versions(),
         "model": _digest(path for pattern in hub.MODEL_FILES for path in model.glob(pattern)),
