@@ -68,45 +68,64 @@ class _TransientError(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Endpoint:
-    """A `Generate` that asks a server.
+class Server:
+    """A server: any that speaks OpenAI's chat completions protocol.
 
     Attributes:
       url: base address, such as "http://127.0.0.1:8000/v1".
       model: name that the server knows the model by.
-      key_variable: environment variable that holds the key; without such a variable no key is
-        sent, which is what local servers want.
+      key_variable: environment variable that holds the key; it is read when it is needed and
+        written nowhere. Without such a variable no key is sent, which is what local servers want.
       timeout: seconds that one request may take, from connecting to the last byte.
       tries: requests for one answer, at least 1.
+      stream: ask for the answer as a stream of events, which keeps connections alive under long
+        reasoning.
+
+    Raises:
+      ValueError: a field is out of its range.
+    """
+
+    url: str = ""
+    model: str = ""
+    key_variable: str = "OPENAI_API_KEY"
+    timeout: float = 300.0
+    tries: int = 5
+    stream: bool = False
+
+    def __post_init__(self) -> None:
+        if self.tries < 1:
+            raise ValueError(f"tries={self.tries}: must be at least 1")
+        if not 0 < self.timeout < math.inf:
+            raise ValueError(f"timeout={self.timeout}: must be finite and above 0")
+
+
+@dataclasses.dataclass(frozen=True)
+class Endpoint(Server):
+    """A `Generate` that asks a server.
+
+    Attributes:
       backoff: seconds before the second request; doubled before each further one, up to 60. A
         server's Retry-After counts instead if it is longer, up to 600.
       max_tokens: budget of an answer; None leaves it to the server.
       budget_field: the field of a request that holds it; "max_completion_tokens" for servers that
         want that instead.
       temperature: of sampling; None leaves it to the server.
-      stream: ask for the answer as a stream of events, which keeps connections alive under long
-        reasoning.
       extra: further fields of every request, such as {"reasoning_effort": "low"}.
       sleep: waits; a test may replace it.
 
     Raises:
-      ValueError: a field is out of its range.
+      ValueError: a field is out of its range, or there is no address or model.
     """
 
-    url: str
-    model: str
-    key_variable: str = "OPENAI_API_KEY"
-    timeout: float = 300.0
-    tries: int = 5
     backoff: float = 1.0
     max_tokens: int | None = None
     budget_field: str = "max_tokens"
     temperature: float | None = None
-    stream: bool = False
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     sleep: Callable[[float], None] = time.sleep
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         try:
             url = httpx.URL(self.url)
         except httpx.InvalidURL as error:
@@ -117,10 +136,6 @@ class Endpoint:
             raise ValueError(f"url={self.url!r}: must be http(s)://HOST, with a port below 65536")
         if not self.model:
             raise ValueError("model='': the name of a model is needed")
-        if self.tries < 1:
-            raise ValueError(f"tries={self.tries}: must be at least 1")
-        if not 0 < self.timeout < math.inf:
-            raise ValueError(f"timeout={self.timeout}: must be finite and above 0")
         if not 0 <= self.backoff < math.inf:
             raise ValueError(f"backoff={self.backoff}: must be finite and at least 0")
         own = {"model", "messages", "seed", "temperature", "stream", self.budget_field}

@@ -12,6 +12,7 @@ import ml_collections
 
 from engineer.choice import CHOICES
 from engineer.context import DEFAULT_VARIANT, VARIANTS, ContextSpec, variant
+from engineer.endpoint import Server
 from experiments.errors import user_errors
 from experiments.families import Family
 from experiments.families.loading import FamilySettings
@@ -140,32 +141,6 @@ DECODING = ("parsed", "grammar")
 
 
 @dataclasses.dataclass(frozen=True)
-class EndpointSettings:
-    """A server: any that speaks OpenAI's chat completions protocol.
-
-    Attributes:
-      url: base address, such as "http://127.0.0.1:8000/v1".
-      model: name that the server knows the model by.
-      key_variable: environment variable that holds the key; it is read when it is needed and
-        written nowhere. Without such a variable no key is sent.
-      timeout: seconds for one request.
-      tries: requests for one answer.
-      stream: ask for the answer chunk by chunk.
-    """
-
-    url: str = ""
-    model: str = ""
-    key_variable: str = "OPENAI_API_KEY"
-    timeout: float = 300.0
-    tries: int = 5
-    stream: bool = False
-
-    def __post_init__(self) -> None:
-        checks.integers(self, tries=1)
-        checks.positive(self, "timeout")
-
-
-@dataclasses.dataclass(frozen=True)
 class EngineerTraining:
     """Training of the current checkpoint as engineer, by GRPO; beyond the publication.
 
@@ -262,8 +237,8 @@ class EngineerSettings:
     rollback_margin: float | None = None
     stages: str = ""
     stage_threshold: float = 0.6
-    endpoint: EndpointSettings = dataclasses.field(default_factory=EndpointSettings)
-    judge: EndpointSettings = dataclasses.field(default_factory=EndpointSettings)
+    endpoint: Server = dataclasses.field(default_factory=Server)
+    judge: Server = dataclasses.field(default_factory=Server)
     training: EngineerTraining = dataclasses.field(default_factory=EngineerTraining)
 
     def __post_init__(self) -> None:
