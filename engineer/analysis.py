@@ -18,6 +18,7 @@ from engineer.choice import expected_signal, relative_moves
 from engineer.designers import Generate, NoAnswerError
 from engineer.record import RunRecord
 from engineer.space import Cell, Configuration, ConfigurationSpace
+from engineer.templates import macros
 
 SATURATED, HOPELESS = 0.9, 0.1
 """Valid rates from which a row counts as saturated, and up to which as hopeless."""
@@ -177,6 +178,7 @@ QUESTIONS = {
 }
 """What an LLM judge is asked. Each answer is a whole number from 1 (not at all) to 5 (fully), or
 null where the context gives no occasion."""
+_JUDGE = macros("judge.txt")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,15 +193,7 @@ def judge_design(
     generate: Generate, context: str, answer: str, seed: int, tries: int = 3
 ) -> Judgement | None:
     """Asks a model to judge the answer to a context; None if no try gives a readable judgement."""
-    questions = "\n".join(f"{name}: {text}" for name, text in QUESTIONS.items())
-    form = ", ".join(f'"{name}": 1' for name in QUESTIONS)
-    content = (
-        "You judge how a training environment was designed. Below are what the designer was "
-        "shown and what it answered. Judge the answer by these questions, each with a whole "
-        "number from 1 (not at all) to 5 (fully), or null where the designer had no occasion:\n"
-        f"{questions}\nEnd with one JSON object and nothing after it, like {{{form}}}.\n\n"
-        f"### What the designer was shown\n{context}\n\n### What it answered\n{answer}"
-    )
+    content = _JUDGE.request(QUESTIONS, context, answer)
     for attempt in range(tries):
         try:
             (text,) = generate([{"role": "user", "content": content}], 1, seed + attempt)
