@@ -91,6 +91,7 @@ def training_texts(settings: Settings, family: Family) -> dict[str, str]:
     """Objective, reward and schedule in words, for the full form of module T."""
     training, optimizer = settings.training, settings.training.optimizer
     objective = training.objective
+    cost = f", less {family.token_cost:g} for each token" if family.token_cost else ""
     return {
         "objective": (
             f"GRPO with {training.group_size} answers to each of {training.prompts_per_step} "
@@ -98,7 +99,7 @@ def training_texts(settings: Settings, family: Family) -> dict[str, str]:
             f"ratios clipped at {1 - objective.clip_low:g} and {1 + objective.clip_high:g}, "
             f"KL weight {objective.kl_coef:g}"
         ),
-        "reward": family.reward,
+        "reward": family.reward + cost,
         "schedule": (
             f"{training.epochs:g} epochs over {settings.environment.num_instances} instances a "
             f"round, learning rate {optimizer.learning_rate:g}, {optimizer.warmup_steps} steps of "

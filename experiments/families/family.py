@@ -16,6 +16,7 @@ import numpy as np
 from engineer.evidence import FailureBreakdown
 from engineer.space import Configuration, ConfigurationSpace, round_fractions
 from engineer.texts import FamilyTexts
+from experiments.families.sandbox import SandboxError
 from learner.chat import Completion, Message
 from learner.devices import distributed
 from learner.training.task import Scores, Task
@@ -25,6 +26,10 @@ Problem = Mapping[str, Any]
 
 Record = Mapping[str, Any]
 """What verification says of one completion, as JSON holds it; see `Family.task`."""
+
+
+SCORED, NOT_SCORED = "scored", "could not be scored"
+"""The check that a completion fails whose verification fails, and what to call that."""
 
 
 class NoProblemError(ValueError):
@@ -104,12 +109,16 @@ class Family(ABC):
       validation_options: names of those of its own options, `--config.FAMILY.NAME`, that decide on
         the problems of `validation`.
       published: what others have published of a run on it, if anybody has.
+      token_cost: taken off the reward for each token of a completion; an option of the run.
+      guarded: `verify` with a limit of time, for a family from a file.
     """
 
     space: ConfigurationSpace
     texts: FamilyTexts
     validation_options: Sequence[str] = ()
     published: PublishedFractions | None = None
+    token_cost: float = 0.0
+    guarded: Callable[[Problem, str], Record] | None = None
 
     @abstractmethod
     def generate(
@@ -166,7 +175,14 @@ class Family(ABC):
                 notes.append(f"{self.space.label} {row}: {len(made)} of {asked} problems")
         return Generated(problems, rows, notes)
 
-    @abstractmethod
+    def prompt(self, problem: Problem) -> str:
+        """The text of a problem's only message; needed unless `task` is another one."""
+        raise NotImplementedError(f"{type(self).__name__}.prompt: a family needs it, or a task")
+
+    def verify(self, problem: Problem, text: str) -> Record:
+        """What `ProblemTask` keeps of a completion; needed unless `task` is another one."""
+        raise NotImplementedError(f"{type(self).__name__}.verify: a family needs it, or a task")
+
     def task(self, problems: Sequence[Problem]) -> Task:
         """The prompts of problems, and the verification of completions.
 
@@ -175,6 +191,8 @@ class Family(ABC):
         `violation_time` and `gap` (`FailureBreakdown.from_records`), `accuracy` (the reward without
         what only rewards form, such as length), and anything else that is worth keeping.
         """
+        verify = self.guarded or self.verify
+        return ProblemTask(problems, self.prompt, verify, self.token_cost)
 
     @property
     def validation(self) -> Configuration:
@@ -183,7 +201,7 @@ class Family(ABC):
 
     def failure(self, check: str) -> str:
         """What to call failing a check: its own name on a number of failures would mislead."""
-        return f"fails {check.replace('_', ' ')}"
+        return NOT_SCORED if check == SCORED else f"fails {check.replace('_', ' ')}"
 
     @property
     def reward(self) -> str:
@@ -222,7 +240,9 @@ class ProblemTask(Task):
       prompt: the text of a problem's only message.
       verify: a record as in `Family.task` of a problem and the text of a completion. What follows
         may be left out: `group` if the problem has it, `valid` (no check failed), and `reward` if
-        that is 1 for a valid completion and 0 for any other.
+        that is 1 for a valid completion and 0 for any other. After a `SandboxError` the only
+        failed check is `SCORED`.
+      token_cost: taken off the reward for each token of a completion.
     """
 
     def __init__(
@@ -230,8 +250,10 @@ class ProblemTask(Task):
         problems: Sequence[Problem],
         prompt: Callable[[Problem], str],
         verify: Callable[[Problem, str], Record],
+        token_cost: float = 0.0,
     ) -> None:
         self._problems, self._prompt, self._verify = problems, prompt, verify
+        self._token_cost = token_cost
 
     def __len__(self) -> int:
         return len(self._problems)
@@ -245,10 +267,17 @@ class ProblemTask(Task):
 
         def record(i: int) -> Record:
             problem = self._problems[int(indices[i])]
-            found = self._verify(problem, completions[i].text)
+            try:
+                found = self._verify(problem, completions[i].text)
+            except SandboxError as error:
+                found = {"failed": [SCORED], "reward": 0.0, "why": str(error)}
             known = {"group": problem["group"]} if "group" in problem else {}
             return {**known, "valid": not found["failed"], **found}
 
         records = distributed.sharded_map(lambda rows: [record(i) for i in rows], len(completions))
-        rewards = [record.get("reward", float(record["valid"])) for record in records]
-        return Scores(rewards=np.asarray(rewards, np.float32), records=records)
+        scores = [float(record.get("reward", record["valid"])) for record in records]
+        if self._token_cost:
+            records = [{**r, "accuracy": s} for r, s in zip(records, scores, strict=True)]
+        lengths = np.array([completion.num_tokens for completion in completions])
+        rewards = np.asarray(scores - self._token_cost * lengths, np.float32)
+        return Scores(rewards=rewards, records=records)

@@ -1,16 +1,19 @@
 """The family that a name means: one of this package, or one in a user's own file."""
 
 import dataclasses
+import functools
 import runpy
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from engineer.space import ConfigurationSpace
 from engineer.texts import FamilyTexts
-from experiments.families.family import Family
+from experiments.families.family import SCORED, Family
 from experiments.families.lakes.family import Lakes
 from experiments.families.lakes.options import LakesOptions
 from experiments.families.reasoning_gym.family import ReasoningGym, ReasoningGymOptions
+from experiments.families.sandbox import Sandbox
+from learner import checks
 
 _OF_THIS_PACKAGE: Mapping[str, Callable[..., Family]] = {
     "lakes": Lakes,
@@ -18,6 +21,13 @@ _OF_THIS_PACKAGE: Mapping[str, Callable[..., Family]] = {
 }
 #: What stands after a name, where anything does.
 _ARGUMENTS = {"lakes": "", "reasoning_gym": ":DATA_SET+DATA_SET"}
+
+
+@functools.cache
+def _sandbox(path: Path, contents: bytes) -> Sandbox:
+    """The process that verifies for a file; one for each of its contents."""
+    del contents
+    return Sandbox(path)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,11 +40,16 @@ class FamilySettings:
         `experiments.families.Family`.
       lakes: options of the family "lakes".
       reasoning_gym: options of the family "reasoning_gym".
+      token_cost: taken off the reward for each token of a completion, so that short ones are worth
+        more; lakes have a length part of their own.
+      verify_seconds: of processor time to verify one completion of a family from a file.
     """
 
     family: str = "lakes"
     lakes: LakesOptions = dataclasses.field(default_factory=LakesOptions)
     reasoning_gym: ReasoningGymOptions = dataclasses.field(default_factory=ReasoningGymOptions)
+    token_cost: float = 0.0
+    verify_seconds: float = 5.0
 
     def __post_init__(self) -> None:
         name, _, argument = self.family.partition(":")
@@ -44,6 +59,13 @@ class FamilySettings:
             raise ValueError(
                 f"family={self.family!r}: allowed are {', '.join(names)} and "
                 "'path/to/file.py:name' of a file that exists"
+            )
+
+        checks.not_negative(self, "token_cost")
+        checks.positive(self, "verify_seconds")
+        if self.token_cost and self.family == "lakes":
+            raise ValueError(
+                f"token_cost={self.token_cost}: not for lakes, see lakes.reward; allowed is 0"
             )
 
     @property
@@ -63,10 +85,17 @@ class FamilySettings:
         Raises:
           ValueError: the file does not hold one.
         """
-        name, path = self.family, self.family_file
-        if not path:
+        if path := self.family_file:
+            family = self._load_file(path)
+        else:
             options = getattr(self, self.family_name)
-            return _OF_THIS_PACKAGE[self.family_name](options, *name.split(":", 1)[1:])
+            argument = self.family.split(":", 1)[1:]
+            family = _OF_THIS_PACKAGE[self.family_name](options, *argument)
+        family.token_cost = self.token_cost
+        return family
+
+    def _load_file(self, path: Path) -> Family:
+        name = self.family
         attribute = name.rpartition(":")[2]
         try:
             family = runpy.run_path(str(path), run_name="family").get(attribute)
@@ -77,4 +106,14 @@ class FamilySettings:
         for member, kind in (("space", ConfigurationSpace), ("texts", FamilyTexts)):
             if not isinstance(getattr(family, member, None), kind):
                 raise ValueError(f"family={name!r}: {attribute}.{member} must be a {kind.__name__}")
+        if SCORED not in family.texts.checks:
+            texts = family.texts
+            family.texts = dataclasses.replace(
+                texts,
+                checks=(SCORED, *texts.checks),
+                alone=(SCORED, *texts.alone),
+                failure_words={"not_scored": (SCORED,), **texts.failure_words},
+            )
+        call = functools.partial(_sandbox(path, path.read_bytes()).call, f"{attribute}.verify")
+        family.guarded = functools.partial(call, seconds=self.verify_seconds)
         return family

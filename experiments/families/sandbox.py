@@ -6,6 +6,7 @@ It guards against accidents, not against an attacker. This file is also what tha
 it imports nothing heavy.
 """
 
+import functools
 import json
 import math
 import os
@@ -49,7 +50,7 @@ class Sandbox:
         """The value of a function.
 
         Args:
-          name: of the function.
+          name: of the function, or OBJECT.METHOD.
           arguments: JSON-able, as is the value.
           seconds: of processor time; ten times as many may pass on the clock.
 
@@ -86,12 +87,14 @@ class Sandbox:
 
     def _start(self) -> subprocess.Popen[str]:
         one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        # Accelerators are the run's own; a file may import what the run found where it stands.
+        run = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}
         return subprocess.Popen(
             [sys.executable, "-P", "-B", __file__, str(self._path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, **one_thread, "PYTHONHASHSEED": "0"},
+            env={**os.environ, **one_thread, **run, "PYTHONHASHSEED": "0"},
             text=True,
         )
 
@@ -110,7 +113,7 @@ def _serve(path: str) -> None:
         os.dup2(nothing, standard)
     for signum in (signal.SIGTERM, signal.SIGINT):  # The other side may finish its step.
         signal.signal(signum, signal.SIG_IGN)
-    functions = runpy.run_path(path)
+    functions = runpy.run_path(path, run_name="family")
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     sys.addaudithook(_refuse)
@@ -120,7 +123,10 @@ def _serve(path: str) -> None:
         signal.setitimer(signal.ITIMER_PROF, seconds)
         signal.alarm(math.ceil(_WAIT * seconds))
         try:
-            reply = json.dumps([functions[name](*arguments), ""])
+            first, *rest = name.split(".")
+            value = functools.reduce(getattr, rest, functions[first])(*arguments)
+            # Numbers and arrays of NumPy become those of Python.
+            reply = json.dumps([value, ""], default=lambda one: one.tolist())
         except BaseException as error:
             reply = json.dumps([None, f"{type(error).__name__}: {error}"])
         signal.setitimer(signal.ITIMER_PROF, 0)

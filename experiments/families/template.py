@@ -20,18 +20,6 @@ def carries(terms):
     return any(sum(digits) > 9 for digits in columns)
 
 
-def prompt(problem):
-    """What the model reads, such as "12+34"."""
-    return "+".join(map(str, problem["terms"]))
-
-
-def verify(problem, text):
-    """The checks that a completion fails."""
-    if not text.strip().isdecimal():
-        return {"failed": ["is_number"]}
-    return {"failed": [] if text.strip() == str(sum(problem["terms"])) else ["right_value"]}
-
-
 class Sums(families.Family):
     """A row for each number of terms: its part of the set, the digits of a term, the carries."""
 
@@ -66,9 +54,15 @@ class Sums(families.Family):
         order = rng.permutation(len(problems))
         return self.generated([problems[i] for i in order], config, count)
 
-    def task(self, problems):
-        """The reward is 1 for the right sum."""
-        return families.ProblemTask(problems, prompt, verify)
+    def prompt(self, problem):
+        """What the model reads, such as "12+34"."""
+        return "+".join(map(str, problem["terms"]))
+
+    def verify(self, problem, text):
+        """The checks that a completion fails; the reward is 1 where it fails none."""
+        if not text.strip().isdecimal():
+            return {"failed": ["is_number"]}
+        return {"failed": [] if text.strip() == str(sum(problem["terms"])) else ["right_value"]}
 
 
 family = Sums()

@@ -12,9 +12,12 @@ import micro_model
 import numpy as np
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engineer import context
+from engineer.evidence import Evidence
+from engineer.record import RoundRecord, RunRecord
 from engineer.space import Configuration
 from experiments import families
 from experiments.errors import UserError
@@ -193,6 +196,7 @@ def test_numbers_of_numpy_can_be_kept(tmp_path):
     assert store.read(tmp_path / "a.json") == {"valid": True, "gap": 3, "terms": [0, 1]}
 
 
+@settings(deadline=None)  # The first one starts the process of the verifier.
 @given(st.text(max_size=8), st.integers(0, 3))
 def test_records_make_evidence(text, index):
     terms = ([1, 2], [5, 5, 5], [10, 20], [9] * 4)
@@ -222,6 +226,42 @@ def test_what_is_no_family_is_refused(name, text, message, tmp_path):
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
         FamilySettings(name.format(path)).load_family()
+
+
+def test_a_verifier_of_a_users_own_neither_hangs_nor_ends_a_run(tmp_path):
+    path = tmp_path / "own.py"
+    text = (ROOT / "experiments/families/template.py").read_text()
+    strange = (
+        '        while text == "hang":\n            pass\n'
+        '        if text == "numpy":\n            return {"failed": np.array([], str)}\n'
+        '        1 / (text != "fail")\n'
+    )
+    first = "        if not text.strip()"
+    path.write_text(text.replace(first, strange + first))
+    family = FamilySettings(f"{path}:family", verify_seconds=0.3).load_family()
+    task = family.task([{"group": "2", "terms": [1, 2]}])
+    texts = ("hang", "fail", "numpy", "x", "3")
+    found = task.score(np.zeros(5, int), [Completion(text, 1, False) for text in texts])
+    assert found.rewards.tolist() == [0, 0, 1, 0, 1]
+    assert [record["failed"] for record in found.records[:2]] == [["scored"]] * 2
+    assert found.records[0]["why"] == "family.verify: more than 0.3 s of processor time"
+    assert found.records[1]["why"] == "family.verify: ZeroDivisionError: division by zero"
+    assert found.records[3]["failed"] == ["is_number"]
+    breakdown = family.breakdown(found.records)
+    past = RunRecord((RoundRecord(0, family.validation, Evidence(breakdown), True),), 1, 3, 1)
+    assert "not_scored 2" in context.compose("V6", past, family.texts)[0]["content"]
+    assert family.failure("scored") == "could not be scored"
+
+
+def test_tokens_cost_what_is_said():
+    task = FamilySettings(f"{ROOT / SUMS}", token_cost=0.1).load_family()
+    task = task.task([{"group": "2", "terms": [1, 2]}])
+    completions = [Completion(text, len(text), False) for text in ("3", "004", "4")]
+    found = task.score(np.zeros(3, int), completions)
+    np.testing.assert_allclose(found.rewards, [0.9, -0.3, -0.1], rtol=1e-6)
+    assert [record["accuracy"] for record in found.records] == [1, 0, 0]
+    with pytest.raises(ValueError, match=r"token_cost=0\.1: not for lakes"):
+        FamilySettings(token_cost=0.1)
 
 
 def test_a_family_says_what_there_is(tmp_path):

@@ -14,12 +14,19 @@ import numpy as np
 
 from engineer.space import Configuration, ConfigurationSpace, Parameter, column, ordered_rows
 from engineer.texts import plain_texts
-from experiments.families.family import Family, Generated, Problem, ProblemTask, Record
+from experiments.families.family import (
+    NOT_SCORED,
+    SCORED,
+    Family,
+    Generated,
+    Problem,
+    Record,
+)
 from experiments.families.sandbox import OutOfTimeError, Sandbox, SandboxError
 from learner import checks
 from learner.devices import distributed
 
-CHECKS = ("scored", "right")
+CHECKS = (SCORED, "right")
 RIGHT = 0.99
 """The least score of an answer that is right."""
 
@@ -174,7 +181,7 @@ class ReasoningGym(Family):
         words = {row: of.words(at) for row, (of, at) in self._rows.items()}
         if any(said != f"{self.space.label} {row}" for row, said in words.items()):
             task += f", where {'; '.join(f'{row} is {said}' for row, said in words.items())}"
-        shown = {"not_scored": ("scored",), "wrong": ("right",)}
+        shown = {"not_scored": (SCORED,), "wrong": ("right",)}
         texts = plain_texts(self.space, task, CHECKS)
         self.texts = dataclasses.replace(texts, failure_words=shown)
 
@@ -222,21 +229,16 @@ class ReasoningGym(Family):
             if made:
                 return
 
-    def task(self, problems: Sequence[Problem]) -> ProblemTask:
-        """The reward is the score that the data set itself gives an answer."""
-        return ProblemTask(problems, self._prompt, self._verify)
-
-    def _prompt(self, problem: Problem) -> str:
+    def prompt(self, problem: Problem) -> str:
+        """The question with the instruction."""
         return f"{problem['question']}\n{self.options.instruction}".rstrip()
 
-    def _verify(self, problem: Problem, text: str) -> Record:
+    def verify(self, problem: Problem, text: str) -> Record:
+        """The reward is the score that the data set itself gives an answer."""
         whole = text.rpartition("</think>")[2]
         given = (_ANSWER.findall(whole) or [whole])[-1].strip()
         arguments = *problem["source"], problem["question"], given
-        try:
-            score = sandbox().call("score", *arguments, seconds=self.options.seconds)
-        except SandboxError as error:
-            return {"failed": ["scored"], "reward": 0.0, "why": str(error)}
+        score = sandbox().call("score", *arguments, seconds=self.options.seconds)
         return {"failed": [] if score >= RIGHT else ["right"], "reward": score}
 
     @property
@@ -246,7 +248,7 @@ class ReasoningGym(Family):
 
     def failure(self, check: str) -> str:
         """In words."""
-        return {"scored": "could not be scored", "right": "not right"}[check]
+        return NOT_SCORED if check == SCORED else "not right"
 
     def text(self, problem: Problem, completion: str) -> str:
         """The question, the answer that was expected and the one that was given."""
