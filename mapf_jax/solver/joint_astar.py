@@ -5,6 +5,9 @@ search needs: enhanced partial expansion A* (Goldenberg et al., "Enhanced partia
 JAIR 50, 2014). Estimates are sums of the agents' own distances, raised by tables of pairs and
 triples of agents where they are given (`cost_tables`). An agent on its goal may stay there for good
 and then costs nothing more; it counts as being in cell n.
+
+Among plans of one estimate, those that collide least with the given plans of other agents come
+first.
 """
 
 from typing import NamedTuple
@@ -18,6 +21,8 @@ from mapf_jax.types import INFINITE_COST
 FOUND, NONE, OVERFLOW = 1, 0, -1
 _ESTIMATES = 1 << 12  # Estimates above the first one that a search tells apart.
 _WAIT = 1  # What a wait adds to the estimate.
+_COLLISIONS = 8  # Numbers of collisions that a search tells apart, from 0 up.
+_AVOIDING = 512  # States after which it no longer counts them.
 
 
 class Group(NamedTuple):
@@ -46,11 +51,12 @@ class Workspace(NamedTuple):
     paid: np.ndarray  # int32[K], cost so far.
     time: np.ndarray  # int32[K].
     parent: np.ndarray  # int32[K], the state before it, -1 for the first one.
-    # Stacks of entries by estimate. An entry: state, its rank when it was entered, least estimate
-    # of the successors still to be made, next entry.
-    head: np.ndarray  # int32[_ESTIMATES].
+    collisions: np.ndarray  # int32[K], with others on the way to it.
+    # Stacks of entries by estimate and collisions. An entry: state, its rank when it was entered,
+    # least estimate of the successors still to be made, next entry.
+    head: np.ndarray  # int32[_ESTIMATES * _COLLISIONS].
     entry: np.ndarray  # int32[E, 4].
-    used: np.ndarray  # int64[3]: states, entries, largest estimate above the first one.
+    used: np.ndarray  # int64[3]: states, entries, the last stack.
 
 
 @compiled
@@ -62,15 +68,15 @@ def workspace(capacity: int, agents: int) -> Workspace:
     return Workspace(
         np.full(slots, -1, np.int32), np.empty(capacity, np.int32),
         np.empty((capacity, agents), np.int16), np.empty(capacity, np.int32),
-        np.empty(capacity, np.int32), np.empty(capacity, np.int32),
-        np.full(_ESTIMATES, -1, np.int32), np.empty((2 * capacity, 4), np.int32),
+        np.empty(capacity, np.int32), np.empty(capacity, np.int32), np.empty(capacity, np.int32),
+        np.full(_ESTIMATES * _COLLISIONS, -1, np.int32), np.empty((2 * capacity, 4), np.int32),
         np.zeros(3, np.int64),
     )  # fmt: skip
 
 
 @inlined
 def search(
-    group: Group, tables: Tables, task: Task, max_cost: int, memory: Workspace
+    group: Group, tables: Tables, task: Task, max_cost: int, others: np.ndarray, memory: Workspace
 ) -> tuple[int, int, np.ndarray]:
     """An optimal plan of a group.
 
@@ -79,28 +85,29 @@ def search(
       tables: lower bounds of the task's objective; none are needed.
       task: what is searched for.
       max_cost: no plan costs more.
+      others: int16[T >= 1, O], plans of other agents, which rest at their ends.
       memory: how many states may be kept.
 
     Returns:
       (FOUND, NONE where there is no such plan or OVERFLOW where memory did not suffice;
       cost; int16[T, A], the cells of the plan, of T = 0 times where none was found).
     """
-    result = _search(group, tables, task, max_cost, memory)
-    states, _, largest = memory.used
+    result = _search(group, tables, task, max_cost, others, memory)
+    states, _, last = memory.used
     for where in memory.place[:states]:
         memory.slot[where] = -1
-    for estimate in range(largest + 1):
-        memory.head[estimate] = -1
+    for stack in range(last + 1):
+        memory.head[stack] = -1
     return result
 
 
 @compiled
 def _search(
-    group: Group, tables: Tables, task: Task, max_cost: int, memory: Workspace
+    group: Group, tables: Tables, task: Task, max_cost: int, others: np.ndarray, memory: Workspace
 ) -> tuple[int, int, np.ndarray]:
     neighbours, _, goals, distance = group
     by_cost, allow_wait, deadline = task
-    slot, place, state, paid, time, parent, head, entry, used = memory
+    slot, place, state, paid, time, parent, collisions, head, entry, used = memory
     n, agents = len(neighbours), len(goals)
     own, cells, here = np.empty((3, agents), np.int64)
     after, chosen, number, choice = np.empty((4, agents), np.int64)
@@ -130,21 +137,24 @@ def _search(
         return NONE, 0, nothing
     if estimate >= _ESTIMATES:
         return OVERFLOW, 0, nothing
-    paid[0], time[0], parent[0] = 0, 0, -1
+    paid[0], time[0], parent[0], collisions[0] = 0, 0, -1, 0
     place[0] = _hash(chosen) & (slots - 1)
     slot[place[0]] = 0
     entry[0, 0], entry[0, 1], entry[0, 2], entry[0, 3] = 0, 0, 0, -1
-    head[estimate] = 0
-    used[0], used[1], used[2] = 1, 1, estimate
+    stack = estimate * _COLLISIONS
+    head[stack] = 0
+    used[0], used[1], used[2] = 1, 1, stack
 
-    while estimate <= used[2]:
-        top = head[estimate]
+    while stack <= used[2]:
+        top = head[stack]
         if top < 0:
-            estimate += 1
+            stack += 1
             continue
-        head[estimate] = entry[top, 3]
+        head[stack] = entry[top, 3]
+        estimate, met = divmod(stack, _COLLISIONS)
         node, rank, low = entry[top, 0], entry[top, 1], entry[top, 2]
-        if rank != (paid[node] if by_cost else time[node]):  # It was reached at less since.
+        # It may have been reached at less since.
+        if rank != (paid[node] if by_cost else time[node]) or collisions[node] < met:
             entry[top, 3] = free
             free = top
             continue
@@ -156,7 +166,7 @@ def _search(
             base += distance[i, here[i]]
             arrived = arrived and here[i] == goals[i]
         if arrived:
-            return FOUND, int(paid[node]), _path(state, time, parent, node, n, goals)
+            return FOUND, int(paid[node]), _path(state, parent, node, n, goals)
         later = time[node] + 1
         for i in range(agents):
             cell, count = cells[i], 0
@@ -232,8 +242,13 @@ def _search(
                     found = known
                     break
                 where = (where + 1) & (slots - 1)
-            if found >= 0 and (paid[found] if by_cost else time[found]) <= rank:
-                continue
+            so_far = met
+            if used[0] < _AVOIDING:
+                so_far = min(met + _collisions(here, after, others, later), _COLLISIONS - 1)
+            if found >= 0:
+                known = paid[found] if by_cost else time[found]
+                if known < rank or (known == rank and collisions[found] <= so_far):
+                    continue
             key = max(estimate, total)
             if len(tables.first):
                 if by_cost:
@@ -259,6 +274,7 @@ def _search(
                 for j in range(agents):
                     state[found, j] = chosen[j]
             paid[found], time[found], parent[found] = cost, later, node
+            collisions[found] = so_far
             new = free
             if new >= 0:
                 free = entry[new, 3]
@@ -268,19 +284,34 @@ def _search(
                     return OVERFLOW, 0, nothing
                 used[1] += 1
             entry[new, 0], entry[new, 1], entry[new, 2] = found, rank, 0
-            entry[new, 3] = head[key]
-            head[key] = new
-            used[2] = max(used[2], key)
+            where = key * _COLLISIONS + so_far
+            entry[new, 3] = head[where]
+            head[where] = new
+            used[2] = max(used[2], where)
         if beyond <= max_cost - least and beyond < INFINITE_COST:
             if beyond >= _ESTIMATES:
                 return OVERFLOW, 0, nothing
-            entry[top, 2], entry[top, 3] = beyond, head[beyond]
-            head[beyond] = top
-            used[2] = max(used[2], beyond)
+            where = beyond * _COLLISIONS + met
+            entry[top, 2], entry[top, 3] = beyond, head[where]
+            head[where] = top
+            used[2] = max(used[2], where)
         else:
             entry[top, 3] = free
             free = top
     return NONE, 0, nothing
+
+
+@compiled
+def _collisions(before: np.ndarray, after: np.ndarray, others: np.ndarray, later: int) -> int:
+    """How many others the agents meet by a step that ends at the time `later`."""
+    count, last = 0, len(others) - 1
+    for k in range(others.shape[1]):
+        there, came_from = others[min(later, last), k], others[min(later - 1, last), k]
+        for i in range(len(after)):
+            swapped = there == before[i] and came_from == after[i]
+            if there == after[i] or swapped:
+                count += 1
+    return count
 
 
 @compiled
@@ -294,12 +325,15 @@ def _hash(cells: np.ndarray) -> int:
 
 @compiled
 def _path(
-    state: np.ndarray, time: np.ndarray, parent: np.ndarray, node: int, n: int, goals: np.ndarray
+    state: np.ndarray, parent: np.ndarray, node: int, n: int, goals: np.ndarray
 ) -> np.ndarray:
     """int16[T, A]: the cells on the way to a state."""
-    path = np.empty((time[node] + 1, len(goals)), np.int16)
-    while node >= 0:
+    steps, last = 0, node
+    while parent[last] >= 0:
+        steps, last = steps + 1, parent[last]
+    path = np.empty((steps + 1, len(goals)), np.int16)
+    for t in range(steps, -1, -1):
         for i in range(len(goals)):
-            path[time[node], i] = goals[i] if state[node, i] == n else state[node, i]
+            path[t, i] = goals[i] if state[node, i] == n else state[node, i]
         node = parent[node]
     return path

@@ -200,7 +200,7 @@ def _plan_apart(
     group: Group, task: Task, sets: np.ndarray, spent: np.ndarray, limits: np.ndarray,
     max_states: int, memory: Workspace,
 ) -> tuple[int, np.ndarray]:  # fmt: skip
-    """A plan made of plans of sets of agents, which are joined where their plans collide.
+    """A plan made of plans of sets of agents, which are joined where they cannot avoid each other.
 
     Independence detection (Standley, "Finding optimal solutions to cooperative pathfinding
     problems", 2010): what sets have to pay on their own bounds what all have to pay.
@@ -219,39 +219,57 @@ def _plan_apart(
     """
     agents = len(group.goals)
     paths = np.empty((1, agents), np.int16)
-    stale = np.ones(agents, np.int64)
+    # By set: whether it needs a plan, and whether others' plans have changed since it got one.
+    stale, behind = np.ones((2, agents), np.int64)
     for i in range(agents):
         spent[i] = 0
         paths[0, i] = group.starts[i]
+    retried = -1
     while True:
         for name in range(agents):
             members = np.nonzero(sets == name)[0]
-            if not len(members) or not stale[name]:
+            if not len(members) or not (stale[name] or retried == name):
                 continue
+            rest = np.nonzero((sets != name) & (stale[sets] == 0))[0]
             begin, end = np.empty((2, len(members)), np.int16)
             distance = np.empty((len(members), len(group.neighbours)), np.int32)
             for k in range(len(members)):
                 begin[k], end[k] = group.starts[members[k]], group.goals[members[k]]
                 for cell in range(len(group.neighbours)):
                     distance[k, cell] = group.distance[members[k], cell]
+            others = np.empty((len(paths), len(rest)), np.int16)
+            for t in range(len(paths)):
+                for k in range(len(rest)):
+                    others[t, k] = paths[t, rest[k]]
             some = Group(group.neighbours, begin, end, distance)
             limit = min(limits[name], INFINITE_COST)
-            found, spent[name], path = _escalate(some, task, limit, max_states, memory)
-            if found != FOUND:
+            states = min(CAPACITIES[0], max_states) if retried == name else max_states
+            found, cost, path = _escalate(some, task, limit, others, states, memory)
+            behind[name] = 0
+            if found != FOUND and retried != name:
                 return found, paths
-            stale[name] = 0
-            if len(path) > len(paths):
-                longer = np.empty((len(path), agents), np.int16)
-                for t in range(len(path)):
-                    for i in range(agents):
-                        longer[t, i] = paths[min(t, len(paths) - 1), i]
-                paths = longer
-            for k in range(len(members)):
-                for t in range(len(paths)):
-                    paths[t, members[k]] = path[min(t, len(path) - 1), k]
-        first, second = _collision(paths, sets)
+            if found != FOUND:
+                continue
+            steps = max(len(path), len(paths))
+            new = np.empty((steps, agents), np.int16)
+            for t in range(steps):
+                for i in range(agents):
+                    new[t, i] = paths[min(t, len(paths) - 1), i]
+                for k in range(len(members)):
+                    new[t, members[k]] = path[min(t, len(path) - 1), k]
+            if retried == name and _collisions(new, sets)[0] >= _collisions(paths, sets)[0]:
+                continue
+            paths, spent[name], stale[name] = new, cost, 0
+            for other in range(agents):
+                behind[other] = behind[other] if other == name else 1
+        _, first, second = _collisions(paths, sets)
         if first < 0:
             return FOUND, paths
+        # Another plan of one set may pass the other set's.
+        retried = sets[first] if behind[sets[first]] else sets[second]
+        if behind[retried]:
+            continue
+        retried = -1
         kept, joined = sets[first], sets[second]
         limits[kept] += limits[joined]
         spent[joined] = 0
@@ -262,22 +280,26 @@ def _plan_apart(
 
 
 @compiled
-def _collision(paths: np.ndarray, sets: np.ndarray) -> tuple[int, int]:
-    """The first two agents of different sets that meet, (-1, -1) if none do."""
+def _collisions(paths: np.ndarray, sets: np.ndarray) -> tuple[int, int, int]:
+    """How often agents of different sets meet, and the first two that do, -1 if none do."""
+    count, first, second = 0, -1, -1
     for t in range(len(paths)):
         before = paths[max(t - 1, 0)]
         for i in range(len(sets)):
             for j in range(i):
                 swapped = paths[t, i] == before[j] and paths[t, j] == before[i]
                 if sets[i] != sets[j] and (paths[t, i] == paths[t, j] or swapped):
-                    return i, j
-    return -1, -1
+                    if count == 0:
+                        first, second = i, j
+                    count += 1
+    return count, first, second
 
 
 @compiled
 def _escalate(
-    group: Group, task: Task, max_cost: int, max_states: int, memory: Workspace
-) -> tuple[int, int, np.ndarray]:
+    group: Group, task: Task, max_cost: int, others: np.ndarray, max_states: int,
+    memory: Workspace,
+) -> tuple[int, int, np.ndarray]:  # fmt: skip
     """`search` with more memory and better bounds until one of them is enough."""
     tables = no_tables()
     level = 0
@@ -285,7 +307,7 @@ def _escalate(
         if level > 0:
             capacity = min(CAPACITIES[1], max_states) if level == 1 else max_states
             memory = workspace(capacity, len(group.goals))
-        found, cost, path = search(group, tables, task, max_cost, memory)
+        found, cost, path = search(group, tables, task, max_cost, others, memory)
         if found != OVERFLOW or level == 2 or CAPACITIES[level] >= max_states:
             return found, cost, path
         level += 1
