@@ -1,10 +1,33 @@
 """Functions compiled for the host by Numba, for searches that XLA's fixed shapes do not fit."""
 
+import hashlib
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
 
+from mapf_jax import dynamics, types
+
+_settings: Any = numba.config
+
+
+def _cache() -> Path:
+    """The folder of what was compiled from these sources.
+
+    Numba's own one forgets a function when its file changes, not when a function that it calls or
+    a constant that it reads does.
+    """
+    here = Path(__file__).parent
+    sources = [*sorted(here.glob("*.py")), Path(dynamics.__file__), Path(types.__file__)]
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
+    user = Path(os.path.expanduser("~"), ".cache", "mapf_jax")
+    default = here / "__pycache__" if os.access(here, os.W_OK) else user
+    return Path(_settings.CACHE_DIR or default) / digest[:16]
+
+
+_CACHE = _cache()
 F = TypeVar("F", bound=Callable[..., object])
 
 
@@ -14,10 +37,14 @@ def compiled(function: F) -> F:
     It releases Python's lock, so that threads run it side by side.
     """
     made: Any
+    before = _settings.CACHE_DIR
+    _settings.CACHE_DIR = str(_CACHE)
     try:
         made = numba.njit(nogil=True, cache=True)(function)
-    except RuntimeError:  # No folder that may be written, next to the file or in the user's home.
+    except RuntimeError:  # No folder that may be written.
         made = numba.njit(nogil=True)(function)
+    finally:
+        _settings.CACHE_DIR = before
     return cast(F, made)
 
 
