@@ -12,17 +12,18 @@ import numpy as np
 from mapf_jax.solver.compiled import compiled
 from mapf_jax.types import INFINITE_COST
 
-_LARGEST_TABLE = 200_000  # States of a subset.
+_LARGEST_TABLES = 0, 0, 200_000, 1 << 20  # States of a subset, by the number of its agents.
 _MOST_AGENTS = 8  # Subsets of more agents are too many to be worth their time.
-_LONGEST = 1 << 12  # No cost of three agents on at most 200,000 joint cells comes near.
+_LONGEST = 1 << 12  # No cost of three agents on at most 100 cells comes near.
 
 
 class Tables(NamedTuple):
-    """Tables of T subsets of the agents, in order of their first agents."""
+    """Tables of T subsets of the A agents, in order of their last agents."""
 
     values: np.ndarray  # int16[...], all tables one after another, -1 where there is no plan.
     first: np.ndarray  # int64[T], where each table begins.
     members: np.ndarray  # int64[T, 3], its agents in rising order, then -1.
+    begin: np.ndarray  # int64[A + 1], [i]: how many subsets end with an agent before i.
     occurrences: np.ndarray  # int64[4], [k]: in how many subsets of k agents every agent is.
     states: int  # n + 1.
 
@@ -32,7 +33,7 @@ def no_tables() -> Tables:
     """Tables of no subset, which bound nothing."""
     nothing = np.zeros(0, np.int64)
     members = np.zeros((0, 3), np.int64)
-    return Tables(np.zeros(0, np.int16), nothing, members, np.ones(4, np.int64), 0)
+    return Tables(np.zeros(0, np.int16), nothing, members, nothing, np.ones(4, np.int64), 0)
 
 
 @compiled
@@ -46,19 +47,21 @@ def build_tables(neighbours: np.ndarray, goals: np.ndarray, largest: int, by_cos
       by_cost: sums of costs; otherwise makespans.
     """
     agents, states = len(goals), len(neighbours) + 1
-    while largest > 1 and states**largest > _LARGEST_TABLE:
+    while largest > 1 and states**largest > _LARGEST_TABLES[largest]:
         largest -= 1
     if agents > _MOST_AGENTS or largest < 2 or agents < 2:
         return no_tables()
     members = np.full((agents * agents * agents, 3), -1, np.int64)
+    begin = np.zeros(agents + 1, np.int64)
     count = 0
-    for i in range(agents):
-        for j in range(i + 1, agents):
-            members[count, 0], members[count, 1] = i, j
+    for last in range(agents):
+        for j in range(last):
+            members[count, 0], members[count, 1] = j, last
             count += 1
-            for k in range(j + 1, agents if largest == 3 else 0):
-                members[count, 0], members[count, 1], members[count, 2] = i, j, k
+            for i in range(j if largest == 3 else 0):
+                members[count, 0], members[count, 1], members[count, 2] = i, j, last
                 count += 1
+        begin[last + 1] = count
     first = np.zeros(count + 1, np.int64)
     for t in range(count):
         first[t + 1] = first[t] + states ** (2 if members[t, 2] < 0 else 3)
@@ -70,7 +73,7 @@ def build_tables(neighbours: np.ndarray, goals: np.ndarray, largest: int, by_cos
         _costs_to_go(neighbours, some, by_cost, values[first[t] : first[t + 1]])
     occurrences = np.empty(4, np.int64)
     occurrences[2], occurrences[3] = agents - 1, max(1, (agents - 1) * (agents - 2) // 2)
-    return Tables(values, first[:count], members[:count], occurrences, states)
+    return Tables(values, first[:count], members[:count], begin, occurrences, states)
 
 
 @compiled
@@ -185,18 +188,13 @@ def extra_cost(
         bound = max(bound, -(-sums[size] // tables.occurrences[size]))
     # best[set]: the most that disjoint subsets of a set of agents add up to.
     best[0] = 0
-    first = count
-    for i in range(agents - 1, -1, -1):
-        end = first
-        while first > 0 and tables.members[first - 1, 0] == i:
-            first -= 1
-        for rest in range(1 << (agents - 1 - i)):
-            others = rest << (i + 1)
+    for i in range(agents):
+        for others in range(1 << i):
             most = best[others]
-            for t in range(first, end):
-                taken = 1 << tables.members[t, 1]
+            for t in range(tables.begin[i], tables.begin[i + 1]):
+                taken = 1 << tables.members[t, 0]
                 if tables.members[t, 2] >= 0:
-                    taken |= 1 << tables.members[t, 2]
+                    taken |= 1 << tables.members[t, 1]
                 if taken & others == taken:
                     most = max(most, excess[t] + best[others ^ taken])
             best[others | 1 << i] = most
@@ -204,15 +202,13 @@ def extra_cost(
 
 
 @compiled
-def least_makespan(tables: Tables, cells: np.ndarray) -> int:
-    """The largest makespan of a subset; `INFINITE_COST` where one has no plan."""
-    most = 0
-    for t in range(len(tables.first)):
+def within(tables: Tables, i: int, cells: np.ndarray, most: int) -> bool:
+    """Whether no subset that ends with agent i needs more; without tables none does."""
+    for t in range(tables.begin[i], tables.begin[i + 1]) if len(tables.first) else range(0):
         value = _look_up(tables, t, cells)
-        if value < 0:
-            return INFINITE_COST
-        most = max(most, value)
-    return most
+        if value < 0 or value > most:
+            return False
+    return True
 
 
 @compiled

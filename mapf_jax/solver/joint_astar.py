@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mapf_jax.solver.compiled import compiled, inlined
-from mapf_jax.solver.cost_tables import Tables, extra_cost, least_makespan
+from mapf_jax.solver.cost_tables import Tables, extra_cost, within
 from mapf_jax.types import INFINITE_COST
 
 FOUND, NONE, OVERFLOW = 1, 0, -1
@@ -49,6 +49,7 @@ class Workspace(NamedTuple):
     place: np.ndarray  # int32[K], slot of each state.
     state: np.ndarray  # int16[K, A], cells.
     paid: np.ndarray  # int32[K], cost so far.
+    ahead: np.ndarray  # int32[K], what is still to be paid at least.
     time: np.ndarray  # int32[K].
     parent: np.ndarray  # int32[K], the state before it, -1 for the first one.
     collisions: np.ndarray  # int32[K], with others on the way to it.
@@ -69,6 +70,7 @@ def workspace(capacity: int, agents: int) -> Workspace:
         np.full(slots, -1, np.int32), np.empty(capacity, np.int32),
         np.empty((capacity, agents), np.int16), np.empty(capacity, np.int32),
         np.empty(capacity, np.int32), np.empty(capacity, np.int32), np.empty(capacity, np.int32),
+        np.empty(capacity, np.int32),
         np.full(_ESTIMATES * _COLLISIONS, -1, np.int32), np.empty((2 * capacity, 4), np.int32),
         np.zeros(3, np.int64),
     )  # fmt: skip
@@ -107,7 +109,7 @@ def _search(
 ) -> tuple[int, int, np.ndarray]:
     neighbours, _, goals, distance = group
     by_cost, allow_wait, deadline = task
-    slot, place, state, paid, time, parent, collisions, head, entry, used = memory
+    slot, place, state, paid, ahead, time, parent, collisions, head, entry, used = memory
     n, agents = len(neighbours), len(goals)
     own, cells, here = np.empty((3, agents), np.int64)
     after, chosen, number, choice = np.empty((4, agents), np.int64)
@@ -128,11 +130,10 @@ def _search(
         longest = max(longest, own[i])
     if longest > deadline:
         return NONE, 0, nothing
-    if len(tables.first):
-        if by_cost:
-            estimate = extra_cost(tables, chosen, own, excess, best)
-        if (not by_cost and least_makespan(tables, chosen) > deadline) or estimate >= INFINITE_COST:
+        if not by_cost and not within(tables, i, chosen, deadline):
             return NONE, 0, nothing
+    if by_cost and len(tables.first):
+        estimate = extra_cost(tables, chosen, own, excess, best)
     if least + estimate > max_cost:
         return NONE, 0, nothing
     if estimate >= _ESTIMATES:
@@ -193,7 +194,9 @@ def _search(
                             count += 1
             number[i] = count
 
-        # All joint moves with estimates from `low` up to this one; `beyond` is the least above.
+        # All joint moves with estimates from `low` up to this one, at the second time all others if
+        # only the deadline counts; `beyond` is the least above.
+        limit = estimate if by_cost or low == 0 else INFINITE_COST
         beyond = INFINITE_COST
         i = 0
         choice[0], partial[0] = 0, base
@@ -204,7 +207,7 @@ def _search(
             this = choice[i]
             choice[i] += 1
             total = partial[i] + added[i, this]
-            if total > estimate:
+            if total > limit:
                 beyond = min(beyond, total)
                 choice[i] = number[i]
                 continue
@@ -214,9 +217,9 @@ def _search(
                 if after[j] == there or (after[j] == here[i] and there == here[j]):
                     legal = False
                     break
-            if not legal:
-                continue
             after[i], chosen[i], partial[i + 1] = there, option[i, this, 1], total
+            if not legal or not (by_cost or within(tables, i, after, deadline - later)):
+                continue
             if i < agents - 1:
                 i += 1
                 choice[i] = 0
@@ -250,15 +253,16 @@ def _search(
                 if known < rank or (known == rank and collisions[found] <= so_far):
                     continue
             key = max(estimate, total)
-            if len(tables.first):
-                if by_cost:
-                    ahead = cost - least
+            needed = 0
+            if by_cost and len(tables.first):
+                if found >= 0:
+                    needed = ahead[found]
+                else:
                     for j in range(agents):
                         own[j] = distance[j, after[j]]
-                        ahead += own[j]
-                    key = max(key, ahead + extra_cost(tables, chosen, own, excess, best))
-                elif later + least_makespan(tables, chosen) > deadline:
-                    continue
+                        needed += own[j]
+                    needed += extra_cost(tables, chosen, own, excess, best)
+                key = max(key, cost + needed - least)
             if key > max_cost - least:
                 continue
             if key >= _ESTIMATES:
@@ -273,7 +277,8 @@ def _search(
                 slot[where], place[found] = found, where
                 for j in range(agents):
                     state[found, j] = chosen[j]
-            paid[found], time[found], parent[found] = cost, later, node
+            paid[found], ahead[found] = cost, needed
+            time[found], parent[found] = later, node
             collisions[found] = so_far
             new = free
             if new >= 0:

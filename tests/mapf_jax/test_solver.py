@@ -248,7 +248,7 @@ def test_what_does_not_fit_is_undecided_and_nothing_else():
 def test_lower_bound_of_pairs():
     def least(excess, num_agents):
         """The smallest integers x with x_i + x_j >= excess_ij, by trying all."""
-        pairs = list(itertools.combinations(range(num_agents), 2))
+        pairs = [(i, last) for last in range(num_agents) for i in range(last)]
         return min(
             sum(x)
             for x in itertools.product(range(5), repeat=num_agents)
@@ -257,10 +257,12 @@ def test_lower_bound_of_pairs():
 
     def bound(excess, num_agents):
         """The bound where every agent is on its goal and each pair's table says its excess."""
-        members = [(*pair, -1) for pair in itertools.combinations(range(num_agents), 2)]
+        members = [(i, last, -1) for last in range(num_agents) for i in range(last)]
+        begin = np.array([last * (last - 1) // 2 for last in range(num_agents + 1)])
         occurrences = np.array([0, 0, num_agents - 1, 1])
         first, zeros = np.arange(len(excess)), np.zeros(num_agents, np.int64)
-        tables = Tables(np.asarray(excess, np.int16), first, np.array(members), occurrences, 1)
+        values, members = np.asarray(excess, np.int16), np.array(members)
+        tables = Tables(values, first, members, begin, occurrences, 1)
         memory = np.empty(len(excess), np.int64), np.empty(1 << num_agents, np.int64)
         return extra_cost(tables, zeros, zeros, *memory)
 
