@@ -1,11 +1,18 @@
 """Pages and paragraphs from `templates`; in HTML what is not markup already is escaped."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import jinja2
+import yaml
 
 from experiments.records import DASH, cell, estimate, interval, p_value
+
+MEASURES: dict[str, dict[str, Any]] = yaml.safe_load(
+    Path(__file__).with_name("templates").joinpath("measures.yaml").read_text()
+)
+"""Name and meaning of the measures of `engineer.analysis.DesignAnalysis`."""
 
 
 def percent(fraction: float | None) -> str:
@@ -54,4 +61,4 @@ _TEMPLATES.filters |= {
     each.__name__: each for each in (percent, number, duration, cell, estimate, p_value)
 }
 _TEMPLATES.filters["json"] = json.dumps
-_TEMPLATES.globals |= {"DASH": DASH, "interval": interval}
+_TEMPLATES.globals |= {"DASH": DASH, "MEASURES": MEASURES, "interval": interval}

@@ -13,7 +13,7 @@ from flax.traverse_util import flatten_dict
 from engineer.space import Configuration
 from experiments.pages import render
 from experiments.records import DASH
-from experiments.report import answers, measures, published, style
+from experiments.report import answers, published, style
 from experiments.report.charts import Drawn, Gallery, Lines, Series, running_mean
 from experiments.report.reading import Run
 from experiments.settings import Settings
@@ -61,10 +61,8 @@ def page(run: Run, gallery: Gallery) -> str:
         counts=_counts(run),
         labelled=lambda names: [f"{run.label} {name}" for name in names],
         changes=lambda before, after: _changes(run.label, before, after),
-        measured_names=list(measured),
-        measured=measures.of_designs(list(measured.values()), failure) if measured else [],
+        measured=measured,
         failures=[failure(c) for _, each in run.validations[:1] for c in each.breakdown.checks],
-        measures=measures.MEASURES.values(),
         answers=answers.of_run(run, _SHOWN),
         files=gallery.names,
     )

@@ -15,7 +15,7 @@ from typing import Any
 from experiments.families import Family
 from experiments.pages import percent, render
 from experiments.records import DASH, estimate, p_value
-from experiments.report import answers, measures, published, style
+from experiments.report import answers, published, style
 from experiments.report.charts import Drawn, Estimate, Estimates, Gallery, Lines, Series
 from experiments.report.reading import Run, is_run, read_json, read_run
 from experiments.settings import family_of
@@ -121,9 +121,7 @@ def page(root: Path, gallery: Gallery) -> str:
         last=_last_configurations(study),
         published=published.fractions(study.family, {}, gallery) if study.finished else [],
         designs=list(_designs(study)),
-        measured_names=list(measured),
-        measured=measures.of_variants(list(measured.values())) if measured else [],
-        measures=measures.MEASURES.values(),
+        measured=measured,
         failures=list(map(study.family.failure, found["checks"])),
         outcomes=list(_outcomes(study)),
         total=_total(found),

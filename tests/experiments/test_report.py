@@ -19,13 +19,13 @@ import scipy.stats
 from engineer.analysis import DesignAnalysis
 from engineer.proposal import render_config
 from engineer.space import Configuration
-from experiments import report, validation
+from experiments import pages, report, validation
 from experiments import store as files
 from experiments.configs import tiny
 from experiments.families.lakes import drawing, published
 from experiments.families.lakes.family import Lakes
 from experiments.records import DASH
-from experiments.report import charts, measures, style
+from experiments.report import charts, style
 from experiments.settings import from_config
 from experiments.study import results as study_results
 from experiments.study.variants import Study, Variant
@@ -369,7 +369,7 @@ def test_answers_are_drawn_with_what_became_of_them(run_page):
 
 
 def test_measures_are_those_of_the_analysis():
-    assert set(measures.MEASURES) == {field.name for field in dataclasses.fields(DesignAnalysis)}
+    assert set(pages.MEASURES) == {field.name for field in dataclasses.fields(DesignAnalysis)}
 
 
 def killed_in_round_0(root):
