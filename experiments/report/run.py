@@ -50,9 +50,6 @@ def page(run: Run, gallery: Gallery) -> str:
         run=run,
         complete=run.finished >= (run.option("loop.rounds") or 0),
         step_seconds=sum(_seconds(run.steps, part) or 0 for part in _PARTS),
-        environment=_listed(run.option("environment")),
-        family=_listed(run.settings.get(run.option("family"))),
-        mesh=_listed(run.option("mesh")),
         changed=_changed(run.settings),
         cost=_cost(run),
         drawn=drawn,
@@ -60,7 +57,6 @@ def page(run: Run, gallery: Gallery) -> str:
         notes=list(_notes(run)),
         counts=_counts(run),
         labelled=lambda names: [f"{run.label} {name}" for name in names],
-        changes=lambda before, after: _changes(run.label, before, after),
         measured=measured,
         failures=[failure(c) for _, each in run.validations[:1] for c in each.breakdown.checks],
         answers=answers.of_run(run, _SHOWN),
@@ -69,10 +65,6 @@ def page(run: Run, gallery: Gallery) -> str:
 
 
 # Setup
-
-
-def _listed(options: Mapping[str, Any] | None) -> str:
-    return ", ".join(f"{name} {json.dumps(value)}" for name, value in (options or {}).items())
 
 
 def _changed(settings: Mapping[str, Any]) -> list[tuple[str, str, str]]:
@@ -281,19 +273,6 @@ def _notes(run: Run) -> Iterator[str]:
 
 
 # Designs
-
-
-def _changes(label: str, before: Configuration, after: Configuration) -> list[tuple[str, ...]]:
-    """The values of a design by row, with the one before where that differs."""
-    old, rows = before.cells(), []
-    for row in after.rows:
-        cells = [f"{label} {row}"]
-        for name in after.parameters:
-            now = f"{after[row, name]:.2f}"
-            was = f"{old[row, name]:.2f}" if (row, name) in old else now
-            cells.append(now if was == now else f"{was} → {now}")
-        rows.append(tuple(cells))
-    return rows
 
 
 def _engineer(run: Run, gallery: Gallery) -> list[Drawn]:

@@ -120,7 +120,6 @@ def page(root: Path, gallery: Gallery) -> str:
         configurations=_configurations(study, gallery),
         last=_last_configurations(study),
         published=published.fractions(study.family, {}, gallery) if study.finished else [],
-        designs=list(_designs(study)),
         measured=measured,
         failures=list(map(study.family.failure, found["checks"])),
         outcomes=list(_outcomes(study)),
@@ -361,21 +360,6 @@ def _last_configurations(study: _Study) -> dict[str, Any]:
 
 
 # Designs, failures and answers
-
-
-def _designs(study: _Study) -> Iterator[dict[str, Any]]:
-    """For each variant with designs, how many there are and what became of them."""
-    for variant, runs in study.finished.items():
-        points = itertools.chain(*(run["points"] for run in runs))
-        designs = [point["design"] for point in points if point["design"] is not None]
-        if designs:
-            yield {
-                "label": study.labels[variant],
-                "count": len(designs),
-                "kept": sum(design["kept_previous"] for design in designs),
-                "repairs": plain.fmean(design["repairs"] for design in designs),
-                "tries": plain.fmean(design["tries"] for design in designs),
-            }
 
 
 def _measured(study: _Study) -> dict[str, list[Mapping[str, Any]]]:
