@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.families import Family
-from experiments.pages import percent, render
-from experiments.records import DASH, estimate, p_value
+from experiments.pages import render
 from experiments.report import answers, published, style
 from experiments.report.charts import Drawn, Estimate, Estimates, Gallery, Lines, Series
 from experiments.report.reading import Run, is_run, read_json, read_run
@@ -223,36 +222,13 @@ def _pairs(study: _Study, rows: Sequence[Found]) -> dict[str, Any] | None:
         return None
     for pair, p in zip(tested, holm([pair["p"] for pair in tested]), strict=True):
         pair["holm"] = p
-    labels, alpha = study.labels, 1 - study.found["level"]
-    matrix = []
-    for one in ranked:
-        cells = [labels[one["variant"]], percent(one["mean"])]
-        for other in ranked:
-            key = (one["variant"], other["variant"])
-            compared = pairs.get(key) or pairs.get(key[::-1])
-            if compared is None:
-                cells.append(DASH)
-                continue
-            points = 100 * compared["mean"] * (1 if key in pairs else -1)
-            mark = "*" if compared.get("holm", 1) < alpha else ""
-            cells.append(f"{points + 0.0:+.1f}{mark}")  # 0.0 makes -0.0 a zero without a sign.
-        matrix.append(cells)
-    listed = [
-        (
-            f"{labels[one]} minus {labels[other]}",
-            len(pair["values"]),
-            estimate(pair, "+"),
-            p_value(pair["p"]),
-            p_value(pair.get("holm")),
-        )
-        for (one, other), pair in pairs.items()
-    ]
+    alpha = 1 - study.found["level"]
     return {
+        "header": ["variant", "mean", *(study.labels[row["variant"]] for row in ranked)],
+        "ranked": ranked,
+        "found": pairs,
         "tested": len(tested),
         "significant": sum(pair["holm"] < alpha for pair in tested),
-        "header": ["variant", "mean", *(labels[row["variant"]] for row in ranked)],
-        "matrix": matrix,
-        "listed": listed,
     }
 
 
