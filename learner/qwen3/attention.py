@@ -188,7 +188,9 @@ def self_attention(q: Array, k: Array, v: Array, mask: RowMask, implementation: 
     if not mask.right_padded or implementation == "reference":
         return _reference(q, k, v, mask)
     kernel = _KERNELS[implementation]
-    return _over_mesh(kernel, q, k, v) if implementation == "splash" else kernel(q, k, v)
+    if implementation == "splash":
+        return over_mesh(kernel, ("batch", "length", "heads", "head_dim"), q, k, v)
+    return kernel(q, k, v)
 
 
 def _reference(q: Array, k: Array, v: Array, mask: RowMask) -> Array:
@@ -331,10 +333,16 @@ def _splash(q: Array, k: Array, v: Array, interpret: bool = False) -> Array:
 _KERNELS: dict[str, Callable[..., Array]] = {"cudnn": _cudnn, "splash": _splash}
 
 
-def _over_mesh(kernel: Callable[..., Array], q: Array, k: Array, v: Array) -> Array:
-    """Run a kernel that knows nothing of meshes on every device's rows and heads."""
+def over_mesh(function: Callable[..., Any], axes: Sequence[str], *args: Array) -> Any:
+    """Every device calls a function that knows nothing of meshes with its own rows and heads.
+
+    Left to itself, XLA would first gather what the function takes of all rows on each.
+
+    Args:
+        axes: logical axes of the arguments and of the result; of arguments [P, G] only the first.
+    """
     if jax.sharding.get_abstract_mesh().empty:
-        return kernel(q, k, v)
-    spec = nn.logical_to_mesh_axes(("batch", "length", "heads", "head_dim"))
-    split = jax.shard_map(kernel, in_specs=(spec, spec, spec), out_specs=spec, check_vma=False)
-    return split(q, k, v)
+        return function(*args)
+    rows, heads = (nn.logical_to_mesh_axes(names) for names in (axes[:1], axes))
+    specs = tuple(rows if x.ndim == 2 else heads for x in args)
+    return jax.shard_map(function, in_specs=specs, out_specs=heads, check_vma=False)(*args)

@@ -5,19 +5,16 @@ that for a prompt; H query heads, K key/value heads, R = H / K, h head width.
 """
 
 import functools
-from collections.abc import Callable
-from typing import Any
 
-import flax.linen as nn
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from learner.qwen3.attention import LANES, MASKED, Choice, choose, problem
+from learner.qwen3.attention import LANES, MASKED, Choice, choose, over_mesh, problem
 from learner.qwen3.config import Qwen3Config
 
 _IN_BOUNDS = "promise_in_bounds"
+_AXES = ("batch", "activation", "kv_heads")
 
 _product = functools.partial(jnp.matmul, preferred_element_type=jnp.float32)
 
@@ -93,15 +90,15 @@ def cached_attention(
         from learner.qwen3.decode_kernel import append_and_attend
 
         scaled = (rows * h**-0.5).astype(q.dtype)
-        keys, values, out, own_top, total = _over_mesh(
-            append_and_attend, scaled, k, v, keys, values, counts
+        keys, values, out, own_top, total = over_mesh(
+            append_and_attend, _AXES, scaled, k, v, keys, values, counts
         )
         top = jnp.maximum(own_top, shared_top)
         shrink = jnp.exp(own_top - top)
         out, total = shrink * out, shrink * total
     else:
-        keys = _over_mesh(functools.partial(_append, axis=-1), keys, k, counts)
-        values = _over_mesh(functools.partial(_append, axis=-2), values, v, counts)
+        keys = over_mesh(functools.partial(_append, axis=-1), _AXES, keys, k, counts)
+        values = over_mesh(functools.partial(_append, axis=-2), _AXES, values, v, counts)
         own_mask = jnp.arange(keys.shape[-1]) <= counts[..., None, None, None]
         own = jnp.where(own_mask, _product(rows, keys) * h**-0.5, MASKED)
         top = jnp.maximum(jnp.max(own, axis=-1, keepdims=True), shared_top)
@@ -122,17 +119,3 @@ def _append(cache: Array, new: Array, counts: Array, axis: int) -> Array:
     if axis == -2:
         places = cache.at[rows, columns, :, counts]
     return places.set(new, mode=_IN_BOUNDS)
-
-
-def _over_mesh(function: Callable[..., Any], *args: Array) -> Any:
-    """Every device calls it with its own prompts and heads; the counts [P, G] have no heads.
-
-    Left to itself, XLA would first gather the new keys and values of all rows on each.
-    """
-    if jax.sharding.get_abstract_mesh().empty:
-        return function(*args)
-    rows = nn.logical_to_mesh_axes(("batch",))
-    heads = nn.logical_to_mesh_axes(("batch", "activation", "kv_heads"))
-    specs = tuple(rows if x.ndim == 2 else heads for x in args)
-    split = jax.shard_map(function, in_specs=specs, out_specs=heads, check_vma=False)
-    return split(*args)
