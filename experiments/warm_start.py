@@ -1,11 +1,10 @@
-"""Makes the embedded tiny model: a Qwen3 from scratch, taught to plan and to design.
+"""Makes a tiny model for a family: a Qwen3 from scratch, taught to solve and to design.
 
     python -m experiments.warm_start --out=NEW_FOLDER
 
-The plans are the exact solver's, on random lakes that are not in the validation set; the designs
-are demonstrations of `experiments.families.lakes.demonstrations.rule_design`. One supervised run
-teaches both to the same weights, and stops early enough that reinforcement learning has something
-left to do.
+The solutions are the family's own, of problems that are not in the validation set; the designs are
+demonstrations of `experiments.families.demonstrations.rule_design`. One supervised run teaches both
+to the same weights, and stops early enough that reinforcement learning has something left to do.
 """
 
 import dataclasses
@@ -19,19 +18,13 @@ import jax
 import numpy as np
 from absl import app, flags
 
-import mapf_jax
 from engineer import proposal
-from engineer.space import ConfigurationSpace
 from experiments import command_line, process
 from experiments import settings as settings_lib
 from experiments import store as files
 from experiments.designing import design_completer
-from experiments.errors import UserError
-from experiments.families import Record
-from experiments.families.lakes import demonstrations, tiny_tokenizer
-from experiments.families.lakes import texts as lakes
-from experiments.families.lakes.family import Lakes
-from experiments.families.lakes.options import LakesOptions
+from experiments.errors import UserError, user_errors
+from experiments.families import Family, Problem, Record, demonstrations
 from experiments.policy import Policy
 from experiments.validation import Validator, validation_completer, validation_set
 from learner import tokens
@@ -40,21 +33,20 @@ from learner.qwen3 import model, weights
 from learner.qwen3.config import Qwen3Config
 from learner.training import sft, train_state
 from learner.training.task import prompt_indices
-from mapf_jax import formats
 
 _CONFIG = command_line.define_config()
 _OUT = flags.DEFINE_string("out", None, "Folder of the new checkpoint.", required=True)
 _SEED = flags.DEFINE_integer("seed", 0, "Seed of data, initial weights and order.", lower_bound=0)
 _STEPS = flags.DEFINE_integer("steps", 1300, "Optimizer steps.", lower_bound=1)
 _ROWS = flags.DEFINE_integer("rows", 64, "Examples in a step.", lower_bound=1)
-_PLANS = flags.DEFINE_integer("plans", 60_000, "Solved instances to learn from.", lower_bound=1)
+_SOLUTIONS = flags.DEFINE_integer("solutions", 60_000, "Solved problems.", lower_bound=1)
 _DESIGNS = flags.DEFINE_integer("designs", 12_000, "Designs to learn from.", lower_bound=1)
 _LEARNING_RATE = flags.DEFINE_float("learning_rate", 2e-3, "Highest learning rate.", lower_bound=0)
+_LAYERS = flags.DEFINE_integer("layers", 4, "Layers of the model.", lower_bound=1)
+_WIDTH = flags.DEFINE_integer("width", 128, "Its width, a multiple of 64.", lower_bound=64)
 _VALIDATE_EVERY = flags.DEFINE_integer("validate_every", 250, "Steps.", lower_bound=1)
 
-HOLE_RATIOS = (0.0, 0.1, 0.2, 0.3, 0.4)
 _TOKENIZER_SAMPLES = 2_000
-_VOCAB_LIMIT = 1024
 _MICRO_BATCH_ROWS = 32
 _DESIGNS_EXAMINED = 128
 _DESIGN_PERIOD = 6  # One step in so many teaches designs.
@@ -62,68 +54,52 @@ _DESIGN_PERIOD = 6  # One step in so many teaches designs.
 Pair = tuple[list[dict[str, str]], str]
 
 
-def plan_pairs(options: LakesOptions, exclude: set[bytes], seed: int, count: int) -> list[Pair]:
-    """Prompts with an optimal answer, on lakes of all sizes and `HOLE_RATIOS`."""
-    pairs: list[Pair] = []
-    for i, hole_ratio in enumerate(HOLE_RATIOS):
-        instances, _ = mapf_jax.generate(
-            jax.random.fold_in(jax.random.key(seed), i),
-            mapf_jax.EnvironmentConfig.uniform(options.sizes, hole_ratio, 0.25),
-            -(-count // len(HOLE_RATIOS)),
-            options.num_agents,
-            exclude=exclude,
-            max_candidates=1 << 18,
-        )
-        for instance in (instances[j] for j in range(len(instances))):
-            solution = instance.solution
-            assert solution is not None
-            message = {"role": "user", "content": mapf_jax.prompt(instance, options.list_holes)}
-            answer = mapf_jax.render_answer(solution.paths, int(solution.num_steps))
-            pairs.append(([message], answer))
-    return pairs
+def solution_pairs(family: Family, exclude: Sequence[Problem], seed: int, count: int) -> list[Pair]:
+    """Prompts of the family's lessons with valid completions."""
+    problems = family.lessons(jax.random.key(seed), count, exclude)
+    task, solutions = family.task(problems), family.solutions(problems)
+    return [([dict(m) for m in task.messages(i)], text) for i, text in enumerate(solutions)]
 
 
 def design_pairs(
-    settings: settings_lib.Settings, space: ConfigurationSpace, seed: int, count: int
+    settings: settings_lib.Settings, family: Family, seed: int, count: int
 ) -> list[Pair]:
     """Contexts of the configured variant with the answer of the simple rule."""
     return [
         demonstrations.demonstration(
-            np.random.SeedSequence([seed, i]), settings.engineer.spec, space, lakes.TEXTS
+            np.random.SeedSequence([seed, i]), settings.engineer.spec, family.space, family.texts
         )
         for i in range(count)
     ]
 
 
-def tiny_architecture(tokenizer: Any, scan_unroll: int) -> Qwen3Config:
-    """About a million parameters in the shape of Qwen3, embeddings tied as in the small ones."""
+def tiny_architecture(tokenizer: Any, width: int, **options: Any) -> Qwen3Config:
+    """Qwen3 with heads of 32, embeddings tied as in the small ones; options of `Qwen3Config`."""
     return Qwen3Config(
         vocab_size=-(-len(tokenizer) // 64) * 64,
-        hidden_size=128,
-        intermediate_size=512,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        hidden_size=width,
+        intermediate_size=4 * width,
+        num_attention_heads=width // 32,
+        num_key_value_heads=width // 64,
         head_dim=32,
         tie_word_embeddings=True,
         max_position_embeddings=1024,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
-        scan_unroll=scan_unroll,
+        **options,
     )
 
 
-def build_tokenizer(pairs: Sequence[Pair]) -> Any:
-    """The tiny tokenizer, trained on what changes from text to text."""
+def build_tokenizer(family: Family, pairs: Sequence[Pair]) -> Any:
+    """The tiny tokenizer, from what changes from text to text."""
     texts = [text for messages, answer in pairs for text in (messages[0]["content"], answer)]
-    constants = mapf_jax.text.RULES, lakes.INSTRUCTION, lakes.GUIDELINE, lakes.OUTPUT_FORMAT
-    for constant in constants:
+    for constant in family.constants:
         texts = [text.replace(constant, "") for text in texts]
-    return tiny_tokenizer.train_tokenizer(texts, _VOCAB_LIMIT)
+    return family.new_tokenizer(texts)
 
 
 def examine_designs(
-    settings: settings_lib.Settings, family: Lakes, policy: Policy, params: Any, seed: int
+    settings: settings_lib.Settings, family: Family, policy: Policy, params: Any, seed: int
 ) -> dict[str, float]:
     """How well the model designs for contexts it has not seen.
 
@@ -133,7 +109,7 @@ def examine_designs(
     """
     completer = design_completer(settings, family, policy)
     space = family.space
-    pairs = design_pairs(settings, space, seed + 1, _DESIGNS_EXAMINED)
+    pairs = design_pairs(settings, family, seed + 1, _DESIGNS_EXAMINED)
     answers = completer(params, [messages for messages, _ in pairs], jax.random.key(seed))
     clean, differences = 0, []
     for (_, expected), answer in zip(pairs, answers, strict=True):
@@ -148,7 +124,7 @@ def examine_designs(
         differences.append(
             [np.abs(np.subtract(config.column(p), truth.column(p))) for p in space.names]
         )
-    mean = np.mean(differences, axis=(0, 2)) if differences else np.full(3, np.nan)
+    mean = np.mean(differences, axis=(0, 2)) if differences else np.full(len(space.names), np.nan)
     return {
         "readable": len(differences) / len(pairs),
         "readable_without_repair": clean / len(pairs),
@@ -156,12 +132,13 @@ def examine_designs(
     }
 
 
-def _rates(family: Lakes, records: Sequence[Record]) -> dict[str, Any]:
+def _rates(family: Family, records: Sequence[Record]) -> dict[str, Any]:
     breakdown = family.breakdown(records)
+    by_row = {row.name: round(row.valid_rate, 4) for row in breakdown.by_group}
     return {
         "valid": round(breakdown.valid_rate, 4),
         "optimal": round(breakdown.optimal_rate, 4),
-        "valid_by_size": {r.name: round(r.valid_rate, 4) for r in breakdown.by_group},
+        f"valid_by_{family.space.label}": by_row,
     }
 
 
@@ -184,21 +161,27 @@ def main(argv: Sequence[str]) -> None:
     if out.exists() and any(out.iterdir()):
         raise app.UsageError(f"--out={out}: the folder is not empty")
     begin = time.perf_counter()
-    family = Lakes(settings.lakes)
+    with user_errors():
+        family = settings.load_family()
     made = validation_set(settings, family).problems
     validation = [{**problem, "id": str(i)} for i, problem in enumerate(made)]
-    exclude = set(mapf_jax.fingerprints(formats.from_records(validation)))
-    plans = plan_pairs(settings.lakes, exclude, _SEED.value, _PLANS.value)
-    designs = design_pairs(settings, family.space, _SEED.value, _DESIGNS.value)
-    print(f"{len(plans)} plans and {len(designs)} designs, {time.perf_counter() - begin:.0f} s")
+    solutions = solution_pairs(family, validation, _SEED.value, _SOLUTIONS.value)
+    designs = design_pairs(settings, family, _SEED.value, _DESIGNS.value)
+    seconds = time.perf_counter() - begin
+    print(f"{len(solutions)} solutions and {len(designs)} designs, {seconds:.0f} s")
 
     half = _TOKENIZER_SAMPLES // 2
-    tokenizer = build_tokenizer(plans[:half] + designs[:half])
-    architecture = tiny_architecture(tokenizer, settings.model.scan_unroll)
+    tokenizer = build_tokenizer(family, solutions[:half] + designs[:half])
+    architecture = tiny_architecture(
+        tokenizer,
+        _WIDTH.value,
+        num_hidden_layers=_LAYERS.value,
+        scan_unroll=settings.model.scan_unroll,
+    )
     policy = Policy(architecture, tokenizer, sharding.make_mesh())
     budgets = settings.validation.max_new_tokens, settings.engineer.max_new_tokens
     lessons = {
-        "plans": _lessons("plans", tokenizer, plans, budgets[0]),
+        "solutions": _lessons("solutions", tokenizer, solutions, budgets[0]),
         "designs": _lessons("designs", tokenizer, designs, budgets[1]),
     }
     optimizer = train_state.OptimizerConfig(
@@ -232,8 +215,8 @@ def main(argv: Sequence[str]) -> None:
     curve = []
     begin = time.perf_counter()
     for step in range(_STEPS.value):
-        # Designs are far longer than plans: in batches of their own neither pads the other.
-        name = "designs" if step % _DESIGN_PERIOD == _DESIGN_PERIOD - 1 else "plans"
+        # Designs are far longer than solutions: in batches of their own neither pads the other.
+        name = "designs" if step % _DESIGN_PERIOD == _DESIGN_PERIOD - 1 else "solutions"
         rows = _MICRO_BATCH_ROWS if name == "designs" else _ROWS.value
         examples = lessons[name]
         chosen = prompt_indices(order_key, step, rows, len(examples))
@@ -255,7 +238,10 @@ def main(argv: Sequence[str]) -> None:
     designing = examine_designs(settings, family, policy, state.params, _SEED.value)
     print(json.dumps(designing))
     weights.save(out, state.params, architecture, tokenizer)
-    flags_of_data = (_SEED, _STEPS, _ROWS, _PLANS, _DESIGNS, _LEARNING_RATE)
+    flags_of_data = (
+        *(_SEED, _STEPS, _ROWS, _SOLUTIONS, _DESIGNS, _LEARNING_RATE),
+        *(_LAYERS, _WIDTH),
+    )
     files.write_json(
         out / "warm_start.json",
         {

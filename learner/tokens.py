@@ -72,7 +72,7 @@ def load_tokenizer(folder: str | Path) -> Any:
         ) from error
 
 
-def character_tokenizer(characters: str) -> Any:
+def character_tokenizer(characters: str, texts: Sequence[str] = ()) -> Any:
     """A tokenizer made on the fly that takes every character for a token.
 
     For small tasks whose models are trained from nothing. A chat is its messages one after
@@ -80,13 +80,14 @@ def character_tokenizer(characters: str) -> Any:
 
     Args:
         characters: all that may occur, each once; ids are given in this order.
+        texts: longer ones that are one token each wherever they occur.
 
     Raises:
         ValueError: a character occurs twice, or there is none.
     """
     if not characters or len(set(characters)) != len(characters):
         raise ValueError(f"characters are {characters!r}; each must occur once, and one at least")
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     end = "<|im_end|>"
@@ -95,6 +96,7 @@ def character_tokenizer(characters: str) -> Any:
     core.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     core.decoder = decoders.Fuse()
     core.add_special_tokens([end])
+    core.add_tokens([AddedToken(text, normalized=False, special=False) for text in texts])
     return PreTrainedTokenizerFast(
         tokenizer_object=core,
         eos_token=end,

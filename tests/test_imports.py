@@ -44,10 +44,9 @@ def test_no_file_of_the_engineer_knows_of_lakes():
 def test_only_lakes_and_their_tools_hear_of_lakes():
     """All others work on any family, and name none."""
     apart = {"families", "benchmark", "speed", "configs"}  # The benchmark is that of lakes.
-    alone = {"warm_start"}
     for path in (ROOT / "experiments").rglob("*.py"):
         place = path.relative_to(ROOT / "experiments")
-        if place.parts[0] not in apart and path.stem not in alone:
+        if place.parts[0] not in apart:
             # The digest of the code takes all packages.
             text = path.read_text().replace(
                 '("mapf_jax", "engineer", "learner", "experiments")', ""

@@ -5,7 +5,11 @@ completions. Problems are JSON-able mappings, so a run can keep them in files th
 `docs/extending.md` walks through one; `experiments.families` loads them by name.
 """
 
+import collections
 import dataclasses
+import itertools
+import re
+import string
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,6 +21,7 @@ from engineer.evidence import FailureBreakdown
 from engineer.space import Configuration, ConfigurationSpace, round_fractions
 from engineer.texts import FamilyTexts
 from experiments.families.sandbox import SandboxError
+from learner import tokens
 from learner.chat import Completion, Message
 from learner.devices import distributed
 from learner.training.task import Scores, Task
@@ -26,6 +31,10 @@ Problem = Mapping[str, Any]
 
 Record = Mapping[str, Any]
 """What verification says of one completion, as JSON holds it; see `Family.task`."""
+
+
+_WORD = re.compile(r" ?[A-Za-z_]{2,}|</?[a-z]+>")
+_MOST_WORDS = 256
 
 
 SCORED, NOT_SCORED = "scored", "could not be scored"
@@ -202,6 +211,30 @@ class Family(ABC):
     def failure(self, check: str) -> str:
         """What to call failing a check: its own name on a number of failures would mislead."""
         return NOT_SCORED if check == SCORED else f"fails {check.replace('_', ' ')}"
+
+    def lessons(self, key: jax.Array, count: int, exclude: Sequence[Problem]) -> Sequence[Problem]:
+        """Problems for the warm start of a new model; arguments as of `generate`."""
+        return self.generate(jax.random.fold_in(key, 0), self.validation, count, exclude).problems
+
+    def solutions(self, problems: Sequence[Problem]) -> Sequence[str]:
+        """A valid completion of each problem, for the warm start; working may come before it."""
+        raise NotImplementedError(f"{type(self).__name__}.solutions: a warm start needs them")
+
+    @property
+    def constants(self) -> Sequence[str]:
+        """Texts that contexts or prompts repeat, each to be one token of a new model."""
+        return self.texts.instruction, self.texts.guideline, self.texts.output_format
+
+    def new_tokenizer(self, texts: Sequence[str]) -> Any:
+        """The tokenizer of a new model: characters, the words of `texts`, and `constants`.
+
+        Args:
+          texts: prompts, completions, contexts and designs without the constants.
+        """
+        words = collections.Counter(itertools.chain(*map(_WORD.findall, texts)))
+        common = [word for word, _ in words.most_common(_MOST_WORDS)]
+        characters = "".join(sorted(set(string.printable).union(*texts)))
+        return tokens.character_tokenizer(characters, [*filter(None, self.constants), *common])
 
     @property
     def reward(self) -> str:

@@ -9,8 +9,8 @@ from engineer.analysis import QUESTIONS, analyse, judge_design, rank_correlation
 from engineer.evidence import Evidence, FailureBreakdown, GroupOutcome
 from engineer.record import RoundRecord, RunRecord
 from engineer.space import Configuration
+from experiments.families.demonstrations import random_record, rule_design
 from experiments.families.lakes import texts as lakes
-from experiments.families.lakes.demonstrations import random_record, rule_design
 
 SPACE = lakes.lake_space((3, 4, 5, 6))
 

@@ -17,8 +17,8 @@ from engineer.evidence import (
 from engineer.record import RoundRecord, RunRecord
 from engineer.space import Configuration
 from engineer.texts import NO_HISTORY, NO_SUMMARY, SUMMARY_REQUEST
+from experiments.families.demonstrations import random_record
 from experiments.families.lakes import texts as lakes
-from experiments.families.lakes.demonstrations import random_record
 
 
 def _failed(**counts):

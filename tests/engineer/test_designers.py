@@ -19,9 +19,9 @@ from engineer.proposal import parse, project, render_config
 from engineer.record import RoundRecord, RunRecord
 from engineer.space import Configuration
 from engineer.texts import NO_HISTORY
-from experiments.families.lakes import demonstrations
+from experiments.families import demonstrations
+from experiments.families.demonstrations import rule_design
 from experiments.families.lakes import texts as lakes
-from experiments.families.lakes.demonstrations import rule_design
 
 SPACE = lakes.lake_space((3, 4, 5), {3: (0.0, 0.3), 4: (0.0, 0.4), 5: (0.0, 0.5)})
 

@@ -15,8 +15,8 @@ from engineer.context import compose, variant
 from engineer.designers import ModelDesigner, NoAnswerError
 from engineer.endpoint import Endpoint, RefusedError
 from engineer.proposal import render_config
+from experiments.families.demonstrations import random_record
 from experiments.families.lakes import texts as lakes
-from experiments.families.lakes.demonstrations import random_record
 
 SPACE = lakes.lake_space((3, 4, 5))
 RECORD = random_record(1, SPACE, lakes.TEXTS)

@@ -17,7 +17,7 @@ from engineer.evidence import (
 )
 from engineer.record import RoundRecord, RunRecord
 from engineer.space import on_grid, round_fractions
-from experiments.families.lakes.demonstrations import random_record
+from experiments.families.demonstrations import random_record
 from experiments.families.lakes.texts import CHECKS, TEXTS, lake_space
 
 RECORDS = [

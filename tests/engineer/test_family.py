@@ -13,7 +13,7 @@ from engineer.proposal import Unreadable, parse, project, render_config
 from engineer.record import RoundRecord, RunRecord
 from engineer.space import ConfigurationSpace, Parameter, column
 from engineer.texts import plain_texts
-from experiments.families.lakes import demonstrations
+from experiments.families import demonstrations
 
 TOPICS = ("plain", "carry", "three_terms")
 SPACE = ConfigurationSpace(

@@ -9,8 +9,8 @@ import pytest
 
 from engineer.designers import keep
 from engineer.proposal import Unreadable, parse, project, render_config
+from experiments.families.demonstrations import demonstration, random_record
 from experiments.families.lakes import texts as lakes
-from experiments.families.lakes.demonstrations import demonstration, random_record
 
 SPACE = lakes.lake_space(range(3, 11), {3: (0.0, 5 / 9), **dict.fromkeys(range(4, 11), (0.0, 0.6))})
 RECORD = random_record(0, SPACE, lakes.TEXTS)

@@ -11,8 +11,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from engineer import grammar
 from engineer.proposal import parse, project, render_config
 from engineer.space import ConfigurationSpace, Parameter, column
+from experiments.families.demonstrations import demonstration
 from experiments.families.lakes import texts as lakes
-from experiments.families.lakes.demonstrations import demonstration
 
 TINY = Path(__file__).parent.parent.parent / "experiments" / "tiny_model" / "tokenizer.json"
 STOPS = (0, 2)

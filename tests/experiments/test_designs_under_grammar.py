@@ -10,7 +10,7 @@ from engineer.proposal import Unreadable, parse, project, render_config
 from experiments import settings as settings_lib
 from experiments.configs import tiny
 from experiments.designing import design_automaton, design_completer
-from experiments.families.lakes import demonstrations
+from experiments.families import demonstrations
 from experiments.families.lakes import texts as lakes
 from experiments.families.lakes.family import Lakes
 from experiments.policy import load_params, load_policy

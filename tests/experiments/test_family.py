@@ -19,7 +19,7 @@ from engineer import context
 from engineer.evidence import Evidence
 from engineer.record import RoundRecord, RunRecord
 from engineer.space import Configuration
-from experiments import families
+from experiments import families, warm_start
 from experiments.errors import UserError
 from experiments.families.loading import FamilySettings
 from experiments.problem_sets import ProblemSets
@@ -262,6 +262,26 @@ def test_tokens_cost_what_is_said():
     assert [record["accuracy"] for record in found.records] == [1, 0, 0]
     with pytest.raises(ValueError, match=r"token_cost=0\.1: not for lakes"):
         FamilySettings(token_cost=0.1)
+
+
+def test_a_new_model_can_be_taught_a_family(family):
+    validation = family.generate(jax.random.key(1), family.validation, 12, ()).problems
+    pairs = warm_start.solution_pairs(family, validation, 0, 30)
+    assert 20 < len(pairs) <= 30  # Some have fewer problems than were asked for.
+    asked = [messages[0]["content"] for messages, _ in pairs]
+    assert not set(asked) & set(map(family.prompt, validation))
+    sums = [str(sum(map(int, question.split("+")))) for question in asked]
+    assert [answer for _, answer in pairs] == sums
+    designs = warm_start.design_pairs(from_config({}), family, 0, 4)
+    tokenizer = warm_start.build_tokenizer(family, pairs + designs)
+    for messages, answer in pairs + designs:
+        for text in (messages[0]["content"], answer):
+            ids = tokenizer.encode(text)
+            assert tokenizer.decode(ids) == text
+            assert tokenizer.eos_token_id not in ids
+    for constant in family.constants:
+        assert len(tokenizer.encode(constant)) == 1
+    assert len(tokenizer.encode(asked[0])) == len(asked[0])
 
 
 def test_a_family_says_what_there_is(tmp_path):

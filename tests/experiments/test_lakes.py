@@ -10,7 +10,7 @@ import pytest
 import mapf_jax
 from engineer import context, proposal
 from engineer.space import Configuration
-from experiments.families.lakes.demonstrations import random_record
+from experiments.families.demonstrations import random_record
 from experiments.families.lakes.family import Lakes
 from experiments.families.lakes.options import LakesOptions
 from learner.chat import Completion

@@ -98,6 +98,20 @@ def test_a_data_set_with_state_in_its_class_makes_the_same_problems_again():
     assert np.mean(found.rewards > 0.99) > 0.95
 
 
+def test_a_solution_has_the_totals_of_a_sum_before_its_answer():
+    family = ReasoningGym(ReasoningGymOptions(levels=4), "chain_sum")
+    problems = family.generate(jax.random.key(0), family.validation, 64, ()).problems
+    texts = family.solutions(problems)
+    assert scores(family, problems, texts).rewards.min() == 1
+    for problem, text in zip(problems, texts, strict=True):
+        terms = re.findall("[-+]?[0-9]+", problem["question"].replace(" ", ""))
+        totals = [str(sum(map(int, terms[:i]))) for i in range(2, len(terms))]
+        assert text == " ".join([*totals, f"<answer>{problem['answer']}</answer>"])
+    other = ReasoningGym(ReasoningGymOptions(levels=2), "maze")
+    problems = other.generate(jax.random.key(0), other.validation, 4, ()).problems
+    assert other.solutions(problems)[0] == f"<answer>{problems[0]['answer']}</answer>"
+
+
 def test_what_the_others_reach_is_chosen():
     family = ReasoningGym(ReasoningGymOptions(), "chain_sum")
     assert family.space.label == "num_terms"

@@ -11,7 +11,7 @@ from engineer import context, proposal
 from experiments import settings as settings_lib
 from experiments import warm_start
 from experiments.configs import tiny
-from experiments.families.lakes import demonstrations
+from experiments.families import demonstrations
 from experiments.families.lakes import texts as lakes
 from experiments.families.lakes.family import Lakes
 from experiments.policy import load_params, load_policy

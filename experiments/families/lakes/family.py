@@ -1,5 +1,6 @@
 """Frozen lakes as a family of environments, over `mapf_jax`."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ import numpy as np
 import mapf_jax
 from engineer.space import Configuration
 from experiments.families.family import Family, Generated, GeneratedRow, Problem
-from experiments.families.lakes import drawing, published
+from experiments.families.lakes import drawing, published, tiny_tokenizer
 from experiments.families.lakes.options import LakesOptions
 from experiments.families.lakes.texts import TEXTS, TEXTS_BY_AGENTS, lake_space
 from learner.chat import Completion, Message
@@ -24,6 +25,8 @@ from mapf_jax.draw import render
 from mapf_jax.environment_config import PARAMETERS, max_hole_ratio
 from mapf_jax.generator import apportion
 
+_LESSON_HOLE_RATIOS, _LESSON_CANDIDATES = (0.0, 0.1, 0.2, 0.3, 0.4), 1 << 18
+_VOCAB_LIMIT = 1024
 _QUESTION = ("map", "starts", "goals")
 
 
@@ -134,15 +137,36 @@ class Lakes(Family):
     @property
     def validation(self) -> Configuration:
         """Equally many instances of every row."""
-        options, part = self.options, 1 / len(self.space.rows)
-        row = dict(
-            zip(
-                PARAMETERS,
-                (part, options.validation_hole_ratio, options.validation_wait_ratio),
-                strict=True,
-            )
-        )
+        options = self.options
+        return self._equally(options.validation_hole_ratio, options.validation_wait_ratio)
+
+    def _equally(self, *ratios: float) -> Configuration:
+        values = (1 / len(self.space.rows), *ratios)
+        row = dict(zip(PARAMETERS, values, strict=True))
         return Configuration.from_dict(dict.fromkeys(self.space.rows, row))
+
+    def lessons(self, key: jax.Array, count: int, exclude: Sequence[Problem]) -> Sequence[Problem]:
+        """Lakes of all sizes and of `_LESSON_HOLE_RATIOS`, a quarter in need of a wait."""
+        lakes = Lakes(dataclasses.replace(self.options, max_candidates=_LESSON_CANDIDATES))
+        problems: list[Problem] = []
+        for i, hole_ratio in enumerate(_LESSON_HOLE_RATIOS):
+            config, part = lakes._equally(hole_ratio, 0.25), -(-count // len(_LESSON_HOLE_RATIOS))
+            problems += lakes.generate(jax.random.fold_in(key, i), config, part, exclude).problems
+        return problems
+
+    def solutions(self, problems: Sequence[Problem]) -> Sequence[str]:
+        """The exact solver's plans."""
+        plans = [np.swapaxes(problem["paths"], 0, 1) for problem in problems]
+        return [mapf_jax.render_answer(plan, len(plan) - 1) for plan in plans]
+
+    @property
+    def constants(self) -> Sequence[str]:
+        """The rules as well."""
+        return mapf_jax.text.RULES, *super().constants
+
+    def new_tokenizer(self, texts: Sequence[str]) -> Any:
+        """A byte-pair encoding with cells, times and numbers as tokens of their own."""
+        return tiny_tokenizer.train_tokenizer(texts, _VOCAB_LIMIT)
 
     @property
     def reward(self) -> str:

@@ -76,7 +76,7 @@ EXPLANATION = (
     "More data for the sizes that are solved about half of the time, "
     "harder lakes where most answers are valid, easier lakes where few are."
 )
-"""What the rule of `demonstrations` does, in words."""
+"""What the rule of `experiments.families.demonstrations` does, in words."""
 
 
 TEXTS = FamilyTexts(

@@ -34,6 +34,7 @@ _MISSES = 64  # Draws in a row without a new problem before a level is given up.
 _SLOW_MISS = 32  # A draw that ran out of time counts as so many.
 _SOON = 60.0  # Seconds that are enough for what asks no problem of a data set.
 _ROW_NAME = re.compile(r"[A-Za-z0-9]\w{0,39}", re.ASCII)
+_TERM = re.compile(r"[+-]?\d+")
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
@@ -201,6 +202,10 @@ class ReasoningGym(Family):
 
         return self.generated(distributed.on_first(make), config, count)
 
+    def solutions(self, problems: Sequence[Problem]) -> Sequence[str]:
+        """The answers of the data set, of a sum after the totals on the way there."""
+        return [f"{_totals(problem)}<answer>{problem['answer']}</answer>" for problem in problems]
+
     def _problems(
         self, row: str, config: Configuration, seed: int, seen: set[str]
     ) -> Iterator[Problem]:
@@ -254,6 +259,14 @@ class ReasoningGym(Family):
         """The question, the answer that was expected and the one that was given."""
         expected = problem["answer"] or "any that the data set accepts"
         return f"question: {problem['question']}\nexpected: {expected}\ngiven: {completion}"
+
+
+def _totals(problem: Problem) -> str:
+    """The totals of a sum before its last, as a small model cannot add many terms at once."""
+    if problem["source"][0] != "chain_sum":
+        return ""
+    terms = map(int, _TERM.findall(problem["question"].replace(" ", "")))
+    return "".join(f"{total} " for total in list(itertools.accumulate(terms))[1:-1])
 
 
 def _column(attribute: Mapping[str, Any]) -> str:

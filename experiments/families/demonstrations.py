@@ -32,8 +32,9 @@ def rule_design(
     that was not validated): the fraction of the data is proportional to p (1 - p) + 0.05, the
     variance of success, which is the learning signal of a group of answers, plus a rest so that no
     row vanishes. Every other number starts from the last configuration that the context shows (0.2
-    where it shows none) and goes up by 0.05 for p > 0.7 and down by 0.05 for p < 0.3, within the
-    bounds of the space: it is for spaces of ratios that make instances harder as they grow.
+    where it shows none) and goes up by 0.05 for p > 0.7 and down by 0.05 for p < 0.3, a whole
+    number by 1, within the bounds of the space: it is for numbers that make problems harder as
+    they grow.
 
     Args:
       record: the run so far.
@@ -51,13 +52,13 @@ def rule_design(
         outcome = record.breakdown.outcome(row)
         rate = 0.5 if outcome is None else round(outcome.valid_rate, 2)
         weights.append(rate * (1.0 - rate) + BASE_WEIGHT)
-        step = STEP if rate > EASY else -STEP if rate < HARD else 0.0
+        sign = (rate > EASY) - (rate < HARD)
         for name in space.names:
             if name != fraction:
                 start = shown[row, name] if shown is not None and row in shown.rows else START
                 decimals = space.parameter(name).decimals
-                bounds = space.bounds(row, name)
-                cells[row, name] = on_grid(round(start, decimals) + step, bounds, decimals)
+                bounds, step = space.bounds(row, name), STEP if decimals else 1.0
+                cells[row, name] = on_grid(round(start, decimals) + sign * step, bounds, decimals)
     units = 10 ** space.parameter(fraction).decimals
     for row, part in zip(space.rows, round_fractions(weights, units), strict=True):
         cells[row, fraction] = part

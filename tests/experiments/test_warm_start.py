@@ -1,0 +1,50 @@
+"""A tiny model is made for a family other than lakes, and goes through the loop."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("reasoning_gym")
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.mark.slow
+def test_a_model_is_made_for_sums_and_designs_them(tmp_path):
+    commands = {
+        "warm_start": (
+            *("--layers=1", "--width=64", "--steps=6", "--rows=16", "--solutions=64"),
+            *("--designs=32", "--out=model"),
+        ),
+        "main": (
+            *("--config.model.path=model", "--workdir=run", "--config.loop.rounds=2"),
+            *("--config.environment.num_instances=8", "--config.training.prompts_per_step=4"),
+            *("--config.training.epochs=1.0", "--config.training.degenerate_groups=keep"),
+        ),
+    }
+    common = (
+        *("--config.family=reasoning_gym:chain_sum", "--config.reasoning_gym.levels=4"),
+        "--config.validation.num_instances=8",
+    )
+    for name, flags in commands.items():
+        done = subprocess.run(
+            [sys.executable, "-m", f"experiments.{name}", *common, *flags],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=500,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+    card = json.loads((tmp_path / "model/warm_start.json").read_text())
+    assert card["parameters"] < 100_000
+    assert list(card["validation"]["valid_by_num_terms"]) == ["2", "3", "4", "5"]
+    design = json.loads((tmp_path / "run/rounds/0/design/design.json").read_text())
+    assert list(design["config"]) == ["2", "3", "4", "5"]
+    assert design["raw_texts"]
+    made = [json.loads(line) for line in (tmp_path / "run/rounds/1/instances.jsonl").open()]
+    assert {problem["group"] for problem in made} <= set(design["config"])
+    assert "num_terms" in (tmp_path / "run/report.html").read_text()
