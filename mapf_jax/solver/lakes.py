@@ -20,7 +20,6 @@ from mapf_jax.types import INFINITE_COST, Status
 #: States of the first search, without tables, and of the second one, with tables of pairs. The
 #: third one has triples too, and what memory the caller allows.
 CAPACITIES = (1 << 12, 1 << 17)
-_SMALL_TABLE = 30_000  # Tables of triples of so many states are built as soon as those of pairs.
 _OPTIMAL, _UNSOLVABLE, _UNDECIDED = map(int, (Status.OPTIMAL, Status.UNSOLVABLE, Status.UNDECIDED))
 
 
@@ -311,8 +310,7 @@ def _escalate(
         if found != OVERFLOW or level == 2 or CAPACITIES[level] >= max_states:
             return found, cost, path
         level += 1
-        largest = 3 if level == 2 or (len(group.neighbours) + 1) ** 3 <= _SMALL_TABLE else 2
-        tables = build_tables(group.neighbours, group.goals, largest, task.by_cost)
+        tables = build_tables(group.neighbours, group.goals, level + 1, task.by_cost)
 
 
 @compiled
