@@ -202,11 +202,18 @@ def extra_cost(
 
 
 @compiled
-def within(tables: Tables, i: int, cells: np.ndarray, most: int) -> bool:
-    """Whether no subset that ends with agent i needs more; without tables none does."""
+def within(tables: Tables, i: int, cells: np.ndarray, own: np.ndarray, most: int) -> bool:
+    """Whether no subset that ends with agent i needs more than `most` on top of its agents' own.
+
+    Without tables none does.
+    """
     for t in range(tables.begin[i], tables.begin[i + 1]) if len(tables.first) else range(0):
         value = _look_up(tables, t, cells)
-        if value < 0 or value > most:
+        if value < 0:
+            return False
+        for agent in tables.members[t]:
+            value -= own[agent] if agent >= 0 else 0
+        if value > most:
             return False
     return True
 

@@ -120,6 +120,7 @@ def _search(
     best = np.empty(1 << agents if len(tables.first) else 0, np.int64)
     nothing = np.empty((0, agents), np.int16)
     slots, free = len(slot), -1
+    bounded = not by_cost or max_cost < INFINITE_COST
     used[0] = used[1] = used[2] = 0
 
     estimate = least = longest = 0  # Estimates are above `least`.
@@ -130,7 +131,9 @@ def _search(
         longest = max(longest, own[i])
     if longest > deadline:
         return NONE, 0, nothing
-        if not by_cost and not within(tables, i, chosen, deadline):
+    for i in range(agents if not by_cost else 0):
+        own[i] = 0  # Tables of makespans are bounds as they are.
+        if not within(tables, i, chosen, own, deadline):
             return NONE, 0, nothing
     if by_cost and len(tables.first):
         estimate = extra_cost(tables, chosen, own, excess, best)
@@ -160,11 +163,12 @@ def _search(
             free = top
             continue
         arrived = True
-        base = paid[node] - least
+        base = paid[node] - least if by_cost else 0
         for i in range(agents):
             cells[i] = state[node, i]
             here[i] = goals[i] if cells[i] == n else cells[i]
             base += distance[i, here[i]]
+            base -= 1 if not by_cost and here[i] != goals[i] else 0
             arrived = arrived and here[i] == goals[i]
         if arrived:
             return FOUND, int(paid[node]), _path(state, parent, node, n, goals)
@@ -195,8 +199,10 @@ def _search(
             number[i] = count
 
         # All joint moves with estimates from `low` up to this one, at the second time all others if
-        # only the deadline counts; `beyond` is the least above.
-        limit = estimate if by_cost or low == 0 else INFINITE_COST
+        # any plan within the bound will do. `beyond` is the least estimate above.
+        limit = estimate
+        if bounded and low > 0:
+            limit = max_cost - least if by_cost else INFINITE_COST
         beyond = INFINITE_COST
         i = 0
         choice[0], partial[0] = 0, base
@@ -218,7 +224,10 @@ def _search(
                     legal = False
                     break
             after[i], chosen[i], partial[i + 1] = there, option[i, this, 1], total
-            if not legal or not (by_cost or within(tables, i, after, deadline - later)):
+            spare = deadline - later
+            if by_cost:
+                own[i], spare = distance[i, there], max_cost - least - total
+            if not legal or (bounded and not within(tables, i, chosen, own, spare)):
                 continue
             if i < agents - 1:
                 i += 1
@@ -252,18 +261,17 @@ def _search(
                 known = paid[found] if by_cost else time[found]
                 if known < rank or (known == rank and collisions[found] <= so_far):
                     continue
-            key = max(estimate, total)
+            key = max(estimate, total) if by_cost else min(total, _ESTIMATES - 1)
             needed = 0
             if by_cost and len(tables.first):
                 if found >= 0:
                     needed = ahead[found]
                 else:
                     for j in range(agents):
-                        own[j] = distance[j, after[j]]
                         needed += own[j]
                     needed += extra_cost(tables, chosen, own, excess, best)
                 key = max(key, cost + needed - least)
-            if key > max_cost - least:
+            if by_cost and key > max_cost - least:
                 continue
             if key >= _ESTIMATES:
                 if key >= INFINITE_COST // 2:  # Some subset has no plan from here.
@@ -292,11 +300,12 @@ def _search(
             where = key * _COLLISIONS + so_far
             entry[new, 3] = head[where]
             head[where] = new
+            stack = min(stack, where)
             used[2] = max(used[2], where)
         if beyond <= max_cost - least and beyond < INFINITE_COST:
-            if beyond >= _ESTIMATES:
+            if by_cost and beyond >= _ESTIMATES:
                 return OVERFLOW, 0, nothing
-            where = beyond * _COLLISIONS + met
+            where = min(beyond, _ESTIMATES - 1) * _COLLISIONS + met
             entry[top, 2], entry[top, 3] = beyond, head[where]
             head[where] = top
             used[2] = max(used[2], where)
