@@ -30,16 +30,19 @@ def pad_instance(instance: Instance, width: int, num_agents: int) -> Instance:
             f"{width - cells} and {num_agents - agents} agents are needed"
         )
 
-    def padded(array: Array, *pads: tuple[int, int], value: bool | int = 0) -> np.ndarray:
-        outer = [(0, 0)] * (np.ndim(array) - len(pads))
-        return np.pad(np.asarray(array), [*outer, *pads], constant_values=value)
+    def padded(array: Array, *shape: int, value: bool | int = 0) -> np.ndarray:
+        array = np.asarray(array)
+        outer = array.shape[: array.ndim - len(shape)]
+        result: np.ndarray = np.full(outer + shape, value, array.dtype)
+        result[tuple(slice(n) for n in array.shape)] = array
+        return result  # np.pad takes ten times as long.
 
     return Instance(
         size=instance.size,
-        blocked=padded(instance.blocked, (0, cells), (0, cells), value=True),
-        starts=padded(instance.starts, (0, agents), (0, 0)),
-        goals=padded(instance.goals, (0, agents), (0, 0)),
-        active=padded(instance.active, (0, agents), value=False),
+        blocked=padded(instance.blocked, width, width, value=True),
+        starts=padded(instance.starts, num_agents, 2),
+        goals=padded(instance.goals, num_agents, 2),
+        active=padded(instance.active, num_agents, value=False),
     )
 
 
