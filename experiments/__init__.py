@@ -1,1 +1,8 @@
 """The closed loop of training, validation and design; files, flags and processes live here."""
+
+import runpy
+
+
+def train() -> None:
+    """The console script `mapf-train`, which is `python -m experiments.main`."""
+    runpy.run_module("experiments.main", run_name="__main__", alter_sys=True)

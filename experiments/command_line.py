@@ -10,11 +10,18 @@ from experiments import settings as settings_lib
 from experiments.errors import user_errors
 from learner.devices import distributed
 
-DEFAULT_CONFIG = str(Path(__file__).parent / "configs" / "tiny.py")
+_CONFIGS = Path(__file__).parent / "configs"
+_DEFAULT_CONFIG = "tiny"
 
 # Flags that are defined here count as those of the command that asks for them, whose --help lists
 # them.
 flags.disclaim_key_flags()
+
+
+def config_names() -> list[str]:
+    """What `--config` may name without a path: the files of `experiments/configs`."""
+    paths = (path.relative_to(_CONFIGS).with_suffix("") for path in _CONFIGS.rglob("*.py"))
+    return sorted(path.as_posix() for path in paths if path.name != "__init__")
 
 
 def define_config() -> flags.FlagHolder:
@@ -24,9 +31,16 @@ def define_config() -> flags.FlagHolder:
     return config_flags.DEFINE_config_file(
         "config",
         None,
-        "A Python file with get_config(); experiments/configs/tiny.py if not given. Its options, "
-        "which experiments/settings.py explains, change with --config.NAME=VALUE.",
+        "A Python file with get_config(), or the name of one of experiments/configs; tiny if not "
+        "given. Its options, which experiments/settings.py explains, change with "
+        "--config.NAME=VALUE.",
     )
+
+
+def default_workdir() -> Path:
+    """`runs/NAME` for `--config=NAME` and for `--config=NAME.py`, with its argument if any."""
+    file, _, argument = _split(config_flags.get_config_filename(flags.FLAGS["config"]))
+    return Path("runs", "-".join(filter(None, (Path(file).stem, argument))))
 
 
 def define_processes() -> None:
@@ -54,24 +68,39 @@ def start_processes() -> None:
 
 def parse_flags(argv: list[str]) -> list[str]:
     """A `flags_parser` for `absl.app.run`; bad options end the program with one line."""
-    file = None
-    for i, argument in enumerate(argv[1:], 1):
+    given, others = _DEFAULT_CONFIG, [argv[0]]
+    words = iter(argv[1:])
+    for argument in words:
         name, equals, value = argument.lstrip("-").partition("=")
         if argument.startswith("-") and name == "config":
-            file = value if equals else " ".join(argv[i + 1 : i + 2])
-        elif argument.startswith("-") and name.startswith("config."):
+            given = value if equals else next(words, "")
+            continue
+        others.append(argument)
+        if argument.startswith("-") and name.startswith("config."):
             try:
                 settings_lib.check_field(name.removeprefix("config."))
             except ValueError as error:
                 sys.exit(f"error: {error}")
-    if file is None:
-        argv = [argv[0], f"--config={DEFAULT_CONFIG}", *argv[1:]]
-        file = DEFAULT_CONFIG
-    # A configuration may take an argument: FILE.py:ARGUMENT.
-    if not Path(file.replace(".py:", ".py\n").partition("\n")[0]).is_file():
-        sys.exit(f"error: config={file!r}: there is no such file; see experiments/configs/")
     try:
-        return flags.FLAGS(argv)
+        return flags.FLAGS([others[0], f"--config={config_file(given)}", *others[1:]])
     except (flags.Error, TypeError) as error:
         # The library quotes the whole traceback of a get_config() that fails; its end says why.
         sys.exit(f"error: {str(error).strip().splitlines()[-1]}")
+
+
+def config_file(given: str) -> str:
+    """The path that `--config` means, with its argument if any; without one the program ends."""
+    if Path(_split(given)[0]).is_file():
+        return given
+    name, colon, argument = given.partition(":")
+    if name in config_names():
+        return f"{_CONFIGS / name}.py{colon}{argument}"
+    sys.exit(
+        f"error: config={given!r}: there is no such file; allowed are files and the names "
+        f"{', '.join(config_names())}"
+    )
+
+
+def _split(config: str) -> tuple[str, str, str]:
+    """A configuration may take an argument: FILE.py:ARGUMENT."""
+    return config.replace(".py:", ".py\n").partition("\n")

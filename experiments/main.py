@@ -1,4 +1,4 @@
-"""Starts or resumes one run: `python -m experiments.main --config=experiments/configs/tiny.py`.
+"""Starts or resumes one run: `python -m experiments.main --config=tiny`.
 
 Exit codes: 0 when the run is complete; 1 for what the user can mend, or a number that is not
 finite, with one line that says so; 75 (EX_TEMPFAIL) after SIGTERM, when everything is saved and
@@ -33,7 +33,9 @@ from learner.training.update import NonFiniteError
 
 _CONFIG = command_line.define_config()
 _WORKDIR = flags.DEFINE_string(
-    "workdir", "runs/tiny", "Folder of the run; started again with the same one, it resumes."
+    "workdir",
+    None,
+    "Folder of the run; started again with the same one, it resumes. runs/CONFIG if not given.",
 )
 command_line.define_processes()
 
@@ -83,8 +85,11 @@ def _run(reporter: Reporter) -> Path:
 
 
 def _read_options() -> tuple[Settings, RunStore]:
+    workdir = Path(_WORKDIR.value or command_line.default_workdir())
     try:
-        return settings_lib.from_config(_CONFIG.value), RunStore(Path(_WORKDIR.value))
+        return settings_lib.from_config(_CONFIG.value), RunStore(workdir)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise UserError(f"workdir={workdir}: a file is there; allowed are folders") from error
     except OSError as error:
         raise UserError(str(error)) from error
 

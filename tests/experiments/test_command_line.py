@@ -1,0 +1,75 @@
+"""Runs are started from anywhere, by the names of packaged configurations, and told apart."""
+
+import configparser
+import os
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiments import command_line
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = ROOT / "experiments" / "configs"
+
+
+def start(folder, *options, code=None):
+    """(exit code, output, errors) of `experiments.main`, or of other code, in a folder."""
+    done = subprocess.run(
+        [sys.executable, *(("-c", code) if code else ("-m", "experiments.main")), *options],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_NUM_CPU_DEVICES": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "file"),
+    [
+        ("tiny", "tiny.py"),
+        ("hardware:Qwen3-4B@h200", "hardware.py:Qwen3-4B@h200"),
+        ("studies/designers", "studies/designers.py"),
+    ],
+)
+def test_configurations_have_names(given, file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert command_line.config_file(given) == f"{CONFIGS}/{file}"
+    (tmp_path / given).parent.mkdir(exist_ok=True)
+    (tmp_path / "own.py").touch()
+    for own in ("own.py", "own.py:argument"):
+        assert command_line.config_file(own) == own
+
+
+def test_a_name_that_is_none_is_answered_with_those_there_are():
+    with pytest.raises(SystemExit, match=r"config=.tony.: there is no such file; .* tiny"):
+        command_line.config_file("tony")
+
+
+def test_a_run_starts_outside_the_clone_in_a_folder_of_its_name(tmp_path):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "tiny").touch()
+    script = f"import sys; sys.argv[0] = 'mapf-train'; {call_of('mapf-train')}"
+    code, out, err = start(tmp_path, "--config=tiny", code=script)
+    assert (code, out) == (1, "")
+    assert err == "error: workdir=runs/tiny: a file is there; allowed are folders\n"
+
+
+def call_of(script):
+    """What a console script of the packaging file runs."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    scripts = setup["options.entry_points"]["console_scripts"].split("\n")
+    (target,) = (line.partition(" = ")[2] for line in scripts if line.startswith(f"{script} ="))
+    assert callable(pkgutil.resolve_name(target))
+    module, name = target.split(":")
+    return f"from {module} import {name}; sys.exit({name}())"
+
+
+def test_the_simulator_has_a_script_too():
+    assert call_of("mapf-jax")
