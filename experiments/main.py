@@ -20,7 +20,7 @@ import jax
 from absl import app, flags
 from absl import logging as absl_logging
 
-from experiments import agreement, command_line, process, report
+from experiments import agreement, command_line, options, process, report
 from experiments import settings as settings_lib
 from experiments.errors import UserError, user_errors
 from experiments.families import NoProblemError
@@ -37,6 +37,9 @@ _WORKDIR = flags.DEFINE_string(
     None,
     "Folder of the run; started again with the same one, it resumes. runs/CONFIG if not given.",
 )
+_LIST_OPTIONS = flags.DEFINE_bool(
+    "list_options", False, "Print every option with its default and meaning, and do nothing else."
+)
 command_line.define_processes()
 
 
@@ -44,6 +47,9 @@ def main(argv: Sequence[str]) -> None:
     """Runs the closed loop and writes the report."""
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments {argv[1:]}; options look like --name=value")
+    if _LIST_OPTIONS.value:
+        print(options.page(), end="")
+        return
     begin = time.monotonic()
     process.keep_freed_memory()
     process.quieten(absl_logging.WARNING)

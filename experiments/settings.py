@@ -4,7 +4,7 @@ import dataclasses
 import difflib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -62,7 +62,13 @@ class ModelSettings:
 
 @dataclasses.dataclass(frozen=True)
 class MeshSettings:
-    """Devices along each mesh axis; their product is the number of devices used."""
+    """Devices along each mesh axis; their product is the number of devices used.
+
+    Attributes:
+      data: each has a part of the rows and all parameters.
+      fsdp: each has a part of the rows and of the parameters.
+      tensor: they compute a row together, each with a part of the heads.
+    """
 
     data: int = 1
     fsdp: int = 1
@@ -180,8 +186,8 @@ class EngineerSettings:
         "random" (a new draw each round), "failures" (data in proportion to failures),
         "learnability" (in proportion to p (1 - p)), "progress" (bandit on learning progress) or
         "staged" (a curriculum by hand).
-      start: the configuration of round 0: "random", "uniform", or a YAML file as rounds/0/
-        environment.yaml has it.
+      start: the configuration of round 0: "random", "uniform", or a YAML file in the form of
+        rounds/0/environment.yaml.
       context: which modules a model reads, "V1" to "V6", or "own" for `modules`.
       modules: the modules of context "own".
       tries: samples drawn until a design can be read; then the last configuration is kept. A
@@ -430,9 +436,23 @@ def check_field(path: str) -> None:
 
 
 def _unknown(name: str, allowed: list[str], path: str) -> str:
-    close = difflib.get_close_matches(name, allowed, n=1)
-    hint = f" (did you mean {path}{close[0]}?)" if close else ""
+    """Suggests an option of this name in another group, or one that is called alike."""
+    paths: dict[str, list[str]] = {}
+    for known in _paths(Settings, ""):
+        paths.setdefault(known.rpartition(".")[2], []).append(known)
+    meant = sorted(paths.get(name, []), key=lambda known: not known.startswith(path))
+    meant += [path + close for close in difflib.get_close_matches(name, allowed, n=1)]
+    meant += [paths[close][0] for close in difflib.get_close_matches(name, paths, n=1)]
+    hint = f" (did you mean {meant[0]}?)" if meant else ""
     return f"unknown field{hint}; allowed are {allowed}"
+
+
+def _paths(kind: Any, path: str) -> Iterator[str]:
+    for name, hint in typing.get_type_hints(kind).items():
+        if dataclasses.is_dataclass(hint):
+            yield from _paths(hint, f"{path}{name}.")
+        else:
+            yield f"{path}{name}"
 
 
 def _defaults(options: Any) -> dict[str, Any]:

@@ -60,6 +60,13 @@ def test_a_run_starts_outside_the_clone_in_a_folder_of_its_name(tmp_path):
     assert err == "error: workdir=runs/tiny: a file is there; allowed are folders\n"
 
 
+def test_the_page_of_options_is_what_the_command_prints(tmp_path):
+    code, out, err = start(tmp_path, "--list_options")
+    assert (code, err) == (0, "")
+    page = ROOT / "docs" / "options.md"
+    assert out == page.read_text(), "python -m experiments.main --list_options > docs/options.md"
+
+
 def call_of(script):
     """What a console script of the packaging file runs."""
     setup = configparser.ConfigParser()

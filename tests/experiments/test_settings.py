@@ -6,7 +6,7 @@ import pkgutil
 import pytest
 
 import experiments.configs
-from experiments import settings
+from experiments import options, settings
 from experiments.families.lakes.family import Lakes
 from experiments.families.lakes.options import LakesOptions
 
@@ -34,6 +34,12 @@ def test_every_configuration_file_is_valid(name, tmp_path):
     [
         ({"loops": {}}, r"loops=\{\}: unknown field \(did you mean loop\?\); allowed are"),
         ({"loop": {"rouns": 3}}, r"loop.rouns=3: unknown field \(did you mean loop.rounds\?\)"),
+        ({"training": {"learning_rate": 1.0}}, "did you mean training.optimizer.learning_rate"),
+        ({"training": {"learn_rate": 1.0}}, "did you mean training.optimizer.learning_rate"),
+        ({"num_agents": 3}, r"did you mean lakes.num_agents\?"),
+        ({"loop": {"seed": 1}}, r"did you mean seed\?"),
+        ({"engineer": {"seconds": 1}}, r"did you mean reasoning_gym.seconds\?"),
+        ({"engineer": {"zzz": 1}}, r"engineer.zzz=1: unknown field; allowed are"),
         ({"loop": {"rounds": "3"}}, "loop.rounds='3': int is needed, this is str"),
         ({"loop": {"rounds": True}}, "loop.rounds=True: int is needed"),
         ({"loop": {"rounds": 0}}, "loop.rounds=0: allowed are integers from 1 up"),
@@ -58,6 +64,20 @@ def test_every_configuration_file_is_valid(name, tmp_path):
 def test_errors_name_the_field(config, message):
     with pytest.raises(ValueError, match=message):
         settings.from_config(config)
+
+
+def test_every_option_is_on_the_page_once():
+    page = options.page()
+
+    def check(values, path):
+        for name, value in values.items():
+            if isinstance(value, dict):
+                check(value, f"{path}{name}.")
+            else:
+                assert page.count(f"\n- `{path}{name}=") == 1, path + name
+
+    check(settings.Settings().to_dict(), "")
+    assert "- `engineer.judge.tries=5`: requests for one answer, at least 1." in page
 
 
 def test_the_space_leaves_cells_for_starts_and_goals():

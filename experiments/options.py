@@ -1,0 +1,60 @@
+"""All options of a run with default and meaning, as the classes that hold them say it.
+
+`python -m experiments.main --list_options` prints the page, and docs/options.md holds it.
+"""
+
+import dataclasses
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+from experiments.settings import Settings
+
+_ATTRIBUTES = re.compile(r"^Attributes:\n((?:  .*\n?|\n)+)", re.MULTILINE)
+_ATTRIBUTE = re.compile(r"^  (\w+(?:, \w+)*): (.*(?:\n    .*)*)", re.MULTILINE)
+_INTRODUCTION = """\
+# The options of a run
+
+What each option is called, its default, and what it means. `--config.loop.rounds=2` sets one for a
+run, a file sets many, and those of the package go by their names (`--config=tiny`,
+`--config=hardware:Qwen3-4B@h200`). Without `--workdir` the run is in `runs/tiny`, after that name.
+Installed, it starts in any folder; `mapf-train` is short for `python -m experiments.main`, and
+`mapf-jax` for `python -m mapf_jax`. `mapf-train --list_options` prints this page.
+"""
+
+
+def page() -> str:
+    """The options in Markdown, a heading for each group and a line for each option."""
+    return "\n".join([_INTRODUCTION, *_group(Settings(), "")])
+
+
+def _group(options: Any, path: str) -> Iterator[str]:
+    """The lines of a group, then those of the groups in it."""
+    meanings = _meanings(type(options))
+    values = [(field.name, getattr(options, field.name)) for field in dataclasses.fields(options)]
+    if path:
+        yield f"## {path.rstrip('.')}\n\n{meanings['']}\n"
+    for name, value in values:
+        of_group = dataclasses.is_dataclass(value)
+        if name in meanings or not of_group:
+            shown = f"{name}.*" if of_group else f"{name}={value!r}"
+            line = f"- `{path}{shown}`: {meanings[name]}"
+            yield textwrap.fill(line, 100, subsequent_indent="  ", break_on_hyphens=False)
+    yield ""
+    for name, value in values:
+        if dataclasses.is_dataclass(value):
+            yield from _group(value, f"{path}{name}.")
+
+
+def _meanings(kind: type) -> dict[str, str]:
+    """What a class says of each of its fields, and under "" of itself, its bases included."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__[:-1]):
+        text = inspect.cleandoc(base.__doc__ or "")
+        found[""] = text.partition("\n\n")[0]
+        for section in _ATTRIBUTES.findall(text):
+            for names, said in _ATTRIBUTE.findall(section):
+                found.update(dict.fromkeys(names.split(", "), " ".join(said.split())))
+    return found
