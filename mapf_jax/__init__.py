@@ -24,6 +24,8 @@ from mapf_jax.types import (
 )
 from mapf_jax.verify import verify
 
+__version__ = "0.1.0"
+
 __all__ = [
     "CHECKS",
     "INFINITE_COST",
@@ -39,6 +41,7 @@ __all__ = [
     "TimeStep",
     "Verdict",
     "ViolationKind",
+    "__version__",
     "ascii_frames",
     "ascii_instance",
     "benchmark_instances",

@@ -22,7 +22,7 @@ from typing import IO, Any
 import jax
 import numpy as np
 
-from mapf_jax import formats
+from mapf_jax import __version__, formats
 from mapf_jax.bridges import hub_records as published
 from mapf_jax.bridges import movingai
 from mapf_jax.bridges.dataset import write_dataset
@@ -81,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m mapf_jax",
         description="Several agents on a frozen lake: make, solve, check and draw instances.",
     )
+    parser.add_argument("--version", action="version", version=f"mapf_jax {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     reads, writes = (argparse.ArgumentParser(add_help=False) for _ in range(2))
     reads.add_argument("input", metavar="INPUT", help="what to read, see below")

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from experiments.settings import TINY_MODEL, check_field, from_config
+from mapf_jax import __version__
 from mapf_jax.cli import main as mapf_jax_main
 
 ROOT = Path(__file__).parent.parent
@@ -208,9 +209,8 @@ def test_citation():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["cff-version"] == "1.2.0"
     assert {"message", "title", "authors", "license", "type"} <= set(citation)
-    version = re.search(r"^version = (.*)$", (ROOT / "setup.cfg").read_text(), re.MULTILINE)
-    assert version is not None
-    assert citation["version"] == version[1]
-    assert f"## [{version[1]}]" in (ROOT / "CHANGELOG.md").read_text()
+    assert "\nversion = attr: mapf_jax.__version__\n" in (ROOT / "setup.cfg").read_text()
+    assert citation["version"] == __version__
+    assert f"## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text()
     (paper,) = citation["references"]
     assert paper["identifiers"][0]["value"] == "arXiv:2606.17682"

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+import mapf_jax
 from mapf_jax import EnvironmentConfig, benchmark, fingerprints, formats, generate
 from mapf_jax.cli import main
 
@@ -43,6 +44,12 @@ def write(path, *records):
 
 def records(text):
     return [json.loads(line) for line in text.splitlines()]
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"mapf_jax {mapf_jax.__version__}\n"
 
 
 def test_generate_then_verify_then_solve(tmp_path, capsys):
