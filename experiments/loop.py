@@ -37,7 +37,7 @@ from experiments.settings import Settings
 from experiments.store import RunStore
 from experiments.validation import Validator, validation_completer, write_validation
 from learner.devices import distributed
-from learner.devices.preemption import Preempted, Preemption
+from learner.devices.preemption import Preemption
 from learner.qwen3 import attention
 from learner.qwen3.cached_attention import choose_decoding
 from learner.training import metrics
@@ -72,7 +72,7 @@ class Loop:
           UserError: an option does not go with another one or with the model.
           NonFiniteError: a number that steers training was NaN or infinite; what the step trained
             on is in the folder `non_finite`.
-          Preempted: SIGTERM came; all work up to the current step is saved.
+          Preempted: SIGTERM or SIGINT came; all work up to the current step is saved.
         """
         settings, store = self._settings, self._store
         with self._preemption.watch(), contextlib.ExitStack() as stack:
@@ -206,7 +206,7 @@ class Loop:
                     progress.save(self._checkpoints, regular)
                 if leave:
                     self._checkpoints.wait()
-                    raise Preempted
+                    break
 
     @contextlib.contextmanager
     def _batch_kept(self, name: str) -> Iterator[None]:

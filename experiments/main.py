@@ -1,8 +1,8 @@
 """Starts or resumes one run: `python -m experiments.main --config=tiny`.
 
 Exit codes: 0 when the run is complete; 1 for what the user can mend, or a number that is not
-finite, with one line that says so; 75 (EX_TEMPFAIL) after SIGTERM, when everything is saved and
-the same command goes on from there. Of several processes (docs/hosts.md), 69 (EX_UNAVAILABLE)
+finite, with one line that says so; 75 (EX_TEMPFAIL) after SIGTERM and 130 after Ctrl-C,
+when everything is saved and the same command goes on from there. Of several processes (docs/hosts.md), 69 (EX_UNAVAILABLE)
 where another one is gone, or 134 (SIGABRT) where jax noticed that first: all of them started again
 go on from the last checkpoint.
 """
@@ -63,9 +63,12 @@ def main(argv: Sequence[str]) -> None:
     except (UserError, NoProblemError, NonFiniteError) as error:
         logging.debug("where the error was raised", exc_info=True)
         sys.exit(f"error: {error}")
-    except preemption.Preempted:
+    except preemption.Preempted as asked:
         reporter.line("asked to leave: saved; the same command goes on from here")
-        sys.exit(preemption.EXIT_CODE)
+        sys.exit(asked.exit_code)
+    except KeyboardInterrupt:  # A second one, or where there is nothing to save.
+        reporter.line("stopped; the same command goes on from what was saved last")
+        sys.exit(preemption.INTERRUPTED_EXIT_CODE)
     except Exception as error:
         if not distributed.together():
             raise

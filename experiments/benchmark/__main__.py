@@ -61,12 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    except preemption.Preempted:
+    except preemption.Preempted as asked:
         reporter.line("asked to leave: what was answered is kept; the same command goes on")
-        return preemption.EXIT_CODE
-    except KeyboardInterrupt:
-        reporter.line("stopped: what was answered is kept; the same command goes on")
-        return 130
+        return asked.exit_code
     return 0
 
 

@@ -1,7 +1,7 @@
-"""Leaving in good order when the machine is taken away (SIGTERM).
+"""Leaving in good order when the machine is taken away (SIGTERM) or on Ctrl-C (SIGINT).
 
 A cluster that needs a machine back sends SIGTERM and, some seconds later, SIGKILL. Inside `watch`
-the signal raises `Preempted` at once, except inside `hold`, which lets the body end first. So
+either signal raises `Preempted` at once, except inside `hold`, which lets the body end first. So
 training holds it for the length of a step and saves, while anything that leaves complete files
 only may be stopped anywhere.
 
@@ -18,14 +18,24 @@ from learner.devices import distributed
 
 #: What a process that was preempted exits with: the EX_TEMPFAIL ("try again") of sysexits.h.
 EXIT_CODE = 75
+#: What a process exits with after Ctrl-C: what shells expect.
+INTERRUPTED_EXIT_CODE = 128 + signal.SIGINT
 
 
 class Preempted(BaseException):
-    """The process was asked to leave. No `Exception`: a general handler must not swallow it."""
+    """The process was asked to leave. No `Exception`: a general handler must not swallow it.
+
+    Attributes:
+      exit_code: what the process should exit with.
+    """
+
+    def __init__(self, exit_code: int = EXIT_CODE) -> None:
+        super().__init__(exit_code)
+        self.exit_code = exit_code
 
 
 class Preemption:
-    """Turns SIGTERM into `Preempted` while `watch` is entered; for the main thread.
+    """Turns SIGTERM and SIGINT into `Preempted` while `watch` is entered; for the main thread.
 
     Attributes:
       requested: whether the signal has come; of several processes, whether they have agreed that
@@ -35,25 +45,36 @@ class Preemption:
     def __init__(self) -> None:
         self.requested = False
         self._noted = False
+        self._exit_code = EXIT_CODE
         self._held = 0
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
-        """Handles the signal inside; puts the handler from before back at the end."""
+        """Handles the signals inside; puts the handlers from before back at the end.
+
+        Whoever is impatient presses Ctrl-C again, which then does what it did before.
+        """
 
         def handle(number: int, frame: FrameType | None) -> None:
             self._noted = True
+            if number == signal.SIGINT:
+                self._exit_code = INTERRUPTED_EXIT_CODE
+                signal.signal(number, before[number])
             if distributed.together():
                 return
             self.requested = True
             if not self._held:
-                raise Preempted
+                raise Preempted(self._exit_code)
 
-        before = signal.signal(signal.SIGTERM, handle)
+        numbers = [signal.SIGTERM]
+        if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # As it is in the background.
+            numbers.append(signal.SIGINT)
+        before = {number: signal.signal(number, handle) for number in numbers}
         try:
             yield
         finally:
-            signal.signal(signal.SIGTERM, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def agree(self) -> None:
         """A point that all processes reach: one of them has the signal, so all leave here.
@@ -63,7 +84,7 @@ class Preemption:
         if distributed.together():
             self.requested = distributed.any_process(self._noted)
             if self.requested and not self._held:
-                raise Preempted
+                raise Preempted(self._exit_code)
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
@@ -74,4 +95,4 @@ class Preemption:
         finally:
             self._held -= 1
         if self.requested and not self._held:
-            raise Preempted
+            raise Preempted(self._exit_code)

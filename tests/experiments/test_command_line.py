@@ -80,3 +80,24 @@ def call_of(script):
 
 def test_the_simulator_has_a_script_too():
     assert call_of("mapf-jax")
+
+
+INTERRUPTED = """
+import os, signal
+from absl import app
+from experiments import command_line, main
+
+def run(self):
+    with self._preemption.watch(), self._preemption.hold():
+        os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+main.Loop.run = run
+app.run(main.main, flags_parser=command_line.parse_flags)
+"""
+
+
+def test_an_interrupt_is_one_line_and_its_exit_code(tmp_path):
+    code, out, err = start(tmp_path, code=INTERRUPTED)
+    assert (code, err) == (130, "")
+    assert out.splitlines()[-1] == "asked to leave: saved; the same command goes on from here"

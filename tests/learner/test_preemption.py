@@ -1,4 +1,4 @@
-"""SIGTERM: put off while held, at once elsewhere, and nothing left behind."""
+"""SIGTERM and Ctrl-C: put off while held, at once elsewhere, and nothing left behind."""
 
 import os
 import signal
@@ -8,28 +8,31 @@ import pytest
 from learner.devices.preemption import Preempted, Preemption
 
 
-def terminate():
-    os.kill(os.getpid(), signal.SIGTERM)
+@pytest.fixture(autouse=True)
+def in_the_foreground():
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
-def not_held(preemption, reached):
+def not_held(preemption, number, reached):
     with preemption.watch():
-        terminate()
+        os.kill(os.getpid(), number)
         reached.append("behind the signal")
 
 
-def held(preemption, reached):
+def held(preemption, number, reached):
     with preemption.watch():
         with preemption.hold():
             with preemption.hold():
-                terminate()
+                os.kill(os.getpid(), number)
             reached.append("end of the step")
         reached.append("behind the step")
 
 
-def failing(preemption, reached):
+def failing(preemption, number, reached):
     with preemption.watch(), preemption.hold():
-        terminate()
+        os.kill(os.getpid(), number)
         reached.append("before the error")
         raise KeyError
 
@@ -42,11 +45,27 @@ def failing(preemption, reached):
         (failing, KeyError, ["before the error"]),
     ],
 )
-def test_signal(body, error, want):
-    before = signal.getsignal(signal.SIGTERM)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_signal(body, error, want, number, code):
+    before = signal.getsignal(number)
     preemption, reached = Preemption(), []
-    with pytest.raises(error):
-        body(preemption, reached)
+    with pytest.raises(error) as raised:
+        body(preemption, number, reached)
+    if error is Preempted:
+        assert raised.value.exit_code == code
     assert reached == want
     assert preemption.requested
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.getsignal(number) is before
+
+
+def test_a_second_interrupt_does_not_wait():
+    preemption = Preemption()
+    with preemption.watch(), pytest.raises(KeyboardInterrupt), preemption.hold():
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_what_ignores_ctrl_c_goes_on_doing_so():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with Preemption().watch():
+        os.kill(os.getpid(), signal.SIGINT)
