@@ -1,10 +1,10 @@
 """Starts or resumes one run: `python -m experiments.main --config=tiny`.
 
 Exit codes: 0 when the run is complete; 1 for what the user can mend, or a number that is not
-finite, with one line that says so; 75 (EX_TEMPFAIL) after SIGTERM and 130 after Ctrl-C,
-when everything is saved and the same command goes on from there. Of several processes (docs/hosts.md), 69 (EX_UNAVAILABLE)
-where another one is gone, or 134 (SIGABRT) where jax noticed that first: all of them started again
-go on from the last checkpoint.
+finite, with one line that says so; 75 (EX_TEMPFAIL) after SIGTERM and 130 after Ctrl-C, when
+everything is saved and the same command goes on from there. Of several processes (docs/hosts.md),
+69 (EX_UNAVAILABLE) where another one is gone, or 134 (SIGABRT) where jax noticed that first: all of
+them started again go on from the last checkpoint.
 """
 
 import contextlib

@@ -13,6 +13,7 @@ import contextlib
 import signal
 from collections.abc import Iterator
 from types import FrameType
+from typing import Any
 
 from learner.devices import distributed
 
@@ -69,7 +70,7 @@ class Preemption:
         numbers = [signal.SIGTERM]
         if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # As it is in the background.
             numbers.append(signal.SIGINT)
-        before = {number: signal.signal(number, handle) for number in numbers}
+        before: dict[int, Any] = {number: signal.signal(number, handle) for number in numbers}
         try:
             yield
         finally:
