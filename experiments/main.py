@@ -20,7 +20,7 @@ import jax
 from absl import app, flags
 from absl import logging as absl_logging
 
-from experiments import agreement, command_line, options, process, report
+from experiments import agreement, command_line, options, process
 from experiments import settings as settings_lib
 from experiments.errors import UserError, user_errors
 from experiments.families import NoProblemError
@@ -50,7 +50,6 @@ def main(argv: Sequence[str]) -> None:
     if _LIST_OPTIONS.value:
         print(options.page(), end="")
         return
-    begin = time.monotonic()
     process.keep_freed_memory()
     process.quieten(absl_logging.WARNING)
     try:
@@ -59,7 +58,7 @@ def main(argv: Sequence[str]) -> None:
         sys.exit(f"error: {error}")
     reporter = Reporter(quiet=not distributed.is_first())
     try:
-        path = _run(reporter)
+        _run(reporter)
     except (UserError, NoProblemError, NonFiniteError) as error:
         logging.debug("where the error was raised", exc_info=True)
         sys.exit(f"error: {error}")
@@ -73,11 +72,11 @@ def main(argv: Sequence[str]) -> None:
         if not distributed.together():
             raise
         _leave_the_others(error)
-    reporter.line(f"done in {time.monotonic() - begin:.0f} s; report: {path}")
 
 
-def _run(reporter: Reporter) -> Path:
-    """The whole run; returns the path of its report."""
+def _run(reporter: Reporter) -> None:
+    """The whole run, with its first line and its last."""
+    begin = time.monotonic()
     with user_errors():
         settings, directory = distributed.on_all(_read_options)
     agreement.check_alike(settings)
@@ -85,12 +84,23 @@ def _run(reporter: Reporter) -> Path:
         # The folder is the first process's alone, checkpoints apart.
         distributed.on_first(lambda: stack.enter_context(directory.locked()))
         distributed.on_first(lambda: directory.claim(settings))
+        if page := distributed.on_first(lambda: directory.finished(settings)):
+            reporter.line(f"{directory.root}: the run is finished; report: {page}")
+            return
+        reporter.line(f"{directory.root}: starting")
         agreement.check_shared(directory.root)
         process.keep_compiled(directory.root / "compilation_cache")
         with contextlib.ExitStack() as timing:
             distributed.on_first(lambda: timing.enter_context(directory.timed()))
             Loop(settings, directory, reporter).run()
-        return distributed.on_first(lambda: report.write(directory.root))
+        path = distributed.on_first(lambda: _write_report(directory.root))
+        reporter.line(f"done in {time.monotonic() - begin:.0f} s; report: {path}")
+
+
+def _write_report(root: Path) -> Path:
+    from experiments import report  # Only now: the import takes longer than all others.
+
+    return report.write(root)
 
 
 def _read_options() -> tuple[Settings, RunStore]:

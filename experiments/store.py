@@ -152,6 +152,13 @@ class RunStore:
                 "was started; use another --workdir"
             )
 
+    def finished(self, settings: Settings) -> Path | None:
+        """The report, if all rounds are finished and it was written after that."""
+        last = self.round(settings.loop.rounds - 1) / "evidence.json"
+        page = self.root / "report.html"
+        whole = last.exists() and page.exists() and page.stat().st_mtime >= last.stat().st_mtime
+        return page if whole else None
+
 
 def family_digest(settings: Settings) -> str:
     """SHA-256 of a family's own file; empty for a family of this package."""

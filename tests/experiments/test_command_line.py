@@ -97,7 +97,20 @@ app.run(main.main, flags_parser=command_line.parse_flags)
 """
 
 
-def test_an_interrupt_is_one_line_and_its_exit_code(tmp_path):
+def test_an_interrupt_and_a_finished_run_are_one_line_each(tmp_path):
     code, out, err = start(tmp_path, code=INTERRUPTED)
     assert (code, err) == (130, "")
-    assert out.splitlines()[-1] == "asked to leave: saved; the same command goes on from here"
+    saved = "asked to leave: saved; the same command goes on from here"
+    assert out.splitlines() == ["runs/tiny: starting", saved]
+    run = tmp_path / "runs" / "tiny"
+    (run / "rounds" / "2").mkdir(parents=True)
+    (run / "report.html").touch()
+    (run / "rounds" / "2" / "evidence.json").touch()
+    os.utime(run / "report.html", (0, 0))  # Of an earlier round.
+    assert start(tmp_path, code=INTERRUPTED)[1].splitlines() == ["runs/tiny: starting", saved]
+    (run / "report.html").touch()
+    times = (run / "times.jsonl").read_text()
+    code, out, err = start(tmp_path)
+    assert (code, err) == (0, "")
+    assert out == "runs/tiny: the run is finished; report: runs/tiny/report.html\n"
+    assert (run / "times.jsonl").read_text() == times
