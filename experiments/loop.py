@@ -30,7 +30,7 @@ from experiments.problem_sets import (
     round_key,
     round_seed,
 )
-from experiments.progress import Reporter, describe
+from experiments.progress import Reporter, describe, plan
 from experiments.run_checkpoint import Position, Progress, resume
 from experiments.run_metrics import check_packages, open_writers
 from experiments.settings import Settings
@@ -78,21 +78,23 @@ class Loop:
         with self._preemption.watch(), contextlib.ExitStack() as stack:
             # Everything that can refuse its settings comes before anything that takes long.
             params = self._load()
+            self._reporter.notes(plan(settings))
+            kept = settings.checkpoint
+            checkpoints = Checkpoints(store.root / "checkpoints", kept.keep, kept.keep_best)
+            self._checkpoints = stack.enter_context(checkpoints)
+            # TensorBoard hides what an interrupted run wrote of the steps to come.
+            to_come = (checkpoints.latest_step() or 0) + 1
+            self._write_metrics = stack.enter_context(open_writers(settings, store.root, to_come))
             self._problems = ProblemSets(settings, self._family, store, self._reporter, self._first)
             self._preemption.agree()
             self._validator = Validator(
                 settings, self._family, self._completer, self._problems.validation
             )
-            self._validate(params, store.root / "initial")
+            self._validate(params, store.root / "initial", 0)
             self._report("before training", store.root / "initial")
-            kept = settings.checkpoint
-            checkpoints = Checkpoints(store.root / "checkpoints", kept.keep, kept.keep_best)
-            self._checkpoints = stack.enter_context(checkpoints)
             progress = self._start(params)
             del params  # Training donates them.
-            # Not earlier: TensorBoard hides what an interrupted run wrote of the steps to come.
-            writers = open_writers(settings, store.root, progress.position.total + 1)
-            self._write_metrics = stack.enter_context(writers)
+            self._begun = progress.position.total
             for index in range(settings.loop.rounds):
                 if index >= progress.position.round:
                     self._train(index, progress)
@@ -170,6 +172,8 @@ class Loop:
         if progress.task:
             task.restore(progress.task)
         steps = settings.training.num_steps(len(task))
+        if position.total == self._begun and position.step < steps:
+            self._reporter.line(f"round {index}: compiling the first step, a minute or more")
         log: contextlib.AbstractContextManager[metrics.Writer]
         log = contextlib.nullcontext(lambda step, values: None)
         if distributed.is_first():
@@ -228,21 +232,23 @@ class Loop:
 
     # Validation
 
-    def _validate(self, params: Any, folder: Path) -> bool:
-        """Validates parameters, unless that has been done; whether it was done now."""
+    def _validate(self, params: Any, folder: Path, steps: int) -> None:
+        """Validates what so many steps in all have trained, unless that has been done."""
         if self._store.exists(folder / "validation.json"):
-            return False
+            return
+        if not steps:
+            self._reporter.line("validating the model as it is, once that is compiled")
         write_validation(self._store, folder, self._family, self._validator(params))
+        found = evidence.outcome_metrics(self._store.read(folder / "answers.jsonl"))
+        values = {f"validation/{name}": value for name, value in found.items()}
+        self._write_metrics(steps, values)
         self._preemption.agree()
-        return True
 
     def _validate_round(self, index: int, progress: Progress) -> None:
         """Validates what a round has trained, and gathers the evidence of it."""
         folder = self._store.round(index)
-        if self._validate(self._trainer.policy_params(progress.state), folder):
-            found = evidence.outcome_metrics(self._store.read(folder / "answers.jsonl"))
-            values = {f"validation/{name}": value for name, value in found.items()}
-            self._write_metrics(progress.position.total, values)
+        total = progress.position.total
+        self._validate(self._trainer.policy_params(progress.state), folder, total)
         evidence.round_evidence(self._store, self._family, index)
 
     # Design

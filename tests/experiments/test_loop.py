@@ -8,12 +8,14 @@ import time
 
 import numpy as np
 import pytest
+import tensorboard_events
 import whole_runs
 
 
 def start(workdir, *options):
     more = ("--config.loop.rounds=3", "--config.environment.num_instances=32")
-    return whole_runs.Run(workdir, *more, "--config.checkpoint.every_steps=2", *options)
+    more += ("--config.checkpoint.every_steps=2", "--config.log.tensorboard=True")
+    return whole_runs.Run(workdir, *more, *options)
 
 
 def story(workdir):
@@ -59,6 +61,35 @@ def test_three_rounds_two_designs_and_a_report(undisturbed):
     page = (workdir / "report.html").read_text()
     assert page.count('class="chart"') == len(list((workdir / "figures").glob("*.png"))) > 10
     assert page.count('class="lake"') == 12
+
+
+def test_a_run_says_what_it_is_going_to_do_and_when_to_wait(undisturbed):
+    workdir, out = undisturbed
+    lines = out.splitlines()
+    assert lines[0] == f"{workdir}: starting"
+    assert lines[3:8] == [
+        "  3 rounds of 4 steps on 32 problems each, validated on 24",
+        "  a step: 8 problems with 4 completions each, in 32 slots of at most 64 tokens; "
+        "updates: 1",
+        "  mesh: data 1 x fsdp 1 x tensor 1; micro-batches of 8 rows with 8 completions each",
+        "making the validation set",
+        "validating the model as it is, once that is compiled",
+    ]
+    assert out.count("round 0: compiling the first step") == out.count("compiling the first") == 1
+
+
+def test_the_logs_begin_with_the_validation_before_training(undisturbed):
+    workdir, _ = undisturbed
+    pytest.importorskip("tensorboardX")
+    (file,) = (workdir / "tensorboard").iterdir()
+    shown = {}
+    for event in tensorboard_events.read(file):
+        for value in event.summary.value:
+            shown.setdefault(value.tag, {})[event.step] = value.simple_value
+    for number, folder in enumerate(("initial", "rounds/0", "rounds/1", "rounds/2")):
+        found = json.loads((workdir / folder / "validation.json").read_text())
+        assert shown["validation/valid"][4 * number] == pytest.approx(found["valid_rate"], abs=1e-3)
+    assert sorted(shown["reward"]) == list(range(1, 13))
 
 
 # A run is killed soon after each of these files has appeared: while the first checkpoints are

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import tensorboard_events
 
 from learner.training import metrics
 
@@ -27,16 +28,6 @@ def test_only_finite_figures_are_written(tmp_path):
     assert (tmp_path / "train.jsonl").read_text() == ""
 
 
-def read_events(file):
-    events = pytest.importorskip("tensorboardX.event_file_writer")
-    content, found = file.read_bytes(), []
-    while content:  # Records of: length, its checksum, the event, its checksum.
-        length = int.from_bytes(content[:8], "little")
-        found.append(events.event_pb2.Event.FromString(content[12 : 12 + length]))
-        content = content[16 + length :]
-    return found
-
-
 def test_tensorboard_keeps_the_history_of_a_resumed_run(tmp_path):
     """Only steps from `first_step` on are hidden; TensorBoard does that at the START event."""
     events = pytest.importorskip("tensorboardX.event_file_writer")
@@ -48,7 +39,7 @@ def test_tensorboard_keeps_the_history_of_a_resumed_run(tmp_path):
     shown = {}
     for first in (1, 3):
         (file,) = (tmp_path / str(first)).iterdir()
-        for event in read_events(file):
+        for event in tensorboard_events.read(file):
             if event.session_log.status == events.event_pb2.SessionLog.START:
                 shown = {step: value for step, value in shown.items() if step < event.step}
             for value in event.summary.value:
@@ -64,7 +55,7 @@ def test_tensorboard_has_a_scalar_for_each_metric(tmp_path):
     (file,) = (tmp_path / "tb").iterdir()
     found = [
         (value.tag, event.step, value.simple_value)
-        for event in read_events(file)
+        for event in tensorboard_events.read(file)
         for value in event.summary.value
     ]
     assert found == [("reward", 1, 0.25), ("task/valid_3", 1, 1.0), ("reward", 2, 0.5)]

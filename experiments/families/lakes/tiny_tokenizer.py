@@ -6,9 +6,9 @@ and two-decimal numbers. It can encode any text.
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
 
 from experiments.families.lakes import texts as lakes
 from mapf_jax.text import RULES
@@ -48,13 +48,15 @@ def extra_tokens() -> list[str]:
     ]
 
 
-def train_tokenizer(corpus: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
+def train_tokenizer(corpus: Iterable[str], vocab_size: int) -> Any:
     """Trains the byte-pair encoding on texts and adds the extra tokens.
 
     Args:
       corpus: texts, such as prompts, answers, contexts and designs.
       vocab_size: number of ids in all, extra tokens included.
     """
+    from transformers import PreTrainedTokenizerFast  # Not before a run's first line: it is slow.
+
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
