@@ -4,5 +4,5 @@ import runpy
 
 
 def train() -> None:
-    """The console script `mapf-train`, which is `python -m experiments.main`."""
+    """What the console script for training calls: `python -m experiments.main`."""
     runpy.run_module("experiments.main", run_name="__main__", alter_sys=True)

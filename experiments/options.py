@@ -20,8 +20,7 @@ _INTRODUCTION = """\
 What each option is called, its default, and what it means. `--config.loop.rounds=2` sets one for a
 run, a file sets many, and those of the package go by their names (`--config=tiny`,
 `--config=hardware:Qwen3-4B@h200`). Without `--workdir` the run is in `runs/tiny`, after that name.
-Installed, it starts in any folder; `mapf-train` is short for `python -m experiments.main`, and
-`mapf-jax` for `python -m mapf_jax`. `mapf-train --list_options` prints this page.
+This page is what `python -m experiments.main --list_options` prints.
 """
 
 
