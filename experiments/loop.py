@@ -52,13 +52,21 @@ class Loop:
     Args:
       store: the files of the run; another run of the same options is continued.
       reporter: where progress is shown.
+      resume_from: the checkpoint to go on from; None is the last one.
 
     Raises:
       UserError: the family cannot be loaded.
     """
 
-    def __init__(self, settings: Settings, store: RunStore, reporter: Reporter) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        store: RunStore,
+        reporter: Reporter,
+        resume_from: int | None = None,
+    ) -> None:
         self._settings = settings
+        self._resume_from = resume_from
         self._store = store
         self._reporter = reporter
         with user_errors():
@@ -80,10 +88,11 @@ class Loop:
             params = self._load()
             self._reporter.notes(plan(settings))
             kept = settings.checkpoint
-            checkpoints = Checkpoints(store.root / "checkpoints", kept.keep, kept.keep_best)
+            with user_errors():
+                checkpoints = Checkpoints(store.root / "checkpoints", kept.keep, kept.keep_best)
             self._checkpoints = stack.enter_context(checkpoints)
             # TensorBoard hides what an interrupted run wrote of the steps to come.
-            to_come = (checkpoints.latest_step() or 0) + 1
+            to_come = (self._resume_from or checkpoints.latest_step() or 0) + 1
             self._write_metrics = stack.enter_context(open_writers(settings, store.root, to_come))
             self._problems = ProblemSets(settings, self._family, store, self._reporter, self._first)
             self._preemption.agree()
@@ -150,11 +159,11 @@ class Loop:
         return load_params(settings, self._policy)
 
     def _start(self, params: Any) -> Progress:
-        """The progress of the last checkpoint, or that of a run's beginning."""
-        if self._checkpoints.latest_step() is None:
+        """The progress of the last checkpoint, of the one asked for, or of a run's beginning."""
+        if self._checkpoints.latest_step() is None and self._resume_from is None:
             key = jax.random.key(self._settings.seed)
             return Progress(self._trainer.init_state(params, key))
-        progress = resume(self._checkpoints, self._settings, self._policy)
+        progress = resume(self._checkpoints, self._settings, self._policy, self._resume_from)
         position = progress.position
         self._reporter.line(f"resuming after step {position.step} of round {position.round}")
         return progress

@@ -40,6 +40,12 @@ _WORKDIR = flags.DEFINE_string(
 _LIST_OPTIONS = flags.DEFINE_bool(
     "list_options", False, "Print every option with its default and meaning, and do nothing else."
 )
+_RESUME_FROM = flags.DEFINE_integer(
+    "resume_from",
+    None,
+    "Go on from this checkpoint, named by its training steps, and remove the later ones. Give it "
+    "once: started again without it, the run goes on from the last one.",
+)
 command_line.define_processes()
 
 
@@ -92,7 +98,8 @@ def _run(reporter: Reporter) -> None:
         process.keep_compiled(directory.root / "compilation_cache")
         with contextlib.ExitStack() as timing:
             distributed.on_first(lambda: timing.enter_context(directory.timed()))
-            Loop(settings, directory, reporter).run()
+            resume_from = distributed.on_first(lambda: _RESUME_FROM.value)
+            Loop(settings, directory, reporter, resume_from).run()
         path = distributed.on_first(lambda: _write_report(directory.root))
         reporter.line(f"done in {time.monotonic() - begin:.0f} s; report: {path}")
 

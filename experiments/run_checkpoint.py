@@ -15,7 +15,7 @@ from experiments.settings import Settings
 from learner import checks
 from learner.qwen3 import placement
 from learner.training import lora, train_state
-from learner.training.checkpoints import Checkpoints
+from learner.training.checkpoints import Checkpoints, DamagedCheckpointError
 from learner.training.train_state import TrainState
 
 
@@ -59,9 +59,27 @@ class Progress:
         checkpoints.save(self.position.total, self.state, metadata, score)
 
 
-def resume(checkpoints: Checkpoints, settings: Settings, policy: Policy) -> Progress:
-    """The progress that the last checkpoint holds."""
-    state, metadata = checkpoints.restore(_abstract_state(settings, policy))
+def resume(
+    checkpoints: Checkpoints, settings: Settings, policy: Policy, step: int | None = None
+) -> Progress:
+    """The progress that a checkpoint holds; newer ones are removed.
+
+    Args:
+      step: its name; None is the last.
+
+    Raises:
+      UserError: there is no such checkpoint, or it is damaged; the message says what to do.
+    """
+    try:
+        state, metadata = checkpoints.restore(_abstract_state(settings, policy), step)
+    except FileNotFoundError as error:
+        raise UserError(f"resume_from={step}: {error}") from error
+    except DamagedCheckpointError as error:
+        older = error.older
+        way = f"go on from it with --resume_from={older[-1]}" if older else "use another --workdir"
+        raise UserError(f"{error}; {way}") from error
+    if step is not None:
+        checkpoints.remove_after(step)
     return Progress(state, Position(**metadata["position"]), metadata["task"], metadata["rewards"])
 
 
@@ -97,7 +115,7 @@ def find_checkpoint(spec: str) -> RunCheckpoint | None:
     options = folder / "config.json"
     with user_errors():
         settings = settings_lib.from_config(checks.json_object(options))
-    with Checkpoints(folder / "checkpoints", read_only=True) as checkpoints:
+    with user_errors(), Checkpoints(folder / "checkpoints", read_only=True) as checkpoints:
         steps = checkpoints.steps()
     if not steps:
         raise UserError(f"{spec}: the run has no checkpoint yet")

@@ -1,9 +1,11 @@
 """Checkpoints that a kill cannot halve: the training state and a small JSON record beside it."""
 
+import hashlib
+import json
 import shutil
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -14,13 +16,22 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import multihost
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
+from learner import checks
 from learner.devices import distributed
 from learner.training.train_state import TrainState
 
-_STATE, _METADATA, _SCORE = "state", "metadata", "score"
+_STATE, _METADATA, _SCORE, _DIGEST = "state", "metadata", "score", "digest"
 # A checkpoint that is to go is first renamed into this folder: removing its files takes more than
 # one system call, and a kill in between would leave a part of it among the others.
 _REMOVED = "removed"
+
+
+class DamagedCheckpointError(ValueError):
+    """A checkpoint does not hold what was saved; `older` are those before it, ascending."""
+
+    def __init__(self, message: str, older: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.older = older
 
 
 class Checkpoints:
@@ -39,6 +50,9 @@ class Checkpoints:
       keep: how many of the newest to keep, at least 1; None keeps all.
       keep_best: how many of the highest scores to keep as well.
       read_only: never create, write or remove anything.
+
+    Raises:
+      DamagedCheckpointError: the score of a checkpoint cannot be read; the message names the file.
     """
 
     def __init__(
@@ -50,21 +64,29 @@ class Checkpoints:
     ) -> None:
         self._folder = Path(folder).resolve()
         best = BestN(get_metric_fn=_score, n=keep_best, keep_checkpoints_without_metrics=False)
-        self._manager = ocp.CheckpointManager(
-            self._folder,
-            options=ocp.CheckpointManagerOptions(
-                preservation_policy=AnyPreservationPolicy([LatestN(keep), best]),
-                best_fn=_score,
-                create=not read_only,
-                read_only=read_only,
-                cleanup_tmp_directories=not read_only,
-                async_options=ocp.options.AsyncOptions(barrier_sync_fn=_barrier),
-                todelete_subdir=_REMOVED,
-                # Of several processes the first looks at the folder, so that all see the same.
-                single_host_load_and_broadcast=True,
-            ),
-            item_names=(_STATE, _METADATA),
+        options = ocp.CheckpointManagerOptions(
+            preservation_policy=AnyPreservationPolicy([LatestN(keep), best]),
+            best_fn=_score,
+            create=not read_only,
+            read_only=read_only,
+            cleanup_tmp_directories=not read_only,
+            async_options=ocp.options.AsyncOptions(barrier_sync_fn=_barrier),
+            todelete_subdir=_REMOVED,
+            # Of several processes the first looks at the folder, so that all see the same.
+            single_host_load_and_broadcast=True,
         )
+        try:
+            self._manager = ocp.CheckpointManager(
+                self._folder, options=options, item_names=(_STATE, _METADATA)
+            )
+        except ValueError as error:
+            for path in sorted(self._folder.glob("*/metrics/metrics")):
+                try:
+                    checks.json_object(path)
+                except ValueError as why:
+                    message = f"{why}; remove {path.parent.parent} to go on from another checkpoint"
+                    raise DamagedCheckpointError(message) from error
+            raise
         self._read_only = read_only
         self._sweep()
 
@@ -101,7 +123,9 @@ class Checkpoints:
             args=ocp.args.Composite(
                 # A plain dict of fields on disk: readable without this class.
                 state=ocp.args.StandardSave(vars(state)),
-                metadata=ocp.args.JsonSave(dict(metadata)),
+                metadata=ocp.args.JsonSave(
+                    {_METADATA: dict(metadata), _DIGEST: _digest(state, metadata)}
+                ),
             ),
             metrics=None if score is None else {_SCORE: float(score)},
             force=True,
@@ -135,6 +159,7 @@ class Checkpoints:
 
         Raises:
           FileNotFoundError: there is no such checkpoint.
+          DamagedCheckpointError: it cannot be read, or is not what was saved.
         """
         steps = self.steps()
         if step is None and steps:
@@ -142,14 +167,32 @@ class Checkpoints:
         if step not in steps:
             wanted = "any" if step is None else step
             raise FileNotFoundError(f"{self._folder}: no checkpoint {wanted}, there are {steps}")
-        restored = self._manager.restore(
-            step,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardRestore(vars(abstract_state)),
-                metadata=ocp.args.JsonRestore(),
-            ),
-        )
-        return TrainState(**restored[_STATE]), dict(restored[_METADATA])
+        try:
+            restored = self._manager.restore(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardRestore(vars(abstract_state)),
+                    metadata=ocp.args.JsonRestore(),
+                ),
+            )
+            state, metadata = TrainState(**restored[_STATE]), restored[_METADATA][_METADATA]
+            if restored[_METADATA][_DIGEST] != _digest(state, metadata):
+                raise ValueError("its digest is not that of what was saved")
+        except RuntimeError:
+            raise  # Of the devices and the other processes.
+        except Exception as error:  # Of many kinds: broken files end in any of Orbax's own errors.
+            if distributed.lost_process(error):
+                raise
+            older = [other for other in steps if other < step]
+            why = checks.first_line(error)[:200]
+            message = f"{self._folder}: checkpoint {step} is damaged ({why}); older are {older}"
+            raise DamagedCheckpointError(message, older) from error
+        return state, metadata
+
+    def remove_after(self, step: int) -> None:
+        """Removes all checkpoints that are newer than `step`."""
+        for newer in reversed([other for other in self.steps() if other > step]):
+            self._manager.delete(newer)
 
     def close(self) -> None:
         """Waits for the last save and releases what Orbax holds; nothing works afterwards."""
@@ -175,6 +218,25 @@ class Checkpoints:
 
 def _score(metrics: Mapping[str, float]) -> float:
     return metrics[_SCORE]
+
+
+def _digest(state: TrainState, metadata: Mapping[str, Any]) -> str:
+    """SHA-256 of the metadata and of a sum over each array; no mesh changes it.
+
+    Orbax and its files know no digest of the values: a flipped bit of them would be restored.
+    """
+    sums = [int(total) for total in [_weighted_sum(leaf) for leaf in jax.tree.leaves(state)]]
+    return hashlib.sha256(json.dumps([metadata, sums], sort_keys=True).encode()).hexdigest()
+
+
+@jax.jit
+def _weighted_sum(array: jax.Array) -> jax.Array:
+    """u32: the elements' bits, weighted by odd numbers of their places, so that each bit counts."""
+    place = jnp.uint32(0)
+    for axis, size in enumerate(array.shape):
+        place = place * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, array.shape, axis)
+    bits = jax.lax.bitcast_convert_type(array, f"uint{8 * array.dtype.itemsize}")
+    return jnp.sum(bits.astype(jnp.uint32) * (2 * place + 1), dtype=jnp.uint32)
 
 
 def _barrier(*, key: str, timeout_ms: int) -> None:

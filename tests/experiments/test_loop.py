@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import time
@@ -124,6 +125,35 @@ def test_killed_runs_end_like_the_undisturbed_one(undisturbed, tmp_path, marks):
     assert code == 0, err[-3000:]
     assert "resuming" in out
     assert story(workdir) == story(whole)
+
+
+@pytest.mark.slow
+def test_a_damaged_checkpoint_is_refused_and_an_older_one_goes_on_to_the_same_end(
+    undisturbed, tmp_path
+):
+    whole, _ = undisturbed
+    workdir = tmp_path / "damaged"
+    shutil.copytree(whole, workdir)
+    (workdir / "report.html").unlink()  # A finished run would only say so.
+    path = max(
+        (workdir / "checkpoints" / "12" / "state").rglob("*"), key=lambda path: path.stat().st_size
+    )
+    damaged = bytearray(path.read_bytes())
+    damaged[len(damaged) // 2] ^= 4
+    path.write_bytes(damaged)
+    code, _, err = start(workdir).end()
+    assert code == 1
+    assert re.fullmatch(
+        r"error: .*: checkpoint 12 is damaged .*; go on from it with --resume_from=10",
+        err.strip().splitlines()[-1],
+    )
+    code, out, err = start(workdir, "--resume_from=10").end()
+    assert code == 0, err[-3000:]
+    assert "resuming after step 2 of round 2" in out
+    assert story(workdir) == story(whole)
+    code, _, err = start(workdir, "--resume_from=11").end()
+    assert code == 1
+    assert err.strip().endswith("no checkpoint 11, there are [10, 12]")
 
 
 @pytest.mark.slow

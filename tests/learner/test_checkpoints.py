@@ -14,7 +14,7 @@ import pytest
 
 from learner.devices import sharding
 from learner.qwen3 import model
-from learner.training.checkpoints import Checkpoints
+from learner.training.checkpoints import Checkpoints, DamagedCheckpointError
 from learner.training.train_state import (
     OptimizerConfig,
     TrainState,
@@ -106,7 +106,7 @@ def test_a_state_may_be_donated_while_it_is_written(one_device, tmp_path):
 
 SAVE_FOREVER = """
 import sys, jax, jax.numpy as jnp
-from learner.training.checkpoints import Checkpoints
+from learner.training.checkpoints import Checkpoints, DamagedCheckpointError
 from learner.training.train_state import TrainState
 checkpoints = Checkpoints(sys.argv[1], keep=None)
 for step in range(10_000):
@@ -149,3 +149,49 @@ def test_killed_save_leaves_no_half_checkpoint(tmp_path):
         checkpoints.save(steps[-1] + 1, state, {})
         assert checkpoints.latest_step() == steps[-1] + 1
     assert not [p.name for p in folder.iterdir() if "tmp" in p.name]
+
+
+def test_a_damaged_checkpoint_is_refused_and_an_older_one_is_restored(one_device, tmp_path):
+    """A byte flipped in any file changes nothing unseen; files that say nothing may be broken."""
+    place = sharding.replicated(one_device)
+    value = jax.random.normal(jax.random.key(0), (3000,))
+    state = jax.device_put(
+        TrainState(
+            np.int32(7), np.int32(7), {"a": value, "b": value.astype(jnp.bfloat16)}, [value]
+        ),
+        place,
+    )
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), state)
+    metadata = {"task": {"mean": 0.1}, "names": ("a",)}
+    with Checkpoints(tmp_path, keep=None) as checkpoints:
+        for step in (1, 2, 3):
+            checkpoints.save(step, state, metadata)
+    refused = []
+    for path in sorted(path for path in (tmp_path / "3").rglob("*") if path.is_file()):
+        whole = path.read_bytes()
+        damaged = bytearray(whole)
+        damaged[len(whole) // 2] ^= 4
+        path.write_bytes(damaged)
+        with Checkpoints(tmp_path, keep=None, read_only=True) as checkpoints:
+            try:
+                restored, record = checkpoints.restore(abstract)
+            except DamagedCheckpointError as error:
+                refused.append(error)
+            else:
+                assert record == {"task": {"mean": 0.1}, "names": ["a"]}
+                assert_same(restored, state)
+        path.write_bytes(whole)
+    assert len(refused) >= 4
+    for error in refused:
+        assert str(error).startswith(f"{tmp_path}: checkpoint 3 is damaged (")
+        assert str(error).endswith("; older are [1, 2]")
+        assert error.older == [1, 2]
+    with Checkpoints(tmp_path, keep=None) as checkpoints:
+        assert_same(checkpoints.restore(abstract, 2)[0], state)
+        checkpoints.remove_after(2)
+        assert checkpoints.steps() == [1, 2]
+        checkpoints.save(3, state, {}, score=0.5)
+    path = tmp_path / "3" / "metrics" / "metrics"
+    path.write_text(path.read_text()[:-3])
+    with pytest.raises(DamagedCheckpointError, match=rf"{path} is not JSON.*remove {tmp_path}/3 "):
+        Checkpoints(tmp_path, keep=None)
