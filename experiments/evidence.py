@@ -25,7 +25,7 @@ def run_record(store: RunStore, settings: Settings, family: Family, index: int) 
     history = tuple(
         RoundRecord(
             round=past,
-            config=Configuration.from_dict(store.read(store.round(past) / "environment.yaml")),
+            config=store.read(store.round(past) / "environment.yaml", Configuration.from_dict),
             evidence=round_evidence(store, family, past),
             cold_start=past == 0,
             summary=_explanation(store, past),
@@ -39,7 +39,7 @@ def run_record(store: RunStore, settings: Settings, family: Family, index: int) 
         epochs_per_round=settings.training.epochs,
         summary=history[-1].summary,
         training=training_texts(settings, family),
-        initial=FailureBreakdown.from_dict(store.read(store.root / "initial" / "validation.json")),
+        initial=store.read(store.root / "initial" / "validation.json", FailureBreakdown.from_dict),
     )
 
 
@@ -54,8 +54,8 @@ def round_evidence(store: RunStore, family: Family, index: int) -> Evidence:
             family, rows, [problems[row["id"]] for row in rows], [row["text"] for row in rows], True
         )
         return {
-            "validation": FailureBreakdown.from_dict(
-                store.read(folder / "validation.json")
+            "validation": store.read(
+                folder / "validation.json", FailureBreakdown.from_dict
             ).to_dict(),
             "training": dataclasses.asdict(training_evidence(folder, store.read)),
             "failures": [*store.read(folder / "train_failures.json"), *held_out],

@@ -34,7 +34,7 @@ from experiments.progress import Reporter, describe, plan
 from experiments.run_checkpoint import Position, Progress, resume
 from experiments.run_metrics import check_packages, open_writers
 from experiments.settings import Settings
-from experiments.store import RunStore
+from experiments.store import RunStore, check_steps
 from experiments.validation import Validator, validation_completer, write_validation
 from learner.devices import distributed
 from learner.devices.preemption import Preemption
@@ -183,10 +183,12 @@ class Loop:
         steps = settings.training.num_steps(len(task))
         if position.total == self._begun and position.step < steps:
             self._reporter.line(f"round {index}: compiling the first step, a minute or more")
+        path = self._store.round(index) / "train.jsonl"
+        distributed.on_first(lambda: check_steps(path, position.step))
         log: contextlib.AbstractContextManager[metrics.Writer]
         log = contextlib.nullcontext(lambda step, values: None)
         if distributed.is_first():
-            log = metrics.json_lines(self._store.round(index) / "train.jsonl", position.step)
+            log = metrics.json_lines(path, position.step)
         key = round_key(settings, TRAINING, index)
         results = self._trainer.run(progress.state, task, key, position.step, steps)
         with (
@@ -321,5 +323,5 @@ class Loop:
         self._report(f"round {index}", folder, "" if design is None else describe(design))
 
     def _report(self, title: str, folder: Path, ending: str = "") -> None:
-        found = FailureBreakdown.from_dict(self._store.read(folder / "validation.json"))
+        found = self._store.read(folder / "validation.json", FailureBreakdown.from_dict)
         self._reporter.validation(title, found, ending)

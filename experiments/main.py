@@ -22,7 +22,7 @@ from absl import logging as absl_logging
 
 from experiments import agreement, command_line, options, process
 from experiments import settings as settings_lib
-from experiments.errors import UserError, user_errors
+from experiments.errors import UserError, one_line, user_errors
 from experiments.families import NoProblemError
 from experiments.loop import Loop
 from experiments.progress import Reporter
@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> None:
         _run(reporter)
     except (UserError, NoProblemError, NonFiniteError) as error:
         logging.debug("where the error was raised", exc_info=True)
-        sys.exit(f"error: {error}")
+        sys.exit(f"error: {one_line(error)}")
     except preemption.Preempted as asked:
         reporter.line("asked to leave: saved; the same command goes on from here")
         sys.exit(asked.exit_code)
@@ -76,6 +76,8 @@ def main(argv: Sequence[str]) -> None:
         sys.exit(preemption.INTERRUPTED_EXIT_CODE)
     except Exception as error:
         if not distributed.together():
+            if isinstance(error, OSError):
+                sys.exit(f"error: {one_line(error)}")
             raise
         _leave_the_others(error)
 
@@ -90,7 +92,9 @@ def _run(reporter: Reporter) -> None:
         # The folder is the first process's alone, checkpoints apart.
         distributed.on_first(lambda: stack.enter_context(directory.locked()))
         distributed.on_first(lambda: directory.claim(settings))
-        if page := distributed.on_first(lambda: directory.finished(settings)):
+        resume_from = distributed.on_first(lambda: _RESUME_FROM.value)
+        page = distributed.on_first(lambda: directory.finished(settings))
+        if page and resume_from is None:
             reporter.line(f"{directory.root}: the run is finished; report: {page}")
             return
         reporter.line(f"{directory.root}: starting")
@@ -98,7 +102,6 @@ def _run(reporter: Reporter) -> None:
         process.keep_compiled(directory.root / "compilation_cache")
         with contextlib.ExitStack() as timing:
             distributed.on_first(lambda: timing.enter_context(directory.timed()))
-            resume_from = distributed.on_first(lambda: _RESUME_FROM.value)
             Loop(settings, directory, reporter, resume_from).run()
         path = distributed.on_first(lambda: _write_report(directory.root))
         reporter.line(f"done in {time.monotonic() - begin:.0f} s; report: {path}")
@@ -111,13 +114,15 @@ def _write_report(root: Path) -> Path:
 
 
 def _read_options() -> tuple[Settings, RunStore]:
+    if _WORKDIR.value == "":
+        raise UserError("workdir='': the folder of the run is needed")
     workdir = Path(_WORKDIR.value or command_line.default_workdir())
     try:
         return settings_lib.from_config(_CONFIG.value), RunStore(workdir)
     except (FileExistsError, NotADirectoryError) as error:
         raise UserError(f"workdir={workdir}: a file is there; allowed are folders") from error
     except OSError as error:
-        raise UserError(str(error)) from error
+        raise UserError(one_line(error)) from error
 
 
 def _leave_the_others(error: Exception) -> NoReturn:
@@ -130,7 +135,10 @@ def _leave_the_others(error: Exception) -> NoReturn:
             file=sys.stderr,
         )
         distributed.leave(distributed.LOST_PROCESS_EXIT_CODE)
-    traceback.print_exception(error)
+    if isinstance(error, OSError):
+        print(f"error: {one_line(error)}", file=sys.stderr)
+    else:
+        traceback.print_exception(error)
     distributed.leave(1)
 
 

@@ -85,8 +85,8 @@ class ProblemSets:
     def _make_training(self, index: int) -> list[dict[str, Any]]:
         folder, config, note = self._store.round(index), self._first, ""
         if index:  # What the engineer designed for this round.
-            design = self._store.read(self._store.round(index - 1) / "design" / "design.json")
-            config = Configuration.from_dict(design["config"])
+            path = self._store.round(index - 1) / "design" / "design.json"
+            config = self._store.read(path, lambda found: Configuration.from_dict(found["config"]))
         key = round_key(self._settings, GENERATION, index)
         count = self._settings.environment.num_instances
         exclude = [*self.validation, *self._kept("probe_set.jsonl", index)]
@@ -98,7 +98,7 @@ class ProblemSets:
                 raise UserError(f"environment: {error}") from error
             # A design without a single problem is no reason to stop the run.
             path = self._store.round(index - 1) / "environment.yaml"
-            config = Configuration.from_dict(self._store.read(path))
+            config = self._store.read(path, Configuration.from_dict)
             note = f"previous configuration kept: {error}"
             self._reporter.line(f"round {index}: {note}")
             generated = self._family.generate(key, config, count, exclude)

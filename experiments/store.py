@@ -33,7 +33,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +41,10 @@ import jax
 import numpy as np
 import yaml
 
+from engineer.evidence import FailureBreakdown
 from experiments.errors import UserError
 from experiments.settings import Settings
+from learner import checks
 from learner.devices import distributed
 
 TIMES = "times.jsonl"
@@ -71,9 +73,9 @@ class RunStore:
         """Whether a file is there, and so complete."""
         return distributed.on_first(path.exists)
 
-    def read(self, path: Path) -> Any:
-        """The value of a JSON, JSON lines or YAML file, by its suffix."""
-        return distributed.on_first(lambda: read_file(path))
+    def read(self, path: Path, parse: Callable[[Any], Any] = lambda value: value) -> Any:
+        """What `parse` makes of the value of a file; see `read_file`."""
+        return distributed.on_first(lambda: read_file(path, parse))
 
     def write(self, path: Path, value: Any) -> None:
         """Writes a value as JSON or JSON lines by the suffix, or a text under any other."""
@@ -99,7 +101,7 @@ class RunStore:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
-                except OSError as error:
+                except BlockingIOError as error:
                     if time.monotonic() >= deadline:
                         message = f"workdir={self.root}: another process is running there"
                         raise UserError(message) from error
@@ -135,6 +137,8 @@ class RunStore:
             write_json(path, now)
             return
         before = read_json(path)
+        if not isinstance(before, dict):
+            raise UserError(f"{path}: damaged: it holds no options")
         if "family" not in before:
             raise UserError(
                 f"workdir={self.root}: the run there was started by a version whose options had "
@@ -146,7 +150,7 @@ class RunStore:
                 f"workdir={self.root}: the run there was started with other options "
                 f"({'; '.join(changed)}); use those, or another --workdir"
             )
-        if read_json(self.root / "versions.json").get("family") != digest:
+        if read_file(self.root / "versions.json", lambda found: found.get("family")) != digest:
             raise UserError(
                 f"family={settings.family!r}: the file has changed since the run in {self.root} "
                 "was started; use another --workdir"
@@ -218,21 +222,75 @@ def _of_numpy(value: Any) -> Any:
     raise TypeError(f"{value!r}: {type(value).__name__} is nothing that JSON can hold")
 
 
+@contextlib.contextmanager
+def damage_named(path: Path) -> Iterator[None]:
+    """Turns whatever is wrong with a file's contents into a `UserError` that names the file."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        yaml.YAMLError,
+    ) as error:
+        said = checks.first_line(error)
+        raise UserError(f"{path}: damaged: {said or type(error).__name__}") from error
+
+
 def read_json(path: Path) -> Any:
     """Reads a JSON file.
 
     Raises:
-      ValueError: it is damaged; the message names it.
+      UserError: it is damaged; the message names it.
     """
-    try:
+    with damage_named(path):
         return json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path}: damaged: {error}") from error
 
 
 def read_jsonl(path: Path) -> list[Any]:
-    """Reads JSON lines."""
-    return [json.loads(line) for line in path.read_text().split("\n") if line]
+    """Reads JSON lines, all of them: see `check_whole`.
+
+    Raises:
+      UserError: it is damaged; the message names it.
+    """
+    with damage_named(path):
+        records = [json.loads(line) for line in path.read_text().split("\n") if line]
+    check_whole(path, records)
+    return records
+
+
+def check_whole(path: Path, records: Sequence[Any]) -> None:
+    """Compares records of a run's file with what another file states of how many there are.
+
+    Raises:
+      UserError: some are missing or too many, or numbers of training steps are not in order.
+    """
+    if path.name == "train.jsonl":
+        found = [record.get("step") for record in records if isinstance(record, dict)]
+        if found != list(range(len(records))):
+            raise UserError(f"{path}: damaged: its steps are not 0 to {len(records) - 1} in order")
+    name, count_in = _COUNTS.get(path.name, (path.name, len))
+    stated = path.with_name(name)
+    if stated == path or not stated.is_file():
+        return
+    with damage_named(stated):
+        count = count_in(json.loads(stated.read_text()))
+    if len(records) != count:
+        raise UserError(f"{path}: damaged: {len(records)} records, {stated} states {count}")
+
+
+def check_steps(path: Path, steps: int) -> None:
+    """Raises `UserError` unless the log of a round's training has that many steps at least."""
+    found = len(read_log(path))
+    if found < steps:
+        raise UserError(
+            f"{path}: damaged: {found} steps, the checkpoint stands after {steps}; put the file "
+            "back, or go on from an older checkpoint with --resume_from"
+        )
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
@@ -241,10 +299,12 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     A last line that a kill cut in two is left out.
 
     Raises:
-      UserError: another line is no JSON object.
+      UserError: another line is no JSON object, or as `check_whole`.
     """
+    if not path.exists():
+        return []
     records = []
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    lines = path.read_bytes().splitlines(keepends=True)
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line) if line.endswith(b"\n") else None
@@ -254,6 +314,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
             records.append(record)
         elif number < len(lines):
             raise UserError(f"{path}:{number}: not a JSON object; mend or remove the file")
+    check_whole(path, records)
     return records
 
 
@@ -265,18 +326,30 @@ def open_log(path: Path) -> list[dict[str, Any]]:
 
 
 def append_log(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    """Adds records; when this returns a kill of the process does not take them away."""
+    """Adds records; when this returns neither a kill nor a loss of power takes them away."""
     with path.open("a") as file:
         file.write("".join(map(json_line, records)))
+        file.flush()
+        os.fsync(file.fileno())
 
 
-def read_file(path: Path) -> Any:
-    """Reads a JSON, JSON lines or YAML file, by its suffix."""
-    if path.suffix == ".yaml":
-        return yaml.safe_load(path.read_text())
-    return read_jsonl(path) if path.suffix == ".jsonl" else read_json(path)
+def read_file(path: Path, parse: Callable[[Any], Any] = lambda value: value) -> Any:
+    """What `parse` makes of the value of a JSON, JSON lines or YAML file, by its suffix.
+
+    Raises:
+      UserError: the file is damaged, or `parse` cannot use what it holds; the message names it.
+    """
+    with damage_named(path):
+        if path.suffix == ".yaml":
+            return parse(yaml.safe_load(path.read_text()))
+        return parse(read_jsonl(path) if path.suffix == ".jsonl" else read_json(path))
 
 
+# By name of a file of records the file beside it that states how many, and where it does.
+_COUNTS: Mapping[str, tuple[str, Callable[[Any], int]]] = {
+    "instances.jsonl": ("generated.json", lambda found: found["made"]),
+    "answers.jsonl": ("validation.json", lambda found: FailureBreakdown.from_dict(found).answers),
+}
 _WRITERS: Mapping[str, Callable[[Path, Any], None]] = {".json": write_json, ".jsonl": write_jsonl}
 
 

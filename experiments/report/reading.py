@@ -1,16 +1,16 @@
 """The files of a run as a report needs them, however far the run has come."""
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from engineer.evidence import FailureBreakdown
 from engineer.space import Configuration
 from experiments import store as files
+from experiments.errors import UserError
 from experiments.families import Family
 from experiments.settings import family_of
 from experiments.statistics import Interval, wilson
@@ -161,12 +161,16 @@ def read_run(root: Path) -> Run:
     """
     folders = [path for path in (root / "rounds").glob("*") if path.name.isdecimal()]
     rounds = [_round(path) for path in sorted(folders, key=lambda path: int(path.name))]
-    times = files.read_log(root / files.TIMES)
+    seconds = None  # A finished run has its report whatever became of its times.
+    with contextlib.suppress(UserError):
+        times = files.read_log(root / files.TIMES)
+        with files.damage_named(root / files.TIMES):
+            seconds = sum(line["seconds"] for line in times) if times else None
     return Run(
         root=root,
         settings=read_json(root / "config.json"),
         versions=read_json(root / "versions.json") or {},
-        seconds=sum(line["seconds"] for line in times) if times else None,
+        seconds=seconds,
         initial=_validation(root / "initial"),
         rounds=tuple(rounds),
     )
@@ -193,10 +197,7 @@ def _generated(path: Path) -> Mapping[str, Any] | None:
 
 
 def _configuration(path: Path) -> Configuration:
-    try:
-        return Configuration.from_dict(yaml.safe_load(path.read_text()))
-    except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
-        raise ValueError(f"{path}: damaged: {error}") from error
+    return files.read_file(path, Configuration.from_dict)
 
 
 def _validation(folder: Path) -> Validation | None:
@@ -204,10 +205,8 @@ def _validation(folder: Path) -> Validation | None:
     found = read_json(path)
     if found is None:
         return None
-    try:
+    with files.damage_named(path):
         breakdown = FailureBreakdown.from_dict(found)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
     return Validation(
         breakdown,
         found.get("completion_tokens_mean"),

@@ -62,7 +62,7 @@ def rate(part: str, tokens: float, seconds: Mapping[str, float]) -> dict[str, fl
 
 @contextlib.contextmanager
 def json_lines(path: Path, steps: int) -> Iterator[Writer]:
-    """One line of JSON a step, in a file that is continued, each handed to the system at once.
+    """One line of JSON a step, in a file that is continued, each on disk at once.
 
     A metric that is NaN or infinite, for which JSON has no word, is a `ValueError`.
 
@@ -76,13 +76,17 @@ def json_lines(path: Path, steps: int) -> Iterator[Writer]:
         kept = path.read_text().splitlines()[:steps]
         # Replaced and not cut, so that a kill at this moment loses nothing.
         temporary = path.with_name(path.name + ".tmp")
-        temporary.write_text("".join(line + "\n" for line in kept))
+        with temporary.open("w") as file:
+            file.write("".join(line + "\n" for line in kept))
+            file.flush()
+            os.fsync(file.fileno())
         temporary.replace(path)
     with path.open("a") as file:
 
         def write(step: int, metrics: Mapping[str, float]) -> None:
             file.write(json.dumps({"step": step, **metrics}, allow_nan=False) + "\n")
             file.flush()
+            os.fsync(file.fileno())  # A checkpoint that outlives a loss of power counts on it.
 
         yield write
 

@@ -1,0 +1,109 @@
+"""What the files of a run are believed, and what is said of those that are damaged."""
+
+import json
+
+import pytest
+import whole_runs
+
+from engineer.evidence import FailureBreakdown
+from experiments import report, store
+from experiments.errors import UserError, one_line
+from experiments.settings import Settings
+from experiments.store import RunStore
+from learner.training import metrics
+
+ANSWERS = [
+    {"id": f"a-{i}", "group": "3", "valid": i % 2 == 0, "failed": [] if i % 2 == 0 else ["parses"]}
+    for i in range(6)
+]
+COUNTED = FailureBreakdown.from_records(ANSWERS, checks=["parses"], label="size").to_dict()
+
+
+@pytest.mark.parametrize("read", [store.read_jsonl, store.read_log])
+@pytest.mark.parametrize(
+    ("name", "stated", "value"),
+    [
+        ("answers.jsonl", "validation.json", COUNTED),
+        ("instances.jsonl", "generated.json", {"asked": 9, "made": 6}),
+    ],
+)
+def test_shortened_files_are_refused(tmp_path, read, name, stated, value):
+    store.write_jsonl(tmp_path / name, ANSWERS)
+    assert read(tmp_path / name) == ANSWERS
+    store.write_json(tmp_path / stated, value)
+    assert read(tmp_path / name) == ANSWERS
+    store.write_jsonl(tmp_path / name, ANSWERS[:-1])
+    with pytest.raises(UserError, match=rf"{name}: damaged: 5 records, .*{stated} states 6"):
+        read(tmp_path / name)
+
+
+def test_steps_without_gaps(tmp_path):
+    path = tmp_path / "train.jsonl"
+    with metrics.json_lines(path, 0) as write:
+        for step in range(4):
+            write(step, {"reward": 0.5})
+    lines = path.read_text().splitlines(keepends=True)
+    store.check_steps(path, 3)
+    assert len(store.read_jsonl(path)) == 4
+    for kept in (lines[1:], lines[:1] + lines[2:], [lines[1], lines[0], *lines[2:]]):
+        path.write_text("".join(kept))
+        for read in (store.read_jsonl, store.read_log):
+            with pytest.raises(UserError, match=r"train\.jsonl: damaged: its steps are not 0 to"):
+                read(path)
+    path.write_text("".join(lines[:2]))
+    with pytest.raises(UserError, match=r"2 steps, the checkpoint stands after 3.*resume_from"):
+        store.check_steps(path, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.json", '{"a": '),
+        ("a.json", "\x00"),
+        ("a.json", "[" * 100_000),
+        ("a.json", "[1]"),
+        ("a.json", "{}"),
+        ("a.jsonl", '{"a": 1}\n{"a": \n'),
+        ("a.yaml", "a: ["),
+        ("a.yaml", "a: {}"),
+    ],
+)
+def test_damaged_files_are_named(tmp_path, name, text):
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(UserError) as caught:
+        RunStore(tmp_path).read(path, FailureBreakdown.from_dict)
+    assert str(caught.value).startswith(f"{path}: damaged: ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["no\n{}\n", "{}\n", '{"seconds": []}\n'])
+def test_damaged_times_do_not_keep_a_report_from_being_made(tmp_path, text):
+    store.write_json(tmp_path / "config.json", Settings().to_dict())
+    (tmp_path / store.TIMES).write_text(text)
+    assert report.write(tmp_path).is_file()
+
+
+def test_errors_are_one_line_of_bounded_length(tmp_path):
+    (tmp_path / ".lock").mkdir()
+    with pytest.raises(OSError, match="directory") as caught, RunStore(tmp_path).locked():
+        pass
+    assert one_line(caught.value) == f"{tmp_path}/.lock: Is a directory"
+    assert len(one_line(ValueError("x\ny " * 10_000))) == 2000
+
+
+def test_a_run_that_cannot_begin_says_so_in_one_line(tmp_path):
+    locked, damaged = tmp_path / "locked", tmp_path / "damaged"
+    (locked / ".lock").mkdir(parents=True)
+    damaged.mkdir()
+    config = json.dumps(Settings().to_dict())
+    (damaged / "config.json").write_text(config[:-9])
+    for folder, options, message in (
+        (locked, (), f"{locked}/.lock: Is a directory"),
+        (damaged, (), f"{damaged}/config.json: damaged: "),
+        (tmp_path / "empty", ("--workdir=",), "workdir='': the folder of the run is needed"),
+    ):
+        code, _, err = whole_runs.Run(folder, *options).end()
+        assert code == 1
+        assert err.splitlines()[-1].startswith(f"error: {message}"), err
+        assert "Traceback" not in err
