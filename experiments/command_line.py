@@ -8,6 +8,7 @@ from ml_collections import config_flags
 
 from experiments import settings as settings_lib
 from experiments.errors import user_errors
+from learner import checks
 from learner.devices import distributed
 
 _CONFIGS = Path(__file__).parent / "configs"
@@ -79,7 +80,7 @@ def parse_flags(argv: list[str]) -> list[str]:
             try:
                 settings_lib.check_field(name.removeprefix("config."))
             except ValueError as error:
-                sys.exit(f"error: {error}")
+                sys.exit(f"error: {checks.one_line(error)}")
     try:
         return flags.FLAGS([others[0], f"--config={config_file(given)}", *others[1:]])
     except (flags.Error, TypeError) as error:

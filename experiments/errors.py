@@ -3,8 +3,6 @@
 import contextlib
 from collections.abc import Iterator
 
-_LONGEST = 2000
-
 
 class UserError(ValueError):
     """What was asked for cannot be done; the message names the option, its value, what is allowed.
@@ -12,14 +10,6 @@ class UserError(ValueError):
     Commands print the message alone. Any other error is one of the program and keeps its
     traceback.
     """
-
-
-def one_line(error: BaseException) -> str:
-    """What an error says, in one line of at most 2,000 characters; of an OSError with its file."""
-    text = str(error)
-    if isinstance(error, OSError) and error.filename is not None:
-        text = f"{error.filename}: {error.strerror}"
-    return " ".join(text.split())[:_LONGEST]
 
 
 @contextlib.contextmanager

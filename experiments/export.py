@@ -17,6 +17,7 @@ from experiments.errors import UserError, user_errors
 from experiments.policy import load_policy
 from experiments.run_checkpoint import RunCheckpoint, find_checkpoint, load_checkpoint
 from experiments.settings import MeshSettings
+from learner import checks
 from learner.devices import sharding
 from learner.qwen3 import weights
 from learner.qwen3.config import DTYPES
@@ -87,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             mesh = MeshSettings(*sharding.mesh_size(arguments.mesh))
         checkpoint = export(arguments.run, arguments.out, mesh, arguments.dtype)
     except (UserError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {checks.one_line(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

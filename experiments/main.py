@@ -22,12 +22,13 @@ from absl import logging as absl_logging
 
 from experiments import agreement, command_line, options, process
 from experiments import settings as settings_lib
-from experiments.errors import UserError, one_line, user_errors
+from experiments.errors import UserError, user_errors
 from experiments.families import NoProblemError
 from experiments.loop import Loop
 from experiments.progress import Reporter
 from experiments.settings import Settings
 from experiments.store import RunStore
+from learner import checks
 from learner.devices import distributed, preemption
 from learner.training.update import NonFiniteError
 
@@ -61,13 +62,13 @@ def main(argv: Sequence[str]) -> None:
     try:
         command_line.start_processes()
     except UserError as error:
-        sys.exit(f"error: {error}")
+        sys.exit(f"error: {checks.one_line(error)}")
     reporter = Reporter(quiet=not distributed.is_first())
     try:
         _run(reporter)
     except (UserError, NoProblemError, NonFiniteError) as error:
         logging.debug("where the error was raised", exc_info=True)
-        sys.exit(f"error: {one_line(error)}")
+        sys.exit(f"error: {checks.one_line(error)}")
     except preemption.Preempted as asked:
         reporter.line("asked to leave: saved; the same command goes on from here")
         sys.exit(asked.exit_code)
@@ -77,7 +78,7 @@ def main(argv: Sequence[str]) -> None:
     except Exception as error:
         if not distributed.together():
             if isinstance(error, OSError):
-                sys.exit(f"error: {one_line(error)}")
+                sys.exit(f"error: {checks.one_line(error)}")
             raise
         _leave_the_others(error)
 
@@ -122,7 +123,7 @@ def _read_options() -> tuple[Settings, RunStore]:
     except (FileExistsError, NotADirectoryError) as error:
         raise UserError(f"workdir={workdir}: a file is there; allowed are folders") from error
     except OSError as error:
-        raise UserError(one_line(error)) from error
+        raise UserError(checks.one_line(error)) from error
 
 
 def _leave_the_others(error: Exception) -> NoReturn:
@@ -136,7 +137,7 @@ def _leave_the_others(error: Exception) -> NoReturn:
         )
         distributed.leave(distributed.LOST_PROCESS_EXIT_CODE)
     if isinstance(error, OSError):
-        print(f"error: {one_line(error)}", file=sys.stderr)
+        print(f"error: {checks.one_line(error)}", file=sys.stderr)
     else:
         traceback.print_exception(error)
     distributed.leave(1)

@@ -45,7 +45,9 @@ def load_policy(settings: Settings, mesh_settings: MeshSettings | None = None) -
     config = Qwen3Config.from_folder(
         model.folder, dtype=model.dtype, remat=model.remat, scan_unroll=model.scan_unroll
     )
-    return Policy(config, tokens.load_tokenizer(model.folder), mesh)
+    tokenizer = tokens.load_tokenizer(model.folder)
+    tokens.encode_chat(tokenizer, [{"role": "user", "content": "A template may be broken."}])
+    return Policy(config, tokenizer, mesh)
 
 
 def load_params(settings: Settings, policy: Policy) -> Any:

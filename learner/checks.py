@@ -1,10 +1,24 @@
 """Checks of what users give: errors name the field or file and what is allowed, in one line."""
 
 import json
-import math
+import reprlib
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+_QUOTES = reprlib.Repr()
+_QUOTES.maxlevel, _QUOTES.maxstring, _QUOTES.maxlong, _QUOTES.maxother = 2, 120, 120, 120
+
+_LONGEST = 2000
+
+
+def one_line(error: BaseException) -> str:
+    """What an error says, in one line of at most 2,000 characters; of an OSError with its file."""
+    text = str(error)
+    if isinstance(error, OSError) and error.filename is not None:
+        text = f"{error.filename}: {error.strerror}"
+    return " ".join(text.split())[:_LONGEST]
 
 
 def first_line(error: BaseException) -> str:
@@ -12,11 +26,16 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), "")
 
 
+def shortened(value: Any) -> str:
+    """A value as errors quote it: 120 characters at most."""
+    return _QUOTES.repr(value)
+
+
 def json_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; `ValueError` with the path if there is another thing in it."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path} holds {json.dumps(value)[:40]}; it must be a JSON object")
@@ -27,8 +46,8 @@ def integers(options: Any, **least: int) -> None:
     """Raises `ValueError` unless each named field is an integer from the given bound up."""
     for name, bound in least.items():
         value = getattr(options, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < bound:
-            raise ValueError(f"{name}={value!r}: allowed are integers from {bound} up")
+        if isinstance(value, bool) or not isinstance(value, int) or not bound <= value < 1 << 63:
+            raise ValueError(f"{name}={shortened(value)}: allowed are integers from {bound} up")
 
 
 def positive(options: Any, *names: str) -> None:
@@ -51,7 +70,7 @@ def choices(options: Any, **allowed: Sequence[Any]) -> None:
     for name, values in allowed.items():
         value = getattr(options, name)
         if value not in values:
-            raise ValueError(f"{name}={value!r}: allowed are {tuple(values)}")
+            raise ValueError(f"{name}={shortened(value)}: allowed are {tuple(values)}")
 
 
 def _numbers(
@@ -60,5 +79,6 @@ def _numbers(
     for name in names:
         value = getattr(options, name)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not (is_number and math.isfinite(value) and fits(value)):
-            raise ValueError(f"{name}={value!r}: allowed are {allowed}")
+        # An integer beyond the largest float is none that can be computed with.
+        if not (is_number and abs(value) <= sys.float_info.max and fits(value)):
+            raise ValueError(f"{name}={shortened(value)}: allowed are {allowed}")

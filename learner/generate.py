@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 import jax
 
-from learner import hub, tokens
+from learner import checks, hub, tokens
 from learner.devices import sharding
 from learner.qwen3 import weights
 from learner.qwen3.attention import choose
@@ -157,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         run(parsed, sys.stdout, sys.stderr)
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {checks.one_line(error)}", file=sys.stderr)
         return 2
     return 0
 

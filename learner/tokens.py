@@ -115,14 +115,20 @@ def encode_chat(
         tokenizer: has a chat template.
         messages: each with "role" and "content".
         enable_thinking: passed to the template; Qwen3's then lets the model reason first.
+
+    Raises:
+        ValueError: the template is broken or refuses the conversation.
     """
-    ids = tokenizer.apply_chat_template(
-        [dict(message) for message in messages],
-        tokenize=True,
-        return_dict=False,  # transformers 5 returns a dict otherwise
-        add_generation_prompt=True,
-        enable_thinking=enable_thinking,
-    )
+    try:
+        ids = tokenizer.apply_chat_template(
+            [dict(message) for message in messages],
+            tokenize=True,
+            return_dict=False,  # transformers 5 returns a dict otherwise
+            add_generation_prompt=True,
+            enable_thinking=enable_thinking,
+        )
+    except Exception as error:  # A template is a program: it may fail in any way.
+        raise ValueError(f"the tokenizer's chat template fails: {error}") from error
     return [int(token) for token in ids]
 
 

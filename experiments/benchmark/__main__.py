@@ -43,6 +43,7 @@ from experiments.benchmark.table import Outcomes, Results
 from experiments.errors import UserError, user_errors
 from experiments.progress import Reporter
 from experiments.settings import MeshSettings
+from learner import checks
 from learner.devices import preemption, sharding
 from learner.qwen3.config import DTYPES
 from mapf_jax import formats
@@ -59,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with preemption.Preemption().watch():
             run(arguments, reporter)
     except (UserError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {checks.one_line(error)}", file=sys.stderr)
         return 1
     except preemption.Preempted as asked:
         reporter.line("asked to leave: what was answered is kept; the same command goes on")

@@ -8,6 +8,7 @@ from absl import app
 from absl import logging as absl_logging
 
 from experiments import process, report
+from learner import checks
 
 
 def main(argv: Sequence[str]) -> None:
@@ -18,7 +19,7 @@ def main(argv: Sequence[str]) -> None:
     try:
         print(report.write(Path(argv[1])))
     except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+        sys.exit(f"error: {checks.one_line(error)}")
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from experiments.store import RunStore
 from experiments.study import results as study_results
 from experiments.study import runs as study_runs
 from experiments.study import variants
+from learner import checks
 from learner.devices import preemption
 
 _CONFIG = command_line.define_config()
@@ -80,7 +81,7 @@ def main(argv: Sequence[str]) -> None:
             }
             found = study_results.write(root, study, settings, shared)
     except (UserError, OSError) as error:
-        sys.exit(f"error: {error}")
+        sys.exit(f"error: {checks.one_line(error)}")
     _summarize(found, reporter)
     if not whole:
         reporter.line("asked to leave: saved; the same command goes on from here")

@@ -19,7 +19,7 @@ from typing import Any
 
 import jinja2
 
-from learner import hub
+from learner import checks, hub
 from learner.devices import sharding
 from learner.plan import layout as layout_lib
 from learner.plan import programs as programs_lib
@@ -186,7 +186,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 if options.json:
                     options.json.write_text(json.dumps(result, indent=1) + "\n")
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {checks.one_line(error)}", file=sys.stderr)
         return 2
     return 0 if sound else 1
 

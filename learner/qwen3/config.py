@@ -1,6 +1,7 @@
 """What a dense Qwen3 checkpoint is: its published numbers, and how we choose to compute it."""
 
 import dataclasses
+import types
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -87,6 +88,15 @@ class Qwen3Config:
     def __post_init__(self) -> None:
         checks.integers(self, **dict.fromkeys(_POSITIVE, 1))
         checks.positive(self, "rms_norm_eps", "rope_theta")
+        checks.not_negative(self, "initializer_range")
+        if not isinstance(self.tie_word_embeddings, bool):
+            tied = checks.shortened(self.tie_word_embeddings)
+            raise ValueError(f"tie_word_embeddings={tied}: allowed are true and false")
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            value = getattr(self, name)
+            several = isinstance(value, tuple) and name == "eos_token_id"
+            for one in value if several else () if value is None else (value,):
+                checks.integers(types.SimpleNamespace(**{name: one}), **{name: 0})
         checks.choices(self, dtype=DTYPES, param_dtype=DTYPES, remat=REMAT, attention=ATTENTION)
         if self.head_dim % 2:
             raise ValueError(f"head_dim={self.head_dim}: allowed are even numbers")
@@ -111,7 +121,9 @@ class Qwen3Config:
         """
         rope = mapping.get("rope_parameters") or mapping.get("rope_scaling") or {}
         if not isinstance(rope, Mapping):
-            raise ValueError(f"rope_scaling={rope!r}: allowed are null and an object")
+            raise ValueError(
+                f"rope_scaling={checks.shortened(rope)}: allowed are null and an object"
+            )
         _refuse_unsupported(mapping, rope)
         mapping = {**mapping, "rope_theta": rope.get("rope_theta", mapping.get("rope_theta"))}
         if missing := [name for name in _REQUIRED if mapping.get(name) is None]:
@@ -123,6 +135,7 @@ class Qwen3Config:
             for field in dataclasses.fields(cls)
             if field.name not in _COMPUTE and mapping.get(field.name) is not None
         }
+        checks.positive(types.SimpleNamespace(**values), "rope_theta")
         values["rope_theta"] = float(values["rope_theta"])
         if isinstance(values.get("eos_token_id"), list):
             values["eos_token_id"] = tuple(values["eos_token_id"])
@@ -167,18 +180,20 @@ class Qwen3Config:
 def _refuse_unsupported(mapping: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
     """Raise `ValueError` for a field that would change the arithmetic in a way we do not have."""
     rope_type = rope.get("rope_type", rope.get("type", "default"))
-    layer_types = sorted(set(mapping.get("layer_types") or ()))
+    layer_types = mapping.get("layer_types") or []
+    if isinstance(layer_types, list) and set(map(str, layer_types)) == {"full_attention"}:
+        layer_types = []
     fields: tuple[tuple[str, Any, tuple[Any, ...], str], ...] = (
         ("model_type", mapping.get("model_type"), ("qwen3",), "'qwen3' (dense)"),
         ("attention_bias", mapping.get("attention_bias"), (None, False), "false"),
         ("use_sliding_window", mapping.get("use_sliding_window"), (None, False), "false"),
-        ("layer_types", layer_types, ([], ["full_attention"]), "'full_attention' only"),
+        ("layer_types", layer_types, ([],), "'full_attention' only"),
         ("rope_scaling.rope_type", rope_type, ("default",), "'default'"),
         ("hidden_act", mapping.get("hidden_act", "silu"), ("silu",), "'silu'"),
         ("num_experts", mapping.get("num_experts"), (None, 0), "none (dense)"),
     )
     found = [
-        f"{name}={value!r}: supported is {text}"
+        f"{name}={checks.shortened(value)}: supported is {text}"
         for name, value, allowed, text in fields
         if value not in allowed
     ]

@@ -107,7 +107,8 @@ def load(folder: str | Path, config: Qwen3Config, mesh: Mesh | None = None) -> P
     Raises:
         ValueError: there are no weights, a file is cut off or not of the format, or a tensor is
             missing, unknown, of another shape or of no known dtype, or an output matrix differs
-            from the embedding it is tied to. All tensors concerned are named.
+            from the embedding it is tied to. All tensors concerned are named. Or a value is NaN
+            or infinite.
     """
     shardings = flatten_dict(placement.param_shardings(config, mesh or sharding.make_mesh()))
     abstract = flatten_dict(abstract_params(config))
@@ -128,7 +129,14 @@ def load(folder: str | Path, config: Qwen3Config, mesh: Mesh | None = None) -> P
             stacked = insert(params[tensor.path], value, jnp.int32(tensor.layer))
             # Waiting keeps tensors from piling up on the host, ahead of slow devices.
             params[tensor.path] = jax.block_until_ready(stacked)
+    if broken := [".".join(path) for path, value in params.items() if not _is_finite(value)]:
+        raise ValueError(f"weights in {folder} hold NaN or infinity: {', '.join(broken)}")
     return unflatten_dict(params)
+
+
+@jax.jit
+def _is_finite(value: jax.Array) -> jax.Array:
+    return jnp.isfinite(value).all()
 
 
 def _file_sharding(tensor: _Tensor, where: NamedSharding) -> NamedSharding:

@@ -7,9 +7,10 @@ import whole_runs
 
 from engineer.evidence import FailureBreakdown
 from experiments import report, store
-from experiments.errors import UserError, one_line
+from experiments.errors import UserError
 from experiments.settings import Settings
 from experiments.store import RunStore
+from learner.checks import one_line
 from learner.training import metrics
 
 ANSWERS = [

@@ -1,0 +1,125 @@
+"""Broken model folders: refused by `ValueError`, in a line that names the file or the field."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from learner import checks, generate, tokens
+from learner.qwen3 import weights
+from learner.qwen3.config import Qwen3Config
+
+TINY = Path(generate.__file__).parents[1] / "experiments" / "tiny_model"
+CONFIG = json.loads((TINY / "config.json").read_text())
+NESTED = '{"a": ' + "[" * 100_000
+STRANGE = [[1], {"a": 1}, "x", 10**400, float("inf"), float("nan"), -1, True, [[1]], [1, "a"]]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return Path(shutil.copytree(TINY, tmp_path / "model"))
+
+
+@pytest.mark.parametrize("value", STRANGE, ids=lambda value: str(value)[:12])
+def test_fields_of_other_types_are_refused_by_name(value):
+    plain = {name: entry for name, entry in CONFIG.items() if name != "rope_parameters"}
+    for name in ("rope_theta", "rms_norm_eps", "initializer_range", "layer_types", "pad_token_id"):
+        with pytest.raises(ValueError, match=rf"^{name}=") as caught:
+            Qwen3Config.from_hf({**plain, "rope_theta": 1e6, name: value})
+        assert len(str(caught.value)) < 250
+    with pytest.raises(ValueError, match=r"^rope_theta="):
+        Qwen3Config.from_hf({**CONFIG, "rope_parameters": {"rope_theta": value}})
+    if value is not True:
+        with pytest.raises(ValueError, match=r"^tie_word_embeddings="):
+            Qwen3Config.from_hf({**CONFIG, "tie_word_embeddings": value})
+    if value != [1]:
+        with pytest.raises(ValueError, match=r"^eos_token_id="):
+            Qwen3Config.from_hf({**CONFIG, "eos_token_id": value})
+
+
+def test_sizes_beyond_any_machine_are_refused():
+    for name in ("vocab_size", "head_dim", "max_position_embeddings"):
+        with pytest.raises(ValueError, match=rf"^{name}="):
+            Qwen3Config.from_hf({**CONFIG, name: 10**400})
+
+
+def test_nested_files_are_refused_by_name(folder):
+    for name, read in (
+        ("config.json", Qwen3Config.from_folder),
+        (weights.GENERATION_FILE, weights.read_generation_config),
+        (weights.INDEX_FILE, lambda folder: weights.load(folder, Qwen3Config.from_folder(TINY))),
+    ):
+        (folder / weights.SINGLE_FILE).unlink(missing_ok=True)
+        (folder / name).write_text(NESTED)
+        with pytest.raises(ValueError, match=rf"{name} is not JSON"):
+            read(folder)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"shape": "x"},
+        {"shape": ["1"]},
+        {"shape": [-1, 2]},
+        {"shape": [2**62, 2**62]},
+        {"dtype": ["F32"]},
+        {"dtype": "F8_E4M3"},
+        {"data_offsets": [0, float("inf")]},
+        {"data_offsets": [0, 10**400]},
+    ],
+    ids=str,
+)
+def test_headers_of_weights_that_say_anything_are_refused(folder, change):
+    path = folder / weights.SINGLE_FILE
+    whole = path.read_bytes()
+    size = int.from_bytes(whole[:8], "little")
+    header = json.loads(whole[8 : 8 + size])
+    header["model.norm.weight"].update(change)
+    told = json.dumps(header).encode()
+    path.write_bytes(len(told).to_bytes(8, "little") + told + whole[8 + size :])
+    with pytest.raises(ValueError, match=r"model\.safetensors|model\.norm\.weight"):
+        weights.load(folder, Qwen3Config.from_folder(folder))
+
+
+def test_weights_that_are_not_numbers_are_refused(folder, capsys):
+    path = folder / weights.SINGLE_FILE
+    tensors = safetensors.numpy.load_file(path)
+    for value in (np.nan, np.inf):
+        damaged = tensors["model.norm.weight"].copy()
+        damaged[3] = value
+        safetensors.numpy.save_file({**tensors, "model.norm.weight": damaged}, path)
+        with pytest.raises(ValueError, match=r"hold NaN or infinity: final_norm\.scale$"):
+            weights.load(folder, Qwen3Config.from_folder(folder))
+    assert generate.main([f"--model={folder}", "--prompt=Hello"]) == 2
+    assert capsys.readouterr().err.startswith("error: weights in ")
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for",
+        "{{ messages[99].x.y }}",
+        "{{ raise_exception('no') }}",
+        "{{ 1 / 0 }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "",
+    ],
+)
+def test_chat_templates_with_errors_are_refused(folder, template):
+    (folder / "chat_template.jinja").write_text(template)
+    if not template:
+        (folder / "chat_template.jinja").unlink()
+    tokenizer = tokens.load_tokenizer(folder)
+    if not template:
+        tokenizer.chat_template = None
+    with pytest.raises(ValueError, match=r"the tokenizer's chat template fails: "):
+        tokens.encode_chat(tokenizer, [{"role": "user", "content": "Hello"}])
+
+
+def test_errors_quote_little():
+    assert len(checks.shortened("x" * 10**6)) < 140
+    assert len(checks.shortened([[["x" * 999] * 99] * 99] * 99)) < 2000
+    assert len(checks.shortened(10**4000)) < 140
