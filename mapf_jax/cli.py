@@ -27,7 +27,7 @@ from mapf_jax.bridges import hub_records as published
 from mapf_jax.bridges import movingai
 from mapf_jax.bridges.dataset import write_dataset
 from mapf_jax.draw import render
-from mapf_jax.environment_config import EnvironmentConfig
+from mapf_jax.environment_config import MAX_SIZE, EnvironmentConfig
 from mapf_jax.generator import GenerationReport, generate
 from mapf_jax.padding import stack_padded, stack_plans
 from mapf_jax.solver.batch import solve
@@ -35,6 +35,7 @@ from mapf_jax.text import parse_answer
 from mapf_jax.types import Instance, Status
 
 _CHUNK = 4096  # Records that are computed, and written, together.
+_LONGEST = 2000  # Characters of an error: it may quote what it is given.
 _PICTURES = (*render.SUFFIXES, ".scen")
 _FORMATS = """\
 INPUT is a file, or - for standard input:
@@ -66,12 +67,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         return 130
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, ValueError, ImportError, RecursionError) as error:
         message = str(error)
         if isinstance(error, OSError) and error.filename is not None:
             message = f"{error.filename}: {error.strerror}"
         sys.stdout.flush()
-        print(f"error: {' '.join(message.split())}", file=sys.stderr)
+        print(f"error: {' '.join(message.split())[:_LONGEST]}", file=sys.stderr)
         return 2
     return 0
 
@@ -115,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     option("--wait-ratio", type=float, help="fraction that needs a wait (default: 0.5)")
     option("--config", type=Path, help="a configuration by lake size, YAML or JSON, instead")
     option("--benchmark", action="store_true", help="make the benchmark of 3,150 instances instead")
-    option("--seed", type=int, default=0, help="default: %(default)s")
+    option("--seed", type=_seed, default=0, help="default: %(default)s")
     option("--report", type=Path, help="write asked and achieved ratios here as JSON")
 
     solving = "Add status, cost, makespan, needs_wait and paths: the exact optimum."
@@ -201,7 +202,16 @@ def _solve(args: argparse.Namespace) -> None:
         if sys.stderr.isatty():
             print(f"{time.monotonic() - begin:.0f} s, up to {chunk[-1].where}", file=sys.stderr)
 
-    written = _write_with(args, _entries(args), solved)
+    def solvable() -> Iterator[_Entry]:
+        for entry in _entries(args):
+            if entry.instance.size > MAX_SIZE:
+                raise ValueError(
+                    f"{entry.where}: map: size {entry.instance.size} is not allowed, only up to "
+                    f"{MAX_SIZE}"
+                )
+            yield entry
+
+    written = _write_with(args, solvable(), solved)
     counts = collections.Counter(record["status"] for record in written)
     print(", ".join(f"{counts[s.name.lower()]} {s.name.lower()}" for s in Status), file=sys.stderr)
 
@@ -250,13 +260,12 @@ def _render(args: argparse.Namespace) -> None:
         allowed = ", ".join(_PICTURES)
         raise ValueError(f"--out={args.out}: suffix {suffix!r} is not allowed, only {allowed}")
     every = args.out == "-" or "{id}" in args.out
-    drawn = 0
+    drawn: dict[Path | int, str] = {}
     for entry in _entries(args):
         name = entry.record["id"]
         if args.id is not None and name != args.id:
             continue
-        drawn += 1
-        if drawn == 2 and not every:
+        if drawn and not every:
             print("only the first instance was drawn; put {id} into --out for all", file=sys.stderr)
             break
         plan = None
@@ -265,10 +274,14 @@ def _render(args: argparse.Namespace) -> None:
             stacked = stack_plans([positions], len(entry.instance.active))
             plan = jax.tree.map(lambda leaf: leaf[0], stacked)
         if args.out == "-":
+            drawn[len(drawn)] = name
             print(f"{name}\n{render.as_text(entry.instance, plan)}\n", flush=True)
             continue
         safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in name)
         path = Path(args.out.replace("{id}", safe))
+        if path in drawn:
+            raise ValueError(f"{entry.where}: id: {path} is of {drawn[path]!r} already")
+        drawn[path] = name
         path.parent.mkdir(parents=True, exist_ok=True)
         if suffix == ".scen":
             movingai.write_movingai(entry.instance, path)
@@ -393,7 +406,7 @@ def _read_config(path: Path) -> EnvironmentConfig:
             return EnvironmentConfig.from_dict(yaml.safe_load(text))
         except yaml.YAMLError as error:
             raise ValueError(f"not YAML ({error})") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: {error}") from error
 
 
@@ -420,12 +433,20 @@ def _count(text: str) -> int:
     return number
 
 
+def _seed(text: str) -> int:
+    number = int(text)
+    if not -(1 << 63) <= number < 1 << 63:
+        raise argparse.ArgumentTypeError("allowed are integers from -2**63 to 2**63 - 1")
+    return number
+
+
 def _sizes(text: str) -> tuple[int, ...]:
     sizes: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.partition("-")
         try:
-            sizes.update(range(int(first), int(last if dash else first) + 1))
+            begin, end = int(first), int(last if dash else first)
+            sizes.update(range(begin, end + 1) if end - begin <= MAX_SIZE else (begin, end))
         except ValueError as error:
             raise argparse.ArgumentTypeError(f"{part!r} is neither N nor N-M") from error
     if not sizes:

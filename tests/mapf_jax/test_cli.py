@@ -1,5 +1,6 @@
 """The command line: the four commands, what goes between them, and what bad input is answered."""
 
+import contextlib
 import io
 import json
 import os
@@ -305,3 +306,56 @@ def test_a_reader_that_stops_early_is_no_error(tmp_path):
     command.stdout.close()
     assert command.stderr.read() == b""
     assert command.wait(60) == 0
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (f"--seed={1 << 63}", "allowed are integers from -2**63 to 2**63 - 1"),
+        (f"--seed={10**400}", "allowed are integers from -2**63 to 2**63 - 1"),
+        ("--sizes=3-99999999999", "sizes: 99999999999 is not allowed, only 3 to 32"),
+        (f"--num-agents={10**400}", "num_agents=1000"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(option, message, tmp_path, capsys):
+    with contextlib.suppress(SystemExit):  # Of the parser.
+        assert main(["generate", option, f"--out={tmp_path / 'out.jsonl'}"]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert message in last
+    assert len(last) < 2100
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("nested.json", "[" * 100_000),
+        ("nested.yaml", "[" * 3_000),
+        (
+            "digits.json",
+            '{"3": {"data_ratio": %s, "hole_ratio": 0, "wait_ratio": 0}}' % ("9" * 4000),
+        ),
+    ],
+)
+def test_configurations_that_cannot_be_read_are_named(name, text, tmp_path, capsys):
+    (tmp_path / name).write_text(text)
+    status, _, err = run(capsys, "generate", f"--config={tmp_path / name}")
+    assert status == 2
+    assert err.startswith(f"error: {tmp_path / name}: ")
+    assert err.count("\n") == 1
+    assert len(err) < 2100
+
+
+def test_a_lake_too_large_to_solve_is_named_after_the_others_are_written(tmp_path, capsys):
+    large = RECORD | {"map": [" ".join("F" * 33)] * 33}
+    path = write(tmp_path / "in.jsonl", RECORD, RECORD, large, RECORD)
+    status, out, err = run(capsys, "solve", path)
+    assert status == 2
+    assert [record["cost"] for record in records(out)] == [5, 5]
+    assert f"error: {path}:3: map: size 33 is not allowed, only up to 32" in err
+
+
+def test_no_picture_overwrites_that_of_another_instance(tmp_path, capsys):
+    path = write(tmp_path / "in.jsonl", RECORD | {"id": "a/b"}, RECORD | {"id": "a_b"})
+    status, _, err = run(capsys, "render", path, f"--out={tmp_path / '{id}.svg'}")
+    assert status == 2
+    assert err == f"error: {path}:2: id: {tmp_path / 'a_b.svg'} is of 'a/b' already\n"
