@@ -132,8 +132,11 @@ class Endpoint(Server):
             raise ValueError(f"url={self.url!r}: {error}") from None
         if url.userinfo or url.query or url.fragment:
             raise ValueError("url: must hold neither user nor password, query nor fragment")
-        if url.scheme not in ("http", "https") or not url.host or (url.port or 0) >= 1 << 16:
-            raise ValueError(f"url={self.url!r}: must be http(s)://HOST, with a port below 65536")
+        named = url.host and not re.search(r"\s|%20", url.host) and (url.port or 0) < 1 << 16
+        if url.scheme not in ("http", "https") or not named:
+            raise ValueError(
+                f"url={self.url!r}: must be http(s)://HOST without spaces, with a port below 65536"
+            )
         if not self.model:
             raise ValueError("model='': the name of a model is needed")
         if not 0 <= self.backoff < math.inf:
@@ -208,9 +211,8 @@ class Endpoint(Server):
                 f"({'set' if key else 'not set'}): refused with status {status}: {detail}"
             )
         reply = _read(raw, self.stream)
-        # An escape such as \ud83d may stand alone, which no file could hold.
-        text = reply.text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        return dataclasses.replace(reply, text=_masked(text, key))
+        finish = _masked(_healed(reply.finish), key)
+        return dataclasses.replace(reply, text=_masked(_healed(reply.text), key), finish=finish)
 
     async def _exchange(self, body: bytes, key: str) -> tuple[int, httpx.Headers, bytes]:
         """Status, headers and body, all within the time-out: dripping bytes do not extend it."""
@@ -228,6 +230,11 @@ class Endpoint(Server):
                 if len(raw) > MAX_BYTES:
                     raise _TransientError(f"the reply is longer than {MAX_BYTES} bytes")
         return reply.status_code, reply.headers, bytes(raw)
+
+
+def _healed(text: str) -> str:
+    """The text without half characters: an escape such as \\ud83d may stand alone in JSON."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _masked(text: str, key: str) -> str:

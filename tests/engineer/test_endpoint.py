@@ -184,6 +184,10 @@ def test_a_repeated_key_is_masked_and_lone_surrogates_are_healed(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     with Server(lambda handler: answer(handler, f"your {KEY}, \ud800!")) as server:
         assert endpoint(server)[0](HI, 1, 0) == ["your ***, \ufffd!"]
+    said = completion(ANSWER)
+    said["choices"][0]["finish_reason"] = f"{KEY}\ud800"
+    with Server(lambda handler: handler.send(200, json.dumps(said).encode())) as server:
+        assert endpoint(server)[0].ask(HI, 0).finish == "***\ufffd"
 
 
 def test_counts_that_cannot_be_are_ignored():
@@ -343,6 +347,9 @@ def test_bad_fields_are_named():
     for options, message in (
         ({"url": "ftp://x"}, "url='ftp://x'"),
         ({"url": "http://x:99999/v1"}, "url='http://x:99999/v1': must be .* port below 65536"),
+        ({"url": "http://x y/v1"}, "url='http://x y/v1': must be .* without spaces"),
+        ({"url": "http://x%20y/v1"}, "url='http://x%20y/v1': must be .* without spaces"),
+        ({"url": "http:// /v1"}, "without spaces"),
         ({"url": "http://x/v1?key=1"}, "url: must hold"),
         ({"url": "http://user:word@x/v1"}, "neither user nor password"),
         ({"model": ""}, "model=''"),
