@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from experiments import command_line
 from experiments.settings import TINY_MODEL, check_field, from_config
 from mapf_jax import __version__
 from mapf_jax.cli import main as mapf_jax_main
@@ -140,7 +141,8 @@ def test_runs_of_the_pages_have_options_that_go_together():
     for page in PAGES:
         for words in run_commands(page):
             options = dict(word.removeprefix("--").partition("=")[::2] for word in words)
-            file, _, argument = options.pop("config", "experiments/configs/tiny.py").partition(":")
+            given = command_line.config_file(options.pop("config", "tiny"))
+            file, _, argument = given.partition(":")
             get_config = runpy.run_path(str(ROOT / file))["get_config"]
             config = get_config(argument) if argument else get_config()
             for name, value in options.items():

@@ -178,7 +178,7 @@ def labels(
         "all draws). A label is the exact sum of costs, makespan and need of a wait, and a plan. "
         "w9-pathfinding, in one process on each core, gives a plan of optimal sum of costs only; "
         f"where it is not done with an instance after {_W9_SECONDS:g} s it gives up. It "
-        f"begins no further instance after {_W9_CELL_SECONDS:g} s; the ratio is of the rates on those "
+        f"begins no further instance after {_W9_CELL_SECONDS:g} s; the ratio is of rates on those "
         "that it came to.",
     )
 
