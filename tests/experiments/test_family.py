@@ -117,8 +117,8 @@ def test_the_loop_runs_on_it_and_hears_of_no_lake(run):
     made = [json.loads(line) for line in (folder / "rounds/1/instances.jsonl").open()]
     assert {len(problem["terms"]) for problem in made} <= {2, 3, 4}
     texts = [context, out, *(json.dumps(problem) for problem in made)]
-    # Above this section are all options, those of other families too.
-    _, section, page = (folder / "report.html").read_text().partition('<section id="validation">')
+    # In the last section are all options, those of other families too.
+    page, section, _ = (folder / "report.html").read_text().partition('<section id="set-up">')
     assert section
     texts += [(folder / "rounds/0/answers.jsonl").read_text(), page]
     for text in texts:

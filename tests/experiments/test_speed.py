@@ -120,6 +120,8 @@ def test_the_generator_counts_rates_and_outcomes(monkeypatch):
             instances,
             unsolvable,
             undecided,
+            _,
+            reached,
             ours,
             theirs,
             ratio,
@@ -130,7 +132,8 @@ def test_the_generator_counts_rates_and_outcomes(monkeypatch):
         assert 0 <= unsolvable < 1
         assert 0 < fraction <= 1
         assert ratio is None if theirs is None else ratio == pytest.approx(ours / theirs)
-        assert (compared > 0) == (theirs is not None)
+        assert (compared > 0) == (reached > 0) == (theirs is not None)
+        assert compared <= reached <= count
         assert differ == 0
 
 
