@@ -225,11 +225,16 @@ def _digest(state: TrainState, metadata: Mapping[str, Any]) -> str:
 
     Orbax and its files know no digest of the values: a flipped bit of them would be restored.
     """
-    sums = [int(total) for total in [_weighted_sum(leaf) for leaf in jax.tree.leaves(state)]]
+    sums = [int(total) for total in _weighted_sums(jax.tree.leaves(state))]
     return hashlib.sha256(json.dumps([metadata, sums], sort_keys=True).encode()).hexdigest()
 
 
 @jax.jit
+def _weighted_sums(arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    """Of all arrays by one program: of several, processes may wait for each other's crosswise."""
+    return [_weighted_sum(array) for array in arrays]
+
+
 def _weighted_sum(array: jax.Array) -> jax.Array:
     """u32: the elements' bits, weighted by odd numbers of their places, so that each bit counts."""
     place = jnp.uint32(0)
