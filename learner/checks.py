@@ -47,7 +47,9 @@ def integers(options: Any, **least: int) -> None:
     for name, bound in least.items():
         value = getattr(options, name)
         if isinstance(value, bool) or not isinstance(value, int) or not bound <= value < 1 << 63:
-            raise ValueError(f"{name}={shortened(value)}: allowed are integers from {bound} up")
+            raise ValueError(
+                f"{name}={shortened(value)}: allowed are integers from {bound} up, below 2**63"
+            )
 
 
 def positive(options: Any, *names: str) -> None:

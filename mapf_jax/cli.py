@@ -27,7 +27,7 @@ from mapf_jax.bridges import hub_records as published
 from mapf_jax.bridges import movingai
 from mapf_jax.bridges.dataset import write_dataset
 from mapf_jax.draw import render
-from mapf_jax.environment_config import MAX_SIZE, EnvironmentConfig
+from mapf_jax.environment_config import MAX_SIZE, MIN_SIZE, EnvironmentConfig
 from mapf_jax.generator import GenerationReport, generate
 from mapf_jax.padding import stack_padded, stack_plans
 from mapf_jax.solver.batch import solve
@@ -202,16 +202,7 @@ def _solve(args: argparse.Namespace) -> None:
         if sys.stderr.isatty():
             print(f"{time.monotonic() - begin:.0f} s, up to {chunk[-1].where}", file=sys.stderr)
 
-    def solvable() -> Iterator[_Entry]:
-        for entry in _entries(args):
-            if entry.instance.size > MAX_SIZE:
-                raise ValueError(
-                    f"{entry.where}: map: size {entry.instance.size} is not allowed, only up to "
-                    f"{MAX_SIZE}"
-                )
-            yield entry
-
-    written = _write_with(args, solvable(), solved)
+    written = _write_with(args, _entries(args), solved)
     counts = collections.Counter(record["status"] for record in written)
     print(", ".join(f"{counts[s.name.lower()]} {s.name.lower()}" for s in Status), file=sys.stderr)
 
@@ -260,12 +251,13 @@ def _render(args: argparse.Namespace) -> None:
         allowed = ", ".join(_PICTURES)
         raise ValueError(f"--out={args.out}: suffix {suffix!r} is not allowed, only {allowed}")
     every = args.out == "-" or "{id}" in args.out
-    drawn: dict[Path | int, str] = {}
+    drawn, owners = 0, dict[Path, str]()
     for entry in _entries(args):
         name = entry.record["id"]
         if args.id is not None and name != args.id:
             continue
-        if drawn and not every:
+        drawn += 1
+        if drawn == 2 and not every:
             print("only the first instance was drawn; put {id} into --out for all", file=sys.stderr)
             break
         plan = None
@@ -274,14 +266,13 @@ def _render(args: argparse.Namespace) -> None:
             stacked = stack_plans([positions], len(entry.instance.active))
             plan = jax.tree.map(lambda leaf: leaf[0], stacked)
         if args.out == "-":
-            drawn[len(drawn)] = name
             print(f"{name}\n{render.as_text(entry.instance, plan)}\n", flush=True)
             continue
         safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in name)
         path = Path(args.out.replace("{id}", safe))
-        if path in drawn:
-            raise ValueError(f"{entry.where}: id: {path} is of {drawn[path]!r} already")
-        drawn[path] = name
+        if path in owners:
+            raise ValueError(f"{entry.where}: id: {path} is of {owners[path]!r} already")
+        owners[path] = name
         path.parent.mkdir(parents=True, exist_ok=True)
         if suffix == ".scen":
             movingai.write_movingai(entry.instance, path)
@@ -446,9 +437,13 @@ def _sizes(text: str) -> tuple[int, ...]:
         first, dash, last = part.partition("-")
         try:
             begin, end = int(first), int(last if dash else first)
-            sizes.update(range(begin, end + 1) if end - begin <= MAX_SIZE else (begin, end))
         except ValueError as error:
             raise argparse.ArgumentTypeError(f"{part!r} is neither N nor N-M") from error
+        if end > MAX_SIZE:  # Before all sizes of the range are made.
+            raise argparse.ArgumentTypeError(
+                f"sizes: {end} is not allowed, only {MIN_SIZE} to {MAX_SIZE}"
+            )
+        sizes.update(range(begin, end + 1))
     if not sizes:
         raise argparse.ArgumentTypeError(f"{text!r} names no size")
     return tuple(sorted(sizes))

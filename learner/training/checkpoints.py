@@ -175,7 +175,10 @@ class Checkpoints:
                     metadata=ocp.args.JsonRestore(),
                 ),
             )
-            state, metadata = TrainState(**restored[_STATE]), restored[_METADATA][_METADATA]
+            state = TrainState(**restored[_STATE])
+            if _DIGEST not in restored[_METADATA]:
+                raise ValueError("an earlier revision wrote it, without a digest")
+            metadata = restored[_METADATA][_METADATA]
             if restored[_METADATA][_DIGEST] != _digest(state, metadata):
                 raise ValueError("its digest is not that of what was saved")
         except RuntimeError:
@@ -225,7 +228,7 @@ def _digest(state: TrainState, metadata: Mapping[str, Any]) -> str:
 
     Orbax and its files know no digest of the values: a flipped bit of them would be restored.
     """
-    sums = [int(total) for total in _weighted_sums(jax.tree.leaves(state))]
+    sums = [int(total) for total in jax.device_get(_weighted_sums(jax.tree.leaves(state)))]
     return hashlib.sha256(json.dumps([metadata, sums], sort_keys=True).encode()).hexdigest()
 
 

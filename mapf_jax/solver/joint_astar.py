@@ -131,10 +131,11 @@ def _search(
         longest = max(longest, own[i])
     if longest > deadline:
         return NONE, 0, nothing
-    for i in range(agents if not by_cost else 0):
-        own[i] = 0  # Tables of makespans are bounds as they are.
-        if not within(tables, i, chosen, own, deadline):
-            return NONE, 0, nothing
+    if not by_cost:
+        for i in range(agents):
+            own[i] = 0  # Tables of makespans are bounds as they are.
+            if not within(tables, i, chosen, own, deadline):
+                return NONE, 0, nothing
     if by_cost and len(tables.first):
         estimate = extra_cost(tables, chosen, own, excess, best)
     if least + estimate > max_cost:

@@ -346,12 +346,21 @@ def test_configurations_that_cannot_be_read_are_named(name, text, tmp_path, caps
 
 
 def test_a_lake_too_large_to_solve_is_named_after_the_others_are_written(tmp_path, capsys):
-    large = RECORD | {"map": [" ".join("F" * 33)] * 33}
+    large = RECORD | {"map": [" ".join("F" * 128)] * 128}
     path = write(tmp_path / "in.jsonl", RECORD, RECORD, large, RECORD)
     status, out, err = run(capsys, "solve", path)
     assert status == 2
     assert [record["cost"] for record in records(out)] == [5, 5]
-    assert f"error: {path}:3: map: size 33 is not allowed, only up to 32" in err
+    assert f"error: {path}:3: map: 128 x 128 cells, at most 127 a side are allowed" in err
+
+
+def test_lakes_larger_than_the_generator_makes_are_solved(tmp_path, capsys):
+    large = {"map": [" ".join("F" * 127)] * 127, "starts": [[0, 0], [126, 0]]}
+    large["goals"] = [[126, 126], [0, 126]]
+    path = write(tmp_path / "in.jsonl", RECORD, RECORD | large)
+    status, out, _ = run(capsys, "solve", path)
+    assert status == 0
+    assert [record["cost"] for record in records(out)] == [5, 504]
 
 
 def test_no_picture_overwrites_that_of_another_instance(tmp_path, capsys):
