@@ -56,7 +56,7 @@ def comparison(
     return Table.of(title, rows, note)
 
 
-def parser(name: str, description: str, out: str | None = None) -> argparse.ArgumentParser:
+def parser(name: str, description: str) -> argparse.ArgumentParser:
     """The options that all commands of this package have: `--quick` and `--out`."""
     result = argparse.ArgumentParser(
         prog=f"python -m experiments.speed.{name}", description=description.splitlines()[0]
@@ -64,7 +64,7 @@ def parser(name: str, description: str, out: str | None = None) -> argparse.Argu
     result.add_argument(
         "--quick", action="store_true", help="a few short measurements instead of all of them"
     )
-    result.add_argument("--out", default=out, help=f"folder for {name}.json and {name}.md")
+    result.add_argument("--out", help=f"folder for {name}.json and {name}.md")
     return result
 
 
@@ -83,7 +83,7 @@ def run(
       scales: how much is measured, and how much with `--quick`.
       tables: from a scale, a temporary folder and that interpreter to the tables of the page.
     """
-    command = parser(name, description, out="docs/benchmarks")
+    command = parser(name, description)
     command.add_argument(
         f"--{peer}_python", default=sys.executable, help=f"interpreter that has {peer}"
     )
@@ -95,14 +95,6 @@ def run(
     with tempfile.TemporaryDirectory() as folder:
         made = tables(scales[options.quick], folder, getattr(options, f"{peer}_python"))
         publish(name, made, options, about)
-
-
-def integers(text: str) -> list[int]:
-    """The type of an option that lists numbers of at least 1."""
-    numbers = [int(part) for part in text.split(",")]
-    if min(numbers) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: allowed are integers of at least 1")
-    return numbers
 
 
 def publish(

@@ -33,6 +33,7 @@ from mapf_jax.types import Status
 
 _HOLE_RATIOS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 _W9_SECONDS = 1.0  # Limit for one instance.
+_REPEATS = 3
 _LONG_SECONDS = 2.0  # What takes longer is measured once.
 _W9_CELL_SECONDS = 1.5  # Time for all instances of a row.
 
@@ -60,12 +61,11 @@ def draw(agents: int, size: int, hole_ratio: float, count: int) -> tuple[list[np
     return [array[:count] for array in arrays], len(arrays[0]) / drawn
 
 
-def w9_costs(lakes: list[np.ndarray], limit: float) -> tuple[float, list[int | None]]:
+def w9_costs(lakes: list[np.ndarray]) -> tuple[float, list[int | None]]:
     """Optimal sums of costs by w9-pathfinding's conflict-based search, as far as time reaches.
 
     Args:
       lakes: blocked cells, starts and goals.
-      limit: seconds after which no lake is begun.
 
     Returns:
       (seconds for the plans, the cost of each lake; None where it found none in time).
@@ -77,7 +77,7 @@ def w9_costs(lakes: list[np.ndarray], limit: float) -> tuple[float, list[int | N
     begin = time.perf_counter()
     found: list[list[list[tuple[int, int]]]] = []
     for blocked, starts, goals in zip(*lakes, strict=True):
-        if time.perf_counter() - begin > limit:
+        if time.perf_counter() - begin > _W9_CELL_SECONDS:
             break
         weights = np.where(blocked, -1, 1).tolist()
         cells = [[(int(c), int(r)) for r, c in x] for x in (starts, goals)]
@@ -107,7 +107,7 @@ def w9_rate(
         return None, {}
     cores = os.cpu_count() or 1
     parts = [[array[core::cores] for array in lakes] for core in range(cores)]
-    results = list(pool.map(w9_costs, parts, [_W9_CELL_SECONDS] * cores))
+    results = list(pool.map(w9_costs, parts))
     rate = sum(len(costs) for _, costs in results) / max(took for took, _ in results)
     return rate, {
         core + cores * i: cost
@@ -116,7 +116,7 @@ def w9_rate(
     }
 
 
-def our_rate(lakes: list[np.ndarray], repeats: int) -> tuple[float, mapf_jax.Solution]:
+def our_rate(lakes: list[np.ndarray]) -> tuple[float, mapf_jax.Solution]:
     """Instances a second, and what became of them."""
     blocked, starts, goals = lakes
     number, width = blocked.shape[:2]
@@ -126,11 +126,11 @@ def our_rate(lakes: list[np.ndarray], repeats: int) -> tuple[float, mapf_jax.Sol
     begin = time.perf_counter()
     solution = solved()
     took = time.perf_counter() - begin
-    return number / (seconds(solved, repeats) if took < _LONG_SECONDS else took), solution
+    return number / (seconds(solved, _REPEATS) if took < _LONG_SECONDS else took), solution
 
 
 def labels(
-    agents: int, sizes: Sequence[int], count: int, repeats: int, pool: concurrent.futures.Executor
+    agents: int, sizes: Sequence[int], count: int, pool: concurrent.futures.Executor
 ) -> Table:
     """One row for each size and hole ratio: rates, and what became of the instances."""
     rows = []
@@ -142,12 +142,12 @@ def labels(
         number = len(lakes[0])
         if number < min(count, 64):
             continue
-        rate, solution = our_rate(lakes, repeats)
+        rate, solution = our_rate(lakes)
         status = np.asarray(solution.status)
         theirs, costs = w9_rate(lakes, pool)
         both = rate
         if 0 < len(costs) < number:
-            both, _ = our_rate([array[sorted(costs)] for array in lakes], repeats)
+            both, _ = our_rate([array[sorted(costs)] for array in lakes])
         known = [
             (solution.cost[i], cost)
             for i, cost in costs.items()
@@ -227,28 +227,23 @@ def benchmark_set(quick: bool) -> Table:
     return Table.of("The benchmark set", rows, "Compilation is included.")
 
 
-def tables(agents: Sequence[int], sizes: Sequence[int], quick: bool) -> Iterator[Table]:
+def tables(quick: bool) -> Iterator[Table]:
     """The tables of the page, each measured when it is asked for."""
-    our_rate(draw(3, 5, 0.2, 64)[0], 1)  # Compiles the solver.
+    sizes = (4,) if quick else (5, 8, 10)
+    our_rate(draw(3, 5, 0.2, 64)[0])  # Compiles the solver.
     spawn = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), spawn) as pool:
-        for number in agents:
+        for number in (2, 3) if quick else (2, 3, 4, 5):
             count = 64 if quick else 4000 if number < 4 else 1000
-            yield labels(number, sizes, count, 3, pool)
+            yield labels(number, sizes, count, pool)
     yield training_set(200 if quick else 4000)
     yield benchmark_set(quick)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures, prints the page, and writes it if a folder is given."""
-    parser = commands.parser("generator", __doc__)
-    for name, text in (("agents", "numbers of agents; 2,3,4,5"), ("sizes", "lake sizes; 5,8,10")):
-        parser.add_argument(f"--{name}", type=commands.integers, metavar="N,...", help=text)
-    options = parser.parse_args(argv)
-    agents = options.agents or ([2, 3] if options.quick else [2, 3, 4, 5])
-    sizes = options.sizes or ([4] if options.quick else [5, 8, 10])
-    made = tables(agents, sizes, options.quick)
-    commands.publish("generator", made, options, records.facts())
+    options = commands.parser("generator", __doc__).parse_args(argv)
+    commands.publish("generator", tables(options.quick), options, records.facts())
 
 
 if __name__ == "__main__":

@@ -159,11 +159,7 @@ def gymnax(task: Task) -> Measurements:
     import gymnax as library
 
     for name in ("FourRooms-misc", "FrozenLake-misc"):
-        try:
-            env, params = library.make(name)
-        except ValueError:
-            continue  # Older versions have no frozen lake.
-        yield from _of_gymnax(task, name, env, params)
+        yield from _of_gymnax(task, name, *library.make(name))
 
 
 def _of_gymnax(task: Task, name: str, env: Any, params: Any) -> Measurements:

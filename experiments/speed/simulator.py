@@ -5,6 +5,7 @@ actions drawn beforehand, beside other libraries' grid worlds measured in the sa
 """
 
 import argparse
+import itertools
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,22 +22,19 @@ from experiments.speed.engines import Case, Outcome, collect, seconds
 from mapf_jax.env import Batched, PoolAutoReset, draw_instance, make
 from mapf_jax.env.wrappers import Pool
 
+_SIZE = 8  # Width of the lakes.
 _HOLE_RATIO = 0.2
 _MAX_STEPS = 100  # As many as the peers' environments have, where it can be chosen.
 _PEER_SECONDS = 1200
 _TARGET_AGENTS = 4  # The number of agents of which the ratio to the peers is stated.
 
 
-def measure(
-    agents: int, batch: int, size: int, conflict: str, steps: int, pool_size: int, repeats: int
-) -> dict[str, Any]:
+def measure(agents: int, batch: int, steps: int, pool_size: int, repeats: int) -> dict[str, Any]:
     """Measures one case.
 
     Args:
       agents: A.
       batch: environments at once.
-      size: width of the lakes.
-      conflict: rule of conflicts.
       steps: environment steps of one measurement, about; at least 32 of each environment.
       pool_size: instances in the pool.
       repeats: of which the median counts.
@@ -45,14 +43,12 @@ def measure(
       A row of the table. Its bytes are those that a step of one environment at least reads and
       writes, its bandwidth that of adding 1 to an array of the batch's size.
     """
-    env = make(
-        "MapfFrozenLake-v0", num_agents=agents, size=size, conflict=conflict, max_steps=_MAX_STEPS
-    )
+    env = make("MapfFrozenLake-v0", num_agents=agents, size=_SIZE, max_steps=_MAX_STEPS)
     wrapper = PoolAutoReset(env)
     batched = Batched(wrapper)
-    holes = int(_HOLE_RATIO * size * size)
+    holes = int(_HOLE_RATIO * _SIZE * _SIZE)
     keys = jax.random.split(jax.random.key(0), pool_size)
-    draw = jax.jit(jax.vmap(lambda key: draw_instance(key, size, agents, holes)))
+    draw = jax.jit(jax.vmap(lambda key: draw_instance(key, _SIZE, agents, holes)))
     pool = wrapper.pool(draw(keys))
     length = max(32, min(4096, steps // batch))
     actions = jax.random.randint(jax.random.key(1), (length, batch, agents), 0, 5, jnp.int8)
@@ -137,14 +133,6 @@ def tables(own: Sequence[Mapping[str, Any]], outcomes: Mapping[str, Outcome]) ->
             )
 
 
-def _names(text: str) -> list[str]:
-    names = [name for name in text.split(",") if name]
-    if unknown := set(names) - set(peers.NAMES):
-        message = f"{sorted(unknown)[0]!r}: known are {', '.join(peers.NAMES)}"
-        raise argparse.ArgumentTypeError(message)
-    return names
-
-
 def _interpreter(text: str) -> tuple[str, str]:
     name, _, path = text.partition("=")
     if name not in peers.NAMES or not Path(path).is_file():
@@ -158,25 +146,7 @@ def _interpreter(text: str) -> tuple[str, str]:
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures, prints the page, and writes it if a folder is given."""
     parser = commands.parser("simulator", __doc__)
-    add = parser.add_argument
-    add("--agents", type=commands.integers, metavar="N,...", help="numbers of agents; 2,4,8")
-    add(
-        "--batches",
-        type=commands.integers,
-        metavar="N,...",
-        help="environments at once; 1,64,1024,8192,65536, more on a GPU",
-    )
-    add(
-        "--size", type=int, default=8, choices=range(3, 127), metavar="N", help="width of the lakes"
-    )
-    add("--conflict", default="fail", choices=["fail", "block"], help="the rule of conflicts")
-    add(
-        "--peers",
-        type=_names,
-        default=list(peers.NAMES),
-        help="other libraries to measure (extra `peers`); none: --peers=",
-    )
-    add(
+    parser.add_argument(
         "--peer_python",
         type=_interpreter,
         action="append",
@@ -193,37 +163,27 @@ def main(argv: Sequence[str] | None = None) -> None:
     }  # fmt: skip
     pythons = dict(options.peer_python)
     outcomes = {}
-    for name in options.peers:
+    for name in peers.NAMES:
         print(f"measuring {name}", file=sys.stderr, flush=True)
         case = Case(f"peers:{name}", task, pythons.get(name, sys.executable))
         outcomes[name] = collect(case, _PEER_SECONDS)
 
     about = records.facts() | {"load_before": load}
     accelerator = about["backend"] != "cpu"
-    batches = options.batches or ([1, 1024] if quick else [1, 64, 1024, 8192, 65536])
-    if accelerator and not options.batches and not quick:
+    batches = [1, 1024] if quick else [1, 64, 1024, 8192, 65536]
+    if accelerator and not quick:
         batches += [1 << 20, 1 << 22]
+    steps = 1 << 18 if quick else 1 << (28 if accelerator else 23)
+    pool_size, repeats = (1024, 1) if quick else (16_384, 5)
     own = []
-    for agents in options.agents or ([4] if quick else [2, 4, 8]):
-        for batch in batches:
-            print(f"measuring {agents} agents, batch {batch}", file=sys.stderr, flush=True)
-            own.append(
-                measure(
-                    agents=agents,
-                    batch=batch,
-                    size=options.size,
-                    conflict=options.conflict,
-                    steps=1 << 18 if quick else 1 << (28 if accelerator else 23),
-                    pool_size=1024 if quick else 16_384,
-                    repeats=1 if quick else 5,
-                )
-            )
+    for agents, batch in itertools.product([4] if quick else [2, 4, 8], batches):
+        print(f"measuring {agents} agents, batch {batch}", file=sys.stderr, flush=True)
+        own.append(measure(agents, batch, steps, pool_size, repeats))
     notes = [
-        f"{options.size} x {options.size} lakes, {_HOLE_RATIO:.0%} holes, rule "
-        f"{options.conflict!r}, at most {_MAX_STEPS} steps an episode, auto-reset from a pool of "
-        "instances, a reward for every agent. Actions are drawn beforehand; one compiled scan; "
-        "compilation and a warm-up are not counted; the median of the repeats. Each peer runs in "
-        "a process of its own with its own auto-reset."
+        f"{_SIZE} x {_SIZE} lakes, {_HOLE_RATIO:.0%} holes, rule 'fail', at most {_MAX_STEPS} "
+        "steps an episode, auto-reset from a pool of instances, a reward for every agent. Actions "
+        "are drawn beforehand; one compiled scan; compilation and a warm-up are not counted; the "
+        "median of the repeats. Each peer runs in a process of its own with its own auto-reset."
     ]
     commands.publish("simulator", tables(own, outcomes), options, about, notes)
 
