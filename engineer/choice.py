@@ -55,7 +55,7 @@ def relative_moves(
 def choose(
     how: str, proposed: Sequence[Configuration], record: RunRecord, space: ConfigurationSpace
 ) -> tuple[Configuration, int, tuple[str, ...]]:
-    """The design that several proposals amount to.
+    """The design that several proposals amount to, by one of `CHOICES`.
 
     "first" is the first of them. "best" has the highest `learnability_score`, the first of equal
     ones. "majority" takes for each number the value, rounded to its decimals, that most proposals
@@ -67,10 +67,6 @@ def choose(
       The configuration, the index of the proposal that it is or, for a mixture, that is nearest to
       it, and what had to be changed in a mixture.
     """
-    if how not in CHOICES:
-        raise ValueError(f"choice={how!r} is unknown, allowed: {CHOICES}")
-    if not proposed:
-        raise ValueError("proposed: at least one configuration is needed")
     if how == "first":
         return proposed[0], 0, ()
     if how == "best":
@@ -99,17 +95,12 @@ class MoveLimits:
     """How far one design may move from the configuration before it; infinite is off.
 
     Attributes:
-      fraction: largest change of any fraction.
+      fraction: largest change of any fraction, above 0.
       value: largest change of any other number, in units of the width of its bounds.
     """
 
     fraction: float = math.inf
     value: float = math.inf
-
-    def __post_init__(self) -> None:
-        for name, limit in dataclasses.asdict(self).items():
-            if not limit > 0:
-                raise ValueError(f"{name}={limit}: must be above 0")
 
 
 def limit_move(

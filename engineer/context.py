@@ -11,9 +11,6 @@ from engineer.texts import SUMMARY_REQUEST, FamilyTexts
 Message = dict[str, str]
 """One chat message: {"role": .., "content": ..}."""
 
-HISTORY = ("none", "designed", "all")
-TRAINING = ("none", "bookkeeping", "full")
-
 
 @dataclasses.dataclass(frozen=True)
 class ContextSpec:
@@ -40,10 +37,6 @@ class ContextSpec:
     examples: int = 0
 
     def __post_init__(self) -> None:
-        if self.history not in HISTORY:
-            raise ValueError(f"history={self.history!r} is unknown, allowed: {HISTORY}")
-        if self.training not in TRAINING:
-            raise ValueError(f"training={self.training!r} is unknown, allowed: {TRAINING}")
         if self.examples < 0:
             raise ValueError(f"examples={self.examples}: must be at least 0")
 
@@ -61,21 +54,12 @@ VARIANTS = {
 DEFAULT_VARIANT = "V6"
 
 
-def variant(name: str) -> ContextSpec:
-    """The variant of that name."""
-    if name not in VARIANTS:
-        raise ValueError(f"variant={name!r} is unknown, allowed: {tuple(VARIANTS)}")
-    return VARIANTS[name]
-
-
-def blocks(spec: ContextSpec | str, record: RunRecord, family: FamilyTexts) -> list[str]:
+def blocks(spec: ContextSpec, record: RunRecord, family: FamilyTexts) -> list[str]:
     """The texts of a context in order: instruction, modules, rows, output format.
 
     Raises:
-      ValueError: a variant is unknown, or the record lacks what a module shows.
+      ValueError: the record lacks what a module shows.
     """
-    if isinstance(spec, str):
-        spec = variant(spec)
     texts = [family.instruction]
     if spec.guideline:
         texts.append(family.guideline)
@@ -96,7 +80,7 @@ def blocks(spec: ContextSpec | str, record: RunRecord, family: FamilyTexts) -> l
     return [*texts, SUMMARY_REQUEST] if spec.summary else texts
 
 
-def compose(spec: ContextSpec | str, record: RunRecord, family: FamilyTexts) -> list[Message]:
+def compose(spec: ContextSpec, record: RunRecord, family: FamilyTexts) -> list[Message]:
     """The chat that asks for the next configuration: one user message of all blocks."""
     return [{"role": "user", "content": "\n\n".join(blocks(spec, record, family))}]
 

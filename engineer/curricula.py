@@ -17,15 +17,11 @@ from engineer.record import RunRecord
 from engineer.space import Cell, Configuration, ConfigurationSpace, on_grid, round_fractions
 
 
-@dataclasses.dataclass(frozen=True)
 class FailureProportional:
     """Data in proportion to failures: a row's fraction ~ (1 - p) + `floor`, p its valid rate."""
 
-    floor: float = 0.05
-    source: str = "failures"
-
-    def __post_init__(self) -> None:
-        _check_unit(self, "floor")
+    floor = 0.05
+    source = "failures"
 
     def design(self, record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
         """The current configuration with other fractions."""
@@ -38,7 +34,6 @@ class FailureProportional:
         return 1.0 - valid_rate
 
 
-@dataclasses.dataclass(frozen=True)
 class LearnabilityProportional(FailureProportional):
     """Sampling for learnability: a row's fraction ~ p (1 - p) + `floor`, p its valid rate.
 
@@ -47,15 +42,14 @@ class LearnabilityProportional(FailureProportional):
     rows; the floor keeps some of every row.
     """
 
-    floor: float = 0.02
-    source: str = "learnability"
+    floor = 0.02
+    source = "learnability"
 
     def weight(self, valid_rate: float) -> float:
         """The variance of success."""
         return valid_rate * (1.0 - valid_rate)
 
 
-@dataclasses.dataclass(frozen=True)
 class ProgressBandit:
     """Teacher-student curriculum learning (arXiv 1707.00183), its online bandit, on rounds.
 
@@ -65,22 +59,13 @@ class ProgressBandit:
     back a row that is being forgotten. Fractions are (1 - e) softmax(Q / t) + e / rows.
 
     Attributes:
-      rate: a, in (0, 1].
-      temperature: t, above 0, in units of the valid rate.
-      exploration: e, in [0, 1].
+      rate: a.
+      temperature: t, in units of the valid rate.
+      exploration: e.
     """
 
-    rate: float = 0.5
-    temperature: float = 0.05
-    exploration: float = 0.2
-    source: str = "progress"
-
-    def __post_init__(self) -> None:
-        _check_unit(self, "rate", "exploration")
-        if self.rate == 0 or not self.temperature > 0:
-            raise ValueError(
-                f"rate={self.rate}, temperature={self.temperature}: both must be above 0"
-            )
+    rate, temperature, exploration = 0.5, 0.05, 0.2
+    source = "progress"
 
     def design(self, record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
         """The current configuration with other fractions."""
@@ -116,17 +101,12 @@ class StagedCurriculum:
 
     stages: tuple[Configuration, ...] = ()
     threshold: float = 0.6
-    source: str = "staged"
-
-    def __post_init__(self) -> None:
-        _check_unit(self, "threshold")
+    source = "staged"
 
     def design(self, record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
         """The configuration of the stage that is due."""
         del seed
         stages = self.stages or default_stages(space)
-        for stage in stages:
-            space.check(stage)
         if record.config not in stages:
             return Design(config=stages[0], source=self.source)
         at = stages.index(record.config)
@@ -188,9 +168,3 @@ def _fractions(space: ConfigurationSpace, weights: Sequence[float]) -> dict[Cell
     name = space.fraction_parameter
     fractions = round_fractions(weights, 10 ** space.parameter(name).decimals)
     return {(row, name): part for row, part in zip(space.rows, fractions, strict=True)}
-
-
-def _check_unit(designer: object, *names: str) -> None:
-    for name in names:
-        if not 0 <= (value := getattr(designer, name)) <= 1:
-            raise ValueError(f"{name}={value}: must be in [0, 1]")

@@ -89,11 +89,6 @@ class ModelDesigner:
     source: str = "current"
     fits: Callable[[Sequence[Message]], bool] = lambda chat: True
 
-    def __post_init__(self) -> None:
-        for name in ("tries", "proposals"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
-
     def design(self, record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
         """The design that the first try with a readable answer amounts to, projected.
 
@@ -112,10 +107,6 @@ class ModelDesigner:
             except NoAnswerError as error:
                 reasons.append(f"try {attempt}: {error}")
                 continue
-            if len(answers) != self.proposals:
-                raise ValueError(
-                    f"generate: {len(answers)} texts for one chat, needed: {self.proposals}"
-                )
             texts.extend(answers)
             parsed = [proposal.parse(answer, space, self.trigger) for answer in answers]
             proposed = [one for one in parsed if isinstance(one, proposal.Proposal)]
@@ -191,10 +182,6 @@ class AcceptanceTest:
 
     inner: Designer
     margin: float
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.margin <= 1:
-            raise ValueError(f"margin={self.margin}: must be in [0, 1]")
 
     def design(self, record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
         """The inner design, or the configuration of the round before the latest."""

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 import ml_collections
 
 from engineer.choice import CHOICES
-from engineer.context import DEFAULT_VARIANT, VARIANTS, ContextSpec, variant
+from engineer.context import DEFAULT_VARIANT, VARIANTS, ContextSpec
 from engineer.endpoint import Server
 from experiments.errors import user_errors
 from experiments.families import Family
@@ -312,7 +312,7 @@ class EngineerSettings:
     @property
     def spec(self) -> ContextSpec:
         """The modules that a model reads."""
-        return self.modules if self.context == OWN_CONTEXT else variant(self.context)
+        return self.modules if self.context == OWN_CONTEXT else VARIANTS[self.context]
 
 
 @dataclasses.dataclass(frozen=True)

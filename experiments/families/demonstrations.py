@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engineer.context import DEFAULT_VARIANT, ContextSpec, Message, compose, variant
+from engineer.context import DEFAULT_VARIANT, VARIANTS, ContextSpec, Message, compose
 from engineer.evidence import Evidence, FailureBreakdown
 from engineer.modules import TRAINING_DETAILS, shown_history
 from engineer.proposal import render_config
@@ -24,7 +24,7 @@ BASE_WEIGHT = 0.05
 
 
 def rule_design(
-    record: RunRecord, space: ConfigurationSpace, spec: ContextSpec | str = DEFAULT_VARIANT
+    record: RunRecord, space: ConfigurationSpace, spec: ContextSpec = VARIANTS[DEFAULT_VARIANT]
 ) -> Configuration:
     """The configuration of a simple rule, with the decimals of each parameter.
 
@@ -39,10 +39,8 @@ def rule_design(
     Args:
       record: the run so far.
       space: the rows and bounds.
-      spec: the modules, or name of the variant; it decides which configurations are shown.
+      spec: the modules; they decide which configurations are shown.
     """
-    if isinstance(spec, str):
-        spec = variant(spec)
     past = () if spec.history == "none" else shown_history(record, spec.history == "all")
     shown = past[-1].config if past else None
     fraction = space.fraction_parameter
@@ -67,7 +65,7 @@ def rule_design(
 
 def demonstration(
     seed: int | np.random.SeedSequence,
-    spec: ContextSpec | str,
+    spec: ContextSpec,
     space: ConfigurationSpace,
     family: FamilyTexts,
 ) -> tuple[list[Message], str]:
@@ -75,7 +73,7 @@ def demonstration(
 
     Args:
       seed: decides everything that is random.
-      spec: the modules of the context, or the name of a variant.
+      spec: the modules of the context.
       space: the rows and bounds.
       family: of the family.
 
@@ -83,8 +81,6 @@ def demonstration(
       The chat (one user message) and the answer: the configuration as `render_config` writes it,
       after the family's explanation where the context asks for one.
     """
-    if isinstance(spec, str):
-        spec = variant(spec)
     record = random_record(seed, space, family)
     answer = render_config(rule_design(record, space, spec), space)
     if spec.summary:

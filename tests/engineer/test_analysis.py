@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from engineer.analysis import QUESTIONS, analyse, judge_design, rank_correlation
+from engineer.context import VARIANTS
 from engineer.evidence import Evidence, FailureBreakdown, GroupOutcome
 from engineer.record import RoundRecord, RunRecord
 from engineer.space import Configuration
@@ -100,7 +101,7 @@ def test_the_demonstrated_rule_follows_the_signal():
     found, chance = [], []
     for seed in range(60):
         run = random_record(seed, space, lakes.TEXTS)
-        found.append(analyse(run, rule_design(run, space, "V3"), space))
+        found.append(analyse(run, rule_design(run, space, VARIANTS["V3"]), space))
         chance.append(analyse(run, space.random(seed), space))
     # Half of the changes are those of what was there before, so the correlation is far from 1.
     following, by_chance = (

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from engineer import context, modules
-from engineer.context import VARIANTS, ContextSpec, fitted, variant
+from engineer.context import VARIANTS, ContextSpec, fitted
 from engineer.evidence import (
     DrawnFailure,
     Evidence,
@@ -85,12 +85,12 @@ def test_the_variants_are_the_published_combinations():
     head, tail = [lakes.INSTRUCTION], ["Sizes 3 4", lakes.OUTPUT_FORMAT]
     with_all, without = [f"History\n{ROUND_0}\n{ROUND_1}"], [f"History\n{ROUND_1}"]
     g = [lakes.GUIDELINE]
-    assert blocks("V1", RECORD) == [*head, F, *tail]
-    assert blocks("V2", RECORD) == [*head, *g, F, *tail]
-    assert blocks("V3", RECORD) == [*head, *g, *with_all, F, *tail]
-    assert blocks("V4", RECORD) == [*head, *g, *without, F, *tail]
-    assert blocks("V5", RECORD) == [*head, *g, *without, F, S, *tail, SUMMARY_REQUEST]
-    assert blocks("V6", RECORD) == [*head, *g, *without, F, T, *tail]
+    assert blocks(VARIANTS["V1"], RECORD) == [*head, F, *tail]
+    assert blocks(VARIANTS["V2"], RECORD) == [*head, *g, F, *tail]
+    assert blocks(VARIANTS["V3"], RECORD) == [*head, *g, *with_all, F, *tail]
+    assert blocks(VARIANTS["V4"], RECORD) == [*head, *g, *without, F, *tail]
+    assert blocks(VARIANTS["V5"], RECORD) == [*head, *g, *without, F, S, *tail, SUMMARY_REQUEST]
+    assert blocks(VARIANTS["V6"], RECORD) == [*head, *g, *without, F, T, *tail]
     full = ContextSpec(training="full")
     details = f"{T}\nobjective: GRPO\nreward: accuracy\nschedule: constant"
     assert blocks(full, RECORD) == [*head, F, details, *tail]
@@ -98,15 +98,14 @@ def test_the_variants_are_the_published_combinations():
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_context_is_one_user_message_of_all_blocks(name):
-    (message,) = compose(name, RECORD)
-    assert message == {"role": "user", "content": "\n\n".join(blocks(name, RECORD))}
-    assert compose(variant(name), RECORD) == [message]
+    (message,) = compose(VARIANTS[name], RECORD)
+    assert message == {"role": "user", "content": "\n\n".join(blocks(VARIANTS[name], RECORD))}
 
 
 def test_empty_modules_say_so():
     start = dataclasses.replace(RECORD, history=RECORD.history[:1], summary=None)
-    assert f"History\n{NO_HISTORY}" in blocks("V4", start)
-    assert f"History\n{ROUND_0}" in blocks("V3", start)
+    assert f"History\n{NO_HISTORY}" in blocks(VARIANTS["V4"], start)
+    assert f"History\n{ROUND_0}" in blocks(VARIANTS["V3"], start)
     assert modules.block("summary", start).endswith(NO_SUMMARY)
 
 
@@ -129,7 +128,7 @@ def test_a_context_is_short_for_a_small_vocabulary():
         record = random_record(seed, lakes.lake_space((3, 4, 5)), lakes.TEXTS)
         if len(record.history) != 2:
             continue
-        content = compose("V6", record)[0]["content"]
+        content = compose(VARIANTS["V6"], record)[0]["content"]
         for constant in constants:
             assert content.count(constant) == 1
             content = content.replace(constant, "CONSTANT")
@@ -237,13 +236,7 @@ def test_a_context_is_shortened_in_the_stated_order():
     ]
 
 
-def test_unknown_names_and_missing_details_are_refused():
-    with pytest.raises(ValueError, match=r"variant='V7' .*'V1', 'V2', 'V3', 'V4', 'V5', 'V6'"):
-        compose("V7", RECORD)
-    with pytest.raises(ValueError, match=r"history='some' .*'designed'"):
-        ContextSpec(history="some")
-    with pytest.raises(ValueError, match=r"training='all' .*'bookkeeping'"):
-        ContextSpec(training="all")
+def test_bad_numbers_and_missing_details_are_refused():
     with pytest.raises(ValueError, match="examples=-1"):
         ContextSpec(examples=-1)
     training = {"objective": "GRPO", "schedule": "constant"}

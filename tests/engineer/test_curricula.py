@@ -60,7 +60,9 @@ def test_failures_and_learnability():
     # p (1 - p) + 0.02: 0.11, 0.27 and 0.18 of 0.56.
     assert fractions(LearnabilityProportional().design(run, SPACE, 0)) == (0.20, 0.48, 0.32)
     # A size that was not validated counts as half solved.
-    assert fractions(LearnabilityProportional(0).design(record((100, 0)), SPACE, 0)) == (0, 0, 1)
+    # 0.02, 0.02 and 0.27 of 0.31.
+    unseen = LearnabilityProportional().design(record((100, 0)), SPACE, 0)
+    assert fractions(unseen) == (0.07, 0.06, 0.87)
 
 
 def test_learning_progress():
@@ -73,8 +75,6 @@ def test_learning_progress():
     assert got[0] > got[1] > got[2]
     still = record((40, 40, 40))  # nothing known yet
     assert fractions(ProgressBandit().design(still, SPACE, 0)) == (0.34, 0.33, 0.33)
-    with pytest.raises(ValueError, match="temperature=0"):
-        ProgressBandit(temperature=0)
 
 
 def test_stages():
@@ -116,10 +116,6 @@ def test_choices():
     median, _, _ = choose("median", [*proposed, config(0.2, 0.3, 0.5)], run, SPACE)
     assert median.column("data_ratio") == pytest.approx((0.2 / 0.8, 0.25 / 0.8, 0.35 / 0.8))
     assert index in (0, 2)
-    with pytest.raises(ValueError, match="choice='last'"):
-        choose("last", proposed, run, SPACE)
-    with pytest.raises(ValueError, match="at least one"):
-        choose("first", [], run, SPACE)
 
 
 def test_a_majority_prefers_what_stays():
@@ -137,8 +133,6 @@ def test_limits():
     assert len(notes) == 4
     SPACE.check(limited)
     assert limit_move(after, before, SPACE, MoveLimits()) == (after, ())
-    with pytest.raises(ValueError, match="fraction=0"):
-        MoveLimits(fraction=0)
 
 
 class Asked:
@@ -177,8 +171,6 @@ def test_roll_back():
     again = record((60, 60, 60), (61, 61, 61), (40, 40, 40), configs=[first, second, third])
     assert test.design(again, SPACE, 0).config == second
     assert AcceptanceTest(RandomDesigner(), 0.0).design(record((1, 2, 3)), SPACE, 1).config
-    with pytest.raises(ValueError, match="margin=2"):
-        AcceptanceTest(inner, 2)
 
 
 def test_all_are_deterministic_and_of_the_space():

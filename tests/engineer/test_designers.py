@@ -4,12 +4,11 @@ import dataclasses
 import json
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engineer import context, designers
-from engineer.context import VARIANTS, variant
+from engineer.context import VARIANTS
 from engineer.designers import (
     FixedDesigner,
     RandomDesigner,
@@ -65,16 +64,16 @@ class Answers:
 
 def test_a_model_is_asked_until_an_answer_can_be_read():
     answers = Answers("I do not know.", "3: {data_ratio: much}", GOOD)
-    design = ModelDesigner(answers, variant("V3"), tries=5).design(RECORD, SPACE, seed=7)
+    design = ModelDesigner(answers, VARIANTS["V3"], tries=5).design(RECORD, SPACE, seed=7)
     assert design.config == SPACE.random(5)
     assert design.raw_texts == ("I do not know.", "3: {data_ratio: much}", GOOD)
     assert (design.kept_previous, design.reason, design.repairs) == (False, "", ())
-    assert list(design.context_messages) == compose("V3", RECORD)
-    assert all(chat == compose("V3", RECORD) for chat, _ in answers.calls)
+    assert list(design.context_messages) == compose(VARIANTS["V3"], RECORD)
+    assert all(chat == compose(VARIANTS["V3"], RECORD) for chat, _ in answers.calls)
     seeds = [seed for _, seed in answers.calls]
     assert len(set(seeds)) == 3
     again = Answers("", "", GOOD)
-    ModelDesigner(again, variant("V3"), tries=3).design(RECORD, SPACE, seed=7)
+    ModelDesigner(again, VARIANTS["V3"], tries=3).design(RECORD, SPACE, seed=7)
     assert [seed for _, seed in again.calls] == seeds
     assert json.loads(json.dumps(design.to_dict()))["config"] == design.config.to_dict()
 
@@ -100,20 +99,22 @@ def test_an_answer_is_projected_and_the_changes_are_recorded():
 
 def test_the_explanation_is_carried_forward_only_where_it_was_asked_for():
     text = f"Size 5 is too hard.\n{GOOD}"
-    with_s = ModelDesigner(Answers(text), variant("V5")).design(RECORD, SPACE, 0)
+    with_s = ModelDesigner(Answers(text), VARIANTS["V5"]).design(RECORD, SPACE, 0)
     assert with_s.summary == "Size 5 is too hard."
     following = dataclasses.replace(RECORD, summary=with_s.summary)
-    assert "Size 5 is too hard." in compose("V5", following)[0]["content"]
-    kept = ModelDesigner(Answers("no"), variant("V5"), tries=1).design(following, SPACE, 0)
+    assert "Size 5 is too hard." in compose(VARIANTS["V5"], following)[0]["content"]
+    kept = ModelDesigner(Answers("no"), VARIANTS["V5"], tries=1).design(following, SPACE, 0)
     assert kept.summary == "Size 5 is too hard."  # it still explains the current configuration
-    assert ModelDesigner(Answers(text), variant("V6")).design(RECORD, SPACE, 0).summary == ""
+    assert ModelDesigner(Answers(text), VARIANTS["V6"]).design(RECORD, SPACE, 0).summary == ""
 
 
 def test_the_oldest_rounds_are_left_out_of_a_context_that_does_not_fit():
     record = next(r for seed in range(50) if len((r := random_record(seed, SPACE)).history) == 3)
     lengths = [
         len(
-            compose("V3", dataclasses.replace(record, history=record.history[first:]))[0]["content"]
+            compose(VARIANTS["V3"], dataclasses.replace(record, history=record.history[first:]))[0][
+                "content"
+            ]
         )
         for first in range(3)
     ]
@@ -122,21 +123,14 @@ def test_the_oldest_rounds_are_left_out_of_a_context_that_does_not_fit():
         def fits(chat, limit=limit):
             return len(chat[0]["content"]) <= limit
 
-        design = ModelDesigner(Answers(GOOD), variant("V3"), fits=fits).design(record, SPACE, 1)
+        design = ModelDesigner(Answers(GOOD), VARIANTS["V3"], fits=fits).design(record, SPACE, 1)
         shown = dataclasses.replace(record, history=record.history[left_out:])
-        assert list(design.context_messages) == compose("V3", shown)
+        assert list(design.context_messages) == compose(VARIANTS["V3"], shown)
         assert len(design.repairs) == left_out
     answers = Answers()
     design = ModelDesigner(answers, fits=lambda chat: False).design(record, SPACE, 1)
     assert (design.kept_previous, answers.calls) == (True, [])
     assert "does not fit" in design.reason
-
-
-def test_a_generator_that_answers_too_much_is_refused():
-    with pytest.raises(ValueError, match="2 texts for one chat"):
-        ModelDesigner(lambda chat, count, seed: [GOOD, GOOD]).design(RECORD, SPACE, 0)
-    with pytest.raises(ValueError, match="tries=0"):
-        ModelDesigner(Answers(GOOD), tries=0)
 
 
 def test_fixed_and_random():
@@ -199,12 +193,12 @@ def test_the_rule_by_hand():
         "size",
     )
     record = RunRecord((RoundRecord(0, config, Evidence(breakdown), cold_start=True),), 1, 3, 2)
-    seen = rule_design(record, space, "V3")
+    seen = rule_design(record, space, VARIANTS["V3"])
     assert seen.column("hole_ratio") == (0.15, 0.2, 0.25, 0.07)
     assert seen.column("wait_ratio") == (0.95, 0.5, 0.0, 1.0)
     # Weights 0.21, 0.30, 0.14, 0.14 over 0.79: 26.58, 37.97, 17.72, 17.72 hundredths.
     assert seen.column("data_ratio") == (0.26, 0.38, 0.18, 0.18)
-    unseen = rule_design(record, space, "V6")  # the only configuration was the cold start
+    unseen = rule_design(record, space, VARIANTS["V6"])  # the only configuration was the cold start
     assert unseen.column("hole_ratio") == unseen.column("wait_ratio") == (0.25, 0.2, 0.15, 0.25)
     assert unseen.column("data_ratio") == seen.column("data_ratio")
 
@@ -212,15 +206,15 @@ def test_the_rule_by_hand():
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.sampled_from(sorted(VARIANTS)), spaces())
 def test_demonstrations_answer_in_the_asked_form(seed, name, space):
-    messages, answer = demonstrations.demonstration(seed, name, space, lakes.TEXTS)
+    messages, answer = demonstrations.demonstration(seed, VARIANTS[name], space, lakes.TEXTS)
     record = random_record(seed, space)
-    assert messages == compose(name, record)
+    assert messages == compose(VARIANTS[name], record)
     reading = parse(answer, space)
-    wanted = rule_design(record, space, name)
+    wanted = rule_design(record, space, VARIANTS[name])
     assert project(reading, record.config, space) == (wanted, ())
     space.check(wanted)
-    assert reading.explanation == (lakes.EXPLANATION if variant(name).summary else "")
-    again = demonstrations.demonstration(seed, name, space, lakes.TEXTS)
+    assert reading.explanation == (lakes.EXPLANATION if VARIANTS[name].summary else "")
+    again = demonstrations.demonstration(seed, VARIANTS[name], space, lakes.TEXTS)
     assert again == (messages, answer)
 
 
@@ -235,8 +229,10 @@ def test_the_rule_uses_nothing_that_is_not_shown():
                 for p in record.history
             ),
         )
-        assert compose("V6", hidden) == compose("V6", record)
-        assert rule_design(hidden, SPACE, "V6") == rule_design(record, SPACE, "V6")
+        assert compose(VARIANTS["V6"], hidden) == compose(VARIANTS["V6"], record)
+        assert rule_design(hidden, SPACE, VARIANTS["V6"]) == rule_design(
+            record, SPACE, VARIANTS["V6"]
+        )
 
 
 def test_random_records_cover_the_range_of_outcomes():
@@ -246,5 +242,5 @@ def test_random_records_cover_the_range_of_outcomes():
     assert min(fraction_hard, fraction_easy) > 0.1
     assert {len(r.history) for r in records} == {1, 2, 3}
     assert all(r.history[0].cold_start and r.round == len(r.history) for r in records)
-    shown = sum(NO_HISTORY in compose("V6", r)[0]["content"] for r in records)
+    shown = sum(NO_HISTORY in compose(VARIANTS["V6"], r)[0]["content"] for r in records)
     assert 0 < shown < len(records)

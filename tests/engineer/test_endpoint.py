@@ -11,7 +11,7 @@ import time
 import pytest
 from local_server import Handler, LocalServer
 
-from engineer.context import compose, variant
+from engineer.context import VARIANTS, compose
 from engineer.designers import ModelDesigner, NoAnswerError
 from engineer.endpoint import Endpoint, RefusedError
 from engineer.proposal import render_config
@@ -123,7 +123,7 @@ def endpoint(server, **options):
 
 
 def designer(generate):
-    return ModelDesigner(generate, lakes.TEXTS, variant("V5"), source="endpoint", tries=1)
+    return ModelDesigner(generate, lakes.TEXTS, VARIANTS["V5"], source="endpoint", tries=1)
 
 
 def test_a_design_in_spite_of_every_failure(monkeypatch, caplog, capfd):
@@ -143,7 +143,7 @@ def test_a_design_in_spite_of_every_failure(monkeypatch, caplog, capfd):
     assert path == "/v1/chat/completions"
     assert headers["Authorization"] == f"Bearer {KEY}"
     assert body["model"] == "m"
-    assert body["messages"] == compose("V5", RECORD, lakes.TEXTS)
+    assert body["messages"] == compose(VARIANTS["V5"], RECORD, lakes.TEXTS)
     told = caplog.text + "".join(capfd.readouterr()) + repr(ask) + json.dumps(design.to_dict())
     assert KEY not in told
 

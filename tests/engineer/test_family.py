@@ -92,7 +92,7 @@ def test_the_evidence_says_what_the_pupil_cannot():
 
 @pytest.mark.parametrize("name", context.VARIANTS)
 def test_contexts(name):
-    content = context.compose(name, RECORD, TEXTS)[0]["content"]
+    content = context.compose(context.VARIANTS[name], RECORD, TEXTS)[0]["content"]
     assert "topic carry: answers" in content
     assert "Topics plain carry three_terms" in content
     assert "to add numbers" in content
@@ -135,7 +135,7 @@ def test_grammar():
 
 def test_every_designer():
     model = designers.ModelDesigner(
-        lambda chat, n, seed: [ANSWER] * n, TEXTS, context.variant("V6")
+        lambda chat, n, seed: [ANSWER] * n, TEXTS, context.VARIANTS["V6"]
     )
     assert model.design(RECORD, SPACE, 0).config == WANTED
     for designer in (
@@ -154,6 +154,6 @@ def test_every_designer():
 
 
 def test_demonstrations():
-    chat, answer = demonstrations.demonstration(3, "V6", SPACE, TEXTS)
+    chat, answer = demonstrations.demonstration(3, context.VARIANTS["V6"], SPACE, TEXTS)
     assert "right_value" in chat[0]["content"]
     assert isinstance(project(parse(answer, SPACE), RECORD.config, SPACE)[1], tuple)

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from engineer.context import VARIANTS
 from engineer.designers import keep
 from engineer.proposal import Unreadable, parse, project, render_config
 from experiments.families.demonstrations import demonstration, random_record
@@ -39,7 +40,7 @@ def assembled(rng):
 
 def design(rng):
     if rng.random() < 0.3:
-        return demonstration(rng.randrange(10**6), "V5", SPACE, lakes.TEXTS)[1]
+        return demonstration(rng.randrange(10**6), VARIANTS["V5"], SPACE, lakes.TEXTS)[1]
     return f"{noise(rng)}\n{render_config(SPACE.random(rng.randrange(10**6)), SPACE)}"
 
 

@@ -9,6 +9,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from engineer import grammar
+from engineer.context import VARIANTS
 from engineer.proposal import parse, project, render_config
 from engineer.space import ConfigurationSpace, Parameter, column
 from experiments.families.demonstrations import demonstration
@@ -36,7 +37,7 @@ def tokenizer(kind):
     )
     made.decoder = decoders.ByteLevel()
     space = lakes.lake_space(range(3, 11))
-    corpus = [demonstration(seed, "V6", space, lakes.TEXTS) for seed in range(40)]
+    corpus = [demonstration(seed, VARIANTS["V6"], space, lakes.TEXTS) for seed in range(40)]
     made.train_from_iterator(
         [text for messages, answer in corpus for text in (messages[0]["content"], answer)],
         trainers.BpeTrainer(

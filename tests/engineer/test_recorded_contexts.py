@@ -18,7 +18,7 @@ RECORD = RunRecord.from_dict(json.loads((FOLDER / "record.json").read_text()))
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_files_are_what_the_record_gives(name):
     text = (FOLDER / f"{name}.md").read_text()
-    assert text == compose(name, RECORD, lakes.TEXTS)[0]["content"] + "\n"
+    assert text == compose(VARIANTS[name], RECORD, lakes.TEXTS)[0]["content"] + "\n"
 
 
 def test_they_differ_exactly_by_their_modules():
@@ -39,7 +39,7 @@ def test_they_differ_exactly_by_their_modules():
         texts = [lakes.INSTRUCTION, *(module[letter] for letter in letters.split())]
         texts += [modules.block("rows", RECORD, family), lakes.OUTPUT_FORMAT]
         texts += [SUMMARY_REQUEST] if name == "V5" else []
-        assert blocks(name, RECORD, family) == texts
+        assert blocks(VARIANTS[name], RECORD, family) == texts
         assert (FOLDER / f"{name}.md").read_text() == "\n\n".join(texts) + "\n"
 
 

@@ -208,7 +208,9 @@ def test_contexts_of_a_run_hold_no_validation_item(runs):
     run = runs / "current"
     record = RunRecord.from_dict(read(run, "rounds", "0", "design", "record.json"))
     shown = (run / "rounds" / "0" / "design" / "context.md").read_text()
-    assert shown == context.compose("V6", record, lakes.TEXTS)[0]["content"] + "\n"
+    assert (
+        shown == context.compose(context.VARIANTS["V6"], record, lakes.TEXTS)[0]["content"] + "\n"
+    )
     assert any(failure.held_out for failure in record.history[0].evidence.failures)
     everything = context.ContextSpec(
         guideline=True, history="all", summary=True, training="full", details=True, results=True,
@@ -216,7 +218,7 @@ def test_contexts_of_a_run_hold_no_validation_item(runs):
     )  # fmt: skip
     texts = [
         context.compose(spec, record, lakes.TEXTS)[0]["content"]
-        for spec in (everything, *context.VARIANTS)
+        for spec in (everything, *context.VARIANTS.values())
     ]
     assert "failed" in texts[0]
     answers = {row["id"]: row["text"] for row in formats.read_jsonl(run / "rounds/0/answers.jsonl")}
@@ -242,6 +244,10 @@ def test_settings_that_do_not_go_together_are_refused(tmp_path):
         ({"decoding": "grammar", "training": {"steps": 1}}, "only with decoding='parsed'"),
         ({"judge": {"url": "http://x"}}, "judge: url='http://x', model='': either both"),
         ({"choice": "worst"}, "choice='worst': allowed are"),
+        ({"context": "V7"}, "context='V7': allowed are .*'V6'"),
+        ({"modules": {"history": "some"}}, "history='some': allowed are .*'designed'"),
+        ({"tries": 0}, "tries=0: allowed are"),
+        ({"rollback_margin": 2.0}, "rollback_margin=2.0: allowed are"),
     ):
         with pytest.raises(ValueError, match=message):
             settings.from_config({"engineer": engineer})

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from engineer.context import VARIANTS
 from engineer.proposal import Unreadable, parse, project, render_config
 from experiments import settings as settings_lib
 from experiments.configs import tiny
@@ -30,7 +31,8 @@ def world():
     )
     space = Lakes(settings.lakes).space
     chats = [
-        demonstrations.demonstration(seed, "V6", space, lakes.TEXTS)[0] for seed in range(COUNT)
+        demonstrations.demonstration(seed, VARIANTS["V6"], space, lakes.TEXTS)[0]
+        for seed in range(COUNT)
     ]
     return settings, policy, params, chats
 

@@ -249,7 +249,9 @@ def test_a_verifier_of_a_users_own_neither_hangs_nor_ends_a_run(tmp_path):
     assert found.records[3]["failed"] == ["is_number"]
     breakdown = family.breakdown(found.records)
     past = RunRecord((RoundRecord(0, family.validation, Evidence(breakdown), True),), 1, 3, 1)
-    assert "not_scored 2" in context.compose("V6", past, family.texts)[0]["content"]
+    assert (
+        "not_scored 2" in context.compose(context.VARIANTS["V6"], past, family.texts)[0]["content"]
+    )
     assert family.failure("scored") == "could not be scored"
 
 

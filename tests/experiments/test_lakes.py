@@ -35,7 +35,7 @@ def test_a_design_has_a_row_for_each_size_and_number_of_agents(lakes):
 
 def test_contexts_name_the_rows_and_designs_are_read_back(lakes):
     record = random_record(1, lakes.space, lakes.texts)
-    message = context.compose("V6", record, lakes.texts)[-1]["content"]
+    message = context.compose(context.VARIANTS["V6"], record, lakes.texts)[-1]["content"]
     assert "4_3" in message
     assert "in a row named N_A" in message
     design = lakes.space.random(3)

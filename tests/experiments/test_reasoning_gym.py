@@ -57,7 +57,7 @@ def test_every_data_set_is_a_family(name):
     assert breakdown.names == family.space.rows or name in FEW
     past = RoundRecord(0, family.validation, Evidence(breakdown), True)
     record = RunRecord((past,), 1, total_rounds=3, epochs_per_round=1)
-    text = context.compose("V6", record, family.texts)[0]["content"]
+    text = context.compose(context.VARIANTS["V6"], record, family.texts)[0]["content"]
     assert all(f"{family.space.label} {row}: answers" in text for row in breakdown.names)
 
     answer = proposal.render_config(family.space.random(0), family.space)

@@ -59,7 +59,7 @@ def test_texts_survive_the_tokenizer(settings, model):
             assert tokenizer.decode(tokenizer.encode(text)) == text
         assert len(tokenizer.encode(question)) < 80
     messages, design = demonstrations.demonstration(
-        1, "V6", Lakes(settings.lakes).space, lakes.TEXTS
+        1, context.VARIANTS["V6"], Lakes(settings.lakes).space, lakes.TEXTS
     )
     for text in (messages[0]["content"], design, "ärger \U0001f600\x00 (12,3) 0.123"):
         assert tokenizer.decode(tokenizer.encode(text)) == text
@@ -92,7 +92,7 @@ def test_a_context_of_a_real_validation_is_within_the_models_window(settings, mo
     policy, _ = model
     space = Lakes(settings.lakes).space
     record = demonstrations.random_record(np.random.SeedSequence(4), space, lakes.TEXTS)
-    chat = context.compose("V3", record, lakes.TEXTS)
+    chat = context.compose(context.VARIANTS["V3"], record, lakes.TEXTS)
     ids = policy.tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
     limit = policy.config.max_position_embeddings
     assert len(ids) + settings.engineer.max_new_tokens < limit
