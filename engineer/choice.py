@@ -108,23 +108,22 @@ def limit_move(
 ) -> tuple[Configuration, tuple[str, ...]]:
     """The design, drawn back to where it may be, and one line for each thing drawn back.
 
-    A group of fractions is drawn back along the straight line to the previous ones, so that they
-    still sum to 1; other numbers are cut one by one.
+    Fractions are drawn back along the straight line to the previous ones, so that they still sum
+    to 1; other numbers are cut one by one.
     """
-    cells = config.cells()
-    notes = []
-    for group in space.simplexes:
-        largest = max(abs(config[cell] - previous[cell]) for cell in group)
-        if largest > limits.fraction + 1e-12:
-            part = limits.fraction / largest
-            for cell in group:
-                cells[cell] = previous[cell] + part * (config[cell] - previous[cell])
-            notes.append(
-                f"{group[0][1]}: a fraction moved by {largest:.2f}, all drawn back to at most "
-                f"{limits.fraction:g}"
-            )
-    for cell, move in relative_moves(previous, config, space).items():
-        if cell in space.fraction_cells or abs(move) <= limits.value + 1e-12:
+    cells, moves = config.cells(), relative_moves(previous, config, space)
+    fraction, notes = space.fraction_parameter, []
+    largest = max(abs(moves[row, fraction]) for row in space.rows)
+    if largest > limits.fraction + 1e-12:
+        for row in space.rows:
+            part = limits.fraction / largest * moves[row, fraction]
+            cells[row, fraction] = previous[row, fraction] + part
+        notes.append(
+            f"{fraction}: a fraction moved by {largest:.2f}, all drawn back to at most "
+            f"{limits.fraction:g}"
+        )
+    for cell, move in moves.items():
+        if cell[1] == fraction or abs(move) <= limits.value + 1e-12:
             continue
         low, high = space.bounds(*cell)
         far = math.copysign(limits.value * (high - low), move)

@@ -14,7 +14,7 @@ import numpy as np
 from engineer.designers import Design
 from engineer.proposal import Proposal, project
 from engineer.record import RunRecord
-from engineer.space import Cell, Configuration, ConfigurationSpace, on_grid, round_fractions
+from engineer.space import Configuration, ConfigurationSpace, on_grid
 
 
 class FailureProportional:
@@ -138,13 +138,13 @@ def default_stages(space: ConfigurationSpace, count: int = 3) -> tuple[Configura
         opened = math.ceil(k * len(space.rows) / count)
         cells = space.uniform().cells()
         for row, name in space.cells:
-            if (row, name) not in space.fraction_cells:
+            if name != space.fraction_parameter:
                 low, high = bounds = space.random_bounds(row, name)
                 value = low + k / count * ((low + high) / 2 - low)
                 cells[row, name] = on_grid(value, bounds, space.parameter(name).decimals)
         rest = 0.1 / len(space.rows)
         weights = [(0.9 / opened if i < opened else 0.0) + rest for i in range(len(space.rows))]
-        stages.append(Configuration.from_cells(cells | _fractions(space, weights)))
+        stages.append(Configuration.from_cells(cells | space.divided(weights)))
     return tuple(stages)
 
 
@@ -159,12 +159,6 @@ def _divided(
     record: RunRecord, space: ConfigurationSpace, weights: Sequence[float], source: str
 ) -> Design:
     """The current configuration with fractions in proportion to the weights of the rows."""
-    proposed = Proposal.from_cells(record.config.cells() | _fractions(space, weights))
+    proposed = Proposal.from_cells(record.config.cells() | space.divided(weights))
     config, repairs = project(proposed, record.config, space)
     return Design(config=config, source=source, repairs=repairs)
-
-
-def _fractions(space: ConfigurationSpace, weights: Sequence[float]) -> dict[Cell, float]:
-    name = space.fraction_parameter
-    fractions = round_fractions(weights, 10 ** space.parameter(name).decimals)
-    return {(row, name): part for row, part in zip(space.rows, fractions, strict=True)}

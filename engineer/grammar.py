@@ -4,7 +4,7 @@ A finite automaton over token ids, built once for a space and a vocabulary as pl
 which a sampler can use on the device without asking the host. The answer is: free reasoning up to
 a budget, a trigger, and then one configuration in exactly the asked form: every row, every
 parameter, every number within its bounds with the decimals of its parameter. With `exact_fractions`
-the fractions of a group sum to 1: the automaton counts, in units of the last decimal, what is left
+the fractions sum to 1: the automaton counts, in units of the last decimal, what is left
 for those to come, and the last one gets the rest. Otherwise each is free and the projection
 rescales them.
 
@@ -15,7 +15,7 @@ digits that are tokens, digits that merge. `docs/engineer.md` says why no librar
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -78,7 +78,7 @@ def build(
       space: what may be chosen.
       tokenize: token ids of a text, without special tokens added to it.
       stop_ids: tokens that end an answer, at least one.
-      exact_fractions: fractions of a group sum to 1.
+      exact_fractions: fractions sum to 1.
       reasoning_tokens: most tokens of free reasoning before the trigger; 0 for none. A stop token
         within the reasoning still ends the answer; whoever samples has to finish it then.
       trigger: the text that ends the reasoning, such as "</think>". It is recognised in the
@@ -99,9 +99,9 @@ def build(
     automaton = _Automaton()
     ids = tuple(int(token) for token in tokenize(trigger)) if reasoning_tokens else ()
     start = _add_reasoning(automaton, reasoning_tokens, ids) if ids else automaton.state()
-    groups = space.simplexes if exact_fractions else ()
-    wholes = {group: 10 ** space.parameter(group[0][1]).decimals for group in groups}
-    _add_configurations(automaton, start, fields, ending, stop_ids, wholes)
+    whole = 10 ** space.parameter(space.fraction_parameter).decimals
+    counted = [exact_fractions and f.cell[1] == space.fraction_parameter for f in fields]
+    _add_configurations(automaton, start, fields, ending, stop_ids, counted, whole)
     longest = reasoning_tokens + len(ids) + len(ending) + 1
     longest += sum(len(f.literal) + max(map(len, f.middles)) for f in fields)
     return automaton.tables(longest)
@@ -243,36 +243,34 @@ def _add_configurations(
     fields: Sequence[_Field],
     ending: Sequence[int],
     stop_ids: Sequence[int],
-    wholes: Mapping[tuple[Cell, ...], int],
+    counted: Sequence[bool],
+    whole: int,
 ) -> None:
     """Adds all configurations after the state `start`.
 
-    A state is (field, place within it, units left of every group). States of equal meaning are
-    made once. `wholes` are the groups whose fractions sum to 1, with that 1 in units.
+    A state is (field, place within it, units left of the whole). States of equal meaning are
+    made once. `counted` are the fields whose numbers sum to 1, which is `whole` units.
     """
-    group_of = {cell: g for g, group in enumerate(wholes) for cell in group}
-    order = {field.cell: i for i, field in enumerate(fields)}
-    last = {max(order[cell] for cell in group) for group in wholes}
-    made: dict[tuple[int, tuple[int, ...]], int] = {}
+    made: dict[tuple[int, int], int] = {}
 
-    def grow(state: int, index: int, left: tuple[int, ...]) -> None:
+    def grow(state: int, index: int, left: int) -> None:
         """Adds everything after a state that stands before a field."""
         if index == len(fields):
             state = automaton.chain(state, ending)
             automaton.arcs[state] |= dict.fromkeys(map(int, stop_ids), state)
             return
-        field, group = fields[index], group_of.get(fields[index].cell)
+        field, last = fields[index], not any(counted[index + 1 :])
         state = automaton.chain(state, field.literal)
         for units, middle in zip(field.units, field.middles, strict=True):
             remaining = left
-            if group is not None:
-                if units > left[group] or (units < left[group] and index in last):
+            if counted[index]:
+                remaining = left - units
+                if remaining < 0 or (remaining and last):
                     continue
-                remaining = (*left[:group], left[group] - units, *left[group + 1 :])
             key = (index + 1, remaining)
             if key not in made:
                 made[key] = automaton.state()
                 grow(made[key], *key)
             automaton.arcs[automaton.chain(state, middle[:-1])][middle[-1]] = made[key]
 
-    grow(start, 0, tuple(wholes.values()))
+    grow(start, 0, whole)

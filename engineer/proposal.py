@@ -216,7 +216,7 @@ def project(
 
     What is missing is kept from the previous configuration. Unknown rows are dropped, numbers are
     clipped to their bounds and rounded where they must be whole. Fractions are clipped to at
-    least 0 and divided by the sum of their group (uniform if all are 0).
+    least 0 and divided by their sum (uniform if all are 0).
 
     Returns:
       The configuration, and one readable line for each change.
@@ -226,7 +226,7 @@ def project(
             f"previous: rows {previous.rows} and parameters {previous.parameters} are not "
             f"allowed, only {space.rows} and {space.names}"
         )
-    label = space.label
+    label, fraction = space.label, space.fraction_parameter
     repairs = list(raw.notes)
     unknown = sorted(set(raw.values) - set(space.rows), key=lambda row: (len(row), row))
     if unknown:
@@ -246,7 +246,7 @@ def project(
                 repairs.append(
                     f"{where}: missing, {_short(value)} kept from the previous configuration"
                 )
-            low, high = (0.0, math.inf) if cell in space.fraction_cells else space.bounds(*cell)
+            low, high = (0.0, math.inf) if name == fraction else space.bounds(*cell)
             clipped = min(max(value, low), high) + 0.0  # + 0.0 turns -0.0 into 0.0
             if clipped != value:
                 repairs.append(f"{where}: {_short(value)} clipped to {_short(clipped)}")
@@ -255,26 +255,21 @@ def project(
                 clipped = float(round(clipped))
             numbers[cell] = clipped
 
-    for group in space.simplexes:
-        parts = [numbers[cell] for cell in group]
-        if not any(parts):
-            repairs.append(f"{_group_name(group)}: all 0, made uniform")
-            numbers |= dict.fromkeys(group, 1.0 / len(group))
-            continue
-        largest = max(parts)  # dividing by it first keeps the sum of huge numbers finite
-        scaled = [part / largest for part in parts]
-        total = math.fsum(scaled)
-        # Far below the tolerance of a configuration, which sums the fractions unscaled.
-        if abs(total * largest - 1.0) > 1e-9 or largest > 1.0:
-            repairs.append(f"{_group_name(group)}: sum {_short(total * largest)} rescaled to 1")
-            numbers |= {cell: part / total for cell, part in zip(group, scaled, strict=True)}
+    # Dividing by the largest first keeps the sum of huge numbers finite.
+    largest = max(numbers[row, fraction] for row in space.rows)
+    scaled = [numbers[row, fraction] / (largest or 1.0) for row in space.rows]
+    total = math.fsum(scaled)
+    if not total:
+        repairs.append(f"{fraction}: all 0, made uniform")
+        scaled, total = [1.0] * len(scaled), len(scaled)
+    # Far below the tolerance of a configuration, which sums the fractions unscaled.
+    elif abs(total * largest - 1.0) > 1e-9 or largest > 1.0:
+        repairs.append(f"{fraction}: sum {_short(total * largest)} rescaled to 1")
+    else:
+        return Configuration.from_cells(numbers), tuple(repairs)
+    for row, part in zip(space.rows, scaled, strict=True):
+        numbers[row, fraction] = part / total
     return Configuration.from_cells(numbers), tuple(repairs)
-
-
-def _group_name(group: Sequence[Cell]) -> str:
-    """What all cells have in common, the parameter of a column or a row; else the first cell."""
-    common = [part for part in group[0] if all(part in cell for cell in group)]
-    return " ".join(common or group[0])
 
 
 def render_config(config: Configuration, space: ConfigurationSpace) -> str:

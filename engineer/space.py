@@ -154,14 +154,14 @@ class Parameter:
 
 @dataclasses.dataclass(frozen=True)
 class ConfigurationSpace:
-    """Rows, parameters and simplex groups of an environment family.
+    """Rows and parameters of an environment family.
 
     Attributes:
       label: what a row is called, in words and in JSON ("size").
       rows: names of the rows; in ascending order if they are whole numbers.
       parameters: the columns.
-      simplexes: groups of cells whose numbers are fractions of one whole: at least 0, with sum 1.
-        No cell is in two groups, and the bounds of all are (0, 1).
+      fraction_parameter: the one that divides the training set over all rows: its numbers are
+        fractions, at least 0 with sum 1, and its bounds are (0, 1).
       row_keys: further keys, besides the label and "name", under which a mapping may name its own
         row where an answer is read; capitals do not matter.
       row_suffix: a regular expression for what may follow the name of a row there; it must not
@@ -171,7 +171,7 @@ class ConfigurationSpace:
     label: str
     rows: tuple[str, ...]
     parameters: tuple[Parameter, ...]
-    simplexes: tuple[tuple[Cell, ...], ...] = ()
+    fraction_parameter: str
     row_keys: tuple[str, ...] = ()
     row_suffix: str = ""
 
@@ -192,18 +192,9 @@ class ConfigurationSpace:
                     f"{parameter.name}: {len(parameter.bounds)} pairs of bounds, needed: one, or "
                     f"one for each of {self.rows}"
                 )
-        grouped = [cell for group in self.simplexes for cell in group]
-        for cell in grouped:
-            if cell not in self.cells:
-                raise ValueError(f"simplexes: there is no cell {cell}")
-            if grouped.count(cell) > 1:
-                raise ValueError(f"simplexes: cell {cell} is in two groups or twice in one")
-            if self.bounds(*cell) != (0.0, 1.0):
-                raise ValueError(f"simplexes: the bounds of {cell} must be (0, 1)")
-        for group in self.simplexes:
-            decimals = {self.parameter(name).decimals for _, name in group}
-            if len(decimals) != 1 or decimals == {0}:
-                raise ValueError(f"simplexes: {group} needs cells with equally many decimals")
+        fraction = self.parameter(self.fraction_parameter)
+        if set(fraction.bounds) != {(0.0, 1.0)} or not fraction.decimals:
+            raise ValueError(f"{fraction}: fractions need bounds (0, 1) and decimals")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -229,20 +220,6 @@ class ConfigurationSpace:
         """All cells, row by row."""
         return tuple((row, name) for row in self.rows for name in self.names)
 
-    @property
-    def fraction_cells(self) -> frozenset[Cell]:
-        """The cells that are fractions of some whole."""
-        return frozenset(cell for group in self.simplexes for cell in group)
-
-    @property
-    def fraction_parameter(self) -> str:
-        """The parameter that divides the training set over all rows: the simplex of a column."""
-        groups = [set(group) for group in self.simplexes]
-        columns = [name for name in self.names if set(column(self.rows, name)) in groups]
-        if len(columns) != 1:
-            raise ValueError(f"simplexes: columns {columns} divide the set, one is needed")
-        return columns[0]
-
     def check(self, config: Configuration) -> None:
         """Raises a ValueError that names what is wrong if a configuration is not of the space."""
         if (config.rows, config.parameters) != (self.rows, self.names):
@@ -258,10 +235,10 @@ class ConfigurationSpace:
                 )
             if self.parameter(name).decimals == 0 and value % 1:
                 raise ValueError(f"{name} of {self.label} {row}: {value} is no whole number")
-        for group in self.simplexes:
-            total = math.fsum(config[cell] for cell in group)
-            if abs(total - 1.0) > SUM_TOLERANCE:
-                raise ValueError(f"the fractions {group} sum to {total:.6g}, they must sum to 1")
+        name = self.fraction_parameter
+        total = math.fsum(config.column(name))
+        if abs(total - 1.0) > SUM_TOLERANCE:
+            raise ValueError(f"{name}: the fractions sum to {total:.6g}, they must sum to 1")
 
     def uniform(self) -> Configuration:
         """Equal fractions, and every other number in the middle of where random draws lie."""
@@ -270,38 +247,35 @@ class ConfigurationSpace:
             low, high = self.random_bounds(row, name)
             decimals = self.parameter(name).decimals
             cells[row, name] = on_grid((low + high) / 2, (low, high), decimals)
-        for group in self.simplexes:
-            cells |= dict.fromkeys(group, 1.0 / len(group))
+        for row in self.rows:
+            cells[row, self.fraction_parameter] = 1.0 / len(self.rows)
         return Configuration.from_cells(cells)
 
     def random(self, seed: int | np.random.SeedSequence | np.random.Generator) -> Configuration:
         """A random configuration on the grid of each parameter's decimals: a cold start.
 
-        The fractions of a group are Dirichlet(1, ..., 1), so every division is equally likely; the
-        other numbers are uniform within `random_bounds`.
+        The fractions are Dirichlet(1, ..., 1), so every division is equally likely; the other
+        numbers are uniform within `random_bounds`.
         """
         rng = np.random.default_rng(seed)
-        drawn: dict[Cell, float] = {}
-        for group in self.simplexes:
-            units = 10 ** self.parameter(group[0][1]).decimals
-            fractions = round_fractions(rng.dirichlet(np.ones(len(group))).tolist(), units)
-            drawn |= dict(zip(group, fractions, strict=True))
+        drawn = self.divided(rng.dirichlet(np.ones(len(self.rows))).tolist())
         for row, name in ((row, name) for name in self.names for row in self.rows):
-            if (row, name) not in drawn:
+            if name != self.fraction_parameter:
                 bounds = self.random_bounds(row, name)
                 value = float(rng.uniform(*bounds))
                 drawn[row, name] = on_grid(value, bounds, self.parameter(name).decimals)
         return Configuration.from_cells({cell: drawn[cell] for cell in self.cells})
 
+    def divided(self, weights: Sequence[float]) -> dict[Cell, float]:
+        """Fractions in proportion to the weights of the rows, with the decimals that they have."""
+        name = self.fraction_parameter
+        fractions = round_fractions(weights, 10 ** self.parameter(name).decimals)
+        return {(row, name): part for row, part in zip(self.rows, fractions, strict=True)}
+
     def random_bounds(self, row: str, name: str) -> Bounds:
         """The bounds of one number, cut at the parameter's `random_high`."""
         low, high = self.bounds(row, name)
         return low, max(low, min(high, self.parameter(name).random_high))
-
-
-def column(rows: Iterable[str], name: str) -> tuple[Cell, ...]:
-    """The simplex group of one parameter over all rows."""
-    return tuple((row, name) for row in rows)
 
 
 def grid_range(bounds: Bounds, decimals: int) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from engineer.space import ConfigurationSpace, column
+from engineer.space import ConfigurationSpace
 from engineer.templates import macros
 
 SUMMARY_REQUEST = (
@@ -60,4 +60,4 @@ def plain_texts(space: ConfigurationSpace, task: str, checks: Sequence[str]) -> 
     )
 
 
-_TEXTS = macros("texts.txt", column=column)
+_TEXTS = macros("texts.txt")

@@ -14,7 +14,7 @@ from engineer.evidence import Evidence, FailureBreakdown
 from engineer.modules import TRAINING_DETAILS, shown_history
 from engineer.proposal import render_config
 from engineer.record import RoundRecord, RunRecord
-from engineer.space import Configuration, ConfigurationSpace, on_grid, round_fractions
+from engineer.space import Configuration, ConfigurationSpace, on_grid
 from engineer.texts import FamilyTexts
 
 STEP = 0.05
@@ -57,9 +57,7 @@ def rule_design(
                 decimals = space.parameter(name).decimals
                 bounds, step = space.bounds(row, name), STEP if decimals else 1.0
                 cells[row, name] = on_grid(round(start, decimals) + sign * step, bounds, decimals)
-    units = 10 ** space.parameter(fraction).decimals
-    for row, part in zip(space.rows, round_fractions(weights, units), strict=True):
-        cells[row, fraction] = part
+    cells |= space.divided(weights)
     return Configuration.from_cells({cell: cells[cell] for cell in space.cells})
 
 

@@ -6,7 +6,7 @@ Run it with --config.family=experiments/families/template.py:family.
 import jax
 import numpy as np
 
-from engineer.space import ConfigurationSpace, Parameter, column
+from engineer.space import ConfigurationSpace, Parameter
 from engineer.texts import plain_texts
 from experiments import families
 
@@ -31,7 +31,7 @@ class Sums(families.Family):
             Parameter("digits", ((1, 6),), decimals=0, meaning="the digits of every term."),
             Parameter("carry_ratio", meaning="the part of them in which a digit is carried."),
         ),
-        (column(TERMS, "fraction"),),
+        "fraction",
     )
     texts = plain_texts(space, "to add numbers", ("is_number", "right_value"))
 

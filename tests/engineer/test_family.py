@@ -11,7 +11,7 @@ from engineer import analysis, context, curricula, designers, grammar
 from engineer.evidence import Evidence, FailureBreakdown
 from engineer.proposal import Unreadable, parse, project, render_config
 from engineer.record import RoundRecord, RunRecord
-from engineer.space import ConfigurationSpace, Parameter, column
+from engineer.space import ConfigurationSpace, Parameter
 from engineer.texts import plain_texts
 from experiments.families import demonstrations
 
@@ -24,7 +24,7 @@ SPACE = ConfigurationSpace(
         Parameter("digits", ((1, 6), (2, 6), (1, 4)), decimals=0, meaning="digits of a number."),
         Parameter("spaced", meaning="the part of the problems written with blanks."),
     ),
-    (column(TOPICS, "fraction"),),
+    "fraction",
 )
 CHECKS = ("is_number", "right_length", "right_value")
 TEXTS = plain_texts(SPACE, "to add numbers", CHECKS)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from engineer import proposal
 from engineer.proposal import Proposal, Unreadable, parse, project, render_config
-from engineer.space import Configuration, ConfigurationSpace, Parameter, column
+from engineer.space import Configuration, ConfigurationSpace, Parameter
 from experiments.families.lakes.texts import lake_space
 
 SPACE = lake_space((3, 4))
@@ -291,7 +291,7 @@ def test_rendering_is_read_back_exactly(config):
 
 def test_rows_may_be_large_numbers():
     rows = ("60", "10800", "2147483647")
-    space = ConfigurationSpace("seconds", rows, (Parameter("part"),), (column(rows, "part"),))
+    space = ConfigurationSpace("seconds", rows, (Parameter("part"),), "part")
     config = space.random(0)
     assert project(parse(render_config(config, space), space), space.uniform(), space) == (
         config,

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from engineer.space import Bounds, ConfigurationSpace, Parameter, column
+from engineer.space import Bounds, ConfigurationSpace, Parameter
 from engineer.texts import FamilyTexts
 from mapf_jax import CHECKS
 
@@ -135,7 +135,7 @@ def lake_space(
             Parameter("hole_ratio", holes, random_high=MAX_RANDOM_HOLE_RATIO),
             Parameter("wait_ratio", waits),
         ),
-        simplexes=(column(rows, "data_ratio"),),
+        fraction_parameter="data_ratio",
         row_keys=("N", "map_size", "lake_size"),
         row_suffix="(?: ?x ?[0-9]{1,3})?",  # As in 3x3.
     )

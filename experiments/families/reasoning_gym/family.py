@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from engineer.space import Configuration, ConfigurationSpace, Parameter, column, ordered_rows
+from engineer.space import Configuration, ConfigurationSpace, Parameter, ordered_rows
 from engineer.texts import plain_texts
 from experiments.families.family import (
     NOT_SCORED,
@@ -176,7 +176,7 @@ class ReasoningGym(Family):
             ladders[0].fixed[0]["name"] if single else "level",
             tuple(self._rows),
             (Parameter("fraction", meaning=meaning), *map(_parameter, self._others)),
-            (column(self._rows, "fraction"),),
+            "fraction",
         )
         task = f"to solve problems of {' and '.join(chosen)}"
         words = {row: of.words(at) for row, (of, at) in self._rows.items()}
