@@ -1,4 +1,4 @@
-"""Where the parameters live on the mesh, and whatever has their shape."""
+"""Where the parameters live on the mesh."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from learner.devices import sharding
 from learner.qwen3.config import Qwen3Config
-from learner.qwen3.model import abstract_params, logical_axes
+from learner.qwen3.model import logical_axes
 
 
 def check(config: Qwen3Config, mesh: Mesh) -> None:
@@ -41,34 +41,3 @@ def param_shardings(config: Qwen3Config, mesh: Mesh) -> dict[str, Any]:
         logical_axes(config),
         is_leaf=lambda x: isinstance(x, tuple),
     )
-
-
-def tree_shardings(tree: Any, config: Qwen3Config, mesh: Mesh) -> Any:
-    """Shardings of any tree that holds copies of the parameters, such as an optimizer's state.
-
-    An array whose path ends with the path of a parameter and that has its shape lives where the
-    parameter lives (so Adam's moments do); every other array is replicated.
-
-    Args:
-        tree: arrays or `jax.ShapeDtypeStruct`s.
-
-    Returns:
-        The same tree of `NamedSharding`s.
-    """
-    by_path = {
-        jax.tree_util.keystr(path): (abstract.shape, where)
-        for (path, abstract), where in zip(
-            jax.tree_util.tree_leaves_with_path(abstract_params(config)),
-            jax.tree.leaves(param_shardings(config, mesh)),
-            strict=True,
-        )
-    }
-
-    def place(path: Any, leaf: Any) -> NamedSharding:
-        for start in range(len(path)):
-            shape, where = by_path.get(jax.tree_util.keystr(path[start:]), (None, None))
-            if where is not None and shape == leaf.shape:
-                return where
-        return sharding.replicated(mesh)
-
-    return jax.tree_util.tree_map_with_path(place, tree)

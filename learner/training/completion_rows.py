@@ -46,7 +46,7 @@ def pack_rows(
     completions_per_row: int,
     length: int,
     pad_id: int,
-    prompt_capacity: int | None = None,
+    prompt_capacity: int,
 ) -> CompletionRows:
     """Rows as NumPy arrays of the shape asked for; missing rows have no completion.
 
@@ -58,16 +58,11 @@ def pack_rows(
       completions_per_row: A.
       length: T, at least the longest prompt and its completions together.
       pad_id: what fills the rest.
-      prompt_capacity: as in `CompletionRows`, from the longest prompt to T; T if None.
+      prompt_capacity: as in `CompletionRows`, from the longest prompt to T.
 
     Raises:
-      ValueError: a prompt is empty, or something does not fit.
+      ValueError: a prompt is empty.
     """
-    prompt_capacity = length if prompt_capacity is None else prompt_capacity
-    if not max(map(len, prompts), default=0) <= prompt_capacity <= length:
-        raise ValueError(
-            f"prompt_capacity={prompt_capacity}: must hold the longest prompt, at most {length}"
-        )
     tokens = np.full((rows, length), pad_id, np.int32)
     # A filler row still needs a token to attend to, so that nothing in it is undefined.
     prompt_lengths = np.ones(rows, np.int32)

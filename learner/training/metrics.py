@@ -17,31 +17,31 @@ MACHINE = "machine/"
 Writer = Callable[[int, Mapping[str, float]], None]
 
 
-class Clock:
-    """Adds up the time spent in each part of a step."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextlib.contextmanager
-    def measure(self, part: str) -> Iterator[None]:
-        """Adds the time that the body takes to `part`."""
-        begin = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - begin
+@contextlib.contextmanager
+def timed(seconds: dict[str, float], part: str) -> Iterator[None]:
+    """Adds the time that the body takes to `seconds[part]`."""
+    begin = time.perf_counter()
+    try:
+        yield
+    finally:
+        seconds[part] = seconds.get(part, 0.0) + time.perf_counter() - begin
 
 
-def machine(seconds: Mapping[str, float]) -> dict[str, float]:
-    """The time split of a step and the memory in use, named for the log.
+def machine(seconds: Mapping[str, float], tokens: Mapping[str, float]) -> dict[str, float]:
+    """The time split of a step, its speed and the memory in use, named for the log.
+
+    Args:
+      seconds: spent in each part of the step.
+      tokens: that some of the parts made or used.
 
     Returns:
-      `machine/PART_seconds`, and in GiB `machine/device_memory` and `machine/device_memory_peak`
-      of the fullest local device where the backend tells (a CPU does not), and on Linux
-      `machine/host_memory` of this process.
+      `machine/PART_seconds`, `machine/PART_tokens_per_second`, and in GiB `machine/device_memory`
+      and `machine/device_memory_peak` of the fullest local device where the backend tells (a CPU
+      does not), and on Linux `machine/host_memory` of this process.
     """
     metrics = {f"{MACHINE}{part}_seconds": value for part, value in seconds.items()}
+    for part, count in tokens.items():
+        metrics[f"{MACHINE}{part}_tokens_per_second"] = count / max(seconds[part], 1e-9)
     stats = [device.memory_stats() or {} for device in jax.local_devices()]
     keys = {"device_memory": "bytes_in_use", "device_memory_peak": "peak_bytes_in_use"}
     for name, key in keys.items():
@@ -53,11 +53,6 @@ def machine(seconds: Mapping[str, float]) -> dict[str, float]:
         resident = int(pages.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         metrics[f"{MACHINE}host_memory"] = resident / 2**30
     return metrics
-
-
-def rate(part: str, tokens: float, seconds: Mapping[str, float]) -> dict[str, float]:
-    """`machine/PART_tokens_per_second`."""
-    return {f"{MACHINE}{part}_tokens_per_second": tokens / max(seconds[part], 1e-9)}
 
 
 @contextlib.contextmanager

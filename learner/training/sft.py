@@ -109,6 +109,7 @@ def make_batch(examples: Sequence[Example], config: SFTConfig, pad_id: int) -> l
             1,
             length,
             pad_id,
+            length,
         )
         window = np.arange(min(config.max_completion_tokens, length))
         mask = window < np.asarray(rows.completion_lengths)[:, :, None]

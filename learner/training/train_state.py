@@ -11,7 +11,7 @@ import optax
 from jax.sharding import Mesh
 
 from learner import checks
-from learner.devices import distributed
+from learner.devices import distributed, sharding
 from learner.qwen3 import model, placement
 from learner.qwen3.config import DTYPES, Qwen3Config
 from learner.training import lora
@@ -164,18 +164,26 @@ def abstract_train_state(
     adapters: LoraConfig | None = None,
 ) -> TrainState:
     """Shapes, dtypes and shardings of a state, without any memory: what a restore needs."""
+    whole = sharding.replicated(mesh)
+    places = placement.param_shardings(config, mesh)
+    shapes = model.abstract_params(config)
     if adapters is not None and adapters.rank:
-        params = lora.abstract(adapters, config)
-    else:
-        params = model.abstract_params(config)
-    count: Any = jax.ShapeDtypeStruct((), jnp.int32)
-    opt_state = jax.eval_shape(make_optimizer(optimizer).init, params)
-    shapes = TrainState(count, count, params, opt_state)
-    return jax.tree.map(
-        lambda leaf, where: leaf.update(sharding=where),
-        shapes,
-        placement.tree_shardings(shapes, config, mesh),
+        shapes = lora.abstract(adapters, config)
+        places = jax.tree.map(lambda _: whole, shapes)
+
+    def placed(leaf: Any, where: Any = whole) -> Any:
+        return leaf.update(sharding=where)
+
+    transform = make_optimizer(optimizer)
+    count = placed(jax.ShapeDtypeStruct((), jnp.int32))
+    opt_state = optax.tree_map_params(
+        transform,
+        placed,
+        jax.eval_shape(transform.init, shapes),
+        places,
+        transform_non_params=placed,
     )
+    return TrainState(count, count, jax.tree.map(placed, shapes, places), opt_state)
 
 
 def train_state_shardings(

@@ -218,11 +218,11 @@ class GRPOTrainer:
           ValueError: the task returned rewards of a wrong shape.
         """
         config = self.config
-        clock = metrics.Clock()
+        seconds: dict[str, float] = {}
         params = self.policy_params(state)
         draws: list[tuple[Rollout, Scores]] = []
         for attempt in range(1 + config.max_resamples * (config.degenerate_groups == "resample")):
-            draws.append(self._draw(params, task, key, step, attempt, clock))
+            draws.append(self._draw(params, task, key, step, attempt, seconds))
             if sum(int(rollout.signal.sum()) for rollout, _ in draws) >= config.prompts_per_step:
                 break
         del params
@@ -236,18 +236,18 @@ class GRPOTrainer:
         chosen = np.argsort(~drawn.signal, kind="stable")[: config.prompts_per_step]
         batch = drawn.take(np.sort(chosen))
 
-        with clock.measure("update"):
+        with metrics.timed(seconds, "update"):
             updates, state = self.update(state, batch)
         of_update = _update_metrics(updates)
+        sampled = float(drawn.lengths.sum())
+        used = {"sample": sampled, "update": of_update.get("update_tokens", 0.0)}
         logged = {
             **drawn.metrics(),
             "draws": float(len(draws)),
             "groups_used": float(batch.signal.sum()),
             **{f"task/{name}": float(value) for name, value in scores.metrics.items()},
             **of_update,
-            **metrics.machine(clock.seconds),
-            **metrics.rate("sample", float(drawn.lengths.sum()), clock.seconds),
-            **metrics.rate("update", of_update.get("update_tokens", 0.0), clock.seconds),
+            **metrics.machine(seconds, used),
         }
         if updates and not updates[-1].finite:
             raise NonFiniteError(step, not_finite(logged), logged, state, batch)
@@ -303,7 +303,7 @@ class GRPOTrainer:
         key: jax.Array,
         step: int,
         attempt: int,
-        clock: metrics.Clock,
+        seconds: dict[str, float],
     ) -> tuple[Rollout, Scores]:
         """Samples and scores `prompts_per_step` groups; `attempt` is 0, or counts the resamples."""
         config = self.config
@@ -314,12 +314,12 @@ class GRPOTrainer:
             number = step * config.max_resamples + attempt - 1
         indices = prompt_indices(key, number, config.prompts_per_step, len(task))
         key = jax.random.fold_in(jax.random.fold_in(key, _SAMPLING), number)
-        with clock.measure("sample"):
+        with metrics.timed(seconds, "sample"):
             chats = [task.messages(int(i)) for i in indices]
             prompts, samples, completions = self._completer.sample(
                 params, chats, key, config.group_size
             )
-        with clock.measure("score"):
+        with metrics.timed(seconds, "score"):
             scores = task.score(np.repeat(indices, config.group_size), completions)
         rewards = np.asarray(scores.rewards, np.float32)
         if rewards.shape != (len(completions),):

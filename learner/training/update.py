@@ -132,21 +132,13 @@ class Updater:
 
         Returns:
           The new state and the result; if that is not finite, the new state is the old one.
-
-        Raises:
-          ValueError: there is no micro-batch.
         """
         rows = sharding.batch_sharding(self._mesh)
         with sharding.use(self._mesh):
-            total = None
-            for micro_batch in micro_batches:
-                batch = distributed.put(micro_batch, rows)
-                if total is None:
-                    total = self._first(state.params, batch, extra)
-                else:
-                    total = self._accumulate(total, state.params, batch, extra)
-            if total is None:
-                raise ValueError("micro_batches=[]: at least one is needed")
+            batches = (distributed.put(micro_batch, rows) for micro_batch in micro_batches)
+            total = self._first(state.params, next(batches), extra)
+            for batch in batches:
+                total = self._accumulate(total, state.params, batch, extra)
             return self._apply(state, total, np.int32(count_step))
 
     def lower(

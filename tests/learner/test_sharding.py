@@ -3,13 +3,13 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from learner.devices import sharding
 from learner.qwen3 import model, placement
 from learner.qwen3.config import Qwen3Config
 from learner.qwen3.logprobs import token_logprobs
+from learner.training.train_state import OptimizerConfig, train_state_shardings
 
 CONFIG = Qwen3Config(
     vocab_size=96,
@@ -62,12 +62,10 @@ def test_matrices_and_optimizer_moments_are_split_alike():
         # Every matrix is split over all eight devices; the vectors of the norms are not.
         assert share == (1 if path[-1].key == "scale" else 1 / 8), path
 
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
-    state = jax.eval_shape(optimizer.init, abstract)
-    moments = placement.tree_shardings(state, CONFIG, mesh)
-    assert moments[1][0].mu == placed
-    assert moments[1][0].nu == placed
-    assert moments[1][0].count == sharding.replicated(mesh)
+    state = train_state_shardings(CONFIG, OptimizerConfig(), mesh)
+    adam = state.opt_state[1][0]
+    assert state.params == adam.mu == adam.nu == placed
+    assert state.step == adam.count == sharding.replicated(mesh)
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,15 @@ def test_answer_logprobs_are_those_of_the_whole_softmax(tiny_model, tiny_params)
 
     prompts = [tokens(n) for n in (3, 9, 5)]
     completions = [[tokens(n) for n in lengths] for lengths in ((4, 1), (6,), (2, 5, 3))]
-    rows = pack_rows(prompts, completions, rows=4, completions_per_row=3, length=16, pad_id=256)
+    rows = pack_rows(
+        prompts,
+        completions,
+        rows=4,
+        completions_per_row=3,
+        length=16,
+        pad_id=256,
+        prompt_capacity=16,
+    )
     computed = jax.jit(completion_logprobs, static_argnums=(1, 3, 4, 5))
     logprobs, entropies = computed(tiny_params, tiny_model, rows, 6, 0.5, 259)
     assert logprobs.shape == entropies.shape == (4, 3, 6)
