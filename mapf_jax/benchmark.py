@@ -14,7 +14,6 @@ import numpy as np
 
 from mapf_jax.environment_config import num_holes
 from mapf_jax.generator import (
-    Candidate,
     CandidatePool,
     NoInstanceError,
     SizeReport,
@@ -29,6 +28,7 @@ LARGEST_SIZE = 10
 HOLE_RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5)
 WAIT_RATIOS = (0.25, 0.5, 0.75)
 PER_HOLE_RATIO = 10
+MAX_CANDIDATES = 1 << 15  # Lakes drawn for each number of agents, size and number of holes.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,12 +54,12 @@ class BenchmarkSet:
 
 def _take(
     pools: Sequence[CandidatePool], holes: int, needs_wait: bool, count: int
-) -> list[Candidate]:
+) -> list[Instance]:
     """Candidates with `holes` holes, or else with fewer.
 
     Where there are not enough of one stratum with any number of holes, the other fills up.
     """
-    taken: list[Candidate] = []
+    taken: list[Instance] = []
     for stratum in (needs_wait, not needs_wait):
         for pool in pools[holes::-1]:
             if missing := count - len(taken):
@@ -72,7 +72,6 @@ def benchmark_instances(
     num_agents: tuple[int, ...] = tuple(SMALLEST_SIZE),
     sizes: tuple[int, ...] = tuple(range(3, LARGEST_SIZE + 1)),
     per_hole_ratio: int = PER_HOLE_RATIO,
-    max_candidates: int = 1 << 15,
 ) -> BenchmarkSet:
     """Makes the benchmark, the same for the same seed. All instances are distinct.
 
@@ -84,11 +83,10 @@ def benchmark_instances(
       num_agents: leave out numbers of agents (of 3, 4, 5) for a part of the benchmark.
       sizes: likewise, lake sizes.
       per_hole_ratio: instances for each number of agents, size, subset and hole ratio.
-      max_candidates: lakes drawn for each number of agents, size and number of holes at most.
 
     Raises:
       ValueError: a number of agents or a size is not one of the benchmark's.
-      NoInstanceError: too few instances were found within `max_candidates`.
+      NoInstanceError: too few instances were found within the budget.
     """
     for name, values, allowed in (
         ("num_agents", num_agents, tuple(SMALLEST_SIZE)),
@@ -108,11 +106,11 @@ def benchmark_instances(
             continue
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), agents), size)
         pools = [
-            CandidatePool(jax.random.fold_in(key, holes), size, holes, agents, seen, max_candidates)
+            CandidatePool(jax.random.fold_in(key, holes), size, holes, agents, seen, MAX_CANDIDATES)
             for holes in range(num_holes(max(HOLE_RATIOS), size) + 1)
         ]
         asked: list[tuple[int, bool]] = []
-        rows: list[Candidate] = []
+        rows: list[Instance] = []
         for wait_ratio in WAIT_RATIOS:
             total = round(len(HOLE_RATIOS) * per_hole_ratio * wait_ratio)
             waits = apportion(total, [1 / len(HOLE_RATIOS)] * len(HOLE_RATIOS))
@@ -127,7 +125,7 @@ def benchmark_instances(
         if len(rows) < len(asked):
             raise NoInstanceError(
                 f"num_agents={agents}, size={size}: only {len(rows)} instances were found "
-                f"among {max_candidates} candidates for each number of holes"
+                f"among {MAX_CANDIDATES} candidates for each number of holes"
             )
         parts.append(finish(size, rows, LARGEST_SIZE, most))
         reports += [

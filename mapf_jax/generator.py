@@ -9,7 +9,7 @@ import collections
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -128,19 +128,6 @@ def draw(
     return blocked, starts, goals, jnp.all(solo < INFINITE_COST, axis=1)
 
 
-class Candidate(NamedTuple):
-    """One solved instance of a pool, on the pool's map width."""
-
-    blocked: np.ndarray  # bool[S, S].
-    starts: np.ndarray  # int8[A, 2].
-    goals: np.ndarray  # int8[A, 2].
-    status: int  # A `Status`; the labels count where it is OPTIMAL.
-    cost: int
-    makespan: int
-    needs_wait: bool
-    paths: np.ndarray  # int8[T, A, 2].
-
-
 class CandidatePool:
     """Solved candidates of one lake size and number of agents, in two strata, drawn on demand.
 
@@ -161,7 +148,7 @@ class CandidatePool:
     ) -> None:
         self.size, self.holes, self.num_agents = size, holes, num_agents
         self.candidates = 0
-        self.taken: list[Candidate] = []
+        self.taken: list[Instance] = []
         self.exhausted = False
         self._found: collections.Counter[int] = collections.Counter()  # Solved lakes by status.
         self._key = key
@@ -171,10 +158,10 @@ class CandidatePool:
         self._max_candidates = 0 if holes > size * size - 2 * num_agents else max_candidates
         self._drawn: tuple[np.ndarray, ...] = ()  # Connected lakes that are not solved yet.
         # Candidates that are not taken yet, by whether they need a wait.
-        self._strata: dict[bool, list[Candidate]] = {False: [], True: []}
+        self._strata: dict[bool, list[Instance]] = {False: [], True: []}
         self._width = next((w for w in WIDTHS if w >= size), size)
 
-    def take(self, count: int, count_wait: int, fill: bool = True) -> list[Candidate]:
+    def take(self, count: int, count_wait: int, fill: bool = True) -> list[Instance]:
         """`count` candidates, of which `count_wait` need a wait, as far as the budget allows.
 
         With `fill`, what one stratum cannot give the other one does.
@@ -184,7 +171,7 @@ class CandidatePool:
             if not self._solve_more(missing):
                 self.exhausted = True
                 break
-        taken: list[Candidate] = []
+        taken: list[Instance] = []
         filling = [(False, count), (True, count)] if fill else []
         for wait, number in (*wanted.items(), *filling):
             stratum, number = self._strata[wait], min(number, count - len(taken))
@@ -209,15 +196,16 @@ class CandidatePool:
         count = -(-missing // _SLICE) * _SLICE
         blocked, starts, goals = (array[:count] for array in self._drawn)
         self._drawn = tuple(array[count:] for array in self._drawn)
-        solved: list[Candidate] = self._spread(
+        solved: list[Instance] = self._spread(
             lambda rows: _solve(self.size, blocked[rows], starts[rows], goals[rows]), len(blocked)
         )
         names = fingerprints(_as_instances(self.size, blocked, starts, goals))
         for candidate, name in zip(solved, names, strict=True):
-            self._found[candidate.status] += 1
-            if candidate.status == Status.OPTIMAL and name not in self._seen:
+            found = _solution(candidate)
+            self._found[int(found.status)] += 1
+            if found.status == Status.OPTIMAL and name not in self._seen:
                 self._seen.add(name)
-                self._strata[candidate.needs_wait].append(candidate)
+                self._strata[bool(found.needs_wait)].append(candidate)
         return True
 
     def report(self, asked: int, asked_wait: int) -> SizeReport:
@@ -228,7 +216,7 @@ class CandidatePool:
             asked=asked,
             made=len(self.taken),
             asked_wait=asked_wait,
-            made_wait=sum(row.needs_wait for row in self.taken),
+            made_wait=sum(bool(_solution(row).needs_wait) for row in self.taken),
             holes=self.holes,
             candidates=self.candidates,
             connected=self._found.total(),
@@ -238,17 +226,19 @@ class CandidatePool:
         )
 
 
-def _solve(
-    size: int, blocked: np.ndarray, starts: np.ndarray, goals: np.ndarray
-) -> list[Candidate]:
+def _solve(size: int, blocked: np.ndarray, starts: np.ndarray, goals: np.ndarray) -> list[Instance]:
     """Candidates of any status from connected lakes."""
-    solved = solve(_as_instances(size, blocked, starts, goals))
-    columns = (solved.status, solved.cost, solved.makespan, solved.needs_wait)
-    lists = (np.asarray(column).tolist() for column in columns)
-    return list(map(Candidate, blocked, starts, goals, *lists, np.asarray(solved.paths)))
+    lakes = _as_instances(size, blocked, starts, goals)
+    solved = dataclasses.replace(lakes, solution=solve(lakes))
+    return [solved[i] for i in range(len(solved))]
 
 
-def finish(size: int, rows: Sequence[Candidate], width: int, num_agents: int) -> Instance:
+def _solution(candidate: Instance) -> Solution:
+    assert candidate.solution is not None
+    return candidate.solution
+
+
+def finish(size: int, rows: Sequence[Instance], width: int, num_agents: int) -> Instance:
     """Candidates of one lake size and number of agents as a batch of instances with their plans.
 
     Args:
@@ -257,21 +247,16 @@ def finish(size: int, rows: Sequence[Candidate], width: int, num_agents: int) ->
       width: map width of the batch.
       num_agents: its number of agents.
     """
-    *columns, given = zip(*rows, strict=True)
-    blocked, starts, goals, status, cost, makespan, needs_wait = map(np.stack, columns)
-    steps = max(map(len, given))
-    paths = np.concatenate([plans.rest(path[None], steps) for path in given])
-    absent = ((0, 0), (0, 0), (0, num_agents - paths.shape[2]), (0, 0))
-    solution = Solution(
-        status=status.astype(np.int8),
-        cost=cost.astype(np.int32),
-        makespan=makespan.astype(np.int32),
-        needs_wait=needs_wait,
-        paths=np.pad(paths, absent),
-        num_steps=plans.arrivals(paths, goals).max(1),
+    joined = plans.join([row[None] for row in rows])
+    solution = _solution(joined)
+    absent = ((0, 0), (0, 0), (0, num_agents - solution.paths.shape[2]), (0, 0))
+    solution = dataclasses.replace(
+        solution,
+        paths=np.pad(solution.paths, absent),
+        num_steps=plans.arrivals(np.asarray(solution.paths), joined.goals).max(1),
     )
-    instances = _as_instances(size, blocked[:, :size, :size], starts, goals)
-    return dataclasses.replace(pad_instance(instances, width, num_agents), solution=solution)
+    lakes = dataclasses.replace(joined, blocked=joined.blocked[:, :size, :size])
+    return dataclasses.replace(pad_instance(lakes, width, num_agents), solution=solution)
 
 
 def _as_instances(

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mapf_jax.solver import search
-from mapf_jax.types import Array, Instance
+from mapf_jax.types import INFINITE_COST, Array, Instance
 
 _TRIES = 32
 _Draw = tuple[jax.Array, jax.Array, jax.Array]
@@ -43,15 +43,8 @@ def draw_instance(key: jax.Array, size: int, num_agents: int, num_holes: Array |
         tries = carry[0]
         order = jax.random.permutation(jax.random.fold_in(key, tries), cells)
         free = (order >= jnp.where(tries < _TRIES, num_holes, 0)).reshape(size, size)
-        seed = (order == cells - 1).reshape(size, size)  # Free, for not all cells are holes.
-
-        def spread(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            part, _ = carry
-            up, down, left, right = search.neighbours(part, False)
-            wider = (part | up | down | left | right) & free
-            return wider, jnp.any(wider != part)
-
-        part, _ = jax.lax.while_loop(lambda carry: carry[1], spread, (seed, jnp.array(True)))
+        cell = jnp.stack(jnp.divmod(jnp.argmax(order), size))  # Free, for not all are holes.
+        part = search.distance_field(~free[None], cell[None])[0] < INFINITE_COST
         return tries + 1, free, part
 
     nothing = jnp.zeros((size, size), bool)

@@ -1,4 +1,4 @@
-"""Sets of actions and observations, with samples and membership."""
+"""Sets of actions and observations, with membership."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -44,11 +44,6 @@ class Dict:
     """Mappings with one value of a given space under each name."""
 
     spaces: Mapping[str, Box]
-
-    def sample(self, key: jax.Array) -> dict[str, jax.Array]:
-        """An independent uniform draw of each value."""
-        keys = jax.random.split(key, len(self.spaces))
-        return {name: space.sample(keys[i]) for i, (name, space) in enumerate(self.spaces.items())}
 
     def contains(self, value: Any) -> bool:
         """Does the mapping have these names, and a member of the space under each?"""
