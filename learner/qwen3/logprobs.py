@@ -50,13 +50,8 @@ def token_logprobs(
         Log-probabilities f32[..., T] and entropies f32[..., T], both in nats.
 
     Raises:
-        ValueError: `temperature` or `chunk` is not positive, or the first axis does not divide over
-            the mesh.
+        ValueError: the first axis does not divide over the mesh.
     """
-    if temperature <= 0:
-        raise ValueError(f"temperature={temperature}: allowed are positive numbers")
-    if chunk < 1:
-        raise ValueError(f"chunk={chunk}: allowed are integers from 1 up")
     chex.assert_shape(targets, hidden.shape[:-1])
     chex.assert_shape(unembedding, (hidden.shape[-1], None))
     *lead, T, _ = hidden.shape

@@ -39,11 +39,10 @@ from learner.qwen3.attention import LANES
 from learner.qwen3.cached_attention import choose_decoding
 from learner.qwen3.config import Qwen3Config
 from learner.qwen3.model import Params
-from learner.sampling import decoding, slots
+from learner.sampling import decoding, slots, stop_strings
 from learner.sampling.decoding import Cache
 from learner.sampling.distribution import SamplingParams
 from learner.sampling.slots import KEY_IMPL, RUNNING, FinishReason, Request, Sequences
-from learner.sampling.stop_strings import StopStrings
 from learner.sampling.token_automaton import TokenAutomaton
 from learner.tokens import geometric_bucket, pad_right
 
@@ -144,11 +143,9 @@ class Sampler:
         ):
             if not least <= value <= most:
                 raise ValueError(f"{name}={value}: allowed are integers from {least} to {most}")
-        self._stop_strings = None
-        if sampling.stop_strings:
-            if text_of is None:
-                raise ValueError(f"stop_strings={sampling.stop_strings}: they need text_of")
-            self._stop_strings = StopStrings(sampling.stop_strings, text_of)
+        if sampling.stop_strings and text_of is None:
+            raise ValueError(f"stop_strings={sampling.stop_strings}: they need text_of")
+        self._text_of = text_of if sampling.stop_strings else None
         self.config = config
         self.mesh = mesh
         self.sampling = sampling
@@ -364,10 +361,11 @@ class Sampler:
                 at = row, column
                 start, end = int(starts[at]), int(state.counts[at])
                 new = tokens[: end - start, row, column]
-                if self._stop_strings is not None:
+                if self._text_of is not None:
                     texts[at] += new.tolist()
                     stopped = state.finish[at] in (FinishReason.STOP_TOKEN, FinishReason.AUTOMATON)
-                    cut = self._stop_strings.cut(texts[at][: end - stopped], start)
+                    text = texts[at][: end - stopped]
+                    cut = stop_strings.cut(self.sampling.stop_strings, self._text_of, text, start)
                     if cut is not None:
                         end, state.finish[at] = cut, FinishReason.STOP_STRING
                 finish = int(state.finish[at])

@@ -78,8 +78,6 @@ def test_missing_folder():
 def test_bucket():
     assert [tokens.bucket(n, 8) for n in (0, 1, 8, 9)] == [8, 8, 8, 16]
     assert [tokens.bucket(n, [32, 4]) for n in (0, 4, 5)] == [4, 4, 32]
-    with pytest.raises(ValueError, match="length is 33; the largest"):
-        tokens.bucket(33, [4, 32])
 
 
 def test_geometric_bucket():
@@ -131,8 +129,6 @@ def test_pad_right():
     np.testing.assert_array_equal(padded, [[1, 2, 9], [9, 9, 9], [3, 9, 9]])
     np.testing.assert_array_equal(lengths, [2, 0, 1])
     assert padded.dtype == lengths.dtype == np.int32
-    with pytest.raises(ValueError, match="row 1 has 4 tokens; at most 3"):
-        tokens.pad_right([[], [1] * 4], 3, 0)
 
 
 def test_character_tokenizer(tmp_path):
