@@ -8,6 +8,7 @@ line and field, and exit status 2; everything computed before that has been writ
 import argparse
 import collections
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -21,6 +22,7 @@ from typing import IO, Any
 
 import jax
 import numpy as np
+import yaml
 
 from mapf_jax import __version__, formats
 from mapf_jax.bridges import hub_records as published
@@ -357,19 +359,19 @@ def _write_with(
 
 def _chunks(entries: Iterable[_Entry]) -> Iterator[list[_Entry]]:
     """Lists of up to `_CHUNK` entries; what came before an error is still given out."""
-    chunk: list[_Entry] = []
-    try:
-        for entry in entries:
-            chunk.append(entry)
-            if len(chunk) == _CHUNK:
-                yield chunk
-                chunk = []
-    except ValueError:
-        if chunk:
-            yield chunk
-        raise
-    if chunk:
+    failures: list[ValueError] = []
+
+    def before_failure() -> Iterator[_Entry]:
+        try:
+            yield from entries
+        except ValueError as error:
+            failures.append(error)
+
+    given = before_failure()
+    while chunk := list(itertools.islice(given, _CHUNK)):
         yield chunk
+    if failures:
+        raise failures[0]
 
 
 @contextmanager
@@ -387,16 +389,12 @@ def _output(name: str, input_name: str = "-") -> Iterator[IO[str]]:
 
 def _read_config(path: Path) -> EnvironmentConfig:
     """A configuration as `EnvironmentConfig.to_dict` gives it."""
-    text = path.read_text()
+    is_yaml = path.suffix.lower() in (".yaml", ".yml")
     try:
-        if path.suffix.lower() not in (".yaml", ".yml"):
-            return EnvironmentConfig.from_dict(json.loads(text))
-        import yaml
-
-        try:
-            return EnvironmentConfig.from_dict(yaml.safe_load(text))
-        except yaml.YAMLError as error:
-            raise ValueError(f"not YAML ({error})") from error
+        text = path.read_text()
+        return EnvironmentConfig.from_dict(yaml.safe_load(text) if is_yaml else json.loads(text))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path}: not YAML ({error})") from error
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: {error}") from error
 

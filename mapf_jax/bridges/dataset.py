@@ -22,8 +22,11 @@ FileFormat = Literal["parquet", "jsonl"]
 DATA_SOURCE = "mapf_frozenlake"
 
 _FOLDER = Path(__file__).parent
-COLUMNS: dict[str, dict[str, Any]] = yaml.safe_load((_FOLDER / "columns.yaml").read_text())
-"""Type and meaning of every column."""
+_COLUMNS = yaml.safe_load((_FOLDER / "columns.yaml").read_text())
+#: The types of the columns as the card states them, and as `datasets` reads them there.
+TYPES: list[dict[str, Any]] = _COLUMNS["types"]
+#: What every column means, in order.
+COLUMNS: dict[str, str] = _COLUMNS["meanings"]
 
 
 def dataset_rows(
@@ -93,33 +96,11 @@ def write_dataset(
     for split, rows in tables.items():
         path = folder / "data" / f"{split}.{file_format}"
         if file_format == "parquet":
-            schema = {name: column["type"] for name, column in COLUMNS.items()}
-            features = datasets.Features(_features(schema, datasets.Value))
+            features = datasets.Features._from_yaml_list(TYPES)
             datasets.Dataset.from_list(rows, features=features).to_parquet(path)
         else:
             path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "README.md").write_text(_card(tables, file_format))
-
-
-def _features(kind: Any, value: Any) -> Any:
-    """A type of `COLUMNS` as `datasets` has it."""
-    if isinstance(kind, str):
-        return value(kind)
-    if isinstance(kind, list):
-        return [_features(kind[0], value)]
-    return {name: _features(part, value) for name, part in kind.items()}
-
-
-def _described(kind: Any) -> dict[str, Any]:
-    """A type of `COLUMNS` as the head of a card has it."""
-    if isinstance(kind, str):
-        return {"dtype": kind}
-    if isinstance(kind, dict):
-        return {"struct": [{"name": name, **_described(part)} for name, part in kind.items()]}
-    (part,) = kind
-    if isinstance(part, str):
-        return {"list": part}
-    return {"list": _described(part).get("struct", _described(part))}
 
 
 def _card(tables: Mapping[str, Sequence[Mapping[str, Any]]], file_format: FileFormat) -> str:
@@ -132,6 +113,6 @@ def _card(tables: Mapping[str, Sequence[Mapping[str, Any]]], file_format: FileFo
     return template.render(
         tables=tables,
         files=[{"split": split, "path": f"data/{split}.{file_format}"} for split in tables],
-        features=[{"name": name, **_described(column["type"])} for name, column in COLUMNS.items()],
+        features=TYPES,
         columns=COLUMNS,
     )

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 
@@ -79,14 +78,6 @@ def animation(
         hold = _PAUSE_MS if arrived and (marks or not time) else _STEP_MS // frames_per_step
         durations.append(_END_MS if arrived and time == last else hold)
     return frames, durations
-
-
-def save_animation(path: Path, frames: Sequence[Image.Image], durations: Sequence[int]) -> None:
-    """Writes frames with their milliseconds as a GIF that repeats."""
-    reduced = [frame.quantize(64, dither=0) for frame in frames]
-    reduced[0].save(
-        path, save_all=True, append_images=reduced[1:], duration=list(durations), loop=0
-    )
 
 
 class _Canvas:

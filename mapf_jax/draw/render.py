@@ -51,6 +51,8 @@ def save(path: Path, instance: Instance, plan: Plan | None = None, cell: int = 4
     from mapf_jax.draw import image  # Only pictures need Pillow.
 
     if plan is not None and suffix == ".gif":
-        image.save_animation(path, *image.animation(instance, plan, cell))
+        frames, milliseconds = image.animation(instance, plan, cell)
+        first, *more = [frame.quantize(64, dither=0) for frame in frames]
+        first.save(path, save_all=True, append_images=more, duration=milliseconds, loop=0)
     else:
         image.picture(instance, plan, cell).save(path, optimize=True)

@@ -67,11 +67,6 @@ def _prepare(blocked: jax.Array, goals: jax.Array, allow_wait: jax.Array) -> _La
     )
 
 
-def _joint(first: jax.Array, second: jax.Array) -> jax.Array:
-    """Agent 0 in cells bool[S, S, B] and agent 1 in word[S, B], as word[S, S, S, B]."""
-    return jnp.where(first[:, :, None], second, jnp.zeros((), second.dtype))
-
-
 def _expand(lakes: _Lakes, frontier: jax.Array) -> jax.Array:
     """All joint cells one legal step away. word[S, S, S, B] -> word[S, S, S, B]."""
     # Where agent 1 can be after its own move, by direction, for each old cell of agent 0.
@@ -132,17 +127,12 @@ def _search(lakes: _Lakes, starts: jax.Array) -> _Progress:
         return meet(state, _expand(lakes, state.frontier) & ~state.visited, state.time + 1)
 
     first, second = (search.cell_words(starts[:, agent], width) for agent in range(2))
-    frontier = _joint(search.unpack(first, width), second)
+    # Agent 0 in its one cell, bool[S, S, B], and there agent 1 in its own, word[S, B].
+    at_start = search.unpack(first, width)[:, :, None]
+    frontier = jnp.where(at_start, second, jnp.zeros((), second.dtype))
     unknown = jnp.full((batch,), INFINITE_COST, jnp.int32)
     empty = _Progress(jnp.int32(0), frontier, jnp.zeros_like(frontier), unknown, unknown)
     return jax.lax.while_loop(unfinished, level, meet(empty, frontier, empty.time))
-
-
-def _costs_chunk(
-    blocked: jax.Array, starts: jax.Array, goals: jax.Array, allow_wait: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    found = _search(_prepare(blocked, goals, allow_wait), starts)
-    return found.cost, found.makespan
 
 
 @jax.jit
@@ -160,4 +150,11 @@ def joint_costs(
     Returns:
       (cost int32[B], makespan int32[B]); `INFINITE_COST` where there is no plan.
     """
-    return map_chunks(_costs_chunk, _CHUNK, blocked, starts, goals, allow_wait)
+
+    def chunk(
+        blocked: jax.Array, starts: jax.Array, goals: jax.Array, waits: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        found = _search(_prepare(blocked, goals, waits), starts)
+        return found.cost, found.makespan
+
+    return map_chunks(chunk, _CHUNK, blocked, starts, goals, allow_wait)

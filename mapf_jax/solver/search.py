@@ -69,15 +69,10 @@ def distance_field(blocked: Array, goals: Array) -> jax.Array:
     return field
 
 
-def distance_fields(blocked: Array, goals: Array) -> jax.Array:
-    """int32[B, A, S, S]: from every cell the length of a shortest path to each agent's goal."""
-    return jax.vmap(distance_field, in_axes=(None, 1), out_axes=1)(blocked, goals)
-
-
 @jax.jit
 def shortest_costs(blocked: Array, starts: Array, goals: Array) -> jax.Array:
     """int32[B, A]: length of each agent's own shortest path; the others are ignored."""
-    fields = distance_fields(blocked, goals)
+    fields = jax.vmap(distance_field, in_axes=(None, 1), out_axes=1)(blocked, goals)
     lake, agent = jnp.ogrid[: blocked.shape[0], : starts.shape[1]]
     return fields[lake, agent, starts[..., 0], starts[..., 1]]
 

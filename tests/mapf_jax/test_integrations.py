@@ -99,8 +99,20 @@ def test_jsonl_needs_no_package(tmp_path, records, capsys):
 def test_load_dataset_has_the_right_types(tmp_path, records, monkeypatch):
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    schema = {name: column["type"] for name, column in dataset.COLUMNS.items()}
-    expected = datasets.Features(dataset._features(schema, datasets.Value))
+    number, text, truth = map(datasets.Value, ("int32", "string", "bool"))
+    expected = {
+        **dict.fromkeys(dataset.COLUMNS, text),
+        **dict.fromkeys(("num_agents", "size", "num_holes", "cost", "makespan"), number),
+        "starts": [[number]],
+        "goals": [[number]],
+        "prompt": [{"role": text, "content": text}],
+        "map": [text],
+        "needs_wait": truth,
+        "paths": [[[number]]],
+        "reward_model": {"style": text, "ground_truth": text},
+        "extra_info": {"split": text, "index": datasets.Value("int64")},
+    }
+    expected = datasets.Features(expected)
     loaded = {}
     for file_format in ("parquet", "jsonl"):
         folder = tmp_path / file_format
