@@ -206,13 +206,6 @@ def gather(value: T) -> list[T]:
     return [value for _, value in sorted(sent, key=lambda pair: pair[0])]
 
 
-def any_process(flag: bool) -> bool:
-    """Whether the flag is set on any process."""
-    if num_processes() == 1:
-        return flag
-    return bool(multihost_utils.process_allgather(np.int32(flag)).any())
-
-
 def sharded_map(function: Callable[[np.ndarray], T], count: int) -> T:
     """`function(np.arange(count))`, every process working on its part of the indices.
 

@@ -83,7 +83,7 @@ class Preemption:
         Inside `hold` they leave at its end. A single process need not wait for such a point.
         """
         if distributed.together():
-            self.requested = distributed.any_process(self._noted)
+            self.requested = any(distributed.gather(self._noted))
             if self.requested and not self._held:
                 raise Preempted(self._exit_code)
 

@@ -144,14 +144,13 @@ class Module:
             raise ValueError("the text has no ENTRY computation; it must be a module of HLO")
         return cls(computations, entry)
 
-    def visits(
-        self, unknown_iterations: int = 1, inside_fusions: bool = False
-    ) -> Iterator[tuple[Computation, Instruction, int]]:
+    def visits(self, unknown_iterations: int = 1) -> Iterator[tuple[Computation, Instruction, int]]:
         """All instructions that run, those of loops and branches too, and how often.
+
+        Fused computations run as one instruction.
 
         Args:
             unknown_iterations: of loops that end when they find something.
-            inside_fusions: whether to go into fused computations, which run as one instruction.
         """
         inner = ("while", "call", "conditional", "async-start")
         pending = [(self.entry, 1)]
@@ -160,9 +159,7 @@ class Module:
             computation = self.computations[name]
             for instruction in computation.instructions.values():
                 yield computation, instruction, times
-                if instruction.opcode in inner or (
-                    inside_fusions and instruction.opcode == "fusion"
-                ):
+                if instruction.opcode in inner:
                     often = times
                     if instruction.opcode == "while":
                         often *= self.iterations(instruction) or unknown_iterations

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
 
 import jax
 
@@ -20,6 +19,7 @@ from learner.training.trainer import GRPOConfig
 USABLE = 0.92
 
 _MOST_ROWS, _MOST_COMPLETIONS = 4, 64
+_MOST_TRIES = 4  # Layouts that are compiled for one target.
 # Bytes of a parameter while its gradient is made: itself, two moments, the gradient, its sum.
 _STATE_BYTES = 20
 # Of an exchange in every layer, whatever its size; only to rank layouts.
@@ -108,7 +108,7 @@ def layouts(config: Qwen3Config, target: Target, work: Work) -> list[Layout]:
     row = 4 * itemsize * config.num_hidden_layers * config.hidden_size
     row *= work.prompt_length + work.max_new_tokens * work.completions_per_row
     found: list[tuple[float, Layout]] = []
-    sizes = list(_powers(target.count))
+    sizes = [1 << n for n in range(target.count.bit_length())]
     for tensor, fsdp in itertools.product(sizes, sizes):
         data = target.count // (tensor * fsdp)
         divides = config.num_key_value_heads % tensor == config.hidden_size % fsdp == 0
@@ -135,7 +135,7 @@ def fits(programs: list[Program], target: Target) -> bool:
 
 
 def plan(
-    config: Qwen3Config, target: Target, work: Work, layout: Layout | None = None, tries: int = 4
+    config: Qwen3Config, target: Target, work: Work, layout: Layout | None = None
 ) -> tuple[Layout, list[Program]]:
     """Compile a model for a slice, with the first layout that fits or, if none does, the last one.
 
@@ -147,13 +147,12 @@ def plan(
         target: the chips.
         work: what is trained.
         layout: the only one to try; None derives it.
-        tries: layouts to compile at most.
 
     Raises:
         ValueError: no layout is possible, or the chips have no compiler here.
     """
     config = for_chip(config, target.chip)
-    devices = target.devices()
+    devices, tries = target.devices(), _MOST_TRIES
     for one in [layout] if layout else layouts(config, target, work):
         while True:
             mesh = sharding.make_mesh(one.data, one.fsdp, one.tensor, devices=devices)
@@ -183,11 +182,6 @@ def _smaller(layout: Layout, programs: list[Program], target: Target) -> Layout 
     if rows < 1 or completions < 1:
         return None
     return dataclasses.replace(layout, rows=rows, completions=completions)
-
-
-def _powers(largest: int) -> Iterator[int]:
-    """1, 2, 4, ... up to `largest`."""
-    return (1 << n for n in range(largest.bit_length()))
 
 
 def _power_below(number: int) -> int:

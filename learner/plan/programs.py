@@ -8,6 +8,7 @@ micro-batch and the optimizer.
 import dataclasses
 import math
 import time
+import types
 from typing import Any
 
 import jax
@@ -77,26 +78,17 @@ class Program:
         return self.arguments + self.outputs - self.reused + self.temporaries + self.elsewhere
 
 
-@dataclasses.dataclass(frozen=True)
-class _Vocabulary:
-    """What shapes depend on of a tokenizer."""
-
-    size: int
-    eos_token_id: int = 1
-    pad_token_id: int = 0
-
-    def get_vocab(self) -> dict[str, int]:
-        return {"last": self.size - 1}
-
-
 def abstract_trainer(config: Qwen3Config, training: GRPOConfig, mesh: Mesh) -> GRPOTrainer:
     """A trainer without any arrays, whose programs can be lowered."""
     params = abstract_train_state(config, training.optimizer, mesh).params
+    # What shapes depend on of a tokenizer.
+    vocabulary = {"last": config.vocab_size - 1}
+    tokenizer = types.SimpleNamespace(eos_token_id=1, pad_token_id=0, get_vocab=lambda: vocabulary)
     return GRPOTrainer(
         training,
         config,
         mesh,
-        _Vocabulary(config.vocab_size),
+        tokenizer,
         reference_params=params if training.objective.kl_coef > 0 else None,
         base_params=params if training.lora.rank else None,
     )

@@ -283,13 +283,3 @@ def output_logits(params: Params, config: Qwen3Config, hidden: Array) -> Array:
         unembedding(params, config).astype(hidden.dtype),
         preferred_element_type=jnp.float32,
     )
-
-
-def logits(
-    params: Params, config: Qwen3Config, tokens: Array, positions: Array, valid: Array
-) -> Array:
-    """Logits f32[B, T, V] of whole sequences; arguments as in `hidden_states`.
-
-    Holds all of [B, T, V]: for large vocabularies use `learner.qwen3.logprobs` instead.
-    """
-    return output_logits(params, config, hidden_states(params, config, tokens, positions, valid))

@@ -40,7 +40,6 @@ told = {
     "large": [len(text) for text in distributed.gather("x" * (2000 * index + 1))],
     "shares": [distributed.sharded_map(squares, count) for count in (5, 2, 1)],
     "parts": distributed.sharded_map(lambda rows: [rows.tolist()], 5),
-    "any": [distributed.any_process(flag) for flag in (index == 1, False)],
     "first": distributed.on_first(lambda: [index, distributed.gather(index)]),
     "first fails": outcome(distributed.on_first, lambda: fail(ValueError(f"of {index}"))),
     "awkward": outcome(distributed.on_first, lambda: fail(Awkward(1, 2))),
@@ -50,7 +49,7 @@ told = {
     "seed": outcome(agreement.check_alike, dataclasses.replace(settings, seed=index)),
     "shared": agreement.check_shared(folder),
     "own": outcome(agreement.check_shared, folder / str(index), 0.5),
-    "met": distributed.any_process(False),
+    "met": any(distributed.gather(False)),
     "left": distributed.on_first(lambda: sorted(str(p.name) for p in folder.rglob("*"))),
     "lost": [
         distributed.lost_process(error)
@@ -83,7 +82,6 @@ def test_values_reach_all_processes(told):
         assert row["large"] == [1, 2001]
         assert row["parts"] == [[0, 1, 2], [3, 4]]
         assert row["shares"] == [[0, 1, 4, 9, 16], [0, 1], [0]]
-        assert row["any"] == [True, False]
         assert row["first"] == [0, [0]], "within it the first process is on its own"
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import shutil
 
+import forward_pass
 import jax
 import numpy as np
 import pytest
@@ -14,7 +15,6 @@ from experiments import settings as settings_lib
 from experiments import store as files
 from experiments.configs import tiny
 from experiments.policy import load_params, load_policy
-from learner.qwen3 import model
 from learner.training import lora, train_state
 from learner.training.checkpoints import Checkpoints
 from learner.training.lora import LoraConfig
@@ -44,7 +44,7 @@ def their_logits(folder, ids):
 
 def our_logits(params, config, ids):
     positions = np.arange(len(ids))[None]
-    return model.logits(params, config, np.array([ids]), positions, positions >= 0)[0]
+    return forward_pass.logits(params, config, np.array([ids]), positions, positions >= 0)[0]
 
 
 def assert_refused(arguments, message, capsys):

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 
+import forward_pass
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -196,7 +197,7 @@ def test_equal_to_torch_after_load_and_after_save(checkpoint, batch, tmp_path):
     params = weights.load(folder, config)
     valid = batch[2]
     want = torch_logits(reference, *batch)
-    got = np.asarray(jax.jit(model.logits, static_argnums=1)(params, config, *batch))
+    got = np.asarray(jax.jit(forward_pass.logits, static_argnums=1)(params, config, *batch))
     assert want[valid].std() > 0.3
     assert np.abs(got - want)[valid].max() < 1e-4
 
@@ -233,7 +234,7 @@ def test_eight_devices_are_equal_to_torch(split_checkpoint, batch, axes, tmp_pat
     params = weights.load(folder, config, mesh)
     batch = tuple(np.concatenate([x, x]) for x in batch)  # A row for every device.
     with sharding.use(mesh):
-        forward = jax.jit(model.logits, static_argnums=1)
+        forward = jax.jit(forward_pass.logits, static_argnums=1)
         got = forward(params, config, *jax.device_put(batch, sharding.batch_sharding(mesh)))
     valid = batch[2]
     want = torch_logits(reference, *batch)
@@ -254,7 +255,7 @@ def test_rematerialised_gradient_is_the_same(batch, remat):
     other = dataclasses.replace(config, remat=remat, scan_unroll=unroll)
 
     def total(params, config):
-        out = model.logits(params, config, *batch)
+        out = forward_pass.logits(params, config, *batch)
         return jnp.sum(jnp.where(batch[2][..., None], jnp.sin(out), 0.0))
 
     value, grad = jax.jit(jax.value_and_grad(total), static_argnums=1)(params, config)
@@ -288,7 +289,7 @@ def test_each_remat_policy_keeps_less_than_the_one_before():
 def test_bfloat16_stays_close_and_returns_float32(checkpoint, batch):
     reference, folder = checkpoint
     config = Qwen3Config.from_folder(folder, dtype="bfloat16")
-    got = model.logits(weights.load(folder, config), config, *batch)
+    got = forward_pass.logits(weights.load(folder, config), config, *batch)
     want = torch_logits(reference, *batch)
     assert got.dtype == jnp.float32
     error = np.abs(np.asarray(got) - want)[batch[2]]

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 
 import chex
+import forward_pass
 import jax
 import numpy as np
 import pytest
@@ -99,7 +100,7 @@ def forward_logits(samples, group):
         rows[n, : len(whole)] = whole
     positions = np.broadcast_to(np.arange(width, dtype=np.int32), rows.shape)
     valid = positions < (starts + samples.lengths)[:, None]
-    forward = jax.jit(model.logits, static_argnums=1)
+    forward = jax.jit(forward_pass.logits, static_argnums=1)
     logits = np.asarray(forward(PARAMS, CONFIG, rows, positions, valid))
     at = np.minimum(starts[:, None] - 1 + np.arange(M), width - 1)
     return np.take_along_axis(logits, at[..., None], axis=1)

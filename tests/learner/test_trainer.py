@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import forward_pass
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -194,7 +195,7 @@ def test_answer_logprobs_are_those_of_the_whole_softmax(tiny_model, tiny_params)
     computed = jax.jit(completion_logprobs, static_argnums=(1, 3, 4, 5))
     logprobs, entropies = computed(tiny_params, tiny_model, rows, 6, 0.5, 259)
     assert logprobs.shape == entropies.shape == (4, 3, 6)
-    forward, positions = jax.jit(model.logits, static_argnums=1), jnp.arange(16)[None]
+    forward, positions = jax.jit(forward_pass.logits, static_argnums=1), jnp.arange(16)[None]
     for i, (prompt, given) in enumerate(zip(prompts, completions, strict=True)):
         for a, completion in enumerate(given):
             # Each completion alone with its prompt; what pads it comes later.
