@@ -136,7 +136,7 @@ class RunStore:
             write_json(self.root / "versions.json", {**versions(), "family": digest})
             write_json(path, now)
             return
-        before = read_json(path)
+        before = read_file(path)
         if not isinstance(before, dict):
             raise UserError(f"{path}: damaged: it holds no options")
         if "family" not in before:
@@ -241,28 +241,6 @@ def damage_named(path: Path) -> Iterator[None]:
         raise UserError(f"{path}: damaged: {said or type(error).__name__}") from error
 
 
-def read_json(path: Path) -> Any:
-    """Reads a JSON file.
-
-    Raises:
-      UserError: it is damaged; the message names it.
-    """
-    with damage_named(path):
-        return json.loads(path.read_text())
-
-
-def read_jsonl(path: Path) -> list[Any]:
-    """Reads JSON lines, all of them: see `check_whole`.
-
-    Raises:
-      UserError: it is damaged; the message names it.
-    """
-    with damage_named(path):
-        records = [json.loads(line) for line in path.read_text().split("\n") if line]
-    check_whole(path, records)
-    return records
-
-
 def check_whole(path: Path, records: Sequence[Any]) -> None:
     """Compares records of a run's file with what another file states of how many there are.
 
@@ -336,13 +314,20 @@ def append_log(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
 def read_file(path: Path, parse: Callable[[Any], Any] = lambda value: value) -> Any:
     """What `parse` makes of the value of a JSON, JSON lines or YAML file, by its suffix.
 
+    Of JSON lines it reads all: see `check_whole`.
+
     Raises:
       UserError: the file is damaged, or `parse` cannot use what it holds; the message names it.
     """
     with damage_named(path):
+        text = path.read_text()
         if path.suffix == ".yaml":
-            return parse(yaml.safe_load(path.read_text()))
-        return parse(read_jsonl(path) if path.suffix == ".jsonl" else read_json(path))
+            return parse(yaml.safe_load(text))
+        if path.suffix != ".jsonl":
+            return parse(json.loads(text))
+        records = [json.loads(line) for line in text.split("\n") if line]
+        check_whole(path, records)
+        return parse(records)
 
 
 # By name of a file of records the file beside it that states how many, and where it does.

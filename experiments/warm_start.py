@@ -24,7 +24,8 @@ from experiments import settings as settings_lib
 from experiments import store as files
 from experiments.designing import design_completer
 from experiments.errors import UserError, user_errors
-from experiments.families import Family, Problem, Record, demonstrations
+from experiments.evidence import outcome_metrics
+from experiments.families import Family, Problem, demonstrations
 from experiments.policy import Policy
 from experiments.validation import Validator, validation_completer, validation_set
 from learner import tokens
@@ -132,16 +133,6 @@ def examine_designs(
     }
 
 
-def _rates(family: Family, records: Sequence[Record]) -> dict[str, Any]:
-    breakdown = family.breakdown(records)
-    by_row = {row.name: round(row.valid_rate, 4) for row in breakdown.by_group}
-    return {
-        "valid": round(breakdown.valid_rate, 4),
-        "optimal": round(breakdown.optimal_rate, 4),
-        f"valid_by_{family.space.label}": by_row,
-    }
-
-
 def _lessons(name: str, tokenizer: Any, pairs: Sequence[Pair], budget: int) -> list[sft.Example]:
     """The pairs encoded, without what is too long to be given as a completion in a run."""
     examples = [sft.encode_example(tokenizer, *pair) for pair in pairs]
@@ -227,13 +218,13 @@ def main(argv: Sequence[str]) -> None:
                 "step": done,
                 "seconds": round(time.perf_counter() - begin, 1),
                 "loss": round(metrics["loss"], 4),
-                **_rates(family, validator(state.params)),
+                **outcome_metrics(validator(state.params)),
             }
             curve.append(row)
             print(json.dumps(row), flush=True)
     # As a run validates it, which may be sampled.
     validator = Validator(settings, family, validation_completer(settings, policy), validation)
-    sampled = _rates(family, validator(state.params))
+    sampled = outcome_metrics(validator(state.params))
     print(json.dumps({"temperature": settings.validation.temperature, **sampled}))
     designing = examine_designs(settings, family, policy, state.params, _SEED.value)
     print(json.dumps(designing))

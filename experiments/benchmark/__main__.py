@@ -177,7 +177,7 @@ def _check_options(name: str, folder: Path, solver: Solver) -> None:
     """Refuses to go on with other options than a model was asked with before."""
     path = folder / _OPTIONS
     if path.exists():
-        before = files.read_json(path)
+        before = files.read_file(path)
         # As JSON holds them, so that both sides compare alike.
         now = json.loads(json.dumps({"name": name, "options": solver.options}))
         changed = sorted(files.differences({key: before[key] for key in ("name", "options")}, now))
@@ -194,7 +194,7 @@ def _outcomes(root: Path, questions: BenchmarkQuestions) -> list[Outcomes]:
     for path in sorted((root / "models").glob(f"*/{_OPTIONS}")):
         log = files.read_log(path.parent / _ANSWERS)
         if log:
-            found.append(Outcomes(files.read_json(path), log, questions))
+            found.append(Outcomes(files.read_file(path), log, questions))
     return sorted(found, key=lambda one: one.options["kind"] == "oracle")
 
 

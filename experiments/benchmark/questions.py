@@ -129,7 +129,7 @@ def open_set(root: Path, options: SetOptions, reporter: Reporter) -> BenchmarkQu
         records, total = _make(options, reporter)
         files.write_jsonl(root / "instances.jsonl", records)
         files.write_json(root / "set.json", {"options": chosen, "of": total})
-    before = files.read_json(root / "set.json")["options"]
+    before = files.read_file(root / "set.json")["options"]
     changed = sorted(files.differences(before, chosen))
     if changed:
         raise UserError(
@@ -157,7 +157,7 @@ def read_set(root: Path) -> BenchmarkQuestions:
         # None becomes NaN.
         wait_ratio=np.array([record["wait_ratio"] for record in records], np.float64),
         hole_ratio=np.array([record["hole_ratio"] for record in records], np.float64),
-        about=files.read_json(root / "set.json"),
+        about=files.read_file(root / "set.json"),
     )
 
 

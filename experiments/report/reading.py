@@ -180,7 +180,7 @@ def _round(folder: Path) -> Round:
     config = folder / "environment.yaml"
     return Round(
         index=int(folder.name),
-        config=_configuration(config) if config.is_file() else None,
+        config=files.read_file(config, Configuration.from_dict) if config.is_file() else None,
         generated=_generated(folder / "generated.json"),
         steps=tuple(files.read_log(folder / "train.jsonl")),
         validation=_validation(folder),
@@ -194,10 +194,6 @@ def _generated(path: Path) -> Mapping[str, Any] | None:
     if found is not None and "rows" not in found:
         raise ValueError(f"{path}: no rows; the run was made by an earlier version")
     return found
-
-
-def _configuration(path: Path) -> Configuration:
-    return files.read_file(path, Configuration.from_dict)
 
 
 def _validation(folder: Path) -> Validation | None:
@@ -233,5 +229,5 @@ def _text(path: Path) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """What a file holds, as of `store.read_json`; None if it is not there."""
-    return files.read_json(path) if path.is_file() else None
+    """What a file holds, as of `store.read_file`; None if it is not there."""
+    return files.read_file(path) if path.is_file() else None

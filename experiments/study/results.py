@@ -63,7 +63,6 @@ from typing import Any
 
 import numpy as np
 import scipy.stats
-import yaml
 
 from engineer.evidence import FailureBreakdown
 from experiments import statistics
@@ -159,7 +158,7 @@ def write(
             "differs": {part: values for part, values in parts.items() if part not in equal},
         },
         "base": settings[study.reference][study.seeds[0]].to_dict(),
-        "versions": files.read_json(versions[0]) if versions else None,
+        "versions": files.read_file(versions[0]) if versions else None,
         "rows": list(points[0]["by_row"]) if points else [],
         "checks": list(points[0]["failed"]) if points else [],
         "runs": runs,
@@ -221,8 +220,8 @@ def _points(folder: Path, training: GRPOConfig) -> tuple[list[dict[str, Any]], d
         here = folder / "rounds" / str(index)
         if not (here / "evidence.json").exists():
             break
-        lines = files.read_jsonl(here / "train.jsonl")
-        generated = files.read_json(here / "generated.json")
+        lines = files.read_file(here / "train.jsonl")
+        generated = files.read_file(here / "generated.json")
         evidence = training_evidence(here)
         batch = training.prompts_per_step * training.group_size
         used.update(
@@ -232,7 +231,7 @@ def _points(folder: Path, training: GRPOConfig) -> tuple[list[dict[str, Any]], d
             updates=int(sum(line["updates"] for line in lines)),
             answers=batch * int(sum(line["draws"] for line in lines)),
         )
-        config = yaml.safe_load((here / "environment.yaml").read_text())
+        config = files.read_file(here / "environment.yaml")
         before = folder / "rounds" / str(index - 1) / "design" / "design.json"
         points.append(
             {
@@ -253,7 +252,7 @@ def _points(folder: Path, training: GRPOConfig) -> tuple[list[dict[str, Any]], d
 
 def _validated(here: Path, used: Mapping[str, int]) -> dict[str, Any]:
     """What was used up to a validation, and its counts over all rows and by row."""
-    found = FailureBreakdown.from_dict(files.read_json(here / "validation.json"))
+    found = FailureBreakdown.from_dict(files.read_file(here / "validation.json"))
     names = ("answers", "valid", "optimal")
     return {
         **{name: used[name] for name in _TRAINED},
@@ -268,7 +267,7 @@ def _validated(here: Path, used: Mapping[str, int]) -> dict[str, Any]:
 
 def _design(path: Path, note: str) -> dict[str, Any]:
     """How a round's configuration came about; with a note, the design could not be used."""
-    design = files.read_json(path)
+    design = files.read_file(path)
     return {
         "source": design["source"],
         "kept_previous": design["kept_previous"] or bool(note),
@@ -325,7 +324,7 @@ def compare(root: Path, study: Study, runs: Sequence[Mapping[str, Any]]) -> list
 def _scores(folder: Path, points: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
     """By metric f64[instances]: every validation instance's part in it, whose mean it is."""
     paths = [folder / "initial", *(folder / "rounds" / str(i) for i in range(len(points) - 1))]
-    answers = [files.read_jsonl(path / "answers.jsonl") for path in paths]
+    answers = [files.read_file(path / "answers.jsonl") for path in paths]
     steps = np.array([point["steps"] for point in points], np.float64)
     # Trapezoids: half of each stretch counts for either end.
     stretch = np.diff(steps) / (steps[-1] - steps[0])

@@ -312,7 +312,7 @@ def test_the_tiny_model_and_the_checkpoint_of_a_run(source, tmp_path):
     assert {name: r["text"] for name, r in again.items()} == {
         name: r["text"] for name, r in first.items()
     }
-    options = files.read_json(out / "models" / "run" / "options.json")["options"]
+    options = files.read_file(out / "models" / "run" / "options.json")["options"]
     assert (options["step"], options["temperature"], options["list_holes"]) == (7, 0.7, True)
     assert run(source, out, f"--model={root}:8", "--name=other", *sampled) == 1
 

@@ -20,7 +20,7 @@ ANSWERS = [
 COUNTED = FailureBreakdown.from_records(ANSWERS, checks=["parses"], label="size").to_dict()
 
 
-@pytest.mark.parametrize("read", [store.read_jsonl, store.read_log])
+@pytest.mark.parametrize("read", [store.read_file, store.read_log])
 @pytest.mark.parametrize(
     ("name", "stated", "value"),
     [
@@ -45,10 +45,10 @@ def test_steps_without_gaps(tmp_path):
             write(step, {"reward": 0.5})
     lines = path.read_text().splitlines(keepends=True)
     store.check_steps(path, 3)
-    assert len(store.read_jsonl(path)) == 4
+    assert len(store.read_file(path)) == 4
     for kept in (lines[1:], lines[:1] + lines[2:], [lines[1], lines[0], *lines[2:]]):
         path.write_text("".join(kept))
-        for read in (store.read_jsonl, store.read_log):
+        for read in (store.read_file, store.read_log):
             with pytest.raises(UserError, match=r"train\.jsonl: damaged: its steps are not 0 to"):
                 read(path)
     path.write_text("".join(lines[:2]))
