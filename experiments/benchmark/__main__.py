@@ -15,7 +15,6 @@ add rows. Without a model it only makes the tables anew.
 """
 
 import argparse
-import dataclasses
 import json
 import re
 import sys
@@ -38,7 +37,7 @@ from experiments.benchmark.questions import (
     open_set,
     read_set,
 )
-from experiments.benchmark.solvers import ENDPOINT, Given, Solver, SolverOptions, make_solver
+from experiments.benchmark.solvers import ENDPOINT, Given, Options, Solver, make_solver
 from experiments.benchmark.table import Outcomes, Results
 from experiments.errors import UserError, user_errors
 from experiments.progress import Reporter
@@ -259,12 +258,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--rows", type=int, help="answers sampled at a time")
     server = parser.add_argument_group("models behind a server")
     add = server.add_argument
-    defaults = SolverOptions()
-    add("--concurrency", type=int, default=defaults.concurrency, help="requests at a time")
-    add("--timeout", type=float, default=defaults.timeout, help="seconds for one request")
-    add("--tries", type=int, default=defaults.tries, help="requests for one answer in one start")
-    add("--key_variable", default=defaults.key_variable, help="environment variable with the key")
-    add("--budget_field", default=defaults.budget_field, help="field that holds the budget")
+    add("--concurrency", type=int, default=8, help="requests at a time")
+    add("--timeout", type=float, default=300.0, help="seconds for one request")
+    # With their pauses two minutes: limits are often so many requests a minute.
+    add("--tries", type=int, default=8, help="requests for one answer in one start")
+    add("--key_variable", default="OPENAI_API_KEY", help="environment variable with the key")
+    add("--budget_field", default="max_tokens", help="field that holds the budget")
     add("--extra", default="{}", help="further fields of a request, as JSON")
     add("--price_in", type=float, help="price of a million prompt tokens")
     add("--price_out", type=float, help="price of a million answer tokens")
@@ -279,18 +278,35 @@ def _set_options(arguments: argparse.Namespace) -> SetOptions:
     return SetOptions(sources, arguments.set_seed, arguments.per_cell, arguments.limit)
 
 
-def _solver_options(arguments: argparse.Namespace) -> SolverOptions:
-    names = [field.name for field in dataclasses.fields(SolverOptions)]
-    given = {name: getattr(arguments, name) for name in names}
-    if given["mesh"] is not None:
-        given["mesh"] = MeshSettings(*sharding.mesh_size(given["mesh"]))
+def _solver_options(arguments: argparse.Namespace) -> Options:
+    """The options with mesh and further fields read.
+
+    Raises:
+      ValueError: a number is out of its range, or a limit on the cost has no prices.
+    """
+    options = Options(**vars(arguments))
+    least = dict.fromkeys(("max_new_tokens", "rows", "concurrency"), 1)
+    least |= dict.fromkeys(("price_in", "price_out", "max_cost"), 0)
+    for name, low in least.items():
+        value = getattr(options, name)
+        if value is not None and not value >= low:
+            raise ValueError(f"{name}={value}: allowed are numbers from {low} up")
+    if not 0 <= options.seed < 1 << 32:
+        raise ValueError(f"seed={options.seed}: allowed are integers from 0 to 2**32 - 1")
+    prices = options.price_in, options.price_out
+    if (prices[0] is None) != (prices[1] is None):
+        raise ValueError("price_in={}, price_out={}: either both or neither".format(*prices))
+    if options.max_cost is not None and options.price_in is None:
+        raise ValueError(f"max_cost={options.max_cost}: needs price_in and price_out")
+    if options.mesh is not None:
+        options.mesh = MeshSettings(*sharding.mesh_size(options.mesh))
     try:
-        given["extra"] = json.loads(given["extra"])
+        options.extra = json.loads(arguments.extra)
     except ValueError:
-        given["extra"] = None
-    if not isinstance(given["extra"], dict):
+        options.extra = None
+    if not isinstance(options.extra, dict):
         raise ValueError(f"extra={arguments.extra!r}: a JSON object is needed")
-    return SolverOptions(**given)
+    return options
 
 
 def _names(models: Sequence[str], names: Sequence[str]) -> list[str]:

@@ -1,6 +1,7 @@
 """Who answers a benchmark: a model on this machine, a model behind a server, or an oracle."""
 
 import abc
+import argparse
 import dataclasses
 import functools
 import hashlib
@@ -21,7 +22,7 @@ from experiments.configs import tiny
 from experiments.errors import UserError, user_errors
 from experiments.policy import load_params, load_policy
 from experiments.run_checkpoint import RunCheckpoint, find_checkpoint, load_checkpoint
-from experiments.settings import MeshSettings, ModelSettings, Settings
+from experiments.settings import ModelSettings, Settings
 from learner import tokens
 from learner.qwen3 import weights
 from learner.sampling.sampler import SamplingParams
@@ -34,52 +35,11 @@ _FAILURES_IN_A_ROW = 20
 _FAILURES_AT_FIRST = 3  # Of a server that has never answered: its address is wrong, or it is down.
 
 
-@dataclasses.dataclass(frozen=True)
-class SolverOptions:
-    """How models answer: the options of the command, whose `--help` explains each.
+Options = argparse.Namespace
+"""How models answer: the options of the command, whose `--help` explains each.
 
-    None leaves a choice to the model: to its run, its checkpoint or its server.
-
-    Raises:
-      ValueError: a number is out of its range, or a limit on the cost has no prices.
-    """
-
-    seed: int = 0
-    list_holes: bool | None = None
-    max_new_tokens: int | None = None
-    temperature: float | None = None
-    thinking: bool | None = None
-    thinking_tokens: int | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    dtype: str | None = None
-    mesh: MeshSettings | None = None
-    rows: int | None = None
-    concurrency: int = 8
-    timeout: float = 300.0
-    tries: int = 8  # With their pauses two minutes: limits are often so many requests a minute.
-    key_variable: str = "OPENAI_API_KEY"
-    budget_field: str = "max_tokens"
-    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    price_in: float | None = None
-    price_out: float | None = None
-    max_cost: float | None = None
-
-    def __post_init__(self) -> None:
-        least = dict.fromkeys(("max_new_tokens", "rows", "concurrency"), 1)
-        least |= dict.fromkeys(("price_in", "price_out", "max_cost"), 0)
-        for name, low in least.items():
-            value = getattr(self, name)
-            if value is not None and not value >= low:
-                raise ValueError(f"{name}={value}: allowed are numbers from {low} up")
-        if not 0 <= self.seed < 1 << 32:
-            raise ValueError(f"seed={self.seed}: allowed are integers from 0 to 2**32 - 1")
-        if (self.price_in is None) != (self.price_out is None):
-            raise ValueError(
-                f"price_in={self.price_in}, price_out={self.price_out}: either both or neither"
-            )
-        if self.max_cost is not None and self.price_in is None:
-            raise ValueError(f"max_cost={self.max_cost}: needs price_in and price_out")
+None leaves a choice to the model: to its run, its checkpoint or its server.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +92,7 @@ class Solver(abc.ABC):
         """
 
 
-def make_solver(spec: str, options: SolverOptions) -> Solver:
+def make_solver(spec: str, options: Options) -> Solver:
     """The solver that a `--model` names.
 
     Args:
@@ -153,7 +113,7 @@ def make_solver(spec: str, options: SolverOptions) -> Solver:
 class OracleSolver(Solver):
     """A planner that knows the instances and no language; of the options only the seed is used."""
 
-    def __init__(self, name: str, options: SolverOptions) -> None:
+    def __init__(self, name: str, options: Options) -> None:
         self._oracle, self._seed = ORACLES[name], options.seed
         self.options = {"kind": "oracle", "model": name}
         if self._oracle.random:
@@ -180,7 +140,7 @@ class LocalSolver(Solver):
       UserError: there is no such model, or a value is not allowed.
     """
 
-    def __init__(self, spec: str, options: SolverOptions) -> None:
+    def __init__(self, spec: str, options: Options) -> None:
         self._checkpoint: RunCheckpoint | None = None
         settings, source = self._read(spec)
         validation, training = settings.validation, settings.training
@@ -277,7 +237,7 @@ class EndpointSolver(Solver):
       UserError: the address is none, or an option is not for servers.
     """
 
-    def __init__(self, spec: str, options: SolverOptions) -> None:
+    def __init__(self, spec: str, options: Options) -> None:
         url, _, model = spec.removeprefix(ENDPOINT).partition("#")
         for name in ("thinking", "thinking_tokens", "top_p", "top_k"):
             if getattr(options, name) is not None:
