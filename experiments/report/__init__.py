@@ -32,7 +32,7 @@ def write(root: Path) -> Path:
         names it.
     """
     gallery = Gallery(root)
-    if study.is_study(root):
+    if (root / study.FILE).is_file():
         written = study.page(root, gallery)
     elif is_run(root):
         written = run.page(read_run(root), gallery)

@@ -6,7 +6,6 @@ from typing import Any
 from markupsafe import Markup
 
 from experiments.evidence import one_of_each_kind
-from experiments.families import Family, Problem
 from experiments.report.reading import Run
 from experiments.store import read_log
 
@@ -43,11 +42,15 @@ def of_run(run: Run, count: int) -> dict[str, Any] | None:
     family = run.family
 
     def drawn(row: Mapping[str, Any]) -> dict[str, Any]:
+        problem = problems[row["id"]]
+        drawing = family.draw(problem, row["text"])
         alone = [check for check in row["failed"] if check in family.texts.alone]
         return {
             "row": row,
             "failed": list(map(family.failure, alone[:1] or row["failed"])),
-            "drawing": _drawing(family, problems[row["id"]], row["text"]),
+            "drawing": Markup("<pre>{}</pre>").format(family.text(problem, row["text"]))
+            if drawing is None
+            else Markup(drawing),
             "new": row["valid"] and before.get(row["id"]) is False,
         }
 
@@ -68,10 +71,3 @@ def of_run(run: Run, count: int) -> dict[str, Any] | None:
         "failures": list(map(drawn, failures)),
         "successes": list(map(drawn, successes)),
     }
-
-
-def _drawing(family: Family, problem: Problem, completion: str) -> Markup:
-    drawn = family.draw(problem, completion)
-    if drawn is not None:
-        return Markup(drawn)
-    return Markup("<pre>{}</pre>").format(family.text(problem, completion))

@@ -14,15 +14,15 @@ from typing import Any
 
 from experiments.families import Family
 from experiments.pages import render
-from experiments.report import answers, published, style
+from experiments.report import answers, style
 from experiments.report.charts import Drawn, Estimate, Estimates, Gallery, Lines, Series
 from experiments.report.reading import Run, is_run, read_json, read_run
+from experiments.report.run import published_fractions
 from experiments.settings import family_of
 from experiments.statistics import holm, minimum_detectable_difference
 from experiments.study import results as study_results
 
-_FILE = "study.json"
-_SCHEMA = 1
+FILE = "study.json"
 _DRAWN_VARIANTS, _DRAWN_ANSWERS = 2, 3
 
 Found = Mapping[str, Any]
@@ -75,21 +75,18 @@ class _Study:
         return [row for row in self.found["comparison"] if row["metric"] == metric["name"]]
 
 
-def is_study(root: Path) -> bool:
-    """Whether a folder is that of a study."""
-    return (root / _FILE).is_file()
-
-
 def page(root: Path, gallery: Gallery) -> str:
     """The page; its charts go to the gallery.
 
     Raises:
       ValueError: the file of the study, or one of a run, is damaged or of another version.
     """
-    path = root / _FILE
+    path = root / FILE
     found = read_json(path)
-    if not isinstance(found, dict) or found.get("schema") != _SCHEMA:
-        raise ValueError(f"{path}: schema {_SCHEMA} is needed; make it anew with experiments.study")
+    if not isinstance(found, dict) or found.get("schema") != study_results.SCHEMA:
+        raise ValueError(
+            f"{path}: schema {study_results.SCHEMA} is needed; make it anew with experiments.study"
+        )
     runs = {
         (run["variant"], run["seed"]): read_run(root / run["folder"])
         for run in found["runs"]
@@ -97,7 +94,8 @@ def page(root: Path, gallery: Gallery) -> str:
     }
     study = _Study(found, family_of(found["base"]), runs)
     comparison = [_metric(study, metric, gallery) for metric in found["metrics"]]
-    tested = _tested(comparison[0]["rows"])
+    compared = [row for row in comparison[0]["rows"] if row["difference"]]
+    tested = [row for row in compared if row["difference"]["p_holm"] is not None]
     measured = _measured(study)
     return render(
         "study.html",
@@ -118,7 +116,7 @@ def page(root: Path, gallery: Gallery) -> str:
         learning=_learning(study, gallery),
         configurations=_configurations(study, gallery),
         last=_last_configurations(study),
-        published=published.fractions(study.family, {}, gallery) if study.finished else [],
+        published=published_fractions(study.family, {}, gallery) if study.finished else [],
         measured=measured,
         failures=list(map(study.family.failure, found["checks"])),
         outcomes=list(_outcomes(study)),
@@ -146,10 +144,6 @@ def _total(found: Found) -> float:
 
 
 # Comparison
-
-
-def _tested(rows: Sequence[Found]) -> list[Found]:
-    return [row for row in rows if row["difference"] and row["difference"]["p_holm"] is not None]
 
 
 def _detectable(study: _Study, tested: Sequence[Found]) -> float:

@@ -22,7 +22,8 @@ from engineer.space import Configuration
 from experiments import pages, report, validation
 from experiments import store as files
 from experiments.configs import tiny
-from experiments.families.lakes import drawing, published
+from experiments.families.lakes import published
+from experiments.families.lakes import texts as lake_texts
 from experiments.families.lakes.family import Lakes
 from experiments.records import DASH
 from experiments.report import charts, style
@@ -365,7 +366,7 @@ def test_answers_are_drawn_with_what_became_of_them(run_page):
     assert len(set(keyframes)) == len(keyframes) > 6
     assert "prefers-reduced-motion: reduce" in text
     assert "body:has(#pause:checked) .moving" in text
-    assert set(drawing.FAILURES) == set(CHECKS)
+    assert set(lake_texts.FAILURES) == set(CHECKS)
 
 
 def test_measures_are_those_of_the_analysis():

@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import hashlib
+import html
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,20 +15,24 @@ import numpy as np
 import mapf_jax
 from engineer.space import Configuration
 from experiments.families.family import Family, Generated, GeneratedRow, Problem
-from experiments.families.lakes import drawing, published, tiny_tokenizer
+from experiments.families.lakes import published, tiny_tokenizer
 from experiments.families.lakes.options import LakesOptions
-from experiments.families.lakes.texts import TEXTS, TEXTS_BY_AGENTS, lake_space
+from experiments.families.lakes.texts import FAILURES, TEXTS, TEXTS_BY_AGENTS, lake_space
 from learner.chat import Completion, Message
 from learner.devices import distributed
 from learner.training.task import Scores
 from mapf_jax import formats
 from mapf_jax.answer_reward import RewardConfig, answer_rewards, next_short_fraction
 from mapf_jax.draw import render
+from mapf_jax.draw.story import tell
+from mapf_jax.draw.svg import svg
 from mapf_jax.environment_config import PARAMETERS, max_hole_ratio
 from mapf_jax.generator import apportion
 
 _LESSON_HOLE_RATIOS, _LESSON_CANDIDATES = (0.0, 0.1, 0.2, 0.3, 0.4), 1 << 18
 _VOCAB_LIMIT = 1024
+# What a page, which may be light or dark, does not know.
+_COLOURS = "--ice: light-dark(#edf4f9, #1d2b38); --hole: light-dark(#27384a, #7d8b99)"
 _QUESTION = ("map", "starts", "goals")
 
 
@@ -181,18 +187,21 @@ class Lakes(Family):
 
     def failure(self, check: str) -> str:
         """In words, such as "hole entered"."""
-        return drawing.FAILURES[check]
+        return FAILURES[check]
 
     def draw(self, problem: Problem, completion: str) -> str:
-        """The lake with the plan as it unfolds."""
-        return drawing.draw(problem, completion)
+        """The lake with the plan as it unfolds, and what came of it, as markup without scripts."""
+        instance, plan = _drawn(problem, completion)
+        plan = jax.tree.map(lambda x: x[0], plan)
+        digest = hashlib.sha256(f"{problem['id']}\n{completion}".encode()).hexdigest()
+        lines = "<br>".join(html.escape(text) for text, _ in tell(instance, plan).captions)
+        drawn = svg(instance, plan, f"lake-{digest[:12]}")
+        return f'<div style="{_COLOURS}">{drawn}</div><p>{lines}</p>'
 
     def text(self, problem: Problem, completion: str) -> str:
         """Every time step of a plan, or the lake and the completion if that is no plan."""
-        instance = _instances([problem])[0]
-        agents = instance.starts.shape[-2]
-        plan = mapf_jax.plans_from_texts([completion], agents)
-        if plan.parsable[0] and plan.num_agents[0] == agents:
+        instance, plan = _drawn(problem, completion)
+        if plan.parsable[0] and plan.num_agents[0] == instance.starts.shape[-2]:
             return "\n\n".join(render.ascii_frames(instance, jax.tree.map(lambda x: x[0], plan)))
         return f"{render.ascii_instance(instance)}\n\n{completion}"
 
@@ -287,6 +296,12 @@ def _fingerprints(problems: Sequence[Problem]) -> set[bytes]:
 
 def _instances(problems: Sequence[Problem]) -> mapf_jax.Instance:
     return formats.from_records([{"id": "", **problem} for problem in problems])
+
+
+def _drawn(problem: Problem, completion: str) -> tuple[mapf_jax.Instance, mapf_jax.Plan]:
+    """The instance, and a batch of the only plan."""
+    instance = _instances([problem])[0]
+    return instance, mapf_jax.plans_from_texts([completion], instance.starts.shape[-2])
 
 
 def _known(value: Any, known: Any) -> int | None:

@@ -72,6 +72,18 @@ FAILURE_WORDS = {
 of agents could not be read as an answer to its question, so it counts with those that could not be
 read at all (no answer counts under both)."""
 
+FAILURES = {
+    "parsable": "not readable",
+    "legal_moves": "illegal move",
+    "conflict_free": "conflict",
+    "goals_reached": "goal missed",
+    "starts_correct": "wrong start",
+    "agent_count": "wrong number of agents",
+    "no_holes": "hole entered",
+    "in_bounds": "out of bounds",
+}
+"""What to call failing each check."""
+
 EXPLANATION = (
     "More data for the sizes that are solved about half of the time, "
     "harder lakes where most answers are valid, easier lakes where few are."
