@@ -98,7 +98,7 @@ def analyse(record: RunRecord, config: Configuration, space: ConfigurationSpace)
 
     followed: tuple[str | None, float | None] = (None, None)
     for check in record.breakdown.checks:
-        counts = [outcomes[row].failures(check) / outcomes[row].answers for row in rates]
+        counts = [outcomes[row].failed[check] / outcomes[row].answers for row in rates]
         found = rank_correlation(counts, fraction_moves)
         if found is not None and (followed[1] is None or abs(found) > abs(followed[1])):
             followed = check, found

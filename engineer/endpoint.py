@@ -103,9 +103,10 @@ class Server:
 class Endpoint(Server):
     """A `Generate` that asks a server.
 
+    A second passes before its second request, twice as much before each further one, up to 60. A
+    server's Retry-After counts instead if it is longer, up to 600.
+
     Attributes:
-      backoff: seconds before the second request; doubled before each further one, up to 60. A
-        server's Retry-After counts instead if it is longer, up to 600.
       max_tokens: budget of an answer; None leaves it to the server.
       budget_field: the field of a request that holds it; "max_completion_tokens" for servers that
         want that instead.
@@ -117,7 +118,6 @@ class Endpoint(Server):
       ValueError: a field is out of its range, or there is no address or model.
     """
 
-    backoff: float = 1.0
     max_tokens: int | None = None
     budget_field: str = "max_tokens"
     temperature: float | None = None
@@ -139,8 +139,6 @@ class Endpoint(Server):
             )
         if not self.model:
             raise ValueError("model='': the name of a model is needed")
-        if not 0 <= self.backoff < math.inf:
-            raise ValueError(f"backoff={self.backoff}: must be finite and at least 0")
         own = {"model", "messages", "seed", "temperature", "stream", self.budget_field}
         if taken := sorted(own & self.extra.keys()):
             raise ValueError(
@@ -181,7 +179,7 @@ class Endpoint(Server):
             except _TransientError as error:
                 reasons.append(str(error))
                 if attempt + 1 < self.tries:
-                    wait = min(self.backoff * 2.0 ** min(attempt, 60), _LONGEST_WAIT)
+                    wait = min(2.0 ** min(attempt, 60), _LONGEST_WAIT)
                     self.sleep(max(wait, min(error.wait, _LONGEST_RETRY_AFTER)))
         raise NoAnswerError(f"{self.url} gave no answer: {'; '.join(reasons)}")
 

@@ -84,10 +84,6 @@ class GroupOutcome(JsonValue):
         """Fraction of the answers that are optimal, in [0, 1]."""
         return self.optimal / self.answers
 
-    def failures(self, check: str) -> int:
-        """Number of answers that fail `check`."""
-        return self.failed[check]
-
 
 @dataclasses.dataclass(frozen=True)
 class FailureBreakdown:
@@ -201,7 +197,7 @@ class FailureBreakdown:
 
     def failures(self, check: str) -> int:
         """Number of answers of any row that fail `check`."""
-        return sum(outcome.failures(check) for outcome in self.by_group)
+        return sum(outcome.failed[check] for outcome in self.by_group)
 
     def outcome(self, name: str) -> GroupOutcome | None:
         """The outcomes of one row, None if the validation has no such row."""

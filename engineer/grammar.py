@@ -86,15 +86,9 @@ def build(
       opening: text between the trigger and the configuration.
 
     Raises:
-      ValueError: an argument is out of its range, or the tokenizer joins two numbers in one token.
+      ValueError: a parameter has too many values, the automaton too many states, or the tokenizer
+        joins two numbers in one token.
     """
-    if reasoning_tokens < 0 or (reasoning_tokens > 0 and not trigger):
-        raise ValueError(
-            f"reasoning_tokens={reasoning_tokens}, trigger={trigger!r}: allowed are 0 and, with a "
-            "trigger, whole numbers above"
-        )
-    if not stop_ids:
-        raise ValueError("stop_ids=(): at least one token is needed")
     fields, ending = _fields(space, tokenize, opening)
     automaton = _Automaton()
     ids = tuple(int(token) for token in tokenize(trigger)) if reasoning_tokens else ()

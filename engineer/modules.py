@@ -41,7 +41,7 @@ def shown_history(record: RunRecord, cold_start: bool) -> tuple[RoundRecord, ...
 
 
 def _failing(row: GroupOutcome, checks: Sequence[str]) -> int:
-    return sum(map(row.failures, checks))
+    return sum(row.failed[check] for check in checks)
 
 
 _MODULES = macros(

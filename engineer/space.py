@@ -56,12 +56,6 @@ class Configuration:
         for kind, names in (("rows", self.rows), ("parameters", self.parameters)):
             if not names or len(set(names)) != len(names):
                 raise ValueError(f"{kind}={names}: distinct names, at least one, are needed")
-        shape = [len(row) for row in self.values]
-        if shape != [len(self.parameters)] * len(self.rows):
-            raise ValueError(
-                f"values: rows of {shape} numbers, needed: {len(self.rows)} rows of "
-                f"{len(self.parameters)}"
-            )
         for (row, name), value in self.cells().items():
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 raise ValueError(f"{name} of {row}: {value!r} is not a number")
@@ -210,8 +204,6 @@ class ConfigurationSpace:
 
     def bounds(self, row: str, name: str) -> Bounds:
         """(low, high) of one number."""
-        if row not in self.rows:
-            raise ValueError(f"{self.label}={row!r} is not in the space, allowed: {self.rows}")
         bounds = self.parameter(name).bounds
         return bounds[self.rows.index(row) if len(bounds) > 1 else 0]
 

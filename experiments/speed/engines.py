@@ -48,10 +48,6 @@ class Outcome:
     measurements: list[dict[str, Any]]
     obstacle: str = ""
 
-    def all(self, name: str) -> list[Any]:
-        """One value of each measurement."""
-        return [measurement[name] for measurement in self.measurements]
-
 
 class _Process:
     def __init__(self, case: Case) -> None:

@@ -124,14 +124,15 @@ def uneven_lengths(scale: Scale, folder: str) -> Table:
     outcome = compare({"own": case}, scale.rounds)["own"]
     if not outcome.measurements:
         raise RuntimeError(f"the sampler could not run: {outcome.obstacle}")
-    best = {name: min(outcome.all(name)) for name in ("refilled", "fixed")}
+    best = {name: min(m[name] for m in outcome.measurements) for name in ("refilled", "fixed")}
+    same = min(m["same"] for m in outcome.measurements)
     return Table(
         f"{scale.completions} completions through {scale.slots} slots",
         ("slots", "tokens/s, best", "times fixed batches"),
         [(name, budgets.sum() / time, best["fixed"] / time) for name, time in best.items()],
         f"Lengths are geometric, cut at a budget of {longest}: {budgets.mean():.0f} on average; "
         f"prompts of {scale.uneven_prompt_tokens} tokens, temperature 1; the CPU is "
-        f"{_devices(scale)} of JAX. {min(outcome.all('same')):.1%} of the completions are the same "
+        f"{_devices(scale)} of JAX. {same:.1%} of the completions are the same "
         "both ways, token by token (sums in other shapes are rounded differently, which may move a "
         "draw to the next token).",
     )

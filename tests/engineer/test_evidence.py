@@ -46,7 +46,7 @@ def test_counts_by_group():
     assert three.failed == {
         **dict.fromkeys(CHECKS, 0), "parsable": 1, "conflict_free": 1,
     }  # fmt: skip
-    assert five.failures("goals_reached") == five.failures("conflict_free") == 1
+    assert five.failed["goals_reached"] == five.failed["conflict_free"] == 1
     assert breakdown.failures("conflict_free") == 2
     assert (breakdown.answers, breakdown.valid_rate, breakdown.optimal_rate) == (5, 0.4, 0.2)
     assert three.valid_rate == pytest.approx(1 / 3)
@@ -77,9 +77,9 @@ def test_every_completion_counts_once(outcomes):
         row = breakdown.outcome(name)
         assert row.answers == sum(g == name for g, _ in outcomes)
         failed = [f for g, f in outcomes if g == name]
-        assert row.failures("parsable") == sum("parsable" in f for f in failed)
+        assert row.failed["parsable"] == sum("parsable" in f for f in failed)
         others = sum("agent_count" in f and "parsable" not in f for f in failed)
-        assert row.failures("agent_count") == others
+        assert row.failed["agent_count"] == others
 
 
 def test_json_round_trip():

@@ -84,7 +84,7 @@ def test_the_evidence_says_what_the_pupil_cannot():
     plain, carry, three = (RECORD.breakdown.outcome(topic) for topic in TOPICS)
     assert plain.valid_rate == 1.0
     assert carry.valid_rate < 0.5
-    assert carry.failures("is_number") == 0 < carry.failures("right_value")
+    assert carry.failed["is_number"] == 0 < carry.failed["right_value"]
     assert three.length.largest <= 4
     assert list(RECORD.breakdown.to_dict())[-1] == "by_topic"
     assert FailureBreakdown.from_dict(RECORD.breakdown.to_dict()) == RECORD.breakdown
