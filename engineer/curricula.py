@@ -16,74 +16,55 @@ from engineer.proposal import Proposal, project
 from engineer.record import RunRecord
 from engineer.space import Configuration, ConfigurationSpace, on_grid
 
-
-class FailureProportional:
-    """Data in proportion to failures: a row's fraction ~ (1 - p) + `floor`, p its valid rate."""
-
-    floor = 0.05
-    source = "failures"
-
-    def design(self, record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
-        """The current configuration with other fractions."""
-        del seed
-        rates = record.valid_rates(space.rows).values()
-        return _divided(record, space, [self.weight(p) + self.floor for p in rates], self.source)
-
-    def weight(self, valid_rate: float) -> float:
-        """What a row gets beyond the floor."""
-        return 1.0 - valid_rate
+FAILURES_FLOOR, LEARNABILITY_FLOOR = 0.05, 0.02
+"""What every row gets of the weights by failures and by learnability, so that none vanishes."""
+RATE, TEMPERATURE, EXPLORATION = 0.5, 0.05, 0.2
+"""a, t (in units of the valid rate) and e of `progress_bandit`."""
 
 
-class LearnabilityProportional(FailureProportional):
-    """Sampling for learnability: a row's fraction ~ p (1 - p) + `floor`, p its valid rate.
+def failure_proportional(record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
+    """Data in proportion to failures: a row's fraction ~ (1 - p) + 0.05, p its valid rate."""
+    del seed
+    rates = record.valid_rates(space.rows).values()
+    return _divided(record, space, [1.0 - p + FAILURES_FLOOR for p in rates], "failures")
 
-    The learnability of a level is that of arXiv 2408.15099 (No Regrets: Investigating and
-    Improving Regret Approximations for Curriculum Discovery), there of single levels, here of
-    rows; the floor keeps some of every row.
+
+def learnability_proportional(record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
+    """Sampling for learnability: a row's fraction ~ p (1 - p) + 0.02, p its valid rate.
+
+    The learnability of a level, its variance of success, is that of arXiv 2408.15099 (No Regrets:
+    Investigating and Improving Regret Approximations for Curriculum Discovery), there of single
+    levels, here of rows.
     """
-
-    floor = 0.02
-    source = "learnability"
-
-    def weight(self, valid_rate: float) -> float:
-        """The variance of success."""
-        return valid_rate * (1.0 - valid_rate)
+    del seed
+    rates = record.valid_rates(space.rows).values()
+    weights = [p * (1.0 - p) + LEARNABILITY_FLOOR for p in rates]
+    return _divided(record, space, weights, "learnability")
 
 
-class ProgressBandit:
+def progress_bandit(record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
     """Teacher-student curriculum learning (arXiv 1707.00183), its online bandit, on rounds.
 
     The reward of a row in a round is the change of its valid rate since the validation before
     (before round 0: the one before any training, if there was one). An exponential average
     Q <- a |reward| + (1 - a) Q runs over the rounds, from Q = 0; the absolute value also brings
     back a row that is being forgotten. Fractions are (1 - e) softmax(Q / t) + e / rows.
-
-    Attributes:
-      rate: a.
-      temperature: t, in units of the valid rate.
-      exploration: e.
     """
-
-    rate, temperature, exploration = 0.5, 0.05, 0.2
-    source = "progress"
-
-    def design(self, record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
-        """The current configuration with other fractions."""
-        del seed
-        validations = [past.breakdown for past in record.history]
-        if record.initial is not None:
-            validations.insert(0, record.initial)
-        averages = np.zeros(len(space.rows))
-        for before, after in itertools.pairwise(validations):
-            for i, row in enumerate(space.rows):
-                old, new = before.outcome(row), after.outcome(row)
-                if old is not None and new is not None:
-                    reward = abs(new.valid_rate - old.valid_rate)
-                    averages[i] = self.rate * reward + (1.0 - self.rate) * averages[i]
-        weights = np.exp((averages - averages.max()) / self.temperature)
-        weights = (1.0 - self.exploration) * weights / weights.sum()
-        weights += self.exploration / len(space.rows)
-        return _divided(record, space, weights.tolist(), self.source)
+    del seed
+    validations = [past.breakdown for past in record.history]
+    if record.initial is not None:
+        validations.insert(0, record.initial)
+    averages = np.zeros(len(space.rows))
+    for before, after in itertools.pairwise(validations):
+        for i, row in enumerate(space.rows):
+            old, new = before.outcome(row), after.outcome(row)
+            if old is not None and new is not None:
+                reward = abs(new.valid_rate - old.valid_rate)
+                averages[i] = RATE * reward + (1.0 - RATE) * averages[i]
+    weights = np.exp((averages - averages.max()) / TEMPERATURE)
+    weights = (1.0 - EXPLORATION) * weights / weights.sum()
+    weights += EXPLORATION / len(space.rows)
+    return _divided(record, space, weights.tolist(), "progress")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,25 +82,24 @@ class StagedCurriculum:
 
     stages: tuple[Configuration, ...] = ()
     threshold: float = 0.6
-    source = "staged"
 
-    def design(self, record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
+    def __call__(self, record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
         """The configuration of the stage that is due."""
         del seed
         stages = self.stages or default_stages(space)
         if record.config not in stages:
-            return Design(config=stages[0], source=self.source)
+            return Design(config=stages[0], source="staged")
         at = stages.index(record.config)
         rates = record.valid_rates(space.rows)
         name = space.fraction_parameter
         rate = math.fsum(record.config[row, name] * p for row, p in rates.items())
         last = at + 1 == len(stages)
         if rate >= self.threshold and not last:
-            return Design(config=stages[at + 1], source=self.source)
+            return Design(config=stages[at + 1], source="staged")
         waiting = f"stage {at} has valid rate {rate:.2f}, the next begins at {self.threshold:g}"
         return Design(
             config=record.config,
-            source=self.source,
+            source="staged",
             kept_previous=True,
             reason="the last stage stays" if last else waiting,
         )

@@ -1,8 +1,7 @@
-"""Who designs the next training environment: the protocol, language models, and the baselines."""
+"""Who designs the next training environment: language models and the baselines."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -51,12 +50,11 @@ class Design(JsonValue):
     summary: str = ""
 
 
-class Designer(Protocol):
-    """Designs the configuration of round `record.round`."""
+Designer = Callable[[RunRecord, ConfigurationSpace, int], Design]
+"""Designs the configuration of round `record.round`: (record, space, seed) -> the design.
 
-    def design(self, record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
-        """The design; deterministic in its arguments (and the model, where one is asked)."""
-        ...
+It is deterministic in its arguments (and the model, where one is asked).
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +87,7 @@ class ModelDesigner:
     source: str = "current"
     fits: Callable[[Sequence[Message]], bool] = lambda chat: True
 
-    def design(self, record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
+    def __call__(self, record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
         """The design that the first try with a readable answer amounts to, projected.
 
         Without a readable answer it is the previous configuration.
@@ -142,28 +140,19 @@ class ModelDesigner:
         return dataclasses.replace(kept, summary=(self.spec.summary and record.summary) or "")
 
 
-@dataclasses.dataclass(frozen=True)
-class FixedDesigner:
+def fixed(record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
     """The baseline without an engineer: every round has the configuration of the one before."""
-
-    source: str = "fixed"
-
-    def design(self, record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
-        """The previous configuration."""
-        del seed
-        return keep(record, space, self.source, "this designer changes nothing")
+    del seed
+    return keep(record, space, "fixed", "this designer changes nothing")
 
 
-@dataclasses.dataclass(frozen=True)
-class RandomDesigner:
-    """Domain randomisation: every round has a new random configuration."""
+def random(record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
+    """Domain randomisation: every round has a new random configuration.
 
-    source: str = "random"
-
-    def design(self, record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
-        """A draw of `ConfigurationSpace.random` that depends on the seed and the round."""
-        drawn = space.random(np.random.SeedSequence([seed, record.round]))
-        return Design(config=drawn, source=self.source)
+    It is a draw of `ConfigurationSpace.random` that depends on the seed and the round.
+    """
+    drawn = space.random(np.random.SeedSequence([seed, record.round]))
+    return Design(config=drawn, source="random")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,7 +172,7 @@ class AcceptanceTest:
     inner: Designer
     margin: float
 
-    def design(self, record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
+    def __call__(self, record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
         """The inner design, or the configuration of the round before the latest."""
         if len(record.history) >= 2:
             before, latest = record.history[-2:]
@@ -196,7 +185,7 @@ class AcceptanceTest:
                 )
                 kept = keep(record, space, "rollback", reason, before.config)
                 return dataclasses.replace(kept, summary=before.summary or "")
-        return self.inner.design(record, space, seed)
+        return self.inner(record, space, seed)
 
 
 def keep(

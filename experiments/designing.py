@@ -31,12 +31,12 @@ from learner.tokens import ThinkingBudget
 
 MODEL_DESIGNERS = ("current", "base")
 """Designers that answer with the run's own sampler."""
-_BY_RULE: Mapping[str, Callable[[], Designer]] = {
-    "fixed": designers.FixedDesigner,
-    "random": designers.RandomDesigner,
-    "failures": curricula.FailureProportional,
-    "learnability": curricula.LearnabilityProportional,
-    "progress": curricula.ProgressBandit,
+_BY_RULE: Mapping[str, Designer] = {
+    "fixed": designers.fixed,
+    "random": designers.random,
+    "failures": curricula.failure_proportional,
+    "learnability": curricula.learnability_proportional,
+    "progress": curricula.progress_bandit,
 }
 
 
@@ -170,7 +170,7 @@ def make_designer(
                 family.space.check(stage)
         designer = curricula.StagedCurriculum(stages, engineer.stage_threshold)
     else:
-        designer = _BY_RULE[name]()
+        designer = _BY_RULE[name]
     margin = engineer.rollback_margin
     return designer if margin is None else designers.AcceptanceTest(designer, margin)
 
@@ -201,7 +201,7 @@ def design_round(
     """
     judge = make_judge(settings)
     try:
-        design = designer.design(record, space, seed)
+        design = designer(record, space, seed)
         context = "\n\n".join(message["content"] for message in design.context_messages)
         answers = "\n\n---\n\n".join(design.raw_texts)
         if judge is not None and design.raw_texts:

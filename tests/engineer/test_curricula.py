@@ -5,16 +5,17 @@ import math
 
 import pytest
 
+from engineer import designers
 from engineer.choice import MoveLimits, choose, learnability_score, limit_move
 from engineer.curricula import (
-    FailureProportional,
-    LearnabilityProportional,
-    ProgressBandit,
     StagedCurriculum,
     default_stages,
+    failure_proportional,
+    learnability_proportional,
+    progress_bandit,
     read_stages,
 )
-from engineer.designers import AcceptanceTest, Design, RandomDesigner
+from engineer.designers import AcceptanceTest, Design
 from engineer.evidence import Evidence, FailureBreakdown, GroupOutcome
 from engineer.record import RoundRecord, RunRecord
 from engineer.space import Configuration
@@ -56,12 +57,12 @@ def fractions(design):
 def test_failures_and_learnability():
     run = record((90, 50, 20))
     # 0.15, 0.55 and 0.85 of 1.55.
-    assert fractions(FailureProportional().design(run, SPACE, 0)) == (0.10, 0.35, 0.55)
+    assert fractions(failure_proportional(run, SPACE, 0)) == (0.10, 0.35, 0.55)
     # p (1 - p) + 0.02: 0.11, 0.27 and 0.18 of 0.56.
-    assert fractions(LearnabilityProportional().design(run, SPACE, 0)) == (0.20, 0.48, 0.32)
+    assert fractions(learnability_proportional(run, SPACE, 0)) == (0.20, 0.48, 0.32)
     # A size that was not validated counts as half solved.
     # 0.02, 0.02 and 0.27 of 0.31.
-    unseen = LearnabilityProportional().design(record((100, 0)), SPACE, 0)
+    unseen = learnability_proportional(record((100, 0)), SPACE, 0)
     assert fractions(unseen) == (0.07, 0.06, 0.87)
 
 
@@ -70,11 +71,11 @@ def test_learning_progress():
     # a = 0.5: Q = 0.5 * 0.2 = 0.1; 0.5 * 0.5 * 0.2 = 0.05; 0.5 * 0.05 = 0.025. Forgetting counts.
     weights = [math.exp(q / 0.05) for q in (0.1, 0.05, 0.025)]
     wanted = [0.8 * w / sum(weights) + 0.2 / 3 for w in weights]
-    got = fractions(ProgressBandit().design(run, SPACE, 0))
+    got = fractions(progress_bandit(run, SPACE, 0))
     assert got == pytest.approx(wanted, abs=0.01)
     assert got[0] > got[1] > got[2]
     still = record((40, 40, 40))  # nothing known yet
-    assert fractions(ProgressBandit().design(still, SPACE, 0)) == (0.34, 0.33, 0.33)
+    assert fractions(progress_bandit(still, SPACE, 0)) == (0.34, 0.33, 0.33)
 
 
 def test_stages():
@@ -85,18 +86,18 @@ def test_stages():
     assert [stage["3", "hole_ratio"] for stage in stages] == [0.08, 0.17, 0.25]
     curriculum = StagedCurriculum()
     started = record((90, 90, 90))
-    assert curriculum.design(started, SPACE, 0).config == stages[0]  # a random start is no stage
+    assert curriculum(started, SPACE, 0).config == stages[0]  # a random start is no stage
     # 0.93 or 0.94 of 0.55 and the rest of 0.9 is 0.57: not yet.
     waiting = record((55, 90, 90), configs=[stages[0]])
-    design = curriculum.design(waiting, SPACE, 0)
+    design = curriculum(waiting, SPACE, 0)
     assert (design.config, design.kept_previous) == (stages[0], True)
     assert "0.57" in design.reason
     ready = record((62, 50, 50), configs=[stages[0]])
-    assert curriculum.design(ready, SPACE, 0).config == stages[1]
+    assert curriculum(ready, SPACE, 0).config == stages[1]
     done = record((90, 90, 90), configs=[stages[2]])
-    assert curriculum.design(done, SPACE, 0).reason == "the last stage stays"
+    assert curriculum(done, SPACE, 0).reason == "the last stage stays"
     own = read_stages([config(1, 0, 0).to_dict(), config(0, 0, 1).to_dict()])
-    assert StagedCurriculum(own).design(started, SPACE, 0).config == config(1, 0, 0)
+    assert StagedCurriculum(own)(started, SPACE, 0).config == config(1, 0, 0)
     with pytest.raises(ValueError, match="stages="):
         read_stages([])
 
@@ -139,7 +140,7 @@ class Asked:
     def __init__(self):
         self.count = 0
 
-    def design(self, record, space, seed):
+    def __call__(self, record, space, seed):
         self.count += 1
         return Design(config=config(0.5, 0.3, 0.2), source="inner")
 
@@ -149,7 +150,7 @@ def test_roll_back():
     inner = Asked()
     test = AcceptanceTest(inner, margin=0.05)
     worse = record((60, 60, 60), (50, 50, 50), configs=[first, second])
-    design = test.design(worse, SPACE, 0)
+    design = test(worse, SPACE, 0)
     assert (design.config, design.source, design.kept_previous) == (first, "rollback", True)
     assert "fell by 0.100 in round 1, more than 0.05" in design.reason
     assert inner.count == 0
@@ -159,7 +160,7 @@ def test_roll_back():
         for past, text in zip(worse.history, ("first", "second"), strict=True)
     )
     explained = dataclasses.replace(worse, history=history, summary="second")
-    assert test.design(explained, SPACE, 0).summary == "first"
+    assert test(explained, SPACE, 0).summary == "first"
     for run in (
         record((60, 60, 60)),  # nothing to compare with
         record((60, 60, 60), (56, 56, 56), configs=[first, second]),  # within the margin
@@ -167,22 +168,22 @@ def test_roll_back():
         # Just restored: it is not taken back once more.
         record((60, 60, 60), (50, 50, 50), (40, 40, 40), configs=[first, second, first]),
     ):
-        assert test.design(run, SPACE, 0).source == "inner"
+        assert test(run, SPACE, 0).source == "inner"
     again = record((60, 60, 60), (61, 61, 61), (40, 40, 40), configs=[first, second, third])
-    assert test.design(again, SPACE, 0).config == second
-    assert AcceptanceTest(RandomDesigner(), 0.0).design(record((1, 2, 3)), SPACE, 1).config
+    assert test(again, SPACE, 0).config == second
+    assert AcceptanceTest(designers.random, 0.0)(record((1, 2, 3)), SPACE, 1).config
 
 
 def test_all_are_deterministic_and_of_the_space():
     tight = lakes.lake_space((3, 4, 5), {3: (0.0, 0.1)}, {5: (0.5, 0.6)})
     run = record((80, 50, 20), (70, 55, 30), initial=(50, 50, 10))
-    for designer in (
-        FailureProportional(),
-        LearnabilityProportional(),
-        ProgressBandit(),
-        StagedCurriculum(),
+    for source, designer in (
+        ("failures", failure_proportional),
+        ("learnability", learnability_proportional),
+        ("progress", progress_bandit),
+        ("staged", StagedCurriculum()),
     ):
-        design = designer.design(run, tight, 3)
+        design = designer(run, tight, 3)
         tight.check(design.config)
-        assert designer.design(run, tight, 3) == design
-        assert dataclasses.replace(design).to_dict()["source"] == designer.source
+        assert designer(run, tight, 3) == design
+        assert design.to_dict()["source"] == source

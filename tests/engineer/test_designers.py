@@ -9,10 +9,6 @@ from hypothesis import strategies as st
 
 from engineer import context, designers
 from engineer.context import VARIANTS
-from engineer.designers import (
-    FixedDesigner,
-    RandomDesigner,
-)
 from engineer.evidence import Evidence, FailureBreakdown, GroupOutcome
 from engineer.proposal import parse, project, render_config
 from engineer.record import RoundRecord, RunRecord
@@ -64,7 +60,7 @@ class Answers:
 
 def test_a_model_is_asked_until_an_answer_can_be_read():
     answers = Answers("I do not know.", "3: {data_ratio: much}", GOOD)
-    design = ModelDesigner(answers, VARIANTS["V3"], tries=5).design(RECORD, SPACE, seed=7)
+    design = ModelDesigner(answers, VARIANTS["V3"], tries=5)(RECORD, SPACE, seed=7)
     assert design.config == SPACE.random(5)
     assert design.raw_texts == ("I do not know.", "3: {data_ratio: much}", GOOD)
     assert (design.kept_previous, design.reason, design.repairs) == (False, "", ())
@@ -73,14 +69,14 @@ def test_a_model_is_asked_until_an_answer_can_be_read():
     seeds = [seed for _, seed in answers.calls]
     assert len(set(seeds)) == 3
     again = Answers("", "", GOOD)
-    ModelDesigner(again, VARIANTS["V3"], tries=3).design(RECORD, SPACE, seed=7)
+    ModelDesigner(again, VARIANTS["V3"], tries=3)(RECORD, SPACE, seed=7)
     assert [seed for _, seed in again.calls] == seeds
     assert json.loads(json.dumps(design.to_dict()))["config"] == design.config.to_dict()
 
 
 def test_unreadable_answers_keep_the_previous_configuration():
     answers = Answers("no", "<think>forever", "never asked")
-    design = ModelDesigner(answers, tries=2).design(RECORD, SPACE, seed=0)
+    design = ModelDesigner(answers, tries=2)(RECORD, SPACE, seed=0)
     assert design.config == RECORD.config
     assert design.kept_previous
     assert design.raw_texts == ("no", "<think>forever")
@@ -90,7 +86,7 @@ def test_unreadable_answers_keep_the_previous_configuration():
 
 def test_an_answer_is_projected_and_the_changes_are_recorded():
     answers = Answers("```yaml\n3: {data_ratio: 2, hole_ratio: 0.9, wait_ratio: 0.5}\n```")
-    design = ModelDesigner(answers).design(RECORD, SPACE, seed=0)
+    design = ModelDesigner(answers)(RECORD, SPACE, seed=0)
     SPACE.check(design.config)
     assert design.config["3", "hole_ratio"] == 0.3
     assert "size 3 hole_ratio: 0.90 clipped to 0.30" in design.repairs
@@ -99,13 +95,13 @@ def test_an_answer_is_projected_and_the_changes_are_recorded():
 
 def test_the_explanation_is_carried_forward_only_where_it_was_asked_for():
     text = f"Size 5 is too hard.\n{GOOD}"
-    with_s = ModelDesigner(Answers(text), VARIANTS["V5"]).design(RECORD, SPACE, 0)
+    with_s = ModelDesigner(Answers(text), VARIANTS["V5"])(RECORD, SPACE, 0)
     assert with_s.summary == "Size 5 is too hard."
     following = dataclasses.replace(RECORD, summary=with_s.summary)
     assert "Size 5 is too hard." in compose(VARIANTS["V5"], following)[0]["content"]
-    kept = ModelDesigner(Answers("no"), VARIANTS["V5"], tries=1).design(following, SPACE, 0)
+    kept = ModelDesigner(Answers("no"), VARIANTS["V5"], tries=1)(following, SPACE, 0)
     assert kept.summary == "Size 5 is too hard."  # it still explains the current configuration
-    assert ModelDesigner(Answers(text), VARIANTS["V6"]).design(RECORD, SPACE, 0).summary == ""
+    assert ModelDesigner(Answers(text), VARIANTS["V6"])(RECORD, SPACE, 0).summary == ""
 
 
 def test_the_oldest_rounds_are_left_out_of_a_context_that_does_not_fit():
@@ -123,24 +119,24 @@ def test_the_oldest_rounds_are_left_out_of_a_context_that_does_not_fit():
         def fits(chat, limit=limit):
             return len(chat[0]["content"]) <= limit
 
-        design = ModelDesigner(Answers(GOOD), VARIANTS["V3"], fits=fits).design(record, SPACE, 1)
+        design = ModelDesigner(Answers(GOOD), VARIANTS["V3"], fits=fits)(record, SPACE, 1)
         shown = dataclasses.replace(record, history=record.history[left_out:])
         assert list(design.context_messages) == compose(VARIANTS["V3"], shown)
         assert len(design.repairs) == left_out
     answers = Answers()
-    design = ModelDesigner(answers, fits=lambda chat: False).design(record, SPACE, 1)
+    design = ModelDesigner(answers, fits=lambda chat: False)(record, SPACE, 1)
     assert (design.kept_previous, answers.calls) == (True, [])
     assert "does not fit" in design.reason
 
 
 def test_fixed_and_random():
-    fixed = FixedDesigner().design(RECORD, SPACE, seed=3)
+    fixed = designers.fixed(RECORD, SPACE, seed=3)
     assert fixed.config == RECORD.config
     assert fixed.kept_previous
-    one, same, other = (RandomDesigner().design(RECORD, SPACE, seed=s).config for s in (3, 3, 4))
+    one, same, other = (designers.random(RECORD, SPACE, seed=s).config for s in (3, 3, 4))
     assert one == same != other
     later = dataclasses.replace(RECORD, round=RECORD.round + 1, total_rounds=99)
-    assert RandomDesigner().design(later, SPACE, seed=3).config != one  # new in every round
+    assert designers.random(later, SPACE, seed=3).config != one  # new in every round
 
 
 def test_a_previous_configuration_out_of_bounds_is_clipped_aloud():
@@ -151,7 +147,7 @@ def test_a_previous_configuration_out_of_bounds_is_clipped_aloud():
         RECORD,
         history=(*RECORD.history[:-1], dataclasses.replace(RECORD.history[-1], config=loose)),
     )
-    design = FixedDesigner().design(record, SPACE, seed=0)
+    design = designers.fixed(record, SPACE, seed=0)
     assert design.config.column("hole_ratio") == (0.3, 0.4, 0.45)
     assert len(design.repairs) == 2
 

@@ -133,7 +133,7 @@ def test_a_design_in_spite_of_every_failure(monkeypatch, caplog, capfd):
     acts += [ended_in_an_error, answer]
     with Server(*acts) as server:
         ask, waits = endpoint(server)
-        design = designer(ask).design(RECORD, SPACE, seed=3)
+        design = designer(ask)(RECORD, SPACE, seed=3)
     assert design.config == WANTED
     assert not design.kept_previous
     assert design.summary == "Less of what works."
@@ -282,7 +282,7 @@ def test_a_server_that_never_answers_keeps_the_previous_configuration():
         ask, _ = endpoint(server, tries=2)
         with pytest.raises(NoAnswerError, match="status 500; status 500"):
             ask(HI, 1, 0)
-        design = designer(ask).design(RECORD, SPACE, seed=0)
+        design = designer(ask)(RECORD, SPACE, seed=0)
     assert design.kept_previous
     assert design.config == RECORD.config
     assert "status 500" in design.reason

@@ -137,18 +137,18 @@ def test_every_designer():
     model = designers.ModelDesigner(
         lambda chat, n, seed: [ANSWER] * n, TEXTS, context.VARIANTS["V6"]
     )
-    assert model.design(RECORD, SPACE, 0).config == WANTED
+    assert model(RECORD, SPACE, 0).config == WANTED
     for designer in (
-        designers.FixedDesigner(),
-        designers.RandomDesigner(),
-        curricula.FailureProportional(),
-        curricula.LearnabilityProportional(),
-        curricula.ProgressBandit(),
+        designers.fixed,
+        designers.random,
+        curricula.failure_proportional,
+        curricula.learnability_proportional,
+        curricula.progress_bandit,
         curricula.StagedCurriculum(),
         designers.AcceptanceTest(model, 0.1),
     ):
-        SPACE.check(designer.design(RECORD, SPACE, 1).config)
-    fractions = curricula.FailureProportional().design(RECORD, SPACE, 0).config.column("fraction")
+        SPACE.check(designer(RECORD, SPACE, 1).config)
+    fractions = curricula.failure_proportional(RECORD, SPACE, 0).config.column("fraction")
     assert fractions[0] < min(fractions[1:])
     assert analysis.analyse(RECORD, WANTED, SPACE).saturated_rows == 1
 
