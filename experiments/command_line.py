@@ -7,9 +7,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from experiments import settings as settings_lib
-from experiments.errors import user_errors
 from learner import checks
-from learner.devices import distributed
 
 _CONFIGS = Path(__file__).parent / "configs"
 _DEFAULT_CONFIG = "tiny"
@@ -41,29 +39,6 @@ def default_workdir() -> Path:
     """`runs/NAME` for `--config=NAME` and for `--config=NAME.py`, with its argument if any."""
     file, _, argument = _split(config_flags.get_config_filename(flags.FLAGS["config"]))
     return Path("runs", "-".join(filter(None, (Path(file).stem, argument))))
-
-
-def define_processes() -> None:
-    """Defines the flags of a program of several processes; `start_processes` reads them."""
-    flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, for several processes.")
-    flags.DEFINE_integer(
-        "num_processes",
-        None,
-        "How many processes there are; 1 for one alone in a cluster. Not needed where Slurm, "
-        "Open MPI or a TPU pod tells, nor for one process elsewhere.",
-    )
-    flags.DEFINE_integer("process_id", None, "Number of this process, from 0.")
-
-
-def start_processes() -> None:
-    """Joins the other processes; see `learner.devices.distributed.start`.
-
-    Raises:
-      UserError: the flags do not say enough.
-    """
-    values = flags.FLAGS
-    with user_errors():
-        distributed.start(values.coordinator, values.num_processes, values.process_id)
 
 
 def parse_flags(argv: list[str]) -> list[str]:

@@ -47,7 +47,16 @@ _RESUME_FROM = flags.DEFINE_integer(
     "Go on from this checkpoint, named by its training steps, and remove the later ones. Give it "
     "once: started again without it, the run goes on from the last one.",
 )
-command_line.define_processes()
+_COORDINATOR = flags.DEFINE_string(
+    "coordinator", None, "HOST:PORT of process 0, for several processes."
+)
+_NUM_PROCESSES = flags.DEFINE_integer(
+    "num_processes",
+    None,
+    "How many processes there are; 1 for one alone in a cluster. Not needed where Slurm, Open MPI "
+    "or a TPU pod tells, nor for one process elsewhere.",
+)
+_PROCESS_ID = flags.DEFINE_integer("process_id", None, "Number of this process, from 0.")
 
 
 def main(argv: Sequence[str]) -> None:
@@ -60,8 +69,8 @@ def main(argv: Sequence[str]) -> None:
     process.keep_freed_memory()
     process.quieten(absl_logging.WARNING)
     try:
-        command_line.start_processes()
-    except UserError as error:
+        distributed.start(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
+    except ValueError as error:
         sys.exit(f"error: {checks.one_line(error)}")
     reporter = Reporter(quiet=not distributed.is_first())
     try:
