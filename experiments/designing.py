@@ -122,13 +122,13 @@ def _thinking_budget(engineer: EngineerSettings, policy: Policy) -> ThinkingBudg
 def make_designer(
     settings: Settings,
     family: Family,
-    generate: Generate | None,
+    generate: Generate,
     fits: Callable[[Sequence[Message]], bool],
 ) -> Designer:
     """The designer of a run.
 
     Args:
-      generate: answers chats; needed by `MODEL_DESIGNERS` alone.
+      generate: answers chats, for `MODEL_DESIGNERS`.
       fits: whether the model's window holds a chat.
 
     Raises:
@@ -145,7 +145,6 @@ def make_designer(
                     temperature=engineer.temperature,
                 )
             )
-        assert generate is not None
         greedy = name != "endpoint" and engineer.temperature == 0
         designer = designers.ModelDesigner(
             generate,

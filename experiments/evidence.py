@@ -12,7 +12,7 @@ from engineer.record import RoundRecord, RunRecord
 from engineer.space import Configuration
 from experiments.families import Family, Problem, Record
 from experiments.settings import Settings
-from experiments.store import RunStore, read_file
+from experiments.store import RunStore
 
 T = TypeVar("T")
 
@@ -57,17 +57,18 @@ def round_evidence(store: RunStore, family: Family, index: int) -> Evidence:
             "validation": store.read(
                 folder / "validation.json", FailureBreakdown.from_dict
             ).to_dict(),
-            "training": dataclasses.asdict(training_evidence(folder, store.read)),
+            "training": dataclasses.asdict(_training_evidence(store, folder)),
             "failures": [*store.read(folder / "train_failures.json"), *held_out],
         }
 
     return Evidence.from_dict(store.kept(folder / "evidence.json", gathered))
 
 
-def training_evidence(folder: Path, read: Callable[[Path], Any] = read_file) -> TrainingEvidence:
+def _training_evidence(store: RunStore, folder: Path) -> TrainingEvidence:
     """Reward, signal and achieved ratios of the round whose files are in `folder`."""
-    lines = read(folder / "train.jsonl")
-    rows = read(folder / "generated.json")["rows"]
+    lines = store.read(folder / "train.jsonl")
+    rows = store.read(folder / "generated.json")["rows"]
+    asked = store.read(folder / "environment.yaml")
     valid: dict[str, float] = {}
     for name in rows:
         seen = [line[f"task/valid_{name}"] for line in lines if f"task/valid_{name}" in line]
@@ -82,7 +83,7 @@ def training_evidence(folder: Path, read: Callable[[Path], Any] = read_file) -> 
             float(np.mean([line["nondegenerate_fraction"] for line in lines])), 4
         ),
         valid_rate=valid,
-        asked={str(name): asked for name, asked in read(folder / "environment.yaml").items()},
+        asked={str(name): numbers for name, numbers in asked.items()},
         achieved={name: row["achieved"] for name, row in rows.items()},
     )
 

@@ -107,7 +107,10 @@ class Loop:
             for index in range(settings.loop.rounds):
                 if index >= progress.position.round:
                     self._train(index, progress)
-                    self._validate_round(index, progress)
+                    params = self._trainer.policy_params(progress.state)
+                    self._validate(params, store.round(index), progress.position.total)
+                    del params  # Training donates them.
+                    evidence.round_evidence(store, self._family, index)
                     if index + 1 < settings.loop.rounds:
                         self._train_engineer(index, progress)
                         self._design(index, progress)
@@ -254,13 +257,6 @@ class Loop:
         values = {f"validation/{name}": value for name, value in found.items()}
         self._write_metrics(steps, values)
         self._preemption.agree()
-
-    def _validate_round(self, index: int, progress: Progress) -> None:
-        """Validates what a round has trained, and gathers the evidence of it."""
-        folder = self._store.round(index)
-        total = progress.position.total
-        self._validate(self._trainer.policy_params(progress.state), folder, total)
-        evidence.round_evidence(self._store, self._family, index)
 
     # Design
 

@@ -64,10 +64,9 @@ from typing import Any
 import numpy as np
 import scipy.stats
 
-from engineer.evidence import FailureBreakdown
+from engineer.evidence import FailureBreakdown, TrainingEvidence
 from experiments import statistics
 from experiments import store as files
-from experiments.evidence import training_evidence
 from experiments.pages import render
 from experiments.records import Table
 from experiments.settings import Settings
@@ -222,7 +221,8 @@ def _points(folder: Path, training: GRPOConfig) -> tuple[list[dict[str, Any]], d
             break
         lines = files.read_file(here / "train.jsonl")
         generated = files.read_file(here / "generated.json")
-        evidence = training_evidence(here)
+        evidence = TrainingEvidence.from_dict(files.read_file(here / "evidence.json")["training"])
+        config = files.read_file(here / "environment.yaml")
         batch = training.prompts_per_step * training.group_size
         used.update(
             instances_asked=generated["asked"],
@@ -231,7 +231,6 @@ def _points(folder: Path, training: GRPOConfig) -> tuple[list[dict[str, Any]], d
             updates=int(sum(line["updates"] for line in lines)),
             answers=batch * int(sum(line["draws"] for line in lines)),
         )
-        config = files.read_file(here / "environment.yaml")
         before = folder / "rounds" / str(index - 1) / "design" / "design.json"
         points.append(
             {
