@@ -204,16 +204,9 @@ def geometric_bucket(n: int, multiple: int, per_doubling: int) -> int:
     return bucket(n, multiple << max(0, (power // (per_doubling * multiple)).bit_length() - 1))
 
 
-def pad_right(
-    rows: Sequence[Sequence[int]], length: int, pad_id: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of ids as one array.
-
-    Returns:
-        Tokens i32[B, length], with `pad_id` after each row's end, and lengths i32[B].
-    """
+def pad_right(rows: Sequence[Sequence[int]], length: int, pad_id: int) -> np.ndarray:
+    """Rows of ids as one array i32[B, length], with `pad_id` after each row's end."""
     tokens = np.full((len(rows), length), pad_id, np.int32)
-    lengths = np.array([len(row) for row in rows], np.int32)
     for index, row in enumerate(rows):
         tokens[index, : len(row)] = row
-    return tokens, lengths
+    return tokens

@@ -3,7 +3,7 @@
 from learner.qwen3 import model
 
 
-def logits(params, config, tokens, positions, valid):
+def logits(params, config, tokens, positions):
     """f32[B, T, V]; arguments as in `model.hidden_states`."""
-    hidden = model.hidden_states(params, config, tokens, positions, valid)
+    hidden = model.hidden_states(params, config, tokens, positions)
     return model.output_logits(params, config, hidden)

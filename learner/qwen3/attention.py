@@ -4,8 +4,7 @@ Whole sequences go through the kernel of the platform where it applies (cuDNN on
 attention on TPUs), and through a plain reference everywhere else. Both kernels do causal attention
 over rows that are padded on the right, which is what training and prefill have: a token never sees
 what is behind it, so the padding needs no mask. Where several completions share the prompt of a
-row, that holds for the prompt; the completions, and rows padded on the left, take the reference on
-every platform.
+row, that holds for the prompt; the completions take the reference on every platform.
 
 Letters in shapes: B rows, T tokens, H query heads, K key/value heads, R = H / K query heads per
 key/value head, h head width.
@@ -53,22 +52,6 @@ class SharedPrompt:
     lengths: Array
     prompt_capacity: int = dataclasses.field(metadata={"static": True})
     window: int = dataclasses.field(metadata={"static": True})
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class RowMask:
-    """Which slots of its row a slot sees: no later ones, valid ones, and no other completion's.
-
-    Attributes:
-        valid: bool[B, T].
-        shared: where the completions to the prompts stand if there are several in a row, or None.
-        right_padded: the caller's word that in every row the valid slots come first.
-    """
-
-    valid: Array
-    shared: SharedPrompt | None = None
-    right_padded: bool = dataclasses.field(default=False, metadata={"static": True})
 
 
 # Choice ----------------------------------------------------------------------
@@ -135,10 +118,8 @@ def _try(name: str, config: Qwen3Config) -> str | None:
         out, vjp = jax.vjp(attend, *qkv)
         return [out, *vjp(jnp.ones_like(out))]
 
-    mask = RowMask(np.ones((1, LANES), bool))  # type: ignore[arg-type]
-    reference = functools.partial(_reference, mask=mask)
     return problem(
-        functools.partial(both_ways, _KERNELS[name]), functools.partial(both_ways, reference), qkv
+        functools.partial(both_ways, _KERNELS[name]), functools.partial(both_ways, _reference), qkv
     )
 
 
@@ -171,36 +152,34 @@ def problem(
 # Whole sequences -------------------------------------------------------------
 
 
-def self_attention(q: Array, k: Array, v: Array, mask: RowMask, implementation: str) -> Array:
-    """Causal grouped-query attention of whole rows to themselves.
+def self_attention(
+    q: Array, k: Array, v: Array, implementation: str, shared: SharedPrompt | None = None
+) -> Array:
+    """Causal grouped-query attention of whole rows, padded on the right if at all, to themselves.
 
     Args:
         q: [B, T, H, h]; k, v: [B, T, K, h] with H a multiple of K.
-        mask: who sees whom.
         implementation: `Choice.name`; used for plainly causal rows, or else the reference.
+        shared: where the completions to the prompts stand if there are several in a row, or None.
 
     Returns:
-        [B, T, H, h], in the dtype of `q`; finite and meaningless where not valid. Scores and
-        softmax are float32.
+        [B, T, H, h], in the dtype of `q`; finite and meaningless in the padding. Scores and softmax
+        are float32.
     """
-    if mask.shared is not None:
-        return _shared_attention(q, k, v, mask.shared, implementation)
-    if not mask.right_padded or implementation == "reference":
-        return _reference(q, k, v, mask)
+    if shared is not None:
+        return _shared_attention(q, k, v, shared, implementation)
+    if implementation == "reference":
+        return _reference(q, k, v)
     kernel = _KERNELS[implementation]
     if implementation == "splash":
         return over_mesh(kernel, ("batch", "length", "heads", "head_dim"), q, k, v)
     return kernel(q, k, v)
 
 
-def _reference(q: Array, k: Array, v: Array, mask: RowMask) -> Array:
-    """`self_attention` of rows without shared prompts, for every platform, dtype and padding."""
+def _reference(q: Array, k: Array, v: Array) -> Array:
+    """`self_attention` of rows without shared prompts, for every platform and dtype."""
     slots = jnp.arange(q.shape[1])
-
-    def visible(queries: Array) -> Array:
-        return (slots <= queries[:, None]) & mask.valid[:, None, :]
-
-    return _blocked_attention(q, k, v, visible)
+    return _blocked_attention(q, k, v, lambda queries: (slots <= queries[:, None])[None])
 
 
 def _shared_attention(
@@ -220,8 +199,7 @@ def _shared_attention(
     def take(x: Array, index: Array) -> Array:  # [B, T, n, h], [B, m] -> [B, m, n, h]
         return jnp.take_along_axis(x, index[:, :, None, None], axis=1)
 
-    mask = RowMask(in_prompt, right_padded=True)
-    prompts = self_attention(q[:, :P], k[:, :P], v[:, :P], mask, implementation)
+    prompts = self_attention(q[:, :P], k[:, :P], v[:, :P], implementation)
 
     index = jnp.minimum(rows.starts[:, :, None] + times, T - 1).reshape(B, A * M)
 
@@ -257,7 +235,7 @@ def _blocked_attention(q: Array, k: Array, v: Array, visible: Callable[[Array], 
 
     Args:
         q: [B, Q, H, h]; k, v: [B, T, K, h].
-        visible: i32[n], numbers of queries -> bool[B, n, T].
+        visible: i32[n], numbers of queries -> bool[B, n, T], or [1, n, T] for all rows.
     """
     B, Q, H, h = q.shape
     if Q <= _QUERY_BLOCK:
@@ -278,7 +256,7 @@ def _blocked_attention(q: Array, k: Array, v: Array, visible: Callable[[Array], 
 
 
 def _matrix_attention(q: Array, k: Array, v: Array, visible: Array) -> Array:
-    """q [B, Q, H, h], k and v [B, T, K, h], visible bool[B, Q, T] -> [B, Q, H, h].
+    """q [B, Q, H, h], k and v [B, T, K, h], visible bool[B or 1, Q, T] -> [B, Q, H, h].
 
     Scores are matrices of queries by keys from the first product to the second: an einsum may
     transpose them in between, which takes a CPU more time than it saves.

@@ -7,6 +7,7 @@ Parameters are a plain nested dict of arrays. Those of the blocks are stacked ov
 `params["layers"]`, so that training compiles one block; `learner.sampling.decoding` unstacks them.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +19,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
-from learner.qwen3.attention import RowMask, SharedPrompt, choose, self_attention
+from learner.qwen3.attention import SharedPrompt, choose, self_attention
 from learner.qwen3.config import Qwen3Config
 
 Params = dict[str, Any]
@@ -162,7 +163,9 @@ class Qwen3(nn.Module):
     config: Qwen3Config
 
     @nn.compact
-    def __call__(self, tokens: Array, positions: Array, mask: RowMask) -> Array:
+    def __call__(
+        self, tokens: Array, positions: Array, shared: SharedPrompt | None = None
+    ) -> Array:
         """See `hidden_states`."""
         c = self.config
         normal, dtype = nn.initializers.normal(c.initializer_range), jnp.dtype(c.param_dtype)
@@ -172,7 +175,7 @@ class Qwen3(nn.Module):
             columns = nn.with_logical_partitioning(normal, ("embed", "vocab"))
             self.param("unembedding", columns, (c.hidden_size, c.vocab_size), dtype)
         rope = rope_angles(positions, c)
-        attend = functools.partial(self_attention, mask=mask, implementation=choose(c).name)
+        attend = functools.partial(self_attention, implementation=choose(c).name, shared=shared)
 
         def body(block: Block, x: Array, _: None) -> tuple[Array, None]:
             x = nn.with_logical_constraint(x, ("batch", "length", "activation"))
@@ -224,7 +227,8 @@ def init_params(key: Array, config: Qwen3Config) -> Params:
 
 def _boxed_init(key: Array, config: Qwen3Config) -> Params:
     one = jnp.zeros((1, 1), jnp.int32)
-    return Qwen3(config).init(key, one, one, RowMask(jnp.ones((1, 1), bool)))["params"]
+    # Kernels refuse so short a row, and the parameters do not depend on them.
+    return Qwen3(dataclasses.replace(config, attention="reference")).init(key, one, one)["params"]
 
 
 @functools.cache
@@ -246,29 +250,23 @@ def hidden_states(
     config: Qwen3Config,
     tokens: Array,
     positions: Array,
-    valid: Array,
     shared: SharedPrompt | None = None,
-    right_padded: bool = False,
 ) -> Array:
     """Final hidden states of whole sequences, after the last norm (the training path).
 
-    A slot sees the valid slots up to itself, so rows may be padded on either side as long as
-    `positions` count the valid tokens. Several completions to one prompt may share a row without
-    seeing each other.
+    A slot sees the slots up to itself, so rows may be padded on the right. Several completions to
+    one prompt may share a row without seeing each other.
 
     Args:
-        tokens: i32[B, T], each in [0, V); positions: i32[B, T]; valid: bool[B, T].
+        tokens: i32[B, T], each in [0, V); positions: i32[B, T].
         shared: where the completions stand if there are several in a row, or None.
-        right_padded: static; the caller's word that the valid slots of every row come first.
-            The attention kernels of accelerators then apply (to the prompts, if shared).
 
     Returns:
-        [B, T, D] in `config.dtype`; meaningless where not valid.
+        [B, T, D] in `config.dtype`; meaningless in the padding.
     """
     chex.assert_rank(tokens, 2)
-    chex.assert_equal_shape([tokens, jnp.asarray(positions), jnp.asarray(valid)])
-    mask = RowMask(valid, shared, right_padded)
-    return Qwen3(config).apply({"params": params}, tokens, positions, mask)
+    chex.assert_equal_shape([tokens, jnp.asarray(positions)])
+    return Qwen3(config).apply({"params": params}, tokens, positions, shared)
 
 
 def unembedding(params: Params, config: Qwen3Config) -> Array:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from learner.qwen3.attention import LANES, RowMask, choose, self_attention
+from learner.qwen3.attention import LANES, choose, self_attention
 from learner.qwen3.cached_attention import cached_attention, choose_decoding
 from learner.qwen3.config import Qwen3Config
 from learner.qwen3.model import Block, Params, RMSNorm, embed, rope_angles
@@ -90,7 +90,6 @@ def prefill(
     config: Qwen3Config,
     cache: Cache,
     tokens: Array,
-    lengths: Array,
     slots: Array,
 ) -> Cache:
     """Run n prompts and put them into slots of the cache.
@@ -98,13 +97,10 @@ def prefill(
     Args:
         params: of `decoding_params`.
         tokens: i32[n, t], padded on the right, t at most T; without the prompts' last tokens.
-        lengths: i32[n], from 0 up.
         slots: i32[n], distinct; a prompt whose slot is P or more is dropped.
     """
-    n, t = tokens.shape
-    positions = jnp.arange(t)
-    rope = rope_angles(jnp.broadcast_to(positions, (n, t)), config)
-    mask = RowMask(positions < lengths[:, None], right_padded=True)
+    t = tokens.shape[1]
+    rope = rope_angles(jnp.broadcast_to(jnp.arange(t), tokens.shape), config)
     implementation = choose(config).name
     keys, values = list(cache.keys), list(cache.values)
 
@@ -114,7 +110,7 @@ def prefill(
         def attend(q: Array, k: Array, v: Array, i: int = i) -> Array:
             keys[i] = keys[i].at[slots, :, :, :t].set(k.transpose(0, 2, 3, 1), mode="drop")
             values[i] = values[i].at[slots, :, :t].set(v.transpose(0, 2, 1, 3), mode="drop")
-            return self_attention(q, k, v, mask, implementation)
+            return self_attention(q, k, v, implementation)
 
         x = nn.with_logical_constraint(x, ("batch", "length", "activation"))
         x = Block(config).apply({"params": layer}, x, rope, attend)
@@ -136,7 +132,7 @@ def decode_step(
     Args:
         params: of `decoding_params`.
         prompts: their cache, filled by `prefill`.
-        lengths: i32[P], of the prompts, as given to `prefill`.
+        lengths: i32[P], of the prompts without their last tokens.
         cache: of the samples.
         rope: `rope_angles` of all T + S positions.
         tokens: i32[P, G], the newest token; the last one of the prompt at first.

@@ -276,7 +276,7 @@ class Sampler:
 
         def rows() -> Any:
             ids = jnp.zeros(batch, jnp.int32)
-            return (jnp.zeros((batch, capacity), jnp.int32), ids, ids), Sequences.idle(*counts)
+            return (jnp.zeros((batch, capacity), jnp.int32), ids), Sequences.idle(*counts)
 
         prompts, state = jax.jit(rows, out_shardings=self._rows).eval_shape()
         prompt_cache = self.new_prompts.eval_shape(counts[:1], capacity)
@@ -387,11 +387,11 @@ class Sampler:
             batch, places = places[:largest], places[largest:]
             size = shards << max(0, -(-len(batch) // shards) - 1).bit_length()
             padded = [prompts[slot][:-1] for slot in batch] + [[]] * (size - len(batch))
-            tokens, lengths = pad_right(padded, capacity, self.pad_id)
+            tokens = pad_right(padded, capacity, self.pad_id)
             at = np.full(size, cache.keys[0].shape[0], np.int32)  # past the last slot: dropped
             at[: len(batch)] = batch
             with sharding.use(self._local_mesh):
-                rows = jax.device_put((tokens, lengths, at), self._rows)
+                rows = jax.device_put((tokens, at), self._rows)
                 cache = self.prefill(params, cache, *rows)
         return cache
 

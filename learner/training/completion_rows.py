@@ -115,10 +115,7 @@ def completion_logprobs(
         )
     start = jnp.take_along_axis(starts, jnp.minimum(completion, starts.shape[1] - 1), axis=1)
     positions = jnp.where(slots < prompt, slots, prompt + slots - start)
-    valid = slots < ends[:, -1:]
-    hidden = model.hidden_states(
-        params, config, rows.tokens, positions, valid, shared, right_padded=True
-    )
+    hidden = model.hidden_states(params, config, rows.tokens, positions, shared)
 
     # Token t of a completion stands at start + t and is predicted by the token before it, the first
     # one by the last token of the prompt.

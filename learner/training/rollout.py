@@ -95,7 +95,7 @@ class Rollout:
         """Writes `arrays.npz` and `texts.jsonl` (one line a completion), for a look at it."""
         folder.mkdir(parents=True, exist_ok=True)
         arrays: dict[str, Any] = {k: v for k, v in vars(self).items() if isinstance(v, np.ndarray)}
-        prompts, _ = tokens.pad_right(self.prompts, max(map(len, self.prompts)), -1)
+        prompts = tokens.pad_right(self.prompts, max(map(len, self.prompts)), -1)
         np.savez(folder / "arrays.npz", prompts=prompts, **arrays)
         indices = np.repeat(self.indices, self.group_size)
         with (folder / "texts.jsonl").open("w") as file:

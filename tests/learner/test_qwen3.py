@@ -145,12 +145,12 @@ def save_torch_model(variant, tmp_path_factory):
 
 @pytest.fixture
 def batch():
-    """Rows without padding, with a little and much of it on the left, and some on the right."""
+    """Rows without padding, with a little, some and much of it."""
     tokens = np.random.default_rng(0).integers(0, 96, (4, 11)).astype(np.int32)
     valid = np.ones((4, 11), bool)
-    valid[1, :4] = False
-    valid[2, :9] = False
-    valid[3, 6:] = False
+    valid[1, 9:] = False
+    valid[2, 6:] = False
+    valid[3, 2:] = False
     positions = np.maximum(np.cumsum(valid, axis=1) - 1, 0).astype(np.int32)
     return tokens, positions, valid
 
@@ -197,7 +197,7 @@ def test_equal_to_torch_after_load_and_after_save(checkpoint, batch, tmp_path):
     params = weights.load(folder, config)
     valid = batch[2]
     want = torch_logits(reference, *batch)
-    got = np.asarray(jax.jit(forward_pass.logits, static_argnums=1)(params, config, *batch))
+    got = np.asarray(jax.jit(forward_pass.logits, static_argnums=1)(params, config, *batch[:2]))
     assert want[valid].std() > 0.3
     assert np.abs(got - want)[valid].max() < 1e-4
 
@@ -235,7 +235,7 @@ def test_eight_devices_are_equal_to_torch(split_checkpoint, batch, axes, tmp_pat
     batch = tuple(np.concatenate([x, x]) for x in batch)  # A row for every device.
     with sharding.use(mesh):
         forward = jax.jit(forward_pass.logits, static_argnums=1)
-        got = forward(params, config, *jax.device_put(batch, sharding.batch_sharding(mesh)))
+        got = forward(params, config, *jax.device_put(batch[:2], sharding.batch_sharding(mesh)))
     valid = batch[2]
     want = torch_logits(reference, *batch)
     assert np.abs(np.asarray(got) - want)[valid].max() < 2e-4
@@ -255,7 +255,7 @@ def test_rematerialised_gradient_is_the_same(batch, remat):
     other = dataclasses.replace(config, remat=remat, scan_unroll=unroll)
 
     def total(params, config):
-        out = forward_pass.logits(params, config, *batch)
+        out = forward_pass.logits(params, config, *batch[:2])
         return jnp.sum(jnp.where(batch[2][..., None], jnp.sin(out), 0.0))
 
     value, grad = jax.jit(jax.value_and_grad(total), static_argnums=1)(params, config)
@@ -272,10 +272,7 @@ def test_each_remat_policy_keeps_less_than_the_one_before():
     for remat in REMAT[:-1]:
         c = dataclasses.replace(config, remat=remat)
         forward = functools.partial(
-            lambda c, params: jnp.sum(
-                model.hidden_states(params, c, ids, ids, jnp.ones((1, 16), bool))
-            ),
-            c,
+            lambda c, params: jnp.sum(model.hidden_states(params, c, ids, ids)), c
         )
         saved = saved_residuals(forward, model.abstract_params(config))
         kept[remat] = sum(x.size for x, source in saved if "argument" not in source)
@@ -289,7 +286,7 @@ def test_each_remat_policy_keeps_less_than_the_one_before():
 def test_bfloat16_stays_close_and_returns_float32(checkpoint, batch):
     reference, folder = checkpoint
     config = Qwen3Config.from_folder(folder, dtype="bfloat16")
-    got = forward_pass.logits(weights.load(folder, config), config, *batch)
+    got = forward_pass.logits(weights.load(folder, config), config, *batch[:2])
     want = torch_logits(reference, *batch)
     assert got.dtype == jnp.float32
     error = np.abs(np.asarray(got) - want)[batch[2]]
@@ -310,11 +307,8 @@ def output_and_gradient(attend, *qkv):
 
 
 def test_reference_attention_equals_that_of_jax_in_blocks_too(monkeypatch):
-    """Rows padded on both sides and shared prompts; whole rows and blocks that do not divide."""
+    """Plain rows and shared prompts; whole rows and blocks that do not divide."""
     qkv = random_qkv(2, 7, 6, 2, 8)
-    padded = np.ones((2, 7), bool)
-    padded[0, :2] = False
-    padded[1, 5:] = False
     # Completions of unequal length, one of them empty; rooms that have space to spare or none.
     owner = np.array([[0, 0, 0, 1, 1, 3, -1], [0, 2, 2, 2, 3, -1, -1]])
     lengths = np.stack([(owner == n).sum(1) for n in (1, 2, 3)], 1)
@@ -323,20 +317,19 @@ def test_reference_attention_equals_that_of_jax_in_blocks_too(monkeypatch):
     for prompt_capacity, window in ((None, None), (3, 3), (7, 7)):
         causal = np.tril(np.ones((7, 7), bool))
         if window is None:
-            valid, shared, mask = padded, None, causal & padded[:, None, :]
+            valid, shared, mask = np.ones((2, 7), bool), None, causal[None]
         else:
             valid = owner >= 0
             shared = attention.SharedPrompt(prompts, starts, lengths, prompt_capacity, window)
             same = owner[:, :, None] == owner[:, None, :]
             mask = causal & ((owner == 0)[:, None, :] | same)
-        rows = attention.RowMask(valid, shared, right_padded=shared is not None)
 
         def want(q, k, v, mask=mask, valid=valid):
             out = jax.nn.dot_product_attention(q, k, v, mask=jnp.asarray(mask)[:, None])
             return jnp.where(valid[..., None, None], out, 0)
 
-        def got(q, k, v, rows=rows, valid=valid):
-            out = attention.self_attention(q, k, v, rows, "reference")
+        def got(q, k, v, shared=shared, valid=valid):
+            out = attention.self_attention(q, k, v, "reference", shared)
             # A number that is not finite in the padding would show up in the gradient.
             return jnp.where(valid[..., None, None], out, 0)
 
@@ -362,12 +355,9 @@ def test_splash_attention_equals_the_reference(axes, length, monkeypatch):
     kernel = attention._splash
     monkeypatch.setitem(attention._KERNELS, "splash", splash)
     qkv = random_qkv(2, length, 4, 2, 128)
-    rows = attention.RowMask(jnp.ones((2, length), bool), right_padded=True)
 
     def run(implementation):
-        attend = functools.partial(
-            attention.self_attention, mask=rows, implementation=implementation
-        )
+        attend = functools.partial(attention.self_attention, implementation=implementation)
         return jax.jit(functools.partial(output_and_gradient, attend))(*qkv)
 
     want = run("reference")
@@ -389,24 +379,19 @@ def test_kernels_lower_for_their_platform(name, platform, kernel, monkeypatch):
     config = dataclasses.replace(config, dtype="bfloat16", attention=name, remat="full")
     ids = jax.ShapeDtypeStruct((2, 128), jnp.int32)
 
-    def program(right_padded, shared=None):
+    def program(shared=None):
         def loss(params, tokens):
-            valid = jnp.ones((2, 128), bool)
-            hidden = model.hidden_states(
-                params, config, tokens, tokens, valid, shared, right_padded
-            )
+            hidden = model.hidden_states(params, config, tokens, tokens, shared)
             return jnp.sum(hidden.astype(jnp.float32))
 
         traced = jax.jit(jax.grad(loss)).trace(model.abstract_params(config), ids)
         return traced.lower(lowering_platforms=(platform,)).as_text()
 
-    assert kernel in program(right_padded=True)
-    # What the kernels cannot do goes to the reference.
-    assert kernel not in program(right_padded=False)
+    assert kernel in program()
     # Prompts that completions share go through the kernel too.
     two = jnp.array([[64, 96], [64, 96]])
     shared = attention.SharedPrompt(two[:, 0], two, jnp.full((2, 2), 32), 64, 32)
-    assert kernel in program(right_padded=True, shared=shared)
+    assert kernel in program(shared)
 
 
 def test_choice_of_attention_says_why(monkeypatch):

@@ -99,9 +99,8 @@ def forward_logits(samples, group):
         whole = [*PROMPTS[n // group], *samples.tokens[n, : samples.lengths[n]]]
         rows[n, : len(whole)] = whole
     positions = np.broadcast_to(np.arange(width, dtype=np.int32), rows.shape)
-    valid = positions < (starts + samples.lengths)[:, None]
     forward = jax.jit(forward_pass.logits, static_argnums=1)
-    logits = np.asarray(forward(PARAMS, CONFIG, rows, positions, valid))
+    logits = np.asarray(forward(PARAMS, CONFIG, rows, positions))
     at = np.minimum(starts[:, None] - 1 + np.arange(M), width - 1)
     return np.take_along_axis(logits, at[..., None], axis=1)
 
@@ -258,11 +257,10 @@ def test_samples_share_the_prefill_of_their_prompt(max_rows):
     run = sampler(max_rows=max_rows, stop_token_ids=(5, 6, 7))
     prefilled = []
 
-    def counting(params, cache, tokens, lengths, slots):
-        slots = np.asarray(slots)
-        used = slots < cache.keys[0].shape[0]
-        prefilled.extend(np.asarray(lengths)[used].tolist())
-        return prefill(params, cache, tokens, lengths, slots)
+    def counting(params, cache, tokens, slots):
+        used = np.asarray(slots) < cache.keys[0].shape[0]
+        prefilled.extend(np.sum(np.asarray(tokens)[used] != PAD, axis=1).tolist())
+        return prefill(params, cache, tokens, slots)
 
     prefill, run.prefill = run.prefill, counting
     got = run(PARAMS, PROMPTS, keys(5), num_samples=7)

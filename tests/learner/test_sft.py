@@ -45,10 +45,10 @@ def test_loss_is_the_token_mean_over_the_whole_batch(
 ):
     losses = []
     # Padding on the right does not reach the tokens before it in a causal model.
-    ids, _ = tokens.pad_right([e.prompt + e.completion for e in examples], 64, 256)
+    ids = tokens.pad_right([e.prompt + e.completion for e in examples], 64, 256)
     positions = jnp.broadcast_to(jnp.arange(64), ids.shape)
     forward = jax.jit(forward_pass.logits, static_argnums=1)
-    logits = forward(tiny_params, tiny_model, ids, positions, positions >= 0)
+    logits = forward(tiny_params, tiny_model, ids, positions)
     for i, example in enumerate(examples):
         logp = np.asarray(logits[i], np.float64)
         logp -= np.log(np.exp(logp).sum(axis=1, keepdims=True))

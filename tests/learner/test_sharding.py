@@ -31,7 +31,7 @@ def test_loss_and_gradient_on_a_mesh_equal_those_of_one_device():
     positions = np.broadcast_to(np.arange(10, dtype=np.int32), tokens.shape)
 
     def loss(params, tokens):
-        hidden = model.hidden_states(params, CONFIG, tokens, positions, jnp.ones((8, 10), bool))
+        hidden = model.hidden_states(params, CONFIG, tokens, positions)
         out = model.unembedding(params, CONFIG)
         return -jnp.mean(token_logprobs(hidden[:, :-1], out, tokens[:, 1:], chunk=16)[0])
 

@@ -201,7 +201,7 @@ def test_answer_logprobs_are_those_of_the_whole_softmax(tiny_model, tiny_params)
             # Each completion alone with its prompt; what pads it comes later.
             whole = [*prompt, *completion]
             alone = jnp.array([whole + [256] * (16 - len(whole))])
-            logits = forward(tiny_params, tiny_model, alone, positions, positions >= 0)
+            logits = forward(tiny_params, tiny_model, alone, positions)
             full = np.asarray(logits[0, : len(whole)], np.float64)[:, :259] / 0.5
             full -= np.log(np.exp(full).sum(axis=1, keepdims=True))
             for t, token in enumerate(completion):
