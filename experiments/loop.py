@@ -35,7 +35,7 @@ from experiments.run_checkpoint import Position, Progress, resume
 from experiments.run_metrics import check_packages, open_writers
 from experiments.settings import Settings
 from experiments.store import RunStore, check_steps
-from experiments.validation import Validator, validation_completer, write_validation
+from experiments.validation import validate, validation_completer, write_validation
 from learner.devices import distributed
 from learner.devices.preemption import Preemption
 from learner.qwen3 import attention
@@ -96,9 +96,6 @@ class Loop:
             self._write_metrics = stack.enter_context(open_writers(settings, store.root, to_come))
             self._problems = ProblemSets(settings, self._family, store, self._reporter, self._first)
             self._preemption.agree()
-            self._validator = Validator(
-                settings, self._family, self._completer, self._problems.validation
-            )
             self._validate(params, store.root / "initial", 0)
             self._report("before training", store.root / "initial")
             progress = self._start(params)
@@ -252,7 +249,9 @@ class Loop:
             return
         if not steps:
             self._reporter.line("validating the model as it is, once that is compiled")
-        write_validation(self._store, folder, self._family, self._validator(params))
+        problems, family = self._problems.validation, self._family
+        records = validate(self._settings, family, self._completer, problems, params)
+        write_validation(self._store, folder, family, records)
         found = evidence.outcome_metrics(self._store.read(folder / "answers.jsonl"))
         values = {f"validation/{name}": value for name, value in found.items()}
         self._write_metrics(steps, values)

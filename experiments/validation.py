@@ -59,47 +59,39 @@ def validation_completer(settings: Settings, policy: Policy) -> Completer:
     )
 
 
-class Validator:
-    """Validates parameters of one policy on one set.
+def validate(
+    settings: Settings,
+    family: Family,
+    respond: Completer,
+    problems: Sequence[Problem],
+    params: Any,
+) -> list[dict[str, Any]]:
+    """A record of one completion to every problem; the same key for every checkpoint.
+
+    Records are those of the family's task, always with `optimal`, and with `id` of the problem,
+    `tokens`, `truncated` and `text` of the completion.
 
     Args:
       respond: of `validation_completer`.
       problems: of `validation_set`.
+
+    Raises:
+      ValueError: the task has no record for some completion.
     """
-
-    def __init__(
-        self, settings: Settings, family: Family, respond: Completer, problems: Sequence[Problem]
-    ) -> None:
-        self._task = family.task(problems)
-        self._fresh = self._task.state()  # So that every checkpoint is scored alike.
-        self._problems = problems
-        self._respond = respond
-        self._key = jax.random.fold_in(jax.random.key(settings.validation.seed), _COMPLETIONS)
-
-    def __call__(self, params: Any) -> list[dict[str, Any]]:
-        """A record of one completion to every problem; the same key for every checkpoint.
-
-        Records are those of the family's task, always with `optimal`, and with `id` of the problem,
-        `tokens`, `truncated` and `text` of the completion.
-
-        Raises:
-          ValueError: the task has no record for some completion.
-        """
-        self._task.restore(self._fresh)
-        completions, scores = complete_all(self._task, self._respond, params, self._key)
-        return [
-            {
-                "id": problem["id"],
-                "optimal": record["valid"],
-                **record,
-                "tokens": completion.num_tokens,
-                "truncated": completion.truncated,
-                "text": completion.text,
-            }
-            for problem, record, completion in zip(
-                self._problems, scores.records, completions, strict=True
-            )
-        ]
+    task = family.task(problems)  # A new one, so that every checkpoint is scored alike.
+    key = jax.random.fold_in(jax.random.key(settings.validation.seed), _COMPLETIONS)
+    completions, scores = complete_all(task, respond, params, key)
+    return [
+        {
+            "id": problem["id"],
+            "optimal": record["valid"],
+            **record,
+            "tokens": completion.num_tokens,
+            "truncated": completion.truncated,
+            "text": completion.text,
+        }
+        for problem, record, completion in zip(problems, scores.records, completions, strict=True)
+    ]
 
 
 def complete_all(

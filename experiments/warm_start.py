@@ -27,7 +27,7 @@ from experiments.errors import UserError, user_errors
 from experiments.evidence import outcome_metrics
 from experiments.families import Family, Problem, demonstrations
 from experiments.policy import Policy
-from experiments.validation import Validator, validation_completer, validation_set
+from experiments.validation import validate, validation_completer, validation_set
 from learner import tokens
 from learner.devices import sharding
 from learner.qwen3 import model, weights
@@ -202,7 +202,7 @@ def main(argv: Sequence[str]) -> None:
     greedy = dataclasses.replace(
         settings, validation=dataclasses.replace(settings.validation, temperature=0.0)
     )
-    validator = Validator(greedy, family, validation_completer(greedy, policy), validation)
+    respond = validation_completer(greedy, policy)
     curve = []
     begin = time.perf_counter()
     for step in range(_STEPS.value):
@@ -218,13 +218,13 @@ def main(argv: Sequence[str]) -> None:
                 "step": done,
                 "seconds": round(time.perf_counter() - begin, 1),
                 "loss": round(metrics["loss"], 4),
-                **outcome_metrics(validator(state.params)),
+                **outcome_metrics(validate(greedy, family, respond, validation, state.params)),
             }
             curve.append(row)
             print(json.dumps(row), flush=True)
     # As a run validates it, which may be sampled.
-    validator = Validator(settings, family, validation_completer(settings, policy), validation)
-    sampled = outcome_metrics(validator(state.params))
+    respond = validation_completer(settings, policy)
+    sampled = outcome_metrics(validate(settings, family, respond, validation, state.params))
     print(json.dumps({"temperature": settings.validation.temperature, **sampled}))
     designing = examine_designs(settings, family, policy, state.params, _SEED.value)
     print(json.dumps(designing))

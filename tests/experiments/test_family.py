@@ -26,7 +26,7 @@ from experiments.problem_sets import ProblemSets
 from experiments.progress import Reporter
 from experiments.settings import from_config
 from experiments.store import RunStore
-from experiments.validation import Validator
+from experiments.validation import validate
 from learner.chat import Completion
 from learner.training.task import Scores
 
@@ -184,7 +184,7 @@ def test_each_completion_needs_a_record(family):
 
     problems = [{"id": "a", "group": "2", "terms": [1, 2]}]
     with pytest.raises(ValueError, match="score: 0 records of 1 completions"):
-        Validator(from_config({}), Other(), respond, problems)(None)
+        validate(from_config({}), Other(), respond, problems, None)
 
 
 def test_numbers_of_numpy_can_be_kept(tmp_path):

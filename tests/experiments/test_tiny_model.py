@@ -15,7 +15,7 @@ from experiments.families import demonstrations
 from experiments.families.lakes import texts as lakes
 from experiments.families.lakes.family import Lakes
 from experiments.policy import load_params, load_policy
-from experiments.validation import Validator, validation_completer, validation_set
+from experiments.validation import validate, validation_completer, validation_set
 from mapf_jax.text import RULES
 
 
@@ -73,7 +73,7 @@ def test_it_plans_as_well_as_the_card_says_and_has_room_to_learn(settings, model
         for i, problem in enumerate(validation_set(settings, family).problems)
     ]
     completer = validation_completer(settings, policy)
-    breakdown = family.breakdown(Validator(settings, family, completer, problems)(params))
+    breakdown = family.breakdown(validate(settings, family, completer, problems, params))
     assert 0.40 <= breakdown.valid_rate <= 0.75
     card = json.loads((settings.model.folder / "warm_start.json").read_text())
     # Another machine rounds differently, and a greedy answer may then differ.
