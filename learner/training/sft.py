@@ -18,7 +18,7 @@ from learner.training import grpo
 from learner.training.completion_rows import completion_logprobs, pack_rows
 from learner.training.micro_batches import MicroBatch
 from learner.training.task import prompt_indices
-from learner.training.train_state import OptimizerConfig, TrainState
+from learner.training.train_state import OptimizerConfig, TrainState, abstract_train_state
 from learner.training.update import NonFiniteError, Updater, not_finite
 
 
@@ -147,7 +147,8 @@ class SFTTrainer:
             # `where` and not only a zero weight: padding must not reach the gradient.
             return -jnp.sum(batch.weights * jnp.where(mask, logprobs, 0.0)), sums
 
-        self._update = Updater(loss, model_config, config.optimizer, mesh)
+        state = abstract_train_state(model_config, config.optimizer, mesh)
+        self._update = Updater(loss, state, config.optimizer, mesh)
 
     def run(
         self,

@@ -145,7 +145,8 @@ def create_train_state(
       A state whose every leaf carries a NamedSharding of `mesh`; moments are sharded like the
       parameters they belong to. Adapters, which are small, are whole on every device.
     """
-    shardings = train_state_shardings(config, optimizer, mesh, adapters)
+    abstract = abstract_train_state(config, optimizer, mesh, adapters)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
     params = distributed.put(params, shardings.params)
     init = jax.jit(make_optimizer(optimizer).init, out_shardings=shardings.opt_state)
     return TrainState(
@@ -184,14 +185,3 @@ def abstract_train_state(
         transform_non_params=placed,
     )
     return TrainState(count, count, jax.tree.map(placed, shapes, places), opt_state)
-
-
-def train_state_shardings(
-    config: Qwen3Config,
-    optimizer: OptimizerConfig,
-    mesh: Mesh,
-    adapters: LoraConfig | None = None,
-) -> TrainState:
-    """A NamedSharding for every leaf of the state, in the shape of the state."""
-    abstract = abstract_train_state(config, optimizer, mesh, adapters)
-    return jax.tree.map(lambda leaf: leaf.sharding, abstract)

@@ -160,7 +160,8 @@ class GRPOTrainer:
         self._merge = jax.jit(full, out_shardings=placement.param_shardings(model_config, mesh))
         rows = sharding.batch_sharding(mesh)
         self._score = jax.jit(lambda params, batch: forward(params, batch)[0], out_shardings=rows)
-        self._update = Updater(loss, model_config, config.optimizer, mesh, config.lora)
+        self._abstract = abstract_train_state(model_config, config.optimizer, mesh, config.lora)
+        self._update = Updater(loss, self._abstract, config.optimizer, mesh)
 
     def init_state(self, params: Any, key: jax.Array) -> TrainState:
         """The state at the start: of all parameters, or of fresh adapters.
@@ -293,8 +294,7 @@ class GRPOTrainer:
             advantages=numbers[..., 0],
             old_logprobs=numbers if self._needs_old else None,
         )
-        state = abstract_train_state(self._model_config, config.optimizer, self._mesh, config.lora)
-        return self._update.lower(state, batch, self._extra)
+        return self._update.lower(self._abstract, batch, self._extra)
 
     def _draw(
         self,

@@ -21,15 +21,12 @@ import optax
 from jax.sharding import Mesh
 
 from learner.devices import distributed, sharding
-from learner.qwen3.config import Qwen3Config
 from learner.training import grpo
-from learner.training.lora import LoraConfig
 from learner.training.train_state import (
     OptimizerConfig,
     TrainState,
     learning_rate_schedule,
     make_optimizer,
-    train_state_shardings,
 )
 
 
@@ -59,22 +56,22 @@ class Updater:
     Args:
       loss: (params, micro_batch, extra) -> (f32[] loss, sums). Losses and gradients of the
         micro-batches of one update are added, so normalisation has to be in the loss.
+      state: of `train_state.abstract_train_state`; where its leaves live.
+      optimizer: the optimizer.
       mesh: the mesh; rows of micro-batches are split over ("data", "fsdp").
-      adapters: given if adapters are trained in place of the model's parameters.
     """
 
     def __init__(
         self,
         loss: Callable[[Any, Any, Any], tuple[jax.Array, grpo.Sums]],
-        config: Qwen3Config,
+        state: TrainState,
         optimizer: OptimizerConfig,
         mesh: Mesh,
-        adapters: LoraConfig | None = None,
     ) -> None:
         self._mesh = mesh
         transform = make_optimizer(optimizer)
         schedule = learning_rate_schedule(optimizer)
-        state_shardings = train_state_shardings(config, optimizer, mesh, adapters)
+        state_shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
         replicated = sharding.replicated(mesh)
 
         def first(params: Any, batch: Any, extra: Any) -> Any:

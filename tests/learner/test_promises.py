@@ -14,7 +14,7 @@ from learner.plan import programs, promises, targets
 from learner.qwen3 import model
 from learner.qwen3.config import Qwen3Config
 from learner.training import completion_rows as completions
-from learner.training import update
+from learner.training import trainer
 from learner.training.trainer import GRPOConfig
 
 pytestmark = pytest.mark.aot
@@ -67,7 +67,7 @@ def test_the_update_keeps_its_promises(devices, size):
 # Broken steps -------------------------------------------------------------------------------
 
 hidden_states, token_logprobs = model.hidden_states, completions.token_logprobs
-shardings = update.train_state_shardings
+abstract_train_state = trainer.abstract_train_state
 
 
 def gathered_before(params, *args, **kwargs):
@@ -91,8 +91,8 @@ def all_at_once(*args, **kwargs):
 
 
 def everywhere(config, optimizer, mesh, adapters=None):
-    placed = shardings(config, optimizer, mesh, adapters)
-    return jax.tree.map(lambda _: sharding.replicated(mesh), placed)
+    state = abstract_train_state(config, optimizer, mesh, adapters)
+    return jax.tree.map(lambda leaf: leaf.update(sharding=sharding.replicated(mesh)), state)
 
 
 def split_float32(embedding, tokens, config):
@@ -125,7 +125,7 @@ def unrolled(scan):
     [
         (model, "hidden_states", gathered_before, "parameters: .* holds a matrix of all layers"),
         (model, "hidden_states", gathered_one_by_one, "parameters: .* gathered outside the loops"),
-        (update, "train_state_shardings", everywhere, "parameters: .* a matrix of all layers"),
+        (trainer, "abstract_train_state", everywhere, "parameters: .* a matrix of all layers"),
         (nn, "scan", unrolled(nn.scan), "parameters: 0 loops over layers"),
         (completions, "token_logprobs", all_at_once, "logits: .* has those of"),
         (model, "embed_split", split_float32, "bfloat16: .* carries activations as f32"),

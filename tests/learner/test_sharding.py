@@ -9,7 +9,7 @@ from learner.devices import sharding
 from learner.qwen3 import model, placement
 from learner.qwen3.config import Qwen3Config
 from learner.qwen3.logprobs import token_logprobs
-from learner.training.train_state import OptimizerConfig, train_state_shardings
+from learner.training.train_state import OptimizerConfig, abstract_train_state
 
 CONFIG = Qwen3Config(
     vocab_size=96,
@@ -62,7 +62,8 @@ def test_matrices_and_optimizer_moments_are_split_alike():
         # Every matrix is split over all eight devices; the vectors of the norms are not.
         assert share == (1 if path[-1].key == "scale" else 1 / 8), path
 
-    state = train_state_shardings(CONFIG, OptimizerConfig(), mesh)
+    abstract = abstract_train_state(CONFIG, OptimizerConfig(), mesh)
+    state = jax.tree.map(lambda leaf: leaf.sharding, abstract)
     adam = state.opt_state[1][0]
     assert state.params == adam.mu == adam.nu == placed
     assert state.step == adam.count == sharding.replicated(mesh)
