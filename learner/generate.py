@@ -18,7 +18,8 @@ from learner.devices import sharding
 from learner.qwen3 import weights
 from learner.qwen3.attention import choose
 from learner.qwen3.config import DTYPES, Qwen3Config
-from learner.sampling.sampler import Chunk, FinishReason, Sampler, SamplingParams
+from learner.sampling.completer import Completer
+from learner.sampling.sampler import Chunk, FinishReason, SamplingParams
 
 # Tokens between two looks at the device: small, so that the text flows.
 _SEGMENT_TOKENS = 8
@@ -76,7 +77,6 @@ def sampling_params(
             if arguments.max_new_tokens is None
             else arguments.max_new_tokens
         ),
-        stop_token_ids=tokens.stop_token_ids(tokenizer),
         stop_strings=tuple(arguments.stop),
         thinking=None if limit is None else tokens.thinking_budget(tokenizer, limit),
         **{name: value for name, value in chosen.items() if value is not None},
@@ -112,21 +112,12 @@ def run(arguments: argparse.Namespace, out: TextIO, log: TextIO) -> None:
         messages.insert(0, {"role": "system", "content": arguments.system})
     ids = tokens.encode_chat(tokenizer, messages, arguments.thinking)
     mesh = sharding.make_mesh(tensor=arguments.tensor)
-    sampler = Sampler(
-        config,
-        mesh,
-        sampling_params(
-            arguments,
-            weights.read_generation_config(folder) or {},
-            tokenizer,
-            config.max_position_embeddings - len(ids),
-        ),
-        tokens.pad_id(tokenizer),
-        max_rows=1,
-        segment_tokens=_SEGMENT_TOKENS,
-        vocab_size=min(tokens.vocab_size(tokenizer), config.vocab_size),
-        text_of=lambda some: tokens.written(tokenizer, some),
-    )
+    defaults = weights.read_generation_config(folder) or {}
+    capacity = config.max_position_embeddings - len(ids)
+    sampling = sampling_params(arguments, defaults, tokenizer, capacity)
+    sampler = Completer(
+        config, mesh, tokenizer, sampling, max_rows=1, segment_tokens=_SEGMENT_TOKENS
+    ).sampler
     params = weights.load(folder, config, mesh)
 
     begin = time.perf_counter()

@@ -51,6 +51,7 @@ class Completer:
       thinking: let the chat template open the model's thinking.
       automaton: which tokens a completion may have; None allows all.
       ending: how completions are finished that a stop token ended before their trigger.
+      segment_tokens: tokens that the device generates before the host looks again.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Completer:
         thinking: bool = False,
         automaton: TokenAutomaton | None = None,
         ending: Ending | None = None,
+        segment_tokens: int = 32,
     ) -> None:
         sampling = dataclasses.replace(sampling, stop_token_ids=tokens.stop_token_ids(tokenizer))
 
@@ -73,6 +75,7 @@ class Completer:
                 sampling,
                 tokens.pad_id(tokenizer),
                 max_rows=max_rows,
+                segment_tokens=segment_tokens,
                 vocab_size=min(tokens.vocab_size(tokenizer), model_config.vocab_size),
                 text_of=functools.partial(tokens.written, tokenizer),
             )
