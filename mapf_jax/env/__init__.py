@@ -3,7 +3,7 @@
 from mapf_jax.env.checks import EnvironmentCheckError, check_env
 from mapf_jax.env.environment import MapfFrozenLake, RewardWeights
 from mapf_jax.env.random_instances import draw_instance
-from mapf_jax.env.registration import make, register, registered_envs
+from mapf_jax.env.registration import make, registered_envs
 from mapf_jax.env.wrappers import AutoReset, Batched, LogEpisodes, PoolAutoReset, RandomAutoReset
 
 __all__ = [
@@ -18,6 +18,5 @@ __all__ = [
     "check_env",
     "draw_instance",
     "make",
-    "register",
     "registered_envs",
 ]
