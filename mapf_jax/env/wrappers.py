@@ -30,19 +30,8 @@ from mapf_jax.environment_config import max_hole_ratio, num_holes
 from mapf_jax.padding import pad_instance
 from mapf_jax.types import Array, Instance, State, TimeStep
 
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class AutoResetState:
-    """State of `AutoReset`.
-
-    Attributes:
-      episode: the episode under way.
-      starts: unsigned [..., A], start cells.
-    """
-
-    episode: State
-    starts: Array
+#: State of `AutoReset`: the episode under way, and the start cells, unsigned [..., A].
+AutoResetState = tuple[State, Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,17 +46,18 @@ class AutoReset:
     def reset(self, instance: Instance) -> tuple[AutoResetState, TimeStep]:
         """As `MapfFrozenLake.reset`."""
         state, timestep = self.env.reset(instance)
-        return AutoResetState(state, state.cells), timestep
+        return (state, state.cells), timestep
 
     def step(
         self, state: AutoResetState, actions: Array, key: jax.Array | None = None
     ) -> tuple[AutoResetState, TimeStep]:
         """As `MapfFrozenLake.step`, then a new episode if one ended."""
-        after, timestep = self.env.step(state.episode, actions, key)
+        episode, starts = state
+        after, timestep = self.env.step(episode, actions, key)
         costs, time = jnp.zeros_like(after.costs), jnp.zeros_like(after.time)
-        first = dataclasses.replace(after, cells=state.starts, costs=costs, time=time)
+        first = dataclasses.replace(after, cells=starts, costs=costs, time=time)
         episode = _select(timestep.done, first, after)
-        return AutoResetState(episode, state.starts), _show(self.env, timestep, episode)
+        return (episode, starts), _show(self.env, timestep, episode)
 
 
 @jax.tree_util.register_dataclass
