@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
+import numpy as np
 
 from mapf_jax import dynamics, types
 
@@ -55,3 +56,9 @@ def inlined(function: F) -> F:
     calls that are not inlined takes long to compile.
     """
     return cast(F, numba.njit(inline="always")(function))
+
+
+@compiled
+def zeros(length: int) -> np.ndarray:
+    """int64[length]. Rows of an array would do too, but code that uses them is slower."""
+    return np.zeros(length, np.int64)

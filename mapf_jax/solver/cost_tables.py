@@ -5,11 +5,12 @@ own. Agents live on a graph of n cells; an agent that stays on its goal for good
 cell n, so that a subset of k agents has (n + 1) ** k states.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 
-from mapf_jax.solver.compiled import compiled
+from mapf_jax.solver.compiled import compiled, zeros
 from mapf_jax.types import INFINITE_COST
 
 _LARGEST_TABLES = 0, 0, 200_000, 1 << 20  # States of a subset, by the number of its agents.
@@ -22,9 +23,8 @@ class Tables(NamedTuple):
 
     values: np.ndarray  # int16[...], all tables one after another, -1 where there is no plan.
     first: np.ndarray  # int64[T], where each table begins.
-    members: np.ndarray  # int64[T, 3], its agents in rising order, then -1.
+    partners: np.ndarray  # int64[T, 2], its other agents in rising order, -1 for a second of none.
     begin: np.ndarray  # int64[A + 1], [i]: how many subsets end with an agent before i.
-    occurrences: np.ndarray  # int64[4], [k]: in how many subsets of k agents every agent is.
     states: int  # n + 1.
 
 
@@ -32,8 +32,7 @@ class Tables(NamedTuple):
 def no_tables() -> Tables:
     """Tables of no subset, which bound nothing."""
     nothing = np.zeros(0, np.int64)
-    members = np.zeros((0, 3), np.int64)
-    return Tables(np.zeros(0, np.int16), nothing, members, nothing, np.ones(4, np.int64), 0)
+    return Tables(np.zeros(0, np.int16), nothing, np.zeros((0, 2), np.int64), nothing, 0)
 
 
 @compiled
@@ -51,29 +50,59 @@ def build_tables(neighbours: np.ndarray, goals: np.ndarray, largest: int, by_cos
         largest -= 1
     if agents > _MOST_AGENTS or largest < 2 or agents < 2:
         return no_tables()
-    members = np.full((agents * agents * agents, 3), -1, np.int64)
+    partners = np.full((agents * agents * agents, 2), -1, np.int64)
+    first = np.zeros(len(partners) + 1, np.int64)
     begin = np.zeros(agents + 1, np.int64)
     count = 0
     for last in range(agents):
         for j in range(last):
-            members[count, 0], members[count, 1] = j, last
-            count += 1
-            for i in range(j if largest == 3 else 0):
-                members[count, 0], members[count, 1], members[count, 2] = i, j, last
+            for i in range(-1, j if largest == 3 else 0):
+                partners[count, 0] = j if i < 0 else i
+                partners[count, 1] = i if i < 0 else j
+                first[count + 1] = first[count] + states ** (2 if i < 0 else 3)
                 count += 1
         begin[last + 1] = count
-    first = np.zeros(count + 1, np.int64)
-    for t in range(count):
-        first[t + 1] = first[t] + states ** (2 if members[t, 2] < 0 else 3)
     values = np.full(first[count], -1, np.int16)
-    for t in range(count):
-        some = np.empty(2 if members[t, 2] < 0 else 3, np.int64)
-        for j in range(len(some)):
-            some[j] = goals[members[t, j]]
-        _costs_to_go(neighbours, some, by_cost, values[first[t] : first[t + 1]])
-    occurrences = np.empty(4, np.int64)
-    occurrences[2], occurrences[3] = agents - 1, max(1, (agents - 1) * (agents - 2) // 2)
-    return Tables(values, first[:count], members[:count], begin, occurrences, states)
+    for last in range(agents):
+        for t in range(begin[last], begin[last + 1]):
+            i, j = partners[t]
+            some = goals[np.array([i, last])] if j < 0 else goals[np.array([i, j, last])]
+            _costs_to_go(neighbours, some, by_cost, values[first[t] : first[t + 1]])
+    return Tables(values, first[:count], partners[:count], begin, states)
+
+
+@compiled
+def most_entangled_first(tables: Tables, starts: np.ndarray, distance: np.ndarray) -> np.ndarray:
+    """The agents by what pairs with them have to pay on top of shortest paths, most first.
+
+    A search that moves them in this order finds out early which joint moves cost too much.
+
+    Args:
+      tables: of pairs, by cost.
+      starts: int16[A], cells.
+      distance: int32[A, n].
+
+    Returns:
+      int64[A].
+    """
+    agents = len(starts)
+    extra, order = zeros(agents), zeros(agents)
+    for i in range(agents):
+        for t in range(tables.begin[i], tables.begin[i + 1]) if len(tables.first) else range(0):
+            j = tables.partners[t, 0]
+            code = tables.first[t] + starts[j] * tables.states + starts[i]
+            more = tables.values[code] - distance[i, starts[i]] - distance[j, starts[j]]
+            extra[i] += more
+            extra[j] += more
+    for k in range(agents):
+        order[k] = np.argmax(extra)
+        extra[order[k]] = -INFINITE_COST
+    return order
+
+
+@compiled
+def _bit(cell: int) -> np.uint64:
+    return np.uint64(1) << np.uint64(cell & 63)
 
 
 @compiled
@@ -81,148 +110,135 @@ def _costs_to_go(neighbours: np.ndarray, goals: np.ndarray, by_cost: bool, out: 
     """Sets int16[(n + 1) ** k] of k agents, all -1 before; the first one's cell counts most.
 
     Dial's algorithm backwards from all goals. Moves can be turned round: following turned round
-    is following.
+    is following. A set of bits holds all cells of the last agent that have one cost with the same
+    cells of the others, which make a number, their code. Such a set moves at once.
     """
-    n, agents = len(neighbours), len(goals)
-    states = n + 1
-    # Stacks of states by cost; a state enters one again whenever its cost falls.
-    head = np.full(_LONGEST, -1, np.int32)
-    item = np.empty(agents * len(out) + 1, np.int32)
-    link = np.empty_like(item)
-    cells, before, number, choice = np.empty((4, agents), np.int64)
-    option = np.empty((agents, 5), np.int64)
-    code = 0
-    for i in range(agents):
-        code = code * states + (n if by_cost else goals[i])
-    out[code], item[0], link[0], head[0] = 0, code, -1, 0
-    used, cost, last = 1, 0, 0
-    while cost <= last:
-        entry = head[cost]
-        if entry < 0:
-            cost += 1
-            continue
-        head[cost] = link[entry]
-        code = item[entry]
-        if out[code] != cost:
-            continue
-        step = 0 if by_cost else 1
-        for i in range(agents - 1, -1, -1):
-            cell = code % states
-            code //= states
-            if cell == n:  # It was there for good, or came to stay.
-                cells[i] = goals[i]
-                option[i, 0], option[i, 1], number[i] = n, goals[i], 2
+    n, others = len(neighbours), len(goals) - 1
+    states, last = n + 1, goals[others]
+    words, codes = n // 64 + 1, len(out) // states
+    turns = others + 2  # Costs are counted modulo a number above the cost of a step.
+    near = np.zeros((n, words), np.uint64)  # Each cell and its neighbours.
+    for cell in range(n):
+        near[cell, cell // 64] |= _bit(cell)
+        for move in range(4):
+            there = neighbours[cell, move]
+            if there >= 0:
+                near[cell, there // 64] |= _bit(there)
+    known = np.zeros((codes, words), np.uint64)
+    coming = np.zeros((turns, codes, words), np.uint64)
+    waiting = np.zeros((turns, codes), np.bool_)
+    queue, length = np.empty((turns, codes), np.int32), np.zeros(turns, np.int64)
+    cells, before, prefix = zeros(others), zeros(others), zeros(others + 1)
+    number, choice = zeros(others), zeros(others)
+    option = np.empty((others, 5), np.int64)
+    new, kept = np.zeros(words, np.uint64), np.zeros(words, np.uint64)
+    rested = np.zeros(words, np.uint64)
+    reached = np.zeros((2, words), np.uint64)  # By an agent that rests, and by one that moves.
+    rested[last // 64] |= _bit(last)
+    if by_cost:
+        rested[n // 64] |= _bit(n)
+    for resting in range(1 << others if by_cost else 1):
+        code = 0
+        for i in range(others):
+            code = code * states + (n if resting >> i & 1 else goals[i])
+        for w in range(words):
+            coming[0, code, w] = rested[w]
+        waiting[0, code] = True
+        queue[0, resting] = code
+        length[0] += 1
+
+    cost = idle = 0
+    while idle < turns:
+        turn = cost % turns
+        idle += 1
+        for item in range(length[turn]):
+            code = queue[turn, item]
+            waiting[turn, code] = False
+            for w in range(words):
+                new[w] = coming[turn, code, w] & ~known[code, w]
+                known[code, w] |= new[w]
+                coming[turn, code, w] = reached[0, w] = reached[1, w] = 0
+            found = False
+            for w in range(words):
+                bits = new[w]
+                while bits:
+                    lowest = bits & (~bits + np.uint64(1))
+                    bits ^= lowest
+                    cell = 64 * w + math.frexp(lowest)[1] - 1
+                    out[code * states + cell] = cost
+                    idle = 0
+                    for v in range(words):
+                        if cell == n:  # It was there for good, or came to stay.
+                            reached[0, v] = rested[v]
+                        else:
+                            reached[1, v] |= near[cell, v]
+                    found = True
+            if not found:
                 continue
-            step += 1 if by_cost else 0
-            cells[i] = cell
-            option[i, 0], number[i] = cell, 1
-            for move in range(4):
-                if neighbours[cell, move] >= 0:
-                    option[i, number[i]] = neighbours[cell, move]
-                    number[i] += 1
-        total = cost + step
-        i = 0
-        choice[0] = 0
-        while i >= 0:
-            if choice[i] == number[i]:
-                i -= 1
-                if i >= 0:
-                    choice[i] += 1
-                continue
-            cell = option[i, choice[i]]
-            before[i] = goals[i] if cell == n else cell
-            legal = True
-            for j in range(i):
-                swapped = before[j] == cells[i] and before[i] == cells[j]
-                legal = legal and before[j] != before[i] and not swapped
-            if legal and i < agents - 1:
-                i += 1
-                choice[i] = 0
-                continue
-            choice[i] += 1
-            if not legal:
-                continue
-            code = 0
-            for j in range(agents):
-                # The choice of the last agent has moved on.
-                code = code * states + option[j, choice[j] - (1 if j == i else 0)]
-            if out[code] < 0 or out[code] > total:
-                out[code] = total
-                item[used], link[used], head[total] = code, head[total], used
-                used += 1
-                last = max(last, total)
-
-
-@compiled
-def extra_cost(
-    tables: Tables, cells: np.ndarray, own: np.ndarray, excess: np.ndarray, best: np.ndarray
-) -> int:
-    """What a group has to pay at least on top of its agents' shortest paths.
-
-    A subset's excess is what it has to pay on top. Disjoint subsets add up; so do all subsets of k
-    agents, each with the weight one over the number of those that an agent is in.
-
-    Args:
-      tables: sums of costs, of T subsets.
-      cells: int64[A], n for an agent that stays on its goal for good.
-      own: int64[A], distance of each agent to its goal.
-      excess: int64[T], overwritten.
-      best: int64[2 ** A], overwritten.
-
-    Returns:
-      The bound; `INFINITE_COST` where some subset has no plan.
-    """
-    agents, count = len(own), len(tables.first)
-    sums = np.zeros(4, np.int64)
-    for t in range(count):
-        value = _look_up(tables, t, cells)
-        if value < 0:
-            return INFINITE_COST
-        size = 2 if tables.members[t, 2] < 0 else 3
-        for j in range(size):
-            value -= own[tables.members[t, j]]
-        excess[t] = value
-        sums[size] += value
-    bound = 0
-    for size in range(2, 4):
-        bound = max(bound, -(-sums[size] // tables.occurrences[size]))
-    # best[set]: the most that disjoint subsets of a set of agents add up to.
-    best[0] = 0
-    for i in range(agents):
-        for others in range(1 << i):
-            most = best[others]
-            for t in range(tables.begin[i], tables.begin[i + 1]):
-                taken = 1 << tables.members[t, 0]
-                if tables.members[t, 2] >= 0:
-                    taken |= 1 << tables.members[t, 1]
-                if taken & others == taken:
-                    most = max(most, excess[t] + best[others ^ taken])
-            best[others | 1 << i] = most
-    return max(bound, best[(1 << agents) - 1])
-
-
-@compiled
-def within(tables: Tables, i: int, cells: np.ndarray, own: np.ndarray, most: int) -> bool:
-    """Whether no subset that ends with agent i needs more than `most` on top of its agents' own.
-
-    Without tables none does.
-    """
-    for t in range(tables.begin[i], tables.begin[i + 1]) if len(tables.first) else range(0):
-        value = _look_up(tables, t, cells)
-        if value < 0:
-            return False
-        for agent in tables.members[t]:
-            value -= own[agent] if agent >= 0 else 0
-        if value > most:
-            return False
-    return True
-
-
-@compiled
-def _look_up(tables: Tables, t: int, cells: np.ndarray) -> int:
-    code = cells[tables.members[t, 0]]
-    for j in range(1, 3):
-        agent = tables.members[t, j]
-        if agent >= 0:
-            code = code * tables.states + cells[agent]
-    return int(tables.values[tables.first[t] + code])
+            step = 0
+            for i in range(others - 1, -1, -1):
+                cell = code % states
+                code //= states
+                if cell == n:
+                    cells[i] = goals[i]
+                    option[i, 0], option[i, 1], number[i] = n, goals[i], 2
+                    continue
+                step += 1 if by_cost else 0
+                cells[i] = cell
+                option[i, 0], number[i] = cell, 1
+                for move in range(4):
+                    if neighbours[cell, move] >= 0:
+                        option[i, number[i]] = neighbours[cell, move]
+                        number[i] += 1
+            i = choice[0] = 0
+            while i >= 0:
+                if choice[i] == number[i]:
+                    i -= 1
+                    continue
+                cell = option[i, choice[i]]
+                choice[i] += 1
+                before[i] = goals[i] if cell == n else cell
+                prefix[i + 1] = prefix[i] * states + cell
+                legal = True
+                for j in range(i):
+                    swapped = before[j] == cells[i] and before[i] == cells[j]
+                    legal = legal and before[j] != before[i] and not swapped
+                if not legal:
+                    continue
+                if i < others - 1:
+                    i += 1
+                    choice[i] = 0
+                    continue
+                code = prefix[others]
+                for moved in range(2):
+                    some = np.uint64(0)
+                    for w in range(words):
+                        kept[w] = reached[moved, w] & ~known[code, w]
+                        some |= kept[w]
+                    if not some:
+                        continue
+                    for j in range(others):
+                        there, here = before[j], cells[j]
+                        kept[there // 64] &= ~_bit(there)
+                        if not moved and there == last:
+                            kept[n // 64] &= ~_bit(n)
+                        if moved and kept[here // 64] & _bit(here):
+                            swapped = True  # Whether it gets there by a swap alone.
+                            for w in range(words):
+                                came_from = new[w] & near[here, w]
+                                if w == there // 64:
+                                    came_from &= ~_bit(there)
+                                swapped = swapped and came_from == 0
+                            if swapped:
+                                kept[here // 64] &= ~_bit(here)
+                    at = (turn + step + moved) % turns
+                    some = np.uint64(0)
+                    for w in range(words):
+                        coming[at, code, w] |= kept[w]
+                        some |= kept[w]
+                    if some and not waiting[at, code]:
+                        waiting[at, code] = True
+                        queue[at, length[at]] = code
+                        length[at] += 1
+        length[turn] = 0
+        cost += 1

@@ -1,10 +1,10 @@
 """Optimal plans of a group of agents: A* over their joint cells, partially expanded.
 
-A state's successors are made in order of what they add to the estimate, and only those that the
-search needs: enhanced partial expansion A* (Goldenberg et al., "Enhanced partial expansion A*",
-JAIR 50, 2014). Estimates are sums of the agents' own distances, raised by tables of pairs and
-triples of agents where they are given (`cost_tables`). An agent on its goal may stay there for good
-and then costs nothing more; it counts as being in cell n.
+A state's successors are made in order of their estimates, and only those that the search needs:
+enhanced partial expansion A* (Goldenberg et al., "Enhanced partial expansion A*", JAIR 50, 2014).
+Estimates are sums of the agents' own distances, raised by tables of pairs and triples of agents
+where they are given (`cost_tables`). An agent on its goal may stay there for good and then costs
+nothing more; it counts as being in cell n.
 
 Among plans of one estimate, those that collide least with the given plans of other agents come
 first.
@@ -14,13 +14,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mapf_jax.solver.compiled import compiled, inlined
-from mapf_jax.solver.cost_tables import Tables, extra_cost, within
+from mapf_jax.solver.compiled import compiled, inlined, zeros
+from mapf_jax.solver.cost_tables import Tables
 from mapf_jax.types import INFINITE_COST
 
 FOUND, NONE, OVERFLOW = 1, 0, -1
 _ESTIMATES = 1 << 12  # Estimates above the first one that a search tells apart.
 _WAIT = 1  # What a wait adds to the estimate.
+_AHEAD = 1  # With tables, successors up to so much above a state's estimate are made with it.
 _COLLISIONS = 8  # Numbers of collisions that a search tells apart, from 0 up.
 _AVOIDING = 512  # States after which it no longer counts them.
 
@@ -49,7 +50,6 @@ class Workspace(NamedTuple):
     place: np.ndarray  # int32[K], slot of each state.
     state: np.ndarray  # int16[K, A], cells.
     paid: np.ndarray  # int32[K], cost so far.
-    ahead: np.ndarray  # int32[K], what is still to be paid at least.
     time: np.ndarray  # int32[K].
     parent: np.ndarray  # int32[K], the state before it, -1 for the first one.
     collisions: np.ndarray  # int32[K], with others on the way to it.
@@ -70,7 +70,6 @@ def workspace(capacity: int, agents: int) -> Workspace:
         np.full(slots, -1, np.int32), np.empty(capacity, np.int32),
         np.empty((capacity, agents), np.int16), np.empty(capacity, np.int32),
         np.empty(capacity, np.int32), np.empty(capacity, np.int32), np.empty(capacity, np.int32),
-        np.empty(capacity, np.int32),
         np.full(_ESTIMATES * _COLLISIONS, -1, np.int32), np.empty((2 * capacity, 4), np.int32),
         np.zeros(3, np.int64),
     )  # fmt: skip
@@ -107,48 +106,45 @@ def search(
 def _search(
     group: Group, tables: Tables, task: Task, max_cost: int, others: np.ndarray, memory: Workspace
 ) -> tuple[int, int, np.ndarray]:
+    # One long function: Numba counts references to each array that a function is called with, which
+    # takes most of the time where that happens for every successor.
     neighbours, _, goals, distance = group
     by_cost, allow_wait, deadline = task
-    slot, place, state, paid, ahead, time, parent, collisions, head, entry, used = memory
+    slot, place, state, paid, time, parent, collisions, head, entry, used = memory
     n, agents = len(neighbours), len(goals)
-    own, cells, here = np.empty((3, agents), np.int64)
-    after, chosen, number, choice = np.empty((4, agents), np.int64)
+    values, first, partners, begin, states = tables
+    tabled = len(first) > 0
+    own, cells, here, after = zeros(agents), zeros(agents), zeros(agents), zeros(agents)
+    rest, chosen, number, choice = zeros(agents), zeros(agents), zeros(agents), zeros(agents)
     # By agent and option: the cell it stands in afterwards, the same or n, what it adds.
     option, added = np.empty((agents, 6, 2), np.int64), np.empty((agents, 6), np.int64)
-    partial = np.zeros(agents + 1, np.int64)
-    excess = np.empty(len(tables.first), np.int64)
-    best = np.empty(1 << agents if len(tables.first) else 0, np.int64)
+    partial = zeros(agents + 1)
+    hashes = np.zeros(agents + 1, np.uint64)
+    # By table: where its row of values for the last agent's cells begins; what its other agents pay
+    # on their own, and those that are not in it pay on top; what its agents pay on top.
+    row, alone = zeros(len(first)), zeros(len(first))
+    beside, excess = zeros(len(first)), zeros(len(first))
+    # By set of agents that have moved, what disjoint tables of them say that they pay on top.
+    best = zeros(1 << agents if tabled else 1)
     nothing = np.empty((0, agents), np.int16)
-    slots, free = len(slot), -1
+    mask, free = np.uint64(len(slot) - 1), -1
     bounded = not by_cost or max_cost < INFINITE_COST
     used[0] = used[1] = used[2] = 0
 
-    estimate = least = longest = 0  # Estimates are above `least`.
+    least = longest = 0  # Estimates are above `least`.
     for i in range(agents):
-        state[0, i] = chosen[i] = group.starts[i]
-        own[i] = distance[i, group.starts[i]]
-        least += own[i]
-        longest = max(longest, own[i])
-    if longest > deadline:
+        state[0, i] = group.starts[i]
+        hashes[i + 1] = _mixed(hashes[i], group.starts[i])
+        least += distance[i, group.starts[i]]
+        longest = max(longest, distance[i, group.starts[i]])
+    if longest > deadline or least > max_cost:
         return NONE, 0, nothing
-    if not by_cost:
-        for i in range(agents):
-            own[i] = 0  # Tables of makespans are bounds as they are.
-            if not within(tables, i, chosen, own, deadline):
-                return NONE, 0, nothing
-    if by_cost and len(tables.first):
-        estimate = extra_cost(tables, chosen, own, excess, best)
-    if least + estimate > max_cost:
-        return NONE, 0, nothing
-    if estimate >= _ESTIMATES:
-        return OVERFLOW, 0, nothing
     paid[0], time[0], parent[0], collisions[0] = 0, 0, -1, 0
-    place[0] = _hash(chosen) & (slots - 1)
+    place[0] = hashes[agents] & mask
     slot[place[0]] = 0
     entry[0, 0], entry[0, 1], entry[0, 2], entry[0, 3] = 0, 0, 0, -1
-    stack = estimate * _COLLISIONS
-    head[stack] = 0
-    used[0], used[1], used[2] = 1, 1, stack
+    stack = head[0] = 0
+    used[0], used[1], used[2] = 1, 1, 0
 
     while stack <= used[2]:
         top = head[stack]
@@ -199,11 +195,23 @@ def _search(
                             count += 1
             number[i] = count
 
-        # All joint moves with estimates from `low` up to this one, at the second time all others if
-        # any plan within the bound will do. `beyond` is the least estimate above.
-        limit = estimate
-        if bounded and low > 0:
-            limit = max_cost - least if by_cost else INFINITE_COST
+        # What the agents after each one pay on top, by tables of them.
+        if tabled and by_cost:
+            for i in range(agents):
+                own[i], rest[i] = distance[i, here[i]], 0
+                for t in range(begin[i], begin[i + 1]):
+                    j, k = partners[t, 0], partners[t, 1]
+                    code, more = cells[j], -own[i] - own[j]
+                    if k >= 0:
+                        code, more = code * states + cells[k], more - own[k]
+                    more += values[first[t] + code * states + cells[i]]
+                    for before in range(j):
+                        rest[before] = max(rest[before], more)
+        # All joint moves with estimates from `low` to `limit`, which at the second time is the
+        # bound itself: any plan within it will do. `beyond` is the least estimate above.
+        limit = max_cost - least if by_cost else INFINITE_COST
+        if not bounded or low == 0:
+            limit = min(limit, estimate + (_AHEAD if tabled and by_cost else 0))
         beyond = INFINITE_COST
         i = 0
         choice[0], partial[0] = 0, base
@@ -214,8 +222,9 @@ def _search(
             this = choice[i]
             choice[i] += 1
             total = partial[i] + added[i, this]
-            if total > limit:
-                beyond = min(beyond, total)
+            spare = limit - total - rest[i]
+            if spare < 0:
+                beyond = min(beyond, limit - spare)
                 choice[i] = number[i]
                 continue
             there = option[i, this, 0]
@@ -225,14 +234,47 @@ def _search(
                     legal = False
                     break
             after[i], chosen[i], partial[i + 1] = there, option[i, this, 1], total
-            spare = deadline - later
-            if by_cost:
-                own[i], spare = distance[i, there], max_cost - least - total
-            if not legal or (bounded and not within(tables, i, chosen, own, spare)):
+            if not legal:
                 continue
+            hashes[i + 1] = _mixed(hashes[i], chosen[i])
+            if tabled:
+                if by_cost:
+                    own[i] = distance[i, there]
+                else:
+                    spare = deadline - later
+                more = best[(1 << i) - 1]
+                for t in range(begin[i], begin[i + 1]):
+                    value = values[row[t] + chosen[i]]
+                    excess[t] = value - own[i] - alone[t]
+                    more = max(more, INFINITE_COST if value < 0 else excess[t] + beside[t])
+                    if more > spare:
+                        break
+                if more > spare:
+                    if by_cost:
+                        beyond = min(beyond, limit - spare + more)
+                    continue
+                if i == agents - 1:
+                    total += more
             if i < agents - 1:
+                if tabled and by_cost:
+                    for some in range(1 << i):
+                        best[1 << i | some] = best[some]
+                    for t in range(begin[i], begin[i + 1]):
+                        j, k = partners[t, 0], partners[t, 1]
+                        pair = 1 << j | (1 << k if k >= 0 else 0)
+                        for some in range(pair, 1 << i):
+                            if some & pair == pair:
+                                with_it = excess[t] + best[some ^ pair]
+                                best[1 << i | some] = max(best[1 << i | some], with_it)
                 i += 1
                 choice[i] = 0
+                for t in range(begin[i], begin[i + 1]) if tabled else range(0):
+                    j, k = partners[t, 0], partners[t, 1]
+                    code, alone[t], some = chosen[j], own[j], (1 << i) - 1 ^ 1 << j
+                    if k >= 0:
+                        code, some = code * states + chosen[k], some ^ 1 << k
+                        alone[t] += own[k]
+                    row[t], beside[t] = first[t] + code * states, best[some]
                 continue
             if total < low:
                 continue
@@ -242,7 +284,7 @@ def _search(
                 resting = chosen[j] == n or (not by_cost and after[j] == goals[j] == here[j])
                 cost += 0 if resting else 1
             rank = cost if by_cost else later
-            where = _hash(chosen) & (slots - 1)
+            where = hashes[agents] & mask
             found = -1
             while slot[where] >= 0:
                 known = slot[where]
@@ -254,7 +296,7 @@ def _search(
                 if same:
                     found = known
                     break
-                where = (where + 1) & (slots - 1)
+                where = (where + np.uint64(1)) & mask
             so_far = met
             if used[0] < _AVOIDING:
                 so_far = min(met + _collisions(here, after, others, later), _COLLISIONS - 1)
@@ -263,20 +305,7 @@ def _search(
                 if known < rank or (known == rank and collisions[found] <= so_far):
                     continue
             key = max(estimate, total) if by_cost else min(total, _ESTIMATES - 1)
-            needed = 0
-            if by_cost and len(tables.first):
-                if found >= 0:
-                    needed = ahead[found]
-                else:
-                    for j in range(agents):
-                        needed += own[j]
-                    needed += extra_cost(tables, chosen, own, excess, best)
-                key = max(key, cost + needed - least)
-            if by_cost and key > max_cost - least:
-                continue
             if key >= _ESTIMATES:
-                if key >= INFINITE_COST // 2:  # Some subset has no plan from here.
-                    continue
                 return OVERFLOW, 0, nothing
             if found < 0:
                 found = used[0]
@@ -286,9 +315,8 @@ def _search(
                 slot[where], place[found] = found, where
                 for j in range(agents):
                     state[found, j] = chosen[j]
-            paid[found], ahead[found] = cost, needed
-            time[found], parent[found] = later, node
-            collisions[found] = so_far
+            paid[found], time[found] = cost, later
+            parent[found], collisions[found] = node, so_far
             new = free
             if new >= 0:
                 free = entry[new, 3]
@@ -330,12 +358,10 @@ def _collisions(before: np.ndarray, after: np.ndarray, others: np.ndarray, later
 
 
 @compiled
-def _hash(cells: np.ndarray) -> int:
-    mixed = np.uint64(0)
-    for cell in cells:
-        mixed = (mixed ^ np.uint64(cell)) * np.uint64(0x9E3779B97F4A7C15)
-        mixed ^= mixed >> np.uint64(29)
-    return int(np.int64(mixed & np.uint64(0x7FFFFFFFFFFFFFFF)))
+def _mixed(mixed: np.uint64, cell: int) -> np.uint64:
+    """The hash of some cells and one more."""
+    mixed = (mixed ^ np.uint64(cell)) * np.uint64(0x9E3779B97F4A7C15)
+    return mixed ^ mixed >> np.uint64(29)
 
 
 @compiled

@@ -4,7 +4,7 @@ import numpy as np
 
 from mapf_jax.dynamics import MOVES
 from mapf_jax.solver.compiled import compiled, inlined
-from mapf_jax.solver.cost_tables import build_tables, no_tables
+from mapf_jax.solver.cost_tables import build_tables, most_entangled_first, no_tables
 from mapf_jax.solver.joint_astar import (
     FOUND,
     NONE,
@@ -17,9 +17,9 @@ from mapf_jax.solver.joint_astar import (
 )  # fmt: skip
 from mapf_jax.types import INFINITE_COST, Status
 
-#: States of the first search, without tables, and of the second one, with tables of pairs. The
-#: third one has triples too, and what memory the caller allows.
-CAPACITIES = (1 << 12, 1 << 17)
+#: States of the first search, without tables, of the second one, with tables of pairs, and of the
+#: third one, with triples too. The last one has what memory the caller allows.
+CAPACITIES = (1 << 12, 1 << 14, 1 << 17)
 _OPTIMAL, _UNSOLVABLE, _UNDECIDED = map(int, (Status.OPTIMAL, Status.UNSOLVABLE, Status.UNDECIDED))
 
 
@@ -230,7 +230,7 @@ def _plan_apart(
             if not len(members) or not (stale[name] or retried == name):
                 continue
             rest = np.nonzero((sets != name) & (stale[sets] == 0))[0]
-            begin, end = np.empty((2, len(members)), np.int16)
+            begin, end = np.empty(len(members), np.int16), np.empty(len(members), np.int16)
             distance = np.empty((len(members), len(group.neighbours)), np.int32)
             for k in range(len(members)):
                 begin[k], end[k] = group.starts[members[k]], group.goals[members[k]]
@@ -301,16 +301,26 @@ def _escalate(
 ) -> tuple[int, int, np.ndarray]:  # fmt: skip
     """`search` with more memory and better bounds until one of them is enough."""
     tables = no_tables()
+    order = np.arange(len(group.goals))
     level = 0
     while True:
+        last = level == len(CAPACITIES) or CAPACITIES[level] >= max_states
         if level > 0:
-            capacity = min(CAPACITIES[1], max_states) if level == 1 else max_states
-            memory = workspace(capacity, len(group.goals))
+            memory = workspace(max_states if last else CAPACITIES[level], len(group.goals))
         found, cost, path = search(group, tables, task, max_cost, others, memory)
-        if found != OVERFLOW or level == 2 or CAPACITIES[level] >= max_states:
-            return found, cost, path
+        if found != OVERFLOW or last:
+            plan = np.empty_like(path)
+            for t in range(len(path)):
+                for i in range(len(order)):
+                    plan[t, order[i]] = path[t, i]
+            return found, cost, plan
         level += 1
-        tables = build_tables(group.neighbours, group.goals, level + 1, task.by_cost)
+        if level == 2 and task.by_cost:
+            order = most_entangled_first(tables, group.starts, group.distance)
+            starts, goals = group.starts[order], group.goals[order]
+            group = Group(group.neighbours, starts, goals, group.distance[order])
+        if level < len(CAPACITIES):
+            tables = build_tables(group.neighbours, group.goals, level + 1, task.by_cost)
 
 
 @compiled

@@ -10,8 +10,7 @@ import pytest
 import reference
 
 from mapf_jax import INFINITE_COST, Instance, Plan, Status, pad_instance, solve, verify
-from mapf_jax.solver import joint_search, search
-from mapf_jax.solver.cost_tables import Tables, extra_cost
+from mapf_jax.solver import cost_tables, joint_astar, joint_search, lakes, search
 from mapf_jax.solver.prioritized import prioritized_plan
 from mapf_jax.types import make_instance, stack
 
@@ -245,37 +244,103 @@ def test_what_does_not_fit_is_undecided_and_nothing_else():
         )
 
 
-def test_lower_bound_of_pairs():
-    def least(excess, num_agents):
-        """The smallest integers x with x_i + x_j >= excess_ij, by trying all."""
-        pairs = [(i, last) for last in range(num_agents) for i in range(last)]
-        return min(
-            sum(x)
-            for x in itertools.product(range(5), repeat=num_agents)
-            if all(x[i] + x[j] >= e for (i, j), e in zip(pairs, excess, strict=True))
+def group_of(instances, i):
+    """The agents of one lake as a group, None where they are not all in one part of it."""
+    blocked, starts, goals = instances.blocked[i], instances.starts[i], instances.goals[i]
+    width = len(blocked)
+    number, cells = np.full(width**2, -1, np.int16), np.empty(width**2, np.int16)
+    neighbours = np.empty((width**2, 4), np.int16)
+    n = lakes._explore(blocked, int(starts[0] @ [width, 1]), number, cells, neighbours)
+    begin, end = number[starts @ [width, 1]], number[goals @ [width, 1]]
+    if min(begin.min(), end.min()) < 0:
+        return None
+    distance = np.empty((len(end), n), np.int32)
+    for agent, goal in enumerate(end):
+        lakes._distances(neighbours[:n], goal, distance[agent])
+    return joint_astar.Group(neighbours[:n], begin, end, distance), cells[:n]
+
+
+@pytest.mark.parametrize("largest", [2, 3])
+def test_tables_hold_what_subsets_cost(largest):
+    rng = np.random.default_rng(largest)
+    instances = random_instances(5, 4, 0.3, 20, 3)
+    compared = 0
+    for i in range(len(instances)):
+        made = group_of(instances, i)
+        if made is None:
+            continue
+        group, cells = made
+        blocked = instances.blocked[i, :4, :4].tolist()
+        costs, makespans = (
+            cost_tables.build_tables(group.neighbours, group.goals, largest, by_cost)
+            for by_cost in (True, False)
         )
+        for last, t in itertools.chain(
+            *([(last, t) for t in range(*costs.begin[last : last + 2])] for last in range(3))
+        ):
+            team = [agent for agent in costs.partners[t] if agent >= 0] + [last]
+            at = rng.choice(len(cells), len(team), replace=False)
+            if np.any(at == group.goals[team]):  # Instances never have that.
+                continue
+            code = int(np.ravel_multi_index(tuple(at), [costs.states] * len(team)))
+            starts, goals = (
+                [divmod(int(cells[cell]), 5) for cell in some] for some in (at, group.goals[team])
+            )
+            optimum, _ = reference.joint_optimum(blocked, starts, goals)
+            makespan = reference.makespan_optimum(blocked, starts, goals)
+            none = optimum is None
+            assert costs.values[costs.first[t] + code] == (-1 if none else optimum)
+            assert makespans.values[makespans.first[t] + code] == (-1 if none else makespan)
+            compared += len(team) == largest
+    assert compared > 10
 
-    def bound(excess, num_agents):
-        """The bound where every agent is on its goal and each pair's table says its excess."""
-        members = [(i, last, -1) for last in range(num_agents) for i in range(last)]
-        begin = np.array([last * (last - 1) // 2 for last in range(num_agents + 1)])
-        occurrences = np.array([0, 0, num_agents - 1, 1])
-        first, zeros = np.arange(len(excess)), np.zeros(num_agents, np.int64)
-        values, members = np.asarray(excess, np.int16), np.array(members)
-        tables = Tables(values, first, members, begin, occurrences, 1)
-        memory = np.empty(len(excess), np.int64), np.empty(1 << num_agents, np.int64)
-        return extra_cost(tables, zeros, zeros, *memory)
 
-    rng = np.random.default_rng(0)
-    for num_agents in (3, 4, 5):
-        excess = rng.integers(0, 4, (40, num_agents * (num_agents - 1) // 2))
-        excess[:20] *= rng.random(excess[:20].shape) < 0.4
-        bounds = np.array([bound(row, num_agents) for row in excess])
-        exact = np.array([least(row, num_agents) for row in excess])
-        assert np.all(bounds <= exact)
-        # What is relaxed is that costs are integers: never worth more than half a step an agent.
-        assert np.all(exact - bounds <= num_agents / 2)
-        assert np.mean(exact == bounds) > 0.5
+def test_tables_change_no_optimum():
+    """With and without bounds, at every limit, and in every order of the agents."""
+    instances = random_instances(8, 5, 0.3, 30, 4)
+    memory = joint_astar.workspace(1 << 17, 4)
+    nobody = np.empty((1, 0), np.int16)
+    raised = 0
+    for i in range(len(instances)):
+        made = group_of(instances, i)
+        if made is None:
+            continue
+        group, _ = made
+
+        def cost_of(allow_wait, limit, deadline, largest, by_cost, group=group):
+            tables = cost_tables.no_tables()
+            if largest:
+                tables = cost_tables.build_tables(group.neighbours, group.goals, largest, by_cost)
+                order = cost_tables.most_entangled_first(tables, group.starts, group.distance)
+                assert sorted(order) == list(range(4))
+                group = joint_astar.Group(group.neighbours, *(array[order] for array in group[1:]))
+                tables = cost_tables.build_tables(group.neighbours, group.goals, largest, by_cost)
+            task = joint_astar.Task(by_cost, allow_wait, deadline)
+            found, cost, _ = joint_astar.search(group, tables, task, limit, nobody, memory)
+            return cost if found == joint_astar.FOUND else found
+
+        for allow_wait in (True, False):
+            free = (allow_wait, INFINITE_COST, INFINITE_COST)
+            optimum = cost_of(*free, 0, True)
+            assert optimum == cost_of(*free, 2, True) == cost_of(*free, 3, True)
+            if optimum in (joint_astar.NONE, joint_astar.OVERFLOW):
+                continue
+            raised += optimum > sum(group.distance[range(4), group.starts])
+            for largest in (0, 2, 3):
+                within = (allow_wait, optimum, INFINITE_COST, largest, True)
+                assert cost_of(*within) == optimum
+                below = (allow_wait, optimum - 1, INFINITE_COST, largest, True)
+                assert cost_of(*below) == joint_astar.NONE
+        plans = [
+            {
+                deadline
+                for deadline in range(12)
+                if cost_of(True, INFINITE_COST, deadline, largest, False) != joint_astar.NONE
+            }
+            for largest in (0, 2, 3)
+        ]
+        assert plans[0] == plans[1] == plans[2]
+    assert raised > 5
 
 
 @pytest.mark.parametrize("size", [5, 8, 10, 17])
