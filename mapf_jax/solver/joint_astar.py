@@ -236,7 +236,6 @@ def _search(
             after[i], chosen[i], partial[i + 1] = there, option[i, this, 1], total
             if not legal:
                 continue
-            hashes[i + 1] = _mixed(hashes[i], chosen[i])
             if tabled:
                 if by_cost:
                     own[i] = distance[i, there]
@@ -255,6 +254,7 @@ def _search(
                     continue
                 if i == agents - 1:
                     total += more
+            hashes[i + 1] = _mixed(hashes[i], chosen[i])
             if i < agents - 1:
                 if tabled and by_cost:
                     for some in range(1 << i):

@@ -1,10 +1,17 @@
 """Exact optima of lakes: which of their agents are planned together, and by which searches."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from mapf_jax.dynamics import MOVES
 from mapf_jax.solver.compiled import compiled, inlined
-from mapf_jax.solver.cost_tables import build_tables, most_entangled_first, no_tables
+from mapf_jax.solver.cost_tables import (
+    Tables,
+    build_tables,
+    most_entangled_first,
+    no_tables,
+)
 from mapf_jax.solver.joint_astar import (
     FOUND,
     NONE,
@@ -17,9 +24,20 @@ from mapf_jax.solver.joint_astar import (
 )  # fmt: skip
 from mapf_jax.types import INFINITE_COST, Status
 
-#: States of the first search, without tables, of the second one, with tables of pairs, and of the
-#: third one, with triples too. The last one has what memory the caller allows.
-CAPACITIES = (1 << 12, 1 << 14, 1 << 17)
+#: States of the first search, without tables.
+CAPACITY = 1 << 12
+# Later searches have tables, and the last one has what memory the caller allows.
+_PAIRS, _TRIPLES, _LAST = 1, 2, 3
+
+
+class _Bounds(NamedTuple):
+    """Tables of triples by cost, kept because the next search may ask for the same."""
+
+    order: np.ndarray  # int64[k], of the agents in the tables among those of their set.
+    goals: np.ndarray  # int16[k], in this order.
+    tables: Tables
+
+
 _OPTIMAL, _UNSOLVABLE, _UNDECIDED = map(int, (Status.OPTIMAL, Status.UNSOLVABLE, Status.UNDECIDED))
 
 
@@ -48,7 +66,7 @@ def solve_lakes(
     labels = np.empty((batch, 5), np.int32)
     begins = np.empty(batch + 1, np.int64)
     cells = np.empty((16 * batch, agents, 2), np.int8)
-    memory = workspace(min(CAPACITIES[0], max_states), agents)
+    memory = workspace(min(CAPACITY, max_states), agents)
     begins[0] = longest = 0
     for b in range(batch):
         paths = _solve_lake(
@@ -160,7 +178,8 @@ def _solve_group(
     for i in range(agents):
         sets[i], limits[i] = i if agents > 2 else 0, INFINITE_COST
     task = Task(True, True, INFINITE_COST)
-    found, path = _plan_apart(group, task, sets, spent, limits, max_states, memory)
+    bounds = _Bounds(np.arange(0), group.goals[:0], no_tables())
+    found, path, bounds = _plan_apart(group, task, sets, spent, limits, max_states, memory, bounds)
     if found != FOUND:
         return _UNSOLVABLE if found == NONE else _UNDECIDED, 0, 0, False, path
     cost = 0
@@ -174,7 +193,9 @@ def _solve_group(
     if waits and not needs_wait:
         # In a cheapest plan of all agents every set has a cheapest plan of its own.
         task = Task(True, False, INFINITE_COST)
-        found, other = _plan_apart(group, task, sets, spent, limits, max_states, memory)
+        found, other, bounds = _plan_apart(
+            group, task, sets, spent, limits, max_states, memory, bounds
+        )
         if found == OVERFLOW:
             return _UNDECIDED, 0, 0, False, path
         needs_wait = found == NONE
@@ -185,7 +206,7 @@ def _solve_group(
         sets[i], limits[i] = i if agents > 2 else 0, INFINITE_COST
     for deadline in range(longest, makespan):
         task = Task(False, True, deadline)
-        found, _ = _plan_apart(group, task, sets, spent, limits, max_states, memory)
+        found, _, bounds = _plan_apart(group, task, sets, spent, limits, max_states, memory, bounds)
         if found == OVERFLOW:
             return _UNDECIDED, 0, 0, False, path
         if found == FOUND:
@@ -197,8 +218,8 @@ def _solve_group(
 @compiled
 def _plan_apart(
     group: Group, task: Task, sets: np.ndarray, spent: np.ndarray, limits: np.ndarray,
-    max_states: int, memory: Workspace,
-) -> tuple[int, np.ndarray]:  # fmt: skip
+    max_states: int, memory: Workspace, bounds: _Bounds,
+) -> tuple[int, np.ndarray, _Bounds]:  # fmt: skip
     """A plan made of plans of sets of agents, which are joined where they cannot avoid each other.
 
     Independence detection (Standley, "Finding optimal solutions to cooperative pathfinding
@@ -212,9 +233,10 @@ def _plan_apart(
       limits: int64[A], by set, the most that its plan may cost; updated.
       max_states: joint states that one search may keep.
       memory: of the first searches.
+      bounds: kept from the last call.
 
     Returns:
-      (FOUND, NONE or OVERFLOW; int16[T, A], the plan).
+      (FOUND, NONE or OVERFLOW; int16[T, A], the plan; bounds for the next call).
     """
     agents = len(group.goals)
     paths = np.empty((1, agents), np.int16)
@@ -242,11 +264,11 @@ def _plan_apart(
                     others[t, k] = paths[t, rest[k]]
             some = Group(group.neighbours, begin, end, distance)
             limit = min(limits[name], INFINITE_COST)
-            states = min(CAPACITIES[0], max_states) if retried == name else max_states
-            found, cost, path = _escalate(some, task, limit, others, states, memory)
+            states = min(CAPACITY, max_states) if retried == name else max_states
+            found, cost, path, bounds = _escalate(some, task, limit, others, states, memory, bounds)
             behind[name] = 0
             if found != FOUND and retried != name:
-                return found, paths
+                return found, paths, bounds
             if found != FOUND:
                 continue
             steps = max(len(path), len(paths))
@@ -263,7 +285,7 @@ def _plan_apart(
                 behind[other] = behind[other] if other == name else 1
         _, first, second = _collisions(paths, sets)
         if first < 0:
-            return FOUND, paths
+            return FOUND, paths, bounds
         # Another plan of one set may pass the other set's.
         retried = sets[first] if behind[sets[first]] else sets[second]
         if behind[retried]:
@@ -297,30 +319,47 @@ def _collisions(paths: np.ndarray, sets: np.ndarray) -> tuple[int, int, int]:
 @compiled
 def _escalate(
     group: Group, task: Task, max_cost: int, others: np.ndarray, max_states: int,
-    memory: Workspace,
-) -> tuple[int, int, np.ndarray]:  # fmt: skip
+    memory: Workspace, bounds: _Bounds,
+) -> tuple[int, int, np.ndarray, _Bounds]:  # fmt: skip
     """`search` with more memory and better bounds until one of them is enough."""
-    tables = no_tables()
-    order = np.arange(len(group.goals))
-    level = 0
+    agents = len(group.goals)
+    kept = task.by_cost and len(bounds.order) == agents
+    if kept:
+        kept = np.all(group.goals[bounds.order] == bounds.goals)
+    tables, order = no_tables(), np.arange(agents)
+    level, capacity = 0, CAPACITY
     while True:
-        last = level == len(CAPACITIES) or CAPACITIES[level] >= max_states
+        last = level == _LAST or capacity >= max_states
         if level > 0:
-            memory = workspace(max_states if last else CAPACITIES[level], len(group.goals))
+            memory = workspace(max_states if last else capacity, agents)
         found, cost, path = search(group, tables, task, max_cost, others, memory)
         if found != OVERFLOW or last:
             plan = np.empty_like(path)
             for t in range(len(path)):
-                for i in range(len(order)):
+                for i in range(agents):
                     plan[t, order[i]] = path[t, i]
-            return found, cost, plan
-        level += 1
-        if level == 2 and task.by_cost:
-            order = most_entangled_first(tables, group.starts, group.distance)
-            starts, goals = group.starts[order], group.goals[order]
-            group = Group(group.neighbours, starts, goals, group.distance[order])
-        if level < len(CAPACITIES):
+            return found, cost, plan, bounds
+        level = _TRIPLES if kept and level == 0 else level + 1
+        if level == _LAST:
+            continue
+        if level == _PAIRS:  # As many states as take the time that tables of triples take.
+            entries = agents * (agents - 1) * (agents - 2) // 6 * (len(group.neighbours) + 1) ** 3
+            capacity = min(max(entries >> 7, 1 << 10), 1 << 15)
+        if level == _TRIPLES:
+            capacity = 1 << 17
+            if task.by_cost:
+                if kept:
+                    order = bounds.order
+                else:
+                    order = most_entangled_first(tables, group.starts, group.distance)
+                starts, goals = group.starts[order], group.goals[order]
+                group = Group(group.neighbours, starts, goals, group.distance[order])
+        if kept:
+            tables = bounds.tables
+        else:
             tables = build_tables(group.neighbours, group.goals, level + 1, task.by_cost)
+        if level == _TRIPLES and task.by_cost:
+            bounds = _Bounds(order, group.goals, tables)
 
 
 @compiled
