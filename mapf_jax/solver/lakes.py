@@ -325,7 +325,7 @@ def _escalate(
     agents = len(group.goals)
     kept = task.by_cost and len(bounds.order) == agents
     if kept:
-        kept = np.all(group.goals[bounds.order] == bounds.goals)
+        kept = bool(np.all(group.goals[bounds.order] == bounds.goals))
     tables, order = no_tables(), np.arange(agents)
     level, capacity = 0, CAPACITY
     while True:
