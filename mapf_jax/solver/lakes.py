@@ -85,7 +85,9 @@ def solve_lakes(
     plans = np.empty((batch, longest, agents, 2), np.int8)
     for b in range(batch):
         for t in range(longest):
-            _copy(cells[min(begins[b] + t, begins[b + 1] - 1)], plans[b, t])
+            here = min(begins[b] + t, begins[b + 1] - 1)
+            for i in range(agents):
+                plans[b, t, i, 0], plans[b, t, i, 1] = cells[here, i, 0], cells[here, i, 1]
     return labels, plans
 
 
@@ -173,6 +175,9 @@ def _solve_group(
     for i in range(agents):
         shortest += group.distance[i, group.starts[i]]
         longest = max(longest, group.distance[i, group.starts[i]])
+    path = _shortest_paths(group, longest)
+    if len(path):
+        return _OPTIMAL, shortest, longest, False, path
     # By agent, its set; by set, what its plan costs, and at most may cost.
     sets, spent, limits = np.empty((3, agents), np.int64)
     for i in range(agents):
@@ -213,6 +218,37 @@ def _solve_group(
             makespan = deadline
             break
     return _OPTIMAL, cost, makespan, needs_wait, path
+
+
+@compiled
+def _shortest_paths(group: Group, steps: int) -> np.ndarray:
+    """A plan in which every agent takes a shortest path, int16[steps + 1, A], or one of no times.
+
+    One agent after another takes the first move that brings it closer without meeting those before
+    it: most lakes are decided so, and the others are searched.
+    """
+    neighbours, starts, goals, distance = group
+    path = np.empty((steps + 1, len(goals)), np.int16)
+    for i in range(len(goals)):
+        cell = starts[i]
+        path[0, i] = cell
+        for t in range(1, steps + 1):
+            chosen = -1
+            for move in range(4):
+                there = neighbours[cell, move] if cell != goals[i] else cell
+                if there < 0 or (there != cell and distance[i, there] >= distance[i, cell]):
+                    continue
+                free = True
+                for j in range(i):
+                    swapped = path[t, j] == cell and path[t - 1, j] == there
+                    free = free and path[t, j] != there and not swapped
+                if free:
+                    chosen = there
+                    break
+            if chosen < 0:
+                return path[:0]
+            path[t, i] = cell = chosen
+    return path
 
 
 @compiled
@@ -423,9 +459,11 @@ def _distances(neighbours: np.ndarray, goal: int, distance: np.ndarray) -> None:
     distance[goal], queue[0] = 0, goal
     size, k = 1, 0
     while k < size:
-        for there in neighbours[queue[k]]:
+        cell = queue[k]
+        for move in range(4):
+            there = neighbours[cell, move]
             if there >= 0 and distance[there] == INFINITE_COST:
-                distance[there] = distance[queue[k]] + 1
+                distance[there] = distance[cell] + 1
                 queue[size] = there
                 size += 1
         k += 1
