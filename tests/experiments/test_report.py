@@ -22,6 +22,7 @@ from engineer.space import Configuration
 from experiments import pages, report, validation
 from experiments import store as files
 from experiments.configs import tiny
+from experiments.evidence import _training_evidence
 from experiments.families.lakes import published
 from experiments.families.lakes import texts as lake_texts
 from experiments.families.lakes.family import Lakes
@@ -133,7 +134,8 @@ def write_run(root, settings=None, rounds=2, after=AFTER):
         files.write_json(folder / "generated.json", generated)
         files.write_jsonl(folder / "train.jsonl", [step(index, n) for n in range(40)])
         write_validation(folder, after)
-        files.write_json(folder / "evidence.json", {})
+        training = _training_evidence(files.RunStore(root), folder)
+        files.write_json(folder / "evidence.json", {"training": dataclasses.asdict(training)})
         if index + 1 < rounds:
             write_design(folder / "design", space)
     return root
