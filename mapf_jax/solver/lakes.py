@@ -27,7 +27,7 @@ from mapf_jax.types import INFINITE_COST, Status
 #: States of the first search, without tables.
 CAPACITY = 1 << 12
 # Later searches have tables, and the last one has what memory the caller allows.
-_PAIRS, _TRIPLES, _LAST = 1, 2, 3
+_PAIRS, _TRIPLES = 1, 2
 
 
 class _Bounds(NamedTuple):
@@ -365,7 +365,7 @@ def _escalate(
     tables, order = no_tables(), np.arange(agents)
     level, capacity = 0, CAPACITY
     while True:
-        last = level == _LAST or capacity >= max_states
+        last = level == _TRIPLES or capacity >= max_states
         if level > 0:
             memory = workspace(max_states if last else capacity, agents)
         found, cost, path = search(group, tables, task, max_cost, others, memory)
@@ -375,14 +375,11 @@ def _escalate(
                 for i in range(agents):
                     plan[t, order[i]] = path[t, i]
             return found, cost, plan, bounds
-        level = _TRIPLES if kept and level == 0 else level + 1
-        if level == _LAST:
-            continue
+        level = _TRIPLES if kept else level + 1
         if level == _PAIRS:  # As many states as take the time that tables of triples take.
             entries = agents * (agents - 1) * (agents - 2) // 6 * (len(group.neighbours) + 1) ** 3
             capacity = min(max(entries >> 7, 1 << 10), 1 << 15)
         if level == _TRIPLES:
-            capacity = 1 << 17
             if task.by_cost:
                 if kept:
                     order = bounds.order
