@@ -2,7 +2,7 @@
 
 Five questions about every design, after "From Trainee to Trainer" (arXiv 2606.17682), which judges
 designs by whether they follow the evidence of failures, stay local, keep what works and back off
-where there is no signal. The definitions are this project's own and stand at `DesignAnalysis`.
+where there is no signal. The definitions are this project's own and stand in `measures.yaml`.
 """
 
 import dataclasses
@@ -10,9 +10,11 @@ import json
 import math
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from engineer.choice import expected_signal, relative_moves
 from engineer.designers import Generate, NoAnswerError
@@ -28,72 +30,30 @@ MISTAKE = 0.02
 """Fall of a row's valid rate that makes the design before it a mistake for that row."""
 
 
-@dataclasses.dataclass(frozen=True)
-class DesignAnalysis:
-    """Measures of one design against the configuration and the validation before it.
+MEASURES: dict[str, dict[str, Any]] = yaml.safe_load(
+    Path(__file__).with_name("measures.yaml").read_text()
+)
+"""Name and meaning of each measure of a design, with p the latest valid rate of a row."""
 
-    p is the latest valid rate of a row; a row that was not validated takes no part. A number's
-    change is in units of the width of its bounds, and counts as one from `CHANGED` up. A measure
-    is None where there is nothing to measure.
 
-    Attributes:
-      failure_following: Spearman's rank correlation, over rows, of the rate of failed answers
-        (1 - p) with the change of the data fraction, in [-1, 1]. Near 1: data went where failures
-        are. None if all rows are equal in one of the two.
-      signal_following: the same for p (1 - p), the variance of success: near 1, data went where
-        there is something to learn.
-      followed: the check whose rate of failures by row correlates most, in absolute value, with
-        the change of the data fraction, the first of equal ones; None if none is defined.
-      followed_correlation: its correlation.
-      fraction_moved: total variation distance of the data fractions, half the sum of their
-        absolute changes: the part of the set that went elsewhere, in [0, 1].
-      value_moved: mean absolute change of all numbers that are no data fractions.
-      cells_changed: fraction of all numbers that changed.
-      saturated_rows: number of rows with p >= 0.9.
-      saturated_shrunk: fraction of those whose data fraction fell.
-      hopeless_rows: number of rows with p <= 0.1.
-      hopeless_eased: fraction of those whose data fraction fell, or with another number that fell
-        while none rose: where higher numbers are harder, the row was backed off.
-      mistakes: cells that the design before changed, in rows whose valid rate then fell by at
-        least 0.02.
-      mistakes_reversed: fraction of those that this design moves back, by any change of the other
-        sign.
-      signal_before: expected signal (`choice.expected_signal`) of the previous configuration.
-      signal_after: the same of the design.
+def analyse(
+    record: RunRecord, config: Configuration, space: ConfigurationSpace
+) -> dict[str, float | str | None]:
+    """Measures the design `config` for round `record.round` of the run as the designer knew it.
+
+    A row that was not validated takes no part. A number's change is in units of the width of its
+    bounds, and counts as one from `CHANGED` up.
+
+    Returns:
+      The numbers under the names of `MEASURES`; None where there is nothing to measure.
     """
-
-    failure_following: float | None
-    signal_following: float | None
-    followed: str | None
-    followed_correlation: float | None
-    fraction_moved: float
-    value_moved: float
-    cells_changed: float
-    saturated_rows: int
-    saturated_shrunk: float | None
-    hopeless_rows: int
-    hopeless_eased: float | None
-    mistakes: int
-    mistakes_reversed: float | None
-    signal_before: float
-    signal_after: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """A mapping ready for JSON, numbers with four decimals."""
-        return {
-            name: round(value, 4) if isinstance(value, float) else value
-            for name, value in dataclasses.asdict(self).items()
-        }
-
-
-def analyse(record: RunRecord, config: Configuration, space: ConfigurationSpace) -> DesignAnalysis:
-    """Measures the design `config` for round `record.round` of the run as the designer knew it."""
     space.check(config)
     moves = relative_moves(record.config, config, space)
     name = space.fraction_parameter
     outcomes = {row.name: row for row in record.breakdown.by_group}
     rates = {row: outcomes[row].valid_rate for row in space.rows if row in outcomes}
     fraction_moves = [moves[row, name] for row in rates]
+    signals = [p * (1.0 - p) for p in rates.values()]
     others = [cell for cell in space.cells if cell[1] != name]
 
     followed: tuple[str | None, float | None] = (None, None)
@@ -114,26 +74,26 @@ def analyse(record: RunRecord, config: Configuration, space: ConfigurationSpace)
     saturated = [row for row, rate in rates.items() if rate >= SATURATED]
     hopeless = [row for row, rate in rates.items() if rate <= HOPELESS]
     mistakes = _mistakes(record, space)
-    return DesignAnalysis(
-        failure_following=rank_correlation([1.0 - p for p in rates.values()], fraction_moves),
-        signal_following=rank_correlation([p * (1.0 - p) for p in rates.values()], fraction_moves),
-        followed=followed[0],
-        followed_correlation=followed[1],
-        fraction_moved=math.fsum(abs(moves[row, name]) for row in space.rows) / 2,
-        value_moved=math.fsum(abs(moves[cell]) for cell in others) / max(len(others), 1),
-        cells_changed=sum(abs(move) >= CHANGED for move in moves.values()) / len(moves),
-        saturated_rows=len(saturated),
-        saturated_shrunk=_mean(shrunk(row) for row in saturated),
-        hopeless_rows=len(hopeless),
-        hopeless_eased=_mean(eased(row) for row in hopeless),
-        mistakes=len(mistakes),
-        mistakes_reversed=_mean(
+    return {
+        "failure_following": rank_correlation([1.0 - p for p in rates.values()], fraction_moves),
+        "signal_following": rank_correlation(signals, fraction_moves),
+        "followed": followed[0],
+        "followed_correlation": followed[1],
+        "fraction_moved": math.fsum(abs(moves[row, name]) for row in space.rows) / 2,
+        "value_moved": math.fsum(abs(moves[cell]) for cell in others) / max(len(others), 1),
+        "cells_changed": sum(abs(move) >= CHANGED for move in moves.values()) / len(moves),
+        "saturated_rows": len(saturated),
+        "saturated_shrunk": _mean(shrunk(row) for row in saturated),
+        "hopeless_rows": len(hopeless),
+        "hopeless_eased": _mean(eased(row) for row in hopeless),
+        "mistakes": len(mistakes),
+        "mistakes_reversed": _mean(
             moves[cell] * move < 0 and abs(moves[cell]) >= CHANGED
             for cell, move in mistakes.items()
         ),
-        signal_before=expected_signal(rates, record.config, space),
-        signal_after=expected_signal(rates, config, space),
-    )
+        "signal_before": expected_signal(rates, record.config, space),
+        "signal_after": expected_signal(rates, config, space),
+    }
 
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:

@@ -214,7 +214,8 @@ def design_round(
     store.write(folder / "answers.md", answers + "\n")
     store.write(folder / "record.json", record.to_dict())
     measures = analysis.analyse(record, design.config, space)
-    store.write(folder / "analysis.json", measures.to_dict())
+    rounded = {k: round(v, 4) if isinstance(v, float) else v for k, v in measures.items()}
+    store.write(folder / "analysis.json", rounded)
     store.write(folder / "design.json", design.to_dict())
 
 

@@ -1,18 +1,12 @@
 """Pages and paragraphs from `templates`; in HTML what is not markup already is escaped."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import jinja2
-import yaml
 
+from engineer.analysis import MEASURES
 from experiments.records import DASH, cell, estimate, interval, p_value
-
-MEASURES: dict[str, dict[str, Any]] = yaml.safe_load(
-    Path(__file__).with_name("templates").joinpath("measures.yaml").read_text()
-)
-"""Name and meaning of the measures of `engineer.analysis.DesignAnalysis`."""
 
 
 def percent(fraction: float | None) -> str:

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from engineer.analysis import QUESTIONS, analyse, judge_design, rank_correlation
+from engineer.analysis import MEASURES, QUESTIONS, analyse, judge_design, rank_correlation
 from engineer.context import VARIANTS
 from engineer.evidence import Evidence, FailureBreakdown, GroupOutcome
 from engineer.record import RoundRecord, RunRecord
@@ -44,39 +44,44 @@ RUN = RunRecord(
 
 def test_by_hand():
     found = analyse(RUN, AFTER, SPACE)
+    assert list(found) == list(MEASURES)
     # Changes of the fractions: -0.10, 0.10, 0.05, -0.05; ranks 1, 4, 3, 2.
     # Failures 5, 45, 70, 95 have ranks 1..4; p (1 - p) .0475 .2475 .21 .0475: 1.5, 4, 3, 1.5.
-    assert found.failure_following == pytest.approx(1 - 6 * (0 + 4 + 0 + 4) / (4 * 15))
-    assert found.signal_following == pytest.approx(
+    assert found["failure_following"] == pytest.approx(1 - 6 * (0 + 4 + 0 + 4) / (4 * 15))
+    assert found["signal_following"] == pytest.approx(
         np.corrcoef([1, 4, 3, 2], [1.5, 4, 3, 1.5])[0, 1]
     )
     # Conflicts 5, 45, 30, 0: ranks 2, 4, 3, 1.
-    assert found.followed == "conflict_free"
-    assert found.followed_correlation == pytest.approx(0.8)
-    assert found.fraction_moved == pytest.approx(0.15)
-    assert found.value_moved == pytest.approx((0.1 + 0.05 + 0.2) / 8)
-    assert found.cells_changed == pytest.approx(7 / 12)
-    assert (found.saturated_rows, found.saturated_shrunk) == (1, 1.0)
-    assert (found.hopeless_rows, found.hopeless_eased) == (1, 1.0)
+    assert found["followed"] == "conflict_free"
+    assert found["followed_correlation"] == pytest.approx(0.8)
+    assert found["fraction_moved"] == pytest.approx(0.15)
+    assert found["value_moved"] == pytest.approx((0.1 + 0.05 + 0.2) / 8)
+    assert found["cells_changed"] == pytest.approx(7 / 12)
+    assert (found["saturated_rows"], found["saturated_shrunk"]) == (1, 1.0)
+    assert (found["hopeless_rows"], found["hopeless_eased"]) == (1, 1.0)
     # Round 1 raised the holes of sizes 3 and 5, and both got worse; only size 3's were lowered.
-    assert (found.mistakes, found.mistakes_reversed) == (2, 0.5)
-    assert found.signal_before == pytest.approx(
+    assert (found["mistakes"], found["mistakes_reversed"]) == (2, 0.5)
+    assert found["signal_before"] == pytest.approx(
         4 * (0.4 * 0.0475 + 0.3 * 0.2475 + 0.2 * 0.21 + 0.1 * 0.0475)
     )
-    assert found.signal_after > found.signal_before
-    assert json.loads(json.dumps(found.to_dict()))["fraction_moved"] == 0.15
+    assert found["signal_after"] > found["signal_before"]
+    assert json.loads(json.dumps(found)) == found
 
 
 def test_nothing_to_measure_is_none():
     still = analyse(RUN, LATEST, SPACE)
-    assert still.failure_following is still.signal_following is still.followed is None
-    assert (still.fraction_moved, still.value_moved, still.cells_changed) == (0, 0, 0)
-    assert (still.saturated_shrunk, still.hopeless_eased, still.mistakes_reversed) == (0, 0, 0)
+    assert still["failure_following"] is still["signal_following"] is still["followed"] is None
+    assert (still["fraction_moved"], still["value_moved"], still["cells_changed"]) == (0, 0, 0)
+    assert (still["saturated_shrunk"], still["hopeless_eased"], still["mistakes_reversed"]) == (
+        0,
+        0,
+        0,
+    )
     one = RunRecord(RUN.history[:1], 1, 4, 1)
-    assert (analyse(one, AFTER, SPACE).mistakes, analyse(one, AFTER, SPACE).mistakes_reversed) == (
+    assert [analyse(one, AFTER, SPACE)[name] for name in ("mistakes", "mistakes_reversed")] == [
         0,
         None,
-    )
+    ]
     with pytest.raises(ValueError, match="needed"):
         analyse(RUN, Configuration(("3",), SPACE.names, ((1.0, 0.1, 0.1),)), SPACE)
 
@@ -105,12 +110,12 @@ def test_the_demonstrated_rule_follows_the_signal():
         chance.append(analyse(run, space.random(seed), space))
     # Half of the changes are those of what was there before, so the correlation is far from 1.
     following, by_chance = (
-        np.mean([f.signal_following for f in group if f.signal_following is not None])
+        np.mean([f["signal_following"] for f in group if f["signal_following"] is not None])
         for group in (found, chance)
     )
     assert following > 0.25 > 0.15 > by_chance
-    assert np.mean([f.signal_after - f.signal_before for f in found]) > 0.05
-    assert np.mean([f.value_moved for f in found]) < 0.05
+    assert np.mean([f["signal_after"] - f["signal_before"] for f in found]) > 0.05
+    assert np.mean([f["value_moved"] for f in found]) < 0.05
 
 
 def test_an_llm_judge():

@@ -150,7 +150,7 @@ def test_every_designer():
         SPACE.check(designer(RECORD, SPACE, 1).config)
     fractions = curricula.failure_proportional(RECORD, SPACE, 0).config.column("fraction")
     assert fractions[0] < min(fractions[1:])
-    assert analysis.analyse(RECORD, WANTED, SPACE).saturated_rows == 1
+    assert analysis.analyse(RECORD, WANTED, SPACE)["saturated_rows"] == 1
 
 
 def test_demonstrations():
