@@ -1,6 +1,9 @@
-"""One palette for pages and charts, light and dark; the layout is in `templates/style.css`."""
+"""The palette of pages and charts, from `style.yaml`."""
 
 import dataclasses
+from pathlib import Path
+
+import yaml
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,40 +20,15 @@ class Look:
     light: str
     dark: str
     marker: str
-    dashes: tuple[float, ...] = ()
+    dashes: tuple[float, ...]
 
 
-LOOKS = (
-    Look("#1f39c4", "#3b79ff", "o"),
-    Look("#af3812", "#ff8617", "s", (5, 1.5)),
-    Look("#00825e", "#52f1a3", "D", (1.5, 1.2)),
-    Look("#d66eb5", "#f092ec", "^", (6, 1.5, 1.5, 1.5)),
-    Look("#451709", "#937f44", "v", (3, 1.2)),
-    Look("#2a98f2", "#cbf9ff", "P", (8, 2)),
-    Look("#26224b", "#6f8589", "X", (3, 1.2, 1, 1.2)),
-    Look("#9b9800", "#fffa1c", "*", (1, 2)),
+_PALETTE = yaml.safe_load(Path(__file__).with_name("style.yaml").read_text())
+LOOKS = tuple(
+    Look(light, dark, marker, tuple(dashes)) for light, dark, marker, dashes in _PALETTE["looks"]
 )
-"""Eight colours in the spirit of Okabe and Ito's ("Color universal design", 2008), but each with a
-contrast of at least 3 to 1 with the page, on white and on dark. Found by search: for any of the
-common kinds of colour vision (after Machado, Oliveira and Fernandes, 2009) no two of them are
-nearer than 20 units of CIELAB."""
-
-LIGHT = {
-    "ink": "#1b2733",
-    "grid": "#d3dae1",
-    "paper": "#ffffff",
-    "bad": "#c4002a",
-    "soft": "#55636f",
-    "panel": "#f4f6f8",
-}
-DARK = {
-    "ink": "#e3e8ed",
-    "grid": "#39434e",
-    "paper": "#12171c",
-    "bad": "#ff6b81",
-    "soft": "#a3afba",
-    "panel": "#1a2129",
-}
+LIGHT: dict[str, str] = _PALETTE["light"]
+DARK: dict[str, str] = _PALETTE["dark"]
 
 
 def look(index: int) -> Look:
