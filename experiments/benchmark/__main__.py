@@ -30,13 +30,7 @@ import mapf_jax
 from experiments import process, records
 from experiments import store as files
 from experiments.benchmark.oracles import ORACLES
-from experiments.benchmark.questions import (
-    BUILTIN,
-    BenchmarkQuestions,
-    SetOptions,
-    open_set,
-    read_set,
-)
+from experiments.benchmark.questions import BUILTIN, BenchmarkQuestions, open_set, read_set
 from experiments.benchmark.solvers import ENDPOINT, Given, Options, Solver, make_solver
 from experiments.benchmark.table import Outcomes, Results
 from experiments.errors import UserError, user_errors
@@ -75,8 +69,7 @@ def run(arguments: argparse.Namespace, reporter: Reporter) -> None:
     """
     about = records.facts()
     with user_errors():
-        set_options = _set_options(arguments)
-        options = _solver_options(arguments)
+        options = _checked(arguments)
         names = _names(arguments.model, arguments.name)
     # Everything that can refuse its options comes before anything that takes long.
     solvers = [make_solver(spec, options) for spec in arguments.model]
@@ -86,7 +79,7 @@ def run(arguments: argparse.Namespace, reporter: Reporter) -> None:
         folders = [root / "models" / _file_name(name) for name in names]
         for name, folder, solver in zip(names, folders, solvers, strict=True):
             _check_options(name, folder, solver)
-        questions = open_set(root, set_options, reporter) if solvers else read_set(root)
+        questions = open_set(root, options, reporter) if solvers else read_set(root)
         for folder, solver in zip(folders, solvers, strict=True):
             rows = _unanswered(files.read_log(folder / _ANSWERS), questions)
             for line in solver.forecast(questions, rows) if len(rows) else ():
@@ -271,21 +264,21 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _set_options(arguments: argparse.Namespace) -> SetOptions:
-    sources = tuple(arguments.set) or (BUILTIN,)
-    if BUILTIN not in sources and arguments.set_seed:
-        raise ValueError(f"set_seed={arguments.set_seed}: only for --set={BUILTIN}")
-    return SetOptions(sources, arguments.set_seed, arguments.per_cell, arguments.limit)
-
-
-def _solver_options(arguments: argparse.Namespace) -> Options:
+def _checked(arguments: argparse.Namespace) -> Options:
     """The options with mesh and further fields read.
 
     Raises:
-      ValueError: a number is out of its range, or a limit on the cost has no prices.
+      ValueError: a number is out of its range, the built-in set is not alone, or a limit on the
+        cost has no prices.
     """
     options = Options(**vars(arguments))
-    least = dict.fromkeys(("max_new_tokens", "rows", "concurrency"), 1)
+    options.set = options.set or [BUILTIN]
+    if BUILTIN in options.set and len(options.set) > 1:
+        raise ValueError(f"set={options.set}: {BUILTIN!r} does not go with others")
+    if BUILTIN not in options.set and options.set_seed:
+        raise ValueError(f"set_seed={options.set_seed}: only for --set={BUILTIN}")
+    counts = ("per_cell", "limit", "max_new_tokens", "rows", "concurrency")
+    least = dict.fromkeys(counts, 1)
     least |= dict.fromkeys(("price_in", "price_out", "max_cost"), 0)
     for name, low in least.items():
         value = getattr(options, name)

@@ -4,6 +4,7 @@ In the folder of a benchmark lies `instances.jsonl` with all of it, and `set.jso
 it was made from. Both are made once; a second start reads them.
 """
 
+import argparse
 import collections
 import dataclasses
 import hashlib
@@ -78,53 +79,21 @@ class BenchmarkQuestions:
         return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), numbers)
 
 
-@dataclasses.dataclass(frozen=True)
-class SetOptions:
-    """Which instances.
-
-    Attributes:
-      sources: `BUILTIN` alone, or files of JSON lines: records of ours or of the published set.
-      seed: of the built-in set.
-      per_cell: take so many of each number of agents, size, wait ratio and hole ratio at most;
-        None takes all.
-      limit: then take so many, evenly spread; None takes all.
-
-    Raises:
-      ValueError: a number is less than 1, or the built-in set is not alone.
-    """
-
-    sources: tuple[str, ...] = (BUILTIN,)
-    seed: int = 0
-    per_cell: int | None = None
-    limit: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("per_cell", "limit"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value}: allowed are integers from 1 up")
-        if BUILTIN in self.sources and len(self.sources) > 1:
-            raise ValueError(f"set={self.sources}: {BUILTIN!r} does not go with others")
-
-    def to_dict(self) -> dict[str, Any]:
-        """What decides on the instances: files by their content.
-
-        Raises:
-          UserError: a file cannot be read.
-        """
-        chosen: dict[str, Any] = {"per_cell": self.per_cell, "limit": self.limit}
-        if BUILTIN in self.sources:
-            return {"set": BUILTIN, "set_seed": self.seed, **chosen}
-        return {"set": [f"{Path(path).name} {_sha256(path)}" for path in self.sources], **chosen}
-
-
-def open_set(root: Path, options: SetOptions, reporter: Reporter) -> BenchmarkQuestions:
+def open_set(root: Path, options: argparse.Namespace, reporter: Reporter) -> BenchmarkQuestions:
     """The questions in a folder, made if they are not there.
+
+    Args:
+      options: of the command: `set`, `BUILTIN` alone or files of JSON lines, `set_seed`, `per_cell`
+        and `limit`.
 
     Raises:
       UserError: the folder holds others, or they cannot be made; the message names the option.
     """
-    chosen = options.to_dict()
+    chosen = {"per_cell": options.per_cell, "limit": options.limit}
+    if BUILTIN in options.set:
+        chosen |= {"set": BUILTIN, "set_seed": options.set_seed}
+    else:  # Files by their content.
+        chosen |= {"set": [f"{Path(path).name} {_sha256(path)}" for path in options.set]}
     if not (root / "set.json").exists():
         records, total = _make(options, reporter)
         files.write_jsonl(root / "instances.jsonl", records)
@@ -161,15 +130,15 @@ def read_set(root: Path) -> BenchmarkQuestions:
     )
 
 
-def _make(options: SetOptions, reporter: Reporter) -> tuple[list[dict[str, Any]], int]:
+def _make(options: argparse.Namespace, reporter: Reporter) -> tuple[list[dict[str, Any]], int]:
     """The chosen records with their optimum, and how many there were to choose from."""
-    if BUILTIN in options.sources:
+    if BUILTIN in options.set:
         return _builtin(options, reporter)
     with user_errors():
-        records = list(_read_sources(options.sources))
+        records = list(_read_sources(options.set))
         names = collections.Counter(record["id"] for record in records)
         if not records:
-            raise ValueError(f"set={options.sources}: no instance is there")
+            raise ValueError(f"set={options.set}: no instance is there")
         name, count = names.most_common(1)[0]
         if count > 1:
             raise ValueError(f"set: the id {name!r} occurs {count} times")
@@ -179,14 +148,14 @@ def _make(options: SetOptions, reporter: Reporter) -> tuple[list[dict[str, Any]]
     return chosen, len(records)
 
 
-def _builtin(options: SetOptions, reporter: Reporter) -> tuple[list[dict[str, Any]], int]:
+def _builtin(options: argparse.Namespace, reporter: Reporter) -> tuple[list[dict[str, Any]], int]:
     whole = benchmark.PER_HOLE_RATIO
     per_cell = whole if options.per_cell is None else options.per_cell
     if per_cell > whole:
         raise UserError(f"per_cell={per_cell}: the built-in set has {whole}")
     reporter.line("making the built-in set, which takes minutes; it is kept in the folder")
     with user_errors():
-        made = mapf_jax.benchmark_instances(options.seed, per_hole_ratio=per_cell)
+        made = mapf_jax.benchmark_instances(options.set_seed, per_hole_ratio=per_cell)
     records = [
         {
             **formats.to_record(made.instances[i], name),

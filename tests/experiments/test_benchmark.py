@@ -1,5 +1,6 @@
 """The benchmark of models: oracles, resumption, a failing server, the tiny model, the tables."""
 
+import argparse
 import contextlib
 import csv
 import json
@@ -18,7 +19,7 @@ from experiments import settings as settings_lib
 from experiments import store as files
 from experiments.benchmark import __main__ as benchmark
 from experiments.benchmark import table as benchmark_table
-from experiments.benchmark.questions import BenchmarkQuestions, SetOptions, open_set
+from experiments.benchmark.questions import BenchmarkQuestions, open_set
 from experiments.configs import tiny
 from experiments.errors import UserError
 from experiments.families.lakes import published
@@ -317,6 +318,10 @@ def test_the_tiny_model_and_the_checkpoint_of_a_run(source, tmp_path):
     assert run(source, out, f"--model={root}:8", "--name=other", *sampled) == 1
 
 
+def asked(*paths):
+    return argparse.Namespace(set=list(map(str, paths)), set_seed=0, per_cell=None, limit=None)
+
+
 def test_files_of_the_published_set(source, tmp_path):
     texts = ["S F g\nF F F\nG F s", "S F F\nF H g\nG F s"]
     paths = []
@@ -329,7 +334,7 @@ def test_files_of_the_published_set(source, tmp_path):
         }
         path.write_text(files.json_line(record))
         paths.append(str(path))
-    questions = open_set(tmp_path / "set", SetOptions(tuple(paths)), Reporter())
+    questions = open_set(tmp_path / "set", asked(*paths), Reporter())
     assert questions.names == ("2ag_3x3_hr0.1_wr0.25_000", "2ag_3x3_hr0.1_wr0.75_000")
     assert questions.wait_ratio.tolist() == [0.25, 0.75]
     assert questions.hole_ratio.tolist() == [0.1, 0.1]
@@ -340,9 +345,9 @@ def test_files_of_the_published_set(source, tmp_path):
     wrong = tmp_path / "wrong.jsonl"
     wrong.write_text("".join(map(files.json_line, records)))
     with pytest.raises(UserError, match=r"wrong\.jsonl:2: hole_ratio: 'high' is neither a number"):
-        open_set(tmp_path / "wrong", SetOptions((str(wrong),)), Reporter())
+        open_set(tmp_path / "wrong", asked(wrong), Reporter())
     assert not (tmp_path / "wrong" / "set.json").exists()
-    twice = SetOptions((str(source), str(source)))
+    twice = asked(source, source)
     with pytest.raises(ValueError, match="occurs 2 times"):
         open_set(tmp_path / "twice", twice, Reporter())
 
