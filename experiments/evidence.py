@@ -11,6 +11,7 @@ from engineer.evidence import Evidence, FailureBreakdown, TrainingEvidence
 from engineer.record import RoundRecord, RunRecord
 from engineer.space import Configuration
 from experiments.families import Family, Problem, Record
+from experiments.pages import paragraphs
 from experiments.settings import Settings
 from experiments.store import RunStore
 
@@ -90,23 +91,13 @@ def _training_evidence(store: RunStore, folder: Path) -> TrainingEvidence:
 
 def training_texts(settings: Settings, family: Family) -> dict[str, str]:
     """Objective, reward and schedule in words, for the full form of module T."""
-    training, optimizer = settings.training, settings.training.optimizer
-    objective = training.objective
     cost = f", less {family.token_cost:g} for each token" if family.token_cost else ""
-    return {
-        "objective": (
-            f"GRPO with {training.group_size} answers to each of {training.prompts_per_step} "
-            f"instances a step, advantages normalised by {objective.advantage_normalization}, "
-            f"ratios clipped at {1 - objective.clip_low:g} and {1 + objective.clip_high:g}, "
-            f"KL weight {objective.kl_coef:g}"
-        ),
-        "reward": family.reward + cost,
-        "schedule": (
-            f"{training.epochs:g} epochs over {settings.environment.num_instances} instances a "
-            f"round, learning rate {optimizer.learning_rate:g}, {optimizer.warmup_steps} steps of "
-            f"warm-up, then {optimizer.decay}"
-        ),
-    }
+    objective, schedule = paragraphs(
+        "training_details.md",
+        training=settings.training,
+        num_instances=settings.environment.num_instances,
+    )
+    return {"objective": objective, "reward": family.reward + cost, "schedule": schedule}
 
 
 def outcome_metrics(records: Sequence[Record]) -> dict[str, float]:

@@ -54,5 +54,5 @@ _TEMPLATES = jinja2.Environment(
 _TEMPLATES.filters |= {
     each.__name__: each for each in (percent, number, duration, cell, estimate, p_value)
 }
-_TEMPLATES.filters["json"] = json.dumps
+_TEMPLATES.filters |= {"json": json.dumps, "g": "{:g}".format}
 _TEMPLATES.globals |= {"DASH": DASH, "MEASURES": MEASURES, "interval": interval}

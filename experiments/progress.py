@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from engineer.evidence import FailureBreakdown
+from experiments.pages import paragraphs
 from experiments.settings import Settings
 
 _SECONDS_BETWEEN_LINES = 15.0
@@ -77,18 +78,7 @@ class Reporter:
 
 def plan(settings: Settings) -> list[str]:
     """What a run is going to do, as far as its options tell, in a few lines."""
-    training, problems = settings.training, settings.environment.num_instances
-    completions = training.prompts_per_step * training.group_size
-    shards = " x ".join(f"{name} {size}" for name, size in vars(settings.mesh).items())
-    return [
-        f"{settings.loop.rounds} rounds of {training.num_steps(problems)} steps on {problems:,} "
-        f"problems each, validated on {settings.validation.num_instances:,}",
-        f"a step: {training.prompts_per_step} problems with {training.group_size} completions "
-        f"each, in {min(completions, training.sampling_rows)} slots of at most "
-        f"{training.max_new_tokens:,} tokens; updates: {training.updates_per_step}",
-        f"mesh: {shards}; micro-batches of {training.micro_batch_rows} rows with "
-        f"{training.completions_per_row} completions each",
-    ]
+    return paragraphs("plan.md", settings=settings)
 
 
 def describe(design: Mapping[str, Any]) -> str:
