@@ -27,8 +27,7 @@ from learner.plan import targets
 from learner.plan.layout import Layout, Work
 from learner.plan.programs import Program
 from learner.plan.targets import Target
-from learner.qwen3.config import DTYPES, REMAT, Qwen3Config
-from learner.qwen3.sizes import NAMES, published
+from learner.qwen3.config import DTYPES, NAMES, REMAT, Qwen3Config, published
 
 # Of a program, in the table.
 _COLUMNS = (

@@ -29,6 +29,11 @@ _REQUIRED = (*_SIZES, "rope_theta")
 _COMPUTE = ("dtype", "param_dtype", "remat", "scan_unroll", "attention")
 _POSITIVE = (*_SIZES, "head_dim", "max_position_embeddings", "scan_unroll")
 
+# The published dense models (Qwen3 technical report, arXiv 2505.09388, table 1), by name: what the
+# files `Qwen/<name>/config.json` on the Hugging Face hub say.
+_PUBLISHED = checks.json_object(Path(__file__).with_name("published.json"))
+NAMES = tuple(_PUBLISHED)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Qwen3Config:
@@ -199,3 +204,18 @@ def _refuse_unsupported(mapping: Mapping[str, Any], rope: Mapping[str, Any]) -> 
     ]
     if found:
         raise ValueError("; ".join(found))
+
+
+def published(name: str, **compute: object) -> Qwen3Config:
+    """The configuration of a published model.
+
+    Args:
+        name: one of `NAMES`, with or without "Qwen/" before it.
+        compute: compute options, as of `Qwen3Config.from_hf`.
+
+    Raises:
+        ValueError: there is no such model, or an option is invalid.
+    """
+    if name.removeprefix("Qwen/") not in _PUBLISHED:
+        raise ValueError(f"name is {name!r}; published are {NAMES}")
+    return Qwen3Config.from_hf(_PUBLISHED[name.removeprefix("Qwen/")], **compute)

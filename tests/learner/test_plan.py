@@ -18,8 +18,7 @@ from learner.plan.layout import Layout, Work
 from learner.plan.programs import Program
 from learner.plan.targets import CHIPS, Target
 from learner.qwen3 import model
-from learner.qwen3.config import Qwen3Config
-from learner.qwen3.sizes import NAMES, published
+from learner.qwen3.config import NAMES, Qwen3Config, published
 
 GB = 10**9
 
