@@ -1,7 +1,7 @@
 """MAPF-FrozenLake in JAX: a batched simulator, an exact solver and an instance generator."""
 
 from mapf_jax.benchmark import BenchmarkSet, benchmark_instances
-from mapf_jax.draw.ascii import ascii_frames, ascii_instance, instance_from_ascii
+from mapf_jax.draw.render import ascii_frames, ascii_instance, instance_from_ascii
 from mapf_jax.environment_config import EnvironmentConfig
 from mapf_jax.generator import GenerationReport, NoInstanceError, fingerprints, generate
 from mapf_jax.padding import pad_instance

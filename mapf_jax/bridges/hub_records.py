@@ -12,7 +12,7 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any
 
-from mapf_jax.draw.ascii import ascii_instance, instance_from_ascii
+from mapf_jax.draw.render import ascii_instance, instance_from_ascii
 from mapf_jax.text import FROZEN, HOLE, START_CHARACTERS, letters_of
 from mapf_jax.types import Instance
 

@@ -11,7 +11,7 @@ import pytest
 from mapf_jax import EnvironmentConfig, Status, formats, generate, solve
 from mapf_jax.bridges import hub_records as published
 from mapf_jax.bridges import movingai
-from mapf_jax.draw.ascii import ascii_instance
+from mapf_jax.draw.render import ascii_instance
 from mapf_jax.padding import pad_instance, stack_padded
 from mapf_jax.text import prompt, render_answer
 from mapf_jax.types import make_instance
