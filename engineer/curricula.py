@@ -24,7 +24,6 @@ RATE, TEMPERATURE, EXPLORATION = 0.5, 0.05, 0.2
 
 def failure_proportional(record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
     """Data in proportion to failures: a row's fraction ~ (1 - p) + 0.05, p its valid rate."""
-    del seed
     rates = record.valid_rates(space.rows).values()
     return _divided(record, space, [1.0 - p + FAILURES_FLOOR for p in rates], "failures")
 
@@ -36,7 +35,6 @@ def learnability_proportional(record: RunRecord, space: ConfigurationSpace, seed
     Investigating and Improving Regret Approximations for Curriculum Discovery), there of single
     levels, here of rows.
     """
-    del seed
     rates = record.valid_rates(space.rows).values()
     weights = [p * (1.0 - p) + LEARNABILITY_FLOOR for p in rates]
     return _divided(record, space, weights, "learnability")
@@ -50,7 +48,6 @@ def progress_bandit(record: RunRecord, space: ConfigurationSpace, seed: int) -> 
     Q <- a |reward| + (1 - a) Q runs over the rounds, from Q = 0; the absolute value also brings
     back a row that is being forgotten. Fractions are (1 - e) softmax(Q / t) + e / rows.
     """
-    del seed
     validations = [past.breakdown for past in record.history]
     if record.initial is not None:
         validations.insert(0, record.initial)
@@ -85,7 +82,6 @@ class StagedCurriculum:
 
     def __call__(self, record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
         """The configuration of the stage that is due."""
-        del seed
         stages = self.stages or default_stages(space)
         if record.config not in stages:
             return Design(config=stages[0], source="staged")

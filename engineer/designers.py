@@ -142,7 +142,6 @@ class ModelDesigner:
 
 def fixed(record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
     """The baseline without an engineer: every round has the configuration of the one before."""
-    del seed
     return keep(record, space, "fixed", "this designer changes nothing")
 
 

@@ -190,7 +190,6 @@ class DesignTask(Task):
 
     def messages(self, index: int) -> Sequence[Message]:
         """The context."""
-        del index
         return self.chat
 
     def score(self, indices: np.ndarray, completions: Sequence[Completion]) -> Scores:
@@ -199,7 +198,6 @@ class DesignTask(Task):
         Raises:
           ValueError: progress is not finite.
         """
-        del indices
         records: list[dict[str, Any]] = []
         rewards = np.full(len(completions), WORST, np.float32)
         for i, completion in enumerate(completions):

@@ -26,7 +26,6 @@ _STEPS_PER_WIDTH = 16  # No path of the prioritised planner is longer than so ma
 
 def exact(instances: mapf_jax.Instance, keys: jax.Array) -> list[str]:
     """The optimal plans that the instances carry, made by the exact solver."""
-    del keys
     solution = instances.solution
     if solution is None:
         raise ValueError("instances.solution is None: the exact solver's plans are needed")
@@ -43,7 +42,6 @@ def prioritized(instances: mapf_jax.Instance, keys: jax.Array, num_orders: int =
       num_orders: orders of the agents that are tried; the cheapest plan counts. One order is the
         same for all instances of a number of agents.
     """
-    del keys
     blocked, starts, goals, active = (
         np.asarray(array)
         for array in (instances.blocked, instances.starts, instances.goals, instances.active)

@@ -248,7 +248,6 @@ class Family(ABC):
 
     def draw(self, problem: Problem, completion: str) -> str | None:
         """The same as an HTML fragment with everything escaped, or None to show the text."""
-        del problem, completion
         return None
 
     def breakdown(self, records: Sequence[Record]) -> FailureBreakdown:

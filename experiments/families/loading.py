@@ -26,7 +26,6 @@ _ARGUMENTS = {"lakes": "", "reasoning_gym": ":DATA_SET+DATA_SET"}
 @functools.cache
 def _sandbox(path: Path, contents: bytes) -> Sandbox:
     """The process that verifies for a file; one for each of its contents."""
-    del contents
     return Sandbox(path)
 
 

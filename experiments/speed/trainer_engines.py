@@ -137,12 +137,10 @@ def trl(task: Task) -> Measurements:
         """Lets the trainer take one step for each request."""
 
         def on_step_begin(self, *args: Any, **more: Any) -> None:
-            del args, more
             requests.get()
             self.begin = time.perf_counter()
 
         def on_step_end(self, *args: Any, **more: Any) -> None:
-            del args, more
             results.put(time.perf_counter() - self.begin)
 
     trainer = library.GRPOTrainer(

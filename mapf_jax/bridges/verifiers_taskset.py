@@ -63,7 +63,6 @@ class MapfTask(vf.Task[MapfData, vf.State, MapfTaskConfig]):
 
     async def validate(self, runtime: vf.Runtime) -> bool:
         """Whether the stored answer is optimal."""
-        del runtime
         return bool(self._scores(self.data.answer, 0)["optimal"])
 
     def _scores(self, text: str, num_tokens: int) -> dict[str, float]:
