@@ -1,21 +1,9 @@
 """Families of environments; what a person who writes one needs is here."""
 
-from experiments.families.family import (
-    Family,
-    Generated,
-    GeneratedRow,
-    NoProblemError,
-    Problem,
-    ProblemTask,
-    Record,
-)
-
-__all__ = [
-    "Family",
-    "Generated",
-    "GeneratedRow",
-    "NoProblemError",
-    "Problem",
-    "ProblemTask",
-    "Record",
-]
+from experiments.families.family import Family as Family
+from experiments.families.family import Generated as Generated
+from experiments.families.family import GeneratedRow as GeneratedRow
+from experiments.families.family import NoProblemError as NoProblemError
+from experiments.families.family import Problem as Problem
+from experiments.families.family import ProblemTask as ProblemTask
+from experiments.families.family import Record as Record

@@ -13,8 +13,6 @@ from experiments.report import run, study
 from experiments.report.charts import Gallery
 from experiments.report.reading import is_run, read_run
 
-__all__ = ["write"]
-
 
 def write(root: Path) -> Path:
     """Writes the page about the run or the study in a folder, and its figures and data.

@@ -7,9 +7,8 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import numpy as np
 
-from learner.chat import Completion, Message
-
-__all__ = ["Completion", "Message", "Scores", "Task", "prompt_indices"]
+from learner.chat import Completion as Completion
+from learner.chat import Message as Message
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,14 +24,12 @@ from learner.sampling.completer import Completer
 from learner.sampling.sampler import SamplingParams
 from learner.training import grpo, lora, metrics
 from learner.training.completion_rows import completion_logprobs, pack_rows
-from learner.training.grpo_config import GRPOConfig
+from learner.training.grpo_config import GRPOConfig as GRPOConfig
 from learner.training.micro_batches import MicroBatch, micro_batches
 from learner.training.rollout import Rollout
 from learner.training.task import Scores, Task, prompt_indices
 from learner.training.train_state import TrainState, abstract_train_state, create_train_state
 from learner.training.update import NonFiniteError, Updater, UpdateResult, not_finite
-
-__all__ = ["GRPOConfig", "GRPOTrainer", "StepResult"]
 
 # What the key is folded with; `prompt_indices` folds it with 0.
 _SAMPLING, _RESAMPLING, _ADAPTERS = 1, 2, 3
