@@ -20,7 +20,7 @@ from engineer.choice import expected_signal, relative_moves
 from engineer.designers import Generate, NoAnswerError
 from engineer.record import RunRecord
 from engineer.space import Cell, Configuration, ConfigurationSpace
-from engineer.templates import macros
+from engineer.texts import macros
 
 SATURATED, HOPELESS = 0.9, 0.1
 """Valid rates from which a row counts as saturated, and up to which as hopeless."""

@@ -8,7 +8,7 @@ import numpy as np
 from engineer import choice, proposal
 from engineer.choice import MoveLimits
 from engineer.context import ContextSpec, Message, fitted
-from engineer.json_values import JsonValue
+from engineer.evidence import JsonValue
 from engineer.record import RunRecord
 from engineer.space import Configuration, ConfigurationSpace
 from engineer.texts import FamilyTexts

@@ -11,8 +11,7 @@ from typing import Any
 from engineer.evidence import GroupOutcome
 from engineer.record import RoundRecord, RunRecord
 from engineer.space import ordered_rows
-from engineer.templates import macros
-from engineer.texts import NO_HISTORY, NO_SUMMARY
+from engineer.texts import NO_HISTORY, NO_SUMMARY, macros
 
 TRAINING_DETAILS = ("objective", "reward", "schedule")
 """What the full form of module T shows; `RunRecord.training` holds a text for each."""

@@ -3,8 +3,7 @@
 import dataclasses
 from collections.abc import Iterable, Mapping
 
-from engineer.evidence import Evidence, FailureBreakdown
-from engineer.json_values import JsonValue
+from engineer.evidence import Evidence, FailureBreakdown, JsonValue
 from engineer.space import Configuration
 
 UNSEEN = 0.5

@@ -1,10 +1,29 @@
-"""What an engineer knows of an environment family besides its space: checks and texts."""
+"""What an engineer knows of an environment family besides its space: checks and texts, which are templates."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
 
 from engineer.space import ConfigurationSpace
-from engineer.templates import macros
+
+
+def macros(file: str, **names: Any) -> Any:
+    """The macros of a file as attributes: functions that return a text.
+
+    Args:
+      file: in the folder of this package.
+      **names: what its macros may call besides their arguments.
+    """
+    return _TEMPLATES.from_string(Path(__file__).with_name(file).read_text(), globals=names).module
+
+
+_TEMPLATES = jinja2.Environment(
+    trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+)
+_TEMPLATES.filters |= {"two": "{:.2f}".format, "g": "{:g}".format}
 
 SUMMARY_REQUEST = (
     "Before the configuration, explain in at most three sentences what it is meant to achieve. "

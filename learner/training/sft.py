@@ -15,8 +15,7 @@ from learner.chat import Message
 from learner.devices import sharding
 from learner.qwen3.config import Qwen3Config
 from learner.training import grpo
-from learner.training.completion_rows import completion_logprobs, pack_rows
-from learner.training.micro_batches import MicroBatch
+from learner.training.completion_rows import MicroBatch, completion_logprobs, pack_rows
 from learner.training.task import prompt_indices
 from learner.training.train_state import OptimizerConfig, TrainState, abstract_train_state
 from learner.training.update import NonFiniteError, Updater, not_finite

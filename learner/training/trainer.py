@@ -23,9 +23,13 @@ from learner.qwen3.config import Qwen3Config
 from learner.sampling.completer import Completer
 from learner.sampling.sampler import SamplingParams
 from learner.training import grpo, lora, metrics
-from learner.training.completion_rows import completion_logprobs, pack_rows
+from learner.training.completion_rows import (
+    MicroBatch,
+    completion_logprobs,
+    micro_batches,
+    pack_rows,
+)
 from learner.training.grpo_config import GRPOConfig as GRPOConfig
-from learner.training.micro_batches import MicroBatch, micro_batches
 from learner.training.rollout import Rollout
 from learner.training.task import Scores, Task, prompt_indices
 from learner.training.train_state import TrainState, abstract_train_state, create_train_state
