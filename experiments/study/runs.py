@@ -21,12 +21,16 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import ml_collections
 
 from experiments import records
 from experiments.errors import UserError
 from experiments.progress import Reporter
 from experiments.settings import EngineerSettings, LogSettings, LoopSettings, Settings
-from experiments.store import write_text
+from experiments.store import RunStore, write_text
+from experiments.study import results
 from experiments.study.results import ERROR, FINISHED, run_folder
 from experiments.study.variants import Study
 from learner.devices import preemption
@@ -168,6 +172,44 @@ def _devices() -> tuple[str, int]:
         raise UserError(f"JAX finds no device: {done.stderr.strip().splitlines()[-1]}")
     backend, count = done.stdout.split()[-2:]
     return backend, int(count)
+
+
+def compute(
+    root: Path,
+    study: Study,
+    base: ml_collections.ConfigDict,
+    workers: int | None,
+    reporter: Reporter,
+) -> tuple[dict[str, Any], bool]:
+    """Computes what is missing of a study, and writes its files.
+
+    Args:
+      base: the options that all variants have in common.
+      workers: as of `slots`; None computes nothing.
+      reporter: where progress is shown.
+
+    Returns:
+      (what `study.json` holds, False if it was asked to leave).
+
+    Raises:
+      UserError: an option is not allowed, or the study was begun with other options.
+    """
+    settings = study.settings(base)
+    all_jobs = jobs(study, settings)
+    with RunStore(root).locked():
+        for job in all_jobs:  # None may have been begun with other options.
+            if (root / job.folder / "config.json").exists():
+                RunStore(root / job.folder).claim(job.settings)
+        whole = True
+        if workers is not None:
+            places = slots(root, workers, settings[study.reference][study.seeds[0]])
+            whole = Runner(root, all_jobs, places, reporter).run()
+        shared = {
+            (job.variant, job.settings.seed): job.shared
+            for job in all_jobs
+            if job.variant is not None and job.shared is not None
+        }
+        return results.write(root, study, settings, shared), whole
 
 
 class Runner:

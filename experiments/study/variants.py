@@ -5,7 +5,7 @@ import functools
 import operator
 import re
 import runpy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import ml_collections
@@ -114,6 +114,17 @@ class Study:
             raise ValueError(f"seeds={self.seeds}: distinct integers from 0 up are needed")
         if not set(self.may_differ) <= set(Budget._fields):
             raise ValueError(f"may_differ={self.may_differ}: allowed are {Budget._fields}")
+
+    def with_seeds(self, seeds: Sequence[str]) -> "Study":
+        """The same study with other seeds, as a command line gives them.
+
+        Raises:
+          UserError: they are not distinct whole numbers.
+        """
+        if not all(seed.strip().isdecimal() for seed in seeds):
+            raise UserError(f"seeds={','.join(seeds)}: whole numbers are needed, as 0,1")
+        with user_errors():
+            return dataclasses.replace(self, seeds=tuple(map(int, seeds)))
 
     def settings(self, base: ml_collections.ConfigDict) -> dict[str, dict[int, Settings]]:
         """The options of every run, by variant and seed.

@@ -1,0 +1,70 @@
+"""Measures how much the training configuration matters, before designers are compared.
+
+python -m experiments.sensitivity --config=ladder --config.model.path=ladder_model \\
+    --workdir=studies/sensitivity_ladder
+
+A study (`python -m experiments.study`) whose variants are fixed configurations: that of the
+validation set, all data in each row, every other parameter at either end, and random draws. Each
+run has one round, with as much data as `--config` has in all its rounds. Beside the files of a
+study it writes `sensitivity.md` and `sensitivity.json` (`experiments.study.sensitivity.analyse`).
+
+Exit codes: as of `python -m experiments.study`.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_collections
+import yaml
+from absl import app, flags
+
+from experiments import command_line, settings
+from experiments import store as files
+from experiments.errors import user_errors
+from experiments.pages import render
+from experiments.study import command, sensitivity
+from experiments.study.variants import Study, Variant
+
+_CONFIG = command_line.define_config()
+_FLAGS = command.define_flags()
+_RANDOM = flags.DEFINE_integer("random", 3, "Random configurations.", lower_bound=0)
+
+
+def main(argv: Sequence[str]) -> None:
+    """Computes what is missing, writes the tables and says whether the regime is flat."""
+
+    def family() -> Any:
+        return settings.family_of(_CONFIG.value.to_dict())
+
+    def load(root: Path) -> tuple[Study, ml_collections.ConfigDict]:
+        base = _CONFIG.value.copy_and_resolve_references()
+        base.environment.num_instances *= base.loop.rounds
+        base.loop.rounds = 1
+        base.engineer.designer = "fixed"
+        variants = []
+        for name, config in sensitivity.configurations(family(), _RANDOM.value).items():
+            path = root / "configurations" / f"{name}.yaml"
+            if not path.exists():
+                files.write_text(path, yaml.safe_dump(config.to_dict(), sort_keys=False))
+            variants.append(Variant(name, name.replace("_", " "), {"engineer.start": str(path)}))
+        return Study(
+            question="How much does the configuration of the training set matter here?",
+            variants=tuple(variants),
+            reference=sensitivity.REFERENCE,
+        ), base
+
+    def conclude(root: Path, found: dict[str, Any]) -> str:
+        with user_errors():
+            result = sensitivity.analyse(found, family().space)
+        files.write_json(root / "sensitivity.json", result)
+        sentence = sensitivity.verdict(result)
+        text = render("sensitivity.md", found=found, result=result, sentence=sentence)
+        files.write_text(root / "sensitivity.md", text)
+        return sentence
+
+    command.run(argv, _FLAGS, load, conclude)
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=command_line.parse_flags)

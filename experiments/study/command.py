@@ -1,0 +1,105 @@
+"""What the commands that compute a study have in common: flags, progress and exit codes."""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_collections
+from absl import app, flags
+
+from experiments.errors import UserError
+from experiments.progress import Reporter
+from experiments.study import runs
+from experiments.study.variants import Study
+from learner import checks
+from learner.devices import preemption
+
+flags.disclaim_key_flags()  # They count as those of the command, whose --help lists them.
+
+
+class Flags(NamedTuple):
+    """What every study asks of the command line."""
+
+    workdir: flags.FlagHolder[str]
+    workers: flags.FlagHolder[int]
+    seeds: flags.FlagHolder[list[str] | None]
+    tables_only: flags.FlagHolder[bool]
+
+
+def define_flags() -> Flags:
+    """Defines them."""
+    return Flags(
+        flags.DEFINE_string("workdir", None, "Folder of the study.", required=True),
+        flags.DEFINE_integer(
+            "workers",
+            0,
+            "Processes at a time; 0 is one for each processor core, or for each mesh of GPUs.",
+            lower_bound=0,
+        ),
+        flags.DEFINE_list("seeds", None, "Seeds in place of the study's own, such as 0,1."),
+        flags.DEFINE_bool(
+            "tables_only", False, "Compute nothing: write the tables of the runs that there are."
+        ),
+    )
+
+
+def run(
+    argv: Sequence[str],
+    given: Flags,
+    load: Callable[[Path], tuple[Study, ml_collections.ConfigDict]],
+    conclude: Callable[[Path, dict[str, Any]], str] | None = None,
+) -> None:
+    """Computes what is missing of a study and writes its tables; ends the program on errors.
+
+    Args:
+      argv: what is left of the command line.
+      given: of `define_flags`.
+      load: the study and the options that its variants have in common, by the study's folder.
+      conclude: what comes after the tables, from the folder and what `study.json` holds; returns
+        a line to be printed.
+    """
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected arguments {argv[1:]}; options look like --name=value")
+    begin = time.monotonic()
+    reporter = Reporter()
+    root = Path(given.workdir.value)
+    try:
+        if given.tables_only.value and not (root / "runs").is_dir():
+            raise UserError(f"workdir={root}: no study is there to write tables of")
+        study, base = load(root)
+        if given.seeds.value is not None:
+            study = study.with_seeds(given.seeds.value)
+        workers = None if given.tables_only.value else given.workers.value
+        found, whole = runs.compute(root, study, base, workers, reporter)
+        _summarize(found, reporter)
+        if conclude is not None:
+            reporter.line(conclude(root, found))
+    except (UserError, OSError) as error:
+        sys.exit(f"error: {checks.one_line(error)}")
+    if not whole:
+        reporter.line("asked to leave: saved; the same command goes on from here")
+        sys.exit(preemption.EXIT_CODE)
+    reporter.line(f"done in {time.monotonic() - begin:.0f} s; tables: {root / 'comparison.md'}")
+    if found["state"]["failed"]:
+        sys.exit(1)
+
+
+def _summarize(found: dict[str, Any], reporter: Reporter) -> None:
+    """Prints the first metric of every variant, and the runs that failed."""
+    labels = {variant["name"]: variant["label"] for variant in found["variants"]}
+    metric = found["metrics"][0]
+    state = found["state"]
+    reporter.line(
+        f"{state['finished']} of {state['planned']} runs finished, {state['failed']} failed; "
+        f"{metric['label']}:"
+    )
+    for row in found["comparison"]:
+        if row["metric"] == metric["name"] and row["mean"] is not None:
+            reporter.line(
+                f"  {labels[row['variant']]}: {row['mean']:.1%} over {len(row['values'])} seeds"
+            )
+    for run in found["runs"]:
+        if run["status"] == "failed":
+            reporter.line(f"  {labels[run['variant']]}, seed {run['seed']} failed: {run['error']}")

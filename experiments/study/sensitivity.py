@@ -1,0 +1,195 @@
+"""How much the configuration of the training set matters: fixed configurations side by side.
+
+Before designers are compared it should be known that there is something to gain. Every fixed
+configuration trains from the same checkpoint with the same budget and seeds; an analysis of
+variance with seeds as blocks then says what the configuration explains, and what a comparison of
+designers could see.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import scipy.special
+import scipy.stats
+
+from engineer.choice import expected_signal
+from engineer.space import Cell, Configuration, ConfigurationSpace
+from experiments.families import Family
+from experiments.study.results import LEVEL, paired
+
+REFERENCE = "validation"
+"""The configuration of the validation set."""
+SEEDS = 5
+"""Of the comparison of designers whose minimum detectable difference is given."""
+ENOUGH = 3.0
+"""Minimum detectable differences between the best and the worst, below which a regime is flat."""
+_POWER = 0.8
+_MOST_SEEDS = 1000
+
+
+def configurations(family: Family, random: int) -> dict[str, Configuration]:
+    """The fixed configurations, by name.
+
+    That of the validation set; all of the data in each row; every other parameter at either end of
+    where random draws lie, in all rows; and so many random ones.
+    """
+    space, reference = family.space, family.validation
+    fraction = space.fraction_parameter
+    found = {REFERENCE: reference}
+    for row in space.rows:
+        alone = {cell: float(cell[0] == row) for cell in space.cells if cell[1] == fraction}
+        found[f"only_{row.lower()}"] = _changed(space, reference, alone)
+    for name in space.names:
+        if name == fraction:
+            continue
+        for end, side in enumerate(("low", "high")):
+            bound = {(row, name): space.random_bounds(row, name)[end] for row in space.rows}
+            found[f"{name.lower()}_{side}"] = _changed(space, reference, bound)
+    return found | {f"random_{seed}": space.random(seed) for seed in range(random)}
+
+
+def _changed(
+    space: ConfigurationSpace, config: Configuration, cells: dict[Cell, float]
+) -> Configuration:
+    values = config.cells() | cells
+    return Configuration.from_cells({cell: values[cell] for cell in space.cells})
+
+
+def analyse(found: Mapping[str, Any], space: ConfigurationSpace) -> dict[str, Any]:
+    """What finished runs of fixed configurations say, in the metric `valid_final`.
+
+    Only seeds that every configuration has finished count.
+
+    Args:
+      found: what `study.json` holds; each variant has one round.
+      space: of the configurations.
+
+    Returns:
+      seeds            those counted
+      configurations   {name: {mean, values: {seed: value}, signal, nondegenerate}}, best first:
+                       valid rate after training, `expected_signal` by the rates before it, and the
+                       fraction of groups that had one
+      start            valid rate before training
+      explained        fraction of the variance of single runs that the configuration explains, by
+                       components of variance
+      p                of the F test that all configurations are alike
+      best_minus_worst {values, mean, low, high, p}: both ends are chosen on the other seeds, as the
+                       best of several on the same runs looks better than it is
+      detectable       minimum detectable difference of two designers over `SEEDS` seeds
+      ratio            of the two
+      seeds_for_best, seeds_for_half   seeds that tell a designer which reaches the best, or half of
+                       its lead, from the reference with a power of 0.8; null above 1,000, or where
+                       the best has no lead
+      signal_correlation   Spearman's, of `signal` and the mean
+
+    Raises:
+      ValueError: fewer than two seeds, or fewer than two configurations, are finished.
+    """
+    points = {
+        (run["variant"], run["seed"]): run["points"]
+        for run in found["runs"]
+        if run["status"] == "finished"
+    }
+    names = [variant["name"] for variant in found["variants"]]
+    names = [name for name in names if any(variant == name for variant, _ in points)]
+    seeds = [seed for seed in found["seeds"] if all((name, seed) in points for name in names)]
+    if len(names) < 2 or len(seeds) < 2:
+        raise ValueError(
+            f"{len(names)} configurations over {len(seeds)} common seeds are finished; at least "
+            "two of each are needed"
+        )
+    ends = [[points[name, seed][-1] for seed in seeds] for name in names]
+    values = np.array([[end["valid"] / end["answers"] for end in row] for row in ends])
+    first = points[names[0], seeds[0]][0]
+    rates = {row: at["valid"] / at["answers"] for row, at in first["by_row"].items()}
+    signal = [expected_signal(rates, Configuration.from_dict(r[0]["config"]), space) for r in ends]
+    means = values.mean(1)
+    order = np.argsort(-means, kind="stable")
+    residual, explained, p = variance(values)
+    quantile = scipy.special.stdtrit(SEEDS - 1, (1 + LEVEL) / 2)
+    detectable = float(quantile * np.sqrt(2 * residual / SEEDS))
+    gap = paired(dict(zip(seeds, held_out_gap(values), strict=True)))
+    lead = means[order[0]] - means[names.index(found["reference"])]
+    return {
+        "seeds": seeds,
+        "configurations": {
+            names[i]: {
+                "mean": float(means[i]),
+                "values": dict(zip(map(str, seeds), values[i].tolist(), strict=True)),
+                "signal": round(signal[i], 4),
+                "nondegenerate": float(
+                    np.mean([end["training"]["nondegenerate_fraction"] for end in ends[i]])
+                ),
+            }
+            for i in order
+        },
+        "start": first["valid"] / first["answers"],
+        "explained": explained,
+        "p": p,
+        "best_minus_worst": gap,
+        "detectable": detectable,
+        "ratio": gap["mean"] / detectable if detectable else None,
+        "seeds_for_best": seeds_needed(lead, residual),
+        "seeds_for_half": seeds_needed(lead / 2, residual),
+        "signal_correlation": float(scipy.stats.spearmanr(signal, means).statistic),
+    }
+
+
+def variance(values: npt.NDArray[np.float64]) -> tuple[float, float, float]:
+    """Analysis of variance of f64[configurations, seeds] without replicates, seeds as blocks.
+
+    Returns:
+      (mean square of the residuals; fraction of the variance of a single run that configurations
+      explain, by components of variance; p-value of the F test for configurations).
+    """
+    k, n = values.shape
+    of_row, of_column = values.mean(1, keepdims=True), values.mean(0, keepdims=True)
+    rest = values - of_row - of_column + values.mean()
+    residual = float((rest**2).sum() / ((k - 1) * (n - 1)))
+    between, blocks = n * of_row.var(ddof=1), k * of_column.var(ddof=1)
+    configuration = max(0.0, (between - residual) / n)
+    total = configuration + max(0.0, (blocks - residual) / k) + residual
+    p = scipy.stats.f.sf(between / residual, k - 1, (k - 1) * (n - 1)) if residual else 0.0
+    return residual, configuration / total if total else 0.0, float(p)
+
+
+def held_out_gap(values: npt.NDArray[np.float64]) -> list[float]:
+    """Best minus worst of f64[configurations, seeds] in each seed, chosen by the other seeds."""
+    gaps = []
+    for seed in range(values.shape[1]):
+        others = np.delete(values, seed, axis=1).mean(1)
+        gaps.append(float(values[others.argmax(), seed] - values[others.argmin(), seed]))
+    return gaps
+
+
+def seeds_needed(difference: float, residual: float, power: float = _POWER) -> int | None:
+    """Seeds at which a paired t-test sees a difference with this power; None above 1,000.
+
+    Args:
+      difference: of two means.
+      residual: variance of a run beside what configuration and seed explain.
+      power: probability that the test is significant.
+    """
+    if difference <= 0:
+        return None
+    for n in range(2, _MOST_SEEDS + 1):
+        critical = scipy.special.stdtrit(n - 1, (1 + LEVEL) / 2)
+        effect = difference / np.sqrt(2 * residual / n) if residual else np.inf
+        if not np.isfinite(effect) or scipy.stats.nct.sf(critical, n - 1, effect) >= power:
+            return n
+    return None
+
+
+def verdict(result: Mapping[str, Any]) -> str:
+    """The result in one sentence."""
+    gap, detectable = result["best_minus_worst"]["mean"], result["detectable"]
+    flat = gap < ENOUGH * detectable
+    return (
+        f"{'FLAT: ' if flat else ''}best minus worst {100 * gap:.1f} points, "
+        f"{gap / detectable if detectable else float('inf'):.1f} times what {SEEDS} seeds can "
+        f"detect ({100 * detectable:.1f} points); {'below' if flat else 'at least'} "
+        f"{ENOUGH:g} times, so a comparison of designers "
+        f"{'would hardly show a difference' if flat else 'can show a difference'} here"
+    )
