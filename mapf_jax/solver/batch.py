@@ -12,7 +12,7 @@ from mapf_jax.types import INFINITE_COST, Instance, Solution, Status
 
 #: Joint states that one search may keep: some 0.1 GiB for five agents.
 MAX_STATES = 1 << 20
-_EASY_STATES = 1 << 14  # All instances are tried with so many before any gets more.
+_EASY_STATES = 1 << 17  # All instances are tried with so many before any gets more.
 _CHUNKS = 16, 256  # Instances that a thread takes at once, at least and at most.
 
 

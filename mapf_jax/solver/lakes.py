@@ -379,14 +379,13 @@ def _escalate(
         if level == _PAIRS:  # As many states as take the time that tables of triples take.
             entries = agents * (agents - 1) * (agents - 2) // 6 * (len(group.neighbours) + 1) ** 3
             capacity = min(max(entries >> 7, 1 << 10), 1 << 15)
-        if level == _TRIPLES:
-            if task.by_cost:
-                if kept:
-                    order = bounds.order
-                else:
-                    order = most_entangled_first(tables, group.starts, group.distance)
-                starts, goals = group.starts[order], group.goals[order]
-                group = Group(group.neighbours, starts, goals, group.distance[order])
+        if level == _TRIPLES and task.by_cost:
+            if kept:
+                order = bounds.order
+            else:
+                order = most_entangled_first(tables, group.starts, group.distance)
+            starts, goals = group.starts[order], group.goals[order]
+            group = Group(group.neighbours, starts, goals, group.distance[order])
         if kept:
             tables = bounds.tables
         else:
