@@ -24,14 +24,13 @@ _EARLY_STOP = (
 class ThinkingBudget:
     """A limit on how long a completion may think, as Qwen3 has it (arXiv 2505.09388, section 4.3).
 
-    A completion begins in thought and leaves it with `end_id`. After `max_tokens` tokens without
+    A completion begins in thought and leaves it with `</think>`. After `max_tokens` tokens without
     it, the tokens `closing_ids` are put in their place, whatever the model would have said, and
     the completion goes on after them. Their log-probabilities are 0: the model did not choose them.
 
     Attributes:
         max_tokens: at least 0.
-        end_id: the token `</think>`.
-        closing_ids: what ends the thought; `end_id` is the last of them, so that what follows
+        closing_ids: what ends the thought; the last of them is `</think>`, so that what follows
             begins after it in any case.
 
     Raises:
@@ -39,7 +38,6 @@ class ThinkingBudget:
     """
 
     max_tokens: int
-    end_id: int
     closing_ids: tuple[int, ...]
 
     def __post_init__(self) -> None:
@@ -146,14 +144,13 @@ def thinking_budget(tokenizer: Any, max_tokens: int) -> ThinkingBudget:
     Raises:
         ValueError: the tokenizer has no token `</think>`, or `max_tokens` is negative.
     """
-    end = tokenizer.get_vocab().get(THINK_END)
-    if end is None:
+    if THINK_END not in tokenizer.get_vocab():
         raise ValueError(
             f"max_tokens of thinking is {max_tokens}, but the tokenizer has no token {THINK_END}; "
             "allowed are tokenizers of models that think"
         )
     closing = tokenizer.encode(_EARLY_STOP, add_special_tokens=False)
-    return ThinkingBudget(max_tokens, int(end), tuple(int(token) for token in closing))
+    return ThinkingBudget(max_tokens, tuple(int(token) for token in closing))
 
 
 def stop_token_ids(tokenizer: Any) -> tuple[int, ...]:

@@ -73,7 +73,7 @@ class TokenAutomaton:
         """
         if then is None:
             then = cls.create(tokens=[[-1]], targets=[[0]], free=[True])
-        thought = [budget.end_id] * budget.max_tokens
+        thought = [budget.closing_ids[-1]] * budget.max_tokens
         begin = len(thought) + len(budget.closing_ids)
         tokens = np.full((begin, then.tokens.shape[1]), -1, np.int32)
         targets = np.zeros_like(tokens)

@@ -404,7 +404,7 @@ def test_an_automaton_masks_on_the_device():
 def test_thinking_is_ended_within_its_budget():
     """The closing tokens have probability one; what follows has the model's own."""
     think_end, closing = 20, (33, 34, 20)
-    thinking = ThinkingBudget(max_tokens=5, end_id=think_end, closing_ids=closing)
+    thinking = ThinkingBudget(max_tokens=5, closing_ids=closing)
     got = sampler(max_new_tokens=16, thinking=thinking, max_rows=4)(PARAMS, PROMPTS, keys(5), 4)
     free = sampler(max_new_tokens=16)(PARAMS, PROMPTS, keys(5), 4)
     np.testing.assert_array_equal(got.tokens[:, :5], free.tokens[:, :5])
@@ -463,7 +463,7 @@ def test_budgets_and_automata_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="automaton: demands token 90; allowed are 0 to 89"):
         run(PARAMS, [[1]], keys(1), automaton=TokenAutomaton.create([[90]], [[0]]))
     with pytest.raises(ValueError, match="max_new_tokens=8: more than 8 are needed"):
-        SamplingParams(max_new_tokens=8, thinking=ThinkingBudget(5, 1, (0, 2, 1)))
+        SamplingParams(max_new_tokens=8, thinking=ThinkingBudget(5, (0, 2, 1)))
 
 
 def test_sampler_arguments_are_checked():

@@ -63,7 +63,7 @@ def test_final_states_allow_nothing_but_to_stop():
 
 
 def test_thinking_ends_by_itself_or_is_ended():
-    budget = ThinkingBudget(max_tokens=3, end_id=10, closing_ids=(4, 5, 10))
+    budget = ThinkingBudget(max_tokens=3, closing_ids=(4, 5, 10))
     then = TokenAutomaton.create([[1, 2], [11, -1]], [[1, 0], [1, 0]])
     both = TokenAutomaton.thinking(budget, then)
     # Ended by the model: no closing tokens, and `then` begins at once.
@@ -77,7 +77,7 @@ def test_thinking_ends_by_itself_or_is_ended():
     alone = TokenAutomaton.thinking(budget)
     assert sorted(allowed(alone, walk(alone, [10])[-1])) == list(range(V))
     assert sorted(allowed(alone, walk(alone, [0, 1, 7, 4, 5, 10, 6, 6])[-1])) == list(range(V))
-    none = TokenAutomaton.thinking(ThinkingBudget(max_tokens=0, end_id=10, closing_ids=(10,)))
+    none = TokenAutomaton.thinking(ThinkingBudget(max_tokens=0, closing_ids=(10,)))
     assert sorted(allowed(none, 0)) == [10]
 
 
@@ -98,4 +98,4 @@ def test_shapes_and_dtypes_of_tables_are_checked(changes):
 
 def test_thinking_budget_is_checked():
     with pytest.raises(ValueError, match="max_tokens of thinking is -1"):
-        ThinkingBudget(max_tokens=-1, end_id=1, closing_ids=(1,))
+        ThinkingBudget(max_tokens=-1, closing_ids=(1,))
