@@ -10,23 +10,16 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
+from experiments.pages import render
 from experiments.settings import Settings
 
 _ATTRIBUTES = re.compile(r"^Attributes:\n((?:  .*\n?|\n)+)", re.MULTILINE)
 _ATTRIBUTE = re.compile(r"^  (\w+(?:, \w+)*): (.*(?:\n    .*)*)", re.MULTILINE)
-_INTRODUCTION = """\
-# The options of a run
-
-What each option is called, its default, and what it means. `--config.loop.rounds=2` sets one for a
-run, a file sets many, and those of the package go by their names (`--config=tiny`,
-`--config=hardware:Qwen3-4B@h200`). Without `--workdir` the run is in `runs/tiny`, after that name.
-This page is what `python -m experiments.main --list_options` prints.
-"""
 
 
 def page() -> str:
     """The options in Markdown, a heading for each group and a line for each option."""
-    return "\n".join([_INTRODUCTION, *_group(Settings(), "")])
+    return "\n".join([render("options.md"), *_group(Settings(), "")])
 
 
 def _group(options: Any, path: str) -> Iterator[str]:
