@@ -1,4 +1,4 @@
-"""What an engineer knows of an environment family besides its space: checks and texts, which are templates."""
+"""What an engineer knows of a family besides its space: checks, and templates of texts."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
