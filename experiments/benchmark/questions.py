@@ -19,6 +19,7 @@ import numpy as np
 import mapf_jax
 from experiments import store as files
 from experiments.errors import UserError, user_errors
+from experiments.families.lakes.published import Group
 from experiments.progress import Reporter
 from mapf_jax import benchmark, formats
 from mapf_jax.bridges import hub_records
@@ -40,18 +41,13 @@ class BenchmarkQuestions:
     Attributes:
       names: N unique names.
       instances: batch shape [N] with a solution, OPTIMAL or not, and NumPy leaves.
-      num_agents, size: int[N].
-      wait_ratio, hole_ratio: float[N], the subset of the benchmark that an instance belongs to;
-        NaN where that is not known.
+      groups: N of them, each with all that is known of its instance's place in the benchmark.
       about: what the set was made from, how many instances that has, how many were taken.
     """
 
     names: tuple[str, ...]
     instances: mapf_jax.Instance
-    num_agents: np.ndarray
-    size: np.ndarray
-    wait_ratio: np.ndarray
-    hole_ratio: np.ndarray
+    groups: tuple[Group, ...]
     about: Mapping[str, Any]
 
     def __len__(self) -> int:
@@ -117,15 +113,10 @@ def read_set(root: Path) -> BenchmarkQuestions:
     if not (root / "set.json").exists():
         raise UserError(f"out={root}: no benchmark is there; a --model is needed to begin one")
     records = list(formats.read_jsonl(root / "instances.jsonl"))
-    instances = formats.from_records(records)
     return BenchmarkQuestions(
         names=tuple(record["id"] for record in records),
-        instances=instances,
-        num_agents=np.asarray(instances.active).sum(-1),
-        size=np.asarray(instances.size),
-        # None becomes NaN.
-        wait_ratio=np.array([record["wait_ratio"] for record in records], np.float64),
-        hole_ratio=np.array([record["hole_ratio"] for record in records], np.float64),
+        instances=formats.from_records(records),
+        groups=tuple(map(_group, records)),
         about=files.read_file(root / "set.json"),
     )
 
@@ -211,12 +202,19 @@ def _from_published(record: Mapping[str, Any], where: str, subset: float | None)
     }
 
 
+def _group(record: Mapping[str, Any]) -> Group:
+    ratios = {
+        name: None if record[name] is None else round(record[name], 4)
+        for name in ("wait_ratio", "hole_ratio")
+    }
+    return Group(len(record["starts"]), len(record["map"]), **ratios)
+
+
 def _per_cell(records: list[dict[str, Any]], count: int | None) -> list[dict[str, Any]]:
-    seen: collections.Counter[tuple[Any, ...]] = collections.Counter()
+    seen: collections.Counter[Group] = collections.Counter()
     chosen = []
     for record in records:
-        agents, size = len(record["starts"]), len(record["map"])
-        cell = (agents, size, record["hole_ratio"], record["wait_ratio"])
+        cell = _group(record)
         seen[cell] += 1
         if count is None or seen[cell] <= count:
             chosen.append(record)

@@ -8,7 +8,6 @@ are equally full it is the fraction of all their answers.
 import collections
 import dataclasses
 import functools
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -157,20 +156,15 @@ class Results:
     @functools.cached_property
     def groups(self) -> dict[Group, list[np.ndarray]]:
         """The cells, bool[N] each, of every group that has a number; those of a kind ascending."""
-        names = Group._fields
-        columns = [getattr(self.questions, name).round(4).tolist() for name in names]
-        rows = [
-            {name: value for name, value in zip(names, row, strict=True) if not math.isnan(value)}
-            for row in zip(*columns, strict=True)
-        ]
+        rows = self.questions.groups
         found = {}
         for kind in _KINDS:
-            members: dict[Group, dict[tuple[int, int], list[int]]] = {}
+            members: dict[Group, dict[tuple[Any, ...], list[int]]] = {}
             for i, row in enumerate(rows):
-                if row.keys() >= set(kind):  # A subset may not be known.
-                    group = Group(**{name: row[name] for name in kind})
+                group = Group(**{name: getattr(row, name) for name in kind})
+                if sum(value is not None for value in group) == len(kind):  # All are known.
                     cells = members.setdefault(group, {})
-                    cells.setdefault((row["num_agents"], row["size"]), []).append(i)
+                    cells.setdefault(row[:2], []).append(i)
             for group in sorted(members):
                 cells = members[group]
                 found[group] = [
@@ -193,9 +187,7 @@ class Results:
                 for wait in benchmark.WAIT_RATIOS
             }
         )
-        waits = np.where(np.isnan(questions.wait_ratio), -1.0, questions.wait_ratio.round(4))
-        columns = (questions.num_agents, questions.size, waits)
-        found = collections.Counter(zip(*(column.tolist() for column in columns), strict=True))
+        found = collections.Counter(group[:3] for group in questions.groups)
         if questions.partial:
             reason = f"only {len(questions):,} of {questions.about['of']:,} instances were asked"
             return dict.fromkeys(("by size", "by wait subset"), reason)

@@ -336,8 +336,7 @@ def test_files_of_the_published_set(source, tmp_path):
         paths.append(str(path))
     questions = open_set(tmp_path / "set", asked(*paths), Reporter())
     assert questions.names == ("2ag_3x3_hr0.1_wr0.25_000", "2ag_3x3_hr0.1_wr0.75_000")
-    assert questions.wait_ratio.tolist() == [0.25, 0.75]
-    assert questions.hole_ratio.tolist() == [0.1, 0.1]
+    assert questions.groups == ((2, 3, 0.25, 0.1), (2, 3, 0.75, 0.1))
     assert questions.solved.all()
     assert questions.instances.solution.cost.tolist() == [4, 3]
     records = unsolved_records()
@@ -361,16 +360,12 @@ def whole_benchmark():
         for wait in (0.25, 0.5, 0.75)
         for _ in range(50)
     ]
-    agents, size, wait = map(np.array, zip(*cells, strict=True))
     status = np.full(len(cells), mapf_jax.Status.OPTIMAL)
     solution = types.SimpleNamespace(status=status)
     return BenchmarkQuestions(
         names=tuple(f"q{i}" for i in range(len(cells))),
         instances=types.SimpleNamespace(solution=solution),
-        num_agents=agents,
-        size=size,
-        wait_ratio=wait,
-        hole_ratio=np.full(len(cells), np.nan),
+        groups=tuple(published.Group(*cell) for cell in cells),
         about={"options": {"set": "builtin"}, "of": len(cells)},
     )
 
@@ -404,7 +399,7 @@ def test_published_rows_stand_apart_beside_the_whole_benchmark(tmp_path):
     assert len({row["model"] for row in rows if row["source"] == "measured"}) == 1
 
     # The smallest lakes alone are answered so far: no mean over sizes, and every row says so.
-    few = [record for i, record in enumerate(records) if questions.size[i] <= 5]
+    few = [record for i, record in enumerate(records) if questions.groups[i].size <= 5]
     one = benchmark_table.Outcomes(noted, few, questions)
     assert one.label == "ours (900 of 3,150 answers)"
     tables = {table.title: table for table in benchmark_table.Results(questions, [one]).tables()}
