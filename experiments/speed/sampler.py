@@ -78,14 +78,15 @@ def even_lengths(scale: Scale, folder: str, tunix_python: str) -> Table:
         "prompts": np.random.default_rng(0).integers(1, scale.model.vocab_size, shape).tolist(),
         "new_tokens": scale.new_tokens,
         "devices": scale.devices,
+        "scan_unroll": 1,
     }
     on_one = task | {"devices": 1}
     cases = {
-        "own": Case("sampler_engines:own", task),
-        "own, one device": Case("sampler_engines:own", on_one),
-        "transformers": Case("sampler_engines:transformers", task),
-        "tunix": Case("sampler_engines:tunix", task, tunix_python),
-        "tunix, one device": Case("sampler_engines:tunix", on_one, tunix_python),
+        "own": Case("learner_engines:own_sampler", task),
+        "own, one device": Case("learner_engines:own_sampler", on_one),
+        "transformers": Case("learner_engines:transformers", task),
+        "tunix": Case("learner_engines:tunix", task, tunix_python),
+        "tunix, one device": Case("learner_engines:tunix", on_one, tunix_python),
     }
     if scale.devices == 1:  # Then these are the same once more.
         cases = {label: case for label, case in cases.items() if "one device" not in label}
@@ -119,8 +120,9 @@ def uneven_lengths(scale: Scale, folder: str) -> Table:
         "budgets": budgets.tolist(),
         "slots": scale.slots,
         "devices": scale.devices,
+        "scan_unroll": 1,
     }
-    case = Case("sampler_engines:own_uneven", task)
+    case = Case("learner_engines:own_uneven_sampler", task)
     outcome = compare({"own": case}, scale.rounds)["own"]
     if not outcome.measurements:
         raise RuntimeError(f"the sampler could not run: {outcome.obstacle}")

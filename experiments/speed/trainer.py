@@ -62,6 +62,7 @@ def tables(scale: Scale, folder: str, trl_python: str) -> Iterator[Table]:
         "completions_per_row": scale.group_size,
         "micro_batch_rows": 1,
         "peer_micro_batch_rows": scale.micro_batch_rows,
+        "devices": 1,
         "scan_unroll": scale.model.num_hidden_layers,
     }
     alone = task | {"completions_per_row": 1, "micro_batch_rows": scale.micro_batch_rows}
@@ -71,16 +72,16 @@ def tables(scale: Scale, folder: str, trl_python: str) -> Iterator[Table]:
         f"completions of {scale.new_tokens} each"
     )
     steps = {
-        "this project": Case("trainer_engines:own", task),
-        "this project, one completion a row": Case("trainer_engines:own", alone),
-        "TRL GRPOTrainer": Case("trainer_engines:trl", task, trl_python),
+        "this project": Case("learner_engines:own_trainer", task),
+        "this project, one completion a row": Case("learner_engines:own_trainer", alone),
+        "TRL GRPOTrainer": Case("learner_engines:trl", task, trl_python),
     }
     yield _compare(f"Whole GRPO step: {size}", scale, steps)
     updates = {
-        "this project": Case("trainer_engines:own_update", task),
-        "this project, one completion a row": Case("trainer_engines:own_update", alone),
-        "torch": Case("trainer_engines:torch_update", task),
-        "torch, all rows at once": Case("trainer_engines:torch_update", at_once),
+        "this project": Case("learner_engines:own_update", task),
+        "this project, one completion a row": Case("learner_engines:own_update", alone),
+        "torch": Case("learner_engines:torch_update", task),
+        "torch, all rows at once": Case("learner_engines:torch_update", at_once),
     }
     yield _compare(f"Update alone: {size}", scale, updates)
 
