@@ -5,10 +5,8 @@ to Trainer" (arXiv 2606.17682), and beyond the publication D details of the vali
 training showed, and E examples of failures.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
-from engineer.evidence import GroupOutcome
 from engineer.record import RoundRecord, RunRecord
 from engineer.space import ordered_rows
 from engineer.texts import NO_HISTORY, NO_SUMMARY, macros
@@ -39,15 +37,11 @@ def shown_history(record: RunRecord, cold_start: bool) -> tuple[RoundRecord, ...
     return tuple(past for past in record.history if cold_start or not past.cold_start)
 
 
-def _failing(row: GroupOutcome, checks: Sequence[str]) -> int:
-    return sum(row.failed[check] for check in checks)
-
-
 _MODULES = macros(
     "modules.txt",
     NO_HISTORY=NO_HISTORY,
     NO_SUMMARY=NO_SUMMARY,
-    failing=_failing,
+    failing=lambda row, checks: sum(row.failed[check] for check in checks),
     ordered_rows=ordered_rows,
     shown_history=shown_history,
 )

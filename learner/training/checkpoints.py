@@ -1,5 +1,6 @@
 """Checkpoints that a kill cannot halve: the training state and a small JSON record beside it."""
 
+import contextlib
 import hashlib
 import json
 import shutil
@@ -7,8 +8,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ class DamagedCheckpointError(ValueError):
         self.older = older
 
 
-class Checkpoints:
+class Checkpoints(contextlib.AbstractContextManager):
     """The checkpoints in one folder, each named by an integer.
 
     Orbax writes into a temporary folder and renames it when all is there, so whatever `steps`
@@ -206,15 +206,7 @@ class Checkpoints:
         if not self._read_only and distributed.is_first():
             shutil.rmtree(self._folder / _REMOVED, ignore_errors=True)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is None or not distributed.lost_process(error):
             self.close()  # A save in the background would wait for a process that is gone.
 
