@@ -90,16 +90,11 @@ def check_env(
 
 def _check_timestep(env: Any, timestep: TimeStep, where: str) -> None:
     agents = env.action_space.shape
-    for name, shape, dtype in (
-        ("reward", agents, np.float32),
-        ("terminated", (), np.bool_),
-        ("truncated", (), np.bool_),
-    ):
-        found = np.asarray(getattr(timestep, name))
-        _require(
-            found.shape == shape and found.dtype == dtype,
-            f"{where}: {name} is {found.dtype}{found.shape}, {np.dtype(dtype)}{shape} is needed",
-        )
+    truth = np.zeros((), bool)
+    forms = {"reward": np.zeros(agents, np.float32), "terminated": truth, "truncated": truth}
+    for name, form in forms.items():
+        found = np.zeros_like(getattr(timestep, name))
+        _same(f"{where}: {name} is of another shape or dtype", found, form)
     finite = bool(np.all(np.isfinite(timestep.reward)))
     _require(finite, f"{where}: reward={timestep.reward} is not finite")
     both = bool(timestep.terminated and timestep.truncated)
