@@ -31,7 +31,8 @@ def of_run(run: Run, count: int) -> dict[str, Any] | None:
     if not validations:
         return None
     (name, last), (first_name, first) = validations[-1], validations[0]
-    problems = {row["id"]: row for row in read_log(run.validation_set)}
+    asked = read_log(run.root / "validation" / "instances.jsonl")
+    problems = {row["id"]: row for row in asked}
     rows = [row for row in read_log(last.answers) if row["id"] in problems]
     if not rows:
         return None

@@ -127,11 +127,6 @@ class Run:
         """How many rounds are finished."""
         return sum(each.validation is not None for each in self.rounds)
 
-    @property
-    def reads_context(self) -> bool:
-        """Whether the designer is a model that reads what happened."""
-        return self.option("engineer.designer") in ("current", "base", "endpoint")
-
     @functools.cached_property
     def family(self) -> Family:
         """The family of the problems; raises as `family_of` does."""
@@ -141,11 +136,6 @@ class Run:
     def label(self) -> str:
         """What a row of a configuration is called."""
         return self.family.texts.label
-
-    @property
-    def validation_set(self) -> Path:
-        """The file with the instances of every validation."""
-        return self.root / "validation" / "instances.jsonl"
 
 
 def is_run(root: Path) -> bool:
