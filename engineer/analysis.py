@@ -5,7 +5,6 @@ designs by whether they follow the evidence of failures, stay local, keep what w
 where there is no signal. The definitions are this project's own and stand in `measures.yaml`.
 """
 
-import dataclasses
 import json
 import math
 import re
@@ -141,18 +140,15 @@ null where the context gives no occasion."""
 _JUDGE = macros("judge.txt")
 
 
-@dataclasses.dataclass(frozen=True)
-class Judgement:
-    """What an LLM judge says about one design: a score or None by question, and all it said."""
-
-    scores: dict[str, int | None]
-    text: str
-
-
 def judge_design(
     generate: Generate, context: str, answer: str, seed: int, tries: int = 3
-) -> Judgement | None:
-    """Asks a model to judge the answer to a context; None if no try gives a readable judgement."""
+) -> dict[str, Any] | None:
+    """Asks a model to judge the answer to a context.
+
+    Returns:
+      `scores`, a score or None by question, and `text`, all it said; None if no try gives a
+      readable judgement.
+    """
     content = _JUDGE.request(QUESTIONS, context, answer)
     for attempt in range(tries):
         try:
@@ -168,5 +164,5 @@ def judge_design(
                 score is None or (type(score) is int and 1 <= score <= 5)
                 for score in scores.values()
             ):
-                return Judgement(scores, text)
+                return {"scores": scores, "text": text}
     return None

@@ -206,8 +206,7 @@ def design_round(
         if judge is not None and design.raw_texts:
             made = f"{answers}\n\nUsed next:\n{render_config(design.config, space)}"
             judgement = analysis.judge_design(judge, context, made, seed)
-            found = None if judgement is None else dataclasses.asdict(judgement)
-            store.write(folder / "judgement.json", found)
+            store.write(folder / "judgement.json", judgement)
     except RefusedError as error:
         raise UserError(f"engineer: {error}") from error
     store.write(folder / "context.md", context + "\n")

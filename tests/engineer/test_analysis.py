@@ -127,7 +127,7 @@ def test_an_llm_judge():
         return [["I would rather not.", f"Well {{}}.\n{json.dumps(scores)}"][len(asked) - 1]]
 
     judgement = judge_design(judge, "the context", "the answer", seed=5)
-    assert judgement.scores == scores
+    assert judgement["scores"] == scores
     assert [seed for _, seed in asked] == [5, 6]
     content = asked[0][0][0]["content"]
     assert "the context" in content

@@ -47,7 +47,10 @@ def test_every_configuration_file_is_valid(name, tmp_path):
         ({"lakes": {"sizes": [3, "x"]}}, r"lakes.sizes\[1\]='x': int is needed"),
         ({"lakes": {"sizes": [5, 3]}}, r"lakes.sizes=\(5, 3\): allowed are ascending"),
         ({"lakes": {"num_agents": 6}}, "lakes.num_agents=6: allowed are 2 to 5"),
-        ({"lakes": {"lesson_decay": 0.0}}, r"lakes.lesson_decay=0.0: allowed are numbers in \(0, 1"),
+        (
+            {"lakes": {"lesson_decay": 0.0}},
+            r"lakes.lesson_decay=0.0: allowed are numbers in \(0, 1",
+        ),
         ({"engineer": {"designer": "me"}}, "engineer.designer='me': allowed are"),
         ({"engineer": {"context": "V9"}}, "engineer.context='V9': allowed are"),
         (
