@@ -13,7 +13,7 @@ from experiments.errors import UserError, user_errors
 from experiments.policy import Policy, load_params
 from experiments.settings import Settings
 from learner import checks
-from learner.qwen3 import placement
+from learner.qwen3 import model
 from learner.training import lora, train_state
 from learner.training.checkpoints import Checkpoints, DamagedCheckpointError
 from learner.training.train_state import TrainState
@@ -146,7 +146,7 @@ def load_checkpoint(checkpoint: RunCheckpoint, policy: Policy) -> Any:
         return state.params
     merge = jax.jit(
         lambda base, adapters: lora.merge(base, adapters, training.lora),
-        out_shardings=placement.param_shardings(policy.config, policy.mesh),
+        out_shardings=model.param_shardings(policy.config, policy.mesh),
     )
     return merge(load_params(checkpoint.settings, policy), state.params)
 

@@ -24,9 +24,8 @@ from jax.sharding import PartitionSpec as P
 
 from learner import checks
 from learner.devices import sharding
-from learner.qwen3 import placement
 from learner.qwen3.config import DTYPES, Qwen3Config
-from learner.qwen3.model import Params, abstract_params
+from learner.qwen3.model import Params, abstract_params, param_shardings
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -101,7 +100,7 @@ def load(folder: str | Path, config: Qwen3Config, mesh: Mesh | None = None) -> P
     Args:
         folder: has `model.safetensors`, or `model.safetensors.index.json` and its files.
         config: of the model; values are cast to `config.param_dtype`.
-        mesh: the parameters are placed by `placement.param_shardings`; None means one device, the
+        mesh: the parameters are placed by `param_shardings`; None means one device, the
             first.
 
     Raises:
@@ -110,7 +109,7 @@ def load(folder: str | Path, config: Qwen3Config, mesh: Mesh | None = None) -> P
             from the embedding it is tied to. All tensors concerned are named. Or a value is NaN
             or infinite.
     """
-    shardings = flatten_dict(placement.param_shardings(config, mesh or sharding.make_mesh()))
+    shardings = flatten_dict(param_shardings(config, mesh or sharding.make_mesh()))
     abstract = flatten_dict(abstract_params(config))
     params: dict[tuple[str, ...], jax.Array] = {}
     with ExitStack() as stack:

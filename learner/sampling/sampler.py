@@ -34,11 +34,10 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from learner.devices import distributed, sharding
-from learner.qwen3 import placement
 from learner.qwen3.attention import LANES
 from learner.qwen3.cached_attention import choose_decoding
 from learner.qwen3.config import Qwen3Config
-from learner.qwen3.model import Params
+from learner.qwen3.model import Params, check_mesh, param_shardings
 from learner.sampling import decoding, slots, stop_strings
 from learner.sampling.decoding import Cache
 from learner.sampling.distribution import SamplingParams
@@ -130,7 +129,7 @@ class Sampler:
         vocab_size: int | None = None,
         text_of: Callable[[Sequence[int]], str] | None = None,
     ) -> None:
-        placement.check(config, mesh)
+        check_mesh(config, mesh)
         limit = config.vocab_size if vocab_size is None else vocab_size
         longest = config.max_position_embeddings - 1
         for name, value, least, most in (
@@ -161,7 +160,7 @@ class Sampler:
         samples = NamedSharding(local_mesh, P(sharding.BATCH_AXES, None, "tensor"))
         self.prepare = jax.jit(
             functools.partial(decoding.decoding_params, config=config),
-            in_shardings=(placement.param_shardings(config, mesh),),
+            in_shardings=(param_shardings(config, mesh),),
             out_shardings=_whole_rows(config, mesh),
         )
         empty = functools.partial(decoding.empty_cache, config)
@@ -480,7 +479,7 @@ def _whole_rows(config: Qwen3Config, mesh: Mesh) -> Params:
         axes = [None if axis == "fsdp" else axis for axis in stacked.spec]
         return NamedSharding(mesh, P(*axes[drop:]))
 
-    tree = placement.param_shardings(config, mesh)
+    tree = param_shardings(config, mesh)
     layer = jax.tree.map(lambda s: without_fsdp(s, 1), tree["layers"])
     whole = {name: jax.tree.map(lambda s: without_fsdp(s, 0), tree[name]) for name in tree}
     return {**whole, "layers": (layer,) * config.num_hidden_layers}

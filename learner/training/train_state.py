@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from learner import checks
 from learner.devices import distributed, sharding
-from learner.qwen3 import model, placement
+from learner.qwen3 import model
 from learner.qwen3.config import DTYPES, Qwen3Config
 from learner.training import lora
 from learner.training.lora import LoraConfig
@@ -166,7 +166,7 @@ def abstract_train_state(
 ) -> TrainState:
     """Shapes, dtypes and shardings of a state, without any memory: what a restore needs."""
     whole = sharding.replicated(mesh)
-    places = placement.param_shardings(config, mesh)
+    places = model.param_shardings(config, mesh)
     shapes = model.abstract_params(config)
     if adapters is not None and adapters.rank:
         shapes = lora.abstract(adapters, config)

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from learner import tokens
 from learner.chat import Completion
 from learner.devices import distributed, sharding
-from learner.qwen3 import placement
+from learner.qwen3 import model
 from learner.qwen3.config import Qwen3Config
 from learner.sampling.completer import Completer
 from learner.sampling.sampler import SamplingParams
@@ -159,7 +159,7 @@ class GRPOTrainer:
         self._advantages = jax.jit(
             lambda rewards: grpo.group_advantages(rewards, objective.advantage_normalization)
         )
-        self._merge = jax.jit(full, out_shardings=placement.param_shardings(model_config, mesh))
+        self._merge = jax.jit(full, out_shardings=model.param_shardings(model_config, mesh))
         rows = sharding.batch_sharding(mesh)
         self._score = jax.jit(lambda params, batch: forward(params, batch)[0], out_shardings=rows)
         self._abstract = abstract_train_state(model_config, config.optimizer, mesh, config.lora)

@@ -15,7 +15,7 @@ from experiments.families import demonstrations
 from experiments.families.lakes import texts as lakes
 from experiments.families.lakes.family import Lakes
 from experiments.policy import load_params, load_policy
-from learner.qwen3 import model, placement
+from learner.qwen3 import model
 
 COUNT = 200
 
@@ -27,7 +27,7 @@ def world():
     policy = load_policy(settings)
     params = jax.device_put(
         model.init_params(jax.random.key(0), policy.config),
-        placement.param_shardings(policy.config, policy.mesh),
+        model.param_shardings(policy.config, policy.mesh),
     )
     space = Lakes(settings.lakes).space
     chats = [

@@ -11,7 +11,7 @@ from experiments.configs import hardware
 from learner.devices import sharding
 from learner.plan.layout import USABLE
 from learner.plan.targets import Target
-from learner.qwen3 import placement
+from learner.qwen3 import model
 from learner.qwen3.config import published
 
 MODELS = ("Qwen3-0.6B", "Qwen3-1.7B", "Qwen3-4B")
@@ -32,7 +32,7 @@ def test_configurations_are_valid_and_divide_over_their_mesh(name):
     settings = settings_lib.from_config(config)
     mesh, target = settings.mesh, Target.parse(name.partition("@")[2])
     sizes = (mesh.data, mesh.fsdp, mesh.tensor)
-    placement.check(published(name.partition("@")[0]), AbstractMesh(sizes, sharding.MESH_AXES))
+    model.check_mesh(published(name.partition("@")[0]), AbstractMesh(sizes, sharding.MESH_AXES))
     assert mesh.data * mesh.fsdp * mesh.tensor == target.count
     assert mesh.tensor <= target.per_host
     # The publication's budget, whatever the chips.

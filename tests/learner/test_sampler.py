@@ -13,7 +13,7 @@ from transformers import Qwen3Config as TorchConfig
 from transformers import Qwen3ForCausalLM
 
 from learner.devices import sharding
-from learner.qwen3 import model, placement, weights
+from learner.qwen3 import model, weights
 from learner.qwen3.config import Qwen3Config
 from learner.sampling import decoding, stop_strings
 from learner.sampling.sampler import FinishReason, Sampler, SamplingParams
@@ -158,7 +158,7 @@ def test_logprobs_are_those_of_the_full_forward_pass(temperature, vocab_size, ma
 )
 def test_eight_devices_give_the_tokens_of_one(axes, temperature):
     mesh = sharding.make_mesh(**axes)
-    placed = jax.device_put(PARAMS, placement.param_shardings(CONFIG, mesh))
+    placed = jax.device_put(PARAMS, model.param_shardings(CONFIG, mesh))
     one = sampler(temperature=temperature)(PARAMS, PROMPTS, keys(5), num_samples=2)
     run = sampler(mesh, temperature=temperature)
     eight = run(placed, PROMPTS, keys(5), num_samples=2)

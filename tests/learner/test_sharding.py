@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from learner.devices import sharding
-from learner.qwen3 import model, placement
+from learner.qwen3 import model
 from learner.qwen3.config import Qwen3Config
 from learner.qwen3.logprobs import token_logprobs
 from learner.training.train_state import OptimizerConfig, abstract_train_state
@@ -25,7 +25,7 @@ CONFIG = Qwen3Config(
 
 def test_loss_and_gradient_on_a_mesh_equal_those_of_one_device():
     mesh = sharding.make_mesh(data=2, fsdp=2, tensor=2)
-    placed = placement.param_shardings(CONFIG, mesh)
+    placed = model.param_shardings(CONFIG, mesh)
     params = model.init_params(jax.random.key(0), CONFIG)
     tokens = np.random.default_rng(0).integers(0, 96, (8, 10)).astype(np.int32)
     positions = np.broadcast_to(np.arange(10, dtype=np.int32), tokens.shape)
@@ -49,7 +49,7 @@ def test_loss_and_gradient_on_a_mesh_equal_those_of_one_device():
 
 def test_matrices_and_optimizer_moments_are_split_alike():
     mesh = sharding.make_mesh(data=1, fsdp=4, tensor=2)
-    placed = placement.param_shardings(CONFIG, mesh)
+    placed = model.param_shardings(CONFIG, mesh)
     abstract = model.abstract_params(CONFIG)
 
     def bytes_on_one(shape, place):
@@ -80,7 +80,7 @@ def test_matrices_and_optimizer_moments_are_split_alike():
 def test_dimensions_that_do_not_divide_are_refused_by_field(axes, message):
     mesh = sharding.make_mesh(**axes)
     with pytest.raises(ValueError, match=message):
-        placement.param_shardings(CONFIG, mesh)
+        model.param_shardings(CONFIG, mesh)
 
 
 def test_mesh_sizes_must_fit_the_devices():

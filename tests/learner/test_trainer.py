@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from learner.devices import sharding
-from learner.qwen3 import model, placement
+from learner.qwen3 import model
 from learner.training import lora, task
 from learner.training.checkpoints import Checkpoints
 from learner.training.completion_rows import completion_logprobs, pack_rows
@@ -68,7 +68,7 @@ def one_step(start, mesh, rows, completions_per_row=1):
         length_multiple=32,
         completions_per_row=completions_per_row,
     )
-    where = placement.param_shardings(model_config, mesh)
+    where = model.param_shardings(model_config, mesh)
     (result,) = run(
         config,
         model_config,
@@ -121,7 +121,7 @@ def test_a_step_is_the_same_on_any_layout(start, plain_step, layout, accumulatio
     mesh = sharding.make_mesh(*layout)
     result = one_step(start, mesh, ROWS // accumulation)
     np.testing.assert_allclose(change(result.state.params, start[3]), moved, rtol=1e-4, atol=2e-6)
-    where = placement.param_shardings(start[0], mesh)
+    where = model.param_shardings(start[0], mesh)
     for leaf, sharded in zip(
         jax.tree.leaves(result.state.params), jax.tree.leaves(where), strict=True
     ):
@@ -424,7 +424,7 @@ def test_adapters_on_a_mesh(start, one_device):
     config = dataclasses.replace(CONFIG, lora=LoraConfig(rank=2))
     moved = []
     for mesh in (one_device, sharding.make_mesh(2, 2, 2)):
-        base = jax.device_put(before, placement.param_shardings(model_config, mesh))
+        base = jax.device_put(before, model.param_shardings(model_config, mesh))
         *_, result = run(
             config, model_config, mesh, tokenizer, base, task(), stop=2, base_params=base
         )

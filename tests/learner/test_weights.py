@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, GenerationConfig, Qwen3ForCausalLM
 
 from learner import hub, tokens
 from learner.devices import sharding
-from learner.qwen3 import model, placement, weights
+from learner.qwen3 import model, weights
 from learner.qwen3.config import Qwen3Config
 
 CONFIG = Qwen3Config(
@@ -76,7 +76,7 @@ def test_load_reads_every_slice_once_and_places_it(folder, params, axes, monkeyp
     monkeypatch.setattr(weights, "_open", spy)
     got = weights.load(folder, CONFIG, mesh)
     assert_equal(got, params)
-    assert jax.tree.map(lambda x: x.sharding, got) == placement.param_shardings(CONFIG, mesh)
+    assert jax.tree.map(lambda x: x.sharding, got) == model.param_shardings(CONFIG, mesh)
     # All of every tensor, nothing twice, however many devices hold a copy of it.
     assert {name: sum(sizes) for name, sizes in read.items()} == {
         name: np.prod(tensor.shape) for name, tensor in weights._tensors(CONFIG).items()
@@ -240,7 +240,7 @@ def test_a_single_file_goes_before_an_index_as_in_transformers(params, folder, t
 def test_transformers_loads_what_is_written(params, byte_tokenizer, dtype, tmp_path):
     """From eight devices, over an older checkpoint of more files, with everything beside it."""
     weights.save(tmp_path, params, CONFIG, max_file_bytes=10_000)
-    placed = jax.device_put(params, placement.param_shardings(CONFIG, sharding.make_mesh(2, 2, 2)))
+    placed = jax.device_put(params, model.param_shardings(CONFIG, sharding.make_mesh(2, 2, 2)))
     generation = {"do_sample": True, "temperature": 0.6, "top_k": 20, "eos_token_id": [3, 4]}
     weights.save(
         tmp_path, placed, CONFIG, byte_tokenizer, dtype=dtype, generation_config=generation,
