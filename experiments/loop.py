@@ -185,15 +185,11 @@ class Loop:
             self._reporter.line(f"round {index}: compiling the first step, a minute or more")
         path = self._store.round(index) / "train.jsonl"
         distributed.on_first(lambda: check_steps(path, position.step))
-        log: contextlib.AbstractContextManager[metrics.Writer]
-        log = contextlib.nullcontext(lambda step, values: None)
-        if distributed.is_first():
-            log = metrics.json_lines(path, position.step)
+        write = metrics.json_lines(path, position.step) if distributed.is_first() else None
         key = round_key(settings, TRAINING, index)
         results = self._trainer.run(progress.state, task, key, position.step, steps)
         with (
             self._preemption.hold(),
-            log as write,
             self._reporter.bar(f"round {index} training", steps, position.step) as advance,
             self._batch_kept(f"round-{index}"),
         ):
@@ -205,7 +201,8 @@ class Loop:
                 progress.state, progress.position = result.state, position
                 progress.task = task.state()
                 progress.rewards.append(values["reward"])
-                write(result.step, values)
+                if write is not None:
+                    write(result.step, values)
                 self._write_metrics(position.total, values)
                 note = f"reward {values['reward']:.2f} valid {values['task/valid']:.2f}"
                 advance(position.step, note)

@@ -55,8 +55,7 @@ def machine(seconds: Mapping[str, float], tokens: Mapping[str, float]) -> dict[s
     return metrics
 
 
-@contextlib.contextmanager
-def json_lines(path: Path, steps: int) -> Iterator[Writer]:
+def json_lines(path: Path, steps: int) -> Writer:
     """One line of JSON a step, in a file that is continued, each on disk at once.
 
     A metric that is NaN or infinite, for which JSON has no word, is a `ValueError`.
@@ -67,23 +66,22 @@ def json_lines(path: Path, steps: int) -> Iterator[Writer]:
         and a line that a kill cut short goes with them.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists():
-        kept = path.read_text().splitlines()[:steps]
-        # Replaced and not cut, so that a kill at this moment loses nothing.
-        temporary = path.with_name(path.name + ".tmp")
-        with temporary.open("w") as file:
-            file.write("".join(line + "\n" for line in kept))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    with path.open("a") as file:
+    kept = path.read_text().splitlines()[:steps] if path.exists() else []
 
-        def write(step: int, metrics: Mapping[str, float]) -> None:
-            file.write(json.dumps({"step": step, **metrics}, allow_nan=False) + "\n")
+    def put(where: Path, mode: str, text: str) -> None:
+        with where.open(mode) as file:
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())  # A checkpoint that outlives a loss of power counts on it.
 
-        yield write
+    def write(step: int, metrics: Mapping[str, float]) -> None:
+        put(path, "a", json.dumps({"step": step, **metrics}, allow_nan=False) + "\n")
+
+    # Replaced and not cut, so that a kill at this moment loses nothing.
+    temporary = path.with_name(path.name + ".tmp")
+    put(temporary, "w", "".join(line + "\n" for line in kept))
+    temporary.replace(path)
+    return write
 
 
 @contextlib.contextmanager

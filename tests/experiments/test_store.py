@@ -40,9 +40,9 @@ def test_shortened_files_are_refused(tmp_path, read, name, stated, value):
 
 def test_steps_without_gaps(tmp_path):
     path = tmp_path / "train.jsonl"
-    with metrics.json_lines(path, 0) as write:
-        for step in range(4):
-            write(step, {"reward": 0.5})
+    write = metrics.json_lines(path, 0)
+    for step in range(4):
+        write(step, {"reward": 0.5})
     lines = path.read_text().splitlines(keepends=True)
     store.check_steps(path, 3)
     assert len(store.read_file(path)) == 4

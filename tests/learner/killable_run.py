@@ -6,7 +6,6 @@ Every step ends with a checkpoint in the background, so most moments are within 
 state goes to FOLDER/final.npz.
 """
 
-import contextlib
 import sys
 from pathlib import Path
 
@@ -73,7 +72,7 @@ def main(folder, steps):
     )
     trainer = GRPOTrainer(training, config, mesh, tokenizer)
     key, start = jax.random.key(3), 0
-    with Checkpoints(folder / "checkpoints") as checkpoints, contextlib.ExitStack() as stack:
+    with Checkpoints(folder / "checkpoints") as checkpoints:
         if checkpoints.latest_step() is None:
             state = trainer.init_state(model.init_params(jax.random.key(0), config), key)
         else:
@@ -82,7 +81,7 @@ def main(folder, steps):
             )
             task.restore(record["task"])
             start = int(state.step)
-        write = stack.enter_context(metrics.json_lines(folder / "train.jsonl", start))
+        write = metrics.json_lines(folder / "train.jsonl", start)
         for result in trainer.run(state, task, key, start, steps):
             state = result.state
             figures = result.metrics.items()
