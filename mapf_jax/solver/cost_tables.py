@@ -2,7 +2,9 @@
 
 What a group still has to pay is at least what disjoint subsets of its agents have to pay on their
 own. Agents live on a graph of n cells; an agent that stays on its goal for good counts as being in
-cell n, so that a subset of k agents has (n + 1) ** k states.
+cell n, so that a subset of k agents has (n + 1) ** k states. Tables hold what a subset pays on top
+of its agents' own shortest paths, in a byte: a search reads them everywhere at once, and how fast
+it is depends on how much of them its caches hold.
 """
 
 import math
@@ -15,13 +17,14 @@ from mapf_jax.types import INFINITE_COST
 
 _LARGEST_TABLES = 0, 0, 200_000, 1 << 20  # States of a subset, by the number of its agents.
 _MOST_AGENTS = 8  # Subsets of more agents are too many to be worth their time.
-_LONGEST = 1 << 12  # No cost of three agents on at most 100 cells comes near.
+#: Stands where there is no plan. What is higher than the number before it is that number: a bound.
+NO_PLAN = 255
 
 
 class Tables(NamedTuple):
     """Tables of T subsets of the A agents, in order of their last agents."""
 
-    values: np.ndarray  # int16[...], all tables one after another, -1 where there is no plan.
+    values: np.ndarray  # uint8[...], all tables one after another, `NO_PLAN` where there is none.
     first: np.ndarray  # int64[T], where each table begins.
     partners: np.ndarray  # int64[T, 2], its other agents in rising order, -1 for a second of none.
     begin: np.ndarray  # int64[A + 1], [i]: how many subsets end with an agent before i.
@@ -32,18 +35,21 @@ class Tables(NamedTuple):
 def no_tables() -> Tables:
     """Tables of no subset, which bound nothing."""
     nothing = np.zeros(0, np.int64)
-    return Tables(np.zeros(0, np.int16), nothing, np.zeros((0, 2), np.int64), nothing, 0)
+    return Tables(np.zeros(0, np.uint8), nothing, np.zeros((0, 2), np.int64), nothing, 0)
 
 
 @compiled
-def build_tables(neighbours: np.ndarray, goals: np.ndarray, largest: int, by_cost: bool) -> Tables:
+def build_tables(
+    neighbours: np.ndarray, goals: np.ndarray, distance: np.ndarray, largest: int, by_cost: bool
+) -> Tables:
     """Tables of all pairs and, where they are small enough, triples of some agents.
 
     Args:
       neighbours: int16[n, 4], the cell that each move leads to, -1 where there is none.
       goals: int16[A], cells.
+      distance: int32[A, n], length of the agent's own shortest path.
       largest: agents of a subset, 2 or 3.
-      by_cost: sums of costs; otherwise makespans.
+      by_cost: sums of costs, less the agents' own; otherwise whole makespans.
     """
     agents, states = len(goals), len(neighbours) + 1
     while largest > 1 and states**largest > _LARGEST_TABLES[largest]:
@@ -62,17 +68,21 @@ def build_tables(neighbours: np.ndarray, goals: np.ndarray, largest: int, by_cos
                 first[count + 1] = first[count] + states ** (2 if i < 0 else 3)
                 count += 1
         begin[last + 1] = count
-    values = np.full(first[count], -1, np.int16)
+    values = np.full(first[count], NO_PLAN, np.uint8)
+    own = np.zeros((agents, states), np.int32)
+    if by_cost:
+        own[:, : states - 1] = distance
     for last in range(agents):
         for t in range(begin[last], begin[last + 1]):
             i, j = partners[t]
-            some = goals[np.array([i, last])] if j < 0 else goals[np.array([i, j, last])]
-            _costs_to_go(neighbours, some, by_cost, values[first[t] : first[t + 1]])
+            some = np.array([i, last]) if j < 0 else np.array([i, j, last])
+            table = values[first[t] : first[t + 1]]
+            _costs_to_go(neighbours, goals[some], own[some], by_cost, table)
     return Tables(values, first[:count], partners[:count], begin, states)
 
 
 @compiled
-def most_entangled_first(tables: Tables, starts: np.ndarray, distance: np.ndarray) -> np.ndarray:
+def most_entangled_first(tables: Tables, starts: np.ndarray) -> np.ndarray:
     """The agents by what pairs with them have to pay on top of shortest paths, most first.
 
     A search that moves them in this order finds out early which joint moves cost too much.
@@ -80,7 +90,6 @@ def most_entangled_first(tables: Tables, starts: np.ndarray, distance: np.ndarra
     Args:
       tables: of pairs, by cost.
       starts: int16[A], cells.
-      distance: int32[A, n].
 
     Returns:
       int64[A].
@@ -90,8 +99,7 @@ def most_entangled_first(tables: Tables, starts: np.ndarray, distance: np.ndarra
     for i in range(agents):
         for t in range(tables.begin[i], tables.begin[i + 1]) if len(tables.first) else range(0):
             j = tables.partners[t, 0]
-            code = tables.first[t] + starts[j] * tables.states + starts[i]
-            more = tables.values[code] - distance[i, starts[i]] - distance[j, starts[j]]
+            more = tables.values[tables.first[t] + starts[j] * tables.states + starts[i]]
             extra[i] += more
             extra[j] += more
     for k in range(agents):
@@ -106,8 +114,12 @@ def _bit(cell: int) -> np.uint64:
 
 
 @compiled
-def _costs_to_go(neighbours: np.ndarray, goals: np.ndarray, by_cost: bool, out: np.ndarray) -> None:
-    """Sets int16[(n + 1) ** k] of k agents, all -1 before; the first one's cell counts most.
+def _costs_to_go(
+    neighbours: np.ndarray, goals: np.ndarray, own: np.ndarray, by_cost: bool, out: np.ndarray
+) -> None:
+    """Sets uint8[(n + 1) ** k] of k agents, all `NO_PLAN` before; the first one's cell counts most.
+
+    What is set is the cost less int32[k, n + 1], what each agent pays on its own.
 
     Dial's algorithm backwards from all goals. Moves can be turned round: following turned round
     is following. A set of bits holds all cells of the last agent that have one cost with the same
@@ -158,27 +170,16 @@ def _costs_to_go(neighbours: np.ndarray, goals: np.ndarray, by_cost: bool, out: 
                 new[w] = coming[turn, code, w] & ~known[code, w]
                 known[code, w] |= new[w]
                 coming[turn, code, w] = reached[0, w] = reached[1, w] = 0
-            found = False
+            some = np.uint64(0)
             for w in range(words):
-                bits = new[w]
-                while bits:
-                    lowest = bits & (~bits + np.uint64(1))
-                    bits ^= lowest
-                    cell = 64 * w + math.frexp(lowest)[1] - 1
-                    out[code * states + cell] = cost
-                    idle = 0
-                    for v in range(words):
-                        if cell == n:  # It was there for good, or came to stay.
-                            reached[0, v] = rested[v]
-                        else:
-                            reached[1, v] |= near[cell, v]
-                    found = True
-            if not found:
+                some |= new[w]
+            if not some:
                 continue
-            step = 0
+            place, step, spent = code * states, 0, 0
             for i in range(others - 1, -1, -1):
                 cell = code % states
                 code //= states
+                spent += own[i, cell]
                 if cell == n:
                     cells[i] = goals[i]
                     option[i, 0], option[i, 1], number[i] = n, goals[i], 2
@@ -190,6 +191,19 @@ def _costs_to_go(neighbours: np.ndarray, goals: np.ndarray, by_cost: bool, out: 
                     if neighbours[cell, move] >= 0:
                         option[i, number[i]] = neighbours[cell, move]
                         number[i] += 1
+            idle = 0
+            for w in range(words):
+                bits = new[w]
+                while bits:
+                    lowest = bits & (~bits + np.uint64(1))
+                    bits ^= lowest
+                    cell = 64 * w + math.frexp(lowest)[1] - 1
+                    out[place + cell] = min(cost - spent - own[others, cell], NO_PLAN - 1)
+                    for v in range(words):
+                        if cell == n:  # It was there for good, or came to stay.
+                            reached[0, v] = rested[v]
+                        else:
+                            reached[1, v] |= near[cell, v]
             i = choice[0] = 0
             while i >= 0:
                 if choice[i] == number[i]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mapf_jax.solver.compiled import compiled, inlined, zeros
-from mapf_jax.solver.cost_tables import Tables
+from mapf_jax.solver.cost_tables import NO_PLAN, Tables
 from mapf_jax.types import INFINITE_COST
 
 FOUND, NONE, OVERFLOW = 1, 0, -1
@@ -114,16 +114,15 @@ def _search(
     n, agents = len(neighbours), len(goals)
     values, first, partners, begin, states = tables
     tabled = len(first) > 0
-    own, cells, here, after = zeros(agents), zeros(agents), zeros(agents), zeros(agents)
+    cells, here, after = zeros(agents), zeros(agents), zeros(agents)
     rest, chosen, number, choice = zeros(agents), zeros(agents), zeros(agents), zeros(agents)
     # By agent and option: the cell it stands in afterwards, the same or n, what it adds.
     option, added = np.empty((agents, 6, 2), np.int64), np.empty((agents, 6), np.int64)
     partial = zeros(agents + 1)
     hashes = np.zeros(agents + 1, np.uint64)
-    # By table: where its row of values for the last agent's cells begins; what its other agents pay
-    # on their own, and those that are not in it pay on top; what its agents pay on top.
-    row, alone = zeros(len(first)), zeros(len(first))
-    beside, excess = zeros(len(first)), zeros(len(first))
+    # By table: where its row of values for the last agent's cells begins; what the agents that are
+    # not in it pay on top, and those that are.
+    row, beside, excess = zeros(len(first)), zeros(len(first)), zeros(len(first))
     # By set of agents that have moved, what disjoint tables of them say that they pay on top.
     best = zeros(1 << agents if tabled else 1)
     nothing = np.empty((0, agents), np.int16)
@@ -198,13 +197,11 @@ def _search(
         # What the agents after each one pay on top, by tables of them.
         if tabled and by_cost:
             for i in range(agents):
-                own[i], rest[i] = distance[i, here[i]], 0
+                rest[i] = 0
                 for t in range(begin[i], begin[i + 1]):
                     j, k = partners[t, 0], partners[t, 1]
-                    code, more = cells[j], -own[i] - own[j]
-                    if k >= 0:
-                        code, more = code * states + cells[k], more - own[k]
-                    more += values[first[t] + code * states + cells[i]]
+                    code = cells[j] if k < 0 else cells[j] * states + cells[k]
+                    more = values[first[t] + code * states + cells[i]]
                     for before in range(j):
                         rest[before] = max(rest[before], more)
         # All joint moves with estimates from `low` to `limit`, which at the second time is the
@@ -237,15 +234,14 @@ def _search(
             if not legal:
                 continue
             if tabled:
-                if by_cost:
-                    own[i] = distance[i, there]
-                else:
+                if not by_cost:
                     spare = deadline - later
                 more = best[(1 << i) - 1]
                 for t in range(begin[i], begin[i + 1]):
-                    value = values[row[t] + chosen[i]]
-                    excess[t] = value - own[i] - alone[t]
-                    more = max(more, INFINITE_COST if value < 0 else excess[t] + beside[t])
+                    excess[t] = values[row[t] + chosen[i]]
+                    more = max(more, excess[t] + beside[t])
+                    if excess[t] == NO_PLAN:
+                        more = INFINITE_COST
                     if more > spare:
                         break
                 if more > spare:
@@ -270,10 +266,9 @@ def _search(
                 choice[i] = 0
                 for t in range(begin[i], begin[i + 1]) if tabled else range(0):
                     j, k = partners[t, 0], partners[t, 1]
-                    code, alone[t], some = chosen[j], own[j], (1 << i) - 1 ^ 1 << j
+                    code, some = chosen[j], (1 << i) - 1 ^ 1 << j
                     if k >= 0:
                         code, some = code * states + chosen[k], some ^ 1 << k
-                        alone[t] += own[k]
                     row[t], beside[t] = first[t] + code * states, best[some]
                 continue
             if total < low:

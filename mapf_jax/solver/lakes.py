@@ -380,16 +380,15 @@ def _escalate(
             entries = agents * (agents - 1) * (agents - 2) // 6 * (len(group.neighbours) + 1) ** 3
             capacity = min(max(entries >> 7, 1 << 10), 1 << 15)
         if level == _TRIPLES and task.by_cost:
-            if kept:
-                order = bounds.order
-            else:
-                order = most_entangled_first(tables, group.starts, group.distance)
+            order = bounds.order if kept else most_entangled_first(tables, group.starts)
             starts, goals = group.starts[order], group.goals[order]
             group = Group(group.neighbours, starts, goals, group.distance[order])
         if kept:
             tables = bounds.tables
         else:
-            tables = build_tables(group.neighbours, group.goals, level + 1, task.by_cost)
+            tables = build_tables(
+                group.neighbours, group.goals, group.distance, level + 1, task.by_cost
+            )
         if level == _TRIPLES and task.by_cost:
             bounds = _Bounds(order, group.goals, tables)
 

@@ -260,6 +260,11 @@ def group_of(instances, i):
     return joint_astar.Group(neighbours[:n], begin, end, distance), cells[:n]
 
 
+def graph_of(group):
+    """What tables of a group are built from."""
+    return group.neighbours, group.goals, group.distance
+
+
 @pytest.mark.parametrize("largest", [2, 3])
 def test_tables_hold_what_subsets_cost(largest):
     rng = np.random.default_rng(largest)
@@ -272,7 +277,7 @@ def test_tables_hold_what_subsets_cost(largest):
         group, cells = made
         blocked = instances.blocked[i, :4, :4].tolist()
         costs, makespans = (
-            cost_tables.build_tables(group.neighbours, group.goals, largest, by_cost)
+            cost_tables.build_tables(*graph_of(group), largest, by_cost)
             for by_cost in (True, False)
         )
         for last, t in itertools.chain(
@@ -288,11 +293,30 @@ def test_tables_hold_what_subsets_cost(largest):
             )
             optimum, _ = reference.joint_optimum(blocked, starts, goals)
             makespan = reference.makespan_optimum(blocked, starts, goals)
-            none = optimum is None
-            assert costs.values[costs.first[t] + code] == (-1 if none else optimum)
-            assert makespans.values[makespans.first[t] + code] == (-1 if none else makespan)
+            none, own = optimum is None, sum(group.distance[team, at])
+            for tables, value in ((costs, (optimum or 0) - own), (makespans, makespan)):
+                found = tables.values[tables.first[t] + code]
+                assert found == (cost_tables.NO_PLAN if none else value)
             compared += len(team) == largest
     assert compared > 10
+
+
+def test_tables_bound_what_a_byte_cannot_hold():
+    """Two agents follow each other along a corridor of 300 cells."""
+    n, goals = 300, np.array([298, 299], np.int16)
+    neighbours = np.full((n, 4), -1, np.int16)
+    neighbours[:-1, 0], neighbours[1:, 1] = np.arange(1, n), np.arange(n - 1)
+    distance = np.abs(np.arange(n) - goals[:, None]).astype(np.int32)
+    costs, makespans = (
+        cost_tables.build_tables(neighbours, goals, distance, 2, by_cost)
+        for by_cost in (True, False)
+    )
+    for at, makespan, more in ((0, 254, 0), (44, 254, 0), (45, 253, 0), (298, 0, 0)):
+        assert makespans.values[at * makespans.states + at + 1] == makespan
+        assert costs.values[at * costs.states + at + 1] == more
+    # In the other order they cannot pass.
+    assert makespans.values[makespans.states + 0] == cost_tables.NO_PLAN
+    assert costs.values[costs.states + 0] == cost_tables.NO_PLAN
 
 
 def test_tables_change_no_optimum():
@@ -310,11 +334,11 @@ def test_tables_change_no_optimum():
         def cost_of(allow_wait, limit, deadline, largest, by_cost, group=group):
             tables = cost_tables.no_tables()
             if largest:
-                tables = cost_tables.build_tables(group.neighbours, group.goals, largest, by_cost)
-                order = cost_tables.most_entangled_first(tables, group.starts, group.distance)
+                tables = cost_tables.build_tables(*graph_of(group), largest, by_cost)
+                order = cost_tables.most_entangled_first(tables, group.starts)
                 assert sorted(order) == list(range(4))
                 group = joint_astar.Group(group.neighbours, *(array[order] for array in group[1:]))
-                tables = cost_tables.build_tables(group.neighbours, group.goals, largest, by_cost)
+                tables = cost_tables.build_tables(*graph_of(group), largest, by_cost)
             task = joint_astar.Task(by_cost, allow_wait, deadline)
             found, cost, _ = joint_astar.search(group, tables, task, limit, nobody, memory)
             return cost if found == joint_astar.FOUND else found
