@@ -105,12 +105,20 @@ def fingerprints(instances: Instance) -> list[bytes]:
 @functools.partial(jax.jit, static_argnames=("width", "batch", "num_agents"))
 def draw(
     key: jax.Array, size: jax.Array, holes: jax.Array, width: int, batch: int, num_agents: int
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Uniform lakes with exactly `holes` holes and distinct free starts and goals.
+) -> tuple[Instance, jax.Array]:
+    """Uniform lakes with exactly `holes` holes and distinct free starts and goals, unsolved.
+
+    Args:
+      key: PRNG key.
+      size: int32[], of the lakes.
+      holes: int32[], at most `size * size - 2 * num_agents`.
+      width: of the map, at least `size`; static, as are the following.
+      batch: number of lakes.
+      num_agents: A, any number.
 
     Returns:
-      (blocked bool[batch, width, width], starts int8[batch, A, 2], goals likewise,
-      connected bool[batch]: each agent's goal can be reached from its start).
+      (instances, connected): of batch shape [batch], and bool[batch], each agent's goal can be
+      reached from its start.
     """
     # One random order of the cells of each lake: the first carry starts and goals, the next
     # `holes` are the holes.
@@ -125,7 +133,9 @@ def draw(
     cells = jnp.stack(jnp.divmod(order[:, :taken], width), -1).astype(jnp.int8)
     starts, goals = cells[:, :num_agents], cells[:, num_agents:]
     solo = search.shortest_costs(blocked, starts, goals)
-    return blocked, starts, goals, jnp.all(solo < INFINITE_COST, axis=1)
+    sizes, active = jnp.full(batch, size, jnp.int32), jnp.ones((batch, num_agents), bool)
+    lakes = Instance(sizes, blocked, starts, goals, active)
+    return lakes, jnp.all(solo < INFINITE_COST, axis=1)
 
 
 class CandidatePool:
@@ -156,7 +166,7 @@ class CandidatePool:
         self._spread = spread
         # Too few cells for the starts and goals: nothing can be drawn.
         self._max_candidates = 0 if holes > size * size - 2 * num_agents else max_candidates
-        self._drawn: tuple[np.ndarray, ...] = ()  # Connected lakes that are not solved yet.
+        self._drawn: Instance | None = None  # Connected lakes that are not solved yet.
         # Candidates that are not taken yet, by whether they need a wait.
         self._strata: dict[bool, list[Instance]] = {False: [], True: []}
         self._width = next((w for w in WIDTHS if w >= size), size)
@@ -182,7 +192,7 @@ class CandidatePool:
 
     def _solve_more(self, missing: int) -> bool:
         """Solves about so many candidates more; False if the budget is used up."""
-        while not self._drawn or not len(self._drawn[0]):
+        while self._drawn is None or not len(self._drawn):
             if self.candidates >= self._max_candidates:
                 return False
             key = jax.random.fold_in(self._key, self.candidates)
@@ -191,16 +201,12 @@ class CandidatePool:
                 key, jnp.int32(self.size), jnp.int32(self.holes), self._width, _BATCH,
                 self.num_agents,
             )  # fmt: skip
-            *lakes, connected = (np.asarray(array) for array in drawn)
-            self._drawn = tuple(array[connected] for array in lakes)
+            lakes, connected = jax.tree.map(np.asarray, drawn)
+            self._drawn = lakes[connected]
         count = -(-missing // _SLICE) * _SLICE
-        blocked, starts, goals = (array[:count] for array in self._drawn)
-        self._drawn = tuple(array[count:] for array in self._drawn)
-        solved: list[Instance] = self._spread(
-            lambda rows: _solve(self.size, blocked[rows], starts[rows], goals[rows]), len(blocked)
-        )
-        names = fingerprints(_as_instances(self.size, blocked, starts, goals))
-        for candidate, name in zip(solved, names, strict=True):
+        chosen, self._drawn = self._drawn[:count], self._drawn[count:]
+        solved: list[Instance] = self._spread(lambda rows: _solve(chosen[rows]), len(chosen))
+        for candidate, name in zip(solved, fingerprints(chosen), strict=True):
             found = _solution(candidate)
             self._found[int(found.status)] += 1
             if found.status == Status.OPTIMAL and name not in self._seen:
@@ -226,9 +232,8 @@ class CandidatePool:
         )
 
 
-def _solve(size: int, blocked: np.ndarray, starts: np.ndarray, goals: np.ndarray) -> list[Instance]:
+def _solve(lakes: Instance) -> list[Instance]:
     """Candidates of any status from connected lakes."""
-    lakes = _as_instances(size, blocked, starts, goals)
     solved = dataclasses.replace(lakes, solution=solve(lakes))
     return [solved[i] for i in range(len(solved))]
 
@@ -257,13 +262,6 @@ def finish(size: int, rows: Sequence[Instance], width: int, num_agents: int) -> 
     )
     lakes = dataclasses.replace(joined, blocked=joined.blocked[:, :size, :size])
     return dataclasses.replace(pad_instance(lakes, width, num_agents), solution=solution)
-
-
-def _as_instances(
-    size: int, blocked: np.ndarray, starts: np.ndarray, goals: np.ndarray
-) -> Instance:
-    sizes = np.full(len(blocked), size, np.int32)
-    return Instance(sizes, blocked, starts, goals, np.ones(starts.shape[:2], bool))
 
 
 def apportion(total: int, ratios: Iterable[float]) -> list[int]:

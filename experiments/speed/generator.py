@@ -51,12 +51,11 @@ def draw(agents: int, size: int, hole_ratio: float, count: int) -> tuple[list[np
     while sum(len(blocked) for blocked, *_ in kept) < count and drawn < 1 << 17:
         key = jax.random.fold_in(jax.random.key(1), drawn)
         holes = num_holes(hole_ratio, size)
-        *lakes, connected = map(
-            np.asarray,
-            generator.draw(key, jnp.int32(size), jnp.int32(holes), width, 2048, agents),
+        lakes, connected = jax.tree.map(
+            np.asarray, generator.draw(key, jnp.int32(size), jnp.int32(holes), width, 2048, agents)
         )
         drawn += 2048
-        kept.append([array[connected] for array in lakes])
+        kept.append([array[connected] for array in (lakes.blocked, lakes.starts, lakes.goals)])
     arrays = [np.concatenate(column) for column in zip(*kept, strict=True)]
     return [array[:count] for array in arrays], len(arrays[0]) / drawn
 

@@ -19,7 +19,8 @@ from experiments import records
 from experiments.records import Table
 from experiments.speed import commands, peers
 from experiments.speed.engines import Case, Outcome, collect, seconds
-from mapf_jax.env import Batched, PoolAutoReset, draw_instance, make
+from mapf_jax import generator
+from mapf_jax.env import Batched, PoolAutoReset, make
 from mapf_jax.env.wrappers import Pool
 
 _SIZE = 8  # Width of the lakes.
@@ -47,9 +48,8 @@ def measure(agents: int, batch: int, steps: int, pool_size: int, repeats: int) -
     wrapper = PoolAutoReset(env)
     batched = Batched(wrapper)
     holes = int(_HOLE_RATIO * _SIZE * _SIZE)
-    keys = jax.random.split(jax.random.key(0), pool_size)
-    draw = jax.jit(jax.vmap(lambda key: draw_instance(key, _SIZE, agents, holes)))
-    pool = wrapper.pool(draw(keys))
+    lakes, _ = generator.draw(jax.random.key(0), _SIZE, holes, _SIZE, pool_size, agents)
+    pool = wrapper.pool(lakes)
     length = max(32, min(4096, steps // batch))
     actions = jax.random.randint(jax.random.key(1), (length, batch, agents), 0, 5, jnp.int8)
     state, _ = jax.jit(batched.reset)(pool, jax.random.split(jax.random.key(2), batch))

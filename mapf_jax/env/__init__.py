@@ -4,11 +4,9 @@ from mapf_jax.env.checks import EnvironmentCheckError as EnvironmentCheckError
 from mapf_jax.env.checks import check_env as check_env
 from mapf_jax.env.environment import MapfFrozenLake as MapfFrozenLake
 from mapf_jax.env.environment import RewardWeights as RewardWeights
-from mapf_jax.env.random_instances import draw_instance as draw_instance
 from mapf_jax.env.registration import make as make
 from mapf_jax.env.registration import registered_envs as registered_envs
 from mapf_jax.env.wrappers import AutoReset as AutoReset
 from mapf_jax.env.wrappers import Batched as Batched
 from mapf_jax.env.wrappers import LogEpisodes as LogEpisodes
 from mapf_jax.env.wrappers import PoolAutoReset as PoolAutoReset
-from mapf_jax.env.wrappers import RandomAutoReset as RandomAutoReset

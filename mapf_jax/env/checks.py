@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mapf_jax.env.random_instances import draw_instance
 from mapf_jax.types import Instance, TimeStep
 
 
@@ -15,9 +14,7 @@ class EnvironmentCheckError(AssertionError):
     """An environment breaks a promise; the message says which, and where."""
 
 
-def check_env(
-    env: Any, instance: Instance | None = None, num_steps: int = 64, seed: int = 0
-) -> None:
+def check_env(env: Any, instance: Instance, num_steps: int = 64, seed: int = 0) -> None:
     """Plays random episodes and checks the promises of the interface.
 
     Checked are: shapes and dtypes that never change, `jit` and `vmap` against plain calls, one
@@ -28,7 +25,7 @@ def check_env(
 
     Args:
       env: what is checked; a single environment, not a batch and not an auto-reset wrapper.
-      instance: an argument of `reset`; a random lake of `env.size` and `env.num_agents` if None.
+      instance: an argument of `reset`.
       num_steps: random steps; after the end of an episode it is started again.
       seed: of everything random.
 
@@ -36,10 +33,6 @@ def check_env(
       EnvironmentCheckError: a promise is broken.
     """
     key = jax.random.key(seed)
-    if instance is None:
-        holes = min(env.size**2 // 5, env.size**2 - 2 * env.num_agents)
-        draw = jax.jit(draw_instance, static_argnums=(1, 2))
-        instance = draw(key, env.size, env.num_agents, holes)
     traces = []
 
     @jax.jit

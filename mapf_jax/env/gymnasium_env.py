@@ -17,7 +17,7 @@ from gymnasium.vector.utils import batch_space
 from mapf_jax.draw import render
 from mapf_jax.env import spaces
 from mapf_jax.env.environment import MapfFrozenLake
-from mapf_jax.env.wrappers import Batched, PoolAutoReset, RandomAutoReset
+from mapf_jax.env.wrappers import Batched, PoolAutoReset
 from mapf_jax.padding import pad_instance
 from mapf_jax.types import Instance, State, TimeStep
 
@@ -42,9 +42,7 @@ class MapfGymEnv(gymnasium.Env):
 
     Args:
       env: from `mapf_jax.env.make`.
-      instances: a batch to play random ones of; None for random lakes on which every goal can be
-        reached from its start (`draw_instance`).
-      hole_ratio: of the random lakes.
+      instances: a batch to play random ones of.
       render_mode: None or "ansi" (text).
 
     Raises:
@@ -56,23 +54,19 @@ class MapfGymEnv(gymnasium.Env):
     def __init__(
         self,
         env: MapfFrozenLake,
-        instances: Instance | None = None,
-        hole_ratio: float = 0.2,
+        instances: Instance,
         render_mode: str | None = None,
     ) -> None:
         if render_mode not in (None, "ansi"):
             raise ValueError(f"render_mode={render_mode!r}: allowed are None and 'ansi'")
-        if instances is not None and (len(instances.batch_shape) != 1 or not len(instances)):
+        if len(instances.batch_shape) != 1 or not len(instances):
             raise ValueError(f"instances: of shape {instances.batch_shape}, a batch is needed")
         self.render_mode = render_mode
         self.observation_space = gymnasium_space(env.observation_space)
         self.action_space = gymnasium_space(env.action_space)
-        self._env, self._instances = env, None
-        if instances is None:
-            self._draw = jax.jit(RandomAutoReset(env, hole_ratio).draw)
-        else:
-            padded = pad_instance(instances, env.size, env.num_agents)
-            self._instances = jax.tree.map(np.asarray, padded)
+        self._env = env
+        padded = pad_instance(instances, env.size, env.num_agents)
+        self._instances = jax.tree.map(np.asarray, padded)
         self._reset, self._step = jax.jit(env.reset), jax.jit(env.step)
         self._instance: Instance | None = None
         self._state: State | None = None
@@ -85,10 +79,8 @@ class MapfGymEnv(gymnasium.Env):
         instance = (options or {}).get("instance")
         if instance is not None:
             instance = pad_instance(instance, self._env.size, self._env.num_agents)
-        elif self._instances is not None:
-            instance = self._instances[int(self.np_random.integers(len(self._instances)))]
         else:
-            instance = self._draw(_random_key(self.np_random))
+            instance = self._instances[int(self.np_random.integers(len(self._instances)))]
         if self._env.needs_key:
             self._slip_key = _random_key(self.np_random)
         self._instance = instance

@@ -24,7 +24,7 @@ class MapfParallelEnv(ParallelEnv[str, Any, int]):
 
     Args:
       env: from `mapf_jax.env.make`.
-      options: `instances`, `hole_ratio` and `render_mode` of `MapfGymEnv`.
+      options: `instances` and `render_mode` of `MapfGymEnv`.
     """
 
     metadata = {"name": "mapf_frozen_lake_v0", "render_modes": ["ansi"]}  # noqa: RUF012

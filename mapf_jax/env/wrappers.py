@@ -8,12 +8,9 @@ wrappers differ in which instance comes next:
 * `AutoReset`: the same one again.
 * `PoolAutoReset`: a uniform draw from a pool of instances that all environments share. The pool is
   an argument of `step`, so it can change at any time without recompiling.
-* `RandomAutoReset`: a new lake drawn inside the compiled program. Every goal can be reached from
-  its start, but a joint plan may not exist and the optimum is unknown. Slow: every step draws,
-  whether an episode ended or not.
 
-All have `reset`, `step` and the axes that `jax.vmap` should map of their arguments; `Batched`
-applies it. `LogEpisodes` wraps any of them.
+Both have `reset`, `step` and the axes that `jax.vmap` should map of their arguments; `Batched`
+applies it. `LogEpisodes` wraps either.
 """
 
 import dataclasses
@@ -25,8 +22,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from mapf_jax.env.environment import MapfFrozenLake
-from mapf_jax.env.random_instances import draw_instance
-from mapf_jax.environment_config import max_hole_ratio, num_holes
 from mapf_jax.padding import pad_instance
 from mapf_jax.types import Array, Instance, State, TimeStep
 
@@ -159,46 +154,6 @@ class PoolAutoReset:
         """The episode under way with its lake, which is not copied out of the pool."""
         offset = state.index * self.env.num_cells
         return dataclasses.replace(state.episode, terrain=pool.terrain, offset=offset)
-
-
-@dataclasses.dataclass(frozen=True)
-class RandomAutoReset:
-    """Continues `env` with a random lake; `draw_instance` says what holds of it.
-
-    Attributes:
-      hole_ratio: fraction of the cells that are holes, rounded down to a number of cells.
-    """
-
-    env: MapfFrozenLake
-    hole_ratio: float = 0.2
-
-    reset_axes = (0,)
-    step_axes = (0, 0, 0)
-
-    def __post_init__(self) -> None:
-        most = max_hole_ratio(self.env.size, self.env.num_agents)
-        if not 0 <= self.hole_ratio <= most:
-            raise ValueError(
-                f"hole_ratio={self.hole_ratio}: allowed are 0 to {most:.4g}, which leaves cells to "
-                f"{self.env.num_agents} agents on a lake of size {self.env.size}"
-            )
-
-    def reset(self, key: jax.Array) -> tuple[State, TimeStep]:
-        """The first episode."""
-        return self.env.reset(self.draw(key))
-
-    def step(self, state: State, actions: Array, key: jax.Array) -> tuple[State, TimeStep]:
-        """As `MapfFrozenLake.step`, then a new episode if one ended; always needs a key."""
-        draw_key, slip_key = jax.random.split(key)
-        after, timestep = self.env.step(state, actions, slip_key if self.env.needs_key else None)
-        first = self.env.initial_state(self.draw(draw_key))
-        state = _select(timestep.done, first, after)
-        return state, _show(self.env, timestep, state)
-
-    def draw(self, key: jax.Array) -> Instance:
-        """A random instance, see `draw_instance`."""
-        holes = num_holes(self.hole_ratio, self.env.size)
-        return draw_instance(key, self.env.size, self.env.num_agents, holes)
 
 
 @jax.tree_util.register_dataclass

@@ -25,7 +25,8 @@ def solve(instances: Instance, max_states: int = MAX_STATES, seconds: float = ma
       instances: batch shape [B], any numbers of active agents.
       max_states: joint states that one search may keep; an instance that would need more is
         UNDECIDED. All are tried with a small part of it first.
-      seconds: when they are over, no further instance is begun: those left are UNDECIDED.
+      seconds: when they are over, no further instance is begun: those left, which are those with
+        the farthest goals, are UNDECIDED.
 
     Returns:
       A `Solution` of batch shape [B] with NumPy leaves. An instance without a plan has the status
@@ -67,12 +68,16 @@ def solve(instances: Instance, max_states: int = MAX_STATES, seconds: float = ma
             labels[rows], paths = solve_lakes(blocked, starts, goals, active, states)
             plans.append((rows, paths))
 
+    # Far goals make hard instances likelier. They come first: one that takes a second, begun last,
+    # leaves the other threads idle. With little time they come last: more instances are decided.
+    ways = (np.abs(np.subtract(lakes[1], lakes[2], dtype=np.int16)).sum(-1) * lakes[3]).sum(-1)
+    order = np.argsort(ways if math.isfinite(seconds) else -ways, kind="stable")
     threads = min(os.cpu_count() or 1, 32)
     workers = concurrent.futures.ThreadPoolExecutor(threads)
     chunk = int(np.clip(batch // (8 * threads), *_CHUNKS))
     try:
         for states, size in ((min(_EASY_STATES, max_states), chunk), (max_states, 1)):
-            (rows,) = np.nonzero(labels[:, 0] == Status.UNDECIDED)
+            rows = order[labels[order, 0] == Status.UNDECIDED]
             chunks = [rows[i : i + size] for i in range(0, len(rows), size)]
             list(workers.map(attempt, chunks, [states] * len(chunks)))
             if states == max_states:

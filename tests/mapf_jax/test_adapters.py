@@ -14,7 +14,8 @@ import mapf_jax
 from mapf_jax import env as env_lib
 from mapf_jax.env.gymnasium_env import MapfGymEnv, MapfVectorEnv
 from mapf_jax.env.pettingzoo_env import MapfParallelEnv
-from mapf_jax.types import make_instance
+from mapf_jax.generator import draw
+from mapf_jax.types import make_instance, stack
 
 OPEN = make_instance(["F F F", "F F F", "F F F"], [(0, 0), (2, 0)], [(0, 1), (2, 2)])
 
@@ -25,8 +26,7 @@ def make(observation="positions", name="MapfFrozenLakeBlock-v0", **options):
 
 
 def pool(count, size=4, agents=3):
-    keys = jax.random.split(jax.random.key(0), count)
-    return jax.jit(jax.vmap(lambda key: env_lib.draw_instance(key, size, agents, 2)))(keys)
+    return draw(jax.random.key(0), size, 2, size, count, agents)[0]
 
 
 @pytest.mark.parametrize(
@@ -42,17 +42,14 @@ def test_libraries_checks(observation, name):
         warnings.simplefilter("error")
         # It asks for an id to make the environment by, which this one does not need.
         warnings.filterwarnings("ignore", message=".*spec.*")
-        instances = pool(5) if observation == "egocentric" else None
-        check_env(MapfGymEnv(make(observation, name), instances, render_mode="ansi"))
-        masked = observation == "planes"
-        parallel_api_test(
-            MapfParallelEnv(make(observation, name, action_mask=masked)), num_cycles=30
-        )
+        check_env(MapfGymEnv(make(observation, name), pool(5), render_mode="ansi"))
+        env = make(observation, name, action_mask=observation == "planes")
+        parallel_api_test(MapfParallelEnv(env, instances=pool(5)), num_cycles=30)
 
 
 def test_single_plays_what_the_simulator_plays():
     env = make(num_agents=2, size=4, name="MapfFrozenLake-v0")
-    gym = MapfGymEnv(env, render_mode="ansi")
+    gym = MapfGymEnv(env, pool(5, agents=2), render_mode="ansi")
     observation, info = gym.reset(options={"instance": OPEN})
     state, timestep = env.reset(mapf_jax.pad_instance(OPEN, 4, 2))
     assert observation["positions"].tolist() == [[0, 0], [2, 0]]
@@ -68,9 +65,11 @@ def test_single_plays_what_the_simulator_plays():
     assert isinstance(gym.render(), str)
     assert gym.render().count("H") == 0
     with pytest.raises(ValueError, match="render_mode='human'"):
-        MapfGymEnv(env, render_mode="human")
+        MapfGymEnv(env, stack([OPEN]), render_mode="human")
+    with pytest.raises(ValueError, match="a batch is needed"):
+        MapfGymEnv(env, OPEN)
     with pytest.raises(ValueError, match="before reset"):
-        MapfGymEnv(env).step([0, 0])
+        MapfGymEnv(env, stack([OPEN])).step([0, 0])
 
 
 @pytest.mark.parametrize("name", ["MapfFrozenLake-v0", "MapfFrozenLakeSlippery-v0"])
@@ -112,8 +111,9 @@ def test_vector_env_keeps_the_last_observation(name):
 
 
 def test_parallel_agents_see_themselves_first_and_absent_ones_take_no_part():
-    parallel = MapfParallelEnv(make(num_agents=3, size=4, name="MapfFrozenLake-v0"))
-    views, _ = parallel.reset(seed=1, options={"instance": OPEN})
+    env = make(num_agents=3, size=4, name="MapfFrozenLake-v0")
+    parallel = MapfParallelEnv(env, instances=stack([OPEN]))
+    views, _ = parallel.reset(seed=1)
     assert parallel.agents == ["agent_0", "agent_1"] == list(views)
     assert views["agent_1"]["positions"].tolist() == [[2, 0], [-1, -1], [0, 0]]
     _, rewards, terminated, _, infos = parallel.step({"agent_0": 3, "agent_1": 2})

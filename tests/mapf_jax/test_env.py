@@ -16,15 +16,19 @@ from mapf_jax.env import (
     MapfFrozenLake,
     RewardWeights,
     check_env,
-    draw_instance,
     make,
     observations,
     spaces,
 )
+from mapf_jax.generator import draw
 from mapf_jax.types import ViolationKind, make_instance, stack
 
 WEIGHTS = RewardWeights(goal=1.5, step=-0.25, violation=-2.0, team=3.0, team_violation=-0.5)
 EPISODES, STEPS = 400, 16
+
+
+def random_lake(size, num_agents, holes=0):
+    return draw(jax.random.key(0), size, holes, size, 1, num_agents)[0][0]
 
 
 def instance_of(blocked, starts, goals, width, num_agents):
@@ -164,15 +168,15 @@ def test_check_env(name, observation):
     env = make(
         name, num_agents=3, size=5, observation=observation, window=3, action_mask=True, max_steps=9
     )
-    check_env(env, num_steps=32)
+    check_env(env, random_lake(5, 3, holes=5), num_steps=32)
 
 
 @pytest.mark.parametrize(("size", "num_agents"), [(2, 1), (15, 16)])
 def test_check_env_of_other_shapes(size, num_agents):
     env = make("MapfFrozenLakeBlock-v0", num_agents=num_agents, size=size, max_steps=300)
-    check_env(env, num_steps=8)
-    state = jax.eval_shape(lambda key: env.reset(draw_instance(key, size, num_agents, 0))[0],
-                           jax.random.key(0))  # fmt: skip
+    instance = random_lake(size, num_agents)
+    check_env(env, instance, num_steps=8)
+    state, _ = env.reset(instance)
     assert state.cells.dtype == (np.uint8 if size <= 14 else np.uint16)
 
 
@@ -204,7 +208,7 @@ def test_check_env_finds_faults(broken, message):
             return state, broken(View(timestep))
 
     with pytest.raises(EnvironmentCheckError, match=message):
-        check_env(Faulty(num_agents=2, size=4), num_steps=8)
+        check_env(Faulty(num_agents=2, size=4), random_lake(4, 2, holes=3), num_steps=8)
 
 
 def test_slipping_has_gymnasiums_distribution():
@@ -362,27 +366,3 @@ def test_numbered_cells_go_there_and_back():
         assert numbers.dtype == np.min_scalar_type((width + 2) ** 2 - 1)
         expected = np.where(active[:, None], positions, -1)
         np.testing.assert_array_equal(dynamics.cell_positions(numbers, width), expected)
-
-
-def test_random_instances_are_connected_and_as_asked():
-    size, agents = 6, 4
-    draw = jax.jit(
-        jax.vmap(lambda key, holes: draw_instance(key, size, agents, holes), in_axes=(0, None))
-    )
-    for holes in (0, 14, 28):  # 28 leave just enough cells, which are hardly ever connected.
-        batch = jax.tree.map(np.asarray, draw(jax.random.split(jax.random.key(holes), 100), holes))
-        assert set(batch.blocked.sum((1, 2))) <= ({holes} if holes < 28 else {0, 28})
-        for blocked, starts, goals in zip(batch.blocked, batch.starts, batch.goals, strict=True):
-            cells = [tuple(cell) for cell in (*starts.tolist(), *goals.tolist())]
-            assert len(set(cells)) == 2 * agents
-            reached, frontier = {cells[0]}, [cells[0]]
-            while frontier:
-                r, c = frontier.pop()
-                for near in ((r - 1, c), (r + 1, c), (r, c - 1), (r, c + 1)):
-                    inside = 0 <= near[0] < size and 0 <= near[1] < size
-                    if inside and not blocked[near] and near not in reached:
-                        reached.add(near)
-                        frontier.append(near)
-            assert set(cells) <= reached
-    with pytest.raises(ValueError, match="at most 4 fit on"):
-        draw_instance(jax.random.key(0), 3, 5, 0)

@@ -1,29 +1,18 @@
 """Auto-reset: which instance comes next, what is kept of the last episode, one compilation."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mapf_jax.env import (
-    AutoReset,
-    Batched,
-    LogEpisodes,
-    PoolAutoReset,
-    RandomAutoReset,
-    draw_instance,
-    make,
-    wrappers,
-)
+from mapf_jax.env import AutoReset, Batched, LogEpisodes, PoolAutoReset, make, wrappers
+from mapf_jax.generator import draw
 
 BATCH, STEPS, AGENTS, SIZE = 16, 60, 2, 4
 
 
 def pool_of(count, size=SIZE, agents=AGENTS, seed=0):
-    keys = jax.random.split(jax.random.key(seed), count)
-    return jax.jit(jax.vmap(lambda key: draw_instance(key, size, agents, 2)))(keys)
+    return draw(jax.random.key(seed), size, 2, size, count, agents)[0]
 
 
 @pytest.fixture(params=["fail", "block"])
@@ -100,26 +89,6 @@ def test_pool(env):
     )
     assert len(set(np.asarray(after.index).tolist())) > 4
     assert (np.asarray(after.count) > 2).all()
-
-
-def test_random(env):
-    batched = Batched(RandomAutoReset(env, hole_ratio=0.25))
-    state, timestep = jax.jit(batched.reset)(jax.random.split(jax.random.key(1), BATCH))
-    step, plain, ends, seen = jax.jit(batched.step), jax.jit(jax.vmap(env.step)), 0, set()
-    for number in range(STEPS // 2):
-        keys = jax.random.split(jax.random.key(100 + number), BATCH)
-        before = state
-        state, timestep = step(state, actions_of(number), keys)
-        after, bare = plain(before, actions_of(number))
-        assert_same(timestep.final_observation, bare.observation)
-        done = np.asarray(timestep.done)
-        ends += done.sum()
-        assert (np.asarray(state.time)[done] == 0).all()
-        assert_same(np.asarray(state.terrain)[~done], np.asarray(after.terrain)[~done])
-        holes = np.asarray(timestep.observation["blocked"]).sum((1, 2))
-        assert (holes == 4).all()
-        seen |= {np.asarray(state.terrain)[i].tobytes() for i in np.flatnonzero(done)}
-    assert len(seen) > ends / 2
 
 
 def test_the_pool_is_drawn_uniformly_and_streams_differ():
@@ -217,9 +186,6 @@ def test_slippery_wrappers_take_a_key():
     assert len(np.unique(timestep.info.moves)) == 3
     with pytest.raises(ValueError, match="needs a PRNG key"):
         Batched(wrapper).step(state, ups, pool)
-    with pytest.raises(ValueError, match=r"hole_ratio=0\.9"):
-        RandomAutoReset(env, hole_ratio=0.9)
-    assert dataclasses.replace(RandomAutoReset(env), hole_ratio=0.0).hole_ratio == 0.0
 
 
 def test_what_nobody_reads_costs_nothing():
