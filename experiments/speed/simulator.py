@@ -20,7 +20,7 @@ from experiments.records import Table
 from experiments.speed import commands, peers
 from experiments.speed.engines import Case, Outcome, collect, seconds
 from mapf_jax import generator
-from mapf_jax.env import Batched, PoolAutoReset, make
+from mapf_jax.env import PoolAutoReset, make
 from mapf_jax.env.wrappers import Pool
 
 _SIZE = 8  # Width of the lakes.
@@ -46,19 +46,20 @@ def measure(agents: int, batch: int, steps: int, pool_size: int, repeats: int) -
     """
     env = make("MapfFrozenLake-v0", num_agents=agents, size=_SIZE, max_steps=_MAX_STEPS)
     wrapper = PoolAutoReset(env)
-    batched = Batched(wrapper)
+    reset = jax.jit(jax.vmap(wrapper.reset, in_axes=(None, 0)))
+    step = jax.vmap(wrapper.step, in_axes=(0, 0, None))
     holes = int(_HOLE_RATIO * _SIZE * _SIZE)
     lakes, _ = generator.draw(jax.random.key(0), _SIZE, holes, _SIZE, pool_size, agents)
     pool = wrapper.pool(lakes)
     length = max(32, min(4096, steps // batch))
     actions = jax.random.randint(jax.random.key(1), (length, batch, agents), 0, 5, jnp.int8)
-    state, _ = jax.jit(batched.reset)(pool, jax.random.split(jax.random.key(2), batch))
+    state, _ = reset(pool, jax.random.split(jax.random.key(2), batch))
 
     @jax.jit
     def run(state: Any, actions: jax.Array, pool: Pool) -> Any:
         def body(carry: Any, actions: jax.Array) -> tuple[Any, None]:
             state, rewards, ends = carry
-            state, timestep = batched.step(state, actions, pool)
+            state, timestep = step(state, actions, pool)
             # Both kinds of end and every agent's reward are wanted, as a learner wants them.
             ends = (ends[0] + timestep.terminated, ends[1] + timestep.truncated)
             return (state, rewards + timestep.reward, ends), None

@@ -7,7 +7,7 @@ rewards, ends and observations.
 
 import dataclasses
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import chex
 import jax
@@ -96,10 +96,6 @@ class MapfFrozenLake:
     observation: str = "positions"
     window: int = 7
     action_mask: bool = False
-
-    #: Axes that `jax.vmap` maps of the arguments of `reset` and `step` (without a key).
-    reset_axes: ClassVar[tuple[int | None, ...]] = (0,)
-    step_axes: ClassVar[tuple[int | None, ...]] = (0, 0)
 
     def __post_init__(self) -> None:
         if self.max_steps is None:

@@ -17,7 +17,7 @@ from gymnasium.vector.utils import batch_space
 from mapf_jax.draw import render
 from mapf_jax.env import spaces
 from mapf_jax.env.environment import MapfFrozenLake
-from mapf_jax.env.wrappers import Batched, PoolAutoReset
+from mapf_jax.env.wrappers import PoolAutoReset
 from mapf_jax.padding import pad_instance
 from mapf_jax.types import Instance, State, TimeStep
 
@@ -147,8 +147,8 @@ class MapfVectorEnv(VectorEnv):
         self._env = env
         wrapper = PoolAutoReset(env)
         self._pool = wrapper.pool(instances)
-        batched = Batched(wrapper)
-        self._reset, self._step = jax.jit(batched.reset), jax.jit(batched.step)
+        self._reset = jax.jit(jax.vmap(wrapper.reset, in_axes=(None, 0)))
+        self._step = jax.jit(jax.vmap(wrapper.step, in_axes=(0, 0, None, 0)))
         self._state: Any = None
 
     def reset(
@@ -165,11 +165,12 @@ class MapfVectorEnv(VectorEnv):
         """As of Gymnasium."""
         if self._state is None:
             raise ValueError("step was called before reset")
-        arguments: tuple[Any, ...] = (self._state, np.asarray(actions, np.int32), self._pool)
+        keys = None
         if self._env.needs_key:
             self._slip_key, key = jax.random.split(self._slip_key)
-            arguments += (jax.random.split(key, self.num_envs),)
-        self._state, timestep = self._step(*arguments)
+            keys = jax.random.split(key, self.num_envs)
+        actions = np.asarray(actions, np.int32)
+        self._state, timestep = self._step(self._state, actions, self._pool, keys)
         info: dict[str, Any] = _info(timestep)
         done = np.array(timestep.done)
         if done.any():

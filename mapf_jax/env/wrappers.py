@@ -9,8 +9,9 @@ wrappers differ in which instance comes next:
 * `PoolAutoReset`: a uniform draw from a pool of instances that all environments share. The pool is
   an argument of `step`, so it can change at any time without recompiling.
 
-Both have `reset`, `step` and the axes that `jax.vmap` should map of their arguments; `Batched`
-applies it. `LogEpisodes` wraps either.
+`LogEpisodes` wraps either. All are of a single environment, as the simulator is; `jax.vmap` makes a
+batch of it, with `in_axes=(None, 0)` for `reset` and `(0, 0, None)` for `step` where environments
+share a pool.
 """
 
 import dataclasses
@@ -34,9 +35,6 @@ class AutoReset:
     """Starts the same instance of `env` again."""
 
     env: MapfFrozenLake
-
-    reset_axes = MapfFrozenLake.reset_axes
-    step_axes = MapfFrozenLake.step_axes
 
     def reset(self, instance: Instance) -> tuple[AutoResetState, TimeStep]:
         """As `MapfFrozenLake.reset`."""
@@ -101,9 +99,6 @@ class PoolAutoReset:
     """
 
     env: MapfFrozenLake
-
-    reset_axes = (None, 0)
-    step_axes = (0, 0, None)
 
     def pool(self, instances: Instance) -> Pool:
         """Prepares a batch of instances, narrower ones and ones with fewer agents included.
@@ -204,16 +199,6 @@ class LogEpisodes:
 
     wrapped: Any
 
-    @property
-    def reset_axes(self) -> tuple[int | None, ...]:
-        """Those of what is wrapped."""
-        return self.wrapped.reset_axes
-
-    @property
-    def step_axes(self) -> tuple[int | None, ...]:
-        """Those of what is wrapped."""
-        return self.wrapped.step_axes
-
     def reset(self, *arguments: Any) -> tuple[LogState, TimeStep]:
         """`reset` of what is wrapped, with empty records."""
         inner, timestep = self.wrapped.reset(*arguments)
@@ -241,28 +226,6 @@ class LogEpisodes:
             ),
             timestep,
         )
-
-
-@dataclasses.dataclass(frozen=True)
-class Batched:
-    """`jax.vmap` of an environment or a wrapper.
-
-    Attributes:
-      wrapped: what is batched. Instances, keys, states and actions get a leading axis; all
-        environments share a pool.
-    """
-
-    wrapped: Any
-
-    def reset(self, *arguments: Any) -> tuple[Any, TimeStep]:
-        """`reset` of what is wrapped for a batch."""
-        return jax.vmap(self.wrapped.reset, in_axes=self.wrapped.reset_axes)(*arguments)
-
-    def step(self, *arguments: Any) -> tuple[Any, TimeStep]:
-        """`step` of what is wrapped for a batch; keys for slipping, one each, come last."""
-        axes = self.wrapped.step_axes
-        axes += (0,) * (len(arguments) - len(axes))
-        return jax.vmap(self.wrapped.step, in_axes=axes)(*arguments)
 
 
 def _show(env: MapfFrozenLake, timestep: TimeStep, state: State) -> TimeStep:

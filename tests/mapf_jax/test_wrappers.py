@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mapf_jax.env import AutoReset, Batched, LogEpisodes, PoolAutoReset, make, wrappers
+from mapf_jax.env import AutoReset, LogEpisodes, PoolAutoReset, make, wrappers
 from mapf_jax.generator import draw
 
 BATCH, STEPS, AGENTS, SIZE = 16, 60, 2, 4
@@ -35,7 +35,14 @@ def assert_same(found, expected):
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
-def replay(env, batched, state, timestep, arguments, next_instance):
+def batched(wrapper, slippery=False):
+    """`reset` and `step` of many environments that share a pool."""
+    axes = (0, 0, None, 0) if slippery else (0, 0, None)
+    reset = jax.vmap(wrapper.reset, in_axes=(None, 0))
+    return jax.jit(reset), jax.jit(jax.vmap(wrapper.step, in_axes=axes))
+
+
+def replay(env, step, state, timestep, arguments, next_instance):
     """Plays and holds an auto-reset wrapper against the bare environment, step by step.
 
     Args:
@@ -44,14 +51,13 @@ def replay(env, batched, state, timestep, arguments, next_instance):
     """
     plain = jax.jit(jax.vmap(env.step))
     first = jax.jit(jax.vmap(env.reset))
-    step = jax.jit(batched.step)
     begin = first(next_instance(state))
     expected = begin[0]
     assert_same(timestep.observation, begin[1].observation)
     ends = {"terminated": 0, "truncated": 0}
     for number in range(STEPS):
         actions = actions_of(number)
-        state, timestep = step(state, actions, *arguments(number))
+        state, timestep = step(state, actions, *arguments)
         after, bare = plain(expected, actions)
         # What is said of the step is said of the episode that it belongs to, ended or not.
         for name in ("reward", "terminated", "truncated", "info"):
@@ -74,19 +80,19 @@ def replay(env, batched, state, timestep, arguments, next_instance):
 
 def test_same_instance(env):
     instances = pool_of(BATCH)
-    batched = Batched(AutoReset(env))
-    state, timestep = jax.jit(batched.reset)(instances)
-    replay(env, batched, state, timestep, lambda number: (), lambda state: instances)
+    wrapper = AutoReset(env)
+    state, timestep = jax.jit(jax.vmap(wrapper.reset))(instances)
+    step = jax.jit(jax.vmap(wrapper.step))
+    replay(env, step, state, timestep, (), lambda state: instances)
 
 
 def test_pool(env):
     instances = pool_of(50)
     wrapper = PoolAutoReset(env)
-    batched, pool = Batched(wrapper), wrapper.pool(instances)
-    state, timestep = jax.jit(batched.reset)(pool, jax.random.split(jax.random.key(1), BATCH))
-    after = replay(
-        env, batched, state, timestep, lambda number: (pool,), lambda state: instances[state.index]
-    )
+    reset, step = batched(wrapper)
+    pool = wrapper.pool(instances)
+    state, timestep = reset(pool, jax.random.split(jax.random.key(1), BATCH))
+    after = replay(env, step, state, timestep, (pool,), lambda state: instances[state.index])
     assert len(set(np.asarray(after.index).tolist())) > 4
     assert (np.asarray(after.count) > 2).all()
 
@@ -96,14 +102,14 @@ def test_the_pool_is_drawn_uniformly_and_streams_differ():
     wrapper = PoolAutoReset(env)
     size, batch, steps = 37, 64, 200
     pool = wrapper.pool(pool_of(size))
-    batched = Batched(wrapper)
-    state, _ = jax.jit(batched.reset)(pool, jax.random.split(jax.random.key(2), batch))
+    reset, step = batched(wrapper)
+    state, _ = reset(pool, jax.random.split(jax.random.key(2), batch))
     waits = jnp.full((batch, AGENTS), 4)
 
     @jax.jit
     def drawn(state, pool):
         return jax.lax.scan(
-            lambda state, _: (batched.step(state, waits, pool)[0], state.index),
+            lambda state, _: (step(state, waits, pool)[0], state.index),
             state,
             length=steps,
         )[1]
@@ -131,20 +137,13 @@ def test_below_is_the_upper_half_of_the_product(bound):
 def test_a_new_pool_compiles_nothing():
     env = make("MapfFrozenLake-v0", num_agents=3, size=5)
     wrapper = PoolAutoReset(env)
-    traces = []
-
-    @jax.jit
-    def step(state, actions, pool):
-        traces.append(1)
-        return Batched(wrapper).step(state, actions, pool)
-
     # Smaller lakes and fewer agents fit in.
-    reset = jax.jit(Batched(wrapper).reset)
+    reset, step = batched(wrapper)
     for seed in (0, 1):
         pool = wrapper.pool(pool_of(20, seed=seed))
         state, _ = reset(pool, jax.random.split(jax.random.key(0), BATCH))
         step(state, jnp.zeros((BATCH, 3), jnp.int32), pool)
-    assert len(traces) == 1
+    assert step._cache_size() == 1
     with pytest.raises(ValueError, match="at least the instance's own width 6"):
         wrapper.pool(pool_of(5, size=6))
     with pytest.raises(ValueError, match="a batch is needed"):
@@ -154,9 +153,8 @@ def test_a_new_pool_compiles_nothing():
 def test_log_keeps_what_an_own_count_keeps(env):
     wrapper = PoolAutoReset(env)
     pool = wrapper.pool(pool_of(8))
-    batched = Batched(LogEpisodes(wrapper))
-    state, _ = jax.jit(batched.reset)(pool, jax.random.split(jax.random.key(4), BATCH))
-    step = jax.jit(batched.step)
+    reset, step = batched(LogEpisodes(wrapper))
+    state, _ = reset(pool, jax.random.split(jax.random.key(4), BATCH))
     rewards, lengths = np.zeros((BATCH, AGENTS)), np.zeros(BATCH, int)
     episodes, successes = np.zeros(BATCH, int), np.zeros(BATCH, int)
     for number in range(STEPS):
@@ -180,12 +178,13 @@ def test_slippery_wrappers_take_a_key():
     wrapper = PoolAutoReset(env)
     pool = wrapper.pool(pool_of(8))
     keys = jax.random.split(jax.random.key(4), BATCH)
-    state, _ = jax.jit(Batched(wrapper).reset)(pool, keys)
+    reset, step = batched(wrapper, slippery=True)
+    state, _ = reset(pool, keys)
     ups = jnp.zeros((BATCH, AGENTS), jnp.int32)
-    _, timestep = jax.jit(Batched(wrapper).step)(state, ups, pool, keys)
+    _, timestep = step(state, ups, pool, keys)
     assert len(np.unique(timestep.info.moves)) == 3
     with pytest.raises(ValueError, match="needs a PRNG key"):
-        Batched(wrapper).step(state, ups, pool)
+        step(state, ups, pool, None)
 
 
 def test_what_nobody_reads_costs_nothing():
@@ -198,16 +197,16 @@ def test_what_nobody_reads_costs_nothing():
         )  # fmt: skip
         wrapper = PoolAutoReset(env)
         pool = wrapper.pool(pool_of(8))
-        batched = Batched(wrapper)
-        state, _ = jax.jit(batched.reset)(pool, jax.random.split(jax.random.key(0), BATCH))
+        reset, step = batched(wrapper)
+        state, _ = reset(pool, jax.random.split(jax.random.key(0), BATCH))
 
         @jax.jit
-        def step(state, actions, pool, batched=batched):
-            state, timestep = batched.step(state, actions, pool)
+        def rewarded(state, actions, pool, step=step):
+            state, timestep = step(state, actions, pool)
             return state, timestep.reward
 
         actions = jnp.zeros((BATCH, 3), jnp.int32)
-        costs.append(step.lower(state, actions, pool).compile().cost_analysis())
+        costs.append(rewarded.lower(state, actions, pool).compile().cost_analysis())
     assert costs[0]["bytes accessed"] > 0
     for cost in costs[1:]:
         assert cost["flops"] == costs[0]["flops"]
