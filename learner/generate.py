@@ -44,7 +44,6 @@ def _parser() -> argparse.ArgumentParser:
         ("min_p", float, "least fraction of the likeliest token's probability; 0 is off"),
     ):
         add(f"--{name}", type=kind, help=f"{text}; the checkpoint's own value by default")
-    add("--stop", action="append", default=[], help="a string that ends the completion; repeatable")
     add("--seed", type=int, default=0)
     add("--dtype", choices=DTYPES, help="bfloat16 by default, on CPUs float32")
     add("--tensor", type=int, default=1, help="devices to split the model over")
@@ -77,7 +76,6 @@ def sampling_params(
             if arguments.max_new_tokens is None
             else arguments.max_new_tokens
         ),
-        stop_strings=tuple(arguments.stop),
         thinking=None if limit is None else tokens.thinking_budget(tokenizer, limit),
         **{name: value for name, value in chosen.items() if value is not None},
     )

@@ -133,11 +133,6 @@ def decode(tokenizer: Any, ids: Sequence[int]) -> str:
     return tokenizer.decode([int(token) for token in ids], skip_special_tokens=True)
 
 
-def written(tokenizer: Any, ids: Sequence[int]) -> str:
-    """The text of token ids with special tokens written out, in which stop strings are found."""
-    return tokenizer.decode([int(token) for token in ids], skip_special_tokens=False)
-
-
 def thinking_budget(tokenizer: Any, max_tokens: int) -> ThinkingBudget:
     """A limit on Qwen3's thinking: after `max_tokens` tokens, its own early-stop text.
 

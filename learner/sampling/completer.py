@@ -1,7 +1,6 @@
 """From chats to completions: the one path of training, validation, design and benchmarks."""
 
 import dataclasses
-import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -77,7 +76,6 @@ class Completer:
                 max_rows=max_rows,
                 segment_tokens=segment_tokens,
                 vocab_size=min(tokens.vocab_size(tokenizer), model_config.vocab_size),
-                text_of=functools.partial(tokens.written, tokenizer),
             )
 
         self._tokenizer = tokenizer

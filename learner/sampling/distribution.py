@@ -32,8 +32,6 @@ class SamplingParams:
         min_p: keep only tokens at least this fraction as likely as the most likely one (arXiv
             2407.01082); 0 keeps all.
         stop_token_ids: a completion ends with the first of these.
-        stop_strings: a completion ends with the token that completes the first of these in its
-            text, special tokens written out; `Sampler` then needs a tokenizer.
         thinking: how long a completion may think, and how it is made to end; None sets no limit.
 
     Raises:
@@ -46,7 +44,6 @@ class SamplingParams:
     top_p: float = 1.0
     min_p: float = 0.0
     stop_token_ids: tuple[int, ...] = ()
-    stop_strings: tuple[str, ...] = ()
     thinking: ThinkingBudget | None = None
 
     def __post_init__(self) -> None:
@@ -55,10 +52,6 @@ class SamplingParams:
         checks.fractions(self, "top_p", "min_p")
         if not self.top_p:
             raise ValueError("top_p=0: allowed are numbers in (0, 1]")
-        if isinstance(self.stop_strings, str) or not all(self.stop_strings):
-            raise ValueError(
-                f"stop_strings={self.stop_strings!r}: allowed are tuples of strings, none empty"
-            )
         if self.thinking is not None:
             needed = self.thinking.max_tokens + len(self.thinking.closing_ids)
             if needed >= self.max_new_tokens:

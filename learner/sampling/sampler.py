@@ -22,7 +22,7 @@ is filled), that for prompts four, and prompts are prefilled in powers of two.
 import collections
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import chex
@@ -38,7 +38,7 @@ from learner.qwen3.attention import LANES
 from learner.qwen3.cached_attention import choose_decoding
 from learner.qwen3.config import Qwen3Config
 from learner.qwen3.model import Params, check_mesh, param_shardings
-from learner.sampling import decoding, slots, stop_strings
+from learner.sampling import decoding, slots
 from learner.sampling.decoding import Cache
 from learner.sampling.distribution import SamplingParams
 from learner.sampling.slots import KEY_IMPL, RUNNING, FinishReason, Request, Sequences
@@ -111,7 +111,6 @@ class Sampler:
         segment_tokens: tokens that the device generates before the host looks again.
         vocab_size: ids from there on are never sampled (a tokenizer may know fewer ids than the
             model has rows); None allows all.
-        text_of: text of token ids, special tokens written out; needed for `stop_strings`.
 
     Raises:
         ValueError: an argument is out of range.
@@ -127,7 +126,6 @@ class Sampler:
         max_rows: int = 512,
         segment_tokens: int = 32,
         vocab_size: int | None = None,
-        text_of: Callable[[Sequence[int]], str] | None = None,
     ) -> None:
         check_mesh(config, mesh)
         limit = config.vocab_size if vocab_size is None else vocab_size
@@ -142,9 +140,6 @@ class Sampler:
         ):
             if not least <= value <= most:
                 raise ValueError(f"{name}={value}: allowed are integers from {least} to {most}")
-        if sampling.stop_strings and text_of is None:
-            raise ValueError(f"stop_strings={sampling.stop_strings}: they need text_of")
-        self._text_of = text_of if sampling.stop_strings else None
         self.config = config
         self.mesh = mesh
         self.sampling = sampling
@@ -318,7 +313,6 @@ class Sampler:
         state = Sequences.idle(prompt_slots, sequence_slots)
         owner = np.full(prompt_slots, -1)  # the prompt in each slot
         begun = np.full(prompt_slots, num_samples)  # its samples that have been started
-        texts: dict[tuple[int, int], list[int]] = {}  # of sequences, for stop strings
         while True:
             ended = (begun == num_samples) & (state.finish != RUNNING).all(axis=1)
             fresh = [int(slot) for slot in np.flatnonzero(ended)[: len(waiting)]]
@@ -329,7 +323,6 @@ class Sampler:
             for row, column in np.argwhere(state.finish != RUNNING):
                 if begun[row] < num_samples:
                     state.start((row, column), requests[owner[row]], begun[row])
-                    texts[row, column] = []
                     begun[row] += 1
             running = state.finish == RUNNING
             if not running.any():
@@ -359,19 +352,11 @@ class Sampler:
             for row, column in np.argwhere(running):
                 at = row, column
                 start, end = int(starts[at]), int(state.counts[at])
-                new = tokens[: end - start, row, column]
-                if self._text_of is not None:
-                    texts[at] += new.tolist()
-                    stopped = state.finish[at] in (FinishReason.STOP_TOKEN, FinishReason.AUTOMATON)
-                    text = texts[at][: end - stopped]
-                    cut = stop_strings.cut(self.sampling.stop_strings, self._text_of, text, start)
-                    if cut is not None:
-                        end, state.finish[at] = cut, FinishReason.STOP_STRING
                 finish = int(state.finish[at])
                 yield Chunk(
                     row=int(owner[row]) * num_samples + int(state.samples[at]),
                     start=start,
-                    tokens=new[: end - start],
+                    tokens=tokens[: end - start, row, column],
                     logprobs=logprobs[: end - start, row, column],
                     finish=None if finish == RUNNING else FinishReason(finish),
                 )

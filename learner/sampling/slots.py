@@ -36,14 +36,12 @@ _SIDE_BY_SIDE = 4
 class FinishReason(enum.IntEnum):
     """Why a completion ended.
 
-    A stop token that is also the last of the budget, or that completes a stop string, counts as a
-    stop token; a stop string that the last token of the budget completes, as a stop string.
+    A stop token that is also the last of the budget counts as a stop token.
     """
 
     LENGTH = 0  # its budget was spent
     STOP_TOKEN = 1
     AUTOMATON = 2  # a stop token where the automaton allowed nothing else
-    STOP_STRING = 3
 
 
 RUNNING = -1  # in the place of a FinishReason

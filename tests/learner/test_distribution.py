@@ -124,8 +124,6 @@ def test_ties_at_the_edge_are_kept():
         ("top_p", 0.0),
         ("top_p", 1.1),
         ("min_p", -0.1),
-        ("stop_strings", ("a", "")),
-        ("stop_strings", "ab"),
     ],
 )
 def test_sampling_params_are_checked(field, value):

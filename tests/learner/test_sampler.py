@@ -1,7 +1,6 @@
 """The sampler against torch's generation, the full forward pass, and itself run otherwise."""
 
 import dataclasses
-import functools
 
 import chex
 import forward_pass
@@ -15,7 +14,7 @@ from transformers import Qwen3ForCausalLM
 from learner.devices import sharding
 from learner.qwen3 import model, weights
 from learner.qwen3.config import Qwen3Config
-from learner.sampling import decoding, stop_strings
+from learner.sampling import decoding
 from learner.sampling.sampler import FinishReason, Sampler, SamplingParams
 from learner.sampling.slots import slot_counts
 from learner.sampling.token_automaton import TokenAutomaton
@@ -51,7 +50,7 @@ def one_device():
 
 
 def sampler(mesh=None, **arguments):
-    names = ("max_rows", "segment_tokens", "vocab_size", "text_of")
+    names = ("max_rows", "segment_tokens", "vocab_size")
     options = {name: arguments.pop(name) for name in names if name in arguments}
     sampling = SamplingParams(**({"max_new_tokens": 12} | arguments))
     return Sampler(
@@ -316,60 +315,6 @@ def test_budgets_cut_the_very_same_completions():
         assert (got.tokens[n, budget:] == PAD).all()
 
 
-def letters(ids):
-    """Ids as letters; 0..3 as the four bytes of one character, only readable together."""
-    text, i = "", 0
-    while i < len(ids):
-        if list(ids[i : i + 4]) == [0, 1, 2, 3]:
-            text, i = text + "\N{GRINNING FACE}", i + 4
-        else:
-            text += "\ufffd" if ids[i] < 4 else chr(ord("a") + ids[i] % 26)
-            i += 1
-    return text
-
-
-@pytest.mark.parametrize("segment_tokens", [1, 32])
-def test_stop_strings_end_a_completion_at_the_token_that_completes_them(segment_tokens):
-    strings, stop = ("ab", "cde", "z", "qr"), (30, 31)
-    free = sampler(stop_token_ids=stop, max_new_tokens=40)(PARAMS, PROMPTS, keys(5), 8)
-    run = sampler(
-        stop_strings=strings,
-        stop_token_ids=stop,
-        text_of=letters,
-        max_rows=6,
-        max_new_tokens=40,
-        segment_tokens=segment_tokens,
-    )
-    got = run(PARAMS, PROMPTS, keys(5), 8)
-    for n in range(40):
-        completion = free.tokens[n, : free.lengths[n]].tolist()
-        ends = (
-            m
-            for m in range(1, len(completion) + 1)
-            if any(s in letters(completion[:m]) for s in strings)
-        )
-        end = next(ends, None)
-        by_string = end is not None and not (end == len(completion) and free.stopped[n])
-        want = completion[:end] if by_string else completion
-        assert got.tokens[n, : got.lengths[n]].tolist() == want
-        assert got.finish[n] == (FinishReason.STOP_STRING if by_string else free.finish[n])
-        np.testing.assert_allclose(
-            got.logprobs[n, : len(want)], free.logprobs[n, : len(want)], atol=1e-5
-        )
-    assert set(got.finish) == {
-        FinishReason.STOP_STRING,
-        FinishReason.STOP_TOKEN,
-        FinishReason.LENGTH,
-    }
-
-
-def test_stop_strings_over_characters_of_several_tokens():
-    smile = functools.partial(stop_strings.cut, ["x\N{GRINNING FACE}y"], letters)
-    completion = [9, 23, 0, 1, 2, 3, 24, 9]  # j x smile y j
-    assert smile(completion, 0) == smile(completion, 5) == 7
-    assert smile(completion[:6], 0) is None
-
-
 def test_an_automaton_masks_on_the_device():
     """Digits, at most two at a time, between commas; a comma may also be followed by the end."""
     digits, comma, end = list(range(40, 50)), 10, 11
@@ -477,5 +422,3 @@ def test_sampler_arguments_are_checked():
         sampler(max_new_tokens=96)
     with pytest.raises(ValueError, match="segment_tokens=0"):
         sampler(segment_tokens=0)
-    with pytest.raises(ValueError, match="need text_of"):
-        sampler(stop_strings=("a",))
