@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
+from textwrap import wrap
 
 import numpy as np
 
@@ -107,7 +108,8 @@ class _Canvas:
           marks: what to mark as broken.
         """
         story = self._story
-        lines = [(line, colour) for text, colour in captions for line in self._wrapped(text)]
+        letters = int((self._width / _SMOOTH - 24) / (0.5 * _CAPTION))
+        lines = [(line, colour) for text, colour in captions for line in wrap(text, letters)]
         height = self._height + (len(lines) * _LINE + 6 * bool(lines)) * _SMOOTH
         image = Image.new("RGB", (self._width, height), shapes.PALETTE["paper"])
         self._pen = ImageDraw.Draw(image)
@@ -122,17 +124,6 @@ class _Canvas:
             place = (self._width / 2, self._height + (i + 0.4) * _LINE * _SMOOTH)
             self._pen.text(place, line, fill=shapes.PALETTE[colour], font=font, anchor="mm")
         return image.resize((self._width // _SMOOTH, height // _SMOOTH), 1)
-
-    def _wrapped(self, text: str) -> list[str]:
-        font = ImageFont.load_default(_CAPTION * _SMOOTH)
-        lines = [""]
-        for word in text.split():
-            longer = f"{lines[-1]} {word}".strip()
-            if lines[-1] and font.getlength(longer) > self._width - 24 * _SMOOTH:
-                lines.append(word)
-            else:
-                lines[-1] = longer
-        return lines
 
     def _add(self, drawn: Iterable[shapes.Shape]) -> None:
         for shape in drawn:

@@ -2,17 +2,14 @@
 
 from pathlib import Path
 
-import jax
 import numpy as np
 
 from mapf_jax.draw.story import tell
 from mapf_jax.draw.svg import svg
 from mapf_jax.text import FROZEN, GOAL_CHARACTERS, HOLE, START_CHARACTERS, letters_of, map_rows
-from mapf_jax.types import Instance, Plan, make_instance
-from mapf_jax.verify import plan_violations
+from mapf_jax.types import Instance, Plan, ViolationKind, make_instance
 
 SUFFIXES = (".png", ".gif", ".svg", ".txt")
-_violations = jax.jit(plan_violations)
 
 
 def ascii_instance(instance: Instance) -> str:
@@ -56,29 +53,26 @@ def instance_from_ascii(drawing: str) -> Instance:
 
 
 def ascii_frames(instance: Instance, plan: Plan) -> list[str]:
-    """One drawing for each time step of a parsable single plan.
+    """One drawing for each time step of a single plan; none of one that `story.tell` cannot draw.
 
     Agents are digits (their last one from agent 10 on), goals `G g a b c`, `#` marks a cell with a
-    rule broken in it at that time; below the lake one line names each broken rule with its agent
-    and cell.
+    rule broken in it at that time; below the lake one line for each agent that breaks a rule names
+    the agent, its cell and the rule.
     """
-    size = int(instance.size)
-    positions = np.asarray(plan.positions)
-    broken = vars(jax.tree.map(np.asarray, _violations(instance, plan.positions)))
-    agents = np.nonzero(instance.active)[0].tolist()
-    lake = np.where(np.asarray(instance.blocked)[:size, :size], HOLE, FROZEN)
-    for agent in agents:
-        lake[tuple(instance.goals[agent])] = letters_of(agent)[1]
+    story = tell(instance, plan)
+    size = len(story.blocked)
+    lake = np.where(story.blocked, HOLE, FROZEN)
+    for agent, goal in zip(story.agents, story.goals, strict=True):
+        lake[tuple(goal)] = letters_of(agent)[1]
     frames = []
-    for time in range(int(plan.num_steps) + 1):
+    for time, (cells, kinds) in enumerate(zip(story.positions, story.kinds, strict=True)):
         grid, notes = lake.copy(), []
-        for agent in agents:
-            row, column = positions[time, agent].tolist()
-            rules = [name.replace("_", " ") for name, flags in broken.items() if flags[time, agent]]
-            if rules:
-                notes.append(f"agent {agent} at ({row},{column}): {', '.join(rules)}")
+        for agent, (row, column), kind in zip(story.agents, cells, kinds, strict=True):
+            if kind:
+                rule = ViolationKind(kind).name.lower().replace("_", " ")
+                notes.append(f"agent {agent} at ({row},{column}): {rule}")
             if 0 <= row < size and 0 <= column < size and grid[row, column] != "#":
-                grid[row, column] = "#" if rules else str(agent % 10)
+                grid[row, column] = "#" if kind else str(agent % 10)
         frames.append("\n".join([f"t = {time}", *map(" ".join, grid), *notes]))
     return frames
 
@@ -90,9 +84,8 @@ def as_text(instance: Instance, plan: Plan | None = None) -> str:
     """
     drawings = [ascii_instance(instance)]
     if plan is not None:
-        story = tell(instance, plan)
-        unread = [text for text, _ in story.captions]
-        drawings += ascii_frames(instance, plan) if len(story.positions) else unread
+        unread = [text for text, _ in tell(instance, plan).captions]
+        drawings += ascii_frames(instance, plan) or unread
     return "\n\n".join(drawings)
 
 

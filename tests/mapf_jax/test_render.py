@@ -215,7 +215,7 @@ def test_frames_in_text():
     assert frames[1] == "t = 1\nF 0 1 F\nF H a F\n2 F G H\nF F F F"
     assert frames[2] == (
         "t = 2\nF # # F\nF # a F\nF F G H\nF F F F\n"
-        "agent 0 at (0,2): swap\nagent 1 at (0,1): swap\nagent 2 at (1,1): illegal move, hole"
+        "agent 0 at (0,2): swap\nagent 1 at (0,1): swap\nagent 2 at (1,1): illegal move"
     )
 
 
