@@ -108,7 +108,7 @@ class _Canvas:
           marks: what to mark as broken.
         """
         story = self._story
-        letters = int((self._width / _SMOOTH - 24) / (0.5 * _CAPTION))
+        letters = int((self._width / _SMOOTH - 24) / (0.44 * _CAPTION))
         lines = [(line, colour) for text, colour in captions for line in wrap(text, letters)]
         height = self._height + (len(lines) * _LINE + 6 * bool(lines)) * _SMOOTH
         image = Image.new("RGB", (self._width, height), shapes.PALETTE["paper"])
