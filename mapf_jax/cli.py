@@ -321,13 +321,8 @@ def _entries(args: argparse.Namespace) -> Iterator[_Entry]:
     with nullcontext(sys.stdin.buffer) if args.input == "-" else open(args.input, "rb") as lines:
         for where, record in formats.numbered_records(lines, name):
             if published.is_published(record):
-                question = published.read_published(record, where)
-                ours = formats.to_record(question.instance, question.sample_id)
-                if question.answer is not None:
-                    ours["answer"] = question.answer
-                yield _Entry(where, ours, question.instance)
-            else:
-                yield _Entry(where, record, formats.instance_from_record(record, where))
+                record |= published.read_published(record, where)
+            yield _Entry(where, record, formats.instance_from_record(record, where))
 
 
 def _plan(entry: _Entry, field: str | None) -> np.ndarray | None:

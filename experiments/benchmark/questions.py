@@ -190,16 +190,11 @@ def _from_ours(record: dict[str, Any], where: str, subset: float | None) -> dict
 
 
 def _from_published(record: Mapping[str, Any], where: str, subset: float | None) -> dict[str, Any]:
-    question = hub_records.read_published(record, where)
-    name = question.sample_id
+    question = {**hub_records.read_published(record, where), "wait_ratio": subset}
     if subset is not None:  # Names repeat from one subset to the next.
-        head, _, number = name.rpartition("_")
-        name = f"{head}_wr{subset}_{number}"
-    return {
-        **formats.to_record(question.instance, name),
-        "hole_ratio": question.hole_ratio,
-        "wait_ratio": subset,
-    }
+        head, _, number = question["id"].rpartition("_")
+        question["id"] = f"{head}_wr{subset}_{number}"
+    return question
 
 
 def _group(record: Mapping[str, Any]) -> Group:

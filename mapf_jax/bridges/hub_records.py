@@ -6,38 +6,18 @@ instance, not the words around it. The format is taken from a description of the
 2606.17682 and its project page), not from the files themselves.
 """
 
-import dataclasses
 import re
 import reprlib
 from collections.abc import Mapping
 from typing import Any
 
 from mapf_jax.draw.render import ascii_instance, instance_from_ascii
+from mapf_jax.formats import to_record
 from mapf_jax.text import FROZEN, HOLE, START_CHARACTERS, letters_of
 from mapf_jax.types import Instance
 
 _SAMPLE_ID = re.compile(r"([1-9]\d?)ag_([1-9]\d?)x([1-9]\d?)_hr(\d*\.?\d+)_(\d+)", re.ASCII)
 _DECORATION = str.maketrans(dict.fromkeys("[]'\",|`", " "))
-_ANSWER_FIELDS = ("answer", "solution", "response", "output")
-_ANSWER = re.compile(r"<answer>|\b(?:answer|solution)\s*:", re.IGNORECASE)
-
-
-@dataclasses.dataclass(frozen=True)
-class PublishedRecord:
-    """A question of the published benchmark.
-
-    Attributes:
-      sample_id: name of the question.
-      hole_ratio: fraction of holes that the name states.
-      instance: the instance on the map, without a solution.
-      answer: the text of the answer if the record holds one; its format is not known, so it is
-        not parsed.
-    """
-
-    sample_id: str
-    hole_ratio: float
-    instance: Instance
-    answer: str | None
 
 
 def is_published(record: Mapping[str, Any]) -> bool:
@@ -45,12 +25,16 @@ def is_published(record: Mapping[str, Any]) -> bool:
     return "sample_id" in record and "map" not in record
 
 
-def read_published(record: Mapping[str, Any], name: str) -> PublishedRecord:
+def read_published(record: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Recovers the instance of a record from the map in its text.
 
     Args:
       record: a JSON object of the benchmark.
       name: its name in errors, such as its file and line.
+
+    Returns:
+      The instance as a record of `formats`, its `id` being the `sample_id`, and with the
+      `hole_ratio` that this one states.
 
     Raises:
       ValueError: a field is missing or wrong, or the text holds no map, or several different ones,
@@ -77,12 +61,8 @@ def read_published(record: Mapping[str, Any], name: str) -> PublishedRecord:
             f"{name}: text: {len(found)} different maps of {size} x {size} cells with "
             f"{num_agents} agents were found, one is needed"
         )
-    return PublishedRecord(
-        sample_id=str(sample_id),
-        hole_ratio=float(match[4]),
-        instance=next(iter(found.values())),
-        answer=_answer(record, text),
-    )
+    ours = to_record(next(iter(found.values())), match[0])
+    return {**ours, "hole_ratio": float(match[4])}
 
 
 def _maps(text: str, size: int, num_agents: int) -> list[Instance]:
@@ -102,12 +82,3 @@ def _maps(text: str, size: int, num_agents: int) -> list[Instance]:
         if sorted(cell for row in rows for cell in row if cell in ends) == ends:
             maps.append(instance_from_ascii("\n".join(" ".join(row) for row in rows)))
     return maps
-
-
-def _answer(record: Mapping[str, Any], text: str) -> str | None:
-    """What a field says, else what follows the last heading of an answer in the text."""
-    for field in _ANSWER_FIELDS:
-        if isinstance(record.get(field), str):
-            return record[field]
-    heading = max((match.start() for match in _ANSWER.finditer(text)), default=None)
-    return None if heading is None else text[heading:].strip()

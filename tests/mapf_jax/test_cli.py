@@ -241,8 +241,8 @@ def test_other_formats(tmp_path, capsys):
     assert status == 0
     first, second = records(from_scenario + from_published)
     assert (first.pop("id"), second.pop("id")) == ("a", "2ag_3x3_hr0.2_007")
-    assert second.pop("answer") == "?"
-    assert first == second
+    assert second.pop("hole_ratio") == 0.2
+    assert first | question == second
     assert first["cost"] == 5
     status, out, _ = run(capsys, "render", tmp_path / "a.scen", "--agents", "1")
     assert out == "a\nS F F\nF H F\nG F F\n\n"
