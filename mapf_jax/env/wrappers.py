@@ -153,45 +153,25 @@ class PoolAutoReset:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class EpisodeRecord:
-    """Summary of an episode.
-
-    Attributes:
-      rewards: float32[..., A], summed over its steps.
-      length: int32[...], number of steps.
-      success: bool[...], it ended with all agents on their goals.
-      cost: int32[...], sum of the agents' costs.
-    """
-
-    rewards: Array
-    length: Array
-    success: Array
-    cost: Array
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
 class LogState:
-    """State of `LogEpisodes`.
+    """State of `LogEpisodes`, about the episode of the last step, which may have ended it.
 
     Attributes:
-      inner: state of the wrapped environment.
-      running: the episode under way.
-      last: the last one that ended; zeros before the first.
-      episodes: int32[...], number of episodes that ended.
-      successes: int32[...], number of these that succeeded.
+      inner: state of what is wrapped.
+      rewards: float32[..., A], summed over the episode's steps so far.
+      length: int32[...], how many they are.
+      done: bool[...], the last step ended the episode.
     """
 
     inner: Any
-    running: EpisodeRecord
-    last: EpisodeRecord
-    episodes: Array
-    successes: Array
+    rewards: Array
+    length: Array
+    done: Array
 
 
 @dataclasses.dataclass(frozen=True)
 class LogEpisodes:
-    """Keeps rewards, length, success and cost of episodes in the state.
+    """Keeps an episode's rewards and length in the state; `TimeStep.info` has its cost and success.
 
     Attributes:
       wrapped: an environment or a wrapper of this module, which gets all arguments.
@@ -200,32 +180,17 @@ class LogEpisodes:
     wrapped: Any
 
     def reset(self, *arguments: Any) -> tuple[LogState, TimeStep]:
-        """`reset` of what is wrapped, with empty records."""
+        """`reset` of what is wrapped, with nothing summed up yet."""
         inner, timestep = self.wrapped.reset(*arguments)
-        zero = jnp.zeros((), jnp.int32)
-        empty = EpisodeRecord(jnp.zeros_like(timestep.reward), zero, jnp.zeros((), bool), zero)
-        return LogState(inner, empty, empty, zero, zero), timestep
+        zeros = jnp.zeros_like(timestep.reward), jnp.zeros((), jnp.int32)
+        return LogState(inner, *zeros, jnp.zeros((), bool)), timestep
 
     def step(self, state: LogState, *arguments: Any) -> tuple[LogState, TimeStep]:
-        """`step` of what is wrapped, recorded."""
+        """`step` of what is wrapped, summed up; anew after a step that ended an episode."""
         inner, timestep = self.wrapped.step(state.inner, *arguments)
-        record = EpisodeRecord(
-            rewards=state.running.rewards + timestep.reward,
-            length=state.running.length + 1,
-            success=timestep.info.success,
-            cost=timestep.info.costs.sum(),
-        )
-        done = timestep.done
-        return (
-            LogState(
-                inner=inner,
-                running=_select(done, jax.tree.map(jnp.zeros_like, record), record),
-                last=_select(done, record, state.last),
-                episodes=state.episodes + done,
-                successes=state.successes + (done & record.success),
-            ),
-            timestep,
-        )
+        rewards = jnp.where(state.done, 0.0, state.rewards) + timestep.reward
+        length = jnp.where(state.done, 0, state.length) + 1
+        return LogState(inner, rewards, length, timestep.done), timestep
 
 
 def _show(env: MapfFrozenLake, timestep: TimeStep, state: State) -> TimeStep:
