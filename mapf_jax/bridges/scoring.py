@@ -65,18 +65,3 @@ def score(
         "optimal": gap == 0,
         "num_tokens": np.asarray(num_tokens),
     }
-
-
-def text_of(completion: Any) -> str:
-    """The text of a completion: itself, or the content of the last of its chat messages.
-
-    A content in parts, as some chat formats have it, gives the text of its parts. Messages are
-    mappings in some libraries and objects in others.
-    """
-    if isinstance(completion, str) or not completion:
-        return completion or ""
-    message = completion[-1]
-    content = message.get("content") if isinstance(message, Mapping) else message.content
-    if isinstance(content, str) or content is None:
-        return content or ""
-    return "".join(part["text"] for part in content if part.get("type") == "text")

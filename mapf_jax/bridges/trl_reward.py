@@ -1,12 +1,12 @@
 """The reward as TRL's `GRPOTrainer` and `RLOOTrainer` call it (`reward_funcs=MapfReward()`)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from mapf_jax.answer_reward import RewardConfig, next_short_fraction
-from mapf_jax.bridges.scoring import FIELDS, score, text_of
+from mapf_jax.bridges.scoring import FIELDS, score
 
 
 class MapfReward:
@@ -32,7 +32,7 @@ class MapfReward:
 
     def __call__(
         self,
-        completions: Sequence[Any],
+        completions: Sequence[str] | Sequence[Sequence[Mapping[str, Any]]],
         completion_ids: Sequence[Sequence[int]],
         log_metric: Callable[[str, float], None] | None = None,
         **columns: Any,
@@ -64,3 +64,8 @@ class MapfReward:
             for name in set(scores) - {"reward", "num_tokens"}:
                 log_metric(name, float(np.mean(scores[name])))
         return scores["reward"].tolist()
+
+
+def text_of(completion: str | Sequence[Mapping[str, Any]]) -> str:
+    """The text of a completion: itself, or the content of the last of its chat messages."""
+    return completion if isinstance(completion, str) else completion[-1]["content"] or ""
