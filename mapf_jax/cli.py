@@ -145,7 +145,6 @@ def _parser() -> argparse.ArgumentParser:
     option = command(_export, exporting)
     option("input", nargs="+", metavar="INPUT", help="what to read, see below")
     option("--out", required=True, type=Path, metavar="FOLDER")
-    option("--format", choices=("parquet", "jsonl"), default="parquet", help="default: %(default)s")
     option("--list-holes", action="store_true", help="also list the holes' cells in the prompts")
     return parser
 
@@ -299,7 +298,7 @@ def _export(args: argparse.Namespace) -> None:
         splits[split] = [entry.record for entry in _entries(single)]
         if not splits[split]:
             raise ValueError(f"{name}: no instance")
-    write_dataset(args.out, splits, args.format, args.list_holes)
+    write_dataset(args.out, splits, args.list_holes)
     for split, records in splits.items():
         print(f"{split}: {len(records)} instances", file=sys.stderr)
 

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jinja2
 import numpy as np
@@ -18,7 +18,6 @@ from mapf_jax import formats
 from mapf_jax.text import prompt, render_answer
 from mapf_jax.types import Status
 
-FileFormat = Literal["parquet", "jsonl"]
 DATA_SOURCE = "mapf_frozenlake"
 
 _FOLDER = Path(__file__).parent
@@ -71,39 +70,34 @@ def dataset_rows(
 def write_dataset(
     folder: Path,
     splits: Mapping[str, Sequence[Mapping[str, Any]]],
-    file_format: FileFormat = "parquet",
     list_holes: bool = False,
 ) -> None:
-    """Writes `data/SPLIT.parquet` or `.jsonl` for every split, and the card.
+    """Writes `data/SPLIT.parquet` for every split, and the card.
 
     Args:
       folder: made if it does not exist; what it holds of this data set is replaced.
       splits: solved records by name of the split.
-      file_format: "parquet" needs the package `datasets`.
       list_holes: also list the cells of the holes in the prompts.
 
     Raises:
       ValueError: a split has no name that `datasets` takes, or a record is not solved.
-      ImportError: Parquet without the package `datasets`.
+      ImportError: the package `datasets` is not installed.
     """
+    import datasets  # Before anything is written.
+
     for split in splits:
         if not re.fullmatch(r"\w+(\.\w+)*", split):
             raise ValueError(f"split={split!r}: letters, digits, _ and inner dots are allowed")
-    if file_format == "parquet":
-        import datasets  # Before anything is written.
     tables = {split: dataset_rows(records, split, list_holes) for split, records in splits.items()}
     (folder / "data").mkdir(parents=True, exist_ok=True)
+    features = datasets.Features._from_yaml_list(TYPES)
     for split, rows in tables.items():
-        path = folder / "data" / f"{split}.{file_format}"
-        if file_format == "parquet":
-            features = datasets.Features._from_yaml_list(TYPES)
-            datasets.Dataset.from_list(rows, features=features).to_parquet(path)
-        else:
-            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "README.md").write_text(_card(tables, file_format))
+        table = datasets.Dataset.from_list(rows, features=features)
+        table.to_parquet(folder / "data" / f"{split}.parquet")
+    (folder / "README.md").write_text(_card(tables))
 
 
-def _card(tables: Mapping[str, Sequence[Mapping[str, Any]]], file_format: FileFormat) -> str:
+def _card(tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     template = jinja2.Template(
         (_FOLDER / "card.md").read_text(),
         trim_blocks=True,
@@ -112,7 +106,7 @@ def _card(tables: Mapping[str, Sequence[Mapping[str, Any]]], file_format: FileFo
     )
     return template.render(
         tables=tables,
-        files=[{"split": split, "path": f"data/{split}.{file_format}"} for split in tables],
+        files=[{"split": split, "path": f"data/{split}.parquet"} for split in tables],
         features=TYPES,
         columns=COLUMNS,
     )

@@ -4,7 +4,6 @@ What needs a package that is not installed is skipped and says which.
 """
 
 import asyncio
-import importlib.util
 import json
 import math
 import sys
@@ -68,37 +67,19 @@ def read_back(row, record):
     )
 
 
-def test_jsonl_needs_no_package(tmp_path, records, capsys):
-    for split, part in (("train", records[:7]), ("test", records[7:])):
-        text = "".join(json.dumps(record) + "\n" for record in part)
-        (tmp_path / f"{split}.jsonl").write_text(text)
-    inputs = [str(tmp_path / "train.jsonl"), str(tmp_path / "test.jsonl")]
-    out = tmp_path / "out"
-    assert main(["export", *inputs, "--out", str(out), "--format", "jsonl", "--list-holes"]) == 0
-    assert capsys.readouterr().err == "train: 7 instances\ntest: 3 instances\n"
-    lines = (out / "data" / "train.jsonl").read_text().splitlines()
-    for line, record in zip(lines, records[:7], strict=True):
-        row = json.loads(line)
-        assert list(row) == list(dataset.COLUMNS)
-        read_back(row, record)
-        assert "\nHoles:" in row["prompt"][0]["content"]
-    card = (out / "README.md").read_text()
-    assert "| test | 3 | 4 x 4 | 3 |" in card
-
-    unsolved = {k: records[0][k] for k in ("id", "map", "starts", "goals")}
-    (tmp_path / "bad.jsonl").write_text(json.dumps(unsolved) + "\n")
-    assert main(["export", str(tmp_path / "bad.jsonl"), "--out", str(tmp_path / "bad")]) == 2
-    error = capsys.readouterr().err
-    if importlib.util.find_spec("datasets"):
-        assert error == f"error: {unsolved['id']}: cost: missing, solve the instances first\n"
-    else:
-        assert "datasets" in error
-    assert not (tmp_path / "bad").exists()
-
-
-def test_load_dataset_has_the_right_types(tmp_path, records, monkeypatch):
+def test_exported_splits_load_with_the_right_types(tmp_path, records, capsys, monkeypatch):
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    parts = {"train": records[:7], "test": records[7:]}
+    for split, part in parts.items():
+        text = "".join(json.dumps(record) + "\n" for record in part)
+        (tmp_path / f"{split}.jsonl").write_text(text)
+    inputs = [str(tmp_path / f"{split}.jsonl") for split in parts]
+    out = tmp_path / "out"
+    assert main(["export", *inputs, "--out", str(out), "--list-holes"]) == 0
+    assert "train: 7 instances\ntest: 3 instances\n" in capsys.readouterr().err
+    assert "| test | 3 | 4 x 4 | 3 |" in (out / "README.md").read_text()
+
     number, text, truth = map(datasets.Value, ("int32", "string", "bool"))
     expected = {
         **dict.fromkeys(dataset.COLUMNS, text),
@@ -113,24 +94,27 @@ def test_load_dataset_has_the_right_types(tmp_path, records, monkeypatch):
         "extra_info": {"split": text, "index": datasets.Value("int64")},
     }
     expected = datasets.Features(expected)
-    loaded = {}
-    for file_format in ("parquet", "jsonl"):
-        folder = tmp_path / file_format
-        dataset.write_dataset(folder, {"train": records[:7], "test": records[7:]}, file_format)
-        loaded[file_format] = datasets.load_dataset(
-            str(folder), cache_dir=str(tmp_path / "cache" / file_format)
-        )
-        assert list(loaded[file_format]) == ["train", "test"]
-        for split in loaded[file_format].values():
-            assert split.features == expected
-    for split, part in (("train", records[:7]), ("test", records[7:])):
-        assert loaded["parquet"][split].to_list() == loaded["jsonl"][split].to_list()
-        for row, record in zip(loaded["parquet"][split], part, strict=True):
+    loaded = datasets.load_dataset(str(out), cache_dir=str(tmp_path / "cache" / "loaded"))
+    assert list(loaded) == ["train", "test"]
+    for split, part in parts.items():
+        assert loaded[split].features == expected
+        for row, record in zip(loaded[split], part, strict=True):
             read_back(row, record)
+            assert "\nHoles:" in row["prompt"][0]["content"]
             assert row["extra_info"]["split"] == split
     # The card alone, as the hub's pages read it, says the same.
-    card = datasets.info.DatasetInfosDict.from_directory(str(tmp_path / "jsonl"))
+    card = datasets.info.DatasetInfosDict.from_directory(str(out))
     assert next(iter(card.values())).features == expected
+
+
+def test_unsolved_records_are_not_exported(tmp_path, records, capsys):
+    pytest.importorskip("datasets")
+    unsolved = {k: records[0][k] for k in ("id", "map", "starts", "goals")}
+    (tmp_path / "bad.jsonl").write_text(json.dumps(unsolved) + "\n")
+    assert main(["export", str(tmp_path / "bad.jsonl"), "--out", str(tmp_path / "bad")]) == 2
+    error = capsys.readouterr().err
+    assert error == f"error: {unsolved['id']}: cost: missing, solve the instances first\n"
+    assert not (tmp_path / "bad").exists()
 
 
 # The reward
