@@ -6,6 +6,5 @@ from mapf_jax.env.environment import MapfFrozenLake as MapfFrozenLake
 from mapf_jax.env.environment import RewardWeights as RewardWeights
 from mapf_jax.env.registration import make as make
 from mapf_jax.env.registration import registered_envs as registered_envs
-from mapf_jax.env.wrappers import AutoReset as AutoReset
 from mapf_jax.env.wrappers import LogEpisodes as LogEpisodes
 from mapf_jax.env.wrappers import PoolAutoReset as PoolAutoReset

@@ -2,16 +2,13 @@
 
 Where a step ends an episode, `observation` and `action_mask` are already those of the next one;
 `final_observation`, `reward`, `terminated`, `truncated` and `info` are those of the episode that
-ended (the contract of Gymnasium's vector environments in SAME_STEP mode and of gymnax 1.0). The
-wrappers differ in which instance comes next:
+ended (the contract of Gymnasium's vector environments in SAME_STEP mode and of gymnax 1.0).
 
-* `AutoReset`: the same one again.
-* `PoolAutoReset`: a uniform draw from a pool of instances that all environments share. The pool is
-  an argument of `step`, so it can change at any time without recompiling.
-
-`LogEpisodes` wraps either. All are of a single environment, as the simulator is; `jax.vmap` makes a
-batch of it, with `in_axes=(None, 0)` for `reset` and `(0, 0, None)` for `step` where environments
-share a pool.
+`PoolAutoReset` goes on with an instance of a pool, which is an argument of `step` and can change at
+any time without recompiling. `LogEpisodes` wraps it. Both are of a single environment, as the
+simulator is, and `jax.vmap` makes a batch of it. All environments share a pool with
+`in_axes=(None, 0)` for `reset` and `(0, 0, None)` for `step`; with 0 in place of None each has its
+own, and of a single instance it plays that again and again.
 """
 
 import dataclasses
@@ -25,32 +22,6 @@ import numpy as np
 from mapf_jax.env.environment import MapfFrozenLake
 from mapf_jax.padding import pad_instance
 from mapf_jax.types import Array, Instance, State, TimeStep
-
-#: State of `AutoReset`: the episode under way, and the start cells, unsigned [..., A].
-AutoResetState = tuple[State, Array]
-
-
-@dataclasses.dataclass(frozen=True)
-class AutoReset:
-    """Starts the same instance of `env` again."""
-
-    env: MapfFrozenLake
-
-    def reset(self, instance: Instance) -> tuple[AutoResetState, TimeStep]:
-        """As `MapfFrozenLake.reset`."""
-        state, timestep = self.env.reset(instance)
-        return (state, state.cells), timestep
-
-    def step(
-        self, state: AutoResetState, actions: Array, key: jax.Array | None = None
-    ) -> tuple[AutoResetState, TimeStep]:
-        """As `MapfFrozenLake.step`, then a new episode if one ended."""
-        episode, starts = state
-        after, timestep = self.env.step(episode, actions, key)
-        costs, time = jnp.zeros_like(after.costs), jnp.zeros_like(after.time)
-        first = dataclasses.replace(after, cells=starts, costs=costs, time=time)
-        episode = _select(timestep.done, first, after)
-        return (episode, starts), _show(self.env, timestep, episode)
 
 
 @jax.tree_util.register_dataclass

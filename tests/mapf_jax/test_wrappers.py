@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mapf_jax.env import AutoReset, LogEpisodes, PoolAutoReset, make, wrappers
+from mapf_jax.env import LogEpisodes, PoolAutoReset, make, wrappers
 from mapf_jax.generator import draw
 
 BATCH, STEPS, AGENTS, SIZE = 16, 60, 2, 4
@@ -80,10 +80,14 @@ def replay(env, step, state, timestep, arguments, next_instance):
 
 def test_same_instance(env):
     instances = pool_of(BATCH)
-    wrapper = AutoReset(env)
-    state, timestep = jax.jit(jax.vmap(wrapper.reset))(instances)
+    wrapper = PoolAutoReset(env)
+    pools = jax.tree.map(
+        lambda leaf: leaf.reshape(BATCH, -1, *leaf.shape[1:]), wrapper.pool(instances)
+    )
+    keys = jax.random.split(jax.random.key(1), BATCH)
+    state, timestep = jax.jit(jax.vmap(wrapper.reset))(pools, keys)
     step = jax.jit(jax.vmap(wrapper.step))
-    replay(env, step, state, timestep, (), lambda state: instances)
+    replay(env, step, state, timestep, (pools,), lambda state: instances)
 
 
 def test_pool(env):
