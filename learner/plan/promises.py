@@ -120,9 +120,7 @@ def _stacks(config: Qwen3Config, mesh: Mesh) -> tuple[set[tuple[int, ...]], set[
     gathered: set[tuple[int, ...]] = set()
     leaves = zip(
         jax.tree.leaves(model.abstract_params(config)["layers"]),
-        jax.tree.leaves(
-            model.logical_axes(config)["layers"], is_leaf=lambda x: isinstance(x, tuple)
-        ),
+        jax.tree.leaves(model.logical_axes(config)["layers"]),
         strict=True,
     )
     for leaf, axes in leaves:

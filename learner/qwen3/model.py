@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from learner.devices import sharding
 from learner.qwen3.attention import SharedPrompt, choose, self_attention
@@ -240,11 +240,9 @@ def abstract_params(config: Qwen3Config) -> Params:
 
 
 def logical_axes(config: Qwen3Config) -> Params:
-    """The tree of the parameters, with a tuple of logical axis names for every array."""
+    """The tree of the parameters, with a `PartitionSpec` of logical axis names for every array."""
     boxed = jax.eval_shape(functools.partial(_boxed_init, config=config), jax.random.key(0))
-    return jax.tree.map(
-        lambda box: box.names, boxed, is_leaf=lambda x: isinstance(x, nn.Partitioned)
-    )
+    return nn.get_partition_spec(boxed)
 
 
 def check_mesh(config: Qwen3Config, mesh: Mesh) -> None:
@@ -272,11 +270,7 @@ def param_shardings(config: Qwen3Config, mesh: Mesh) -> dict[str, Any]:
         ValueError: a dimension does not divide over its mesh axis.
     """
     check_mesh(config, mesh)
-    return jax.tree.map(
-        lambda names: NamedSharding(mesh, nn.logical_to_mesh_axes(names, sharding.RULES)),
-        logical_axes(config),
-        is_leaf=lambda x: isinstance(x, tuple),
-    )
+    return nn.logical_to_mesh_sharding(logical_axes(config), mesh, sharding.RULES)
 
 
 def hidden_states(
