@@ -26,6 +26,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import chex
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,7 +38,7 @@ from learner.devices import distributed, sharding
 from learner.qwen3.attention import LANES
 from learner.qwen3.cached_attention import choose_decoding
 from learner.qwen3.config import Qwen3Config
-from learner.qwen3.model import Params, check_mesh, param_shardings
+from learner.qwen3.model import Params, check_mesh, logical_axes, param_shardings
 from learner.sampling import decoding, slots
 from learner.sampling.decoding import Cache
 from learner.sampling.distribution import SamplingParams
@@ -459,12 +460,7 @@ def _whole_rows(config: Qwen3Config, mesh: Mesh) -> Params:
 
     Decoding reads all weights at every step; gathering them once is far cheaper than at each.
     """
-
-    def without_fsdp(stacked: NamedSharding, drop: int) -> NamedSharding:
-        axes = [None if axis == "fsdp" else axis for axis in stacked.spec]
-        return NamedSharding(mesh, P(*axes[drop:]))
-
-    tree = param_shardings(config, mesh)
-    layer = jax.tree.map(lambda s: without_fsdp(s, 1), tree["layers"])
-    whole = {name: jax.tree.map(lambda s: without_fsdp(s, 0), tree[name]) for name in tree}
+    rules = [(name, None if axis == "fsdp" else axis) for name, axis in sharding.RULES]
+    whole = nn.logical_to_mesh_sharding(logical_axes(config), mesh, rules)
+    layer = jax.tree.map(lambda x: NamedSharding(mesh, P(*x.spec[1:])), whole["layers"])
     return {**whole, "layers": (layer,) * config.num_hidden_layers}
