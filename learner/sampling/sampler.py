@@ -38,7 +38,7 @@ from learner.devices import distributed, sharding
 from learner.qwen3.attention import LANES
 from learner.qwen3.cached_attention import choose_decoding
 from learner.qwen3.config import Qwen3Config
-from learner.qwen3.model import Params, check_mesh, logical_axes, param_shardings
+from learner.qwen3.model import Params, logical_axes, param_shardings
 from learner.sampling import decoding, slots
 from learner.sampling.decoding import Cache
 from learner.sampling.distribution import SamplingParams
@@ -128,7 +128,6 @@ class Sampler:
         segment_tokens: int = 32,
         vocab_size: int | None = None,
     ) -> None:
-        check_mesh(config, mesh)
         limit = config.vocab_size if vocab_size is None else vocab_size
         longest = config.max_position_embeddings - 1
         for name, value, least, most in (
