@@ -2,6 +2,8 @@
 
 import runpy
 
+import learner as learner  # Says what to install where that is missing.
+
 
 def train() -> None:
     """What the console script for training calls: `python -m experiments.main`."""

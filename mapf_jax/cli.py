@@ -22,12 +22,10 @@ from typing import IO, Any
 
 import jax
 import numpy as np
-import yaml
 
 from mapf_jax import __version__, formats
 from mapf_jax.bridges import hub_records as published
 from mapf_jax.bridges import movingai
-from mapf_jax.bridges.dataset import write_dataset
 from mapf_jax.draw import render
 from mapf_jax.environment_config import MAX_SIZE, MIN_SIZE, EnvironmentConfig
 from mapf_jax.generator import GenerationReport, generate
@@ -298,6 +296,8 @@ def _export(args: argparse.Namespace) -> None:
         splits[split] = [entry.record for entry in _entries(single)]
         if not splits[split]:
             raise ValueError(f"{name}: no instance")
+    from mapf_jax.bridges.dataset import write_dataset  # Only this needs Jinja.
+
     write_dataset(args.out, splits, args.list_holes)
     for split, records in splits.items():
         print(f"{split}: {len(records)} instances", file=sys.stderr)
@@ -383,6 +383,8 @@ def _output(name: str, input_name: str = "-") -> Iterator[IO[str]]:
 
 def _read_config(path: Path) -> EnvironmentConfig:
     """A configuration as `EnvironmentConfig.to_dict` gives it."""
+    import yaml  # Only this needs it.
+
     is_yaml = path.suffix.lower() in (".yaml", ".yml")
     try:
         text = path.read_text()

@@ -6,10 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import numba
 import numpy as np
 
 from mapf_jax import dynamics, types
+
+try:
+    import numba
+except ImportError as error:
+    raise ImportError("solving needs Numba: pip install 'mapf-frozenlake-rl[solver]'") from error
 
 _settings: Any = numba.config
 

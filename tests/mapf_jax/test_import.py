@@ -1,10 +1,16 @@
 """What `import mapf_jax` brings along, in a process of its own."""
 
+import configparser
 import json
+import re
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+import pytest
+
+import mapf_jax
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,3 +47,52 @@ def test_no_device_is_touched_by_the_import():
         "assert not xla_bridge._backends, 'the import started a backend'"
     )
     assert "mapf_jax" in loaded
+
+
+BASE = {"jax", "numpy", "chex"}
+
+
+def requirements():
+    """Names of what is installed with no extra."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    return set(re.findall(r"^[\w-]+", setup["options"]["install_requires"], re.MULTILINE))
+
+
+ALONE = """
+import jax, mapf_jax, mapf_jax.cli
+from mapf_jax.env import MapfFrozenLake
+
+instance = mapf_jax.instance_from_ascii("S F G\\nF H F\\ng F s")
+environment = MapfFrozenLake(num_agents=2, size=3)
+state, _ = jax.jit(environment.reset)(instance)
+state, timestep = jax.jit(environment.step)(state, jax.numpy.array([3, 2]))
+print(timestep.reward.shape)
+try:
+    mapf_jax.solve(jax.tree.map(lambda leaf: leaf[None], instance))
+except ImportError as error:
+    print(error)
+mapf_jax.cli.main(["--version"])
+"""
+
+
+def test_the_simulator_has_three_requirements():
+    assert requirements() == BASE
+    # Modules that only the extras bring cannot be imported here.
+    hidden = ["numba", "yaml", "jinja2", "flax", "optax", "orbax", "transformers", "matplotlib"]
+    program = f"import sys\nfor name in {hidden}: sys.modules[name] = None\n{ALONE}"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert "pip install 'mapf-frozenlake-rl[solver]'" in done.stdout
+    assert mapf_jax.__version__ in done.stdout
+
+
+@pytest.mark.parametrize("package", ["learner", "experiments"])
+def test_training_says_what_it_lacks(package):
+    program = f"import sys\nsys.modules['flax'] = None\nimport {package}"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert "pip install 'mapf-frozenlake-rl[train]'" in done.stderr.splitlines()[-1]
