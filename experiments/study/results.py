@@ -46,9 +46,9 @@
       low, high     Student's interval of the mean
       difference    from the reference variant over the seeds that both finished; null for the
                     reference itself: {values: {seed: value}, mean, low, high (Student's interval
-                    of paired differences), p (its t-test), p_holm and p_fdr (p corrected over the
-                    variants of this metric, Holm's and Benjamini and Hochberg's way), p_exact (sign
-                    flips), crossed_low, crossed_high (bootstrap over seeds and instances)}
+                    of paired differences), p (its t-test), p_holm (p corrected over the variants
+                    of this metric by Holm's way)}; earlier versions have more fields there, which
+                    nothing reads
 
 Intervals and p-values are null where fewer than two seeds are finished. So are those of differences
 that are all equal and not 0, which happens with few seeds, as fractions are counts: without any
@@ -81,12 +81,7 @@ METRICS = {
     "valid_area": "valid, mean over training",
     "optimal_area": "optimal, mean over training",
 }
-RESAMPLES = 4000
-"""Of the bootstrap over seeds and instances."""
-
 _ROUNDING = 1e-12
-_CROSSED = ("crossed_low", "crossed_high")
-_P_VALUES = ("p", "p_holm", "p_fdr", "p_exact")
 _TRAINED = ("instances", "steps", "updates")
 
 FINISHED = "finished.json"
@@ -162,7 +157,7 @@ def write(
         "checks": list(points[0]["failed"]) if points else [],
         "runs": runs,
         "metrics": [{"name": name, "label": label} for name, label in METRICS.items()],
-        "comparison": compare(root, study, runs),
+        "comparison": compare(study, runs),
     }
     files.write_json(root / "study.json", found)
     table = Table.of("Comparison", [_flat(row) for row in found["comparison"]])
@@ -279,62 +274,48 @@ def _design(path: Path, note: str) -> dict[str, Any]:
 # Comparison
 
 
-def compare(root: Path, study: Study, runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def compare(study: Study, runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The comparison of all finished runs, as `study.json` has it.
 
     Args:
       runs: as `study.json` has them.
     """
-    scores: dict[str, dict[int, dict[str, np.ndarray]]] = {
+    scores: dict[str, dict[int, dict[str, float]]] = {
         variant.name: {} for variant in study.variants
     }
     for run in runs:
         if run["status"] == "finished":
-            scores[run["variant"]][run["seed"]] = _scores(root / run["folder"], run["points"])
+            scores[run["variant"]][run["seed"]] = _scores(run["points"])
     comparison = []
     for metric in METRICS:
-        tables = {
+        values = {
             name: {seed: score[metric] for seed, score in of_seed.items()}
             for name, of_seed in scores.items()
         }
-        rows = [
-            {
-                "metric": metric,
-                "variant": name,
-                **_mean({seed: float(table.mean()) for seed, table in of_seed.items()}),
-                "difference": None
-                if name == study.reference
-                else _difference(of_seed, tables[study.reference]),
-            }
-            for name, of_seed in tables.items()
-        ]
+        reference = values[study.reference]
+        rows = []
+        for name, of_seed in values.items():
+            common = {s: of_seed[s] - reference[s] for s in of_seed if s in reference}
+            difference = None if name == study.reference else {**paired(common), "p_holm": None}
+            row = {"metric": metric, "variant": name, **_mean(of_seed), "difference": difference}
+            rows.append(row)
         tested = [d for row in rows if (d := row["difference"]) and d["p"] is not None]
         if tested:
-            p_values = [difference["p"] for difference in tested]
-            fdr = scipy.stats.false_discovery_control(p_values).tolist()
-            for difference, p_holm, p_fdr in zip(
-                tested, statistics.holm(p_values), fdr, strict=True
-            ):
-                difference.update(p_holm=p_holm, p_fdr=p_fdr)
+            adjusted = statistics.holm([difference["p"] for difference in tested])
+            for difference, p in zip(tested, adjusted, strict=True):
+                difference["p_holm"] = p
         comparison += rows
     return comparison
 
 
-def _scores(folder: Path, points: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
-    """By metric f64[instances]: every validation instance's part in it, whose mean it is."""
-    paths = [folder / "initial", *(folder / "rounds" / str(i) for i in range(len(points) - 1))]
-    answers = [files.read_file(path / "answers.jsonl") for path in paths]
-    steps = np.array([point["steps"] for point in points], np.float64)
-    # Trapezoids: half of each stretch counts for either end.
-    stretch = np.diff(steps) / (steps[-1] - steps[0])
-    weights = (np.append(stretch, 0) + np.insert(stretch, 0, 0)) / 2
+def _scores(points: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Every metric of a finished run, from its points as `study.json` has them."""
+    steps = [point["steps"] for point in points]
     result = {}
     for name in ("valid", "optimal"):
-        outcomes = np.array(
-            [[row.get(name, row["valid"]) for row in rows] for rows in answers], np.float64
-        )
-        result[f"{name}_final"] = outcomes[-1]
-        result[f"{name}_area"] = weights @ outcomes
+        rates = [point[name] / point["answers"] for point in points]
+        result[f"{name}_final"] = rates[-1]
+        result[f"{name}_area"] = float(np.trapezoid(rates, steps) / (steps[-1] - steps[0]))
     return result
 
 
@@ -351,25 +332,6 @@ def _mean(values: Mapping[int, float]) -> dict[str, Any]:
         half = scipy.stats.t.ppf((1 + LEVEL) / 2, len(array) - 1) * scipy.stats.sem(array)
         result["sd"] = float(array.std(ddof=1))
         result["low"], result["high"] = float(array.mean() - half), float(array.mean() + half)
-    return result
-
-
-def _difference(
-    variant: Mapping[int, np.ndarray], reference: Mapping[int, np.ndarray]
-) -> dict[str, Any]:
-    """The `difference` of `study.json` but for its corrections, from f64[instances] by seed."""
-    tables = {seed: variant[seed] - reference[seed] for seed in variant if seed in reference}
-    means = {seed: float(table.mean()) for seed, table in tables.items()}
-    result = {**dict.fromkeys((*_CROSSED, *_P_VALUES)), **paired(means)}
-    if len(tables) > 1:
-        result["crossed_low"], result["crossed_high"] = statistics.crossed_bootstrap(
-            np.stack(list(tables.values())),
-            np.random.default_rng(0),  # The same resamples for all variants, and at every call.
-            level=LEVEL,
-            resamples=RESAMPLES,
-        )
-        if len(tables) <= statistics.MOST_FLIPPED:
-            result["p_exact"] = float(statistics.sign_flip(list(means.values())))
     return result
 
 
@@ -401,7 +363,7 @@ def _flat(row: Mapping[str, Any]) -> dict[str, str]:
         "difference": difference.get("mean"),
         "difference_low": difference.get("low"),
         "difference_high": difference.get("high"),
-        **{name: difference.get(name) for name in (*_CROSSED, *_P_VALUES)},
+        **{name: difference.get(name) for name in ("p", "p_holm")},
     }
     return {
         "metric": row["metric"],

@@ -1,7 +1,5 @@
 """Intervals, tests and corrections against published cases, other code, and by simulation."""
 
-import itertools
-
 import numpy as np
 import pytest
 import scipy.stats
@@ -108,58 +106,6 @@ def test_what_the_intervals_cover_at_five_seeds():
     for interval in (student, resampled("percentile"), resampled("bca")):
         assert abs(coverage(interval, DISTRIBUTIONS["normal"], 60) - 0.95) < 0.02
         assert abs(coverage(interval, DISTRIBUTIONS["normal"], 60, level=0.8) - 0.8) < 0.045
-
-
-def test_what_the_crossed_bootstrap_covers():
-    def table(rng, seeds, instances):
-        """Both factors vary, and every answer is random besides."""
-        return (
-            rng.normal(size=(seeds, 1))
-            + rng.normal(size=(1, instances)) * 3
-            + rng.normal(size=(seeds, instances))
-        )
-
-    rng = np.random.default_rng(0)
-
-    def covered(seeds, instances, only_seeds=False):
-        hits = 0
-        for _ in range(300):
-            values = table(rng, seeds, instances)
-            if only_seeds:
-                low, high = scipy.stats.bootstrap(
-                    (values.mean(1),), np.mean, method="percentile", n_resamples=500, rng=rng
-                ).confidence_interval
-            else:
-                low, high = statistics.crossed_bootstrap(values, rng, resamples=500)
-            hits += low <= 0 <= high
-        return hits / 300
-
-    assert covered(30, 60) > 0.91
-    # Resampling one factor alone takes the instances for the only ones there are.
-    assert covered(30, 60, only_seeds=True) < 0.80
-
-
-def test_sign_flip():
-    assert statistics.sign_flip([1.0, 2.0, 3.0, 4.0, 5.0]) == 2 / 32  # the least there is
-    assert statistics.sign_flip([0.0, 0.0, 0.0]) == 1
-    differences = np.random.default_rng(5).normal(0.4, 1, size=(3, 8)).round(1)
-    patterns = np.array(list(itertools.product([-1, 1], repeat=8)))
-    means = np.abs(differences @ patterns.T)
-    observed = np.abs(differences.sum(1, keepdims=True))
-    np.testing.assert_allclose(
-        statistics.sign_flip(differences), (means >= observed - 1e-9).mean(1), atol=1e-15
-    )
-    # Under the hypothesis a p-value is at most p in a fraction p of all cases.
-    p = statistics.sign_flip(np.random.default_rng(6).normal(size=(4000, 6)))
-    for level in (0.05, 0.1, 0.25):
-        assert (p <= level).mean() <= level + 0.02
-    assert statistics.sign_flip(np.ones(12)) == 2.0**-11
-
-
-@pytest.mark.slow
-def test_sign_flip_tries_all_patterns_of_the_most_differences():
-    differences = np.ones(statistics.MOST_FLIPPED)
-    assert statistics.sign_flip(differences) == 2.0 / 2**statistics.MOST_FLIPPED
 
 
 def test_corrections_by_hand():
