@@ -8,14 +8,13 @@ where there is no signal. The definitions are this project's own and stand in `m
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
 
-from engineer.choice import expected_signal, relative_moves
 from engineer.designers import Generate, NoAnswerError
 from engineer.record import RunRecord
 from engineer.space import Cell, Configuration, ConfigurationSpace
@@ -95,6 +94,28 @@ def analyse(
     }
 
 
+def expected_signal(
+    valid_rates: Mapping[str, float], config: Configuration, space: ConfigurationSpace
+) -> float:
+    """Sum over rows of fraction x 4 p (1 - p), with p the valid rate of the row.
+
+    The expected variance of success in units of its largest value, so in [0, 1].
+    """
+    name = space.fraction_parameter
+    return math.fsum(4.0 * p * (1.0 - p) * config[row, name] for row, p in valid_rates.items())
+
+
+def relative_moves(
+    before: Configuration, after: Configuration, space: ConfigurationSpace
+) -> dict[Cell, float]:
+    """By how much each number changed, in units of the width of its bounds."""
+    moves = {}
+    for cell in space.cells:
+        low, high = space.bounds(*cell)
+        moves[cell] = (after[cell] - before[cell]) / (high - low) if high > low else 0.0
+    return moves
+
+
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
     """Spearman's rank correlation in [-1, 1], equal values sharing their mean rank.
 
@@ -152,7 +173,7 @@ def judge_design(
     content = _JUDGE.request(QUESTIONS, context, answer)
     for attempt in range(tries):
         try:
-            (text,) = generate([{"role": "user", "content": content}], 1, seed + attempt)
+            text = generate([{"role": "user", "content": content}], seed + attempt)
         except NoAnswerError:
             continue
         for written in reversed(re.findall(r"\{[^{}]*\}", text)):

@@ -5,16 +5,15 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from engineer import choice, proposal
-from engineer.choice import MoveLimits
+from engineer import proposal
 from engineer.context import ContextSpec, Message, fitted
 from engineer.evidence import JsonValue
 from engineer.record import RunRecord
 from engineer.space import Configuration, ConfigurationSpace
 from engineer.texts import FamilyTexts
 
-Generate = Callable[[Sequence[Message], int, int], Sequence[str]]
-"""Answers one chat: (messages, how many answers, seed) -> as many texts."""
+Generate = Callable[[Sequence[Message], int], str]
+"""Answers one chat: (messages, seed) -> text."""
 
 
 class NoAnswerError(Exception):
@@ -29,9 +28,8 @@ class Design(JsonValue):
       config: the configuration, always one of the space.
       source: name of the designer.
       context_messages: the chat that was asked; empty if no model was asked.
-      raw_texts: the answers in the order in which they were given, all tries and proposals.
-      repairs: every change that shortening the context, reading and projecting the answer,
-        choosing among proposals and limiting the move took.
+      raw_texts: the answers in the order in which they were given, one for each try.
+      repairs: every change that shortening the context, reading and projecting the answer took.
       kept_previous: True if the configuration is an earlier one because nobody proposed another
         or the last one was not accepted (it may still be clipped to the bounds of the space; see
         `repairs`).
@@ -67,9 +65,6 @@ class ModelDesigner:
       spec: which modules the model is shown.
       tries: how often the model is asked until an answer can be read, at least 1. Every try has
         its own seed.
-      proposals: answers asked for in each try, at least 1.
-      choice: one of `choice.CHOICES`, how one design is made of the readable ones.
-      limits: how far the design may move.
       trigger: text after which the configuration stands, if the answers have one.
       source: name under which the designs are recorded.
       fits: whether the model's window holds a chat. As long as it does not, parts are left out of
@@ -80,15 +75,12 @@ class ModelDesigner:
     family: FamilyTexts
     spec: ContextSpec
     tries: int = 3
-    proposals: int = 1
-    choice: str = "first"
-    limits: MoveLimits = dataclasses.field(default_factory=MoveLimits)
     trigger: str = ""
     source: str = "current"
     fits: Callable[[Sequence[Message]], bool] = lambda chat: True
 
     def __call__(self, record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
-        """The design that the first try with a readable answer amounts to, projected.
+        """The first answer that can be read, projected.
 
         Without a readable answer it is the previous configuration.
         """
@@ -101,32 +93,23 @@ class ModelDesigner:
         for attempt in range(self.tries):
             seed_of_try = int(np.random.SeedSequence([seed, attempt]).generate_state(1)[0]) >> 1
             try:
-                answers = self.generate(messages, self.proposals, seed_of_try)
+                text = self.generate(messages, seed_of_try)
             except NoAnswerError as error:
                 reasons.append(f"try {attempt}: {error}")
                 continue
-            texts.extend(answers)
-            parsed = [proposal.parse(answer, space, self.trigger) for answer in answers]
-            proposed = [one for one in parsed if isinstance(one, proposal.Proposal)]
-            reasons += [
-                f"try {attempt}: {one.reason}"
-                for one in parsed
-                if isinstance(one, proposal.Unreadable)
-            ]
-            if not proposed:
+            texts.append(text)
+            read = proposal.parse(text, space, self.trigger)
+            if isinstance(read, proposal.Unreadable):
+                reasons.append(f"try {attempt}: {read.reason}")
                 continue
-            configs, repairs = zip(
-                *(proposal.project(one, record.config, space) for one in proposed), strict=True
-            )
-            config, index, mixing = choice.choose(self.choice, configs, record, space)
-            config, drawn_back = choice.limit_move(config, record.config, space, self.limits)
+            config, repairs = proposal.project(read, record.config, space)
             return Design(
                 config=config,
                 source=self.source,
                 context_messages=tuple(messages),
                 raw_texts=tuple(texts),
-                repairs=(*left_out, *repairs[index], *mixing, *drawn_back),
-                summary=proposed[index].explanation if self.spec.summary else "",
+                repairs=(*left_out, *repairs),
+                summary=read.explanation if self.spec.summary else "",
             )
         return dataclasses.replace(
             self._kept(record, space, "; ".join(reasons)),

@@ -145,14 +145,14 @@ class Endpoint(Server):
                 f"extra: {taken} cannot be among its fields, they have their own place"
             )
 
-    def __call__(self, messages: Sequence[Mapping[str, str]], count: int, seed: int) -> list[str]:
-        """`count` answers to one chat, each from a request with a seed of its own.
+    def __call__(self, messages: Sequence[Mapping[str, str]], seed: int) -> str:
+        """The text of an answer to one chat.
 
         Raises:
           NoAnswerError: every try failed for a passing reason (time-out, overload, a broken reply).
           RefusedError: the server refuses the request itself (address, key, model, parameters).
         """
-        return [self.ask(messages, seed + i).text for i in range(count)]
+        return self.ask(messages, seed).text
 
     def ask(self, messages: Sequence[Mapping[str, str]], seed: int) -> Reply:
         """One answer to one chat; may be called from several threads.

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import yaml
 
 from engineer import analysis, curricula, designers, grammar
-from engineer.choice import MoveLimits
 from engineer.context import Message
 from engineer.designers import Designer, Generate
 from engineer.endpoint import Endpoint, RefusedError
@@ -151,12 +149,6 @@ def make_designer(
             family.texts,
             engineer.spec,
             tries=1 if greedy else engineer.tries,
-            proposals=engineer.proposals,
-            choice=engineer.choice,
-            limits=MoveLimits(
-                fraction=engineer.largest_fraction_move or math.inf,
-                value=engineer.largest_value_move or math.inf,
-            ),
             trigger=engineer.trigger,
             source=name,
             fits=fits,
@@ -221,8 +213,8 @@ def design_round(
 def _asked_once(endpoint: Generate) -> Generate:
     """Of several processes the first asks the server, and tells the others what it said."""
 
-    def generate(chat: Sequence[Message], count: int, seed: int) -> Sequence[str]:
-        return distributed.on_first(lambda: endpoint(chat, count, seed))
+    def generate(chat: Sequence[Message], seed: int) -> str:
+        return distributed.on_first(lambda: endpoint(chat, seed))
 
     return generate
 

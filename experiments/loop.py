@@ -154,7 +154,7 @@ class Loop:
         self._engineer = None
         if settings.engineer.designer in designing.MODEL_DESIGNERS:
             self._engineer = designing.design_completer(settings, family, self._policy)
-        designing.make_designer(settings, family, lambda *asked: [], lambda chat: True)
+        designing.make_designer(settings, family, lambda *asked: "", lambda chat: True)
         designing.make_judge(settings)
         return load_params(settings, self._policy)
 
@@ -294,10 +294,10 @@ class Loop:
         else:
             params = self._trainer.policy_params(progress.state)
 
-        def generate(chat: Sequence[Message], count: int, seed: int) -> list[str]:
+        def generate(chat: Sequence[Message], seed: int) -> str:
             assert completer is not None
-            completions = completer(params, [chat], jax.random.key(seed), count)
-            return [completion.text for completion in completions]
+            (completion,) = completer(params, [chat], jax.random.key(seed))
+            return completion.text
 
         fits = (lambda chat: True) if completer is None else completer.fits
         designer = designing.make_designer(settings, family, generate, fits)

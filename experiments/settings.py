@@ -10,7 +10,6 @@ from typing import Any, Literal, TypeVar
 
 import ml_collections
 
-from engineer.choice import CHOICES
 from engineer.context import DEFAULT_VARIANT, VARIANTS, ContextSpec
 from engineer.endpoint import Server
 from experiments.errors import user_errors
@@ -192,9 +191,6 @@ class EngineerSettings:
       modules: the modules of context "own".
       tries: samples drawn until a design can be read; then the last configuration is kept. A
         greedy engineer (temperature 0) would only repeat itself and has one.
-      proposals: answers to each try.
-      choice: what becomes of several: "first", "majority" or "median" of each number, or "best"
-        by `engineer.choice.learnability_score`.
       decoding: "parsed" (the answer is free and then read), or "grammar" (whatever the model
         says, a well-formed configuration comes of it; not for endpoints).
       exact_fractions: under the grammar fractions sum to 1 as they are decoded; otherwise the
@@ -208,8 +204,6 @@ class EngineerSettings:
       temperature: of sampling; 0 is greedy.
       top_p: nucleus of sampling; 1 is off.
       top_k: candidates of sampling; 0 is off.
-      largest_fraction_move: by how much a design may change a fraction; none is no limit.
-      largest_value_move: the same for other numbers, in units of the width of their bounds.
       rollback_margin: fall of the valid rate over a round after which the next round has the
         configuration of the round before again; none is off.
       stages: YAML file with a list of configurations for "staged"; empty for stages that open
@@ -226,8 +220,6 @@ class EngineerSettings:
     context: str = DEFAULT_VARIANT
     modules: ContextSpec = dataclasses.field(default_factory=ContextSpec)
     tries: int = 3
-    proposals: int = 1
-    choice: str = "first"
     decoding: str = "parsed"
     exact_fractions: bool = True
     thinking: bool = False
@@ -238,8 +230,6 @@ class EngineerSettings:
     temperature: float = 0.6
     top_p: float = 0.95
     top_k: int = 20
-    largest_fraction_move: float | None = None
-    largest_value_move: float | None = None
     rollback_margin: float | None = None
     stages: str = ""
     stage_threshold: float = 0.6
@@ -248,20 +238,15 @@ class EngineerSettings:
     training: EngineerTraining = dataclasses.field(default_factory=EngineerTraining)
 
     def __post_init__(self) -> None:
-        checks.integers(self, tries=1, proposals=1, max_new_tokens=1, top_k=0)
+        checks.integers(self, tries=1, max_new_tokens=1, top_k=0)
         checks.integers(self, thinking_tokens=0, reasoning_tokens=0)
         checks.choices(
             self,
             designer=DESIGNERS,
             context=(*VARIANTS, OWN_CONTEXT),
-            choice=CHOICES,
             decoding=DECODING,
         )
         checks.not_negative(self, "temperature")
-        for name in ("largest_fraction_move", "largest_value_move"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value <= 1:
-                raise ValueError(f"{name}={value}: allowed are numbers in (0, 1], or none")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p={self.top_p}: allowed are numbers in (0, 1]")
         checks.fractions(self, "stage_threshold")

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import scipy.special
 import scipy.stats
 
-from engineer.choice import expected_signal
+from engineer.analysis import expected_signal
 from engineer.space import Cell, Configuration, ConfigurationSpace
 from experiments.families import Family
 from experiments.study.results import LEVEL, paired

@@ -122,9 +122,9 @@ def test_an_llm_judge():
     scores = dict.fromkeys(QUESTIONS, 4) | {"correction": None}
     asked = []
 
-    def judge(chat, count, seed):
+    def judge(chat, seed):
         asked.append((chat, seed))
-        return [["I would rather not.", f"Well {{}}.\n{json.dumps(scores)}"][len(asked) - 1]]
+        return ["I would rather not.", f"Well {{}}.\n{json.dumps(scores)}"][len(asked) - 1]
 
     judgement = judge_design(judge, "the context", "the answer", seed=5)
     assert judgement["scores"] == scores
@@ -134,6 +134,6 @@ def test_an_llm_judge():
     assert "the answer" in content
     assert all(question in content for question in QUESTIONS.values())
     for bad in ({**scores, "locality": 6}, {**scores, "locality": True}, {"locality": 1}):
-        assert judge_design(lambda c, n, s, b=bad: [json.dumps(b)], "", "", 0) is None
+        assert judge_design(lambda c, s, b=bad: json.dumps(b), "", "", 0) is None
     for text in ("", "{}", "{" + "[" * 100_000 + "}", '{"locality": ' + "9" * 5_000 + "}"):
-        assert judge_design(lambda c, n, s, t=text: [t], "", "", 0) is None
+        assert judge_design(lambda c, s, t=text: t, "", "", 0) is None

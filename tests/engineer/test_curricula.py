@@ -1,4 +1,4 @@
-"""Curricula, choices among proposals, limits and roll-back, each by hand."""
+"""Curricula and roll-back, each by hand."""
 
 import dataclasses
 import math
@@ -6,7 +6,6 @@ import math
 import pytest
 
 from engineer import designers
-from engineer.choice import MoveLimits, choose, learnability_score, limit_move
 from engineer.curricula import (
     StagedCurriculum,
     default_stages,
@@ -100,40 +99,6 @@ def test_stages():
     assert StagedCurriculum(own)(started, SPACE, 0).config == config(1, 0, 0)
     with pytest.raises(ValueError, match="stages="):
         read_stages([])
-
-
-def test_choices():
-    run = record((100, 50, 0))
-    proposed = [config(0.6, 0.2, 0.2), config(0.2, 0.6, 0.2, holes=0.3), config(0.2, 0.2, 0.6)]
-    assert choose("first", proposed, run, SPACE) == (proposed[0], 0, ())
-    # Only size 4 has any variance, so its fraction decides; moving costs a little.
-    scores = [learnability_score(run, one, SPACE) for one in proposed]
-    assert scores[1] == pytest.approx(0.6 - 0.25 * (0.0 + 0.3 + 0.3 + 3 * 0.1) / 9)
-    assert choose("best", proposed, run, SPACE)[:2] == (proposed[1], 1)
-    mixed, index, notes = choose("majority", proposed, run, SPACE)
-    assert mixed.column("hole_ratio") == (0.2,) * 3
-    assert mixed.column("data_ratio") == pytest.approx((1 / 3,) * 3)  # 0.2 each, rescaled
-    assert notes == ("data_ratio: sum 0.60 rescaled to 1",)
-    median, _, _ = choose("median", [*proposed, config(0.2, 0.3, 0.5)], run, SPACE)
-    assert median.column("data_ratio") == pytest.approx((0.2 / 0.8, 0.25 / 0.8, 0.35 / 0.8))
-    assert index in (0, 2)
-
-
-def test_a_majority_prefers_what_stays():
-    run = record((50, 50, 50))
-    one, other = config(0.2, 0.3, 0.5, holes=0.4), config(0.2, 0.3, 0.5, holes=0.3)
-    assert choose("majority", [one, other], run, SPACE)[0] == other  # nearer to 0.2
-
-
-def test_limits():
-    before, after = config(0.2, 0.3, 0.5), config(0.6, 0.3, 0.1, holes=0.9, waits=0.45)
-    limited, notes = limit_move(after, before, SPACE, MoveLimits(fraction=0.1, value=0.2))
-    assert limited.column("data_ratio") == pytest.approx((0.3, 0.3, 0.4))
-    assert limited.column("hole_ratio") == pytest.approx((0.4,) * 3)
-    assert limited.column("wait_ratio") == (0.45,) * 3
-    assert len(notes) == 4
-    SPACE.check(limited)
-    assert limit_move(after, before, SPACE, MoveLimits()) == (after, ())
 
 
 class Asked:

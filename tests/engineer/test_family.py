@@ -134,9 +134,7 @@ def test_grammar():
 
 
 def test_every_designer():
-    model = designers.ModelDesigner(
-        lambda chat, n, seed: [ANSWER] * n, TEXTS, context.VARIANTS["V6"]
-    )
+    model = designers.ModelDesigner(lambda chat, seed: ANSWER, TEXTS, context.VARIANTS["V6"])
     assert model(RECORD, SPACE, 0).config == WANTED
     for designer in (
         designers.fixed,

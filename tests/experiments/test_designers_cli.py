@@ -71,9 +71,6 @@ def runs(request, tmp_path_factory, url):
     options["staged"] += [f"--config.engineer.start={start}"]
     options["base"] += [
         "--config.engineer.decoding=grammar",
-        "--config.engineer.proposals=3",
-        "--config.engineer.choice=best",
-        "--config.engineer.largest_fraction_move=0.1",
         "--config.engineer.rollback_margin=0.5",
         "--config.engineer.context=own",
         "--config.engineer.modules.details=True",
@@ -136,16 +133,9 @@ def test_the_designs_are_those_of_their_designers(runs):
     for name in ("failures", "learnability", "progress"):
         assert configs[name][1].column("hole_ratio") == first.column("hole_ratio")
         assert configs[name][1].column("data_ratio") != first.column("data_ratio")
-    moves = [
-        abs(a - b)
-        for a, b in zip(*(config.column("data_ratio") for config in configs["base"]), strict=True)
-    ]
-    assert max(moves) <= 0.1 + 1e-9
     design = read(runs / "base", "rounds", "0", "design", "design.json")
-    assert len(design["raw_texts"]) == 3
-    for text in design["raw_texts"]:
-        reading = parse(text, SPACE)
-        assert text == render_config(Configuration.from_dict(reading.values), SPACE)
+    (text,) = design["raw_texts"]
+    assert text == render_config(Configuration.from_dict(parse(text, SPACE).values), SPACE)
     assert "Latest training" in design["context_messages"][0]["content"]
     trained = (runs / "current" / "rounds" / "0" / "engineer_training.jsonl").read_text()
     assert [len(json.loads(line)["answers"]) for line in trained.splitlines()] == [2]
@@ -240,10 +230,8 @@ def test_settings_that_do_not_go_together_are_refused(tmp_path):
         ({"thinking_tokens": 3}, "only with thinking=True"),
         ({"designer": "fixed", "training": {"steps": 1}}, "only for designer='current'"),
         ({"start": str(tmp_path / "none")}, "start="),
-        ({"largest_fraction_move": 0.0}, "largest_fraction_move=0.0"),
         ({"decoding": "grammar", "training": {"steps": 1}}, "only with decoding='parsed'"),
         ({"judge": {"url": "http://x"}}, "judge: url='http://x', model='': either both"),
-        ({"choice": "worst"}, "choice='worst': allowed are"),
         ({"context": "V7"}, "context='V7': allowed are .*'V6'"),
         ({"modules": {"history": "some"}}, "history='some': allowed are .*'designed'"),
         ({"tries": 0}, "tries=0: allowed are"),

@@ -44,9 +44,6 @@ OPTIONS = [
     "--config.training.group_size=4",
     "--config.training.degenerate_groups=keep",
     "--config.engineer.designer=base",
-    "--config.engineer.proposals=3",
-    "--config.engineer.choice=best",
-    "--config.engineer.largest_fraction_move=0.1",
     "--config.engineer.context=own",
     "--config.engineer.modules.examples=2",
     "--config.engineer.decoding=grammar",
@@ -100,14 +97,14 @@ def test_the_loop_runs_on_it_and_hears_of_no_lake(run):
     assert "round 1: valid" in out
     design = json.loads((folder / "rounds/0/design/design.json").read_text())
     assert design["source"] == "base"
-    assert len(design["raw_texts"]) == 3
+    assert len(design["raw_texts"]) == 1
     assert list(design["config"]) == ["2", "3", "4"]
     first = yaml.safe_load((folder / "rounds/0/environment.yaml").read_text())
     before, after = (
         np.array(Configuration.from_dict(config).column("fraction"))
         for config in (first, design["config"])
     )
-    assert 0 < np.abs(after - before).max() <= 0.1 + 1e-9
+    assert np.abs(after - before).max() > 0
     assert not design["kept_previous"]
     evidence = json.loads((folder / "rounds/0/evidence.json").read_text())
     assert set(evidence["validation"]["by_terms"]) == {"2", "3", "4"}
