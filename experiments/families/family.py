@@ -92,23 +92,6 @@ class Generated:
         }
 
 
-@dataclasses.dataclass(frozen=True)
-class PublishedFractions:
-    """The rows' fractions of the training set in a run of others, to be shown beside one's own.
-
-    Attributes:
-      rows: names of the rows.
-      rounds: by name of the round the fraction of every row.
-      title: how that run differs.
-      remark: whose it is.
-    """
-
-    rows: Sequence[str]
-    rounds: Mapping[str, Sequence[float]]
-    title: str
-    remark: str
-
-
 class Family(ABC):
     """Subclass this and name an instance: `--config.family=path/to/file.py:name`.
 
@@ -117,7 +100,6 @@ class Family(ABC):
       texts: the checks of completions, and what an engineer is told of the family.
       validation_options: names of those of its own options, `--config.FAMILY.NAME`, that decide on
         the problems of `validation`.
-      published: what others have published of a run on it, if anybody has.
       token_cost: taken off the reward for each token of a completion; an option of the run.
       guarded: `verify` with a limit of time, for a family from a file.
     """
@@ -125,7 +107,6 @@ class Family(ABC):
     space: ConfigurationSpace
     texts: FamilyTexts
     validation_options: Sequence[str] = ()
-    published: PublishedFractions | None = None
     token_cost: float = 0.0
     guarded: Callable[[Problem, str], Record] | None = None
 

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,6 @@ from typing import Any
 import yaml
 from flax.traverse_util import flatten_dict
 
-from engineer.space import Configuration
-from experiments.families import Family
 from experiments.pages import render
 from experiments.records import DASH
 from experiments.report import answers, style
@@ -37,12 +34,10 @@ def page(run: Run, gallery: Gallery) -> str:
         for each in run.rounds
         if each.design is not None and each.design.measures is not None
     }
-    configs = {f"round {index}": config for index, config in _configured(run)}
     drawn = {
         "validation": _validation(run, gallery),
         "training": _training(run, gallery),
         "configurations": _configurations(run, gallery),
-        "published": published_fractions(run.family, configs, gallery) if configs else [],
         "engineer": _engineer(run, gallery),
         "failures": _failures(run, gallery),
     }
@@ -216,12 +211,8 @@ def _training(run: Run, gallery: Gallery) -> list[Drawn]:
 # Configurations
 
 
-def _configured(run: Run) -> list[tuple[int, Configuration]]:
-    return [(each.index, each.config) for each in run.rounds if each.config is not None]
-
-
 def _configurations(run: Run, gallery: Gallery) -> list[Drawn]:
-    made = _configured(run)
+    made = [(each.index, each.config) for each in run.rounds if each.config is not None]
     rounds = [str(index) for index, _ in made]
     drawn = []
     for name in made[0][1].parameters if made else ():
@@ -239,37 +230,6 @@ def _configurations(run: Run, gallery: Gallery) -> list[Drawn]:
         )
         drawn.append(gallery.add(chart))
     return drawn
-
-
-def published_fractions(
-    family: Family, configs: Mapping[str, Configuration], gallery: Gallery
-) -> list[Drawn]:
-    """The fractions of a run and the published ones, if there are any, in charts of equal height.
-
-    Args:
-      family: of the run.
-      configs: of the run by name of the round; without any, only the published ones are drawn.
-      gallery: where the charts go.
-    """
-    published = family.published
-    if published is None:
-        return []
-    label, parameter = family.texts.label, family.space.fraction_parameter
-    own = {name: config.column(parameter) for name, config in configs.items()}
-    top = math.ceil(10 * max(itertools.chain(*own.values(), *published.rounds.values()))) / 10
-
-    def chart(
-        name: str, title: str, rows: Sequence[str], rounds: Mapping[str, Sequence[float]]
-    ) -> Lines:
-        lines = (Series(who, rows, ys, look=i) for i, (who, ys) in enumerate(rounds.items()))
-        return Lines(name, title, label, parameter, tuple(lines), y_range=(0, top))
-
-    drawn = []
-    if own:
-        mine = chart(f"{parameter}s", "this run", family.space.rows, own)
-        drawn.append(gallery.add(mine, "What every round asked for."))
-    theirs = chart("fractions_published", published.title, published.rows, published.rounds)
-    return [*drawn, gallery.add(theirs, published.remark)]
 
 
 def _counts(run: Run) -> list[str]:

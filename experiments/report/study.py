@@ -17,7 +17,6 @@ from experiments.pages import render
 from experiments.report import answers, style
 from experiments.report.charts import Drawn, Estimate, Estimates, Gallery, Lines, Series
 from experiments.report.reading import Run, is_run, read_json, read_run
-from experiments.report.run import published_fractions
 from experiments.settings import family_of
 from experiments.statistics import holm, minimum_detectable_difference
 from experiments.study import results as study_results
@@ -116,7 +115,6 @@ def page(root: Path, gallery: Gallery) -> str:
         learning=_learning(study, gallery),
         configurations=_configurations(study, gallery),
         last=_last_configurations(study),
-        published=published_fractions(study.family, {}, gallery) if study.finished else [],
         measured=measured,
         failures=list(map(study.family.failure, found["checks"])),
         outcomes=list(_outcomes(study)),

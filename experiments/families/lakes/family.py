@@ -15,7 +15,7 @@ import numpy as np
 import mapf_jax
 from engineer.space import Configuration
 from experiments.families.family import Family, Generated, GeneratedRow, Problem
-from experiments.families.lakes import published, tiny_tokenizer
+from experiments.families.lakes import tiny_tokenizer
 from experiments.families.lakes.options import LakesOptions
 from experiments.families.lakes.texts import FAILURES, TEXTS, TEXTS_BY_AGENTS, lake_space
 from learner.chat import Completion, Message
@@ -52,7 +52,6 @@ class Lakes(Family):
         "validation_hole_ratio",
         "validation_wait_ratio",
     )
-    published = published.fractions()
 
     def __init__(self, options: LakesOptions) -> None:
         self.options = options

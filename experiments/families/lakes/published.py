@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.families.family import PublishedFractions
-
 SOURCE = "arXiv 2606.17682"
 _FILE = Path(__file__).with_suffix(".json")
 
@@ -32,19 +30,6 @@ Rates = Mapping[Group, Mapping[str, float]]
 def tables() -> Mapping[str, Any]:
     """Everything in the file, with its notes; not to be changed."""
     return json.loads(_FILE.read_text())
-
-
-def fractions() -> PublishedFractions:
-    """The data ratios that Qwen3-4B chose."""
-    found = tables()["data_ratio_chosen"]
-    return PublishedFractions(
-        rows=list(map(str, found["sizes"])),
-        rounds={f"round {i}": found[f"for_round_{i}"] for i in (1, 2)},
-        title="published: another model, other sizes",
-        remark=f"What Qwen3-4B chose with context {found['context']} ({SOURCE}), in a single run. "
-        "Its configuration of round 0 was drawn at random and is not printed; the ratios printed "
-        "for round 2 sum to 1.005.",
-    )
 
 
 @functools.cache
