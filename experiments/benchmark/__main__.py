@@ -11,7 +11,7 @@ add rows. Without a model it only makes the tables anew.
     models/NAME/options.json         what the answers of a model depend on, and versions
     models/NAME/answers.jsonl        its answers and verdicts, one a line
     models/NAME/failures.jsonl       requests that brought no answer; the next start asks again
-    results.md .json .csv            the tables
+    results.md .json                 the tables
 """
 
 import argparse
@@ -201,12 +201,11 @@ def _write(root: Path, results: Results, about: dict[str, Any], reporter: Report
         models.append(line + ".")
     content = results.to_json()
     records.write(root / "results", title, tables, [*notes, *models], about, content)
-    files.write_text(root / "results.csv", results.to_csv())
     for table in tables:
         reporter.line(table.to_markdown())
     for note in notes:
         reporter.line(note)
-    reporter.line(f"written: {root / 'results.md'}, results.json, results.csv")
+    reporter.line(f"written: {root / 'results.md'}, results.json")
 
 
 # Options

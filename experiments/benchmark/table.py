@@ -360,27 +360,3 @@ class Results:
             ],
             "published": {"not_comparable_because": self.refused, **published.tables()},
         }
-
-    def to_csv(self) -> str:
-        """One line for each number; empty fields stand for all values, or for what is not known."""
-        rows: list[dict[str, Any]] = []
-        for one in self.outcomes:
-            for group, cells in self.groups.items():
-                for metric in METRICS:
-                    if (fraction := one.fraction(metric, cells)) is not None:
-                        values = dataclasses.asdict(fraction).items()
-                        rows.append(
-                            {"source": HERE, "model": one.name, **group._asdict(), "metric": metric}
-                            | {name: round(value, 4) for name, value in values}
-                            | {"partial": int(self.questions.partial)}
-                        )
-        for what, models in (
-            ("by size", published.models()),
-            ("by wait subset", published.contexts()),
-        ):
-            for name, rates in () if self.refused[what] else models.items():
-                for group, rate in rates.items():
-                    for metric, percent in rate.items():
-                        row = {"source": PUBLISHED, "model": name, **group._asdict()}
-                        rows.append({**row, "metric": metric, "percent": percent})
-        return Table.of("Numbers", rows).to_csv()

@@ -5,8 +5,8 @@ python -m experiments.study --config=experiments/configs/studies/designers.py \\
 
 Options of all variants change with `--config.NAME=VALUE`, as for a run. Started again with the same
 folder it computes what is missing; runs that are finished stay, runs that failed are tried again.
-Results are in `study.json` (its form: `experiments.study.results`), `comparison.csv` and
-`comparison.md` of the folder, which are also written when it is asked to leave.
+Results are in `study.json` (its form: `experiments.study.results`) and `comparison.md` of the
+folder, which are also written when it is asked to leave.
 
 Exit codes: 0 when all runs are finished; 1 for what the user can mend and if a run failed; 75
 (EX_TEMPFAIL) after SIGTERM or Ctrl-C, when everything is saved and the same command goes on.

@@ -1,4 +1,4 @@
-"""What a study found: `study.json` for programs, `comparison.csv` and `comparison.md` for people.
+"""What a study found: `study.json` for programs, `comparison.md` for people.
 
 `study.json` is one object. Rates are in [0, 1]; what is not known is null.
 
@@ -68,7 +68,6 @@ from engineer.evidence import FailureBreakdown, TrainingEvidence
 from experiments import statistics
 from experiments import store as files
 from experiments.pages import render
-from experiments.records import Table
 from experiments.settings import Settings
 from experiments.study.variants import Budget, Study
 from learner.training.trainer import GRPOConfig
@@ -101,7 +100,7 @@ def write(
     settings: Mapping[str, Mapping[int, Settings]],
     shared: Mapping[tuple[str, int], Path],
 ) -> dict[str, Any]:
-    """Writes the three files from what the runs have left so far.
+    """Writes both files from what the runs have left so far.
 
     Args:
       settings: of `Study.settings`.
@@ -160,8 +159,6 @@ def write(
         "comparison": compare(study, runs),
     }
     files.write_json(root / "study.json", found)
-    table = Table.of("Comparison", [_flat(row) for row in found["comparison"]])
-    files.write_text(root / "comparison.csv", table.to_csv())
     files.write_text(root / "comparison.md", markdown(found))
     return found
 
@@ -354,23 +351,6 @@ def paired(differences: Mapping[int, float]) -> dict[str, Any]:
 
 
 # For people
-
-
-def _flat(row: Mapping[str, Any]) -> dict[str, str]:
-    difference = row["difference"] or {}
-    numbers = {
-        **{name: row[name] for name in ("mean", "sd", "low", "high")},
-        "difference": difference.get("mean"),
-        "difference_low": difference.get("low"),
-        "difference_high": difference.get("high"),
-        **{name: difference.get(name) for name in ("p", "p_holm")},
-    }
-    return {
-        "metric": row["metric"],
-        "variant": row["variant"],
-        "seeds": str(len(row["values"])),
-        **{name: "" if value is None else f"{value:.6g}" for name, value in numbers.items()},
-    }
 
 
 def markdown(found: Mapping[str, Any]) -> str:
