@@ -48,7 +48,6 @@ class Design:
 
     design: Mapping[str, Any]
     measures: Mapping[str, Any] | None
-    judgement: Mapping[str, Any] | None
     context: str
     answers: str
 
@@ -208,7 +207,6 @@ def _design(folder: Path) -> Design | None:
     return Design(
         design,
         read_json(folder / "analysis.json"),
-        read_json(folder / "judgement.json"),
         _text(folder / "context.md"),
         _text(folder / "answers.md"),
     )
