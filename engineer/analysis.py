@@ -1,11 +1,13 @@
-"""What a design did with its evidence, in numbers.
+"""What a design did with its evidence, in numbers; and, as an option, as an LLM judge sees it.
 
 Five questions about every design, after "From Trainee to Trainer" (arXiv 2606.17682), which judges
 designs by whether they follow the evidence of failures, stay local, keep what works and back off
 where there is no signal. The definitions are this project's own and stand in `measures.yaml`.
 """
 
+import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,10 @@ from typing import Any
 import numpy as np
 import yaml
 
+from engineer.designers import Generate, NoAnswerError
 from engineer.record import RunRecord
 from engineer.space import Cell, Configuration, ConfigurationSpace
+from engineer.texts import macros
 
 SATURATED, HOPELESS = 0.9, 0.1
 """Valid rates from which a row counts as saturated, and up to which as hopeless."""
@@ -143,3 +147,43 @@ def _mistakes(record: RunRecord, space: ConfigurationSpace) -> dict[Cell, float]
 def _mean(flags: Iterable[bool]) -> float | None:
     values = list(flags)
     return sum(values) / len(values) if values else None
+
+
+QUESTIONS = {
+    "evidence": "Does the design respond to the failures that the context shows?",
+    "locality": "Does it keep what works, and change only what the evidence speaks about?",
+    "saturation": "Does it give less to what is solved already?",
+    "backing_off": "Does it make easier, or give less to, what is never solved?",
+    "correction": "Does it take back earlier changes after which results got worse?",
+}
+"""What an LLM judge is asked. Each answer is a whole number from 1 (not at all) to 5 (fully), or
+null where the context gives no occasion."""
+_JUDGE = macros("judge.txt")
+
+
+def judge_design(
+    generate: Generate, context: str, answer: str, seed: int, tries: int = 3
+) -> dict[str, Any] | None:
+    """Asks a model to judge the answer to a context.
+
+    Returns:
+      `scores`, a score or None by question, and `text`, all it said; None if no try gives a
+      readable judgement.
+    """
+    content = _JUDGE.request(QUESTIONS, context, answer)
+    for attempt in range(tries):
+        try:
+            text = generate([{"role": "user", "content": content}], seed + attempt)
+        except NoAnswerError:
+            continue
+        for written in reversed(re.findall(r"\{[^{}]*\}", text)):
+            try:
+                scores = json.loads(written)
+            except (ValueError, RecursionError):
+                continue
+            if set(scores) == set(QUESTIONS) and all(
+                score is None or (type(score) is int and 1 <= score <= 5)
+                for score in scores.values()
+            ):
+                return {"scores": scores, "text": text}
+    return None

@@ -12,6 +12,7 @@ from engineer import analysis, curricula, designers, grammar
 from engineer.context import Message
 from engineer.designers import Designer, Generate
 from engineer.endpoint import Endpoint, RefusedError
+from engineer.proposal import render_config
 from engineer.record import RunRecord
 from engineer.space import Configuration, ConfigurationSpace
 from experiments.errors import UserError
@@ -135,16 +136,13 @@ def make_designer(
     designer: Designer
     if name in (*MODEL_DESIGNERS, "endpoint"):
         if name == "endpoint":
-            endpoint = Endpoint(
-                **dataclasses.asdict(engineer.endpoint),
-                max_tokens=engineer.max_new_tokens,
-                temperature=engineer.temperature,
+            generate = _asked_once(
+                Endpoint(
+                    **dataclasses.asdict(engineer.endpoint),
+                    max_tokens=engineer.max_new_tokens,
+                    temperature=engineer.temperature,
+                )
             )
-
-            # Of several processes the first asks the server, and tells the others what it said.
-            def generate(chat: Sequence[Message], seed: int) -> str:
-                return distributed.on_first(lambda: endpoint(chat, seed))
-
         greedy = name != "endpoint" and engineer.temperature == 0
         designer = designers.ModelDesigner(
             generate,
@@ -168,7 +166,18 @@ def make_designer(
     return designer if margin is None else designers.AcceptanceTest(designer, margin)
 
 
+def make_judge(settings: Settings) -> Generate | None:
+    """The model that judges designs, or None if there is to be none.
+
+    Raises:
+      ValueError: the address of its server is none.
+    """
+    judge = settings.engineer.judge
+    return _asked_once(Endpoint(**dataclasses.asdict(judge))) if judge.url else None
+
+
 def design_round(
+    settings: Settings,
     store: RunStore,
     folder: Path,
     designer: Designer,
@@ -181,12 +190,17 @@ def design_round(
     Raises:
       UserError: a server refuses what it is asked.
     """
+    judge = make_judge(settings)
     try:
         design = designer(record, space, seed)
+        context = "\n\n".join(message["content"] for message in design.context_messages)
+        answers = "\n\n---\n\n".join(design.raw_texts)
+        if judge is not None and design.raw_texts:
+            made = f"{answers}\n\nUsed next:\n{render_config(design.config, space)}"
+            judgement = analysis.judge_design(judge, context, made, seed)
+            store.write(folder / "judgement.json", judgement)
     except RefusedError as error:
         raise UserError(f"engineer: {error}") from error
-    context = "\n\n".join(message["content"] for message in design.context_messages)
-    answers = "\n\n---\n\n".join(design.raw_texts)
     store.write(folder / "context.md", context + "\n")
     store.write(folder / "answers.md", answers + "\n")
     store.write(folder / "record.json", record.to_dict())
@@ -194,6 +208,15 @@ def design_round(
     rounded = {k: round(v, 4) if isinstance(v, float) else v for k, v in measures.items()}
     store.write(folder / "analysis.json", rounded)
     store.write(folder / "design.json", design.to_dict())
+
+
+def _asked_once(endpoint: Generate) -> Generate:
+    """Of several processes the first asks the server, and tells the others what it said."""
+
+    def generate(chat: Sequence[Message], seed: int) -> str:
+        return distributed.on_first(lambda: endpoint(chat, seed))
+
+    return generate
 
 
 def start_config(settings: Settings, space: ConfigurationSpace, seed: int) -> Configuration:

@@ -155,6 +155,7 @@ class Loop:
         if settings.engineer.designer in designing.MODEL_DESIGNERS:
             self._engineer = designing.design_completer(settings, family, self._policy)
         designing.make_designer(settings, family, lambda *asked: "", lambda chat: True)
+        designing.make_judge(settings)
         return load_params(settings, self._policy)
 
     def _start(self, params: Any) -> Progress:
@@ -302,7 +303,7 @@ class Loop:
         designer = designing.make_designer(settings, family, generate, fits)
         record = evidence.run_record(store, settings, family, index + 1)
         seed = round_seed(settings, DESIGN, index + 1)
-        designing.design_round(store, folder, designer, record, family.space, seed)
+        designing.design_round(settings, store, folder, designer, record, family.space, seed)
         self._preemption.agree()
 
     # Lines

@@ -210,6 +210,8 @@ class EngineerSettings:
         the sizes in order.
       stage_threshold: valid rate at which the next stage begins.
       endpoint: the server of "endpoint".
+      judge: a server whose model judges each design that a model made, see
+        `engineer.analysis.judge_design`; off without a url.
       training: training of the current checkpoint as engineer.
     """
 
@@ -232,6 +234,7 @@ class EngineerSettings:
     stages: str = ""
     stage_threshold: float = 0.6
     endpoint: Server = dataclasses.field(default_factory=Server)
+    judge: Server = dataclasses.field(default_factory=Server)
     training: EngineerTraining = dataclasses.field(default_factory=EngineerTraining)
 
     def __post_init__(self) -> None:
@@ -260,10 +263,11 @@ class EngineerSettings:
     def _check_together(self) -> None:
         """Raises a ValueError for options that do not go with each other."""
         grammar, asked = self.decoding == "grammar", self.designer == "endpoint"
-        steps, endpoint = self.training.steps, self.endpoint
+        steps, endpoint, judge = self.training.steps, self.endpoint, self.judge
         trained = f"training.steps={steps}"
         prose = f"reasoning_tokens={self.reasoning_tokens}, trigger={self.trigger!r}"
         thought = f"thinking_tokens={self.thinking_tokens}"
+        named = f"judge: url={judge.url!r}, model={judge.model!r}"
         modules = f"modules: given with context={self.context!r}"
         unlimited = self.thinking and not self.thinking_tokens
         for wrong, message in (
@@ -282,6 +286,7 @@ class EngineerSettings:
             (bool(self.reasoning_tokens) != bool(self.trigger), f"{prose}: either both or neither"),
             (asked and not endpoint.url, "endpoint.url='': designer='endpoint' needs one"),
             (asked and not endpoint.model, "endpoint.model='': designer='endpoint' needs one"),
+            (bool(judge.url) != bool(judge.model), f"{named}: either both or neither"),
             (steps and grammar, f"{trained}: only with decoding='parsed'"),
             (steps and self.designer != "current", f"{trained}: only for designer='current'"),
             (steps and self.temperature == 0, "temperature=0: training.steps needs it above 0"),

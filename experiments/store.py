@@ -14,8 +14,8 @@
     rounds/R/engineer_training.jsonl  designs tried and what they taught, where that is trained
     rounds/R/probe_set.jsonl        the instances that show what they taught
     rounds/R/design/                how round R + 1 came about: context.md as it was read,
-                                    answers.md, design.json, analysis.json, and record.json:
-                                    all that was known
+                                    answers.md, design.json, analysis.json, record.json: all
+                                    that was known, and judgement.json if an LLM judged it
     checkpoints/                    weights, optimizer, position
     tensorboard/                    event files, if asked for
     non_finite/                     the batch of a step that was stopped, for a look

@@ -48,6 +48,7 @@ class Design:
 
     design: Mapping[str, Any]
     measures: Mapping[str, Any] | None
+    judgement: Mapping[str, Any] | None
     context: str
     answers: str
 
@@ -207,6 +208,7 @@ def _design(folder: Path) -> Design | None:
     return Design(
         design,
         read_json(folder / "analysis.json"),
+        read_json(folder / "judgement.json"),
         _text(folder / "context.md"),
         _text(folder / "answers.md"),
     )

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from engineer.analysis import MEASURES, analyse, rank_correlation
+from engineer.analysis import MEASURES, QUESTIONS, analyse, judge_design, rank_correlation
 from engineer.context import VARIANTS
 from engineer.evidence import Evidence, FailureBreakdown, GroupOutcome
 from engineer.record import RoundRecord, RunRecord
@@ -116,3 +116,24 @@ def test_the_demonstrated_rule_follows_the_signal():
     assert following > 0.25 > 0.15 > by_chance
     assert np.mean([f["signal_after"] - f["signal_before"] for f in found]) > 0.05
     assert np.mean([f["value_moved"] for f in found]) < 0.05
+
+
+def test_an_llm_judge():
+    scores = dict.fromkeys(QUESTIONS, 4) | {"correction": None}
+    asked = []
+
+    def judge(chat, seed):
+        asked.append((chat, seed))
+        return ["I would rather not.", f"Well {{}}.\n{json.dumps(scores)}"][len(asked) - 1]
+
+    judgement = judge_design(judge, "the context", "the answer", seed=5)
+    assert judgement["scores"] == scores
+    assert [seed for _, seed in asked] == [5, 6]
+    content = asked[0][0][0]["content"]
+    assert "the context" in content
+    assert "the answer" in content
+    assert all(question in content for question in QUESTIONS.values())
+    for bad in ({**scores, "locality": 6}, {**scores, "locality": True}, {"locality": 1}):
+        assert judge_design(lambda c, s, b=bad: json.dumps(b), "", "", 0) is None
+    for text in ("", "{}", "{" + "[" * 100_000 + "}", '{"locality": ' + "9" * 5_000 + "}"):
+        assert judge_design(lambda c, s, t=text: t, "", "", 0) is None

@@ -11,6 +11,7 @@ import yaml
 
 import mapf_jax
 from engineer import context
+from engineer.analysis import QUESTIONS
 from engineer.proposal import parse, render_config
 from engineer.record import RunRecord
 from engineer.space import Configuration
@@ -25,12 +26,14 @@ from mapf_jax.draw import render
 SPACE = lakes.lake_space((3, 4))
 ANSWER = SPACE.random(4)
 FAST = ("current",)  # `base` designs in test_family.py, the others have unit tests.
+SCORES = dict.fromkeys(QUESTIONS, 3)
 
 
 class _Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        text = render_config(ANSWER, SPACE)
+        judging = "You judge how" in asked["messages"][0]["content"]
+        text = json.dumps(SCORES) if judging else render_config(ANSWER, SPACE)
         raw = json.dumps({"choices": [{"message": {"content": text}}]}).encode()
         self.send_response(401 if asked["model"] == "unknown" else 200)
         self.send_header("Content-Length", str(len(raw)))
@@ -43,7 +46,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def url():
-    """The address of a server that designs."""
+    """The address of a server that designs and judges."""
     with ThreadingHTTPServer(("127.0.0.1", 0), _Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/v1"
@@ -61,6 +64,8 @@ def runs(request, tmp_path_factory, url):
     options["endpoint"] += [
         f"--config.engineer.endpoint.url={url}",
         "--config.engineer.endpoint.model=m",
+        f"--config.engineer.judge.url={url}",
+        "--config.engineer.judge.model=reader",
     ]
     options["fixed"] += ["--config.engineer.start=uniform"]
     options["staged"] += [f"--config.engineer.start={start}"]
@@ -134,6 +139,8 @@ def test_the_designs_are_those_of_their_designers(runs):
     assert "Latest training" in design["context_messages"][0]["content"]
     trained = (runs / "current" / "rounds" / "0" / "engineer_training.jsonl").read_text()
     assert [len(json.loads(line)["answers"]) for line in trained.splitlines()] == [2]
+    assert read(runs / "endpoint", "rounds", "0", "design", "judgement.json")["scores"] == SCORES
+    assert not (runs / "current" / "rounds" / "0" / "design" / "judgement.json").exists()
 
 
 def test_designs_are_judged_on_what_nothing_trains_on_or_validates_with(runs):
@@ -162,20 +169,22 @@ def design_again(folder, **engineer):
     designer = designing.make_designer(chosen, family, None, lambda chat: True)
     record = evidence.run_record(store, chosen, family, 1)
     made = folder / "again"
-    designing.design_round(store, made, designer, record, family.space, 0)
+    designing.design_round(chosen, store, made, designer, record, family.space, 0)
     return made
 
 
-def test_a_server_designs(runs, tmp_path, url):
+def test_a_server_designs_and_another_model_judges(runs, tmp_path, url):
     made = design_again(
         shutil.copytree(runs / "current", tmp_path / "run"),
         designer="endpoint",
         endpoint={"url": url, "model": "m"},
+        judge={"url": url, "model": "reader"},
     )
     design = read(made, "design.json")
     assert design["source"] == "endpoint"
     assert design["raw_texts"] == [render_config(ANSWER, SPACE)]
     assert Configuration.from_dict(design["config"]) == ANSWER
+    assert read(made, "judgement.json")["scores"] == SCORES
 
 
 def test_a_refusal_is_told_as_an_error_of_the_user(runs, tmp_path, url):
@@ -222,6 +231,7 @@ def test_settings_that_do_not_go_together_are_refused(tmp_path):
         ({"designer": "fixed", "training": {"steps": 1}}, "only for designer='current'"),
         ({"start": str(tmp_path / "none")}, "start="),
         ({"decoding": "grammar", "training": {"steps": 1}}, "only with decoding='parsed'"),
+        ({"judge": {"url": "http://x"}}, "judge: url='http://x', model='': either both"),
         ({"context": "V7"}, "context='V7': allowed are .*'V6'"),
         ({"modules": {"history": "some"}}, "history='some': allowed are .*'designed'"),
         ({"tries": 0}, "tries=0: allowed are"),

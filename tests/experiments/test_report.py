@@ -179,6 +179,8 @@ def write_design(folder, space):
     numbers = dict.fromkeys(MEASURES, 0.25)
     files.write_json(folder / "design.json", design)
     files.write_json(folder / "analysis.json", {**numbers, "followed": "no_holes", "mistakes": 3})
+    judged = {"scores": {"follows_failures": 4, "takes_back": None}, "text": EVIL}
+    files.write_json(folder / "judgement.json", judged)
     files.write_text(folder / "context.md", f"What was shown {EVIL}\n")
     files.write_text(folder / "answers.md", f"{EVIL}\n")
 
@@ -280,6 +282,7 @@ def test_a_run_tells_what_was_run_and_what_came_of_it(run_page):
         "0.50 → 0.20",
         "data follows failures 0.25",
         "check followed most hole entered",
+        "follows failures 4 takes back not applicable",
         "earlier changes followed by a loss 3",
         "What the numbers do not show",
         "Round 1: for size 3, 4 the generator made less than was asked for",
