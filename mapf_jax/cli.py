@@ -287,6 +287,8 @@ def _render(args: argparse.Namespace) -> None:
 
 def _export(args: argparse.Namespace) -> None:
     """Writes each input as a split named after its file."""
+    from mapf_jax.bridges.dataset import write_dataset  # Only this needs Jinja.
+
     splits: dict[str, list[dict[str, Any]]] = {}
     for name in args.input:
         split = Path(name).stem
@@ -296,8 +298,6 @@ def _export(args: argparse.Namespace) -> None:
         splits[split] = [entry.record for entry in _entries(single)]
         if not splits[split]:
             raise ValueError(f"{name}: no instance")
-    from mapf_jax.bridges.dataset import write_dataset  # Only this needs Jinja.
-
     write_dataset(args.out, splits, args.list_holes)
     for split, records in splits.items():
         print(f"{split}: {len(records)} instances", file=sys.stderr)

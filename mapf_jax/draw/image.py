@@ -108,6 +108,7 @@ class _Canvas:
           marks: what to mark as broken.
         """
         story = self._story
+        # A letter is 0.44 times as wide as it is high, on average; captions have a margin of 24.
         letters = int((self._width / _SMOOTH - 24) / (0.44 * _CAPTION))
         lines = [(line, colour) for text, colour in captions for line in wrap(text, letters)]
         height = self._height + (len(lines) * _LINE + 6 * bool(lines)) * _SMOOTH

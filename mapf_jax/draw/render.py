@@ -84,8 +84,8 @@ def as_text(instance: Instance, plan: Plan | None = None) -> str:
     """
     drawings = [ascii_instance(instance)]
     if plan is not None:
-        unread = [text for text, _ in tell(instance, plan).captions]
-        drawings += ascii_frames(instance, plan) or unread
+        frames = ascii_frames(instance, plan)
+        drawings += frames or [text for text, _ in tell(instance, plan).captions]
     return "\n\n".join(drawings)
 
 

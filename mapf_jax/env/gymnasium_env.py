@@ -1,5 +1,6 @@
 """The simulator as a Gymnasium environment, single and vectorised.
 
+Its import registers the names of `mapf_jax.env` with Gymnasium, for `gymnasium.make`.
 One actor moves all agents: an action is a vector with one move for each, the reward the sum of
 theirs (each one's own is in `info["rewards"]`).
 """
@@ -14,8 +15,9 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from mapf_jax import generator
 from mapf_jax.draw import render
-from mapf_jax.env import spaces
+from mapf_jax.env import registration, spaces
 from mapf_jax.env.environment import MapfFrozenLake
 from mapf_jax.env.wrappers import PoolAutoReset
 from mapf_jax.padding import pad_instance
@@ -35,6 +37,18 @@ def gymnasium_space(space: spaces.Space) -> gymnasium.Space:
     return gymnasium.spaces.Box(space.low, space.high, space.shape, space.dtype)
 
 
+NUM_DRAWN = 1024
+"""Lakes that are drawn where none are given; those whose goals are in reach are played."""
+RENDER_MODES = ["ansi", "rgb_array"]
+
+
+def _drawn(env: MapfFrozenLake) -> Instance:
+    size, agents = env.size, env.num_agents
+    holes = min(size * size // 5, size * size - 2 * agents)
+    lakes, connected = generator.draw(jax.random.key(0), size, holes, size, NUM_DRAWN, agents)
+    return lakes[np.flatnonzero(connected)]
+
+
 class MapfGymEnv(gymnasium.Env):
     """One environment.
 
@@ -42,23 +56,26 @@ class MapfGymEnv(gymnasium.Env):
 
     Args:
       env: from `mapf_jax.env.make`.
-      instances: a batch to play random ones of.
-      render_mode: None or "ansi" (text).
+      instances: a batch to play random ones of; by default lakes as large as the environment, a
+        fifth of whose cells are holes.
+      render_mode: None, "ansi" (text) or "rgb_array" (uint8[height, width, 3], needs Pillow).
 
     Raises:
       ValueError: an argument is out of its range.
     """
 
-    metadata = {"render_modes": ["ansi"], "render_fps": 4}  # noqa: RUF012 - Gymnasium's own form.
+    metadata = {"render_modes": RENDER_MODES, "render_fps": 4}  # noqa: RUF012 - Its form.
 
     def __init__(
         self,
         env: MapfFrozenLake,
-        instances: Instance,
+        instances: Instance | None = None,
         render_mode: str | None = None,
     ) -> None:
-        if render_mode not in (None, "ansi"):
-            raise ValueError(f"render_mode={render_mode!r}: allowed are None and 'ansi'")
+        if render_mode not in (None, *RENDER_MODES):
+            raise ValueError(f"render_mode={render_mode!r}: allowed are None and {RENDER_MODES}")
+        if instances is None:
+            instances = _drawn(env)
         if len(instances.batch_shape) != 1 or not len(instances):
             raise ValueError(f"instances: of shape {instances.batch_shape}, a batch is needed")
         self.render_mode = render_mode
@@ -104,13 +121,18 @@ class MapfGymEnv(gymnasium.Env):
             _info(timestep),
         )
 
-    def render(self) -> str | None:
-        """The lake as text, with the agents where they are now, if `render_mode` is "ansi"."""
+    def render(self) -> str | np.ndarray | None:
+        """The lake with the agents where they are now, as `render_mode` says."""
         if self.render_mode is None or self._instance is None or self._state is None:
             return None
         positions = np.asarray(self._env.positions(self._state))
         here = dataclasses.replace(self._instance, starts=positions, solution=None)
-        return render.as_text(jax.tree.map(np.asarray, here))
+        here = jax.tree.map(np.asarray, here)
+        if self.render_mode == "ansi":
+            return render.as_text(here)
+        from mapf_jax.draw import image  # Needs Pillow.
+
+        return np.asarray(image.picture(here))
 
     @property
     def active(self) -> np.ndarray:
@@ -212,3 +234,12 @@ def _as_numpy(value: Any) -> Any:
 def _random_key(rng: np.random.Generator) -> jax.Array:
     """A PRNG key drawn by a NumPy generator."""
     return jax.random.key(jnp.asarray(rng.integers(1 << 32, dtype=np.uint32)))
+
+
+def _made(name: str, render_mode: str | None = None, **options: Any) -> MapfGymEnv:
+    instances = options.pop("instances", None)
+    return MapfGymEnv(registration.make(name, **options), instances, render_mode)
+
+
+for _name in registration.registered_envs():
+    gymnasium.register(_name, _made, kwargs={"name": _name})

@@ -5,12 +5,13 @@ import itertools
 from typing import Any
 
 import gymnasium
+import numpy as np
 from pettingzoo import ParallelEnv
 
 from mapf_jax.dynamics import MOVES, WAIT
 from mapf_jax.env import observations, spaces
 from mapf_jax.env.environment import MapfFrozenLake
-from mapf_jax.env.gymnasium_env import MapfGymEnv, gymnasium_space
+from mapf_jax.env.gymnasium_env import RENDER_MODES, MapfGymEnv, gymnasium_space
 
 
 class MapfParallelEnv(ParallelEnv[str, Any, int]):
@@ -27,7 +28,7 @@ class MapfParallelEnv(ParallelEnv[str, Any, int]):
       options: `instances` and `render_mode` of `MapfGymEnv`.
     """
 
-    metadata = {"name": "mapf_frozen_lake_v0", "render_modes": ["ansi"]}  # noqa: RUF012
+    metadata = {"name": "mapf_frozen_lake_v0", "render_modes": RENDER_MODES}  # noqa: RUF012
 
     def __init__(self, env: MapfFrozenLake, **options: Any) -> None:
         self._env = env
@@ -93,8 +94,8 @@ class MapfParallelEnv(ParallelEnv[str, Any, int]):
             self.agents = []
         return result
 
-    def render(self) -> str | None:
-        """The lake as text if `render_mode` is "ansi"."""
+    def render(self) -> str | np.ndarray | None:
+        """As of `MapfGymEnv`."""
         return self._all_agents.render()
 
     def _numbered(self) -> list[tuple[int, str]]:

@@ -7,8 +7,8 @@ ended (the contract of Gymnasium's vector environments in SAME_STEP mode and of 
 `PoolAutoReset` goes on with an instance of a pool, which is an argument of `step` and can change at
 any time without recompiling. `LogEpisodes` wraps it. Both are of a single environment, as the
 simulator is, and `jax.vmap` makes a batch of it. All environments share a pool with
-`in_axes=(None, 0)` for `reset` and `(0, 0, None)` for `step`; with 0 in place of None each has its
-own, and of a single instance it plays that again and again.
+`in_axes=(None, 0)` for `reset` and `(0, 0, None)` for `step`. With 0 in place of None each has its
+own pool, stacked along a leading axis; a pool of one instance repeats that instance.
 """
 
 import dataclasses

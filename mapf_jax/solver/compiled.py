@@ -12,7 +12,7 @@ from mapf_jax import dynamics, types
 
 try:
     import numba
-except ImportError as error:
+except ModuleNotFoundError as error:
     raise ImportError("solving needs Numba: pip install 'mapf-frozenlake-rl[solver]'") from error
 
 _settings: Any = numba.config

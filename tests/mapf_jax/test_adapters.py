@@ -47,6 +47,26 @@ def test_libraries_checks(observation, name):
         parallel_api_test(MapfParallelEnv(env, instances=pool(5)), num_cycles=30)
 
 
+def test_gymnasium_makes_it_by_name():
+    env = gymnasium.make("MapfFrozenLake-v0", num_agents=2, size=5, render_mode="rgb_array")
+    for seed in range(3):
+        observation, _ = env.reset(seed=seed)
+        assert observation["positions"].shape == (2, 2)
+        picture = env.render()
+        assert picture.dtype == np.uint8
+        assert picture.shape[2] == 3
+        assert len(np.unique(picture.reshape(-1, 3), axis=0)) > 4
+    env.action_space.seed(0)
+    while (env.step(env.action_space.sample())[0]["positions"] == observation["positions"]).all():
+        pass
+    assert (env.render() != picture).any()
+    given = gymnasium.make("MapfFrozenLake-v0", instances=OPEN[None], num_agents=2, size=3)
+    observation, _ = given.reset(seed=0)
+    assert observation["positions"].tolist() == [[0, 0], [2, 0]]
+    with pytest.raises(ValueError, match="option='agents': did you mean 'num_agents'"):
+        gymnasium.make("MapfFrozenLake-v0", agents=2)
+
+
 def test_single_plays_what_the_simulator_plays():
     env = make(num_agents=2, size=4, name="MapfFrozenLake-v0")
     gym = MapfGymEnv(env, pool(5, agents=2), render_mode="ansi")

@@ -21,7 +21,7 @@ from mapf_jax.bridges.trl_reward import MapfReward, text_of
 from mapf_jax.cli import main
 
 ROOT = Path(__file__).parents[2]
-TINY_MODEL = ROOT / "experiments" / "tiny_model"
+TINY_MODEL = ROOT / "experiments" / "models" / "tiny"
 CONFIG = RewardConfig(short_length=10, long_length=30, average_decay=0.5)
 
 

@@ -81,9 +81,8 @@ def replay(env, step, state, timestep, arguments, next_instance):
 def test_same_instance(env):
     instances = pool_of(BATCH)
     wrapper = PoolAutoReset(env)
-    pools = jax.tree.map(
-        lambda leaf: leaf.reshape(BATCH, -1, *leaf.shape[1:]), wrapper.pool(instances)
-    )
+    pools = [wrapper.pool(instances[i : i + 1]) for i in range(BATCH)]
+    pools = jax.tree.map(lambda *leaves: jnp.stack(leaves), *pools)
     keys = jax.random.split(jax.random.key(1), BATCH)
     state, timestep = jax.jit(jax.vmap(wrapper.reset))(pools, keys)
     step = jax.jit(jax.vmap(wrapper.step))

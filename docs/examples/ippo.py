@@ -1,0 +1,150 @@
+"""Agents that learn to cross frozen lakes by independent PPO (arXiv 2011.09533), sharing weights.
+
+Simulator, rollouts and updates are one compiled program. Draws the learning curve and an episode on
+a lake that was not trained on: `python docs/examples/ippo.py --out=ippo`.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+import optax
+
+from mapf_jax import Plan, generator
+from mapf_jax.draw import render
+from mapf_jax.env import PoolAutoReset, make
+
+SIZE, AGENTS, HOLES, ENVS, STEPS, EPOCHS, MINIBATCHES = 5, 2, 5, 256, 32, 2, 4
+GAMMA, LAMBDA, CLIP, ENTROPY, RATE = 0.97, 0.95, 0.2, 0.01, 1e-3
+ENV = make("MapfFrozenLakeBlock-v0", num_agents=AGENTS, size=SIZE, max_steps=32,
+           observation="egocentric", window=2 * SIZE - 1)  # fmt: skip
+
+
+class ActorCritic(nn.Module):
+    """Logits of five moves and a value, from what one agent sees."""
+
+    @nn.compact
+    def __call__(self, seen: jax.Array) -> tuple[jax.Array, jax.Array]:
+        hidden = seen.reshape(*seen.shape[:-3], -1).astype(jnp.float32)
+        for _ in range(2):
+            hidden = nn.relu(nn.Dense(128)(hidden))
+        return nn.Dense(5)(hidden), nn.Dense(1)(hidden)[..., 0]
+
+
+NETWORK = ActorCritic()
+OPTIMIZER = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(RATE))
+
+
+def lakes(seed: int, count: int) -> Any:
+    """Lakes on which each agent can reach its goal."""
+    drawn, connected = generator.draw(jax.random.key(seed), SIZE, HOLES, SIZE, count, AGENTS)
+    return drawn[np.flatnonzero(connected)]
+
+
+def log_chance(logits: jax.Array, actions: jax.Array) -> jax.Array:
+    return jnp.take_along_axis(jax.nn.log_softmax(logits), actions[..., None], -1)[..., 0]
+
+
+def loss(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
+    """The clipped objective of PPO (arXiv 1707.06347), a value loss and an entropy bonus."""
+    logits, values = NETWORK.apply(params, batch["seen"])
+    ratio = jnp.exp(log_chance(logits, batch["actions"]) - batch["chance"])
+    gain = (batch["gain"] - batch["gain"].mean()) / (batch["gain"].std() + 1e-8)
+    policy = -jnp.minimum(ratio * gain, jnp.clip(ratio, 1 - CLIP, 1 + CLIP) * gain).mean()
+    entropy = -(jax.nn.softmax(logits) * jax.nn.log_softmax(logits)).sum(-1).mean()
+    return policy + 0.5 * jnp.square(values - batch["returns"]).mean() - ENTROPY * entropy
+
+
+def train(key: jax.Array, updates: int) -> tuple[Any, np.ndarray]:
+    """Weights, and the success rate of the episodes that ended in each update."""
+    wrapper = PoolAutoReset(ENV)
+    pool = wrapper.pool(lakes(0, 4096))
+    step_all = jax.vmap(wrapper.step, in_axes=(0, 0, None))
+    init_key, reset_key, key = jax.random.split(key, 3)
+    states, first = jax.vmap(wrapper.reset, (None, 0))(pool, jax.random.split(reset_key, ENVS))
+    params = NETWORK.init(init_key, first.observation)
+
+    def act(carry: Any, key: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
+        params, states, seen = carry
+        logits, values = NETWORK.apply(params, seen)
+        actions = jax.random.categorical(key, logits)
+        states, after = step_all(states, actions, pool)
+        # An episode that was cut off would have gone on: its last value stands for the rest.
+        rest = NETWORK.apply(params, after.final_observation)[1] * after.truncated[:, None]
+        return (params, states, after.observation), {
+            "seen": seen, "actions": actions, "chance": log_chance(logits, actions),
+            "values": values, "rewards": after.reward + GAMMA * rest,
+            "done": after.done, "won": after.info.success,
+        }  # fmt: skip
+
+    def advantage(carry: Any, row: dict[str, jax.Array]) -> tuple[Any, jax.Array]:
+        gain, value = carry
+        more = 1.0 - row["done"][:, None]
+        gain = row["rewards"] + GAMMA * more * (value + LAMBDA * gain) - row["values"]
+        return (gain, row["values"]), gain
+
+    def update(carry: Any, key: jax.Array) -> tuple[Any, jax.Array]:
+        params, moments, states, seen = carry
+        act_key, *epoch_keys = jax.random.split(key, 1 + EPOCHS)
+        keys = jax.random.split(act_key, STEPS)
+        (_, states, seen), rows = jax.lax.scan(act, (params, states, seen), keys)
+        _, value = NETWORK.apply(params, seen)
+        _, gain = jax.lax.scan(advantage, (jnp.zeros_like(value), value), rows, reverse=True)
+        batch = {**rows, "gain": gain, "returns": gain + rows["values"]}
+        names = ("seen", "actions", "chance", "gain", "returns")
+        batch = {name: batch[name].reshape(-1, *batch[name].shape[3:]) for name in names}
+        for epoch_key in epoch_keys:
+            order = jax.random.permutation(epoch_key, gain.size)
+            for part in order.reshape(MINIBATCHES, -1):
+                grads = jax.grad(loss)(params, {name: x[part] for name, x in batch.items()})
+                change, moments = OPTIMIZER.update(grads, moments, params)
+                params = optax.apply_updates(params, change)
+        return (params, moments, states, seen), rows["won"].sum() / rows["done"].sum()
+
+    carry = params, OPTIMIZER.init(params), states, first.observation
+    run = jax.jit(lambda carry, keys: jax.lax.scan(update, carry, keys))
+    (params, *_), rates = run(carry, jax.random.split(key, updates))
+    return params, np.asarray(rates)
+
+
+def play(params: Any, instance: Any, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """How many steps agents take to succeed, 0 if they fail, and their cells [time, agents, 2]."""
+
+    def act(carry: Any, key: jax.Array) -> tuple[Any, Any]:
+        state, seen, won = carry
+        actions = jax.random.categorical(key, NETWORK.apply(params, seen)[0])
+        state, after = ENV.step(state, jnp.where(won, 4, actions))  # Whoever has won waits.
+        return (state, after.observation, won | after.info.success), (won, ENV.positions(state))
+
+    state, first = ENV.reset(instance)
+    carry = state, first.observation, jnp.zeros((), bool)
+    (*_, won), (before, cells) = jax.lax.scan(act, carry, jax.random.split(key, ENV.max_steps))
+    return won * (~before).sum(), jnp.concatenate([instance.starts[None], cells])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, default=Path("ippo"))
+    parser.add_argument("--updates", type=int, default=100)
+    args = parser.parse_args()
+    params, rates = train(jax.random.key(0), args.updates)
+    others, test = lakes(1, 1000), jax.jit(jax.vmap(play, in_axes=(None, 0, None)))
+    steps, cells = map(np.asarray, test(params, others, jax.random.key(1)))
+    print(f"success {rates[0]:.0%} -> {rates[-1]:.0%}, on other lakes {(steps > 0).mean():.0%}")
+    args.out.mkdir(parents=True, exist_ok=True)
+    plt.figure(figsize=(5, 3), layout="constrained")
+    plt.plot(STEPS * ENVS / 1000 * np.arange(1, len(rates) + 1), 100 * rates)
+    plt.gca().set(xlabel="thousand steps", ylabel="episodes that succeed, percent")
+    plt.savefig(args.out / "curve.png", dpi=150)
+    one = int(np.argsort(steps)[-len(steps) // 10])
+    plan = Plan(cells[one], steps[one], np.True_, np.int32(AGENTS))
+    render.save(args.out / "episode.gif", others[one], plan)
+
+
+if __name__ == "__main__":
+    main()
