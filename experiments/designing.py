@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from engineer import analysis, curricula, designers, grammar
+from engineer import analysis, controls, curricula, designers, grammar
 from engineer.context import Message
 from engineer.designers import Designer, Generate
 from engineer.endpoint import Endpoint, RefusedError
@@ -29,6 +29,8 @@ from learner.tokens import ThinkingBudget
 
 MODEL_DESIGNERS = ("current", "base")
 """Designers that answer with the run's own sampler."""
+PROBING_DESIGNERS = ("oracle", "adversary")
+"""Designers that try configurations out before they choose one."""
 _BY_RULE: Mapping[str, Designer] = {
     "fixed": designers.fixed,
     "random": designers.random,
@@ -122,12 +124,14 @@ def make_designer(
     family: Family,
     generate: Generate,
     fits: Callable[[Sequence[Message]], bool],
+    progress: Callable[[Configuration], float],
 ) -> Designer:
     """The designer of a run.
 
     Args:
       generate: answers chats, for `MODEL_DESIGNERS`.
       fits: whether the model's window holds a chat.
+      progress: what a configuration teaches in a short training, for `PROBING_DESIGNERS`.
 
     Raises:
       ValueError: a file that the settings name holds no configuration of the space.
@@ -153,6 +157,8 @@ def make_designer(
             source=name,
             fits=fits,
         )
+    elif name in PROBING_DESIGNERS:
+        designer = controls.Probed(progress, worst=name == "adversary")
     elif name == "staged":
         stages: tuple[Configuration, ...] = ()
         if engineer.stages:
@@ -162,6 +168,8 @@ def make_designer(
         designer = curricula.StagedCurriculum(stages, engineer.stage_threshold)
     else:
         designer = _BY_RULE[name]
+    if engineer.shuffle_evidence:
+        designer = controls.Shuffled(designer)
     margin = engineer.rollback_margin
     return designer if margin is None else designers.AcceptanceTest(designer, margin)
 

@@ -11,29 +11,22 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from engineer import proposal
 from engineer.context import fitted
 from engineer.record import RunRecord
 from engineer.space import Configuration, ConfigurationSpace
-from experiments.families import Family, NoProblemError, Problem
+from experiments.families import Family, Problem
 from experiments.settings import Settings
-from experiments.validation import complete_all
+from experiments.trials import WORST, Trials
 from learner.chat import Completion, Message
-from learner.sampling.completer import Completer
 from learner.training.task import Scores, Task
 from learner.training.train_state import TrainState
 from learner.training.trainer import GRPOConfig, GRPOTrainer
-from learner.training.update import NonFiniteError
 
 # What the key of a round's engineer training is folded with; 0 is that of the probe set.
 _DESIGNS, _STEPS = 1, 2
-# What the key of a step is folded with.
-_TRIAL_SET, _TRIAL, _COMPLETIONS = range(3)
-WORST = -1.0
-"""Reward of a design that cannot be read, has no solvable problem, or breaks training."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,22 +37,15 @@ class EngineerTrainer:
       settings: of the run.
       family: of the problems.
       make_trainer: a trainer of the run's model with another configuration.
-      trainer: of the problems; the trials use it.
-      respond: how completions of the probe set are sampled.
-      exclude: problems of the validation set, of which no trial may have any.
+      trials: what says how good a design is.
       fits: whether the model's window holds a chat and a design.
-      pause: called after every step of a trial, a point that all processes reach; what it raises
-        ends the training.
     """
 
     settings: Settings
     family: Family
     make_trainer: Callable[[GRPOConfig], GRPOTrainer]
-    trainer: GRPOTrainer
-    respond: Completer
-    exclude: Sequence[Problem]
+    trials: Trials
     fits: Callable[[Sequence[Message]], bool]
-    pause: Callable[[], None]
 
     @functools.cached_property
     def _designs(self) -> GRPOTrainer:
@@ -102,8 +88,7 @@ class EngineerTrainer:
         for step in range(engineer.training.steps if found is not None else 0):
             assert found is not None
             step_key = jax.random.fold_in(jax.random.fold_in(key, _STEPS), step)
-            before = self._reward(self.trainer.policy_params(state), probe, step_key)
-            progress = functools.partial(self._trial, state, probe, step_key, before)
+            progress = self.trials.progress(state, probe, step_key)
             task = DesignTask(
                 found[0], record.config, self.family.space, progress, engineer.trigger
             )
@@ -123,44 +108,6 @@ class EngineerTrainer:
                 }
             )
         return state, steps
-
-    def _trial(
-        self,
-        state: TrainState,
-        probe: Sequence[Problem],
-        key: jax.Array,
-        before: float,
-        config: Configuration,
-    ) -> float:
-        """How much a short training under a design teaches the state as it is now."""
-        options = self.settings.engineer.training
-        try:
-            problems = self.family.generate(
-                jax.random.fold_in(key, _TRIAL_SET),
-                config,
-                options.trial_instances,
-                [*self.exclude, *probe],
-            ).problems
-            state = jax.tree.map(jnp.copy, state)  # Training donates what it is given.
-            for result in self.trainer.run(
-                state,
-                self.family.task(problems),
-                jax.random.fold_in(key, _TRIAL),
-                0,
-                options.trial_steps,
-            ):
-                state = result.state
-                self.pause()
-        except (NoProblemError, NonFiniteError):
-            return WORST
-        return self._reward(self.trainer.policy_params(state), probe, key) - before
-
-    def _reward(self, params: Any, probe: Sequence[Problem], key: jax.Array) -> float:
-        """Mean accuracy, or else reward, of one completion to every problem of the probe set."""
-        key = jax.random.fold_in(key, _COMPLETIONS)
-        _, scores = complete_all(self.family.task(probe), self.respond, params, key)
-        pairs = zip(scores.records, scores.rewards, strict=True)
-        return float(np.mean([record.get("accuracy", reward) for record, reward in pairs]))
 
 
 @dataclasses.dataclass

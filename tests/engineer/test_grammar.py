@@ -15,7 +15,7 @@ from engineer.space import ConfigurationSpace, Parameter
 from experiments.families.demonstrations import demonstration
 from experiments.families.lakes import texts as lakes
 
-TINY = Path(__file__).parent.parent.parent / "experiments" / "tiny_model" / "tokenizer.json"
+TINY = Path(__file__).parent.parent.parent / "experiments" / "models" / "tiny" / "tokenizer.json"
 STOPS = (0, 2)
 # Qwen's pattern, in which every digit stands alone, and one in the manner of GPT-2, in which
 # digits merge and a blank belongs to the number after it.

@@ -15,8 +15,8 @@ from absl import app
 
 from engineer import proposal
 from experiments import command_line, main
-from experiments.engineer_training import EngineerTrainer
 from experiments.loop import Loop
+from experiments.trials import Trials
 
 real_parse, real_validate = proposal.parse, Loop._validate
 
@@ -40,5 +40,5 @@ def validate(self, *arguments):
 
 if __name__ == "__main__":
     proposal.parse, Loop._validate = read_anything, validate
-    EngineerTrainer._reward = mean_length
+    Trials._reward = mean_length
     app.run(main.main, flags_parser=command_line.parse_flags)

@@ -76,13 +76,18 @@ def runs(request, tmp_path_factory, url):
         "--config.engineer.modules.details=True",
         "--config.engineer.modules.results=True",
     ]
-    options["current"] += [
-        "--config.engineer.training.steps=1",
-        "--config.engineer.training.group_size=2",
+    trial = [
         "--config.engineer.training.trial_steps=1",
         "--config.engineer.training.trial_instances=8",
         "--config.engineer.training.probe_set_size=24",
     ]
+    options["current"] += [
+        *trial,
+        "--config.engineer.training.steps=1",
+        "--config.engineer.training.group_size=2",
+    ]
+    options["oracle"] += trial
+    options["adversary"] += trial
     for name, extra in options.items():
         if name in FAST or not fast:
             run = whole_runs.Run(folder / name, "--config.loop.rounds=2", *extra)
@@ -103,7 +108,8 @@ def test_every_designer_designs_the_next_round(runs, name):
     run = runs / name
     design = read(run, "rounds", "0", "design", "design.json")
     assert design["source"] == name
-    assert bool(design["raw_texts"]) == (name in ("current", "base", "endpoint"))
+    asked = ("current", "base", "endpoint", "oracle", "adversary")
+    assert bool(design["raw_texts"]) == (name in asked)
     made = yaml.safe_load((run / "rounds" / "1" / "environment.yaml").read_text())
     assert Configuration.from_dict(made) == Configuration.from_dict(design["config"])
     assert (run / "rounds" / "1" / "validation.json").exists()
@@ -166,7 +172,7 @@ def design_again(folder, **engineer):
     options["engineer"] |= {**engineer, "training": {"steps": 0}}
     chosen = settings.from_config(options)
     family, store = chosen.load_family(), RunStore(folder)
-    designer = designing.make_designer(chosen, family, None, lambda chat: True)
+    designer = designing.make_designer(chosen, family, None, lambda chat: True, None)
     record = evidence.run_record(store, chosen, family, 1)
     made = folder / "again"
     designing.design_round(chosen, store, made, designer, record, family.space, 0)

@@ -1,0 +1,114 @@
+"""Controls of a comparison: what is there to gain, and whether evidence counts."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from engineer import curricula
+from engineer.designers import Design, Designer
+from engineer.evidence import Evidence, FailureBreakdown
+from engineer.proposal import render_config
+from engineer.record import RunRecord
+from engineer.space import Configuration, ConfigurationSpace
+
+RANDOM = 2
+"""Random configurations among the candidates."""
+
+
+def candidates(record: RunRecord, space: ConfigurationSpace, seed: int) -> list[Configuration]:
+    """The current configuration, the uniform one, what the rules propose, each row alone, and
+    random draws; those that are equal count once."""
+    rules = (
+        curricula.failure_proportional,
+        curricula.learnability_proportional,
+        curricula.progress_bandit,
+    )
+    alone = [space.divided([float(row == one) for row in space.rows]) for one in space.rows]
+    found = [
+        record.config,
+        space.uniform(),
+        *(rule(record, space, seed).config for rule in rules),
+        *(Configuration.from_cells(record.config.cells() | cells) for cells in alone),
+        *(space.random(seed + i) for i in range(RANDOM)),
+    ]
+    return list(dict.fromkeys(found))
+
+
+def num_candidates(space: ConfigurationSpace) -> int:
+    """The most that `candidates` returns."""
+    return 5 + len(space.rows) + RANDOM
+
+
+@dataclasses.dataclass(frozen=True)
+class Probed:
+    """The best of the candidates (an oracle), or the worst (an adversary).
+
+    It sees what no engineer does, the progress itself, and pays for it: one short training for each
+    candidate. The design holds the progress of all of them.
+
+    Attributes:
+      progress: the progress of a short training under a configuration; higher is better.
+      worst: whether the worst is taken.
+    """
+
+    progress: Callable[[Configuration], float]
+    worst: bool = False
+
+    def __call__(self, record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
+        """The candidate with the most progress, or the least; the first of equal ones."""
+        found = {config: self.progress(config) for config in candidates(record, space, seed)}
+        return Design(
+            config=(min if self.worst else max)(found, key=found.__getitem__),
+            source="adversary" if self.worst else "oracle",
+            raw_texts=tuple(
+                f"Progress {progress:+.4f}\n{render_config(config, space)}"
+                for config, progress in found.items()
+            ),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Shuffled:
+    """A designer that finds the outcomes of each row under the name of another.
+
+    What it designs from them is as good as what it would design without any evidence.
+    Configurations stay as they are, and so does the text of failures that were drawn.
+
+    Attributes:
+      inner: who designs.
+    """
+
+    inner: Designer
+
+    def __call__(self, record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
+        """The inner design from a record whose rows are permuted, all rounds alike."""
+        permuted = np.random.default_rng(seed).permutation(list(space.rows)).tolist()
+        names = dict(zip(space.rows, permuted, strict=True))
+        history = tuple(
+            dataclasses.replace(past, evidence=_renamed_evidence(past.evidence, names))
+            for past in record.history
+        )
+        initial = None if record.initial is None else _renamed(record.initial, names)
+        record = dataclasses.replace(record, history=history, initial=initial)
+        return self.inner(record, space, seed)
+
+
+def _renamed(found: FailureBreakdown, names: Mapping[str, str]) -> FailureBreakdown:
+    outcomes = {names[row.name]: row for row in found.by_group}
+    order = [name for name in names if name in outcomes]
+    rows = tuple(dataclasses.replace(outcomes[name], name=name) for name in order)
+    return dataclasses.replace(found, by_group=rows)
+
+
+def _renamed_evidence(found: Evidence, names: Mapping[str, str]) -> Evidence:
+    training = found.training
+    if training is not None:
+        rates = {names[row]: rate for row, rate in training.valid_rate.items()}
+        training = dataclasses.replace(training, valid_rate=rates)
+    return dataclasses.replace(
+        found,
+        validation=_renamed(found.validation, names),
+        training=training,
+        failures=tuple(dataclasses.replace(one, name=names[one.name]) for one in found.failures),
+    )

@@ -1,0 +1,64 @@
+"""Controls of a comparison of designers."""
+
+import dataclasses
+
+from engineer import controls
+from engineer.curricula import learnability_proportional
+from engineer.evidence import DrawnFailure, Evidence, TrainingEvidence
+from tests.engineer.test_curricula import SPACE, record
+
+
+def test_oracle_and_adversary_are_the_ends_of_what_was_tried():
+    run, asked = record((90, 50, 20)), []
+
+    def progress(config):
+        asked.append(config)
+        return config["4", "data_ratio"] - config["5", "data_ratio"]
+
+    best = controls.Probed(progress)(run, SPACE, 3)
+    assert best.config.column("data_ratio") == (0.0, 1.0, 0.0)
+    assert (best.source, best.config.column("hole_ratio")) == ("oracle", (0.2,) * 3)
+    assert {run.config, SPACE.uniform()} <= set(asked)
+    assert learnability_proportional(run, SPACE, 3).config in asked
+    assert len(asked) == len(set(asked)) == len(best.raw_texts) == controls.num_candidates(SPACE)
+    for config in asked:
+        SPACE.check(config)
+    worst = controls.Probed(progress, worst=True)(run, SPACE, 3)
+    assert worst.config.column("data_ratio") == (0.0, 0.0, 1.0)
+    assert worst.source == "adversary"
+    assert best.raw_texts == worst.raw_texts
+    assert "Progress +1.0000\n" in "".join(best.raw_texts)
+
+
+def test_shuffled_evidence_is_the_same_under_other_names():
+    run = record((90, 50, 20), (95, 55, 25), initial=(80, 40, 10))
+    training = TrainingEvidence(4, 0.5, 0.6, 0.9, {"3": 0.9, "5": 0.2})
+    failure = DrawnFailure("4", ("parsable",), "a text", False)
+    latest = run.history[-1]
+    evidence = Evidence(latest.breakdown, training, (failure,))
+    latest = dataclasses.replace(latest, evidence=evidence)
+    run = dataclasses.replace(run, history=(run.history[0], latest))
+    seen = []
+
+    def inner(record, space, seed):
+        seen.append(record)
+        return learnability_proportional(record, space, seed)
+
+    for seed in range(20):
+        designed = controls.Shuffled(inner)(run, SPACE, seed)
+        shuffled = seen[-1]
+        assert designed == learnability_proportional(shuffled, SPACE, seed)
+        rates = shuffled.valid_rates(SPACE.rows)
+        assert list(rates) == list(SPACE.rows)
+        assert sorted(rates.values()) == [0.25, 0.55, 0.95]
+        name = {rate: row for row, rate in rates.items()}
+        assert shuffled.initial.outcome(name[0.55]).valid_rate == 0.4
+        assert shuffled.history[0].breakdown.outcome(name[0.55]).valid_rate == 0.5
+        assert shuffled.history[1].evidence.training.valid_rate == {
+            name[0.95]: 0.9,
+            name[0.25]: 0.2,
+        }
+        assert shuffled.history[1].evidence.failures[0].name == name[0.55]
+        assert [past.config for past in shuffled.history] == [past.config for past in run.history]
+    orders = {tuple(one.valid_rates(SPACE.rows).values()) for one in seen}
+    assert len(orders) == 6
