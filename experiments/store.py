@@ -9,7 +9,7 @@
     rounds/R/instances.jsonl        the training set
     rounds/R/train.jsonl            one line a training step
     rounds/R/train_failures.json    some failures of its last step, drawn
-    rounds/R/validation.json        outcomes by size, and all answers in answers.jsonl
+    rounds/R/validation.json        outcomes by size; answers.jsonl, greedy.jsonl
     rounds/R/evidence.json          what training and validation showed, for the engineer
     rounds/R/engineer_training.jsonl  designs tried and what they taught, where that is trained
     rounds/R/probe_set.jsonl        the instances that show what they taught
