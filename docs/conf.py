@@ -1,0 +1,31 @@
+"""These pages as a site: `sphinx-build -W -c docs . build/site` in the repository's root."""
+
+from typing import Any
+
+project = html_title = "mapf-frozenlake-rl"
+extensions = ["myst_parser", "sphinxcontrib.mermaid"]
+html_theme = "furo"
+root_doc = "README"
+source_suffix = {".md": "markdown"}
+include_patterns = ["*.md", "docs/**", "experiments/models/**"]
+myst_enable_extensions = ["html_image"]
+myst_fence_as_directive = ["mermaid"]
+myst_heading_anchors = 4
+suppress_warnings = ["toc.not_included"]  # docs/contexts holds texts for models, without titles.
+
+_NAVIGATION = {
+    "Pages": ("docs/index", "docs/*"),
+    "Measured": ("docs/benchmarks/*", "docs/studies/README", "docs/studies/*/README"),
+    "More": ("docs/launch/README", "experiments/models/*/README", "CONTRIBUTING", "CHANGELOG"),
+}
+
+
+def setup(app: Any) -> None:
+    """Adds the navigation to the first page, which has links enough where no site shows it."""
+
+    def add(app: Any, name: str, source: list[str]) -> None:
+        for caption, pages in _NAVIGATION.items() if name == root_doc else ():
+            lines = ["", "```{toctree}", f":caption: {caption}", ":hidden:", ":glob:", "", *pages]
+            source[0] += "\n".join([*lines, "```", ""])
+
+    app.connect("source-read", add)
