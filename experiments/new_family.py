@@ -23,10 +23,9 @@ def main(argv: Sequence[str]) -> None:
     path = Path(f"{name}.py")
     if path.exists():
         raise app.UsageError(f"{path}: the file is already there; allowed are new names")
-    text = TEMPLATE.read_text(encoding="utf-8")
-    text = text.replace("experiments/families/template.py", str(path))
     kind = name.title().replace("_", "")
-    path.write_text(text.replace("Sums(", f"{kind}("), encoding="utf-8")
+    text = TEMPLATE.read_text(encoding="utf-8").replace("Sums(", f"{kind}(")
+    path.write_text(text, encoding="utf-8")
     print(f"written to {path}; it adds numbers until you change it:")
     print(f"python -m experiments.main --config.family={path}:family --workdir=runs/{name}")
 

@@ -33,7 +33,7 @@ Record = Mapping[str, Any]
 """What verification says of one completion, as JSON holds it; see `Family.task`."""
 
 
-_WORD = re.compile(r" ?[A-Za-z_]{2,}|</?[a-z]+>")
+_WORD = re.compile(r" ?[A-Za-z_]{2,}|</?[a-z]+>| \d\.\d\d(?!\d)")
 _MOST_WORDS = 256
 
 

@@ -5,10 +5,11 @@ import functools
 import runpy
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from engineer.space import ConfigurationSpace
 from engineer.texts import FamilyTexts
-from experiments.families.family import SCORED, Family
+from experiments.families.family import SCORED, Family, Generated, NoProblemError
 from experiments.families.lakes.family import Lakes
 from experiments.families.lakes.options import LakesOptions
 from experiments.families.reasoning_gym.family import ReasoningGym, ReasoningGymOptions
@@ -27,6 +28,16 @@ _ARGUMENTS = {"lakes": "", "reasoning_gym": ":DATA_SET+DATA_SET"}
 def _sandbox(path: Path, contents: bytes) -> Sandbox:
     """The process that verifies for a file; one for each of its contents."""
     return Sandbox(path)
+
+
+def _generated(generate: Callable[..., Generated], *arguments: Any, **named: Any) -> Generated:
+    """What a generator of a user's own makes; if it fails, it has made nothing."""
+    try:
+        return generate(*arguments, **named)
+    except NoProblemError:
+        raise
+    except Exception as error:
+        raise NoProblemError(f"generate: {type(error).__name__}: {error}") from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,6 +124,8 @@ class FamilySettings:
                 alone=(SCORED, *texts.alone),
                 failure_words={"not_scored": (SCORED,), **texts.failure_words},
             )
+        # Found before that of the class.
+        vars(family)["generate"] = functools.partial(_generated, family.generate)
         call = functools.partial(_sandbox(path, path.read_bytes()).call, f"{attribute}.verify")
         family.guarded = functools.partial(call, seconds=self.verify_seconds)
         return family
