@@ -1,7 +1,6 @@
 """Measures how much the training configuration matters, before designers are compared.
 
-python -m experiments.sensitivity --config=ladder --config.model.path=ladder_model \\
-    --workdir=studies/sensitivity_ladder
+python -m experiments.sensitivity --config=sums --workdir=studies/sensitivity_sums
 
 A study (`python -m experiments.study`) whose variants are fixed configurations: that of the
 validation set, all data in each row, every other parameter at either end, and random draws. Each

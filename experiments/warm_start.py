@@ -7,7 +7,6 @@ demonstrations of `experiments.families.demonstrations.rule_design`. One supervi
 to the same weights, and stops early enough that reinforcement learning has something left to do.
 """
 
-import dataclasses
 import json
 import time
 from collections.abc import Sequence
@@ -42,15 +41,20 @@ _STEPS = flags.DEFINE_integer("steps", 1300, "Optimizer steps.", lower_bound=1)
 _ROWS = flags.DEFINE_integer("rows", 64, "Examples in a step.", lower_bound=1)
 _SOLUTIONS = flags.DEFINE_integer("solutions", 60_000, "Solved problems.", lower_bound=1)
 _DESIGNS = flags.DEFINE_integer("designs", 12_000, "Designs to learn from.", lower_bound=1)
+_DESIGN_EVERY = flags.DEFINE_integer(
+    "design_every", 6, "One step in so many teaches designs.", lower_bound=2
+)
 _LEARNING_RATE = flags.DEFINE_float("learning_rate", 2e-3, "Highest learning rate.", lower_bound=0)
 _LAYERS = flags.DEFINE_integer("layers", 4, "Layers of the model.", lower_bound=1)
 _WIDTH = flags.DEFINE_integer("width", 128, "Its width, a multiple of 64.", lower_bound=64)
+_INITIALIZER_RANGE = flags.DEFINE_float(
+    "initializer_range", 0.02, "Standard deviation of its first weights.", lower_bound=0
+)
 _VALIDATE_EVERY = flags.DEFINE_integer("validate_every", 250, "Steps.", lower_bound=1)
 
 _TOKENIZER_SAMPLES = 2_000
 _MICRO_BATCH_ROWS = 32
 _DESIGNS_EXAMINED = 128
-_DESIGN_PERIOD = 6  # One step in so many teaches designs.
 
 Pair = tuple[list[dict[str, str]], str]
 
@@ -84,7 +88,7 @@ def tiny_architecture(tokenizer: Any, width: int, **options: Any) -> Qwen3Config
         num_key_value_heads=width // 64,
         head_dim=32,
         tie_word_embeddings=True,
-        max_position_embeddings=1024,
+        max_position_embeddings=2048,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         **options,
@@ -168,6 +172,7 @@ def main(argv: Sequence[str]) -> None:
         _WIDTH.value,
         num_hidden_layers=_LAYERS.value,
         scan_unroll=settings.model.scan_unroll,
+        initializer_range=_INITIALIZER_RANGE.value,
     )
     policy = Policy(architecture, tokenizer, sharding.make_mesh())
     budgets = settings.validation.max_new_tokens, settings.engineer.max_new_tokens
@@ -199,15 +204,12 @@ def main(argv: Sequence[str]) -> None:
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     print(f"{count} parameters, vocabulary of {len(tokenizer)}")
     state = train_state.create_train_state(params, architecture, optimizer, policy.mesh)
-    greedy = dataclasses.replace(
-        settings, validation=dataclasses.replace(settings.validation, temperature=0.0)
-    )
-    respond = validation_completer(greedy, policy)
+    respond = validation_completer(settings, policy, greedy=True)
     curve = []
     begin = time.perf_counter()
     for step in range(_STEPS.value):
         # Designs are far longer than solutions: in batches of their own neither pads the other.
-        name = "designs" if step % _DESIGN_PERIOD == _DESIGN_PERIOD - 1 else "solutions"
+        name = "solutions" if (step + 1) % _DESIGN_EVERY.value else "designs"
         rows = _MICRO_BATCH_ROWS if name == "designs" else _ROWS.value
         examples = lessons[name]
         chosen = prompt_indices(order_key, step, rows, len(examples))
@@ -218,7 +220,7 @@ def main(argv: Sequence[str]) -> None:
                 "step": done,
                 "seconds": round(time.perf_counter() - begin, 1),
                 "loss": round(metrics["loss"], 4),
-                **outcome_metrics(validate(greedy, family, respond, validation, state.params)),
+                **outcome_metrics(validate(settings, family, respond, validation, state.params)),
             }
             curve.append(row)
             print(json.dumps(row), flush=True)
@@ -226,12 +228,12 @@ def main(argv: Sequence[str]) -> None:
     respond = validation_completer(settings, policy)
     sampled = outcome_metrics(validate(settings, family, respond, validation, state.params))
     print(json.dumps({"temperature": settings.validation.temperature, **sampled}))
+    weights.save(out, state.params, architecture, tokenizer)
     designing = examine_designs(settings, family, policy, state.params, _SEED.value)
     print(json.dumps(designing))
-    weights.save(out, state.params, architecture, tokenizer)
     flags_of_data = (
-        *(_SEED, _STEPS, _ROWS, _SOLUTIONS, _DESIGNS, _LEARNING_RATE),
-        *(_LAYERS, _WIDTH),
+        *(_SEED, _STEPS, _ROWS, _SOLUTIONS, _DESIGNS, _DESIGN_EVERY, _LEARNING_RATE),
+        *(_LAYERS, _WIDTH, _INITIALIZER_RANGE),
     )
     files.write_json(
         out / "warm_start.json",

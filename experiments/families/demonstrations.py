@@ -98,7 +98,7 @@ def random_record(
     rng = np.random.default_rng(seed)
     finished = int(rng.integers(1, 4))
     answers = rng.integers(10, 401, size=len(space.rows))
-    skill = rng.normal(0.0, 1.5) - rng.uniform(0.0, 0.5) * np.arange(len(space.rows))
+    skill = rng.normal(0.0, 1.5) - rng.uniform(0.0, 1.5) * np.arange(len(space.rows))
     skill = skill + rng.normal(0.0, 1.2, size=len(space.rows))
     epochs, total_rounds = int(rng.integers(1, 5)), finished + int(rng.integers(1, 4))
     explained = bool(rng.random() < 0.5)

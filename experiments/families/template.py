@@ -1,7 +1,4 @@
-"""Sums of numbers as a family of environments; see docs/extending.md.
-
-Run it with --config.family=experiments/families/template.py:family.
-"""
+"""Sums of two numbers as a family of environments; docs/extending.md goes through its parts."""
 
 import jax
 import numpy as np
@@ -10,63 +7,62 @@ from engineer.space import ConfigurationSpace, Parameter
 from engineer.texts import plain_texts
 from experiments import families
 
-TERMS = ("2", "3", "4")
-TRIES = 1000  # Draws of one problem before it is given up.
-
-
-def carries(terms):
-    """Whether a digit is carried when the terms are added up."""
-    columns = zip(*(map(int, str(term)) for term in terms), strict=True)
-    return any(sum(digits) > 9 for digits in columns)
+TRIES = 1000  # Draws without a new problem before a row is given up.
 
 
 class Sums(families.Family):
-    """A row for each number of terms: its part of the set, the digits of a term, the carries."""
+    """A row for each number of digits; the engineer chooses how much of the set it is."""
 
     space = ConfigurationSpace(
-        "terms",
-        TERMS,
-        (
-            Parameter("fraction", meaning="the part of the set that has so many terms."),
-            Parameter("digits", ((1, 6),), decimals=0, meaning="the digits of every term."),
-            Parameter("carry_ratio", meaning="the part of them in which a digit is carried."),
-        ),
+        "length",
+        tuple("345678"),
+        (Parameter("fraction", meaning="the part of the set whose numbers have so many digits."),),
         "fraction",
     )
     texts = plain_texts(space, "to add numbers", ("is_number", "right_value"))
+    reward = "the part of the digits that stand before the first error"
 
     def generate(self, key, config, count, exclude):
-        """Distinct sums; where too few exist, as with one digit and no carry, fewer are made."""
+        """Distinct sums; where too few are left, fewer are made."""
+        return self.generated(self.drawn(key, self.counts(config, count), exclude), config, count)
+
+    def drawn(self, key, counts, exclude):
+        """So many sums of each length, in random order."""
         rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
         seen = {tuple(problem["terms"]) for problem in exclude}
         problems = []
-        for row, asked in self.counts(config, count).items():
-            digits = int(config[row, "digits"])
-            with_carry = round(config[row, "carry_ratio"] * asked)
-            for i in range(asked):
-                for _ in range(TRIES):
-                    terms = tuple(rng.integers(10 ** (digits - 1), 10**digits, int(row)).tolist())
-                    if terms not in seen and carries(terms) == (i < with_carry):
-                        seen.add(terms)
-                        numbers = {"digits": digits, "carry_ratio": int(carries(terms))}
-                        problems.append({"group": row, "terms": list(terms), **numbers})
-                        break
-        order = rng.permutation(len(problems))
-        return self.generated([problems[i] for i in order], config, count)
+        for length, asked in counts.items():
+            made = tries = 0
+            low, high = 10 ** (int(length) - 1), 10 ** int(length)
+            while made < asked and tries < TRIES:
+                terms = rng.integers(low, high, 2).tolist()
+                tries += 1
+                if tuple(terms) not in seen:
+                    seen.add(tuple(terms))
+                    problems.append({"group": length, "terms": terms})
+                    made, tries = made + 1, 0
+        return [problems[i] for i in rng.permutation(len(problems))]
 
     def prompt(self, problem):
-        """What the model reads, such as "12+34"."""
-        return "+".join(map(str, problem["terms"]))
+        """The columns from the ones up: "36 25" of 23 and 56."""
+        return " ".join(map("".join, zip(*(str(n)[::-1] for n in problem["terms"]), strict=True)))
 
     def verify(self, problem, text):
-        """The checks that a completion fails; the reward is 1 where it fails none."""
-        if not text.strip().isdecimal():
-            return {"failed": ["is_number"]}
-        return {"failed": [] if text.strip() == str(sum(problem["terms"])) else ["right_value"]}
+        """The check that a completion fails; the reward is its part before an error."""
+        right, text = str(sum(problem["terms"]))[::-1], text.strip()
+        failed = "right_value" if text.isdecimal() else "is_number"
+        agree = [*map(str.__eq__, text, right), False].index(False)
+        reward = agree / max(len(text), len(right))
+        return {"failed": [failed] if text != right else [], "reward": reward}
 
     def solutions(self, problems):
-        """The right sums; only the warm start of a new model asks for them."""
-        return [str(sum(problem["terms"])) for problem in problems]
+        """The sums, ones first; only the warm start of a new model asks for all of them."""
+        return [str(sum(problem["terms"]))[::-1] for problem in problems]
+
+    def lessons(self, key, count, exclude):
+        """For the warm start: a third as many of each length as of the one before, from 2 on."""
+        counts = {length: round(count * 0.65 * 0.35**i) for i, length in enumerate("2345678")}
+        return self.drawn(jax.random.fold_in(key, 0), counts, exclude)
 
 
 family = Sums()

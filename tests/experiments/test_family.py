@@ -1,5 +1,7 @@
 """The whole loop on a family from a file outside the packages."""
 
+import dataclasses
+import html
 import json
 import os
 import re
@@ -98,7 +100,8 @@ def test_the_loop_runs_on_it_and_hears_of_no_lake(run):
     design = json.loads((folder / "rounds/0/design/design.json").read_text())
     assert design["source"] == "base"
     assert len(design["raw_texts"]) == 1
-    assert list(design["config"]) == ["2", "3", "4"]
+    rows = ["3", "4", "5", "6", "7", "8"]
+    assert list(design["config"]) == rows
     first = yaml.safe_load((folder / "rounds/0/environment.yaml").read_text())
     before, after = (
         np.array(Configuration.from_dict(config).column("fraction"))
@@ -107,64 +110,74 @@ def test_the_loop_runs_on_it_and_hears_of_no_lake(run):
     assert np.abs(after - before).max() > 0
     assert not design["kept_previous"]
     evidence = json.loads((folder / "rounds/0/evidence.json").read_text())
-    assert set(evidence["validation"]["by_terms"]) == {"2", "3", "4"}
+    assert list(evidence["validation"]["by_length"]) == rows
     context = (folder / "rounds/0/design/context.md").read_text()
     assert "to add numbers" in context
     assert "failed is_number" in context
     made = [json.loads(line) for line in (folder / "rounds/1/instances.jsonl").open()]
-    assert {len(problem["terms"]) for problem in made} <= {2, 3, 4}
+    assert {len(str(term)) for problem in made for term in problem["terms"]} <= set(map(int, rows))
     texts = [context, out, *(json.dumps(problem) for problem in made)]
     # In the last section are all options, those of other families too.
     page, section, _ = (folder / "report.html").read_text().partition('<section id="set-up">')
     assert section
-    texts += [(folder / "rounds/0/answers.jsonl").read_text(), page]
-    for text in texts:
-        assert not re.search(r"\b(lakes?|holes?|agents?)\b", text)
+    answers = [
+        json.loads(line)
+        for path in (folder / "rounds").rglob("answers.jsonl")
+        for line in path.open()
+    ]
+    texts += [json.dumps({**answer, "text": ""}) for answer in answers]
+    words, page = r"\b(lakes?|holes?|agents?)\b", html.unescape(page)
+    for answer in answers:  # The model may say anything.
+        if re.search(words, answer["text"]):
+            page = page.replace(answer["text"], "")
+    for text in [*texts, page]:
+        assert not re.search(words, text)
+
+
+def configuration(family, fractions):
+    """Fractions of some rows, none of the set in the others."""
+    return Configuration.from_dict(
+        {row: {"fraction": fractions.get(row, 0.0)} for row in family.space.rows}
+    )
 
 
 def test_problems_are_as_asked(family):
-    config = Configuration.from_dict(
-        {
-            "2": {"fraction": 0.5, "digits": 3, "carry_ratio": 0.5},
-            "3": {"fraction": 0.25, "digits": 2, "carry_ratio": 1.0},
-            "4": {"fraction": 0.25, "digits": 1, "carry_ratio": 0.0},
-        }
-    )
-    first = family.generate(jax.random.key(0), config, 40, ())
-    again = family.generate(jax.random.key(0), config, 40, ())
+    config = configuration(family, {"3": 0.5, "5": 0.25, "8": 0.25})
+    first = family.generate(jax.random.key(0), config, 400, ())
+    again = family.generate(jax.random.key(0), config, 400, ())
     assert first == again
-    assert [row.made for row in first.rows.values()] == [20, 10, 10]
-    assert [row.achieved["carry_ratio"] for row in first.rows.values()] == [0.5, 1.0, 0.0]
+    assert [row.made for row in first.rows.values()] == [200, 100, 100]
     asked = {tuple(p["terms"]) for p in first.problems}
-    assert len(asked) == 40
-    other = family.generate(jax.random.key(0), config, 20, first.problems)
+    assert len(asked) == 400
+    for problem in first.problems:
+        one, other = problem["terms"]
+        assert len(str(one)) == len(str(other)) == int(problem["group"])
+    other = family.generate(jax.random.key(0), config, 200, first.problems)
     assert not asked & {tuple(p["terms"]) for p in other.problems}
     few = family.generate(jax.random.key(1), family.space.uniform(), 12, ())
     assert few.report()["asked"] == 12
 
 
 def test_what_falls_short_is_reported(family):
-    config = Configuration.from_dict(
-        {
-            "2": {"fraction": 0.5, "digits": 1, "carry_ratio": 0.0},
-            "3": {"fraction": 0.5, "digits": 2, "carry_ratio": 0.0},
-            "4": {"fraction": 0.0, "digits": 1, "carry_ratio": 0.0},
-        }
-    )
-    made = family.generate(jax.random.key(0), config, 100, ())
-    # 1 + 1 to 1 + 8, 2 + 1 to 2 + 7, ...: 36 sums of two digits above 0 have no carry.
-    assert made.notes == ["terms 2: 36 of 50 problems"]
-    assert made.rows["2"].achieved == {"fraction": 36 / 86, "digits": 1.0, "carry_ratio": 0.0}
+    class Short(type(family)):
+        space = dataclasses.replace(family.space, rows=("1", "4", "8"))
+
+    family = Short()
+    config = configuration(family, {"1": 0.5, "8": 0.5})
+    made = family.generate(jax.random.key(0), config, 400, ())
+    assert made.rows["1"].made == 81  # Pairs of 1 to 9.
+    assert made.notes == ["length 1: 81 of 200 problems"]
+    assert made.rows["1"].achieved == {"fraction": 81 / 281}
     assert "4" not in made.rows
-    with pytest.raises(families.NoProblemError, match="terms 2: 0 of 50 problems"):
+    with pytest.raises(families.NoProblemError, match="length 1: 0 of 50 problems"):
         family.generated([], config, 100)
 
 
 def test_what_a_record_says_must_be_of_the_family(family):
-    with pytest.raises(ValueError, match="group='5': allowed are the rows"):
-        family.breakdown([{"group": 5, "valid": True, "failed": []}])
+    with pytest.raises(ValueError, match="group='9': allowed are the rows"):
+        family.breakdown([{"group": 9, "valid": True, "failed": []}])
     with pytest.raises(ValueError, match="speed"):
-        family.breakdown([{"group": 2, "valid": False, "failed": ["speed"]}])
+        family.breakdown([{"group": 3, "valid": False, "failed": ["speed"]}])
 
 
 def test_each_completion_needs_a_record(family):
@@ -179,7 +192,7 @@ def test_each_completion_needs_a_record(family):
     def respond(params, chats, key):
         return [Completion("1", 1, False) for _ in chats]
 
-    problems = [{"id": "a", "group": "2", "terms": [1, 2]}]
+    problems = [{"id": "a", "group": "3", "terms": [1, 2]}]
     with pytest.raises(ValueError, match="score: 0 records of 1 completions"):
         validate(from_config({}), Other(), respond, problems, None)
 
@@ -196,18 +209,18 @@ def test_numbers_of_numpy_can_be_kept(tmp_path):
 @settings(deadline=None)  # The first one starts the process of the verifier.
 @given(st.text(max_size=8), st.integers(0, 3))
 def test_records_make_evidence(text, index):
-    terms = ([1, 2], [5, 5, 5], [10, 20], [9] * 4)
-    problems = [{"group": str(len(numbers)), "terms": numbers} for numbers in terms]
+    terms = ([123, 211], [555, 555], [999, 100], [2222, 4444])
+    problems = [{"group": str(len(str(one))), "terms": [one, other]} for one, other in terms]
     family = FamilySettings(str(ROOT / SUMS)).load_family()
     task = family.task(problems)
-    right = str(sum(problems[index]["terms"]))
+    right = str(sum(problems[index]["terms"]))[::-1]
     scores = task.score(
         np.array([index, index]), [Completion(text, 3, False), Completion(right, 2, False)]
     )
-    assert scores.rewards[1] == 1.0
+    assert 0 <= scores.rewards[0] <= scores.rewards[1] == 1.0
     found = family.breakdown(scores.records)
     assert found.answers == 2
-    assert found.valid_rate == np.mean(scores.rewards)
+    assert found.valid_rate == np.mean(scores.rewards == 1)
 
 
 @pytest.mark.parametrize(
@@ -225,6 +238,21 @@ def test_what_is_no_family_is_refused(name, text, message, tmp_path):
         FamilySettings(name.format(path)).load_family()
 
 
+def test_a_generator_of_a_users_own_that_fails_has_made_nothing(tmp_path):
+    path = tmp_path / "own.py"
+    text = (ROOT / "experiments/families/template.py").read_text()
+    path.write_text(
+        text.replace("        rng = np.random", "        1 / len(exclude)\n        rng = np.random")
+    )
+    family = FamilySettings(f"{path}:family").load_family()
+    config = family.space.uniform()
+    with pytest.raises(families.NoProblemError, match="generate: ZeroDivisionError: division"):
+        family.generate(jax.random.key(0), config, 12, ())
+    problem = {"group": "3", "terms": [100, 200]}
+    made = family.generate(jax.random.key(0), config, 12, exclude=[problem])
+    assert len(made.problems) == 12
+
+
 def test_a_verifier_of_a_users_own_neither_hangs_nor_ends_a_run(tmp_path):
     path = tmp_path / "own.py"
     text = (ROOT / "experiments/families/template.py").read_text()
@@ -233,11 +261,11 @@ def test_a_verifier_of_a_users_own_neither_hangs_nor_ends_a_run(tmp_path):
         '        if text == "numpy":\n            return {"failed": np.array([], str)}\n'
         '        1 / (text != "fail")\n'
     )
-    first = "        if not text.strip()"
+    first = "        right, text ="
     path.write_text(text.replace(first, strange + first))
     family = FamilySettings(f"{path}:family", verify_seconds=0.3).load_family()
-    task = family.task([{"group": "2", "terms": [1, 2]}])
-    texts = ("hang", "fail", "numpy", "x", "3")
+    task = family.task([{"group": "3", "terms": [10, 20]}])
+    texts = ("hang", "fail", "numpy", "x", "03")
     found = task.score(np.zeros(5, int), [Completion(text, 1, False) for text in texts])
     assert found.rewards.tolist() == [0, 0, 1, 0, 1]
     assert [record["failed"] for record in found.records[:2]] == [["scored"]] * 2
@@ -254,11 +282,11 @@ def test_a_verifier_of_a_users_own_neither_hangs_nor_ends_a_run(tmp_path):
 
 def test_tokens_cost_what_is_said():
     task = FamilySettings(f"{ROOT / SUMS}", token_cost=0.1).load_family()
-    task = task.task([{"group": "2", "terms": [1, 2]}])
-    completions = [Completion(text, len(text), False) for text in ("3", "004", "4")]
+    task = task.task([{"group": "3", "terms": [10, 20]}])
+    completions = [Completion(text, len(text), False) for text in ("03", "0400", "4")]
     found = task.score(np.zeros(3, int), completions)
-    np.testing.assert_allclose(found.rewards, [0.9, -0.3, -0.1], rtol=1e-6)
-    assert [record["accuracy"] for record in found.records] == [1, 0, 0]
+    np.testing.assert_allclose(found.rewards, [0.8, -0.15, -0.1], rtol=1e-6)
+    assert [record["accuracy"] for record in found.records] == [1, 0.25, 0]
     with pytest.raises(ValueError, match=r"token_cost=0\.1: not for lakes"):
         FamilySettings(token_cost=0.1)
 
@@ -269,7 +297,10 @@ def test_a_new_model_can_be_taught_a_family(family):
     assert 20 < len(pairs) <= 30  # Some have fewer problems than were asked for.
     asked = [messages[0]["content"] for messages, _ in pairs]
     assert not set(asked) & set(map(family.prompt, validation))
-    sums = [str(sum(map(int, question.split("+")))) for question in asked]
+    terms = [
+        [int("".join(n)[::-1]) for n in zip(*question.split(), strict=True)] for question in asked
+    ]
+    sums = [str(sum(numbers))[::-1] for numbers in terms]
     assert [answer for _, answer in pairs] == sums
     designs = warm_start.design_pairs(from_config({}), family, 0, 4)
     tokenizer = warm_start.build_tokenizer(family, pairs + designs)
@@ -355,3 +386,30 @@ def test_no_set_repeats_what_it_is_kept_apart_from(family, tmp_path, monkeypatch
     RunStore(tmp_path).write(tmp_path / "rounds/0/design/design.json", design)
     sets.training(1)
     assert excluded[-3:] == [validation, validation | trained, validation | probe]
+
+
+def test_a_data_set_with_a_scoring_function_is_a_family(tmp_path, monkeypatch):
+    pytest.importorskip("datasets")
+    rows = [
+        {"level": level, "question": f"{i} + {level}?", "answer": i + level}
+        for level in (1, 2)
+        for i in range(20)
+    ]
+    path = tmp_path / "questions.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setenv("QUESTIONS", str(path))
+    file = ROOT / "docs" / "family_example" / "questions.py"
+    family = FamilySettings(f"{file}:family").load_family()
+    assert family.space.rows == ("1", "2")
+    config = Configuration.from_dict({"1": {"fraction": 0.75}, "2": {"fraction": 0.25}})
+    first = family.generate(jax.random.key(0), config, 16, ())
+    assert {row: made.made for row, made in first.rows.items()} == {"1": 12, "2": 4}
+    rest = family.generate(jax.random.key(1), config, 16, first.problems)
+    assert rest.rows["1"].made == 8  # What the data set has left.
+    seen = {problem["index"] for problem in first.problems}
+    assert not seen & {problem["index"] for problem in rest.problems}
+    task = family.task(first.problems)
+    texts = [f"It is {problem['answer']}" for problem in first.problems[:2]] + ["1 2 three"]
+    scores = task.score(np.array([0, 1, 2]), [Completion(text, 1, False) for text in texts])
+    assert scores.rewards.tolist() == [1, 1, 0]
+    assert scores.records[2]["failed"] == ["right_value"]

@@ -1,4 +1,4 @@
-"""The embedded model: what its card claims, and that its tokenizer fits the texts of today."""
+"""The embedded models: what their cards claim, and that a tokenizer fits the texts of today."""
 
 import json
 
@@ -10,7 +10,7 @@ import mapf_jax
 from engineer import context, proposal
 from experiments import settings as settings_lib
 from experiments import warm_start
-from experiments.configs import tiny
+from experiments.configs import sums, tiny
 from experiments.families import demonstrations
 from experiments.families.lakes import texts as lakes
 from experiments.families.lakes.family import Lakes
@@ -97,3 +97,24 @@ def test_a_context_of_a_real_validation_is_within_the_models_window(settings, mo
     limit = policy.config.max_position_embeddings
     assert len(ids) + settings.engineer.max_new_tokens < limit
     assert isinstance(proposal.parse("no design", space), proposal.Unreadable)
+
+
+def test_the_model_of_sums_adds_and_designs_as_well_as_its_card_says():
+    settings = settings_lib.from_config(sums.get_config())
+    family, policy = settings.load_family(), load_policy(settings)
+    params = load_params(settings, policy)
+    problems = [
+        {**problem, "id": str(i)}
+        for i, problem in enumerate(validation_set(settings, family).problems)
+    ]
+    card = json.loads((settings.model.folder / "warm_start.json").read_text())
+    text = (settings.model.folder / "README.md").read_text()
+    claims = (card["validation"], card["greedy_validation"][-1])
+    for greedy, claimed in enumerate(claims):
+        completer = validation_completer(settings, policy, greedy=bool(greedy))
+        breakdown = family.breakdown(validate(settings, family, completer, problems, params))
+        assert breakdown.valid_rate == pytest.approx(claimed["valid"], abs=0.03)
+        assert f"{claimed['valid']:.1%}" in text
+    figures = warm_start.examine_designs(settings, family, policy, params, 0)
+    assert figures["readable"] == 1.0
+    assert figures["fraction_error"] < 0.045

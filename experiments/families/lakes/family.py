@@ -143,30 +143,19 @@ class Lakes(Family):
     def validation(self) -> Configuration:
         """Equally many instances of every row."""
         options = self.options
-        return self._mixture(1.0, options.validation_hole_ratio, options.validation_wait_ratio)
+        return self._mixture(options.validation_hole_ratio, options.validation_wait_ratio)
 
-    def _mixture(self, decay: float, *ratios: float) -> Configuration:
-        """Every size has `decay` times the instances of the size before it."""
-        options = self.options
-        weights = {
-            options.row(size, agents): decay**i
-            for i, size in enumerate(options.sizes)
-            for agents in options.counts
-        }
-        total = math.fsum(weights.values())
-        return Configuration.from_dict(
-            {
-                row: dict(zip(PARAMETERS, (weight / total, *ratios), strict=True))
-                for row, weight in weights.items()
-            }
-        )
+    def _mixture(self, *ratios: float) -> Configuration:
+        rows = self.space.rows
+        cells = dict(zip(PARAMETERS, (1 / len(rows), *ratios), strict=True))
+        return Configuration.from_dict(dict.fromkeys(rows, cells))
 
     def lessons(self, key: jax.Array, count: int, exclude: Sequence[Problem]) -> Sequence[Problem]:
         """Lakes of all sizes and of `_LESSON_HOLE_RATIOS`, a quarter in need of a wait."""
         lakes = Lakes(dataclasses.replace(self.options, max_candidates=_LESSON_CANDIDATES))
         problems: list[Problem] = []
         for i, hole_ratio in enumerate(_LESSON_HOLE_RATIOS):
-            config = lakes._mixture(self.options.lesson_decay, hole_ratio, 0.25)
+            config = lakes._mixture(hole_ratio, 0.25)
             part = -(-count // len(_LESSON_HOLE_RATIOS))
             problems += lakes.generate(jax.random.fold_in(key, i), config, part, exclude).problems
         return problems

@@ -26,8 +26,6 @@ class LakesOptions:
       list_holes: also list the holes' cells in the prompt.
       validation_hole_ratio: of every size of the validation set.
       validation_wait_ratio: likewise.
-      lesson_decay: the warm start of a new model has so many times the lessons of each size that it
-        has of the size before; 1 is equally many of all.
       reward: what the publication's reward leaves open.
     """
 
@@ -40,7 +38,6 @@ class LakesOptions:
     list_holes: bool = False
     validation_hole_ratio: float = 0.2
     validation_wait_ratio: float = 0.25
-    lesson_decay: float = 1.0
     reward: RewardConfig = dataclasses.field(default_factory=RewardConfig)
 
     def __post_init__(self) -> None:
@@ -72,8 +69,6 @@ class LakesOptions:
         checks.fractions(
             self, "highest_hole_ratio", "validation_hole_ratio", "validation_wait_ratio"
         )
-        if not 0 < self.lesson_decay <= 1:
-            raise ValueError(f"lesson_decay={self.lesson_decay}: allowed are numbers in (0, 1]")
 
     @property
     def counts(self) -> tuple[int, ...]:
