@@ -28,6 +28,7 @@
         round       null before training, then 0, 1, ...
         steps, updates, instances   up to here, over all rounds
         answers, valid, optimal     numbers
+        greedy      number of greedy answers that are valid
         failed      {check: answers that fail it}
         by_row      {row: {answers, valid, optimal, failed: {check: number}}}
         config      {row: {parameter: number}} of this round's training set; null before training,
@@ -36,8 +37,8 @@
         training    {reward, valid, nondegenerate_fraction}: means over the round's steps
         design      how `config` came about: {source, kept_previous, reason, repairs (number),
                     tries (answers read)}; null for round 0 as well
-    metrics         [{name, label}]: valid_final and optimal_final (fraction of the validation
-                    answers after the last round), valid_area and optimal_area (its mean over
+    metrics         [{name, label}]: valid_final, greedy_final and optimal_final (fraction of the
+                    validation answers after the last round), and valid_area, ... (its mean over
                     training: area under the curve over training steps, by trapezoids)
     comparison      one object for each metric and variant, metrics first:
       metric, variant
@@ -46,9 +47,8 @@
       low, high     Student's interval of the mean
       difference    from the reference variant over the seeds that both finished; null for the
                     reference itself: {values: {seed: value}, mean, low, high (Student's interval
-                    of paired differences), p (its t-test), p_holm (p corrected over the variants
-                    of this metric by Holm's way)}; earlier versions have more fields there, which
-                    nothing reads
+                    of paired differences), p (its t-test), p_holm (p after Holm's correction over
+                    the variants of this metric)}; older files have more fields, which are ignored
 
 Intervals and p-values are null where fewer than two seeds are finished. So are those of differences
 that are all equal and not 0, which happens with few seeds, as fractions are counts: without any
@@ -76,6 +76,7 @@ SCHEMA = 1
 LEVEL = 0.95
 METRICS = {
     "valid_final": "valid after the last round",
+    "greedy_final": "valid after the last round, greedy",
     "optimal_final": "optimal after the last round",
     "valid_area": "valid, mean over training",
     "optimal_area": "optimal, mean over training",
@@ -243,11 +244,13 @@ def _points(folder: Path, training: GRPOConfig) -> tuple[list[dict[str, Any]], d
 
 def _validated(here: Path, used: Mapping[str, int]) -> dict[str, Any]:
     """What was used up to a validation, and its counts over all rows and by row."""
-    found = FailureBreakdown.from_dict(files.read_file(here / "validation.json"))
+    validation = files.read_file(here / "validation.json")
+    found, greedy = map(FailureBreakdown.from_dict, (validation, validation["greedy"]))
     names = ("answers", "valid", "optimal")
     return {
         **{name: used[name] for name in _TRAINED},
         **{name: sum(getattr(row, name) for row in found.by_group) for name in names},
+        "greedy": sum(row.valid for row in greedy.by_group),
         "failed": {check: found.failures(check) for check in found.checks},
         "by_row": {
             row.name: {**{name: getattr(row, name) for name in names}, "failed": dict(row.failed)}
@@ -309,7 +312,7 @@ def _scores(points: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Every metric of a finished run, from its points as `study.json` has them."""
     steps = [point["steps"] for point in points]
     result = {}
-    for name in ("valid", "optimal"):
+    for name in ("valid", "greedy", "optimal"):
         rates = [point[name] / point["answers"] for point in points]
         result[f"{name}_final"] = rates[-1]
         result[f"{name}_area"] = float(np.trapezoid(rates, steps) / (steps[-1] - steps[0]))

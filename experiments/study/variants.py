@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 
 import ml_collections
 
+from engineer.controls import num_candidates
 from experiments import settings as settings_lib
+from experiments.designing import PROBING_DESIGNERS
 from experiments.errors import UserError, user_errors
 from experiments.settings import Settings
 
@@ -58,6 +60,7 @@ class Budget(NamedTuple):
       answers: completions sampled in training, resampled prompts not counted.
       validated: completions of validation prompts.
       engineer_steps: steps of training as engineer.
+      trial_steps: training steps of trials, of designs or for them.
     """
 
     rounds: int
@@ -67,6 +70,7 @@ class Budget(NamedTuple):
     answers: int
     validated: int
     engineer_steps: int
+    trial_steps: int
 
     @classmethod
     def of(cls, settings: Settings) -> "Budget":
@@ -74,6 +78,10 @@ class Budget(NamedTuple):
         training, rounds = settings.training, settings.loop.rounds
         instances = settings.environment.num_instances
         steps = rounds * training.num_steps(instances)
+        engineer = settings.engineer
+        trials = engineer.training.steps * engineer.training.group_size
+        if engineer.designer in PROBING_DESIGNERS:
+            trials = num_candidates(settings.load_family().space)
         return cls(
             rounds=rounds,
             instances=rounds * instances,
@@ -81,7 +89,8 @@ class Budget(NamedTuple):
             updates=steps * training.updates_per_step,
             answers=steps * training.prompts_per_step * training.group_size,
             validated=(rounds + 1) * settings.validation.num_instances,
-            engineer_steps=(rounds - 1) * settings.engineer.training.steps,
+            engineer_steps=(rounds - 1) * engineer.training.steps,
+            trial_steps=(rounds - 1) * trials * engineer.training.trial_steps,
         )
 
 
