@@ -2,7 +2,7 @@
 
 import runpy
 
-import learner as learner  # Says what to install where that is missing.
+import learner as learner  # Names the extra to install if it is missing.
 
 
 def train() -> None:

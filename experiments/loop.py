@@ -7,7 +7,7 @@ it together; the store says who touches the files.
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,11 @@ import numpy as np
 
 from engineer.context import Message
 from engineer.evidence import FailureBreakdown
+from engineer.space import Configuration
 from experiments import designing, evidence
 from experiments.engineer_training import EngineerTrainer
 from experiments.errors import user_errors
+from experiments.families import Problem
 from experiments.policy import describe_policy, load_params, load_policy
 from experiments.problem_sets import (
     COLD_START,
@@ -35,6 +37,7 @@ from experiments.run_checkpoint import Position, Progress, resume
 from experiments.run_metrics import check_packages, open_writers
 from experiments.settings import Settings
 from experiments.store import RunStore, check_steps
+from experiments.trials import Trials
 from experiments.validation import validate, validation_completer, write_validation
 from learner.devices import distributed
 from learner.devices.preemption import Preemption
@@ -150,11 +153,13 @@ class Loop:
         """Loads it, and checks whatever else of the settings depends on it."""
         settings, family = self._settings, self._family
         self._policy = load_policy(settings)
-        self._completer = validation_completer(settings, self._policy)
+        self._completer = self._greedy = validation_completer(settings, self._policy)
+        if settings.validation.temperature > 0:
+            self._greedy = validation_completer(settings, self._policy, greedy=True)
         self._engineer = None
         if settings.engineer.designer in designing.MODEL_DESIGNERS:
             self._engineer = designing.design_completer(settings, family, self._policy)
-        designing.make_designer(settings, family, lambda *asked: "", lambda chat: True)
+        designing.make_designer(settings, family, _unused, lambda chat: True, _unused)
         designing.make_judge(settings)
         return load_params(settings, self._policy)
 
@@ -247,36 +252,50 @@ class Loop:
         if not steps:
             self._reporter.line("validating the model as it is, once that is compiled")
         problems, family = self._problems.validation, self._family
-        records = validate(self._settings, family, self._completer, problems, params)
-        write_validation(self._store, folder, family, records)
-        found = evidence.outcome_metrics(self._store.read(folder / "answers.jsonl"))
-        values = {f"validation/{name}": value for name, value in found.items()}
+        settings, store, values = self._settings, self._store, {}
+        records = greedy = validate(settings, family, self._completer, problems, params)
+        if self._greedy is not self._completer:
+            greedy = validate(settings, family, self._greedy, problems, params)
+            found = evidence.outcome_metrics(greedy)
+            values = {f"validation_greedy/{name}": value for name, value in found.items()}
+        write_validation(store, folder, family, records, greedy)
+        found = evidence.outcome_metrics(records)
+        values |= {f"validation/{name}": value for name, value in found.items()}
         self._write_metrics(steps, values)
         self._preemption.agree()
 
     # Design
 
     @functools.cached_property
-    def _engineer_trainer(self) -> EngineerTrainer:
-        assert self._engineer is not None  # Only the current checkpoint is trained as engineer.
-        return EngineerTrainer(
-            self._settings,
+    def _trials(self) -> Trials:
+        return Trials(
+            self._settings.engineer.training,
             self._family,
-            self._make_trainer,
             self._trainer,
             self._completer,
             self._problems.validation,
-            self._engineer.fits,
             self._preemption.agree,
         )
+
+    @functools.cached_property
+    def _engineer_trainer(self) -> EngineerTrainer:
+        assert self._engineer is not None  # Only the current checkpoint is trained as engineer.
+        return EngineerTrainer(
+            self._settings, self._family, self._make_trainer, self._trials, self._engineer.fits
+        )
+
+    def _probe(self, index: int) -> tuple[list[Problem], jax.Array]:
+        """What shows the progress of a round's trials, and their key."""
+        key = round_key(self._settings, ENGINEER, index)
+        size = self._settings.engineer.training.probe_set_size
+        return self._problems.probe(index, size, jax.random.fold_in(key, 0)), key
 
     def _train_engineer(self, index: int, progress: Progress) -> None:
         """Trains the checkpoint on designing; again after a resume, whose state is older."""
         options = self._settings.engineer.training
         if not options.steps:
             return
-        key = round_key(self._settings, ENGINEER, index)
-        probe = self._problems.probe(index, options.probe_set_size, jax.random.fold_in(key, 0))
+        probe, key = self._probe(index)
         record = evidence.run_record(self._store, self._settings, self._family, index + 1)
         with self._batch_kept(f"round-{index}-engineer"):
             progress.state, steps = self._engineer_trainer(progress.state, record, probe, key)
@@ -299,8 +318,11 @@ class Loop:
             (completion,) = completer(params, [chat], jax.random.key(seed))
             return completion.text
 
+        trial: Callable[[Configuration], float] = _unused
+        if settings.engineer.designer in designing.PROBING_DESIGNERS:
+            trial = self._trials.progress(progress.state, *self._probe(index))
         fits = (lambda chat: True) if completer is None else completer.fits
-        designer = designing.make_designer(settings, family, generate, fits)
+        designer = designing.make_designer(settings, family, generate, fits, trial)
         record = evidence.run_record(store, settings, family, index + 1)
         seed = round_seed(settings, DESIGN, index + 1)
         designing.design_round(settings, store, folder, designer, record, family.space, seed)
@@ -315,5 +337,10 @@ class Loop:
         self._report(f"round {index}", folder, "" if design is None else describe(design))
 
     def _report(self, title: str, folder: Path, ending: str = "") -> None:
-        found = self._store.read(folder / "validation.json", FailureBreakdown.from_dict)
-        self._reporter.validation(title, found, ending)
+        found = self._store.read(folder / "validation.json")
+        sampled, greedy = map(FailureBreakdown.from_dict, (found, found["greedy"]))
+        self._reporter.validation(title, sampled, greedy, ending)
+
+
+def _unused(*arguments: Any) -> Any:
+    raise AssertionError(f"{arguments}: this designer asks for none")

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from engineer.evidence import FailureBreakdown
+from engineer.evidence import FailureBreakdown, GroupOutcome
 from experiments.pages import paragraphs
 from experiments.settings import Settings
 
@@ -36,14 +36,21 @@ class Reporter:
         for text in texts:
             self.line(f"  {text}")
 
-    def validation(self, title: str, found: FailureBreakdown, ending: str = "") -> None:
-        """One line about a validation."""
-        groups = " ".join(
-            f"{row.name} {row.valid_rate:.0%}/{row.optimal_rate:.0%}" for row in found.by_group
-        )
+    def validation(
+        self, title: str, found: FailureBreakdown, greedy: FailureBreakdown, ending: str = ""
+    ) -> None:
+        """One line about a validation; of optimal answers only where not all valid ones are."""
+        all_optimal = all(row.optimal == row.valid for row in (*found.by_group, *greedy.by_group))
+        kinds = ("valid",) if all_optimal else ("valid", "optimal")
+
+        def rates(of: FailureBreakdown | GroupOutcome, form: str) -> list[str]:
+            return [format(getattr(of, f"{kind}_rate"), form) for kind in kinds]
+
+        overall = " ".join(map(" ".join, zip(kinds, rates(found, ".1%"), strict=True)))
+        groups = " ".join(f"{row.name} {'/'.join(rates(row, '.0%'))}" for row in found.by_group)
         self.line(
-            f"{title}: valid {found.valid_rate:.1%} optimal {found.optimal_rate:.1%} "
-            f"(valid/optimal by {found.label}: {groups}){ending}"
+            f"{title}: {overall}, greedy {' '.join(rates(greedy, '.1%'))} "
+            f"({'/'.join(kinds)} by {found.label}: {groups}){ending}"
         )
 
     @contextlib.contextmanager

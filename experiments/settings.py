@@ -21,8 +21,9 @@ from learner.training.trainer import GRPOConfig
 
 T = TypeVar("T")
 
-#: The model folder that is part of this package.
+#: The default of the models that are part of this package, in folders of `experiments/models`.
 TINY_MODEL = "tiny"
+_EMBEDDED = (TINY_MODEL, "sums")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +31,8 @@ class ModelSettings:
     """Which model, and how it is computed.
 
     Attributes:
-      path: a Hugging Face checkpoint folder, or "tiny" for the embedded model.
+      path: a Hugging Face checkpoint folder, or "tiny" or "sums", the embedded models of the
+        configurations of these names.
       dtype: "float32" or "bfloat16", of activations and matrix products. Parameters and optimizer
         are float32 always: small updates would be lost in bfloat16.
       remat: what the backward pass finds kept of every block, the rest being computed again:
@@ -46,17 +48,17 @@ class ModelSettings:
     def __post_init__(self) -> None:
         checks.choices(self, dtype=DTYPES, remat=REMAT)
         checks.integers(self, scan_unroll=1)
-        if self.path != TINY_MODEL and not (self.folder / "config.json").is_file():
+        if not (self.folder / "config.json").is_file():
             raise ValueError(
-                f"path={self.path!r}: allowed are {TINY_MODEL!r} and folders with a config.json"
+                f"path={self.path!r}: allowed are folders with a config.json and the embedded "
+                f"models {', '.join(_EMBEDDED)}"
             )
 
     @property
     def folder(self) -> Path:
         """Where the checkpoint lies."""
-        if self.path == TINY_MODEL:
-            return Path(__file__).parent / "tiny_model"
-        return Path(self.path)
+        embedded = Path(__file__).parent / "models" / self.path
+        return embedded if self.path in _EMBEDDED else Path(self.path)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,6 +142,8 @@ DESIGNERS = (
     "learnability",
     "progress",
     "staged",
+    "oracle",
+    "adversary",
 )
 OWN_CONTEXT = "own"
 DECODING = ("parsed", "grammar")
@@ -183,8 +187,9 @@ class EngineerSettings:
       designer: "current" (the checkpoint being trained), "base" (the checkpoint that the run
         started from), "endpoint" (any model behind a server), "fixed" (the start is kept),
         "random" (a new draw each round), "failures" (data in proportion to failures),
-        "learnability" (in proportion to p (1 - p)), "progress" (bandit on learning progress) or
-        "staged" (a curriculum by hand).
+        "learnability" (in proportion to p (1 - p)), "progress" (bandit on learning progress),
+        "staged" (a curriculum by hand), or "oracle" and "adversary" (the best and the worst of many
+        configurations by trials as in `training`, which are bounds for the others).
       start: the configuration of round 0: "random", "uniform", or a YAML file in the form of
         rounds/0/environment.yaml.
       context: which modules a model reads, "V1" to "V6", or "own" for `modules`.
@@ -204,6 +209,7 @@ class EngineerSettings:
       temperature: of sampling; 0 is greedy.
       top_p: nucleus of sampling; 1 is off.
       top_k: candidates of sampling; 0 is off.
+      shuffle_evidence: a control: the designer finds each row's outcomes under another row's name.
       rollback_margin: fall of the valid rate over a round after which the next round has the
         configuration of the round before again; none is off.
       stages: YAML file with a list of configurations for "staged"; empty for stages that open
@@ -230,6 +236,7 @@ class EngineerSettings:
     temperature: float = 0.6
     top_p: float = 0.95
     top_k: int = 20
+    shuffle_evidence: bool = False
     rollback_margin: float | None = None
     stages: str = ""
     stage_threshold: float = 0.6

@@ -40,8 +40,11 @@ def validation_set(settings: Settings, family: Family) -> Generated:
     return generated
 
 
-def validation_completer(settings: Settings, policy: Policy) -> Completer:
+def validation_completer(settings: Settings, policy: Policy, greedy: bool = False) -> Completer:
     """How validation completions are sampled; with thinking where training has it.
+
+    Args:
+      greedy: whether the likeliest token is taken each time, whatever the temperature.
 
     Raises:
       ValueError: thinking is limited, and the tokenizer has no token that ends it.
@@ -51,7 +54,7 @@ def validation_completer(settings: Settings, policy: Policy) -> Completer:
     return policy.completer(
         SamplingParams(
             max_new_tokens=validation.max_new_tokens,
-            temperature=validation.temperature,
+            temperature=0.0 if greedy else validation.temperature,
             thinking=tokens.thinking_budget(policy.tokenizer, limit) if limit else None,
         ),
         settings.training.sampling_rows,
@@ -114,15 +117,28 @@ def complete_all(
 
 
 def write_validation(
-    store: RunStore, folder: Path, family: Family, records: Sequence[dict[str, Any]]
+    store: RunStore,
+    folder: Path,
+    family: Family,
+    records: Sequence[dict[str, Any]],
+    greedy: Sequence[dict[str, Any]],
 ) -> None:
-    """Writes `answers.jsonl`, then `validation.json`, which says that both are complete."""
+    """Writes `answers.jsonl`, then `validation.json`, which says that both are complete.
+
+    Args:
+      records: of the completions that count, as `validate` returns them.
+      greedy: of greedy ones; the same object where those are greedy. Otherwise they are written to
+        `greedy.jsonl`.
+    """
     store.write(folder / "answers.jsonl", records)
+    if greedy is not records:
+        store.write(folder / "greedy.jsonl", greedy)
     tokens_of = [record["tokens"] for record in records]
     store.write(
         folder / "validation.json",
         {
             **family.breakdown(records).to_dict(),
+            "greedy": family.breakdown(greedy).to_dict(),
             "completion_tokens_mean": round(float(np.mean(tokens_of)), 2),
             "truncated_fraction": round(float(np.mean([r["truncated"] for r in records])), 4),
         },

@@ -2,5 +2,6 @@
 
 try:
     import flax as flax
-except ImportError as error:
-    raise ImportError("training needs more: pip install 'mapf-frozenlake-rl[train]'") from error
+except ModuleNotFoundError as error:
+    text = "training needs further packages: pip install 'mapf-frozenlake-rl[train]'"
+    raise ImportError(text) from error

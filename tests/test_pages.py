@@ -165,7 +165,7 @@ def test_the_code_of_extending_runs(monkeypatch, capsys):
         exec(compile(block, f"extending.md, block {number}", "exec"), space)
     printed = capsys.readouterr().out
     assert "Valid rates of the rounds so far" in printed
-    assert "terms 2: answers" in printed
+    assert "length 3: answers" in printed
     assert "[1. 0.]" in printed
 
 

@@ -22,12 +22,14 @@ class Validation:
 
     Attributes:
       breakdown: the outcomes by row.
+      greedy: those of greedy answers, if they are known.
       tokens: mean length of the answers, if it is known.
       truncated: fraction of the answers that ran out of budget, if it is known.
       answers: the file with all answers.
     """
 
     breakdown: FailureBreakdown
+    greedy: FailureBreakdown | None
     tokens: float | None
     truncated: float | None
     answers: Path
@@ -193,8 +195,10 @@ def _validation(folder: Path) -> Validation | None:
         return None
     with files.damage_named(path):
         breakdown = FailureBreakdown.from_dict(found)
+        greedy = FailureBreakdown.from_dict(found["greedy"]) if "greedy" in found else None
     return Validation(
         breakdown,
+        greedy,
         found.get("completion_tokens_mean"),
         found.get("truncated_fraction"),
         folder / "answers.jsonl",

@@ -125,6 +125,13 @@ def _validation(run: Run, gallery: Gallery) -> list[Drawn]:
         ends = [each.interval(kind) for _, each in validations]
         low, high = ([100 * end for end in column] for column in zip(*ends, strict=True))
         lines = [Series("all", names, rates, low, high, look=None)]
+        greedy = [
+            100 * getattr(each.greedy, f"{kind}_rate") if each.greedy else None
+            for _, each in validations
+        ]
+        lines.append(
+            Series("all, greedy", names, greedy, look=len(validations[0][1].breakdown.names))
+        )
         for i, group in enumerate(validations[0][1].breakdown.names):
             rows = [each.breakdown.outcome(group) for _, each in validations]
             by_group = [None if row is None else 100 * getattr(row, f"{kind}_rate") for row in rows]

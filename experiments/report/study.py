@@ -179,7 +179,7 @@ def _metric(study: _Study, metric: Found, gallery: Gallery) -> dict[str, Any]:
         ),
         0.0,
     )
-    remark = "" if before is None else f"Dotted: {kind} before training, {before:.1f}%."
+    remark = "" if before is None else f"Dotted: before training, {before:.1f}%."
     return {
         "label": metric["label"],
         "rows": rows,

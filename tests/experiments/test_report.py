@@ -104,7 +104,7 @@ def write_validation(folder, texts):
         {"id": f"validation-{i}", **record, "tokens": 20, "truncated": False, "text": text}
         for i, (record, text) in enumerate(zip(records, texts, strict=True))
     ]
-    validation.write_validation(files.RunStore(folder), folder, family, rows)
+    validation.write_validation(files.RunStore(folder), folder, family, rows, rows)
 
 
 def write_run(root, settings=None, rounds=2, after=AFTER):

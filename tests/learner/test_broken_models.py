@@ -12,7 +12,7 @@ from learner import checks, generate, tokens
 from learner.qwen3 import weights
 from learner.qwen3.config import Qwen3Config
 
-TINY = Path(generate.__file__).parents[1] / "experiments" / "tiny_model"
+TINY = Path(generate.__file__).parents[1] / "experiments" / "models" / "tiny"
 CONFIG = json.loads((TINY / "config.json").read_text())
 NESTED = '{"a": ' + "[" * 100_000
 STRANGE = [[1], {"a": 1}, "x", 10**400, float("inf"), float("nan"), -1, True, [[1]], [1, "a"]]
