@@ -5,6 +5,7 @@ import argparse
 import dataclasses
 import functools
 import hashlib
+import itertools
 import multiprocessing.pool
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -305,9 +306,16 @@ class EndpointSolver(Solver):
         ask = functools.partial(self._ask, questions)
         # Of an earlier start there may be answers: what is left may be just what it refuses.
         known, in_a_row = len(rows) < len(questions), 0
+        asked = zip(rows.tolist(), seeds, strict=True)
         # Its threads are daemons: whoever interrupts does not wait for requests under way.
         with multiprocessing.pool.ThreadPool(self._options.concurrency) as pool:
-            for given in pool.imap_unordered(ask, zip(rows.tolist(), seeds, strict=True)):
+
+            def replies() -> Iterator[Given]:
+                """The first alone where no answer is known: a server that refuses is asked once."""
+                yield from map(ask, itertools.islice(asked, 0 if known else 1))
+                yield from pool.imap_unordered(ask, asked)
+
+            for given in replies():
                 if given.refused and not known:
                     raise UserError(f"model={ENDPOINT}{self._endpoint.url}: {given.note}")
                 known = known or given.text is not None

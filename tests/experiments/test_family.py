@@ -367,13 +367,13 @@ def test_problem_task_without_rewards():
 
 
 def test_no_set_repeats_what_it_is_kept_apart_from(family, tmp_path, monkeypatch):
-    excluded, generate = [], type(family).generate
+    excluded, generate = [], family.generate
 
-    def noted(self, key, config, count, exclude):
+    def noted(key, config, count, exclude):
         excluded.append({problem["id"] for problem in exclude})
-        return generate(self, key, config, count, exclude)
+        return generate(key, config, count, exclude)
 
-    monkeypatch.setattr(type(family), "generate", noted)
+    monkeypatch.setattr(family, "generate", noted)
     settings = from_config(
         {"environment": {"num_instances": 4}, "validation": {"num_instances": 6}}
     )
