@@ -85,11 +85,9 @@ def main(argv: Sequence[str]) -> None:
         reporter.line("stopped; the same command goes on from what was saved last")
         sys.exit(preemption.INTERRUPTED_EXIT_CODE)
     except Exception as error:
-        if not distributed.together():
-            if isinstance(error, OSError):
-                sys.exit(f"error: {checks.one_line(error)}")
+        if not distributed.together() and not isinstance(error, OSError):
             raise
-        _leave_the_others(error)
+        _leave(error)
 
 
 def _run(reporter: Reporter) -> None:
@@ -135,8 +133,8 @@ def _read_options() -> tuple[Settings, RunStore]:
         raise UserError(checks.one_line(error)) from error
 
 
-def _leave_the_others(error: Exception) -> NoReturn:
-    """Ends this one of several processes, on which the others, or which on others, cannot wait."""
+def _leave(error: Exception) -> NoReturn:
+    """Ends this process at once: others, or threads that save, may wait for what never comes."""
     if distributed.lost_process(error):
         logging.debug("where the error was raised", exc_info=True)
         print(

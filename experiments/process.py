@@ -3,7 +3,9 @@
 import ctypes
 import logging
 import os
+import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 from absl import logging as absl_logging
@@ -27,12 +29,26 @@ def keep_freed_memory() -> None:
 
 
 def quieten(level: int = absl_logging.ERROR) -> None:
-    """Hides that accelerators are missing, and Orbax's messages below a level.
+    """Hides what libraries say that nobody can use, or that is raised as well.
 
-    Below warnings it reports every step of every save; its warnings say that it only reads.
+    That accelerators are missing, Orbax's messages below a level (it reports every step of every
+    save; its warnings say that it only reads), and the tracebacks of its threads, whose errors the
+    main thread raises.
     """
     logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
     absl_logging.set_verbosity(level)
+    absl_logging.get_absl_logger().addFilter(_without_traceback)
+    sys.unraisablehook = _unless_of_a_failed_save
+
+
+def _without_traceback(record: logging.LogRecord) -> bool:
+    return not record.exc_info
+
+
+def _unless_of_a_failed_save(unraisable: Any) -> None:
+    """TensorStore goes on telling the event loop of a save that has ended with an error."""
+    if str(unraisable.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(unraisable)
 
 
 def keep_compiled(folder: Path) -> None:

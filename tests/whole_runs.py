@@ -1,7 +1,9 @@
 """Whole runs in processes of their own, which come from one that has imported what they need."""
 
+import dataclasses
 import multiprocessing
 import os
+import resource
 import sys
 from pathlib import Path
 
@@ -26,6 +28,34 @@ _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(["experiments.main", "experiments.report", "transformers"])
 
 
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """What storage refuses a process.
+
+    Attributes:
+      path: the end of a file's path.
+      code: the error of opening that file to write; 0 for none.
+      limit: bytes that a file may grow to; what comes after them is not written.
+    """
+
+    path: str = ""
+    code: int = 0
+    limit: int = resource.RLIM_INFINITY
+
+    def install(self) -> None:
+        """Lets it happen from now on, until the process ends."""
+        resource.setrlimit(resource.RLIMIT_FSIZE, (self.limit, resource.RLIM_INFINITY))
+        if self.code:
+            sys.addaudithook(self._refuse)
+
+    def _refuse(self, event: str, arguments: tuple) -> None:
+        if event != "open" or not isinstance(arguments[2], int):
+            return
+        path, _, flags = arguments
+        if flags & (os.O_WRONLY | os.O_RDWR) and str(path).endswith(self.path):
+            raise OSError(self.code, os.strerror(self.code), str(path))
+
+
 class Run:
     """`python -m experiments.main` with some options, started; see `multiprocessing.Process`.
 
@@ -33,12 +63,12 @@ class Run:
       process: it runs in this one.
     """
 
-    def __init__(self, folder: Path, *options: str) -> None:
-        """Starts it; what it prints goes to two files beside `folder`."""
+    def __init__(self, folder: Path, *options: str, fault: Fault | None = None) -> None:
+        """Starts it, with a fault of its storage; what it prints goes to files beside `folder`."""
         folder.parent.mkdir(parents=True, exist_ok=True)
         self._out, self._err = (folder.with_suffix(suffix) for suffix in (".out", ".err"))
         line = ["main", *SMALL, f"--workdir={folder}", *options]
-        self.process = _PROCESSES.Process(target=_main, args=(line, self._out, self._err))
+        self.process = _PROCESSES.Process(target=_main, args=(line, self._out, self._err, fault))
         self.process.start()
 
     def end(self) -> tuple[int, str, str]:
@@ -49,11 +79,13 @@ class Run:
         return code, self._out.read_text(), self._err.read_text()
 
 
-def _main(line: list[str], out: Path, err: Path) -> None:
+def _main(line: list[str], out: Path, err: Path, fault: Fault | None) -> None:
     os.chdir(ROOT)
     jax.config.update("jax_num_cpu_devices", 1)
     for path, stream in ((out, sys.stdout), (err, sys.stderr)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream.fileno())
+    if fault is not None:
+        fault.install()
     sys.argv = line  # Where the options of --config are read from.
     from experiments import command_line, main
 

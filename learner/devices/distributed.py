@@ -105,7 +105,7 @@ def leave(code: int) -> NoReturn:
     """Ends this process without waiting for others that may be gone, as it would at its exit."""
     sys.stdout.flush()
     sys.stderr.flush()
-    if is_first():
+    if together() and is_first():
         # The others hang on its coordination service: time for them to notice by themselves.
         time.sleep(_SECONDS_TO_NOTICE)
     os._exit(code)

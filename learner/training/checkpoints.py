@@ -3,10 +3,12 @@
 import contextlib
 import hashlib
 import json
+import os
+import re
 import shutil
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ _STATE, _METADATA, _SCORE, _DIGEST = "state", "metadata", "score", "digest"
 # A checkpoint that is to go is first renamed into this folder: removing its files takes more than
 # one system call, and a kill in between would leave a part of it among the others.
 _REMOVED = "removed"
+# How TensorStore, whose errors are no `OSError`s, says that one is behind them.
+_OS_ERROR = re.compile(r"os_error_code='(\d+)'")
 
 
 class DamagedCheckpointError(ValueError):
@@ -110,6 +114,7 @@ class Checkpoints(contextlib.AbstractContextManager):
 
         Raises:
           ValueError: `step` is not larger than the latest.
+          OSError: it, or the one before it, cannot be written.
         """
         latest = self.latest_step()
         if latest is not None and step <= latest:
@@ -118,22 +123,24 @@ class Checkpoints(contextlib.AbstractContextManager):
         if jax.default_backend() == "cpu":
             # There Orbax may write from the very buffers that the next step donates.
             state = jax.block_until_ready(jax.tree.map(jnp.copy, state))
-        self._manager.save(
-            step,
-            args=ocp.args.Composite(
-                # A plain dict of fields on disk: readable without this class.
-                state=ocp.args.StandardSave(vars(state)),
-                metadata=ocp.args.JsonSave(
-                    {_METADATA: dict(metadata), _DIGEST: _digest(state, metadata)}
+        with self._storage_errors():
+            self._manager.save(
+                step,
+                args=ocp.args.Composite(
+                    # A plain dict of fields on disk: readable without this class.
+                    state=ocp.args.StandardSave(vars(state)),
+                    metadata=ocp.args.JsonSave(
+                        {_METADATA: dict(metadata), _DIGEST: _digest(state, metadata)}
+                    ),
                 ),
-            ),
-            metrics=None if score is None else {_SCORE: float(score)},
-            force=True,
-        )
+                metrics=None if score is None else {_SCORE: float(score)},
+                force=True,
+            )
 
     def wait(self) -> None:
         """Returns when the last save is on disk; raises what went wrong with it."""
-        self._manager.wait_until_finished()
+        with self._storage_errors():
+            self._manager.wait_until_finished()
 
     def steps(self) -> list[int]:
         """All complete checkpoints, ascending."""
@@ -199,8 +206,23 @@ class Checkpoints(contextlib.AbstractContextManager):
 
     def close(self) -> None:
         """Waits for the last save and releases what Orbax holds; nothing works afterwards."""
-        self._manager.close()
+        with self._storage_errors():
+            self._manager.close()
         self._sweep()
+
+    @contextlib.contextmanager
+    def _storage_errors(self) -> Iterator[None]:
+        """Turns errors behind which is one of the operating system into it, with the folder."""
+        try:
+            yield
+        except OSError:
+            raise
+        except Exception as error:
+            found = _OS_ERROR.search(str(error))
+            if not found:
+                raise
+            code = int(found[1])
+            raise OSError(code, os.strerror(code), str(self._folder)) from error
 
     def _sweep(self) -> None:
         if not self._read_only and distributed.is_first():

@@ -1,5 +1,6 @@
 """The whole ring in small, killed and resumed; the report; errors on the command line."""
 
+import errno
 import json
 import os
 import re
@@ -13,10 +14,10 @@ import tensorboard_events
 import whole_runs
 
 
-def start(workdir, *options):
+def start(workdir, *options, fault=None):
     more = ("--config.loop.rounds=3", "--config.environment.num_instances=32")
     more += ("--config.checkpoint.every_steps=2", "--config.log.tensorboard=True")
-    return whole_runs.Run(workdir, *more, *options)
+    return whole_runs.Run(workdir, *more, *options, fault=fault)
 
 
 def story(workdir):
@@ -124,6 +125,47 @@ def test_killed_runs_end_like_the_undisturbed_one(undisturbed, tmp_path, marks):
     code, out, err = start(workdir).end()
     assert code == 0, err[-3000:]
     assert "resuming" in out
+    assert story(workdir) == story(whole)
+
+
+# In the order in which a run writes. The largest file that is not of a checkpoint is the report.
+REFUSED = [
+    ("versions.json.tmp", errno.EROFS),
+    ("config.json.tmp", errno.ENOSPC),
+    ("validation/generated.json.tmp", errno.EACCES),
+    ("validation/instances.jsonl.tmp", errno.EDQUOT),
+    ("initial/answers.jsonl.tmp", errno.EIO),
+    ("initial/validation.json.tmp", errno.ENOSPC),
+    ("rounds/0/generated.json.tmp", errno.ENOSPC),
+    ("rounds/0/instances.jsonl.tmp", errno.ENOSPC),
+    ("rounds/0/train.jsonl", errno.ENOSPC),
+    ("rounds/0/train_failures.json.tmp", errno.ENOSPC),
+    ("rounds/0/greedy.jsonl.tmp", errno.ENOSPC),
+    ("rounds/0/validation.json.tmp", errno.EIO),
+    ("rounds/0/evidence.json.tmp", errno.ENOSPC),
+    ("design/context.md.tmp", errno.ENOSPC),
+    ("design/design.json.tmp", errno.EACCES),
+    ("rounds/1/environment.yaml.tmp", errno.ENOSPC),
+    ("rounds/1/train.jsonl", errno.EIO),
+    ("rounds/2/evidence.json.tmp", errno.EROFS),
+    ("times.jsonl", errno.ENOSPC),
+    ("report.html.tmp", errno.ENOSPC),
+]
+FAULTS = [whole_runs.Fault(path, code) for path, code in REFUSED]
+FAULTS.insert(9, whole_runs.Fault(limit=100_000))
+
+
+@pytest.mark.parametrize("faults", [FAULTS[8:10], pytest.param(FAULTS, marks=pytest.mark.slow)])
+def test_runs_that_storage_fails_end_like_the_undisturbed_one(undisturbed, tmp_path, faults):
+    whole, _ = undisturbed
+    workdir = tmp_path / "failing"
+    for fault in faults:
+        code, _, err = start(workdir, fault=fault).end()
+        said = os.strerror(fault.code or errno.EFBIG)
+        assert (code, err.count("\n")) == (1, 1), (fault, err[-3000:])
+        assert re.fullmatch(f"error: {workdir}/.*{re.escape(fault.path)}: {said}\n", err), fault
+    code, out, err = start(workdir).end()
+    assert code == 0, err[-3000:]
     assert story(workdir) == story(whole)
 
 
