@@ -99,13 +99,14 @@ def _run(reporter: Reporter) -> None:
     with contextlib.ExitStack() as stack:
         # The folder is the first process's alone, checkpoints apart.
         distributed.on_first(lambda: stack.enter_context(directory.locked()))
-        distributed.on_first(lambda: directory.claim(settings))
+        changed = distributed.on_first(lambda: directory.claim(settings))
         resume_from = distributed.on_first(lambda: _RESUME_FROM.value)
         page = distributed.on_first(lambda: directory.finished(settings))
         if page and resume_from is None:
             reporter.line(f"{directory.root}: the run is finished; report: {page}")
             return
         reporter.line(f"{directory.root}: starting")
+        reporter.notes(changed)
         agreement.check_shared(directory.root)
         process.keep_compiled(directory.root / "compilation_cache")
         with contextlib.ExitStack() as timing:

@@ -1,6 +1,7 @@
 """The folder of a run: files a person can read, enough to resume.
 
-    config.json                     all options
+    config.json                     all options, as of the last start
+    changes.jsonl                   what other starts before had otherwise
     versions.json                   what the run was made with
     validation/                     the fixed set: instances.jsonl, generated.json
     initial/validation.json         the model before any training, and its answers.jsonl
@@ -48,6 +49,20 @@ from learner import checks
 from learner.devices import distributed
 
 TIMES = "times.jsonl"
+CHANGES = "changes.jsonl"
+#: Options that may change between two starts of a run, and groups of such.
+FREE = (
+    "mesh.",
+    "log.",
+    "checkpoint.",
+    "model.remat",
+    "model.scan_unroll",
+    "training.micro_batch_rows",
+    "training.completions_per_row",
+    "training.sampling_rows",
+    "engineer.endpoint.",
+    "engineer.judge.",
+)
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "numpy")
 
 
@@ -121,13 +136,16 @@ class RunStore:
             }
             append_log(self.root / TIMES, [times])
 
-    def claim(self, settings: Settings) -> None:
-        """Notes the options of a new run, or checks that they are those of the run to resume.
+    def claim(self, settings: Settings) -> list[str]:
+        """Notes the options of a new run, or checks them against those of the run to resume.
 
-        Only the mesh may be another one: it says what computes, not what.
+        What says how it is computed and kept, not what, may change, and rounds may be added.
+
+        Returns:
+          What has changed, option by option, which `changes.jsonl` keeps too.
 
         Raises:
-          UserError: the run was started with other options; the message names them.
+          UserError: other options have changed; the message names them.
         """
         path, digest = self.root / "config.json", family_digest(settings)
         # As JSON holds them, so that both sides compare alike.
@@ -135,7 +153,7 @@ class RunStore:
         if not path.exists():
             write_json(self.root / "versions.json", {**versions(), "family": digest})
             write_json(path, now)
-            return
+            return []
         before = read_file(path)
         if not isinstance(before, dict):
             raise UserError(f"{path}: damaged: it holds no options")
@@ -144,17 +162,24 @@ class RunStore:
                 f"workdir={self.root}: the run there was started by a version whose options had "
                 "other names; finish it with that version, or use another --workdir"
             )
-        changed = sorted(differences({**before, "mesh": None}, {**now, "mesh": None}))
-        if changed:
+        more_rounds = read_file(path, lambda found: found["loop"]["rounds"]) < now["loop"]["rounds"]
+        free = (*FREE, "loop.rounds") if more_rounds else FREE
+        changed = sorted(differences(before, now))
+        fixed = [change for change in changed if not change.startswith(free)]
+        if fixed:
             raise UserError(
                 f"workdir={self.root}: the run there was started with other options "
-                f"({'; '.join(changed)}); use those, or another --workdir"
+                f"({'; '.join(fixed)}); use those, or another --workdir"
             )
         if read_file(self.root / "versions.json", lambda found: found.get("family")) != digest:
             raise UserError(
                 f"family={settings.family!r}: the file has changed since the run in {self.root} "
                 "was started; use another --workdir"
             )
+        if changed:
+            append_log(self.root / CHANGES, [{"changed": changed}])
+            write_json(path, now)
+        return changed
 
     def finished(self, settings: Settings) -> Path | None:
         """The report, if all rounds are finished and it was written after that."""

@@ -352,6 +352,21 @@ def test_a_run_goes_on_only_with_the_same_file(tmp_path):
         store.claim(settings)
 
 
+def test_what_computes_a_run_may_change_and_rounds_may_be_added(tmp_path):
+    store, start = RunStore(tmp_path), {"loop": {"rounds": 2}}
+    assert store.claim(from_config(start)) == []
+    mended = start | {"training": {"sampling_rows": 16}, "checkpoint": {"keep": 5}}
+    changes = ["checkpoint.keep was 2 and is 5", "training.sampling_rows was 512 and is 16"]
+    assert store.claim(from_config(mended)) == changes
+    assert store.claim(from_config(mended)) == []
+    longer = ["loop.rounds was 2 and is 4"]
+    assert store.claim(from_config(mended | {"loop": {"rounds": 4}})) == longer
+    kept = [json.loads(line) for line in (tmp_path / "changes.jsonl").read_text().splitlines()]
+    assert kept == [{"changed": changes}, {"changed": longer}]
+    with pytest.raises(UserError, match=r"\(loop.rounds was 4 and is 2; seed was 0 and is 1\)"):
+        store.claim(from_config(mended | {"seed": 1}))
+
+
 def test_a_run_of_an_older_revision_is_refused_in_one_line(tmp_path):
     store = RunStore(tmp_path)
     (tmp_path / "config.json").write_text('{"environment": {"sizes": [3, 4]}}')

@@ -164,7 +164,7 @@ def test_runs_that_storage_fails_end_like_the_undisturbed_one(undisturbed, tmp_p
         said = os.strerror(fault.code or errno.EFBIG)
         assert (code, err.count("\n")) == (1, 1), (fault, err[-3000:])
         assert re.fullmatch(f"error: {workdir}/.*{re.escape(fault.path)}: {said}\n", err), fault
-    code, out, err = start(workdir).end()
+    code, _, err = start(workdir).end()
     assert code == 0, err[-3000:]
     assert story(workdir) == story(whole)
 
