@@ -56,7 +56,7 @@ class FamilyTexts:
     instruction: str
     guideline: str
     output_format: str
-    failure_words: Mapping[str, tuple[str, ...]]
+    failure_words: Mapping[str, Sequence[str]]
     explanation: str
 
 

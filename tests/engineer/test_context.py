@@ -82,9 +82,9 @@ S = "Your explanation of the current configuration\nFewer holes on size 4."
 
 
 def test_the_variants_are_the_published_combinations():
-    head, tail = [lakes.INSTRUCTION], ["Sizes 3 4", lakes.OUTPUT_FORMAT]
+    head, tail = [lakes.TEXTS.instruction], ["Sizes 3 4", lakes.TEXTS.output_format]
     with_all, without = [f"History\n{ROUND_0}\n{ROUND_1}"], [f"History\n{ROUND_1}"]
-    g = [lakes.GUIDELINE]
+    g = [lakes.TEXTS.guideline]
     assert blocks(VARIANTS["V1"], RECORD) == [*head, F, *tail]
     assert blocks(VARIANTS["V2"], RECORD) == [*head, *g, F, *tail]
     assert blocks(VARIANTS["V3"], RECORD) == [*head, *g, *with_all, F, *tail]
@@ -121,7 +121,7 @@ def test_sizes_of_validation_and_training_may_differ():
 
 
 def test_a_context_is_short_for_a_small_vocabulary():
-    constants = (lakes.INSTRUCTION, lakes.GUIDELINE, lakes.OUTPUT_FORMAT)
+    constants = (lakes.TEXTS.instruction, lakes.TEXTS.guideline, lakes.TEXTS.output_format)
     assert all("\n" not in text and text == text.strip() for text in constants)
     longest = 0
     for seed in range(60):
@@ -214,9 +214,9 @@ def test_a_context_is_shortened_in_the_stated_order():
             break
         (message,), left_out = shown
         assert len(message["content"]) <= limit
-        assert lakes.INSTRUCTION in message["content"]  # never cut within
+        assert lakes.TEXTS.instruction in message["content"]  # never cut within
         assert F.splitlines()[2] in message["content"]
-        assert message["content"].rstrip().endswith((lakes.OUTPUT_FORMAT, SUMMARY_REQUEST))
+        assert message["content"].rstrip().endswith((lakes.TEXTS.output_format, SUMMARY_REQUEST))
         if left_out not in seen:
             seen.add(left_out)
             limits.append(limit)

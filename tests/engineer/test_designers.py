@@ -208,7 +208,7 @@ def test_demonstrations_answer_in_the_asked_form(seed, name, space):
     wanted = rule_design(record, space, VARIANTS[name])
     assert project(reading, record.config, space) == (wanted, ())
     space.check(wanted)
-    assert reading.explanation == (lakes.EXPLANATION if VARIANTS[name].summary else "")
+    assert reading.explanation == (lakes.TEXTS.explanation if VARIANTS[name].summary else "")
     again = demonstrations.demonstration(seed, VARIANTS[name], space, lakes.TEXTS)
     assert again == (messages, answer)
 

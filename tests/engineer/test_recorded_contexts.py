@@ -25,7 +25,7 @@ def test_they_differ_exactly_by_their_modules():
     family = lakes.TEXTS
     module = {
         "F": modules.block("failures", RECORD, family),
-        "G": lakes.GUIDELINE,
+        "G": lakes.TEXTS.guideline,
         "H0": modules.block("history", RECORD, family, True),
         "H": modules.block("history", RECORD, family, False),
         "S": modules.block("summary", RECORD),
@@ -36,8 +36,8 @@ def test_they_differ_exactly_by_their_modules():
     }  # fmt: skip
     assert len(set(module.values())) == len(module)
     for name, letters in wanted.items():
-        texts = [lakes.INSTRUCTION, *(module[letter] for letter in letters.split())]
-        texts += [modules.block("rows", RECORD, family), lakes.OUTPUT_FORMAT]
+        texts = [lakes.TEXTS.instruction, *(module[letter] for letter in letters.split())]
+        texts += [modules.block("rows", RECORD, family), lakes.TEXTS.output_format]
         texts += [SUMMARY_REQUEST] if name == "V5" else []
         assert blocks(VARIANTS[name], RECORD, family) == texts
         assert (FOLDER / f"{name}.md").read_text() == "\n\n".join(texts) + "\n"

@@ -40,7 +40,7 @@ def test_size_and_form(settings, model):
 
 def test_constant_texts_are_single_tokens(model):
     tokenizer = model[0].tokenizer
-    for text in (RULES, lakes.INSTRUCTION, lakes.GUIDELINE, lakes.OUTPUT_FORMAT):
+    for text in (RULES, lakes.TEXTS.instruction, lakes.TEXTS.guideline, lakes.TEXTS.output_format):
         assert len(tokenizer.encode(text)) == 1
     for text in (" (3,4)", "\n7:", " 0.35", "<answer>"):
         assert len(tokenizer.encode(text)) == 1

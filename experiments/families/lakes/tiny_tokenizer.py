@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from experiments.families.lakes import texts as lakes
+from experiments.families.lakes.texts import TEXTS
 from mapf_jax.text import RULES
 
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -32,9 +32,9 @@ def extra_tokens() -> list[str]:
     cells = range(_LARGEST_COORDINATE + 1)
     return [
         RULES,
-        lakes.INSTRUCTION,
-        lakes.GUIDELINE,
-        lakes.OUTPUT_FORMAT,
+        TEXTS.instruction,
+        TEXTS.guideline,
+        TEXTS.output_format,
         f"{START}user\n",
         f"{END}\n{START}assistant\n",
         "<answer>",
