@@ -235,7 +235,7 @@ class TimeStep:
       truncated: bool[...], it was cut off after its last step, and only the clock ended it; what
         would have come after may be estimated. Never together with `terminated`.
       final_observation: what the agents saw right after the step, before any auto-reset. The same
-        as `observation` where no episode ended; None after a reset.
+        as `observation` where no episode ended, and after a reset.
       action_mask: bool[..., A, 5], False for moves into a hole or off the lake; it goes with
         `observation`. None unless the environment was asked for it.
       info: what the step did, before any auto-reset.

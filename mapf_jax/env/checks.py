@@ -95,7 +95,7 @@ def _check_timestep(env: Any, timestep: TimeStep, where: str) -> None:
     for name in ("observation", "final_observation"):
         value = getattr(timestep, name)
         _require(
-            value is None or env.observation_space.contains(jax.tree.map(np.asarray, value)),
+            env.observation_space.contains(jax.tree.map(np.asarray, value)),
             f"{where}: {name} is not in the observation space {env.observation_space}",
         )
     mask = timestep.action_mask

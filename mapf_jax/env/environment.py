@@ -253,7 +253,7 @@ class MapfFrozenLake:
             reward=jnp.zeros((self.num_agents,), jnp.float32),
             terminated=jnp.zeros((), bool),
             truncated=jnp.zeros((), bool),
-            final_observation=None,
+            final_observation=observation,
             action_mask=action_mask,
             info=StepInfo(
                 violation=jnp.zeros((self.num_agents,), jnp.uint8),

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -302,6 +303,18 @@ def test_action_mask_forbids_exactly_walls():
         [False, True, True, True, True],
         [False, False, False, False, True],
     ]
+
+
+@pytest.mark.parametrize("observation", observations.KINDS)
+def test_a_time_step_is_carried_through_a_scan(observation):
+    env = MapfFrozenLake(size=4, observation=observation, action_mask=True)
+
+    def step(carry, actions):
+        return env.step(carry[0], actions), carry[1].final_observation
+
+    first = env.reset(random_lake(4, 2))
+    _, seen = jax.lax.scan(step, first, jnp.full((3, 2), dynamics.WAIT))
+    chex.assert_trees_all_equal(jax.tree.map(lambda leaf: leaf[0], seen), first[1].observation)
 
 
 def test_spaces():
