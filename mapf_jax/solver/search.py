@@ -16,26 +16,6 @@ from mapf_jax.types import INFINITE_COST, Array
 OPPOSITE = (dynamics.DOWN, dynamics.UP, dynamics.RIGHT, dynamics.LEFT)
 
 
-def neighbours(field: Array, fill: Array | int | bool) -> tuple[jax.Array, ...]:
-    """The values of the up, down, left and right neighbours of each cell.
-
-    Args:
-      field: [..., S, S].
-      fill: the value beyond the edge.
-
-    Returns:
-      Four arrays of the same shape.
-    """
-    pads = [(0, 0)] * (field.ndim - 2) + [(1, 1), (1, 1)]
-    padded = jnp.pad(jnp.asarray(field), pads, constant_values=fill)
-    return (
-        padded[..., :-2, 1:-1],
-        padded[..., 2:, 1:-1],
-        padded[..., 1:-1, :-2],
-        padded[..., 1:-1, 2:],
-    )
-
-
 def cell_mask(cells: Array, width: int) -> jax.Array:
     """bool[B, S, S], True at the one cell int[B, 2] of each lake (nowhere for a cell outside)."""
     index = jnp.arange(width)
@@ -60,8 +40,9 @@ def distance_field(blocked: Array, goals: Array) -> jax.Array:
 
     def relax(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         field, _ = carry
-        up, down, left, right = neighbours(field, INFINITE_COST)
-        nearest = jnp.minimum(jnp.minimum(up, down), jnp.minimum(left, right))
+        beyond = jnp.pad(field, ((0, 0), (1, 1), (1, 1)), constant_values=INFINITE_COST)
+        vertical = jnp.minimum(beyond[:, :-2, 1:-1], beyond[:, 2:, 1:-1])
+        nearest = jnp.minimum(vertical, jnp.minimum(beyond[:, 1:-1, :-2], beyond[:, 1:-1, 2:]))
         better = jnp.where(free, jnp.minimum(field, nearest + 1), INFINITE_COST)
         return better, jnp.any(better < field)
 
