@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 T = TypeVar("T")
@@ -33,21 +32,3 @@ def in_blocks(function: Callable[..., T], *arrays: object, block: int) -> T:
 
     results = [call(first) for first in range(0, batch, block)]
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *results)
-
-
-def map_chunks(function: Callable[..., T], chunk: int, *arrays: object) -> T:
-    """Applies a batched function to `chunk` rows at a time, inside a compiled program.
-
-    Args:
-      function: pytrees of arrays with a leading axis in, a pytree of such arrays out.
-      chunk: rows of a call, at most; the last one repeats rows.
-      *arrays: pytrees of arrays [B, ...].
-    """
-    batch = jax.tree.leaves(arrays)[0].shape[0]
-    chunk = min(chunk, batch)
-    count = -(-batch // chunk)
-    index = jnp.arange(count * chunk).reshape(count, chunk) % batch
-    results = jax.lax.map(
-        lambda rows: function(*jax.tree.map(lambda array: jnp.asarray(array)[rows], arrays)), index
-    )
-    return jax.tree.map(lambda x: x.reshape(count * chunk, *x.shape[2:])[:batch], results)

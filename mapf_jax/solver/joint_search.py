@@ -18,7 +18,6 @@ import numpy as np
 
 from mapf_jax import dynamics
 from mapf_jax.solver import search
-from mapf_jax.solver.blocks import map_chunks
 from mapf_jax.types import INFINITE_COST, Array
 
 _CHUNK = 128  # Lakes that share one search loop: wide enough for SIMD, few enough to end together.
@@ -126,10 +125,10 @@ def _search(lakes: _Lakes, starts: jax.Array) -> _Progress:
     def level(state: _Progress) -> _Progress:
         return meet(state, _expand(lakes, state.frontier) & ~state.visited, state.time + 1)
 
-    first, second = (search.cell_words(starts[:, agent], width) for agent in range(2))
     # Agent 0 in its one cell, bool[S, S, B], and there agent 1 in its own, word[S, B].
-    at_start = search.unpack(first, width)[:, :, None]
-    frontier = jnp.where(at_start, second, jnp.zeros((), second.dtype))
+    first, second = (search.cell_mask(starts[:, i], width).transpose(1, 2, 0) for i in range(2))
+    words = search.pack(second)
+    frontier = jnp.where(first[:, :, None], words, jnp.zeros((), words.dtype))
     unknown = jnp.full((batch,), INFINITE_COST, jnp.int32)
     empty = _Progress(jnp.int32(0), frontier, jnp.zeros_like(frontier), unknown, unknown)
     return jax.lax.while_loop(unfinished, level, meet(empty, frontier, empty.time))
@@ -150,11 +149,14 @@ def joint_costs(
     Returns:
       (cost int32[B], makespan int32[B]); `INFINITE_COST` where there is no plan.
     """
+    batch = len(blocked)
+    chunk = min(_CHUNK, batch)
+    # The last chunk repeats rows.
+    rows = jnp.arange(-(-batch // chunk) * chunk).reshape(-1, chunk) % batch
 
-    def chunk(
-        blocked: jax.Array, starts: jax.Array, goals: jax.Array, waits: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        found = _search(_prepare(blocked, goals, waits), starts)
+    def costs(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+        found = _search(_prepare(blocked[rows], goals[rows], allow_wait[rows]), starts[rows])
         return found.cost, found.makespan
 
-    return map_chunks(chunk, _CHUNK, blocked, starts, goals, allow_wait)
+    cost, makespan = jax.lax.map(costs, rows)
+    return cost.reshape(-1)[:batch], makespan.reshape(-1)[:batch]

@@ -77,11 +77,6 @@ def unpack(words: jax.Array, width: int) -> jax.Array:
     return (words[..., None, :] >> jnp.arange(width, dtype=words.dtype)[:, None]) & 1 != 0
 
 
-def cell_words(cells: Array, width: int) -> jax.Array:
-    """word[S, B], the sets of the one cell int[B, 2] of each lake."""
-    return pack(cell_mask(cells, width).transpose(1, 2, 0))
-
-
 def shift(field: jax.Array, axis: int, step: int) -> jax.Array:
     """Moves everything one place along `axis` (step +1 or -1); what leaves the edge is lost."""
     zero = jnp.zeros_like(jax.lax.slice_in_dim(field, 0, 1, axis=axis))
