@@ -12,6 +12,7 @@ own pool, stacked along a leading axis; a pool of one instance repeats that inst
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import chex
@@ -102,8 +103,10 @@ class PoolAutoReset:
         after = dataclasses.replace(after, terrain=None, offset=None)
         going_on = dataclasses.replace(state, episode=after)
         first = self._start(pool, state.stream, state.count + jnp.uint32(1))
-        state = _select(timestep.done, first, going_on)
-        return state, _show(self.env, timestep, self._episode(pool, state))
+        state = jax.tree.map(functools.partial(jnp.where, timestep.done), first, going_on)
+        observation, action_mask = self.env.observe(self._episode(pool, state))
+        shown = dataclasses.replace(timestep, observation=observation, action_mask=action_mask)
+        return state, shown
 
     def _start(self, pool: Pool, stream: Array, count: Array) -> PoolState:
         # An odd factor and an own offset keep the streams of two environments apart.
@@ -162,17 +165,6 @@ class LogEpisodes:
         rewards = jnp.where(state.done, 0.0, state.rewards) + timestep.reward
         length = jnp.where(state.done, 0, state.length) + 1
         return LogState(inner, rewards, length, timestep.done), timestep
-
-
-def _show(env: MapfFrozenLake, timestep: TimeStep, state: State) -> TimeStep:
-    """The time step with what agents see of another state."""
-    observation, action_mask = env.observe(state)
-    return dataclasses.replace(timestep, observation=observation, action_mask=action_mask)
-
-
-def _select(condition: Array, if_true: Any, if_false: Any) -> Any:
-    """One of two equal pytrees, by a single truth value."""
-    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), if_true, if_false)
 
 
 def _mixed(bits: jax.Array) -> jax.Array:
