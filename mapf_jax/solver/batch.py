@@ -8,6 +8,7 @@ import time
 import chex
 import numpy as np
 
+from mapf_jax.plans import rest
 from mapf_jax.types import INFINITE_COST, Instance, Solution, Status
 
 #: Joint states that one search may keep: some 0.1 GiB for five agents.
@@ -88,9 +89,7 @@ def solve(instances: Instance, max_states: int = MAX_STATES, seconds: float = ma
     optimal = status == Status.OPTIMAL
     paths = np.repeat(lakes[1][:, None], moves.max() + 1, axis=1)
     for rows, found in plans:
-        steps = found.shape[1]
-        paths[rows, :steps] = found
-        paths[rows, steps:] = found[:, -1:]
+        paths[rows] = rest(found, paths.shape[1])
     return Solution(
         status=status.astype(np.int8),
         cost=np.where(optimal, cost, INFINITE_COST),
