@@ -64,30 +64,18 @@ def solve_lakes(
     """
     batch, agents = active.shape
     labels = np.empty((batch, 5), np.int32)
-    begins = np.empty(batch + 1, np.int64)
-    cells = np.empty((16 * batch, agents, 2), np.int8)
     memory = workspace(min(CAPACITY, max_states), agents)
-    begins[0] = longest = 0
+    found, longest = [], 0
     for b in range(batch):
         paths = _solve_lake(
             blocked[b], starts[b], goals[b], active[b], max_states, memory, labels[b]
         )
-        end = begins[b]
-        begins[b + 1] = end + len(paths)
+        found.append(paths)
         longest = max(longest, len(paths))
-        if begins[b + 1] > len(cells):
-            more = np.empty((2 * len(cells) + len(paths), agents, 2), np.int8)
-            for t in range(end):
-                _copy(cells[t], more[t])
-            cells = more
-        for t in range(len(paths)):
-            _copy(paths[t], cells[end + t])
     plans = np.empty((batch, longest, agents, 2), np.int8)
     for b in range(batch):
         for t in range(longest):
-            here = min(begins[b] + t, begins[b + 1] - 1)
-            for i in range(agents):
-                plans[b, t, i, 0], plans[b, t, i, 1] = cells[here, i, 0], cells[here, i, 1]
+            _copy(found[b][min(t, len(found[b]) - 1)], plans[b, t])
     return labels, plans
 
 
