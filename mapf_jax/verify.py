@@ -8,58 +8,50 @@ import jax.numpy as jnp
 
 from mapf_jax import dynamics
 from mapf_jax.plans import arrivals
-from mapf_jax.types import INFINITE_COST, Array, Instance, Plan, Verdict, ViolationKind
+from mapf_jax.types import INFINITE_COST, Instance, Plan, Verdict, ViolationKind
 
 
-def plan_violations(instance: Instance, positions: Array) -> dynamics.Violations:
-    """Which rule of movement each agent breaks at each time, bool[T, A].
+def _broken_rules(instance: Instance, plan: Plan) -> dict[ViolationKind, jax.Array]:
+    """By rule, bool[T, A]: whether each agent of a single parsable plan breaks it at each time.
 
-    A rule about a move is broken at the time of arrival, so all five are indexed alike.
-
-    Args:
-      instance: a single instance.
-      positions: int[T, A, 2].
+    A rule about a move is broken at the time of arrival, so all are indexed alike.
     """
+    positions = jnp.asarray(plan.positions)
     before = jnp.concatenate([positions[:1], positions[:-1]])
-    return jax.vmap(functools.partial(dynamics.violations, instance))(before, positions)
+    moves = jax.vmap(functools.partial(dynamics.violations, instance))(before, positions)
+    broken = {ViolationKind[name.upper()]: flags for name, flags in vars(moves).items()}
+    times = jnp.arange(len(positions))[:, None]
+    for rule, time, cells in (
+        (ViolationKind.WRONG_START, 0, instance.starts),
+        (ViolationKind.GOAL_MISSED, plan.num_steps, instance.goals),
+    ):
+        broken[rule] = (times == time) & (positions != cells).any(-1) & instance.active
+    return broken
 
 
 def violation_kinds(instance: Instance, plan: Plan) -> jax.Array:
     """int32[T, A], the `ViolationKind` of each agent of a single parsable plan at each time."""
-    kinds = plan_violations(instance, plan.positions).kind().astype(jnp.int32)
-    wrong_start, goal_missed = _wrong_ends(instance, plan.positions)
-    times = jnp.arange(kinds.shape[0])[:, None]
-    for rule, flags in (
-        (ViolationKind.WRONG_START, (times == 0) & wrong_start),
-        (ViolationKind.GOAL_MISSED, (times == plan.num_steps) & goal_missed),
-    ):
-        kinds = jnp.where(flags & (kinds == ViolationKind.NONE), rule, kinds)
+    kinds = jnp.full(plan.positions.shape[:2], ViolationKind.NONE, jnp.int32)
+    for rule, flags in reversed(_broken_rules(instance, plan).items()):
+        kinds = jnp.where(flags, rule, kinds)
     return kinds
 
 
-def _wrong_ends(instance: Instance, positions: Array) -> tuple[jax.Array, jax.Array]:
-    """(does not begin on its start, does not end on its goal), each bool[A]."""
-    wrong_start = jnp.any(positions[0] != instance.starts, axis=-1)
-    goal_missed = jnp.any(positions[-1] != instance.goals, axis=-1)
-    return wrong_start & instance.active, goal_missed & instance.active
-
-
 def _verify_one(instance: Instance, plan: Plan) -> Verdict:
-    positions = plan.positions
     active = instance.active
     agent_count = plan.parsable & (plan.num_agents == active.sum())
-    broken = plan_violations(instance, positions)
-    wrong_start, goal_missed = _wrong_ends(instance, positions)
-    costs = jnp.where(active, arrivals(jnp.asarray(positions), instance.goals), 0)
+    broken = _broken_rules(instance, plan)
+    kept = {rule: agent_count & ~jnp.any(flags) for rule, flags in broken.items()}
+    costs = jnp.where(active, arrivals(jnp.asarray(plan.positions), instance.goals), 0)
     checks = {
         "parsable": plan.parsable,
-        "legal_moves": agent_count & ~jnp.any(broken.illegal_move),
-        "conflict_free": agent_count & ~jnp.any(broken.vertex | broken.swap),
-        "goals_reached": agent_count & ~jnp.any(goal_missed),
-        "starts_correct": agent_count & ~jnp.any(wrong_start),
+        "legal_moves": kept[ViolationKind.ILLEGAL_MOVE],
+        "conflict_free": kept[ViolationKind.VERTEX] & kept[ViolationKind.SWAP],
+        "goals_reached": kept[ViolationKind.GOAL_MISSED],
+        "starts_correct": kept[ViolationKind.WRONG_START],
         "agent_count": agent_count,
-        "no_holes": agent_count & ~jnp.any(broken.hole),
-        "in_bounds": agent_count & ~jnp.any(broken.out_of_bounds),
+        "no_holes": kept[ViolationKind.HOLE],
+        "in_bounds": kept[ViolationKind.OUT_OF_BOUNDS],
     }
     valid = functools.reduce(jnp.logical_and, checks.values())
     cost = jnp.where(valid, costs.sum(), INFINITE_COST)
