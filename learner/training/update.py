@@ -154,13 +154,8 @@ class Updater:
         batch = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), micro_batch
         )
-        whole = sharding.replicated(self._mesh)
         with sharding.use(self._mesh):
-            gradients, *sums = jax.eval_shape(self._first, state.params, batch, extra)
-            total = (
-                jax.tree.map(lambda x, p: x.update(sharding=p.sharding), gradients, state.params),
-                *jax.tree.map(lambda x: x.update(sharding=whole), sums),
-            )
+            total = self._first.eval_shape(state.params, batch, extra)
             steps = jax.ShapeDtypeStruct((), jnp.int32)
             return {
                 "gradients": self._accumulate.lower(total, state.params, batch, extra),
