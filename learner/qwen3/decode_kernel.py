@@ -30,7 +30,7 @@ def append_and_attend(
     counts: Array,
     *,
     interpret: bool = False,
-) -> tuple[Array, Array, Array, Array, Array]:
+) -> tuple[Array, ...]:
     """Put a token into every slot of a cache; attend to it and to the tokens before it.
 
     Letters as in `learner.qwen3.attention`; S must be a multiple of `LANES`.
@@ -71,10 +71,7 @@ def append_and_attend(
             pl.BlockSpec((1, K, block, h), lambda n, j, counts: (n, 0, filled(n, j, counts), 0)),
         ],
         out_specs=[
-            pl.BlockSpec(
-                (1, K, h, LANES),
-                lambda n, j, counts: (n, 0, 0, counts[n] // LANES),
-            ),
+            pl.BlockSpec((1, K, h, LANES), lambda n, j, counts: (n, 0, 0, counts[n] // LANES)),
             pl.BlockSpec((1, K, _ROWS, h), lambda n, j, counts: (n, 0, counts[n] // _ROWS, 0)),
             slot(K, R, h),
             slot(K, R, 1),
@@ -96,16 +93,8 @@ def append_and_attend(
             bytes_accessed=keys.nbytes + values.nbytes,
         ),
         interpret=interpret,
-    )(
-        counts.reshape(N),
-        flat(q),
-        flat(k),
-        flat(v),
-        flat(keys),
-        flat(values),
-    )
-    new_keys, new_values, *rest = (x.reshape(P, G, *x.shape[1:]) for x in out)
-    return new_keys, new_values, rest[0], rest[1], rest[2]
+    )(counts.reshape(N), *map(flat, (q, k, v, keys, values)))
+    return tuple(x.reshape(P, G, *x.shape[1:]) for x in out)
 
 
 def _kernel(
