@@ -10,6 +10,7 @@ The same holds for plans without waits before arrival, where the joint phase has
 a shortest remainder has none anyway.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -72,11 +73,9 @@ def _expand(lakes: _Lakes, frontier: jax.Array) -> jax.Array:
     moved = [search.move(frontier, direction) & lakes.rows for direction in range(4)]
     moved.append(frontier & lakes.rows & lakes.stay)
     # Agent 0 moves in direction d from cell a. It may not exchange cells with agent 1, that is
-    # agent 1 may not enter a in the opposite direction (but may follow into a from elsewhere).
-    reached = moved[4] & ~lakes.cell  # Agent 1 may not enter the cell in which agent 0 waits.
-    for words in moved[:4]:
-        reached |= words & ~lakes.cell
-    reached &= lakes.stay
+    # agent 1 may not enter a in the opposite direction (but may follow into a from elsewhere), nor
+    # at all where agent 0 waits in it.
+    reached = functools.reduce(jnp.bitwise_or, moved) & ~lakes.cell & lakes.stay
     for direction, opposite in enumerate(search.OPPOSITE):
         legal = moved[opposite] & ~lakes.cell
         for other in range(5):
