@@ -1,12 +1,17 @@
 """Pages and paragraphs from `templates`; in HTML what is not markup already is escaped."""
 
 import json
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import jinja2
+import numpy as np
 
 from engineer.analysis import MEASURES
-from experiments.records import DASH, cell, estimate, interval, p_value
+
+DASH = "\N{EN DASH}"
+"""What stands where there is no number."""
 
 
 def percent(fraction: float | None) -> str:
@@ -24,6 +29,43 @@ def duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def cell(value: Any) -> str:
+    """A value as a cell of a Markdown table."""
+    if value is None:
+        return "-"
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if 1000 <= abs(value) < math.inf else f"{value:.3g}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return str(value).replace("|", "\\|")
+
+
+def interval(low: float | None, high: float | None, sign: str = "") -> str:
+    """The ends of an interval of fractions, in percent; nothing if there is none."""
+    if low is None or high is None:
+        return ""
+    return f"{100 * low:{sign}.1f} to {100 * high:{sign}.1f}"
+
+
+def estimate(found: Mapping[str, Any], sign: str = "", unit: str = "") -> str:
+    """A mean of fractions with its interval, in percent; a dash if there is none."""
+    if found["mean"] is None:
+        return DASH
+    between = interval(found["low"], found["high"], sign)
+    return f"{100 * found['mean']:{sign}.1f}{unit}" + (f" ({between})" if between else "")
+
+
+def p_value(value: float | None) -> str:
+    """A p-value with three decimals; a dash if there is none."""
+    if value is None:
+        return DASH
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def render(template: str, **values: Any) -> str:

@@ -4,7 +4,6 @@ import csv
 import dataclasses
 import datetime
 import io
-import math
 import os
 import platform
 import re
@@ -16,12 +15,9 @@ from pathlib import Path
 from typing import Any, Self
 
 import jax
-import numpy as np
 
 from experiments import store as files
-
-DASH = "\N{EN DASH}"
-"""What stands where there is no number."""
+from experiments.pages import render
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,11 +55,7 @@ class Table:
 
     def to_markdown(self) -> str:
         """A Markdown table with heading and note."""
-        lines = [f"## {self.title}", ""]
-        lines.append("| " + " | ".join(self.columns) + " |")
-        lines.append("|" + " --- |" * len(self.columns))
-        lines += ["| " + " | ".join(cell(value) for value in row) + " |" for row in self.rows]
-        return "\n".join([*lines, *(["", self.note] if self.note else []), ""])
+        return render("table.md", table=self)
 
 
 def cores() -> list[int]:
@@ -107,50 +99,10 @@ def write(
       about: `facts()`, taken before the measurements.
       content: what the JSON file holds beside title, facts and notes.
     """
-    lines = [f"# {title}", "", f"`{about['command']}`", ""]
-    lines += [f"- {key.replace('_', ' ')}: {cell(value)}" for key, value in about.items()]
-    lines += ["", *(f"{note}\n" for note in notes)]
-    lines += [table.to_markdown() for table in tables]
-    files.write_text(path.with_suffix(".md"), "\n".join(lines))
+    page = render("measurements.md", title=title, about=about, notes=notes, tables=tables)
+    files.write_text(path.with_suffix(".md"), page)
     head = {"title": title, "facts": about, "notes": notes}
     files.write_json(path.with_suffix(".json"), {**head, **content})
-
-
-def cell(value: Any) -> str:
-    """A value as a cell of a Markdown table."""
-    if value is None:
-        return "-"
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:,.0f}" if 1000 <= abs(value) < math.inf else f"{value:.3g}"
-    if isinstance(value, int):
-        return f"{value:,}"
-    return str(value).replace("|", "\\|")
-
-
-def interval(low: float | None, high: float | None, sign: str = "") -> str:
-    """The ends of an interval of fractions, in percent; nothing if there is none."""
-    if low is None or high is None:
-        return ""
-    return f"{100 * low:{sign}.1f} to {100 * high:{sign}.1f}"
-
-
-def estimate(found: Mapping[str, Any], sign: str = "", unit: str = "") -> str:
-    """A mean of fractions with its interval, in percent; a dash if there is none."""
-    if found["mean"] is None:
-        return DASH
-    between = interval(found["low"], found["high"], sign)
-    return f"{100 * found['mean']:{sign}.1f}{unit}" + (f" ({between})" if between else "")
-
-
-def p_value(value: float | None) -> str:
-    """A p-value with three decimals; a dash if there is none."""
-    if value is None:
-        return DASH
-    return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def _processor() -> str:

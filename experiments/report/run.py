@@ -10,8 +10,7 @@ from typing import Any
 import yaml
 from flax.traverse_util import flatten_dict
 
-from experiments.pages import render
-from experiments.records import DASH
+from experiments.pages import DASH, render
 from experiments.report import answers, style
 from experiments.report.charts import Drawn, Gallery, Lines, Series, running_mean
 from experiments.report.reading import Run

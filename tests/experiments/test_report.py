@@ -25,7 +25,7 @@ from experiments.configs import tiny
 from experiments.evidence import _training_evidence
 from experiments.families.lakes import texts as lake_texts
 from experiments.families.lakes.family import Lakes
-from experiments.records import DASH
+from experiments.pages import DASH
 from experiments.report import charts, style
 from experiments.settings import from_config
 from experiments.study import results as study_results
