@@ -26,7 +26,7 @@ from experiments.study import command, sensitivity
 from experiments.study.variants import Study, Variant
 
 _CONFIG = command_line.define_config()
-_FLAGS = command.define_flags()
+flags.adopt_module_key_flags(command)
 _RANDOM = flags.DEFINE_integer("random", 3, "Random configurations.", lower_bound=0)
 
 
@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> None:
         files.write_text(root / "sensitivity.md", text)
         return sentence
 
-    command.run(argv, _FLAGS, load, conclude)
+    command.run(argv, load, conclude)
 
 
 if __name__ == "__main__":

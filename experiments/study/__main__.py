@@ -22,7 +22,7 @@ from experiments import command_line
 from experiments.study import command, variants
 
 _CONFIG = command_line.define_config()
-_FLAGS = command.define_flags()
+flags.adopt_module_key_flags(command)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> None:
         file = config_flags.get_config_filename(flags.FLAGS["config"])
         return variants.load(file), _CONFIG.value
 
-    command.run(argv, _FLAGS, load)
+    command.run(argv, load)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import ml_collections
 from absl import app, flags
@@ -16,38 +16,21 @@ from experiments.study.variants import Study
 from learner import checks
 from learner.devices import preemption
 
-flags.disclaim_key_flags()  # They count as those of the command, whose --help lists them.
-
-
-class Flags(NamedTuple):
-    """What every study asks of the command line."""
-
-    workdir: flags.FlagHolder[str]
-    workers: flags.FlagHolder[int]
-    seeds: flags.FlagHolder[list[str] | None]
-    tables_only: flags.FlagHolder[bool]
-
-
-def define_flags() -> Flags:
-    """Defines them."""
-    return Flags(
-        flags.DEFINE_string("workdir", None, "Folder of the study.", required=True),
-        flags.DEFINE_integer(
-            "workers",
-            0,
-            "Processes at a time; 0 is one for each processor core, or for each mesh of GPUs.",
-            lower_bound=0,
-        ),
-        flags.DEFINE_list("seeds", None, "Seeds in place of the study's own, such as 0,1."),
-        flags.DEFINE_bool(
-            "tables_only", False, "Compute nothing: write the tables of the runs that there are."
-        ),
-    )
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the study.", required=True)
+_WORKERS = flags.DEFINE_integer(
+    "workers",
+    0,
+    "Processes at a time; 0 is one for each processor core, or for each mesh of GPUs.",
+    lower_bound=0,
+)
+_SEEDS = flags.DEFINE_list("seeds", None, "Seeds in place of the study's own, such as 0,1.")
+_TABLES_ONLY = flags.DEFINE_bool(
+    "tables_only", False, "Compute nothing: write the tables of the runs that there are."
+)
 
 
 def run(
     argv: Sequence[str],
-    given: Flags,
     load: Callable[[Path], tuple[Study, ml_collections.ConfigDict]],
     conclude: Callable[[Path, dict[str, Any]], str] | None = None,
 ) -> None:
@@ -55,7 +38,6 @@ def run(
 
     Args:
       argv: what is left of the command line.
-      given: of `define_flags`.
       load: the study and the options that its variants have in common, by the study's folder.
       conclude: what comes after the tables, from the folder and what `study.json` holds; returns
         a line to be printed.
@@ -64,14 +46,14 @@ def run(
         raise app.UsageError(f"unexpected arguments {argv[1:]}; options look like --name=value")
     begin = time.monotonic()
     reporter = Reporter()
-    root = Path(given.workdir.value)
+    root = Path(_WORKDIR.value)
     try:
-        if given.tables_only.value and not (root / "runs").is_dir():
+        if _TABLES_ONLY.value and not (root / "runs").is_dir():
             raise UserError(f"workdir={root}: no study is there to write tables of")
         study, base = load(root)
-        if given.seeds.value is not None:
-            study = study.with_seeds(given.seeds.value)
-        workers = None if given.tables_only.value else given.workers.value
+        if _SEEDS.value is not None:
+            study = study.with_seeds(_SEEDS.value)
+        workers = None if _TABLES_ONLY.value else _WORKERS.value
         found, whole = runs.compute(root, study, base, workers, reporter)
         _summarize(found, reporter)
         if conclude is not None:
