@@ -62,7 +62,7 @@ class Lines:
     title: str
     x_label: str
     y_label: str
-    series: tuple[Series, ...]
+    series: Sequence[Series]
     y_range: tuple[float, float] | None = None
     begins: Sequence[float] = ()
     markers: bool = True
@@ -169,7 +169,7 @@ class Estimates:
     name: str
     title: str
     x_label: str
-    rows: tuple[Estimate, ...]
+    rows: Sequence[Estimate]
     reference: float | None = None
 
     def table(self) -> Table:

@@ -12,7 +12,7 @@ from flax.traverse_util import flatten_dict
 
 from experiments.pages import DASH, render
 from experiments.report import answers, style
-from experiments.report.charts import Drawn, Gallery, Lines, Series, running_mean
+from experiments.report.charts import Gallery, Lines, Series, running_mean
 from experiments.report.reading import Run
 from experiments.settings import Settings
 
@@ -33,12 +33,12 @@ def page(run: Run, gallery: Gallery) -> str:
         for each in run.rounds
         if each.design is not None and each.design.measures is not None
     }
-    drawn = {
-        "validation": _validation(run, gallery),
-        "training": _training(run, gallery),
-        "configurations": _configurations(run, gallery),
-        "engineer": _engineer(run, gallery),
-        "failures": _failures(run, gallery),
+    charts = {
+        "validation": _validation,
+        "training": _training,
+        "configurations": _configurations,
+        "engineer": _engineer,
+        "failures": _failures,
     }
     return render(
         "run.html",
@@ -49,7 +49,7 @@ def page(run: Run, gallery: Gallery) -> str:
         step_seconds=sum(_seconds(run.steps, part) or 0 for part in _PARTS),
         changed=_changed(run.settings),
         cost=_cost(run),
-        drawn=drawn,
+        drawn={name: list(map(gallery.add, of(run))) for name, of in charts.items()},
         window=_window(run),
         notes=list(_notes(run)),
         counts=_counts(run),
@@ -115,36 +115,28 @@ def _cost(run: Run) -> list[tuple[str, list[float | None]]]:
 # Validation
 
 
-def _validation(run: Run, gallery: Gallery) -> list[Drawn]:
+def _validation(run: Run) -> Iterator[Lines]:
     validations = run.validations
     names = [name for name, _ in validations]
-    drawn = []
     for kind in ("valid", "optimal") if validations else ():
         rates = [100 * each.rate(kind) for _, each in validations]
         ends = [each.interval(kind) for _, each in validations]
         low, high = ([100 * end for end in column] for column in zip(*ends, strict=True))
-        lines = [Series("all", names, rates, low, high, look=None)]
         greedy = [
             100 * getattr(each.greedy, f"{kind}_rate") if each.greedy else None
             for _, each in validations
         ]
-        lines.append(
-            Series("all, greedy", names, greedy, look=len(validations[0][1].breakdown.names))
-        )
-        for i, group in enumerate(validations[0][1].breakdown.names):
+        groups = validations[0][1].breakdown.names
+        lines = [
+            Series("all", names, rates, low, high, look=None),
+            Series("all, greedy", names, greedy, look=len(groups)),
+        ]
+        for i, group in enumerate(groups):
             rows = [each.breakdown.outcome(group) for _, each in validations]
             by_group = [None if row is None else 100 * getattr(row, f"{kind}_rate") for row in rows]
             lines.append(Series(f"{run.label} {group}", names, by_group, look=i))
-        chart = Lines(
-            f"validation_{kind}",
-            f"{kind} answers in validation",
-            "after round",
-            "percent",
-            tuple(lines),
-            (0, 100),
-        )
-        drawn.append(gallery.add(chart))
-    return drawn
+        title = f"{kind} answers in validation"
+        yield Lines(f"validation_{kind}", title, "after round", "percent", lines, (0, 100))
 
 
 # Training
@@ -175,7 +167,7 @@ def _window(run: Run) -> int:
     return max(1, round(len(run.steps) / 30))
 
 
-def _training(run: Run, gallery: Gallery) -> list[Drawn]:
+def _training(run: Run) -> Iterator[Lines]:
     steps, window = run.steps, _window(run)
     begins = [0, *itertools.accumulate(len(each.steps) for each in run.rounds)][: len(run.rounds)]
     keys = dict.fromkeys(key for step in steps for key in step if key.startswith(_BY_GROUP))
@@ -187,7 +179,6 @@ def _training(run: Run, gallery: Gallery) -> list[Drawn]:
         100,
         (0, 100),
     )
-    drawn = []
     for panel in (*_PANELS[:2], by_group, *_PANELS[2:]):
         lines: list[Series] = []
         for i, (key, name) in enumerate(panel.lines.items()):
@@ -200,42 +191,32 @@ def _training(run: Run, gallery: Gallery) -> list[Drawn]:
                 lines.append(Series(f"{name}, every step", places, values, look=i, faint=True))
             lines.append(Series(name, places, running_mean(values, window), look=i))
         if lines:
-            chart = Lines(
+            yield Lines(
                 panel.name,
                 panel.title,
                 "training step",
                 panel.unit,
-                tuple(lines),
+                lines,
                 y_range=panel.y_range,
                 begins=[begin + 0.5 for begin in begins],
                 markers=False,
             )
-            drawn.append(gallery.add(chart))
-    return drawn
 
 
 # Configurations
 
 
-def _configurations(run: Run, gallery: Gallery) -> list[Drawn]:
+def _configurations(run: Run) -> Iterator[Lines]:
     made = [(each.index, each.config) for each in run.rounds if each.config is not None]
     rounds = [str(index) for index, _ in made]
-    drawn = []
     for name in made[0][1].parameters if made else ():
-        lines = tuple(
+        lines = [
             Series(f"{run.label} {row}", rounds, [config[row, name] for _, config in made], look=i)
             for i, row in enumerate(made[0][1].rows)
-        )
-        chart = Lines(
-            f"configuration_{name}",
-            name.replace("_", " "),
-            "round",
-            name,
-            lines,
-            (0, max(1, *(config[row, name] for _, config in made for row in config.rows))),
-        )
-        drawn.append(gallery.add(chart))
-    return drawn
+        ]
+        highest = max(config[row, name] for _, config in made for row in config.rows)
+        title = name.replace("_", " ")
+        yield Lines(f"configuration_{name}", title, "round", name, lines, (0, max(1, highest)))
 
 
 def _counts(run: Run) -> list[str]:
@@ -270,8 +251,8 @@ def _notes(run: Run) -> Iterator[str]:
 # Designs
 
 
-def _engineer(run: Run, gallery: Gallery) -> list[Drawn]:
-    lines = tuple(
+def _engineer(run: Run) -> Iterator[Lines]:
+    lines = [
         Series(
             f"before round {each.index + 1}",
             [float(step["step"]) for step in each.engineer_steps],
@@ -279,35 +260,25 @@ def _engineer(run: Run, gallery: Gallery) -> list[Drawn]:
             look=i,
         )
         for i, each in enumerate(each for each in run.rounds if each.engineer_steps)
-    )
-    if not lines:
-        return []
-    chart = Lines(
-        "engineer_reward",
-        "reward of tried designs",
-        "step",
-        "mean reward",
-        lines,
-    )
-    return [gallery.add(chart)]
+    ]
+    if lines:
+        yield Lines("engineer_reward", "reward of tried designs", "step", "mean reward", lines)
 
 
 # Failures
 
 
-def _failures(run: Run, gallery: Gallery) -> list[Drawn]:
+def _failures(run: Run) -> Iterator[Lines]:
     found = [each.breakdown for _, each in run.validations]
-    if not found:
-        return []
     names = [name for name, _ in run.validations]
-    lines = tuple(
+    lines = [
         Series(
             run.family.failure(check),
             names,
             [100 * each.failures(check) / each.answers for each in found],
             look=i,
         )
-        for i, check in enumerate(found[0].checks)
-    )
-    chart = Lines("failures", "failed checks", "after round", "percent", lines)
-    return [gallery.add(chart)]
+        for i, check in enumerate(found[0].checks if found else ())
+    ]
+    if lines:
+        yield Lines("failures", "failed checks", "after round", "percent", lines)

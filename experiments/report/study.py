@@ -15,7 +15,7 @@ from typing import Any
 from experiments.families import Family
 from experiments.pages import render
 from experiments.report import answers, style
-from experiments.report.charts import Drawn, Estimate, Estimates, Gallery, Lines, Series
+from experiments.report.charts import Estimate, Estimates, Gallery, Lines, Series
 from experiments.report.reading import Run, is_run, read_json, read_run
 from experiments.settings import family_of
 from experiments.statistics import holm, minimum_detectable_difference
@@ -112,8 +112,8 @@ def page(root: Path, gallery: Gallery) -> str:
         tested=tested,
         detectable=_detectable(study, tested) if tested else None,
         short=study_results.shortfalls(found),
-        learning=_learning(study, gallery),
-        configurations=_configurations(study, gallery),
+        learning=[list(map(gallery.add, of(study))) for of in (_mean_curves, _single_curves)],
+        configurations=list(map(gallery.add, _configurations(study))),
         last=_last_configurations(study),
         measured=measured,
         failures=list(map(study.family.failure, found["checks"])),
@@ -165,18 +165,18 @@ def _metric(study: _Study, metric: Found, gallery: Gallery) -> dict[str, Any]:
         metric["name"],
         metric["label"],
         "percent",
-        tuple(_estimate(labels[row["variant"]], row, i) for i, row in enumerate(rows)),
+        [_estimate(labels[row["variant"]], row, i) for i, row in enumerate(rows)],
         before,
     )
     differences = Estimates(
         f"{metric['name']}_difference",
         f"minus {against}",
         "points",
-        tuple(
+        [
             _estimate(labels[row["variant"]], row["difference"], i)
             for i, row in enumerate(rows)
             if row["difference"]
-        ),
+        ],
         0.0,
     )
     remark = "" if before is None else f"Dotted: before training, {before:.1f}%."
@@ -227,46 +227,48 @@ def _pairs(study: _Study, rows: Sequence[Found]) -> dict[str, Any] | None:
 # Learning curves
 
 
-def _learning(study: _Study, gallery: Gallery) -> tuple[list[Drawn], list[Drawn]]:
-    """Charts of the means of all variants, and of each variant with its seeds."""
-    labels, finished, reference = study.labels, study.finished, study.found["reference"]
-    means: list[Drawn] = []
-    look = {variant: i for i, variant in enumerate(labels)}
+def _mean_curves(study: _Study) -> Iterator[Lines]:
+    """Charts of the means of all variants."""
+    labels, finished = study.labels, study.finished
     for kind in ("valid", "optimal") if finished else ():
-        lines = tuple(
-            Series(labels[variant], *_curve(runs, kind), look=look[variant])
-            for variant, runs in finished.items()
-        )
-        chart = Lines(
+        yield Lines(
             f"learning_{kind}",
             f"{kind} answers, means over seeds",
             "training steps, a point after every round",
             "percent",
-            lines,
+            [
+                Series(label, *_curve(finished[variant], kind), look=i)
+                for i, (variant, label) in enumerate(labels.items())
+                if variant in finished
+            ],
         )
-        means.append(gallery.add(chart))
+
+
+def _single_curves(study: _Study) -> Iterator[Lines]:
+    """Charts of each variant with its seeds."""
+    labels, finished, reference = study.labels, study.finished, study.found["reference"]
     curves = [_curve([run], "valid")[1] for runs in finished.values() for run in runs]
     rates = list(itertools.chain(*curves))
-    single = []
-    for variant, runs in finished.items():
-        lines = tuple(
-            Series(f"seed {run['seed']}", *_curve([run], "valid"), look=look[variant], faint=True)
+    for i, (variant, label) in enumerate(labels.items()):
+        if variant not in finished:
+            continue
+        runs = finished[variant]
+        lines = [
+            Series(f"seed {run['seed']}", *_curve([run], "valid"), look=i, faint=True)
             for run in runs
-        )
-        lines += (Series("mean", *_curve(runs, "valid"), look=look[variant]),)
+        ]
+        lines.append(Series("mean", *_curve(runs, "valid"), look=i))
         if variant != reference and reference in finished:
             name = f"mean of {labels[reference]}"
-            lines += (Series(name, *_curve(finished[reference], "valid"), look=None),)
-        chart = Lines(
+            lines.append(Series(name, *_curve(finished[reference], "valid"), look=None))
+        yield Lines(
             f"learning_valid_{variant}",
-            labels[variant],
+            label,
             "training steps",
             "percent valid",
             lines,
             y_range=(min(rates), max(rates) + 1),
         )
-        single.append(gallery.add(chart))
-    return means, single
 
 
 def _curve(runs: Sequence[Found], kind: str) -> tuple[list[float], list[float]]:
@@ -279,13 +281,13 @@ def _curve(runs: Sequence[Found], kind: str) -> tuple[list[float], list[float]]:
 # Configurations
 
 
-def _configurations(study: _Study, gallery: Gallery) -> list[Drawn]:
+def _configurations(study: _Study) -> Iterator[Lines]:
     """Charts of the fractions of the training set of each variant by round."""
     parameter = study.family.space.fraction_parameter
-    curves: dict[str, tuple[Series, ...]] = {}
+    curves: dict[str, list[Series]] = {}
     for variant, runs in study.finished.items():
         rounds = list(zip(*(run["points"][1:] for run in runs), strict=True))
-        curves[variant] = tuple(
+        curves[variant] = [
             Series(
                 f"{study.label} {row}",
                 [str(index) for index in range(len(rounds))],
@@ -293,23 +295,19 @@ def _configurations(study: _Study, gallery: Gallery) -> list[Drawn]:
                 look=i,
             )
             for i, row in enumerate(study.found["rows"])
-        )
+        ]
     highest = max(
         (ratio or 0 for lines in curves.values() for line in lines for ratio in line.y), default=1
     )
-    return [
-        gallery.add(
-            Lines(
-                f"{parameter}_{variant}",
-                study.labels[variant],
-                "round",
-                f"{parameter}, mean over seeds",
-                lines,
-                (0, math.ceil(10 * highest) / 10),
-            )
+    for variant, lines in curves.items():
+        yield Lines(
+            f"{parameter}_{variant}",
+            study.labels[variant],
+            "round",
+            f"{parameter}, mean over seeds",
+            lines,
+            (0, math.ceil(10 * highest) / 10),
         )
-        for variant, lines in curves.items()
-    ]
 
 
 def _last_configurations(study: _Study) -> dict[str, Any]:
