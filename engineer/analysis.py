@@ -27,11 +27,12 @@ CHANGED = 0.005
 MISTAKE = 0.02
 """Fall of a row's valid rate that makes the design before it a mistake for that row."""
 
-
-MEASURES: dict[str, dict[str, Any]] = yaml.safe_load(
-    Path(__file__).with_name("measures.yaml").read_text()
-)
+_FOLDER = Path(__file__).parent
+MEASURES: dict[str, dict[str, Any]] = yaml.safe_load((_FOLDER / "measures.yaml").read_text())
 """Name and meaning of each measure of a design, with p the latest valid rate of a row."""
+QUESTIONS: dict[str, str] = yaml.safe_load((_FOLDER / "questions.yaml").read_text())
+"""What an LLM judge is asked, by name."""
+_JUDGE = macros("judge.txt")
 
 
 def analyse(
@@ -147,18 +148,6 @@ def _mistakes(record: RunRecord, space: ConfigurationSpace) -> dict[Cell, float]
 def _mean(flags: Iterable[bool]) -> float | None:
     values = list(flags)
     return sum(values) / len(values) if values else None
-
-
-QUESTIONS = {
-    "evidence": "Does the design respond to the failures that the context shows?",
-    "locality": "Does it keep what works, and change only what the evidence speaks about?",
-    "saturation": "Does it give less to what is solved already?",
-    "backing_off": "Does it make easier, or give less to, what is never solved?",
-    "correction": "Does it take back earlier changes after which results got worse?",
-}
-"""What an LLM judge is asked. Each answer is a whole number from 1 (not at all) to 5 (fully), or
-null where the context gives no occasion."""
-_JUDGE = macros("judge.txt")
 
 
 def judge_design(

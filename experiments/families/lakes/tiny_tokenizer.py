@@ -6,6 +6,7 @@ and two-decimal numbers. It can encode any text.
 """
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -19,12 +20,7 @@ _WORDS = r" ?[A-Za-z_]+:?| ?[0-9]+[:,]?|\n+| ?[^A-Za-z_0-9\s]+|\s+"
 _LARGEST_COORDINATE, _LARGEST_TIME = 9, 63
 
 #: Qwen3's chat format without its thinking block: the tiny model answers at once.
-CHAT_TEMPLATE = (
-    "{%- for message in messages -%}"
-    "{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' -}}"
-    "{%- endfor -%}"
-    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
-)
+CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja").read_text()
 
 
 def extra_tokens() -> list[str]:
