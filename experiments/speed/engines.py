@@ -57,7 +57,7 @@ class _Process:
             "PYTHONWARNINGS": "ignore",
             "TRANSFORMERS_VERBOSITY": "error",
         }
-        self.obstacle = ""
+        self._outcome = Outcome([])
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (`close` closes it)
         self._process = subprocess.Popen(
             [case.python, "-m", "experiments.speed.engines", f"experiments.speed.{case.engine}"],
@@ -75,47 +75,43 @@ class _Process:
             self._process.stdin.write(line + "\n")
             self._process.stdin.flush()
 
-    def measure(self) -> dict[str, Any] | None:
-        """The next measurement; None after the last one, or if the engine failed."""
+    def measure(self, counts: bool = True) -> bool:
+        """Takes a measurement; False after the last one, or if the engine failed."""
         assert self._process.stdout is not None
         if self._process.poll() is None:
             self._send("")
         if line := self._process.stdout.readline():
             answer = json.loads(line)
             if "missing" not in answer:
-                return answer
-            self.obstacle = f"not installed ({answer['missing']})"
-        elif self._process.wait() and not self.obstacle:
+                self._outcome.measurements += [answer] if counts else []
+                return True
+            self._outcome.obstacle = f"not installed ({answer['missing']})"
+        elif self._process.wait() and not self._outcome.obstacle:
             self._errors.seek(0)
             lines = [line.strip() for line in self._errors if line.strip()] or ["no message"]
             last = next((line for line in reversed(lines) if "Error" in line), lines[-1])
-            self.obstacle = f"failed: {last[:300]}"
-        return None
+            self._outcome.obstacle = f"failed: {last[:300]}"
+        return False
 
     def kill(self, why: str) -> None:
-        """End at once."""
-        self.obstacle = why
+        """Ends at once."""
+        self._outcome.obstacle = why
         self._process.kill()
 
-    def close(self) -> None:
-        """End after the last measurement."""
+    def close(self) -> Outcome:
+        """Ends after the last measurement; what has been measured."""
         self._process.communicate()
         self._errors.close()
+        return self._outcome
 
 
 def compare(cases: Mapping[str, Case], rounds: int) -> dict[str, Outcome]:
     """One measurement of each engine that does not count, then `rounds` of each in turns."""
     processes = {label: _Process(case) for label, case in cases.items()}
-    outcomes = {label: Outcome([]) for label in cases}
     for number in range(rounds + 1):
-        for label, process in processes.items():
-            found = process.measure()
-            if found is not None and number > 0:
-                outcomes[label].measurements.append(found)
-    for label, process in processes.items():
-        process.close()
-        outcomes[label].obstacle = process.obstacle
-    return outcomes
+        for process in processes.values():
+            process.measure(counts=number > 0)
+    return {label: process.close() for label, process in processes.items()}
 
 
 def collect(case: Case, seconds: float) -> Outcome:
@@ -123,11 +119,10 @@ def collect(case: Case, seconds: float) -> Outcome:
     process = _Process(case)
     timer = threading.Timer(seconds, process.kill, [f"stopped after {seconds:g} s"])
     timer.start()
-    outcome = Outcome(list(iter(process.measure, None)))
+    while process.measure():
+        pass
     timer.cancel()
-    process.close()
-    outcome.obstacle = process.obstacle
-    return outcome
+    return process.close()
 
 
 def seconds(function: Callable[[], Any], repeats: int) -> float:

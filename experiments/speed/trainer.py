@@ -8,7 +8,8 @@ precision (float32).
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -76,32 +77,29 @@ def tables(scale: Scale, folder: str, trl_python: str) -> Iterator[Table]:
         "this project, one completion a row": Case("learner_engines:own_trainer", alone),
         "TRL GRPOTrainer": Case("learner_engines:trl", task, trl_python),
     }
-    yield _compare(f"Whole GRPO step: {size}", scale, steps)
     updates = {
         "this project": Case("learner_engines:own_update", task),
         "this project, one completion a row": Case("learner_engines:own_update", alone),
         "torch": Case("learner_engines:torch_update", task),
         "torch, all rows at once": Case("learner_engines:torch_update", at_once),
     }
-    yield _compare(f"Update alone: {size}", scale, updates)
 
-
-def _compare(title: str, scale: Scale, cases: Mapping[str, Case]) -> Table:
     def least(part: str, outcome: Outcome) -> float | None:
         return min((m[part] for m in outcome.measurements if part in m), default=None)
 
-    return commands.comparison(
-        title,
-        compare(cases, scale.rounds),
-        "completion tokens/s",
-        f"{scale.rounds} rounds in turns, after one that compiles. float32, the same weights, "
-        "AdamW, clipped gradients, DAPO's loss without KL. This project puts all completions of a "
-        "prompt into one row, which computes the prompt once; the gradient is the same.",
-        {
-            "seconds of sampling": lambda outcome: least("sample_seconds", outcome),
-            "seconds of the update": lambda outcome: least("update_seconds", outcome),
-        },
-    )
+    for title, cases in (("Whole GRPO step", steps), ("Update alone", updates)):
+        yield commands.comparison(
+            f"{title}: {size}",
+            compare(cases, scale.rounds),
+            "completion tokens/s",
+            f"{scale.rounds} rounds in turns, after one that compiles. float32, the same weights, "
+            "AdamW, clipped gradients, DAPO's loss without KL. This project puts all completions "
+            "of a prompt into one row, which computes the prompt once; the gradient is the same.",
+            {
+                "seconds of sampling": functools.partial(least, "sample_seconds"),
+                "seconds of the update": functools.partial(least, "update_seconds"),
+            },
+        )
 
 
 if __name__ == "__main__":
