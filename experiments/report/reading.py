@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -169,11 +169,15 @@ def read_run(root: Path) -> Run:
 
 
 def _round(folder: Path) -> Round:
-    config = folder / "environment.yaml"
+    generated = read_json(folder / "generated.json")
+    if generated is not None and "rows" not in generated:
+        raise ValueError(
+            f"{folder / 'generated.json'}: no rows; the run was made by an earlier version"
+        )
     return Round(
         index=int(folder.name),
-        config=files.read_file(config, Configuration.from_dict) if config.is_file() else None,
-        generated=_generated(folder / "generated.json"),
+        config=read_json(folder / "environment.yaml", Configuration.from_dict),
+        generated=generated,
         steps=tuple(files.read_log(folder / "train.jsonl")),
         validation=_validation(folder),
         design=_design(folder / "design"),
@@ -181,28 +185,17 @@ def _round(folder: Path) -> Round:
     )
 
 
-def _generated(path: Path) -> Mapping[str, Any] | None:
-    found = read_json(path)
-    if found is not None and "rows" not in found:
-        raise ValueError(f"{path}: no rows; the run was made by an earlier version")
-    return found
-
-
 def _validation(folder: Path) -> Validation | None:
-    path = folder / "validation.json"
-    found = read_json(path)
-    if found is None:
-        return None
-    with files.damage_named(path):
-        breakdown = FailureBreakdown.from_dict(found)
-        greedy = FailureBreakdown.from_dict(found["greedy"]) if "greedy" in found else None
-    return Validation(
-        breakdown,
-        greedy,
-        found.get("completion_tokens_mean"),
-        found.get("truncated_fraction"),
-        folder / "answers.jsonl",
-    )
+    def parse(found: Mapping[str, Any]) -> Validation:
+        return Validation(
+            FailureBreakdown.from_dict(found),
+            FailureBreakdown.from_dict(found["greedy"]) if "greedy" in found else None,
+            found.get("completion_tokens_mean"),
+            found.get("truncated_fraction"),
+            folder / "answers.jsonl",
+        )
+
+    return read_json(folder / "validation.json", parse)
 
 
 def _design(folder: Path) -> Design | None:
@@ -222,6 +215,6 @@ def _text(path: Path) -> str:
     return path.read_text(errors="replace") if path.is_file() else ""
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, parse: Callable[[Any], Any] = lambda value: value) -> Any:
     """What a file holds, as of `store.read_file`; None if it is not there."""
-    return files.read_file(path) if path.is_file() else None
+    return files.read_file(path, parse) if path.is_file() else None
