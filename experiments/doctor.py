@@ -9,7 +9,7 @@ be done first, or the folder is no run.
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,31 +26,25 @@ from experiments.store import read_file, read_log
 from learner import checks
 from learner.training.checkpoints import Checkpoints
 
-# Files in the order in which a run writes them, and what reads each.
-Read = Callable[[Path], Any]
-
-
-def _reading(parse: Callable[[Any], Any]) -> Read:
-    return lambda path: read_file(path, parse)
-
-
-_COMMON: Sequence[tuple[str, Read]] = (
-    ("validation/generated.json", _reading(dict)),
-    ("validation/instances.jsonl", _reading(list)),
-    ("initial/answers.jsonl", _reading(list)),
-    ("initial/validation.json", _reading(FailureBreakdown.from_dict)),
-)
-_OF_A_ROUND: Sequence[tuple[str, Read]] = (
-    ("generated.json", _reading(lambda found: found["rows"])),
-    ("environment.yaml", _reading(Configuration.from_dict)),
-    ("instances.jsonl", _reading(list)),
-    ("train.jsonl", read_log),
-    ("train_failures.json", _reading(list)),
-    ("answers.jsonl", _reading(list)),
-    ("validation.json", _reading(FailureBreakdown.from_dict)),
-    ("evidence.json", _reading(Evidence.from_dict)),
-    ("design/design.json", _reading(lambda found: Configuration.from_dict(found["config"]))),
-)
+# Files in the order in which a run writes them, and what parses the value of each.
+Parse = Callable[[Any], Any]
+_COMMON: Mapping[str, Parse] = {
+    "validation/generated.json": dict,
+    "validation/instances.jsonl": list,
+    "initial/answers.jsonl": list,
+    "initial/validation.json": FailureBreakdown.from_dict,
+}
+_OF_A_ROUND: Mapping[str, Parse] = {
+    "generated.json": lambda found: found["rows"],
+    "environment.yaml": Configuration.from_dict,
+    "instances.jsonl": list,
+    "train.jsonl": list,
+    "train_failures.json": list,
+    "answers.jsonl": list,
+    "validation.json": FailureBreakdown.from_dict,
+    "evidence.json": Evidence.from_dict,
+    "design/design.json": lambda found: Configuration.from_dict(found["config"]),
+}
 # What is written last of several files: while it is there, a run makes none of them anew.
 _LAST_OF = {
     "generated.json": "instances.jsonl",
@@ -79,20 +73,21 @@ class Finding:
 
 def examine(root: Path, settings: Settings) -> tuple[int, list[Finding]]:
     """How many files of a run are whole, and which are damaged or missing."""
-    files: list[tuple[Path, Read, int | None]] = [
-        (Path(name), read, None) for name, read in _COMMON
-    ]
+    files: list[tuple[Path, Parse, int | None]] = [(Path(n), p, None) for n, p in _COMMON.items()]
     for round_ in range(settings.loop.rounds):
         folder = Path("rounds", str(round_))
-        files += [(folder / name, read, round_) for name, read in _OF_A_ROUND]
+        files += [(folder / name, parse, round_) for name, parse in _OF_A_ROUND.items()]
     files.pop()  # The last round designs nothing.
     begun = max((i for i, (path, *_) in enumerate(files) if (root / path).exists()), default=-1)
     ends, findings, whole = list(_ends(root, settings)), [], 0
-    for path, read, index in files[: begun + 1]:
+    for path, parse, index in files[: begun + 1]:
         try:
             if not (root / path).exists():
                 raise UserError("missing")
-            read(root / path)
+            if path.name == "train.jsonl":
+                read_log(root / path)  # A kill may have cut its last line in two.
+            else:
+                read_file(root / path, parse)
             whole += 1
         except (UserError, OSError) as error:
             wrong = checks.one_line(error).removeprefix(f"{root / path}: ")
