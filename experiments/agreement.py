@@ -23,6 +23,8 @@ _CODE = ("mapf_jax", "engineer", "learner", "experiments")
 _CODE_FILES = ("*.py", "*.txt", "*.json", "*.yaml")
 # Of a file of weights its size and so much from its middle; other files are read whole.
 _SAMPLE_BYTES = 1 << 16
+# Seconds that a file may take to appear on another host.
+_PATIENCE = 10.0
 
 
 def check_alike(settings: Settings) -> None:
@@ -55,11 +57,8 @@ def check_alike(settings: Settings) -> None:
             raise UserError(f"process {index} differs from process 0: {'; '.join(found)}")
 
 
-def check_shared(root: Path, patience: float = 10.0) -> None:
+def check_shared(root: Path) -> None:
     """Makes sure that all processes reach one and the same folder, and can write there.
-
-    Args:
-      patience: seconds that a file may take to appear on another host.
 
     Raises:
       UserError: on all of them, if the first does not see what another one writes.
@@ -73,7 +72,7 @@ def check_shared(root: Path, patience: float = 10.0) -> None:
     with user_errors():
         distributed.on_all(lambda: _mark(mine))
     try:
-        unseen = distributed.on_first(lambda: _unseen(marks, patience))
+        unseen = distributed.on_first(lambda: _unseen(marks))
     finally:
         mine.unlink(missing_ok=True)
     if unseen:
@@ -90,9 +89,9 @@ def _mark(path: Path) -> None:
         raise UserError(f"workdir={path.parent}: {error}") from error
 
 
-def _unseen(marks: list[Path], patience: float) -> list[int]:
+def _unseen(marks: list[Path]) -> list[int]:
     """The numbers of those that do not appear in time."""
-    end = time.monotonic() + patience
+    end = time.monotonic() + _PATIENCE
     while True:
         unseen = [index for index, mark in enumerate(marks) if not mark.exists()]
         if not unseen or time.monotonic() > end:

@@ -22,15 +22,14 @@ class Interval(NamedTuple):
     high: float
 
 
-def wilson(successes: float, trials: float, level: float = 0.95) -> Interval:
-    """The score interval of a proportion (Wilson, "Probable inference", 1927).
+def wilson(successes: float, trials: float) -> Interval:
+    """The 95 % score interval of a proportion (Wilson, "Probable inference", 1927).
 
     SciPy's takes whole numbers only; this one also an effective number of trials.
 
     Args:
       successes: of the trials, from 0 to `trials`.
       trials: at least 0; with none the interval is all of [0, 1].
-      level: of confidence, in (0, 1).
 
     Returns:
       Both ends in [0, 1].
@@ -42,7 +41,7 @@ def wilson(successes: float, trials: float, level: float = 0.95) -> Interval:
         raise ValueError(f"successes={successes}: allowed are numbers from 0 to trials={trials}")
     if trials == 0:
         return Interval(0.0, 1.0)
-    z = float(scipy.special.ndtri((1 + level) / 2))
+    z = float(scipy.special.ndtri(0.975))
     ratio, shrink = successes / trials, 1 + z * z / trials
     middle = ratio + z * z / (2 * trials)
     reach = z * math.sqrt(ratio * (1 - ratio) / trials + (z / (2 * trials)) ** 2)

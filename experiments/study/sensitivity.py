@@ -164,20 +164,19 @@ def held_out_gap(values: npt.NDArray[np.float64]) -> list[float]:
     return gaps
 
 
-def seeds_needed(difference: float, residual: float, power: float = _POWER) -> int | None:
-    """Seeds at which a paired t-test sees a difference with this power; None above 1,000.
+def seeds_needed(difference: float, residual: float) -> int | None:
+    """Seeds at which a paired t-test sees a difference with a power of 0.8; None above 1,000.
 
     Args:
       difference: of two means.
       residual: variance of a run beside what configuration and seed explain.
-      power: probability that the test is significant.
     """
     if difference <= 0:
         return None
     for n in range(2, _MOST_SEEDS + 1):
         critical = scipy.special.stdtrit(n - 1, (1 + LEVEL) / 2)
         effect = difference / np.sqrt(2 * residual / n) if residual else np.inf
-        if not np.isfinite(effect) or scipy.stats.nct.sf(critical, n - 1, effect) >= power:
+        if not np.isfinite(effect) or scipy.stats.nct.sf(critical, n - 1, effect) >= _POWER:
             return n
     return None
 
