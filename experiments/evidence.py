@@ -1,7 +1,7 @@
 """What a run knows of its finished rounds, gathered from the files in its folder."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -70,20 +70,17 @@ def _training_evidence(store: RunStore, folder: Path) -> TrainingEvidence:
     lines = store.read(folder / "train.jsonl")
     rows = store.read(folder / "generated.json")["rows"]
     asked = store.read(folder / "environment.yaml")
-    valid: dict[str, float] = {}
-    for name in rows:
-        seen = [line[f"task/valid_{name}"] for line in lines if f"task/valid_{name}" in line]
-        if seen:
-            valid[name] = round(float(np.mean(seen)), 4)
-    rewards = [line["reward"] for line in lines]
+
+    def mean(name: str, of: Sequence[Mapping[str, float]] = lines) -> float:
+        return round(float(np.mean([line[name] for line in of])), 4)
+
+    drawn = {row: [line for line in lines if f"task/valid_{row}" in line] for row in rows}
     return TrainingEvidence(
         steps=len(lines),
-        reward=round(float(np.mean(rewards)), 4),
-        reward_last=round(float(np.mean(rewards[-max(1, len(rewards) // 4) :])), 4),
-        nondegenerate_fraction=round(
-            float(np.mean([line["nondegenerate_fraction"] for line in lines])), 4
-        ),
-        valid_rate=valid,
+        reward=mean("reward"),
+        reward_last=mean("reward", lines[-max(1, len(lines) // 4) :]),
+        nondegenerate_fraction=mean("nondegenerate_fraction"),
+        valid_rate={row: mean(f"task/valid_{row}", of) for row, of in drawn.items() if of},
         asked={str(name): numbers for name, numbers in asked.items()},
         achieved={name: row["achieved"] for name, row in rows.items()},
     )
