@@ -130,7 +130,9 @@ class DesignTask(Task):
     space: ConfigurationSpace
     progress: Callable[[Configuration], float]
     trigger: str = ""
-    _found: dict[Configuration, float] = dataclasses.field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self._once = functools.cache(self.progress)
 
     def __len__(self) -> int:
         return 1
@@ -153,11 +155,9 @@ class DesignTask(Task):
                 records.append({"reason": reading.reason})
                 continue
             config, repairs = proposal.project(reading, self.config, self.space)
-            if config not in self._found:
-                self._found[config] = float(self.progress(config))
-                if not np.isfinite(self._found[config]):
-                    raise ValueError(f"progress={self._found[config]}: allowed are finite numbers")
-            progress = self._found[config]
+            progress = self._once(config)
+            if not np.isfinite(progress):
+                raise ValueError(f"progress={progress}: allowed are finite numbers")
             rewards[i] = np.clip(progress, -1.0, 1.0)
             records.append(
                 {"config": config.to_dict(), "progress": progress, "repairs": list(repairs)}
