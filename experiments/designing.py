@@ -11,7 +11,7 @@ import yaml
 from engineer import analysis, controls, curricula, designers, grammar
 from engineer.context import Message
 from engineer.designers import Designer, Generate
-from engineer.endpoint import Endpoint, RefusedError
+from engineer.endpoint import Endpoint, RefusedError, Server
 from engineer.proposal import render_config
 from engineer.record import RunRecord
 from engineer.space import Configuration, ConfigurationSpace
@@ -141,11 +141,9 @@ def make_designer(
     if name in (*MODEL_DESIGNERS, "endpoint"):
         if name == "endpoint":
             generate = _asked_once(
-                Endpoint(
-                    **dataclasses.asdict(engineer.endpoint),
-                    max_tokens=engineer.max_new_tokens,
-                    temperature=engineer.temperature,
-                )
+                engineer.endpoint,
+                max_tokens=engineer.max_new_tokens,
+                temperature=engineer.temperature,
             )
         greedy = name != "endpoint" and engineer.temperature == 0
         designer = designers.ModelDesigner(
@@ -181,7 +179,7 @@ def make_judge(settings: Settings) -> Generate | None:
       ValueError: the address of its server is none.
     """
     judge = settings.engineer.judge
-    return _asked_once(Endpoint(**dataclasses.asdict(judge))) if judge.url else None
+    return _asked_once(judge) if judge.url else None
 
 
 def design_round(
@@ -218,8 +216,9 @@ def design_round(
     store.write(folder / "design.json", design.to_dict())
 
 
-def _asked_once(endpoint: Generate) -> Generate:
+def _asked_once(server: Server, **options: Any) -> Generate:
     """Of several processes the first asks the server, and tells the others what it said."""
+    endpoint = Endpoint(**dataclasses.asdict(server), **options)
 
     def generate(chat: Sequence[Message], seed: int) -> str:
         return distributed.on_first(lambda: endpoint(chat, seed))
