@@ -60,11 +60,6 @@ class _Study:
         return self.family.texts.label
 
     @property
-    def level(self) -> str:
-        """The level of all intervals."""
-        return f"{100 * self.found['level']:.0f}\N{NO-BREAK SPACE}%"
-
-    @property
     def starts(self) -> list[Found]:
         """The validations before training."""
         return [run["points"][0] for run in self.found["runs"] if run["points"]]
@@ -102,7 +97,7 @@ def page(root: Path, gallery: Gallery) -> str:
         title=f"Study {found['name']}",
         study=found,
         labels=study.labels,
-        level=study.level,
+        level=f"{100 * found['level']:.0f}\N{NO-BREAK SPACE}%",
         alpha=1 - found["level"],
         finished=study.finished,
         label=study.label,

@@ -14,14 +14,7 @@ import numpy as np
 
 from engineer.space import Configuration, ConfigurationSpace, Parameter, ordered_rows
 from engineer.texts import plain_texts
-from experiments.families.family import (
-    NOT_SCORED,
-    SCORED,
-    Family,
-    Generated,
-    Problem,
-    Record,
-)
+from experiments.families.family import NOT_SCORED, SCORED, Family, Generated, Problem, Record
 from experiments.families.sandbox import OutOfTimeError, Sandbox, SandboxError
 from learner import checks
 from learner.devices import distributed
@@ -148,6 +141,7 @@ class ReasoningGym(Family):
     """
 
     validation_options = ("levels", "seconds", "instruction")
+    reward = "the score of the answer by the rule of its data set, from 0 to 1"
 
     def __init__(self, options: ReasoningGymOptions, names: str) -> None:
         family = f"family='reasoning_gym:{names}'"
@@ -245,11 +239,6 @@ class ReasoningGym(Family):
         arguments = *problem["source"], problem["question"], given
         score = sandbox().call("score", *arguments, seconds=self.options.seconds)
         return {"failed": [] if score >= RIGHT else ["right"], "reward": score}
-
-    @property
-    def reward(self) -> str:
-        """The data set's own score."""
-        return "the score of the answer by the rule of its data set, from 0 to 1"
 
     def failure(self, check: str) -> str:
         """In words."""
