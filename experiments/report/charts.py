@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import itertools
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -70,15 +71,9 @@ class Lines:
     def table(self) -> Table:
         """Every number that is drawn, a row for each point."""
         rows = [
-            (
-                line.name,
-                x,
-                line.y[i],
-                line.low[i] if line.low else None,
-                line.high[i] if line.high else None,
-            )
+            (line.name, *point)
             for line in self.series
-            for i, x in enumerate(line.x)
+            for point in itertools.zip_longest(line.x, line.y, line.low, line.high)
         ]
         return Table(self.title, ("series", self.x_label, self.y_label, "low", "high"), rows)
 
@@ -110,27 +105,22 @@ class Lines:
 
     def _draw_line(self, axes: Any, x: Sequence[float], line: Series) -> None:
         y, low, high = (np.array(values, float) for values in (line.y, line.low, line.high))
-        colour, marker = style.LIGHT["ink"], "o"
-        dashes: tuple[float, ...] = ()
-        if line.look is not None:
-            look = style.look(line.look)
-            colour, marker, dashes = look.light, look.marker, look.dashes
+        look = style.look(line.look)
         if line.faint:
-            axes.plot(x, y, color=colour, linewidth=0.7, alpha=0.45)
+            axes.plot(x, y, color=look.light, linewidth=0.7, alpha=0.45)
             return
-        (drawn,) = axes.plot(
+        axes.plot(
             x,
             y,
-            color=colour,
-            marker=marker if self.markers else None,
+            color=look.light,
+            marker=look.marker if self.markers else None,
             markeredgewidth=0,
+            dashes=look.dashes,
             linewidth=2.6 if line.look is None else None,
             label=line.name,
         )
-        if dashes:
-            drawn.set_dashes(dashes)
         if line.low:
-            axes.vlines(x, low, high, color=colour, linewidth=1.2)
+            axes.vlines(x, low, high, color=look.light, linewidth=1.2)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,8 +31,13 @@ LIGHT: dict[str, str] = _PALETTE["light"]
 DARK: dict[str, str] = _PALETTE["dark"]
 
 
-def look(index: int) -> Look:
-    """The look of the line of that number; beyond the colours the shapes are other ones."""
+def look(index: int | None) -> Look:
+    """The look of the line of that number; beyond the colours the shapes are other ones.
+
+    With None that of what is common to all others.
+    """
+    if index is None:
+        return Look(LIGHT["ink"], DARK["ink"], "o", ())
     colour = LOOKS[index % len(LOOKS)]
     shape = LOOKS[(index + index // len(LOOKS)) % len(LOOKS)]
     return dataclasses.replace(colour, marker=shape.marker, dashes=shape.dashes)
