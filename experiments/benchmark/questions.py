@@ -164,15 +164,10 @@ def _read_sources(sources: Sequence[str]) -> Iterator[dict[str, Any]]:
         # The name of a file, or else of its folder, may tell the wait-ratio subset.
         names = (Path(source).stem, Path(source).parent.name)
         subset = next((_SUBSETS[found[-1]] for found in map(_SUBSET.findall, names) if found), None)
-        try:
-            with Path(source).open("rb") as file:
-                for where, record in formats.numbered_records(file, source):
-                    if hub_records.is_published(record):
-                        yield _from_published(record, where, subset)
-                    else:
-                        yield _from_ours(record, where, subset)
-        except OSError as error:
-            raise ValueError(f"set={source}: {error.strerror}") from error
+        with Path(source).open("rb") as file:
+            for where, record in formats.numbered_records(file, source):
+                read = _from_published if hub_records.is_published(record) else _from_ours
+                yield read(record, where, subset)
 
 
 def _from_ours(record: dict[str, Any], where: str, subset: float | None) -> dict[str, Any]:

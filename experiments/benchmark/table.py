@@ -255,19 +255,16 @@ class Results:
         for one in self.outcomes:
             tokens = one.tokens()
             rows.append(
-                (
-                    one.name,
-                    f"{int(one.answered.sum()):,} of {len(self.questions):,}",
-                    *(self._cell(one, Group(), metric) for metric in METRICS),
-                    one.truncated(),
-                    None if tokens is None else round(tokens["mean"]),
-                    None if tokens is None else tokens["total"],
-                )
+                {
+                    "model": one.name,
+                    "answers": f"{int(one.answered.sum()):,} of {len(self.questions):,}",
+                    **{metric: self._cell(one, Group(), metric) for metric in METRICS},
+                    "cut off": one.truncated(),
+                    "tokens an answer": tokens and round(tokens["mean"]),
+                    "tokens": tokens and tokens["total"],
+                }
             )
-        columns = ("model", "answers", "valid", "optimal", "cut off", "tokens an answer", "tokens")
-        return Table(
-            "All answers", columns, rows, "Fractions are means over agents and lake sizes."
-        )
+        return Table.of("All answers", rows, "Fractions are means over agents and lake sizes.")
 
     def _by_wait(self, metric: str) -> Table:
         counts = [*sorted({group.num_agents for group in self.groups if group.num_agents}), None]
@@ -294,19 +291,19 @@ class Results:
         return Table(f"{metric.capitalize()} by wait-ratio subset", columns, rows, note)
 
     def _checks(self) -> Table:
-        rows = [
-            (
-                one.label,
-                *(f"{100 * n / max(len(one.records), 1):.1f}" for n in one.failed().values()),
-            )
-            for one in self.outcomes
-        ]
-        columns = ("model", *(name.replace("_", " ") for name in mapf_jax.CHECKS))
-        note = (
+        rows = []
+        for one in self.outcomes:
+            failed = {
+                name.replace("_", " "): f"{100 * count / max(len(one.records), 1):.1f}"
+                for name, count in one.failed().items()
+            }
+            rows.append({"model": one.label, **failed})
+        return Table.of(
+            "Checks failed, percent of the answers",
+            rows,
             "An answer that cannot be read fails them all, one about another number of agents all "
-            "but the first."
+            "but the first.",
         )
-        return Table("Checks failed, percent of the answers", columns, rows, note)
 
     def notes(self) -> list[str]:
         """Paragraphs on what the tables show and what they do not."""

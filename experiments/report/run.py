@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,11 +75,15 @@ def _changed(settings: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     ]
 
 
+def _sum(values: Iterable[float | None]) -> float | None:
+    """The sum of what is known; None if nothing is."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
 def _seconds(steps: Sequence[Mapping[str, float]], part: str) -> float | None:
     """The time of a part of the training steps; None if no step says."""
-    name = f"machine/{part}_seconds"
-    known = [step[name] for step in steps if name in step]
-    return sum(known) if known else None
+    return _sum(step.get(f"machine/{part}_seconds") for step in steps)
 
 
 def _cost(run: Run) -> list[tuple[str, list[float | None]]]:
@@ -105,11 +109,8 @@ def _cost(run: Run) -> list[tuple[str, list[float | None]]]:
             *(_seconds(each.steps, part) for part in _PARTS),
         ]
         rows.append((f"round {each.index}", numbers))
-    totals: list[float | None] = []
-    for column in zip(*(numbers for _, numbers in rows), strict=True):
-        known = [value for value in column if value is not None]
-        totals.append(sum(known) if known else None)
-    return [*rows, ("all", totals)]
+    columns = zip(*(numbers for _, numbers in rows), strict=True)
+    return [*rows, ("all", list(map(_sum, columns)))]
 
 
 # Validation
