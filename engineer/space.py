@@ -105,11 +105,8 @@ class Configuration:
 
     @classmethod
     def from_cells(cls, cells: Mapping[Cell, float]) -> "Configuration":
-        """The inverse of `cells`; the names come in the order of their first cell."""
-        table = by_row(cells)
-        parameters = tuple(next(iter(table.values()), {}))
-        values = tuple(tuple(numbers[name] for name in parameters) for numbers in table.values())
-        return cls(tuple(table), parameters, values)
+        """The inverse of `cells`, with rows and errors as of `from_dict`."""
+        return cls.from_dict(by_row(cells))
 
 
 @dataclasses.dataclass(frozen=True)

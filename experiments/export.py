@@ -66,7 +66,8 @@ def export(run: str, out: Path, mesh: MeshSettings, dtype: str | None = None) ->
     return checkpoint
 
 
-def _parser() -> argparse.ArgumentParser:
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit status: 0, 1 for what the user can mend, 130."""
     parser = argparse.ArgumentParser(
         prog="python -m experiments.export",
         description="Write what a run has trained as a Hugging Face checkpoint.",
@@ -76,12 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--out", required=True, type=Path, help="folder of the checkpoint, new or empty")
     add("--dtype", choices=DTYPES, help="of the files; by default that of the trained weights")
     add("--mesh", default="1x1x1", help="devices DATAxFSDPxTENSOR to load on (%(default)s)")
-    return parser
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command and returns its exit status: 0, 1 for what the user can mend, 130."""
-    arguments = _parser().parse_args(argv)
+    arguments = parser.parse_args(argv)
     process.quieten()
     try:
         with user_errors():

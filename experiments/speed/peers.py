@@ -85,12 +85,12 @@ def jumanji(task: Task) -> Measurements:
     from jumanji.environments.routing.connector.generator import UniformRandomGenerator
 
     connector = Connector(generator=UniformRandomGenerator(grid_size=8, num_agents=4))
-    yield from _of_jumanji(task, "Connector 8x8", connector, 4)
+    yield from _of_jumanji(task, "Connector 8x8", connector)
     for name in ("LevelBasedForaging-v0", "RobotWarehouse-v0"):
-        yield from _of_jumanji(task, name, library.make(name), None)
+        yield from _of_jumanji(task, name, library.make(name))
 
 
-def _of_jumanji(task: Task, name: str, environment: Any, agents: int | None) -> Measurements:
+def _of_jumanji(task: Task, name: str, environment: Any) -> Measurements:
     import jax
     import jax.numpy as jnp
     from jumanji.wrappers import AutoResetWrapper
@@ -103,7 +103,7 @@ def _of_jumanji(task: Task, name: str, environment: Any, agents: int | None) -> 
         return state, timestep.reward
 
     return _scanned(
-        task, ("jumanji", name, agents or values.shape[0], True),
+        task, ("jumanji", name, values.shape[0], True),
         reset=lambda key: env.reset(key)[0],
         step=step,
         draw=lambda key: jax.random.randint(key, values.shape, 0, values),
