@@ -17,7 +17,7 @@ from engineer.space import Configuration
 from experiments.families.family import Family, Generated, GeneratedRow, Problem
 from experiments.families.lakes import tiny_tokenizer
 from experiments.families.lakes.options import LakesOptions
-from experiments.families.lakes.texts import FAILURES, TEXTS, TEXTS_BY_AGENTS, lake_space
+from experiments.families.lakes.texts import FAILURES, REWARD, TEXTS, TEXTS_BY_AGENTS, lake_space
 from learner.chat import Completion, Message
 from learner.devices import distributed
 from learner.training.task import Scores
@@ -177,13 +177,7 @@ class Lakes(Family):
     @property
     def reward(self) -> str:
         """Accuracy and length, and how they are weighted."""
-        reward = self.options.reward
-        return (
-            "w_acc times accuracy plus w_len times length; accuracy is 0 for an answer that is "
-            "not valid and 1 - 0.7 gap / (2 optimum), at least 0.3, for a valid one; length is 0 "
-            f"up to {reward.short_length} tokens and falls to -1 at {reward.long_length}; the "
-            "weights go from 0.5 and 0.5 to 0.8 and 0.2 as answers get short"
-        )
+        return REWARD.format(**dataclasses.asdict(self.options.reward))
 
     def failure(self, check: str) -> str:
         """In words, such as "hole entered"."""

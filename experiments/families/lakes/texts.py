@@ -23,6 +23,8 @@ _WORDS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
 
 FAILURES: Mapping[str, str] = _WORDS.pop("failures")
 """What to call failing each check."""
+REWARD: str = _WORDS.pop("reward")
+"""The reward in words; its fields are those of `RewardConfig`."""
 
 TEXTS = FamilyTexts(label="size", checks=CHECKS, alone=("parsable", "agent_count"), **_WORDS)
 """The family of frozen lakes."""
