@@ -23,6 +23,7 @@ from experiments import store as files
 from experiments.errors import user_errors
 from experiments.pages import render
 from experiments.study import command, sensitivity
+from experiments.study.results import labels
 from experiments.study.variants import Study, Variant
 
 _CONFIG = command_line.define_config()
@@ -58,8 +59,14 @@ def main(argv: Sequence[str]) -> None:
             result = sensitivity.analyse(found, family().space)
         files.write_json(root / "sensitivity.json", result)
         sentence = sensitivity.verdict(result)
-        text = render("sensitivity.md", found=found, result=result, sentence=sentence)
-        files.write_text(root / "sensitivity.md", text)
+        page = render(
+            "sensitivity.md",
+            found=found,
+            labels=labels(found),
+            result=result,
+            sentence=sentence,
+        )
+        files.write_text(root / "sensitivity.md", page)
         return sentence
 
     command.run(argv, load, conclude)

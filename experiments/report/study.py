@@ -45,7 +45,7 @@ class _Study:
     @property
     def labels(self) -> dict[str, str]:
         """What to call each variant, by name."""
-        return {variant["name"]: variant["label"] for variant in self.found["variants"]}
+        return study_results.labels(self.found)
 
     @property
     def finished(self) -> dict[str, list[Found]]:

@@ -10,8 +10,10 @@ import ml_collections
 from absl import app, flags
 
 from experiments.errors import UserError
+from experiments.pages import render
 from experiments.progress import Reporter
 from experiments.study import runs
+from experiments.study.results import labels
 from experiments.study.variants import Study
 from learner import checks
 from learner.devices import preemption
@@ -55,7 +57,8 @@ def run(
             study = study.with_seeds(_SEEDS.value)
         workers = None if _TABLES_ONLY.value else _WORKERS.value
         found, whole = runs.compute(root, study, base, workers, reporter)
-        _summarize(found, reporter)
+        for line in render("summary.md", found=found, labels=labels(found)).splitlines():
+            reporter.line(line)
         if conclude is not None:
             reporter.line(conclude(root, found))
     except (UserError, OSError) as error:
@@ -66,22 +69,3 @@ def run(
     reporter.line(f"done in {time.monotonic() - begin:.0f} s; tables: {root / 'comparison.md'}")
     if found["state"]["failed"]:
         sys.exit(1)
-
-
-def _summarize(found: dict[str, Any], reporter: Reporter) -> None:
-    """Prints the first metric of every variant, and the runs that failed."""
-    labels = {variant["name"]: variant["label"] for variant in found["variants"]}
-    metric = found["metrics"][0]
-    state = found["state"]
-    reporter.line(
-        f"{state['finished']} of {state['planned']} runs finished, {state['failed']} failed; "
-        f"{metric['label']}:"
-    )
-    for row in found["comparison"]:
-        if row["metric"] == metric["name"] and row["mean"] is not None:
-            reporter.line(
-                f"  {labels[row['variant']]}: {row['mean']:.1%} over {len(row['values'])} seeds"
-            )
-    for run in found["runs"]:
-        if run["status"] == "failed":
-            reporter.line(f"  {labels[run['variant']]}, seed {run['seed']} failed: {run['error']}")

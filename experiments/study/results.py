@@ -358,8 +358,12 @@ def paired(differences: Mapping[int, float]) -> dict[str, Any]:
 
 def markdown(found: Mapping[str, Any]) -> str:
     """`comparison.md`, from what `study.json` holds."""
-    labels = {variant["name"]: variant["label"] for variant in found["variants"]}
-    return render("comparison.md", found=found, labels=labels, shortfalls=shortfalls(found))
+    return render("comparison.md", found=found, labels=labels(found), shortfalls=shortfalls(found))
+
+
+def labels(found: Mapping[str, Any]) -> dict[str, str]:
+    """What to call each variant, by name."""
+    return {variant["name"]: variant["label"] for variant in found["variants"]}
 
 
 def shortfalls(found: Mapping[str, Any]) -> list[str]:

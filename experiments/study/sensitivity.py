@@ -17,6 +17,7 @@ import scipy.stats
 from engineer.analysis import expected_signal
 from engineer.space import Cell, Configuration, ConfigurationSpace
 from experiments.families import Family
+from experiments.pages import paragraphs
 from experiments.study.results import LEVEL, paired
 
 REFERENCE = "validation"
@@ -183,12 +184,4 @@ def seeds_needed(difference: float, residual: float) -> int | None:
 
 def verdict(result: Mapping[str, Any]) -> str:
     """The result in one sentence."""
-    gap, detectable = result["best_minus_worst"]["mean"], result["detectable"]
-    flat = gap < ENOUGH * detectable
-    return (
-        f"{'FLAT: ' if flat else ''}best minus worst {100 * gap:.1f} points, "
-        f"{gap / detectable if detectable else float('inf'):.1f} times what {SEEDS} seeds can "
-        f"detect ({100 * detectable:.1f} points); {'below' if flat else 'at least'} "
-        f"{ENOUGH:g} times, so a comparison of designers "
-        f"{'would hardly show a difference' if flat else 'can show a difference'} here"
-    )
+    return paragraphs("verdict.md", result=result, seeds=SEEDS, enough=ENOUGH)[0]
