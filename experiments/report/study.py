@@ -18,7 +18,7 @@ from experiments.report import answers, style
 from experiments.report.charts import Estimate, Estimates, Gallery, Lines, Series
 from experiments.report.reading import Run, is_run, read_json, read_run
 from experiments.settings import family_of
-from experiments.statistics import holm, minimum_detectable_difference
+from experiments.statistics import minimum_detectable_difference
 from experiments.study import results as study_results
 
 FILE = "study.json"
@@ -204,11 +204,9 @@ def _pairs(study: _Study, rows: Sequence[Found]) -> dict[str, Any] | None:
         }
         if common:
             pairs[one["variant"], other["variant"]] = study_results.paired(common)
-    tested = [pair for pair in pairs.values() if pair["p"] is not None]
+    tested = study_results.correct(pairs.values(), "holm")
     if not tested:
         return None
-    for pair, p in zip(tested, holm([pair["p"] for pair in tested]), strict=True):
-        pair["holm"] = p
     alpha = 1 - study.found["level"]
     return {
         "header": ["variant", "mean", *(study.labels[row["variant"]] for row in ranked)],

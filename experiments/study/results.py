@@ -56,8 +56,9 @@ spread Student's interval would be a point, and any such difference certain.
 """
 
 import collections
+import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,8 @@ def write(
     parts = {
         part: {name: budget[part] for name, budget in budgets.items()} for part in Budget._fields
     }
-    equal = {part for part, values in parts.items() if len(set(values.values())) == 1}
+    differs = {part: values for part, values in parts.items() if len(set(values.values())) > 1}
+    equal = {p: value for p, value in budgets[study.reference].items() if p not in differs}
     points = [point for run in runs for point in run["points"]]
     versions = [
         path
@@ -139,18 +141,10 @@ def write(
             **{name: statuses.count(name) for name in ("finished", "failed", "missing")},
         },
         "variants": [
-            {
-                "name": variant.name,
-                "label": variant.label,
-                "changes": dict(variant.changes),
-                "budget": budgets[variant.name],
-            }
+            {**dataclasses.asdict(variant), "budget": budgets[variant.name]}
             for variant in study.variants
         ],
-        "budget": {
-            "equal": {part: parts[part][study.reference] for part in parts if part in equal},
-            "differs": {part: values for part, values in parts.items() if part not in equal},
-        },
+        "budget": {"equal": equal, "differs": differs},
         "base": settings[study.reference][study.seeds[0]].to_dict(),
         "versions": files.read_file(versions[0]) if versions else None,
         "rows": list(points[0]["by_row"]) if points else [],
@@ -293,19 +287,24 @@ def compare(study: Study, runs: Sequence[Mapping[str, Any]]) -> list[dict[str, A
             for name, of_seed in scores.items()
         }
         reference = values[study.reference]
-        rows = []
+        differences = {}
         for name, of_seed in values.items():
             common = {s: of_seed[s] - reference[s] for s in of_seed if s in reference}
-            difference = None if name == study.reference else {**paired(common), "p_holm": None}
-            row = {"metric": metric, "variant": name, **_mean(of_seed), "difference": difference}
-            rows.append(row)
-        tested = [d for row in rows if (d := row["difference"]) and d["p"] is not None]
-        if tested:
-            adjusted = statistics.holm([difference["p"] for difference in tested])
-            for difference, p in zip(tested, adjusted, strict=True):
-                difference["p_holm"] = p
-        comparison += rows
+            if name != study.reference:
+                differences[name] = {**paired(common), "p_holm": None}
+            row = {"metric": metric, "variant": name, **_mean(of_seed)}
+            comparison.append({**row, "difference": differences.get(name)})
+        correct(differences.values(), "p_holm")
     return comparison
+
+
+def correct(differences: Iterable[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    """Adds p-values after Holm's correction under a name; returns those that have any."""
+    tested = [difference for difference in differences if difference["p"] is not None]
+    adjusted = statistics.holm([difference["p"] for difference in tested])
+    for difference, p in zip(tested, adjusted, strict=True):
+        difference[name] = p
+    return tested
 
 
 def _scores(points: Sequence[Mapping[str, Any]]) -> dict[str, float]:
