@@ -150,7 +150,8 @@ class _Panel:
     name: str
     title: str
     unit: str
-    lines: Mapping[str, str]
+    lines: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    lines_by_group: str = ""
     scale: float = 1.0
     y_range: tuple[float, float] | None = None
     often_zero: bool = False
@@ -160,7 +161,6 @@ _PANELS = [
     _Panel(**fields)
     for fields in yaml.safe_load(Path(__file__).with_name("panels.yaml").read_text())
 ]
-_BY_GROUP = "task/valid_"
 
 
 def _window(run: Run) -> int:
@@ -171,30 +171,25 @@ def _window(run: Run) -> int:
 def _training(run: Run) -> Iterator[Lines]:
     steps, window = run.steps, _window(run)
     begins = [0, *itertools.accumulate(len(each.steps) for each in run.rounds)][: len(run.rounds)]
-    keys = dict.fromkeys(key for step in steps for key in step if key.startswith(_BY_GROUP))
-    by_group = _Panel(
-        f"training_valid_by_{run.label}",
-        f"valid training answers by {run.label}",
-        "percent",
-        {key: f"{run.label} {key.removeprefix(_BY_GROUP)}" for key in keys},
-        100,
-        (0, 100),
-    )
-    for panel in (*_PANELS[:2], by_group, *_PANELS[2:]):
+    for panel in _PANELS:
+        names = dict(panel.lines)
+        if prefix := panel.lines_by_group:
+            keys = (key for step in steps for key in step if key.startswith(prefix))
+            names = {key: f"{run.label} {key.removeprefix(prefix)}" for key in keys}
         lines: list[Series] = []
-        for i, (key, name) in enumerate(panel.lines.items()):
+        for i, (key, name) in enumerate(names.items()):
             known = [(n, step[key]) for n, step in enumerate(steps, 1) if step.get(key) is not None]
             if not known or (panel.often_zero and not any(value for _, value in known)):
                 continue
             places = [float(n) for n, _ in known]
             values = [panel.scale * value for _, value in known]
-            if window > 1 and len(panel.lines) == 1:
+            if window > 1 and len(names) == 1:
                 lines.append(Series(f"{name}, every step", places, values, look=i, faint=True))
             lines.append(Series(name, places, running_mean(values, window), look=i))
         if lines:
             yield Lines(
-                panel.name,
-                panel.title,
+                panel.name.format(run.label),
+                panel.title.format(run.label),
                 "training step",
                 panel.unit,
                 lines,
