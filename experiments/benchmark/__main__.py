@@ -42,6 +42,7 @@ from learner.qwen3.config import DTYPES
 from mapf_jax import formats
 
 _ANSWERS, _FAILURES, _OPTIONS = "answers.jsonl", "failures.jsonl", "options.json"
+_NOTED = ("tokens", "prompt_tokens", "truncated", "note", "text")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -115,18 +116,9 @@ def verdicts(questions: BenchmarkQuestions, given: Sequence[Given]) -> list[dict
             raise RuntimeError(
                 f"{questions.names[one.row]}: a valid plan costs {-gap} less than the optimum there"
             )
-        made.append(
-            {
-                "id": questions.names[one.row],
-                "optimal": gap == 0 if solved[i] else None,
-                **fields,
-                "tokens": one.tokens,
-                "prompt_tokens": one.prompt_tokens,
-                "truncated": one.truncated,
-                "note": one.note,
-                "text": one.text,
-            }
-        )
+        optimal = gap == 0 if solved[i] else None
+        noted = {name: getattr(one, name) for name in _NOTED}
+        made.append({"id": questions.names[one.row], "optimal": optimal, **fields, **noted})
     return made
 
 
@@ -248,8 +240,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--dtype", choices=DTYPES, help="of activations")
     add("--mesh", help="devices DATAxFSDPxTENSOR, such as 1x8x1")
     add("--rows", type=int, help="answers sampled at a time")
-    server = parser.add_argument_group("models behind a server")
-    add = server.add_argument
+    add = parser.add_argument_group("models behind a server").add_argument
     add("--concurrency", type=int, default=8, help="requests at a time")
     add("--timeout", type=float, default=300.0, help="seconds for one request")
     # With their pauses two minutes: limits are often so many requests a minute.

@@ -157,19 +157,17 @@ class Results:
     def groups(self) -> dict[Group, list[np.ndarray]]:
         """The cells, bool[N] each, of every group that has a number; those of a kind ascending."""
         rows = self.questions.groups
-        found = {}
+        found: dict[Group, list[np.ndarray]] = {}
         for kind in _KINDS:
-            members: dict[Group, dict[tuple[Any, ...], list[int]]] = {}
+            cells: dict[Any, np.ndarray] = collections.defaultdict(
+                lambda: np.zeros(len(rows), bool)
+            )
             for i, row in enumerate(rows):
                 group = Group(**{name: getattr(row, name) for name in kind})
                 if sum(value is not None for value in group) == len(kind):  # All are known.
-                    cells = members.setdefault(group, {})
-                    cells.setdefault(row[:2], []).append(i)
-            for group in sorted(members):
-                cells = members[group]
-                found[group] = [
-                    np.isin(np.arange(len(rows)), cells[cell]) for cell in sorted(cells)
-                ]
+                    cells[group, row[:2]][i] = True
+            for group, cell in sorted(cells):
+                found.setdefault(group, []).append(cells[group, cell])
         return found
 
     @functools.cached_property

@@ -117,6 +117,15 @@ class Run:
         """The metrics of all training steps in order."""
         return [step for each in self.rounds for step in each.steps]
 
+    @property
+    def measures(self) -> dict[int, Mapping[str, Any]]:
+        """The measures of all designs that have any, by the round that each is for."""
+        return {
+            each.index + 1: each.design.measures
+            for each in self.rounds
+            if each.design is not None and each.design.measures is not None
+        }
+
     def option(self, path: str) -> Any:
         """One option by its path, such as "engineer.designer"; None if the run does not know it."""
         found: Any = self.settings

@@ -28,11 +28,6 @@ def page(run: Run, gallery: Gallery) -> str:
       ValueError: a file of the run is damaged.
     """
     failure = run.family.failure
-    measured = {
-        f"for round {each.index + 1}": each.design.measures
-        for each in run.rounds
-        if each.design is not None and each.design.measures is not None
-    }
     charts = {
         "validation": _validation,
         "training": _training,
@@ -54,7 +49,7 @@ def page(run: Run, gallery: Gallery) -> str:
         notes=list(_notes(run)),
         counts=_counts(run),
         labelled=lambda names: [f"{run.label} {name}" for name in names],
-        measured=measured,
+        measured={f"for round {index}": found for index, found in run.measures.items()},
         failures=[failure(c) for _, each in run.validations[:1] for c in each.breakdown.checks],
         answers=answers.of_run(run, _SHOWN),
         files=gallery.names,

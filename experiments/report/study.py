@@ -323,14 +323,10 @@ def _last_configurations(study: _Study) -> dict[str, Any]:
 
 def _measured(study: _Study) -> dict[str, list[Mapping[str, Any]]]:
     """The measures of all designs, by label of their variant."""
-    measured: dict[str, list[Mapping[str, Any]]] = {}
-    for variant, label in study.labels.items():
-        for each in itertools.chain(
-            *(run.rounds for (of, _), run in study.runs.items() if of == variant)
-        ):
-            if each.design is not None and each.design.measures is not None:
-                measured.setdefault(label, []).append(each.design.measures)
-    return measured
+    measured: dict[str, list[Mapping[str, Any]]] = {label: [] for label in study.labels.values()}
+    for (variant, _), run in study.runs.items():
+        measured[study.labels[variant]] += run.measures.values()
+    return {label: found for label, found in measured.items() if found}
 
 
 def _outcomes(study: _Study) -> Iterator[dict[str, Any]]:
