@@ -21,11 +21,13 @@ def _broken_rules(instance: Instance, plan: Plan) -> dict[ViolationKind, jax.Arr
     moves = jax.vmap(functools.partial(dynamics.violations, instance))(before, positions)
     broken = {ViolationKind[name.upper()]: flags for name, flags in vars(moves).items()}
     times = jnp.arange(len(positions))[:, None]
-    for rule, time, cells in (
-        (ViolationKind.WRONG_START, 0, instance.starts),
-        (ViolationKind.GOAL_MISSED, plan.num_steps, instance.goals),
+    # A plan rests after its last step, whatever it says of the number of its steps.
+    last = jnp.clip(plan.num_steps, 0, len(positions) - 1)
+    for rule, time, found, cells in (
+        (ViolationKind.WRONG_START, 0, positions[0], instance.starts),
+        (ViolationKind.GOAL_MISSED, last, positions[-1], instance.goals),
     ):
-        broken[rule] = (times == time) & (positions != cells).any(-1) & instance.active
+        broken[rule] = (times == time) & (found != cells).any(-1) & instance.active
     return broken
 
 

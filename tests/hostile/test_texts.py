@@ -94,7 +94,7 @@ READERS = {
 }
 
 
-@pytest.mark.parametrize("count", [200, pytest.param(50_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [200, pytest.param(8_400, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", READERS)
 def test_reader(name, count):
     read, examples = READERS[name]

@@ -261,3 +261,12 @@ def test_gap_and_padding():
     padded = verify(wide, plans_from_texts([ANSWERS[0]], 5))
     assert padded.valid[0]
     assert padded.cost[0] == 5
+
+
+def test_a_wrong_number_of_steps_hides_no_missed_goal():
+    lake, plan = stack([LAKES[0]]), plans_from_texts([ANSWERS[0]], 2)
+    for steps in (-1, 0, 3, 99):
+        said = dataclasses.replace(plan, num_steps=np.full(1, steps, np.int32))
+        assert verify(lake, said).valid[0]
+        short = dataclasses.replace(said, positions=plan.positions[:, :3])
+        assert not verify(lake, short).goals_reached[0]
