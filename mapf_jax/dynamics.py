@@ -11,7 +11,6 @@ of a border one cell wide around it row by row, from 0: one small integer a cell
 where an absent agent is.
 """
 
-import dataclasses
 from collections.abc import Callable
 
 import chex
@@ -31,28 +30,16 @@ FREE, HOLE, OUTSIDE = range(3)
 ABSENT = 0
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Violations:
-    """Which rule each agent breaks in one step; all bool[..., A]."""
+#: By rule, bool[..., A]: which agents break it.
+Violations = dict[ViolationKind, jax.Array]
 
-    illegal_move: Array
-    out_of_bounds: Array
-    hole: Array
-    vertex: Array
-    swap: Array
 
-    def any(self) -> Array:
-        """bool[..., A], True where an agent breaks any rule."""
-        return self.illegal_move | self.out_of_bounds | self.hole | self.vertex | self.swap
-
-    def kind(self) -> jax.Array:
-        """uint8[..., A], a `ViolationKind` for each agent."""
-        kind = jnp.full(self.vertex.shape, ViolationKind.NONE, jnp.uint8)
-        for field in reversed(dataclasses.fields(self)):
-            number = jnp.uint8(ViolationKind[field.name.upper()])
-            kind = jnp.where(getattr(self, field.name), number, kind)
-        return kind
+def first_broken(violations: Violations) -> jax.Array:
+    """uint8[..., A], the `ViolationKind` of each agent."""
+    kinds = jnp.uint8(ViolationKind.NONE)
+    for kind in sorted(violations, reverse=True):
+        kinds = jnp.where(violations[kind], jnp.uint8(kind), kinds)
+    return kinds
 
 
 def violations(instance: Instance, positions: Array, next_positions: Array) -> Violations:
@@ -70,13 +57,13 @@ def violations(instance: Instance, positions: Array, next_positions: Array) -> V
     hole = inside & blocked[jnp.where(inside, row, 0), jnp.where(inside, column, 0)]
     distance = jnp.abs(next_positions.astype(jnp.int32) - positions.astype(jnp.int32)).sum(-1)
     before, after = _anywhere(positions, active), _anywhere(next_positions, active)
-    return Violations(
-        illegal_move=(distance > 1) & active,
-        out_of_bounds=~inside & active,
-        hole=hole & active,
-        vertex=vertex_conflicts(after),
-        swap=swap_conflicts(before, after),
-    )
+    return {
+        ViolationKind.ILLEGAL_MOVE: (distance > 1) & active,
+        ViolationKind.OUT_OF_BOUNDS: ~inside & active,
+        ViolationKind.HOLE: hole & active,
+        ViolationKind.VERTEX: vertex_conflicts(after),
+        ViolationKind.SWAP: swap_conflicts(before, after),
+    }
 
 
 def vertex_conflicts(cells: Array) -> jax.Array:
@@ -145,6 +132,8 @@ def targets(cells: Array, actions: Array, width: int) -> jax.Array:
 def cell_violations(cells: Array, next_cells: Array, codes: Array) -> Violations:
     """Every rule broken by one simultaneous move of agents that stand on the lake.
 
+    Their moves are never illegal ones.
+
     Args:
       cells: unsigned [A], distinct free cells (or `ABSENT`) before the step.
       next_cells: [A], their `targets`.
@@ -152,13 +141,12 @@ def cell_violations(cells: Array, next_cells: Array, codes: Array) -> Violations
     """
     chex.assert_equal_shape([cells, next_cells, codes])
     active = cells != ABSENT
-    return Violations(
-        illegal_move=jnp.zeros(cells.shape, bool),
-        out_of_bounds=active & (codes == OUTSIDE),
-        hole=active & (codes == HOLE),
-        vertex=vertex_conflicts(next_cells),
-        swap=swap_conflicts(cells, next_cells),
-    )
+    return {
+        ViolationKind.OUT_OF_BOUNDS: jnp.asarray(active & (codes == OUTSIDE)),
+        ViolationKind.HOLE: jnp.asarray(active & (codes == HOLE)),
+        ViolationKind.VERTEX: vertex_conflicts(next_cells),
+        ViolationKind.SWAP: swap_conflicts(cells, next_cells),
+    }
 
 
 def blocked_moves(cells: Array, next_cells: Array, codes: Array) -> Violations:
@@ -175,11 +163,12 @@ def blocked_moves(cells: Array, next_cells: Array, codes: Array) -> Violations:
       cells, next_cells, codes: as `cell_violations`.
 
     Returns:
-      `Violations`, True for those that stay though they wanted to move; `vertex` covers the last
-      two rules.
+      `Violations`, True for those that stay though they wanted to move; VERTEX covers the last two
+      rules.
     """
     broken = cell_violations(cells, next_cells, codes)
-    wanted = jnp.where(broken.out_of_bounds | broken.hole, cells, next_cells)
+    off = broken[ViolationKind.OUT_OF_BOUNDS] | broken[ViolationKind.HOLE]
+    wanted = jnp.where(off, cells, next_cells)
     moves = wanted != cells
     swap = swap_conflicts(cells, wanted)
 
@@ -188,7 +177,7 @@ def blocked_moves(cells: Array, next_cells: Array, codes: Array) -> Violations:
 
     # A chain is stopped one by one, and either its first agent waits or its first two stop at once.
     stays = jax.lax.fori_loop(0, cells.shape[-1] - 1, stop, swap)
-    return dataclasses.replace(broken, vertex=stays & ~swap, swap=swap)
+    return broken | {ViolationKind.VERTEX: stays & ~swap, ViolationKind.SWAP: swap}
 
 
 def _anywhere(positions: Array, active: Array) -> jax.Array:

@@ -11,15 +11,14 @@ from mapf_jax.plans import arrivals
 from mapf_jax.types import INFINITE_COST, Instance, Plan, Verdict, ViolationKind
 
 
-def _broken_rules(instance: Instance, plan: Plan) -> dict[ViolationKind, jax.Array]:
+def _broken_rules(instance: Instance, plan: Plan) -> dynamics.Violations:
     """By rule, bool[T, A]: whether each agent of a single parsable plan breaks it at each time.
 
     A rule about a move is broken at the time of arrival, so all are indexed alike.
     """
     positions = jnp.asarray(plan.positions)
     before = jnp.concatenate([positions[:1], positions[:-1]])
-    moves = jax.vmap(functools.partial(dynamics.violations, instance))(before, positions)
-    broken = {ViolationKind[name.upper()]: flags for name, flags in vars(moves).items()}
+    broken = jax.vmap(functools.partial(dynamics.violations, instance))(before, positions)
     times = jnp.arange(len(positions))[:, None]
     # A plan rests after its last step, whatever it says of the number of its steps.
     last = jnp.clip(plan.num_steps, 0, len(positions) - 1)
@@ -33,10 +32,7 @@ def _broken_rules(instance: Instance, plan: Plan) -> dict[ViolationKind, jax.Arr
 
 def violation_kinds(instance: Instance, plan: Plan) -> jax.Array:
     """int32[T, A], the `ViolationKind` of each agent of a single parsable plan at each time."""
-    kinds = jnp.full(plan.positions.shape[:2], ViolationKind.NONE, jnp.int32)
-    for rule, flags in reversed(_broken_rules(instance, plan).items()):
-        kinds = jnp.where(flags, rule, kinds)
-    return kinds
+    return dynamics.first_broken(_broken_rules(instance, plan)).astype(jnp.int32)
 
 
 def _verify_one(instance: Instance, plan: Plan) -> Verdict:

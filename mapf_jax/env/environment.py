@@ -6,6 +6,7 @@ rewards, ends and observations.
 """
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -180,11 +181,11 @@ class MapfFrozenLake:
         codes = _terrain_at(state, wanted)
         if self.conflict == "fail":  # Nobody moves when anybody breaks a rule.
             violations = dynamics.cell_violations(state.cells, wanted, codes)
-            broken = jnp.asarray(violations.any())
+            broken = functools.reduce(jnp.bitwise_or, violations.values())
             failed = stopped = jnp.any(broken)
         else:
             violations = dynamics.blocked_moves(state.cells, wanted, codes)
-            broken = stopped = jnp.asarray(violations.any())
+            broken = stopped = functools.reduce(jnp.bitwise_or, violations.values())
             failed = jnp.zeros((), bool)
         cells = jnp.where(stopped, state.cells, wanted)
 
@@ -216,7 +217,7 @@ class MapfFrozenLake:
             final_observation=observation,
             action_mask=action_mask,
             info=StepInfo(
-                violation=violations.kind(),
+                violation=dynamics.first_broken(violations),
                 moves=moves.astype(jnp.int8),
                 at_goal=at_goal & active,
                 success=success,
