@@ -179,15 +179,12 @@ class MapfFrozenLake:
         moves = self._slipped(jnp.asarray(actions), key)
         wanted = dynamics.targets(state.cells, moves, self.size)
         codes = _terrain_at(state, wanted)
-        if self.conflict == "fail":  # Nobody moves when anybody breaks a rule.
-            violations = dynamics.cell_violations(state.cells, wanted, codes)
-            broken = functools.reduce(jnp.bitwise_or, violations.values())
-            failed = stopped = jnp.any(broken)
-        else:
-            violations = dynamics.blocked_moves(state.cells, wanted, codes)
-            broken = stopped = functools.reduce(jnp.bitwise_or, violations.values())
-            failed = jnp.zeros((), bool)
-        cells = jnp.where(stopped, state.cells, wanted)
+        fail = self.conflict == "fail"  # Nobody moves when anybody breaks a rule.
+        judge = dynamics.cell_violations if fail else dynamics.blocked_moves
+        violations = judge(state.cells, wanted, codes)
+        broken = functools.reduce(jnp.bitwise_or, violations.values())
+        failed = jnp.any(broken) & fail
+        cells = jnp.where(broken | failed, state.cells, wanted)
 
         at_goal = cells == state.goals  # True of absent agents, too.
         was_at_goal = jnp.asarray(state.cells == state.goals)
