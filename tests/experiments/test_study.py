@@ -460,6 +460,12 @@ def test_unequal_budgets_are_refused():
         UserError, match=r"lakes\.validation_hole_ratio differs between variants, \{'a': 0"
     ):
         apart.settings(bases.tiny_base())
+    again = {"training.degenerate_groups": "resample", "training.max_resamples": 3}
+    further = Study("", (Variant("a", "a"), Variant("b", "b", again)), "a")
+    with pytest.raises(
+        UserError, match=r"answers differs between variants, \{'a': 30720, 'b': 122880\}"
+    ):
+        further.settings(bases.tiny_base())
     free = ("instances", "steps", "updates", "answers")
     dataclasses.replace(study, may_differ=free).settings(bases.tiny_base())
 

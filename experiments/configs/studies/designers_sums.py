@@ -72,5 +72,5 @@ STUDY = dataclasses.replace(
         ),
     ),
     seeds=tuple(range(8)),
-    may_differ=("engineer_steps", "trial_steps"),
+    may_differ=("answers", "engineer_steps", "trial_steps"),  # Answers: of the variant "dynamic".
 )
