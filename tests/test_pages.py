@@ -93,7 +93,12 @@ for command in json.loads(sys.argv[1]):
     streams = contextlib.redirect_stdout(text), contextlib.redirect_stderr(text)
     with streams[0], streams[1], contextlib.suppress(SystemExit):
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-    for name in set(flags.FLAGS) - known:  # Two commands may have one flag.
+    # Two commands may have one flag, or one module that defines some.
+    for module in flags.FLAGS.flags_by_module_dict():
+        parent, _, name = module.rpartition(".")
+        if module.startswith("experiments") and sys.modules.pop(module, None):
+            delattr(sys.modules[parent], name)
+    for name in set(flags.FLAGS) - known:
         delattr(flags.FLAGS, name)
     texts[command] = text.getvalue()
 print(json.dumps(texts))

@@ -34,6 +34,7 @@ def squares(rows):
     return [int(i) ** 2 for i in rows]
 
 (folder / str(index)).mkdir()
+agreement._PATIENCE = 0.5
 settings = Settings()
 told = {
     "gathered": outcome(distributed.gather, "x" * (index + 1)),
@@ -48,7 +49,7 @@ told = {
     "alike": agreement.check_alike(settings),
     "seed": outcome(agreement.check_alike, dataclasses.replace(settings, seed=index)),
     "shared": agreement.check_shared(folder),
-    "own": outcome(agreement.check_shared, folder / str(index), 0.5),
+    "own": outcome(agreement.check_shared, folder / str(index)),
     "met": any(distributed.gather(False)),
     "left": distributed.on_first(lambda: sorted(str(p.name) for p in folder.rglob("*"))),
     "lost": [
