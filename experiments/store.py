@@ -162,6 +162,11 @@ class RunStore:
                 f"workdir={self.root}: the run there was started by a version whose options had "
                 "other names; finish it with that version, or use another --workdir"
             )
+        same_file = digest == read_file(
+            self.root / "versions.json", lambda found: found.get("family")
+        )
+        if same_file and digest and _attribute(before["family"]) == _attribute(now["family"]):
+            before["family"] = now["family"]  # The file may have moved.
         more_rounds = read_file(path, lambda found: found["loop"]["rounds"]) < now["loop"]["rounds"]
         free = (*FREE, "loop.rounds") if more_rounds else FREE
         changed = sorted(differences(before, now))
@@ -171,14 +176,14 @@ class RunStore:
                 f"workdir={self.root}: the run there was started with other options "
                 f"({'; '.join(fixed)}); use those, or another --workdir"
             )
-        if read_file(self.root / "versions.json", lambda found: found.get("family")) != digest:
+        if not same_file:
             raise UserError(
                 f"family={settings.family!r}: the file has changed since the run in {self.root} "
                 "was started; use another --workdir"
             )
         if changed:
             append_log(self.root / CHANGES, [{"changed": changed}])
-            write_json(path, now)
+        write_json(path, now)
         return changed
 
     def finished(self, settings: Settings) -> Path | None:
@@ -187,6 +192,10 @@ class RunStore:
         page = self.root / "report.html"
         whole = last.exists() and page.exists() and page.stat().st_mtime >= last.stat().st_mtime
         return page if whole else None
+
+
+def _attribute(family: str) -> str:
+    return family.rpartition(":")[2]
 
 
 def family_digest(settings: Settings) -> str:

@@ -347,6 +347,13 @@ def test_a_run_goes_on_only_with_the_same_file(tmp_path):
     settings, store = from_config({"family": f"{path}:family"}), RunStore(tmp_path / "run")
     store.claim(settings)
     store.claim(settings)
+    moved = tmp_path / "moved.py"
+    moved.write_text("family = 1")
+    assert store.claim(from_config({"family": f"{moved}:family"})) == []
+    assert json.loads((store.root / "config.json").read_text())["family"] == f"{moved}:family"
+    with pytest.raises(UserError, match="with other options"):
+        store.claim(from_config({"family": f"{moved}:other"}))
+    assert store.claim(settings) == []
     path.write_text("family = 2")
     with pytest.raises(UserError, match="the file has changed since the run"):
         store.claim(settings)
