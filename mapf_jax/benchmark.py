@@ -6,12 +6,15 @@ instances, 10 for each hole ratio .1 to .5. The published instances are another 
 """
 
 import dataclasses
+import hashlib
 import itertools
+import json
 from collections.abc import Sequence
 
 import jax
 import numpy as np
 
+from mapf_jax import formats
 from mapf_jax.environment_config import num_holes
 from mapf_jax.generator import (
     CandidatePool,
@@ -28,6 +31,8 @@ LARGEST_SIZE = 10
 HOLE_RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5)
 WAIT_RATIOS = (0.25, 0.5, 0.75)
 PER_HOLE_RATIO = 10
+#: `checksum` of the set of seed 0, by which figures of different people compare.
+CHECKSUM = "fc62a725c462296e061d6cf6216f999886fd3c5064f200d7578218010bead671"
 MAX_CANDIDATES = 1 << 15  # Lakes drawn for each number of agents, size and number of holes.
 
 
@@ -50,6 +55,16 @@ class BenchmarkSet:
     hole_ratio: np.ndarray
     wait_ratio: np.ndarray
     reports: tuple[SizeReport, ...]
+
+
+def checksum(made: BenchmarkSet) -> str:
+    """SHA-256 of names, lakes, starts, goals and costs; of optimal plans there may be several."""
+    digest = hashlib.sha256()
+    for number, name in enumerate(made.ids):
+        record = formats.to_record(made.instances[number], name)
+        asked = {field: record[field] for field in ("id", "map", "starts", "goals", "cost")}
+        digest.update(json.dumps(asked).encode())
+    return digest.hexdigest()
 
 
 def _take(

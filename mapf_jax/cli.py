@@ -164,9 +164,9 @@ def _generate(args: argparse.Namespace) -> None:
         config = EnvironmentConfig.uniform(args.sizes or range(3, 11), hole_ratio, wait_ratio)
     with _output(args.out) as out:
         if args.benchmark:
-            from mapf_jax.benchmark import benchmark_instances
+            from mapf_jax import benchmark
 
-            made = benchmark_instances(args.seed)
+            made = benchmark.benchmark_instances(args.seed)
             named = enumerate(made.ids)
             records = [formats.to_record(made.instances[i], name) for i, name in named]
             report = GenerationReport(len(records), len(records), made.reports)
@@ -177,6 +177,8 @@ def _generate(args: argparse.Namespace) -> None:
         for record in records:
             print(json.dumps(record), file=out)
     _print_report(report, args.report)
+    if args.benchmark:
+        print(f"checksum: {benchmark.checksum(made)}", file=sys.stderr)
 
 
 def _refuse(args: argparse.Namespace, options: Sequence[str], beside: str) -> None:

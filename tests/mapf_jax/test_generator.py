@@ -18,6 +18,7 @@ from mapf_jax import (
     solve,
     verify,
 )
+from mapf_jax.benchmark import CHECKSUM, checksum
 from mapf_jax.environment_config import max_hole_ratio, num_holes
 from mapf_jax.generator import apportion
 
@@ -141,6 +142,13 @@ def test_benchmark_has_the_published_make_up():
     assert impossible.made == 0
     again = benchmark_instances(1, num_agents=(3,), sizes=(3, 4), per_hole_ratio=2)
     jax.tree.map(np.testing.assert_array_equal, made.instances, again.instances)
+
+
+@pytest.mark.slow
+def test_the_benchmark_is_the_same_everywhere():
+    made = benchmark_instances(0)
+    assert len(made.ids) == 3150
+    assert checksum(made) == CHECKSUM
 
 
 @given(st.integers(1, 5000), st.lists(st.integers(0, 100), min_size=1, max_size=8))
