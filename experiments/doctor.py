@@ -152,9 +152,13 @@ def advice(findings: Sequence[Finding], steps: Sequence[int]) -> list[str]:
         return []
     needed = min((f.step for f in findings if f.step is not None), default=None)
     usable = [step for step in steps if needed is None or step <= needed]
-    if any(finding.remove is None for finding in findings) or (steps and not usable):
+    unusable = steps and not usable and needed != 0
+    if any(finding.remove is None for finding in findings) or unusable:
         return ["put back what is damaged from a copy, or start again with another --workdir"]
     gone = dict.fromkeys(path for finding in findings for path in finding.remove or ())
+    if needed == 0 and steps:
+        # All training is done again, and the run has not finished.
+        gone |= dict.fromkeys((Path("checkpoints"), Path("report.html")))
     option = f" once with --resume_from={usable[-1]}" if usable else " again"
     return [*(f"remove {path}" for path in gone), f"start the run's command{option}"]
 
