@@ -1,14 +1,15 @@
-"""Every reader of texts, on texts that nobody would write: right, or refused; never an escape."""
+"""Readers of texts, on texts that nobody would write: right, or refused; never an escape.
+
+`test_fuzz.py` does this with designs of lakes, `test_text.py` and `test_verify.py` with plans.
+"""
 
 import json
 import math
 import random
-import re
 import time
 from pathlib import Path
 
 import pytest
-import strict_reader
 from hostile_texts import hostile_text
 
 from engineer import endpoint
@@ -17,46 +18,27 @@ from experiments import store
 from experiments.families import loading
 from experiments.settings import ModelSettings
 from learner import checks, tokens
-from mapf_jax.text import MAX_STEPS, parse_answer, render_answer
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 5.0
-LAKES = loading.FamilySettings().load_family()
 SUMS = loading.FamilySettings(f"{ROOT}/experiments/families/template.py:family").load_family()
-PLAN = [[(0, 0), (2, 2)], [(0, 1), (1, 2)], [(1, 1), (1, 2)]]
 PLANS = ["<answer>\n0: (0,0) (2,2)\n1: (0,1) (1,2)\n2: (1,1) (1,2)\n</answer>"]
 
 
-def designs(family):
-    config = render_config(family.space.uniform(), family.space)
-    return [config, f"```yaml\n{config}\n```", f"I cut what is hard.\n{config}\nDone."]
+CONFIG = render_config(SUMS.space.uniform(), SUMS.space)
+DESIGNS = [CONFIG, f"```yaml\n{CONFIG}\n```", f"I cut what is hard.\n{CONFIG}\nDone."]
 
 
-def read_design(family):
+def read_design(text):
     """A configuration of the space with finite numbers, or a reason."""
-
-    def read(text):
-        found = parse(text, family.space)
-        if isinstance(found, Unreadable):
-            assert found.reason.strip()
-            return
-        assert all(math.isfinite(n) for row in found.values.values() for n in row.values())
-        config, _ = project(found, family.space.uniform(), family.space)
-        family.space.check(config)
-        assert not isinstance(parse(render_config(config, family.space), family.space), Unreadable)
-
-    return read
-
-
-def read_plan(text):
-    """What a reader by single characters finds, but for numbers of seven digits and more."""
-    plan, other = parse_answer(text), strict_reader.read(text)
-    if plan is not None:
-        assert plan.tolist() == [[list(cell) for cell in cells] for cells in other]
-        again = parse_answer(render_answer(plan, len(plan) - 1))
-        assert (again == plan).all()
-    elif other is not None:
-        assert len(other) > MAX_STEPS or re.search("[0-9]{7}", text)
+    found = parse(text, SUMS.space)
+    if isinstance(found, Unreadable):
+        assert found.reason.strip()
+        return
+    assert all(math.isfinite(n) for row in found.values.values() for n in row.values())
+    config, _ = project(found, SUMS.space.uniform(), SUMS.space)
+    SUMS.space.check(config)
+    assert not isinstance(parse(render_config(config, SUMS.space), SUMS.space), Unreadable)
 
 
 def read_sum(text):
@@ -85,16 +67,14 @@ def read_line(text):
 
 TOKENIZER = tokens.load_tokenizer(ModelSettings("tiny").folder)
 READERS = {
-    "design of lakes": (read_design(LAKES), designs(LAKES)),
-    "design of sums": (read_design(SUMS), designs(SUMS)),
-    "plan": (read_plan, PLANS),
+    "design": (read_design, DESIGNS),
     "sum": (read_sum, ["975", "975\n", "579"]),
-    "tokens": (read_tokens, [*PLANS, *designs(LAKES)]),
+    "tokens": (read_tokens, [*PLANS, *DESIGNS]),
     "line": (read_line, PLANS),
 }
 
 
-@pytest.mark.parametrize("count", [200, pytest.param(8_400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [200, pytest.param(12_500, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", READERS)
 def test_reader(name, count):
     read, examples = READERS[name]
