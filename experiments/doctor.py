@@ -91,9 +91,12 @@ def examine(root: Path, settings: Settings) -> tuple[int, list[Finding]]:
             whole += 1
         except (UserError, OSError) as error:
             wrong = checks.one_line(error).removeprefix(f"{root / path}: ")
-            remove = (path, path.with_name(_LAST_OF.get(path.name, path.name)))
+            step = _made_from(path, index, ends)
+            remove = [path, path.with_name(_LAST_OF.get(path.name, path.name))]
+            if step == 0:  # All training is done again, and the run has not finished.
+                remove += [Path("checkpoints"), Path("report.html")]
             there = tuple(one for one in dict.fromkeys(remove) if (root / one).exists())
-            findings.append(Finding(path, wrong, there, _made_from(path, index, ends)))
+            findings.append(Finding(path, wrong, there, step))
     return whole, findings
 
 
@@ -156,9 +159,6 @@ def advice(findings: Sequence[Finding], steps: Sequence[int]) -> list[str]:
     if any(finding.remove is None for finding in findings) or unusable:
         return ["put back what is damaged from a copy, or start again with another --workdir"]
     gone = dict.fromkeys(path for finding in findings for path in finding.remove or ())
-    if needed == 0 and steps:
-        # All training is done again, and the run has not finished.
-        gone |= dict.fromkeys((Path("checkpoints"), Path("report.html")))
     option = f" once with --resume_from={usable[-1]}" if usable else " again"
     return [*(f"remove {path}" for path in gone), f"start the run's command{option}"]
 
