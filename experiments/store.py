@@ -167,7 +167,8 @@ class RunStore:
         )
         if same_file and digest and _attribute(before["family"]) == _attribute(now["family"]):
             before["family"] = now["family"]  # The file may have moved.
-        more_rounds = read_file(path, lambda found: found["loop"]["rounds"]) < now["loop"]["rounds"]
+        with damage_named(path):
+            more_rounds = before["loop"]["rounds"] < now["loop"]["rounds"]
         free = (*FREE, "loop.rounds") if more_rounds else FREE
         changed = sorted(differences(before, now))
         fixed = [change for change in changed if not change.startswith(free)]
