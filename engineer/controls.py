@@ -1,4 +1,4 @@
-"""Controls of a comparison: what is there to gain, and whether evidence counts."""
+"""Controls of a comparison: designers that try before they choose, and shuffled evidence."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -72,8 +72,8 @@ class Probed:
 class Shuffled:
     """A designer that finds the outcomes of each row under the name of another.
 
-    What it designs from them is as good as what it would design without any evidence.
-    Configurations stay as they are, and so does the text of failures that were drawn.
+    What the inner designer gains over this is what reading its evidence is worth. Configurations
+    stay as they are, and so does the text of failures that were drawn.
 
     Attributes:
       inner: who designs.

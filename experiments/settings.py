@@ -189,7 +189,7 @@ class EngineerSettings:
         "random" (a new draw each round), "failures" (data in proportion to failures),
         "learnability" (in proportion to p (1 - p)), "progress" (bandit on learning progress),
         "staged" (a curriculum by hand), or "oracle" and "adversary" (the best and the worst of many
-        configurations by trials as in `training`, which are bounds for the others).
+        configurations, by short trials as in `training`).
       start: the configuration of round 0: "random", "uniform", or a YAML file in the form of
         rounds/0/environment.yaml.
       context: which modules a model reads, "V1" to "V6", or "own" for `modules`.

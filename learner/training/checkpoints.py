@@ -212,7 +212,7 @@ class Checkpoints(contextlib.AbstractContextManager):
 
     @contextlib.contextmanager
     def _storage_errors(self) -> Iterator[None]:
-        """Turns errors behind which is one of the operating system into it, with the folder."""
+        """Raises what the operating system said, with the folder, for errors that wrap it."""
         try:
             yield
         except OSError:
