@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from engineer.evidence import FailureBreakdown
@@ -128,6 +129,32 @@ class Family(ABC):
         Raises:
           NoProblemError: none could be made.
         """
+
+    def generate_plain(
+        self,
+        key: tuple[Sequence[int], str],
+        config: Mapping[str, Any],
+        count: int,
+        exclude: Sequence[Problem],
+    ) -> dict[str, Any]:
+        """`generate` with JSON-able arguments and result, as a sandbox calls it.
+
+        Args:
+          key: the data of the key and the name of its implementation.
+          config: as of `Configuration.to_dict`.
+          count: as of `generate`.
+          exclude: likewise.
+        """
+        data, impl = key
+        typed = jax.random.wrap_key_data(jnp.asarray(data, jnp.uint32), impl=impl)
+        try:
+            made = self.generate(typed, Configuration.from_dict(config), count, exclude)
+        except NoProblemError as error:
+            return {"problems": [], "rows": {}, "notes": [str(error)]}
+        if type(self).task is Family.task:
+            for problem in made.problems:
+                self.prompt(problem)  # One that cannot be posed would end the run later.
+        return dataclasses.asdict(made)
 
     def counts(self, config: Configuration, count: int) -> dict[str, int]:
         """How many of `count` problems a configuration asks of each row, where it asks any."""

@@ -3,17 +3,27 @@
 import dataclasses
 import functools
 import runpy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from engineer.space import ConfigurationSpace
+import jax
+import numpy as np
+
+from engineer.space import Configuration, ConfigurationSpace
 from engineer.texts import FamilyTexts
-from experiments.families.family import SCORED, Family, Generated, NoProblemError
+from experiments.families.family import (
+    SCORED,
+    Family,
+    Generated,
+    GeneratedRow,
+    NoProblemError,
+    Problem,
+)
 from experiments.families.lakes.family import Lakes
 from experiments.families.lakes.options import LakesOptions
 from experiments.families.reasoning_gym.family import ReasoningGym, ReasoningGymOptions
-from experiments.families.sandbox import Sandbox
+from experiments.families.sandbox import Sandbox, SandboxError
 from learner import checks
 
 _OF_THIS_PACKAGE: Mapping[str, Callable[..., Family]] = {
@@ -24,20 +34,41 @@ _OF_THIS_PACKAGE: Mapping[str, Callable[..., Family]] = {
 _ARGUMENTS = {"lakes": "", "reasoning_gym": ":DATA_SET+DATA_SET"}
 
 
+_STARTING = 60.0  # Seconds of processor time to make problems, beside those for each.
+
+
 @functools.cache
 def _sandbox(path: Path, contents: bytes) -> Sandbox:
     """The process that verifies for a file; one for each of its contents."""
     return Sandbox(path)
 
 
-def _generated(generate: Callable[..., Generated], *arguments: Any, **named: Any) -> Generated:
-    """What a generator of a user's own makes; if it fails, it has made nothing."""
+def _generated(
+    call: Callable[..., Any],
+    seconds: float,
+    key: jax.Array,
+    config: Configuration,
+    count: int,
+    exclude: Sequence[Problem],
+) -> Generated:
+    """What a generator of a user's own makes; if it fails, it has made nothing.
+
+    Args:
+      call: of `Family.generate_plain`.
+      seconds: of processor time for each problem.
+      key: this and the rest as of `Family.generate`.
+      config: see there.
+      count: see there.
+      exclude: see there.
+    """
+    plain_key = np.asarray(jax.random.key_data(key)).tolist(), str(jax.random.key_impl(key))
+    arguments = plain_key, config.to_dict(), count, [dict(problem) for problem in exclude]
     try:
-        return generate(*arguments, **named)
-    except NoProblemError:
-        raise
-    except Exception as error:
-        raise NoProblemError(f"generate: {type(error).__name__}: {error}") from error
+        found = call(*arguments, seconds=_STARTING + seconds * count)
+    except SandboxError as error:
+        raise NoProblemError(str(error)) from error
+    rows = {name: GeneratedRow(**row) for name, row in found["rows"].items()}
+    return Generated(found["problems"], rows, found["notes"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +83,8 @@ class FamilySettings:
       reasoning_gym: options of the family "reasoning_gym".
       token_cost: taken off the reward for each token of a completion, so that short ones are worth
         more; lakes have a length part of their own.
-      verify_seconds: of processor time to verify one completion of a family from a file.
+      verify_seconds: of processor time to verify one completion of a family from a file, or to make
+        one of its problems.
     """
 
     family: str = "lakes"
@@ -124,8 +156,9 @@ class FamilySettings:
                 alone=(SCORED, *texts.alone),
                 failure_words={"not_scored": (SCORED,), **texts.failure_words},
             )
+        call, seconds = _sandbox(path, path.read_bytes()).call, self.verify_seconds
+        generate = functools.partial(call, f"{attribute}.generate_plain")
         # Found before that of the class.
-        vars(family)["generate"] = functools.partial(_generated, family.generate)
-        call = functools.partial(_sandbox(path, path.read_bytes()).call, f"{attribute}.verify")
-        family.guarded = functools.partial(call, seconds=self.verify_seconds)
+        vars(family)["generate"] = functools.partial(_generated, generate, seconds)
+        family.guarded = functools.partial(call, f"{attribute}.verify", seconds=seconds)
         return family

@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-MEMORY = 4 << 30  # Bytes of address space.
+MEMORY = 4 << 30  # Bytes of address space, beyond what a file's imports take.
 _WAIT = 10  # Seconds on the clock for each of processor time: it may sleep or share a core.
 _REFUSED = (
     "ctypes.", "os.chmod", "os.chown", "os.exec", "os.fork", "os.kill", "os.link", "os.mkdir",
@@ -114,7 +114,10 @@ def _serve(path: str) -> None:
     for signum in (signal.SIGTERM, signal.SIGINT):  # The other side may finish its step.
         signal.signal(signum, signal.SIG_IGN)
     functions = runpy.run_path(path, run_name="family")
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    if jax := sys.modules.get("jax"):
+        jax.devices()  # Its threads, one for each core, reserve address space too.
+    memory = MEMORY + resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     sys.addaudithook(_refuse)
     for line in requests:

@@ -23,6 +23,7 @@ from engineer.record import RoundRecord, RunRecord
 from engineer.space import Configuration
 from experiments import families, warm_start
 from experiments.errors import UserError
+from experiments.families import loading
 from experiments.families.loading import FamilySettings
 from experiments.problem_sets import ProblemSets
 from experiments.progress import Reporter
@@ -246,11 +247,36 @@ def test_a_generator_of_a_users_own_that_fails_has_made_nothing(tmp_path):
     )
     family = FamilySettings(f"{path}:family").load_family()
     config = family.space.uniform()
-    with pytest.raises(families.NoProblemError, match="generate: ZeroDivisionError: division"):
+    with pytest.raises(
+        families.NoProblemError, match="generate_plain: ZeroDivisionError: division"
+    ):
         family.generate(jax.random.key(0), config, 12, ())
     problem = {"group": "3", "terms": [100, 200]}
     made = family.generate(jax.random.key(0), config, 12, exclude=[problem])
     assert len(made.problems) == 12
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("while True: pass", r"more than 1\.1 s of processor time"),
+        ("open('made.txt', 'w')", "PermissionError: open is not allowed here"),
+        ("import os; os._exit(3)", "its process ended with 3"),
+        ("return self.generated([], config, count)", "length 3: 0 of 2 problems"),
+        ("self.prompt = lambda problem: 1 / 0", "ZeroDivisionError"),
+    ],
+)
+def test_a_generator_of_a_users_own_neither_hangs_nor_ends_a_run(
+    line, message, tmp_path, monkeypatch
+):
+    path = tmp_path / "own.py"
+    text = (ROOT / "experiments/families/template.py").read_text()
+    first = "        return self.generated(self.drawn"
+    path.write_text(text.replace(first, f"        {line}\n{first}"))
+    monkeypatch.setattr(loading, "_STARTING", 0.5)
+    family = FamilySettings(f"{path}:family", verify_seconds=0.05).load_family()
+    with pytest.raises(families.NoProblemError, match=message):
+        family.generate(jax.random.key(0), family.space.uniform(), 12, ())
 
 
 def test_a_verifier_of_a_users_own_neither_hangs_nor_ends_a_run(tmp_path):
