@@ -1,5 +1,6 @@
 """Families of environments; what a person who writes one needs is here."""
 
+from experiments.families.data_set import DataSet as DataSet
 from experiments.families.family import Family as Family
 from experiments.families.family import Generated as Generated
 from experiments.families.family import GeneratedRow as GeneratedRow

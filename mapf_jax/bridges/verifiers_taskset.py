@@ -108,6 +108,7 @@ class MapfTaskset(vf.Taskset[MapfTask, MapfConfig]):
         for row in dataset_rows(formats.to_records(instances), list_holes=made.list_holes):
             data = MapfData(
                 id=row["id"],
+                name=f"size_{row['size']}",
                 prompt=row["prompt"][0]["content"],
                 ground_truth=row["reward_model"]["ground_truth"],
                 answer=row["answer"],

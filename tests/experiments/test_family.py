@@ -461,3 +461,23 @@ def test_a_data_set_with_a_scoring_function_is_a_family(tmp_path, monkeypatch):
     scores = task.score(np.array([0, 1, 2]), [Completion(text, 1, False) for text in texts])
     assert scores.rewards.tolist() == [1, 1, 0]
     assert scores.records[2]["failed"] == ["right_value"]
+
+
+def test_tasks_of_verifiers_are_a_family(monkeypatch):
+    """Our own lakes once more, by way of their taskset."""
+    vf = pytest.importorskip("verifiers.v1", reason="verifiers from 0.4 on is not installed")
+    options = {"id": "verifiers_taskset", "num_instances": 8, "sizes": [3, 4]}
+    monkeypatch.setenv("TASKSET", json.dumps(options))
+    monkeypatch.syspath_prepend(str(ROOT / "mapf_jax" / "bridges"))
+    file = ROOT / "docs" / "family_example" / "verifiers_tasks.py"
+    family = FamilySettings(f"{file}:family").load_family()
+    assert family.space.rows == ("size_3", "size_4")
+    made = family.generate(jax.random.key(0), family.validation, 8, ())
+    config = vf.SingleAgentEnvConfig.model_validate({"taskset": options})
+    answers = [task.data.answer for task in vf.load_environment(config).taskset]
+    task = family.task(made.problems)
+    assert task.messages(0)[0]["content"].count("\n") > 3
+    texts = [answers[problem["index"]] for problem in made.problems[:4]] + ["I pass."] * 4
+    scores = task.score(np.arange(8), [Completion(text, 1, False) for text in texts])
+    assert [record["valid"] for record in scores.records] == [True] * 4 + [False] * 4
+    assert scores.rewards == pytest.approx([0.8] * 4 + [0.0] * 4)

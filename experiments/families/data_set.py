@@ -1,0 +1,44 @@
+"""A family of problems that are there already, such as a data set with its answers."""
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from engineer.space import Configuration, ConfigurationSpace, Parameter, ordered_rows
+from engineer.texts import plain_texts
+from experiments.families.family import Family, Generated, Problem
+
+
+class DataSet(Family):
+    """The engineer chooses how much is drawn of each group; a subclass poses and verifies.
+
+    Args:
+      problems: distinct, each with `group`, the name of its row. Here each gets an `index` too.
+      label: what a group is called, such as "level".
+      task: what the trained model learns, such as "to answer questions".
+      checks: names of what a completion is checked for.
+    """
+
+    def __init__(
+        self, problems: Sequence[Problem], label: str, task: str, checks: Sequence[str]
+    ) -> None:
+        self.problems = [{**problem, "index": i} for i, problem in enumerate(problems)]
+        fraction = Parameter("fraction", meaning=f"the part of the set that is of this {label}.")
+        rows = ordered_rows(problem["group"] for problem in problems)
+        self.space = ConfigurationSpace(label, rows, (fraction,), fraction.name)
+        self.texts = plain_texts(self.space, task, checks)
+
+    def generate(
+        self, key: jax.Array, config: Configuration, count: int, exclude: Sequence[Problem]
+    ) -> Generated:
+        """Draws without replacement; a group that is used up gives fewer."""
+        rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+        left = self.counts(config, count)
+        taken = {problem["index"] for problem in exclude}
+        drawn = []
+        for problem in map(self.problems.__getitem__, rng.permutation(len(self.problems))):
+            if left.get(problem["group"], 0) and problem["index"] not in taken:
+                left[problem["group"]] -= 1
+                drawn.append(problem)
+        return self.generated(drawn, config, count)
