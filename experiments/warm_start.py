@@ -8,6 +8,7 @@ to the same weights, and stops early enough that reinforcement learning has some
 """
 
 import json
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,10 +25,10 @@ from experiments import store as files
 from experiments.designing import design_completer
 from experiments.errors import UserError, user_errors
 from experiments.evidence import outcome_metrics
-from experiments.families import Family, Problem, demonstrations
+from experiments.families import Family, NoProblemError, Problem, demonstrations
 from experiments.policy import Policy
 from experiments.validation import validate, validation_completer, validation_set
-from learner import tokens
+from learner import checks, tokens
 from learner.devices import sharding
 from learner.qwen3 import model, weights
 from learner.qwen3.config import Qwen3Config
@@ -148,8 +149,16 @@ def _lessons(name: str, tokenizer: Any, pairs: Sequence[Pair], budget: int) -> l
 
 
 def main(argv: Sequence[str]) -> None:
-    """Trains and writes the checkpoint."""
-    del argv
+    """Trains and writes the checkpoint; what the user can mend ends it with one line."""
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected arguments {argv[1:]}; options look like --name=value")
+    try:
+        _make()
+    except (UserError, NoProblemError, OSError) as error:
+        sys.exit(f"error: {checks.one_line(error)}")
+
+
+def _make() -> None:
     process.keep_freed_memory()
     settings = settings_lib.from_config(_CONFIG.value)
     out = Path(_OUT.value)
