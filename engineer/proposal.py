@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from engineer.space import Cell, Configuration, ConfigurationSpace, by_row
+from engineer.space import Cell, Configuration, ConfigurationSpace, by_row, plural
 
 MAX_TEXT = 65_536
 """Characters of an answer that are read, counted from its end, where the configuration stands."""
@@ -87,8 +87,8 @@ def parse(text: str, space: ConfigurationSpace, trigger: str = "") -> Proposal |
     cells = set(space.cells)
     readable = [block for block in _blocks(visible, space) if cells & block.cells.keys()]
     if not readable:
-        rows = " ".join(space.rows)
-        return Unreadable(f"no configuration with a number for one of the {space.label}s {rows}")
+        rows = f"{plural(space.label)} {' '.join(space.rows)}"
+        return Unreadable(f"no configuration with a number for one of the {rows}")
     complete = [block for block in readable if cells <= block.cells.keys()]
     last = (complete or readable)[-1]
     prose = " ".join(_FENCE.sub(" ", reasoning or visible[: last.start]).split()).rstrip(" {[\"'-")
@@ -231,7 +231,7 @@ def project(
     unknown = sorted(set(raw.values) - set(space.rows), key=lambda row: (len(row), row))
     if unknown:
         listed = " ".join(unknown[:10]) + (" ..." if len(unknown) > 10 else "")
-        repairs.append(f"unknown {label}s dropped: {listed}")
+        repairs.append(f"unknown {plural(label)} dropped: {listed}")
 
     numbers: dict[Cell, float] = {}
     for row in space.rows:

@@ -30,6 +30,11 @@ def ordered_rows(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(distinct)
 
 
+def plural(label: str) -> str:
+    """What several rows are called."""
+    return label if label.endswith("s") else f"{label}s"
+
+
 def by_row(cells: Mapping[Cell, float]) -> dict[str, dict[str, float]]:
     """Numbers by row and parameter, in the order of their first cell."""
     table: dict[str, dict[str, float]] = {}

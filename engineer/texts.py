@@ -7,7 +7,7 @@ from typing import Any
 
 import jinja2
 
-from engineer.space import ConfigurationSpace
+from engineer.space import ConfigurationSpace, plural
 
 
 def macros(file: str, **names: Any) -> Any:
@@ -23,7 +23,7 @@ def macros(file: str, **names: Any) -> Any:
 _TEMPLATES = jinja2.Environment(
     trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
 )
-_TEMPLATES.filters |= {"two": "{:.2f}".format, "g": "{:g}".format}
+_TEMPLATES.filters |= {"two": "{:.2f}".format, "g": "{:g}".format, "plural": plural}
 
 SUMMARY_REQUEST = (
     "Before the configuration, explain in at most three sentences what it is meant to achieve. "
