@@ -16,13 +16,14 @@ from typing import Any
 from absl import app
 
 from engineer.evidence import Evidence, FailureBreakdown
+from engineer.record import RunRecord
 from engineer.space import Configuration
 from experiments import process, run_checkpoint
 from experiments import settings as settings_lib
 from experiments.errors import UserError
 from experiments.policy import load_policy
 from experiments.settings import Settings
-from experiments.store import read_file, read_log
+from experiments.store import DIGESTS, RunStore, check_steps, read_file, read_log
 from learner import checks
 from learner.training.checkpoints import Checkpoints
 
@@ -32,6 +33,7 @@ _COMMON: Mapping[str, Parse] = {
     "validation/generated.json": dict,
     "validation/instances.jsonl": list,
     "initial/answers.jsonl": list,
+    "initial/greedy.jsonl": list,
     "initial/validation.json": FailureBreakdown.from_dict,
 }
 _OF_A_ROUND: Mapping[str, Parse] = {
@@ -41,8 +43,11 @@ _OF_A_ROUND: Mapping[str, Parse] = {
     "train.jsonl": list,
     "train_failures.json": list,
     "answers.jsonl": list,
+    "greedy.jsonl": list,
     "validation.json": FailureBreakdown.from_dict,
     "evidence.json": Evidence.from_dict,
+    "design/record.json": RunRecord.from_dict,
+    "design/analysis.json": dict,
     "design/design.json": lambda found: Configuration.from_dict(found["config"]),
 }
 # What is written last of several files: while it is there, a run makes none of them anew.
@@ -50,6 +55,9 @@ _LAST_OF = {
     "generated.json": "instances.jsonl",
     "environment.yaml": "instances.jsonl",
     "answers.jsonl": "validation.json",
+    "greedy.jsonl": "validation.json",
+    "record.json": "design.json",
+    "analysis.json": "design.json",
 }
 
 
@@ -77,17 +85,27 @@ def examine(root: Path, settings: Settings) -> tuple[int, list[Finding]]:
     for round_ in range(settings.loop.rounds):
         folder = Path("rounds", str(round_))
         files += [(folder / name, parse, round_) for name, parse in _OF_A_ROUND.items()]
-    files.pop()  # The last round designs nothing.
+    del files[-3:]  # The last round designs nothing.
+    if not settings.validation.temperature:
+        files = [one for one in files if one[0].name != "greedy.jsonl"]  # The answers are greedy.
     begun = max((i for i, (path, *_) in enumerate(files) if (root / path).exists()), default=-1)
-    ends, findings, whole = list(_ends(root, settings)), [], 0
+    ends, findings, whole, store = list(_ends(root, settings)), [], 0, RunStore(root)
+    try:
+        read_log(root / DIGESTS)
+    except UserError as error:
+        wrong = checks.one_line(error).removeprefix(f"{root / DIGESTS}:")
+        findings.append(Finding(Path(DIGESTS), f"line {wrong}", (Path(DIGESTS),)))
+        return 0, findings
     for path, parse, index in files[: begun + 1]:
         try:
             if not (root / path).exists():
                 raise UserError("missing")
-            if path.name == "train.jsonl":
-                read_log(root / path)  # A kill may have cut its last line in two.
+            if index is not None and path.name == "train.jsonl":
+                finished = (root / path).with_name("validation.json").exists()
+                # A kill may have cut its last line in two.
+                check_steps(root / path, _steps_in(index, ends) if finished else 0)
             else:
-                read_file(root / path, parse)
+                store.read(root / path, parse)
             whole += 1
         except (UserError, OSError) as error:
             wrong = checks.one_line(error).removeprefix(f"{root / path}: ")
@@ -110,6 +128,11 @@ def _ends(root: Path, settings: Settings) -> Iterator[int]:
             made = settings.environment.num_instances
         total += settings.training.num_steps(made)
         yield total
+
+
+def _steps_in(index: int, ends: Sequence[int]) -> int:
+    """The training steps of one round."""
+    return ends[index] - (ends[index - 1] if index else 0)
 
 
 def _made_from(path: Path, index: int | None, ends: Sequence[int]) -> int | None:

@@ -21,6 +21,7 @@
     tensorboard/                    event files, if asked for
     non_finite/                     the batch of a step that was stopped, for a look
     times.jsonl                     one line for each process that worked on it, with its seconds
+    digests.jsonl                   SHA-256 of every file of results when it was written
     report.html, figures/, data/
 
 A file appears when it is complete, so what exists is finished and what is missing is done again.
@@ -50,6 +51,7 @@ from learner.devices import distributed
 
 TIMES = "times.jsonl"
 CHANGES = "changes.jsonl"
+DIGESTS = "digests.jsonl"
 #: Options that may change between two starts of a run, and groups of such.
 FREE = (
     "mesh.",
@@ -89,13 +91,33 @@ class RunStore:
         return distributed.on_first(path.exists)
 
     def read(self, path: Path, parse: Callable[[Any], Any] = lambda value: value) -> Any:
-        """What `parse` makes of the value of a file; see `read_file`."""
-        return distributed.on_first(lambda: read_file(path, parse))
+        """What `parse` makes of the value of a file; see `read_file`.
+
+        Raises:
+          UserError: as there, or the file is not as the run wrote it.
+        """
+
+        def read() -> Any:
+            name = str(path.relative_to(self.root))
+            known = {line.get("sha256") for line in self._digests() if line.get("path") == name}
+            if known and _digest(path.read_bytes()) not in known:
+                raise UserError(f"{path}: damaged: it is not as the run wrote it")
+            return read_file(path, parse)
+
+        return distributed.on_first(read)
 
     def write(self, path: Path, value: Any) -> None:
         """Writes a value as JSON or JSON lines by the suffix, or a text under any other."""
         if distributed.is_first():
-            _WRITERS.get(path.suffix, write_text)(path, value)
+            text = _TEXTS.get(path.suffix, str)(value)
+            # Before the file: what is there has its digest, whenever the run is killed.
+            line = {"path": str(path.relative_to(self.root)), "sha256": _digest(text.encode())}
+            append_log(self.root / DIGESTS, [line])
+            write_text(path, text)
+
+    def _digests(self) -> list[dict[str, Any]]:
+        """Of every file that `write` wrote, each time; none for a run of an earlier version."""
+        return read_log(self.root / DIGESTS)
 
     def kept(self, path: Path, make: Callable[[], Any]) -> Any:
         """The value of a file; `make` makes it, on all processes, where there is none yet."""
@@ -148,6 +170,7 @@ class RunStore:
           UserError: other options have changed; the message names them.
         """
         path, digest = self.root / "config.json", family_digest(settings)
+        open_log(self.root / DIGESTS)  # A kill may have cut its last line in two.
         # As JSON holds them, so that both sides compare alike.
         now = json.loads(json.dumps(settings.to_dict()))
         if not path.exists():
@@ -202,7 +225,11 @@ def _attribute(family: str) -> str:
 def family_digest(settings: Settings) -> str:
     """SHA-256 of a family's own file; empty for a family of this package."""
     path = settings.family_file
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path else ""
+    return _digest(path.read_bytes()) if path else ""
+
+
+def _digest(contents: bytes) -> str:
+    return hashlib.sha256(contents).hexdigest()
 
 
 def versions() -> dict[str, Any]:
@@ -237,12 +264,20 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Writes a JSON file; see `write_text`."""
-    write_text(path, json.dumps(value, indent=1, default=_of_numpy) + "\n")
+    write_text(path, _json_text(value))
 
 
 def write_jsonl(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     """Writes JSON lines; see `write_text`."""
-    write_text(path, "".join(json_line(record) for record in records))
+    write_text(path, _jsonl_text(records))
+
+
+def _json_text(value: Any) -> str:
+    return json.dumps(value, indent=1, default=_of_numpy) + "\n"
+
+
+def _jsonl_text(records: Iterable[Mapping[str, Any]]) -> str:
+    return "".join(map(json_line, records))
 
 
 def json_line(record: Mapping[str, Any]) -> str:
@@ -341,7 +376,7 @@ def open_log(path: Path) -> list[dict[str, Any]]:
 def append_log(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     """Adds records; when this returns neither a kill nor a loss of power takes them away."""
     with path.open("a") as file:
-        file.write("".join(map(json_line, records)))
+        file.write(_jsonl_text(records))
         file.flush()
         os.fsync(file.fileno())
 
@@ -369,8 +404,9 @@ def read_file(path: Path, parse: Callable[[Any], Any] = lambda value: value) -> 
 _COUNTS: Mapping[str, tuple[str, Callable[[Any], int]]] = {
     "instances.jsonl": ("generated.json", lambda found: found["made"]),
     "answers.jsonl": ("validation.json", lambda found: FailureBreakdown.from_dict(found).answers),
+    "greedy.jsonl": ("validation.json", lambda found: found["greedy"]["answers"]),
 }
-_WRITERS: Mapping[str, Callable[[Path, Any], None]] = {".json": write_json, ".jsonl": write_jsonl}
+_TEXTS: Mapping[str, Callable[[Any], str]] = {".json": _json_text, ".jsonl": _jsonl_text}
 
 
 def differences(

@@ -18,8 +18,10 @@ FILES = (
     "rounds/0/train.jsonl",
     "rounds/0/train_failures.json",
     "rounds/0/answers.jsonl",
+    "rounds/0/greedy.jsonl",
     "rounds/0/validation.json",
     "rounds/0/evidence.json",
+    "rounds/0/design/record.json",
     "rounds/0/design/design.json",
     "rounds/1/instances.jsonl",
     "rounds/1/answers.jsonl",
@@ -71,7 +73,7 @@ def contents(folder):
 def test_a_whole_run_has_nothing_to_mend(whole):
     code, lines = doctor(whole)
     assert code == 0
-    assert lines == [f"{whole}: 21 files are whole, and checkpoints [1, 2, 3, 4]"]
+    assert lines == [f"{whole}: 26 files are whole, and checkpoints [1, 2, 3, 4]"]
 
 
 @pytest.mark.parametrize(

@@ -108,3 +108,34 @@ def test_a_run_that_cannot_begin_says_so_in_one_line(tmp_path):
         assert code == 1
         assert err.splitlines()[-1].startswith(f"error: {message}"), err
         assert "Traceback" not in err
+
+
+def test_a_file_is_as_the_run_wrote_it_or_refused(tmp_path):
+    run = RunStore(tmp_path)
+    path, earlier = tmp_path / "rounds/0/validation.json", tmp_path / "rounds/0/evidence.json"
+    run.write(path, {"valid": 3})
+    run.write(path, {"valid": 4})  # Made anew after it was removed, say.
+    assert run.read(path) == {"valid": 4}
+    for known in ('{\n "valid": 3\n}\n', '{\n "valid": 4\n}\n'):
+        path.write_text(known)
+        run.read(path)
+    path.write_text('{\n "valid": 5\n}\n')
+    with pytest.raises(
+        UserError, match=r"validation\.json: damaged: it is not as the run wrote it"
+    ):
+        run.read(path)
+    store.write_json(earlier, {"valid": 1})  # As a version without digests wrote it.
+    assert run.read(earlier) == {"valid": 1}
+
+
+def test_a_digest_that_a_kill_cut_in_two_is_dropped(tmp_path):
+    settings, run = Settings(), RunStore(tmp_path)
+    run.claim(settings)
+    run.write(tmp_path / "one.json", 1)
+    digests = tmp_path / store.DIGESTS
+    whole = digests.read_text()
+    digests.write_text(f'{whole}{{"path": "two')
+    run.claim(settings)
+    run.write(tmp_path / "two.json", 2)
+    assert run.read(tmp_path / "one.json") == 1
+    assert len(store.read_log(digests)) == 2
