@@ -40,6 +40,8 @@ _CELL = re.compile(r"\((-?\d{1,6}), ?(-?\d{1,6})\)", re.ASCII)
 def map_rows(instance: Instance) -> list[str]:
     """The lake with starts and goals marked, one string a row, cells separated by a blank.
 
+    A cell that is both has the letter of the start.
+
     Raises:
       ValueError: the instance has more agents than there are letters.
     """
@@ -47,10 +49,11 @@ def map_rows(instance: Instance) -> list[str]:
     size = int(instance.size)
     blocked = np.asarray(instance.blocked)
     grid = [[HOLE if blocked[r, c] else FROZEN for c in range(size)] for r in range(size)]
-    for agent in map(int, np.nonzero(instance.active)[0]):
-        cells = instance.starts[agent], instance.goals[agent]
-        for (row, column), letter in zip(cells, letters_of(agent), strict=True):
-            grid[int(row)][int(column)] = letter
+    agents = np.nonzero(instance.active)[0].tolist()
+    for which, cells in ((1, instance.goals), (0, instance.starts)):
+        for agent in agents:
+            row, column = map(int, cells[agent])
+            grid[row][column] = letters_of(agent)[which]
     return [" ".join(row) for row in grid]
 
 

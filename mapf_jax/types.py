@@ -261,8 +261,8 @@ def make_instance(
     """Builds one instance from map rows of `F` and `H` (blanks are ignored) and cells.
 
     Raises:
-      ValueError: the map is not square, has other characters, or starts and goals are not
-        pairwise distinct passable cells.
+      ValueError: the map is not square, has other characters, or starts or goals are not pairwise
+        distinct passable cells. An agent may start on a goal.
     """
     cells = [row.replace(" ", "") for row in rows]
     size = len(cells)
@@ -280,8 +280,9 @@ def make_instance(
             raise ValueError(f"{name}=({row}, {column}) is outside the {size} x {size} lake")
         if blocked[row, column]:
             raise ValueError(f"{name}=({row}, {column}) is a hole")
-    if len({*starts, *goals}) != 2 * len(starts):
-        raise ValueError(f"starts={starts} and goals={goals} must be pairwise distinct cells")
+    for name, given in (("starts", starts), ("goals", goals)):
+        if len({*given}) < len(given):
+            raise ValueError(f"{name}={given}: must be pairwise distinct cells")
     return Instance(
         size=np.asarray(size, np.int32),
         blocked=blocked,

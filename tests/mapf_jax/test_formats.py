@@ -117,7 +117,8 @@ WRONG = {
     "start huge": (changed(starts=[[0, 0], [10**30, 2]]), r"a: starts: "),
     "start in a hole": (changed(starts=[[0, 0], [1, 1]]), r"a: start=\(1, 1\) is a hole"),
     "goal outside": (changed(goals=[[2, 0], [3, 0]]), r"a: goal=\(3, 0\) is outside"),
-    "goal a start": (changed(goals=[[2, 0], [0, 0]]), r"a: starts=.*pairwise distinct"),
+    "starts alike": (changed(starts=[[0, 0], [0, 0]]), r"a: starts=.*pairwise distinct"),
+    "goals alike": (changed(goals=[[2, 0], [2, 0]]), r"a: goals=.*pairwise distinct"),
     "goal missing": (changed(goals=[[2, 0]]), r"a: 2 starts and 1 goals"),
     "cost no number": (changed(cost="5"), r"a: cost: '5' is not an integer"),
     "cost wrong": (changed(cost=6), r"a: cost: 6 is stored, but the paths cost 5"),
@@ -237,7 +238,7 @@ def test_movingai_round_trip(tmp_path):
             SCENARIO,
             r"s.scen: its map has \(height, width\) \(2, 3\), .*m.map has \(2, 2\)",
         ),
-        (MAP, SCENARIO.replace("1\t0\t1.4", "0\t0\t1.4"), r"s.scen: starts=.*pairwise distinct"),
+        (MAP, SCENARIO.replace("1\t0\t1.4", "1\t1\t1.4"), r"s.scen: goals=.*pairwise distinct"),
     ],
     ids=range(18),
 )

@@ -510,3 +510,24 @@ def test_optimum_against_w9_pathfinding(agents, sizes, each):
     print(f"largest fraction of undecided lakes in a cell: {worst:.2%}")
     assert compared >= 0.97 * each * len(table)
     assert undecided <= 0.01 * each * len(table)
+
+
+@pytest.mark.parametrize("agents", [2, 3, 4])
+def test_agents_that_start_on_the_goals_of_others(agents):
+    """As usual in the field; our own generator keeps starts and goals apart."""
+    pytest.importorskip("w9_pathfinding")
+    instances = random_instances(5, 5, 0.15, 12, agents)
+    instances = dataclasses.replace(instances, goals=np.roll(instances.starts, 1, axis=1))
+    solution = solve(instances)
+    solved = dataclasses.replace(instances, solution=solution)
+    valid = np.asarray(verify(solved, as_plan(solution)).valid)
+    assert valid[solution.status == Status.OPTIMAL].all()
+    for i in range(12):
+        known = w9_optimum(
+            instances.blocked[i], instances.starts[i], instances.goals[i], seconds=5.0
+        )
+        if known is None:
+            assert solution.status[i] == Status.UNSOLVABLE
+        else:
+            assert (solution.status[i], solution.cost[i]) == (Status.OPTIMAL, known)
+    assert (solution.status == Status.OPTIMAL).sum() > 3
