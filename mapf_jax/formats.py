@@ -223,13 +223,13 @@ def verify_in_blocks(instances: Instance, plans: Plan) -> Verdict:
     return in_blocks(verify, instances, plans, block=_BLOCK)
 
 
-def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+def read_jsonl(path: Path | str) -> Iterator[dict[str, Any]]:
     """The records of a JSON lines file; blank lines are skipped.
 
     Raises:
       ValueError: a line is not a JSON object; the message names file and line.
     """
-    with path.open("rb") as file:
+    with Path(path).open("rb") as file:
         for _, record in numbered_records(file, str(path)):
             yield record
 

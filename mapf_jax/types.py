@@ -8,7 +8,7 @@ Cells are (row, column), counted from 0 at the upper left.
 
 import dataclasses
 import enum
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -30,9 +30,17 @@ class Status(enum.IntEnum):
     UNDECIDED = 2
 
 
+class _Batch:
+    """What is indexed as the arrays of all its fields are."""
+
+    def __getitem__(self, index: Any) -> Self:
+        """Indexes the leading batch axes of every field."""
+        return jax.tree.map(lambda leaf: leaf[index], self)
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Solution:
+class Solution(_Batch):
     """What is known of an instance's optimum.
 
     Attributes:
@@ -55,7 +63,7 @@ class Solution:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Instance:
+class Instance(_Batch):
     """One multi-agent path finding problem on a frozen lake, or a batch of them.
 
     Attributes:
@@ -84,14 +92,26 @@ class Instance:
             raise TypeError("a single Instance has no length")
         return self.batch_shape[0]
 
-    def __getitem__(self, index: Any) -> "Instance":
-        """Indexes the leading batch axis of every field."""
-        return jax.tree.map(lambda leaf: leaf[index], self)
+    @property
+    def plan(self) -> "Plan":
+        """The plan of its `solution`, to verify or draw; not `parsable` where none is known.
+
+        Raises:
+          ValueError: it has no solution.
+        """
+        if self.solution is None:
+            raise ValueError("solution=None: solve the instances first")
+        return Plan(
+            positions=self.solution.paths.astype(np.int16),
+            num_steps=self.solution.num_steps,
+            parsable=self.solution.status == Status.OPTIMAL,
+            num_agents=self.active.sum(-1, dtype=np.int32),
+        )
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class Plan(_Batch):
     """A proposed plan: the cells of all agents at every time step.
 
     Attributes:
@@ -126,7 +146,7 @@ class ViolationKind(enum.IntEnum):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Verdict:
+class Verdict(_Batch):
     """What the verifier says of a plan. The eight checks are bool[...], True where they hold.
 
     All but `parsable` are False where the plan is not parsable or has another number of agents.

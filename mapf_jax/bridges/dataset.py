@@ -68,7 +68,7 @@ def dataset_rows(
 
 
 def write_dataset(
-    folder: Path,
+    folder: Path | str,
     splits: Mapping[str, Sequence[Mapping[str, Any]]],
     list_holes: bool = False,
 ) -> None:
@@ -84,6 +84,8 @@ def write_dataset(
       ImportError: the package `datasets` is not installed.
     """
     import datasets  # Before anything is written.
+
+    folder = Path(folder)
 
     for split in splits:
         if not re.fullmatch(r"\w+(\.\w+)*", split):

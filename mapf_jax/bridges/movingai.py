@@ -20,7 +20,9 @@ _FIELDS = "bucket, map, width, height, start x, start y, goal x, goal y, length"
 
 
 def read_movingai(
-    scenario_path: Path, num_agents: int | None = None, map_path: Path | None = None
+    scenario_path: Path | str,
+    num_agents: int | None = None,
+    map_path: Path | str | None = None,
 ) -> Instance:
     """An instance from a `.scen` and its `.map`; a map that is not square is padded with holes.
 
@@ -33,13 +35,14 @@ def read_movingai(
       ValueError: a file is not of its format, the two do not fit, or the agents have no pairwise
         distinct free starts and goals; the message names the file.
     """
+    scenario_path = Path(scenario_path)
     map_name, shape, starts, goals = _read_scenario(scenario_path)
     count = len(starts) if num_agents is None else num_agents
     if not 1 <= count <= len(starts):
         raise ValueError(f"{scenario_path}: num_agents={count}: it has {len(starts)} agents")
     if map_path is None:
         map_path = scenario_path.parent / Path(map_name.replace("\\", "/")).name
-    blocked = _read_map(map_path)
+    blocked = _read_map(Path(map_path))
     if blocked.shape != shape:
         raise ValueError(
             f"{scenario_path}: its map has (height, width) {shape}, {map_path} has {blocked.shape}"
@@ -53,8 +56,9 @@ def read_movingai(
         raise ValueError(f"{scenario_path}: {error}") from error
 
 
-def write_movingai(instance: Instance, scenario_path: Path) -> None:
+def write_movingai(instance: Instance, scenario_path: Path | str) -> None:
     """Writes a single instance as a `.scen` file and a `.map` of the same name beside it."""
+    scenario_path = Path(scenario_path)
     size = int(instance.size)
     blocked = np.asarray(instance.blocked)[:size, :size]
     map_path = scenario_path.with_suffix(".map")

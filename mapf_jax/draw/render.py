@@ -89,7 +89,7 @@ def as_text(instance: Instance, plan: Plan | None = None) -> str:
     return "\n\n".join(drawings)
 
 
-def save(path: Path, instance: Instance, plan: Plan | None = None, cell: int = 48) -> None:
+def save(path: Path | str, instance: Instance, plan: Plan | None = None, cell: int = 48) -> None:
     """Draws one instance, with a plan if there is one, in the format that the suffix says.
 
     Args:
@@ -103,6 +103,7 @@ def save(path: Path, instance: Instance, plan: Plan | None = None, cell: int = 4
       ValueError: the suffix is none of these, or a GIF is asked for without a plan.
       ImportError: Pillow is needed and not there.
     """
+    path = Path(path)
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise ValueError(f"{path}: suffix {suffix!r} is not allowed, only {', '.join(SUFFIXES)}")

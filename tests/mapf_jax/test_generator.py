@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from mapf_jax import (
     EnvironmentConfig,
-    Plan,
     benchmark_instances,
     fingerprints,
     generate,
@@ -108,13 +107,7 @@ def test_agents_as_a_dimension():
     assert all(abs(row.made_wait - row.made / 2) <= 0.5 for row in report.sizes)
     assert len(set(fingerprints(instances))) == 40
     again = solve(dataclasses.replace(instances, solution=None))
-    plans = Plan(
-        positions=instances.solution.paths.astype(np.int16),
-        num_steps=instances.solution.num_steps,
-        parsable=np.ones(40, bool),
-        num_agents=counts,
-    )
-    assert np.asarray(verify(instances, plans).optimal).all()
+    assert np.asarray(verify(instances, instances.plan).optimal).all()
     for name in ("status", "cost", "makespan", "needs_wait"):
         np.testing.assert_array_equal(
             getattr(again, name), getattr(instances.solution, name), err_msg=name

@@ -1,5 +1,7 @@
 """Drawings: the text says what happened, and the pictures show it where it happened."""
 
+import dataclasses
+from pathlib import Path
 from xml.etree import ElementTree
 
 import jax
@@ -8,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import mapf_jax
 from mapf_jax.draw import image, render, story, svg
 from mapf_jax.padding import pad_instance, stack_plans
 from mapf_jax.types import Plan, make_instance
@@ -257,3 +260,14 @@ def test_drawings_can_be_read_back(instance, blanks):
 def test_bad_drawings_are_refused(drawing, message):
     with pytest.raises(ValueError, match=message):
         render.instance_from_ascii(drawing)
+
+
+def test_a_solution_is_drawn_and_verified_as_a_plan(tmp_path):
+    config = mapf_jax.EnvironmentConfig.uniform((3, 4), 0.2, 0.5)
+    instances, _ = mapf_jax.generate(jax.random.key(0), config, 4)
+    assert mapf_jax.verify(instances, instances.plan).optimal.all()
+    path = f"{tmp_path}/lake.svg"
+    render.save(path, instances[1], instances.plan[1])
+    assert "Valid: cost" in Path(path).read_text()
+    with pytest.raises(ValueError, match="solve the instances first"):
+        _ = dataclasses.replace(instances, solution=None).plan

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import reference
 
-from mapf_jax import INFINITE_COST, Instance, Plan, Status, pad_instance, solve, verify
+from mapf_jax import INFINITE_COST, Instance, Status, pad_instance, solve, verify
 from mapf_jax.solver import cost_tables, joint_astar, joint_search, lakes, search
 from mapf_jax.solver.prioritized import prioritized_plan
 from mapf_jax.types import make_instance, stack
@@ -37,16 +37,6 @@ def random_instances(seed, size, density, count, num_agents=2):
     )
 
 
-def as_plan(solution):
-    batch = len(solution.cost)
-    return Plan(
-        positions=solution.paths.astype(np.int16),
-        num_steps=solution.num_steps,
-        parsable=np.ones(batch, bool),
-        num_agents=np.full(batch, solution.paths.shape[2]),
-    )
-
-
 def cells_of(array):
     return [tuple(int(value) for value in cell) for cell in array]
 
@@ -69,7 +59,8 @@ def test_optimum_labels_and_plans(num_agents, size, density, count, factor):
     count *= factor
     instances = random_instances(size, size, density, count, num_agents)
     solution = solve(instances)
-    verdict = verify(dataclasses.replace(instances, solution=solution), as_plan(solution))
+    solved = dataclasses.replace(instances, solution=solution)
+    verdict = verify(solved, solved.plan)
     waits = 0
     for i in range(count):
         blocked = instances.blocked[i, :size, :size].tolist()
@@ -520,7 +511,7 @@ def test_agents_that_start_on_the_goals_of_others(agents):
     instances = dataclasses.replace(instances, goals=np.roll(instances.starts, 1, axis=1))
     solution = solve(instances)
     solved = dataclasses.replace(instances, solution=solution)
-    valid = np.asarray(verify(solved, as_plan(solution)).valid)
+    valid = np.asarray(verify(solved, solved.plan).valid)
     assert valid[solution.status == Status.OPTIMAL].all()
     for i in range(12):
         known = w9_optimum(
