@@ -83,7 +83,8 @@ def stack_plans(plans: Sequence[np.ndarray | None], num_agents: int) -> Plan:
         counts[i] = plan.shape[1]
         num_steps[i] = len(plan) - 1
         known = min(num_agents, plan.shape[1])
-        clipped = np.clip(plan[:, :known], -_COORDINATE_LIMIT, _COORDINATE_LIMIT)
+        cells = plan[:, :known].astype(np.int64)  # int8 may not be compared with the limit.
+        clipped = np.clip(cells, -_COORDINATE_LIMIT, _COORDINATE_LIMIT)
         positions[i, : len(plan), :known] = clipped
         positions[i, len(plan) :] = positions[i, len(plan) - 1]
     parsable = np.array([plan is not None for plan in plans], bool)
