@@ -24,6 +24,39 @@ SMALL = [
     "--config.training.group_size=4",
     "--config.training.length_multiple=128",  # One length of rows.
 ]
+#: A study of runs as small.
+PLAN = """
+from experiments.configs.studies import bases
+from experiments.study.variants import Study, Variant
+
+STUDY = Study(
+    question="Does it run?",
+    variants=(
+        Variant("fixed", "fixed", {"engineer.designer": "fixed"}),
+        Variant("failures", "failures", {"engineer.designer": "failures"}),
+        # Refused when it starts: no design has room in so few tokens.
+        Variant("broken", "broken", {"engineer.max_new_tokens": 8}),
+    ),
+    reference="fixed",
+    seeds=(0,),
+)
+
+
+def get_config():
+    config = bases.tiny_base()
+    config.loop.rounds = 2
+    # As in `SMALL`.
+    config.model.scan_unroll = 1
+    config.lakes.sizes = (3, 4)
+    config.environment.num_instances = 16
+    config.lakes.max_candidates = 4096
+    config.validation.num_instances = 24
+    config.training.epochs = 1.0
+    config.training.prompts_per_step = 8
+    config.training.group_size = 4
+    config.training.length_multiple = 128
+    return config
+"""
 _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(["experiments.main", "experiments.report", "transformers"])
 
@@ -90,3 +123,8 @@ def _main(line: list[str], out: Path, err: Path, fault: Fault | None) -> None:
     from experiments import command_line, main
 
     app.run(main.main, flags_parser=command_line.parse_flags)
+
+
+def compilation_cache(folder: Path) -> str:
+    """Where runs keep what they have compiled: for the whole session, if that has a folder."""
+    return os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(folder / "cache")

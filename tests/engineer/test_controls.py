@@ -2,10 +2,11 @@
 
 import dataclasses
 
+from lake_records import SPACE, record
+
 from engineer import controls
 from engineer.curricula import learnability_proportional
 from engineer.evidence import DrawnFailure, Evidence, TrainingEvidence
-from tests.engineer.test_curricula import SPACE, record
 
 
 def test_oracle_and_adversary_are_the_ends_of_what_was_tried():

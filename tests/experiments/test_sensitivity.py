@@ -8,10 +8,10 @@ import sys
 import numpy as np
 import pytest
 import scipy.stats
+from whole_runs import PLAN, ROOT, compilation_cache
 
 from experiments import settings as settings_lib
 from experiments.study import sensitivity
-from tests.experiments.test_study import PLAN, ROOT, cache
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +157,7 @@ def test_the_command(tmp_path):
             f"--workdir={tmp_path / 'study'}", "--seeds=0,1", "--random=0", "--workers=2",
         ],
         cwd=ROOT,
-        env={**os.environ, "JAX_COMPILATION_CACHE_DIR": cache(tmp_path)},
+        env={**os.environ, "JAX_COMPILATION_CACHE_DIR": compilation_cache(tmp_path)},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

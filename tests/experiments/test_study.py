@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.stats
+from whole_runs import PLAN, compilation_cache
 
 from experiments.configs.studies import bases, designers
 from experiments.errors import UserError
@@ -33,42 +34,6 @@ STUDIES = [
     for path in sorted((ROOT / "experiments" / "configs" / "studies").glob("[a-z]*.py"))
     if path.stem != "bases"
 ]
-PLAN = """
-from experiments.configs.studies import bases
-from experiments.study.variants import Study, Variant
-
-STUDY = Study(
-    question="Does it run?",
-    variants=(
-        Variant("fixed", "fixed", {"engineer.designer": "fixed"}),
-        Variant("failures", "failures", {"engineer.designer": "failures"}),
-        # Refused when it starts: no design has room in so few tokens.
-        Variant("broken", "broken", {"engineer.max_new_tokens": 8}),
-    ),
-    reference="fixed",
-    seeds=(0,),
-)
-
-
-def get_config():
-    config = bases.tiny_base()
-    config.loop.rounds = 2
-    # As in `whole_runs.SMALL`.
-    config.model.scan_unroll = 1
-    config.lakes.sizes = (3, 4)
-    config.environment.num_instances = 16
-    config.lakes.max_candidates = 4096
-    config.validation.num_instances = 24
-    config.training.epochs = 1.0
-    config.training.prompts_per_step = 8
-    config.training.group_size = 4
-    config.training.length_multiple = 128
-    return config
-"""
-
-
-def cache(folder):
-    return os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(folder / "cache")
 
 
 def start(folder, *options):
@@ -80,7 +45,7 @@ def start(folder, *options):
             **os.environ,
             "JAX_NUM_CPU_DEVICES": "1",
             # The test alone may run twice; the study itself would keep its cache in its folder.
-            "JAX_COMPILATION_CACHE_DIR": cache(folder),
+            "JAX_COMPILATION_CACHE_DIR": compilation_cache(folder),
         },
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -189,7 +154,7 @@ def test_another_seed_is_added_and_a_run_is_as_if_alone(done, tmp_path, monkeypa
         for job in study_runs.jobs(study, study.settings(base_of(folder / "plan.py")))
         if job.variant == "failures"
     )
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", cache(folder))
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", compilation_cache(folder))
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "1")
     # On as many cores as before: how sums are divided over threads decides how they are rounded.
     slots = study_runs.slots(folder, 2, alone.settings)
