@@ -1,6 +1,6 @@
 """A small training run that continues from its folder; `test_kills.py` kills it.
 
-    python tests/learner/killable_run.py FOLDER STEPS
+    python tests/hostile/killable_run.py FOLDER STEPS
 
 Every step ends with a checkpoint in the background, so most moments are within a save. The final
 state goes to FOLDER/final.npz.
