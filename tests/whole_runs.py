@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import resource
 import sys
+import time
 from pathlib import Path
 
 import jax
@@ -69,23 +70,28 @@ class Fault:
       path: the end of a file's path.
       code: the error of opening that file to write; 0 for none.
       limit: bytes that a file may grow to; what comes after them is not written.
+      seconds: that opening any file to write takes.
     """
 
     path: str = ""
     code: int = 0
     limit: int = resource.RLIM_INFINITY
+    seconds: float = 0.0
 
     def install(self) -> None:
         """Lets it happen from now on, until the process ends."""
         resource.setrlimit(resource.RLIMIT_FSIZE, (self.limit, resource.RLIM_INFINITY))
-        if self.code:
+        if self.code or self.seconds:
             sys.addaudithook(self._refuse)
 
     def _refuse(self, event: str, arguments: tuple) -> None:
         if event != "open" or not isinstance(arguments[2], int):
             return
         path, _, flags = arguments
-        if flags & (os.O_WRONLY | os.O_RDWR) and str(path).endswith(self.path):
+        if not flags & (os.O_WRONLY | os.O_RDWR):
+            return
+        time.sleep(self.seconds)
+        if self.code and str(path).endswith(self.path):
             raise OSError(self.code, os.strerror(self.code), str(path))
 
 
