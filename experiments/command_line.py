@@ -61,6 +61,8 @@ def parse_flags(argv: list[str]) -> list[str]:
     except (flags.Error, TypeError) as error:
         # The library quotes the whole traceback of a get_config() that fails; its end says why.
         sys.exit(f"error: {str(error).strip().splitlines()[-1]}")
+    except Exception as error:  # Whatever a file of a user's own does when it is imported.
+        sys.exit(f"error: config={given!r}: {type(error).__name__}: {checks.one_line(error)}")
 
 
 def config_file(given: str) -> str:

@@ -461,7 +461,7 @@ def _defaults(options: Any) -> dict[str, Any]:
 
 def _build(kind: type[T], mapping: Any, path: str) -> T:
     if not isinstance(mapping, Mapping):
-        raise ValueError(f"{path.rstrip('.')}={mapping!r}: a group of fields is needed")
+        raise ValueError(f"{path.rstrip('.') or 'config'}={mapping!r}: a group of fields is needed")
     hints = typing.get_type_hints(kind)
     values: dict[str, Any] = {}
     for name, value in mapping.items():

@@ -164,6 +164,7 @@ def _make() -> None:
     out = Path(_OUT.value)
     if out.exists() and any(out.iterdir()):
         raise app.UsageError(f"--out={out}: the folder is not empty")
+    out.mkdir(parents=True, exist_ok=True)  # Now, not after the training, if it cannot be made.
     begin = time.perf_counter()
     with user_errors():
         family = settings.load_family()
