@@ -20,7 +20,7 @@ from engineer.evidence import FailureBreakdown
 from engineer.space import Configuration
 from experiments import designing, evidence
 from experiments.engineer_training import EngineerTrainer
-from experiments.errors import user_errors
+from experiments.errors import UserError, user_errors
 from experiments.families import Problem
 from experiments.policy import describe_policy, load_params, load_policy
 from experiments.problem_sets import (
@@ -94,6 +94,9 @@ class Loop:
             with user_errors():
                 checkpoints = Checkpoints(store.root / "checkpoints", kept.keep, kept.keep_best)
             self._checkpoints = stack.enter_context(checkpoints)
+            asked, there = self._resume_from, checkpoints.steps()
+            if asked is not None and asked not in there:
+                raise UserError(f"resume_from={asked}: no checkpoint {asked}, there are {there}")
             # TensorBoard hides what an interrupted run wrote of the steps to come.
             to_come = (self._resume_from or checkpoints.latest_step() or 0) + 1
             self._write_metrics = stack.enter_context(open_writers(settings, store.root, to_come))

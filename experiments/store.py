@@ -173,7 +173,8 @@ class RunStore:
         open_log(self.root / DIGESTS)  # A kill may have cut its last line in two.
         # As JSON holds them, so that both sides compare alike.
         now = json.loads(json.dumps(settings.to_dict()))
-        if not path.exists():
+        made = any((self.root / name).exists() for name in ("validation", "rounds"))
+        if not (path.exists() and made):  # What was refused before it made anything is no run.
             write_json(self.root / "versions.json", {**versions(), "family": digest})
             write_json(path, now)
             return []

@@ -372,6 +372,7 @@ def test_a_run_goes_on_only_with_the_same_file(tmp_path):
     path.write_text("family = 1")
     settings, store = from_config({"family": f"{path}:family"}), RunStore(tmp_path / "run")
     store.claim(settings)
+    (store.root / "validation").mkdir()  # It has begun.
     store.claim(settings)
     moved = tmp_path / "moved.py"
     moved.write_text("family = 1")
@@ -387,7 +388,10 @@ def test_a_run_goes_on_only_with_the_same_file(tmp_path):
 
 def test_what_computes_a_run_may_change_and_rounds_may_be_added(tmp_path):
     store, start = RunStore(tmp_path), {"loop": {"rounds": 2}}
+    # A run that was refused before it made anything keeps nobody from starting another one.
+    assert store.claim(from_config(start | {"seed": 9})) == []
     assert store.claim(from_config(start)) == []
+    (tmp_path / "validation").mkdir()
     mended = start | {"training": {"sampling_rows": 16}, "checkpoint": {"keep": 5}}
     changes = ["checkpoint.keep was 2 and is 5", "training.sampling_rows was 512 and is 16"]
     assert store.claim(from_config(mended)) == changes
@@ -402,6 +406,7 @@ def test_what_computes_a_run_may_change_and_rounds_may_be_added(tmp_path):
 
 def test_a_run_of_an_older_revision_is_refused_in_one_line(tmp_path):
     store = RunStore(tmp_path)
+    (tmp_path / "rounds").mkdir()
     (tmp_path / "config.json").write_text('{"environment": {"sizes": [3, 4]}}')
     with pytest.raises(UserError, match="started by a version whose options had other names"):
         store.claim(from_config({}))

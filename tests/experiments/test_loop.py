@@ -222,7 +222,12 @@ def test_other_options_and_bad_options_stop_at_once(undisturbed, tmp_path):
     code, _, err = start(whole, "--config.seed=1").end()
     assert code != 0
     assert "seed was 0 and is 1" in err
+    (tmp_path / "bad.jsonl").write_text("{}")
+    (tmp_path / "bad.py").write_text("x = [")
     for option, message in (
+        (f"--config={tmp_path}/bad.py", f"config='{tmp_path}/bad.py': SyntaxError: '[' was never"),
+        (f"--config.lakes.exclude={tmp_path}/bad.jsonl", f"lakes.exclude='{tmp_path}/bad.jsonl': "),
+        ("--resume_from=9", "resume_from=9: no checkpoint 9, there are []"),
         ("--config.engineer.designer=nobody", "engineer.designer='nobody': allowed are"),
         ("--config.loop.rouns=3", "loop.rouns: unknown field (did you mean loop.rounds?)"),
         ("--config.loop.rounds=three", "--config.loop.rounds=three: invalid literal for int()"),
@@ -230,4 +235,5 @@ def test_other_options_and_bad_options_stop_at_once(undisturbed, tmp_path):
         code, _, err = start(tmp_path / "new", option).end()
         assert code != 0
         assert message in err
+        assert err.count("\n") == 1
         assert not (tmp_path / "new" / "rounds").exists()

@@ -96,7 +96,7 @@ def test_errors_are_one_line_of_bounded_length(tmp_path):
 def test_a_run_that_cannot_begin_says_so_in_one_line(tmp_path):
     locked, damaged = tmp_path / "locked", tmp_path / "damaged"
     (locked / ".lock").mkdir(parents=True)
-    damaged.mkdir()
+    (damaged / "validation").mkdir(parents=True)
     config = json.dumps(Settings().to_dict())
     (damaged / "config.json").write_text(config[:-9])
     for folder, options, message in (

@@ -1,12 +1,10 @@
 """Frozen lakes as a family of environments, over `mapf_jax`."""
 
 import dataclasses
-import functools
 import hashlib
 import html
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -65,6 +63,11 @@ class Lakes(Family):
             for agents in options.counts
         }
         self.space = lake_space(bounds, hole_bounds=bounds)
+        path = options.exclude
+        try:
+            self._excluded = _fingerprints(list(formats.read_jsonl(path)) if path else ())
+        except ValueError as error:
+            raise ValueError(f"lakes.exclude={path!r}: {error}") from error
 
     def generate(
         self, key: jax.Array, config: Configuration, count: int, exclude: Sequence[Problem]
@@ -124,12 +127,6 @@ class Lakes(Family):
             }
             rows[name] = GeneratedRow(row["asked"], row["made"], achieved, row)
         return Generated([r | {"id": str(i)} for i, r in enumerate(records)], rows, notes)
-
-    @functools.cached_property
-    def _excluded(self) -> set[bytes]:
-        """Fingerprints of the instances that are in no set."""
-        path = self.options.exclude
-        return _fingerprints(list(formats.read_jsonl(Path(path))) if path else ())
 
     def task(self, problems: Sequence[Problem]) -> "LakesTask":
         """Paths of all agents as answers, verified by the rules."""
