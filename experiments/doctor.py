@@ -23,7 +23,7 @@ from experiments import settings as settings_lib
 from experiments.errors import UserError
 from experiments.policy import load_policy
 from experiments.settings import Settings
-from experiments.store import DIGESTS, RunStore, check_steps, read_file, read_log
+from experiments.store import DIGESTS, RunStore, read_file, read_log
 from learner import checks
 from learner.training.checkpoints import Checkpoints
 
@@ -85,9 +85,10 @@ def examine(root: Path, settings: Settings) -> tuple[int, list[Finding]]:
     for round_ in range(settings.loop.rounds):
         folder = Path("rounds", str(round_))
         files += [(folder / name, parse, round_) for name, parse in _OF_A_ROUND.items()]
-    del files[-3:]  # The last round designs nothing.
-    if not settings.validation.temperature:
-        files = [one for one in files if one[0].name != "greedy.jsonl"]  # The answers are greedy.
+    never = {folder / name for name in _OF_A_ROUND if name.startswith("design/")}  # The last round.
+    if not settings.validation.temperature:  # All answers are greedy.
+        never |= {path for path, *_ in files if path.name == "greedy.jsonl"}
+    files = [one for one in files if one[0] not in never]
     begun = max((i for i, (path, *_) in enumerate(files) if (root / path).exists()), default=-1)
     ends, findings, whole, store = list(_ends(root, settings)), [], 0, RunStore(root)
     try:
@@ -101,9 +102,10 @@ def examine(root: Path, settings: Settings) -> tuple[int, list[Finding]]:
             if not (root / path).exists():
                 raise UserError("missing")
             if index is not None and path.name == "train.jsonl":
-                finished = (root / path).with_name("validation.json").exists()
-                # A kill may have cut its last line in two.
-                check_steps(root / path, _steps_in(index, ends) if finished else 0)
+                found = len(read_log(root / path))  # A kill may have cut its last line in two.
+                needed = ends[index] - (_made_from(path, index, ends) or 0)
+                if found < needed and (root / path).with_name("validation.json").exists():
+                    raise UserError(f"damaged: {found} of {needed} steps")
             else:
                 store.read(root / path, parse)
             whole += 1
@@ -128,11 +130,6 @@ def _ends(root: Path, settings: Settings) -> Iterator[int]:
             made = settings.environment.num_instances
         total += settings.training.num_steps(made)
         yield total
-
-
-def _steps_in(index: int, ends: Sequence[int]) -> int:
-    """The training steps of one round."""
-    return ends[index] - (ends[index - 1] if index else 0)
 
 
 def _made_from(path: Path, index: int | None, ends: Sequence[int]) -> int | None:

@@ -95,7 +95,7 @@ class Loop:
                 checkpoints = Checkpoints(store.root / "checkpoints", kept.keep, kept.keep_best)
             self._checkpoints = stack.enter_context(checkpoints)
             asked, there = self._resume_from, checkpoints.steps()
-            if asked is not None and asked not in there:
+            if asked not in (None, *there):
                 raise UserError(f"resume_from={asked}: no checkpoint {asked}, there are {there}")
             # TensorBoard hides what an interrupted run wrote of the steps to come.
             to_come = (self._resume_from or checkpoints.latest_step() or 0) + 1

@@ -65,15 +65,13 @@ def resume(
     """The progress that a checkpoint holds; newer ones are removed.
 
     Args:
-      step: its name; None is the last.
+      step: its name, one of `checkpoints.steps()`; None is the last.
 
     Raises:
-      UserError: there is no such checkpoint, or it is damaged; the message says what to do.
+      UserError: it is damaged; the message says what to do.
     """
     try:
         state, metadata = checkpoints.restore(_abstract_state(settings, policy), step)
-    except FileNotFoundError as error:
-        raise UserError(f"resume_from={step}: {error}") from error
     except DamagedCheckpointError as error:
         older = error.older
         way = f"go on from it with --resume_from={older[-1]}" if older else "use another --workdir"

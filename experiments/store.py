@@ -99,7 +99,8 @@ class RunStore:
 
         def read() -> Any:
             name = str(path.relative_to(self.root))
-            known = {line.get("sha256") for line in self._digests() if line.get("path") == name}
+            lines = read_log(self.root / DIGESTS)  # None of a run of an earlier version.
+            known = {line.get("sha256") for line in lines if line.get("path") == name}
             if known and _digest(path.read_bytes()) not in known:
                 raise UserError(f"{path}: damaged: it is not as the run wrote it")
             return read_file(path, parse)
@@ -114,10 +115,6 @@ class RunStore:
             line = {"path": str(path.relative_to(self.root)), "sha256": _digest(text.encode())}
             append_log(self.root / DIGESTS, [line])
             write_text(path, text)
-
-    def _digests(self) -> list[dict[str, Any]]:
-        """Of every file that `write` wrote, each time; none for a run of an earlier version."""
-        return read_log(self.root / DIGESTS)
 
     def kept(self, path: Path, make: Callable[[], Any]) -> Any:
         """The value of a file; `make` makes it, on all processes, where there is none yet."""

@@ -31,7 +31,7 @@ class Status(enum.IntEnum):
 
 
 class _Batch:
-    """What is indexed as the arrays of all its fields are."""
+    """Pytrees of arrays that are indexed together."""
 
     def __getitem__(self, index: Any) -> Self:
         """Indexes the leading batch axes of every field."""

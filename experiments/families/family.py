@@ -137,13 +137,16 @@ class Family(ABC):
         count: int,
         exclude: Sequence[Problem],
     ) -> dict[str, Any]:
-        """`generate` with JSON-able arguments and result, as a sandbox calls it.
+        """`generate` for a sandbox, with arguments and result that JSON can hold.
 
         Args:
           key: the data of the key and the name of its implementation.
-          config: as of `Configuration.to_dict`.
-          count: as of `generate`.
-          exclude: likewise.
+          config: as `Configuration.to_dict` gives it.
+          count: as of `generate`, like `exclude`.
+          exclude: see there.
+
+        Returns:
+          The fields of `Generated`; no problem and the reason among the notes if none was made.
         """
         data, impl = key
         typed = jax.random.wrap_key_data(jnp.asarray(data, jnp.uint32), impl=impl)

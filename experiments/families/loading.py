@@ -51,22 +51,17 @@ def _generated(
     count: int,
     exclude: Sequence[Problem],
 ) -> Generated:
-    """What a generator of a user's own makes; if it fails, it has made nothing.
+    """What a generator of a user's own makes in `seconds` a problem, by a call of `generate_plain`.
 
-    Args:
-      call: of `Family.generate_plain`.
-      seconds: of processor time for each problem.
-      key: this and the rest as of `Family.generate`.
-      config: see there.
-      count: see there.
-      exclude: see there.
+    If it fails, it has made nothing.
     """
     plain_key = np.asarray(jax.random.key_data(key)).tolist(), str(jax.random.key_impl(key))
     arguments = plain_key, config.to_dict(), count, [dict(problem) for problem in exclude]
     try:
         found = call(*arguments, seconds=_STARTING + seconds * count)
     except SandboxError as error:
-        raise NoProblemError(str(error)) from error
+        # Its own name is not one that a user knows.
+        raise NoProblemError(f"generate: {str(error).partition(': ')[2]}") from error
     rows = {name: GeneratedRow(**row) for name, row in found["rows"].items()}
     return Generated(found["problems"], rows, found["notes"])
 

@@ -116,8 +116,9 @@ def _serve(path: str) -> None:
     functions = runpy.run_path(path, run_name="family")
     if jax := sys.modules.get("jax"):
         jax.devices()  # Its threads, one for each core, reserve address space too.
-    memory = MEMORY + resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[0])
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    statm = Path("/proc/self/statm")  # Only Linux has it; its first number is of pages.
+    taken = int(statm.read_text().split()[0]) * resource.getpagesize() if statm.exists() else 0
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY + taken, MEMORY + taken))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     sys.addaudithook(_refuse)
     for line in requests:

@@ -86,7 +86,6 @@ def write_dataset(
     import datasets  # Before anything is written.
 
     folder = Path(folder)
-
     for split in splits:
         if not re.fullmatch(r"\w+(\.\w+)*", split):
             raise ValueError(f"split={split!r}: letters, digits, _ and inner dots are allowed")

@@ -42,10 +42,12 @@ class MapfData(vf.TaskData):
     Attributes:
       ground_truth: its record as JSON.
       answer: an optimal answer.
+      size: the lake is size x size.
     """
 
     ground_truth: str
     answer: str
+    size: int
 
 
 class MapfTask(vf.Task[MapfData, vf.State, MapfTaskConfig]):
@@ -108,7 +110,7 @@ class MapfTaskset(vf.Taskset[MapfTask, MapfConfig]):
         for row in dataset_rows(formats.to_records(instances), list_holes=made.list_holes):
             data = MapfData(
                 id=row["id"],
-                name=f"size_{row['size']}",
+                size=row["size"],
                 prompt=row["prompt"][0]["content"],
                 ground_truth=row["reward_model"]["ground_truth"],
                 answer=row["answer"],
