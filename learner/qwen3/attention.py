@@ -1,13 +1,13 @@
 """How queries meet keys and values; the one place where an implementation is chosen.
 
 Whole sequences go through the kernel of the platform where it applies (cuDNN on GPUs, splash
-attention on TPUs), and through a plain reference everywhere else. Both kernels do causal attention
-over rows that are padded on the right, which is what training and prefill have: a token never sees
-what is behind it, so the padding needs no mask. Where several completions share the prompt of a
-row, that holds for the prompt; the completions take the reference on every platform.
+attention on TPUs), and through a plain reference everywhere else. All three do causal attention of
+the last tokens of a row to the whole of it. Rows are padded on the right, which needs no mask: a
+token never sees what is behind it. Where completions share the prompt of a row, each is cut out and
+put behind the prompt, whose padding is then masked.
 
-Letters in shapes: B rows, T tokens, H query heads, K key/value heads, R = H / K query heads per
-key/value head, h head width.
+Letters in shapes: B rows, T tokens, Q of them with queries, H query heads, K key/value heads,
+R = H / K query heads per key/value head, h head width.
 """
 
 import dataclasses
@@ -106,17 +106,21 @@ def obstacle(name: str, config: Qwen3Config) -> str | None:
 
 
 def _try(name: str, config: Qwen3Config) -> str | None:
-    """`problem` of a kernel for whole rows, forwards and backwards."""
+    """`problem` of a kernel, forwards and backwards: of whole rows, and of their last halves."""
     K = config.num_key_value_heads
     rng = np.random.default_rng(0)
     qkv = [
-        rng.normal(size=(1, LANES, heads, config.head_dim)).astype(jnp.dtype(config.dtype))
+        rng.normal(size=(1, 2 * LANES, heads, config.head_dim)).astype(jnp.dtype(config.dtype))
         for heads in (config.num_attention_heads, K, K)
     ]
+    valid = np.arange(2 * LANES)[None] != LANES // 2
 
-    def both_ways(attend: Callable[..., Array], *qkv: Array) -> list[Array]:
-        out, vjp = jax.vjp(attend, *qkv)
-        return [out, *vjp(jnp.ones_like(out))]
+    def both_ways(attend: Callable[..., Array], q: Array, k: Array, v: Array) -> Any:
+        def outputs(q: Array, k: Array, v: Array) -> list[Array]:
+            return [attend(q, k, v), attend(q[:, LANES:], k, v, jnp.asarray(valid))]
+
+        out, vjp = jax.vjp(outputs, q, k, v)
+        return [*out, *vjp([jnp.ones_like(x) for x in out])]
 
     return problem(
         functools.partial(both_ways, _KERNELS[name]), functools.partial(both_ways, _reference), qkv
@@ -168,18 +172,24 @@ def self_attention(
     """
     if shared is not None:
         return _shared_attention(q, k, v, shared, implementation)
-    if implementation == "reference":
-        return _reference(q, k, v)
-    kernel = _KERNELS[implementation]
+    return _attend(implementation, q, k, v)
+
+
+def _attend(implementation: str, *args: Array) -> Array:
+    """Causal attention of the last Q tokens of rows of T.
+
+    Args:
+        implementation: `Choice.name`.
+        *args: q [B, Q, H, h]; k, v [B, T, K, h]; and, where not all keys are there, which ones,
+            bool[B, T]. A token always sees itself.
+
+    Returns:
+        [B, Q, H, h].
+    """
     if implementation == "splash":
-        return over_mesh(kernel, ("batch", "length", "heads", "head_dim"), q, k, v)
-    return kernel(q, k, v)
-
-
-def _reference(q: Array, k: Array, v: Array) -> Array:
-    """`self_attention` of rows without shared prompts, for every platform and dtype."""
-    slots = jnp.arange(q.shape[1])
-    return _blocked_attention(q, k, v, lambda queries: (slots <= queries[:, None])[None])
+        axes = ("batch", "length", "heads", "head_dim")
+        return over_mesh(_KERNELS[implementation], axes, *args)
+    return _KERNELS[implementation](*args)
 
 
 def _shared_attention(
@@ -208,13 +218,12 @@ def _shared_attention(
         shared = jnp.broadcast_to(x[:, None, :P], (B, A, P, *x.shape[2:]))
         return jnp.concatenate([shared, own], axis=2).reshape(B * A, P + M, *x.shape[2:])
 
-    def visible(queries: Array) -> Array:
-        own = jnp.broadcast_to(times <= queries[:, None], (B, A, len(queries), M))
-        shared = jnp.broadcast_to(in_prompt[:, None, None], (B, A, len(queries), P))
-        return jnp.concatenate([shared, own], axis=3).reshape(B * A, len(queries), P + M)
-
-    completions = _blocked_attention(
-        take(q, index).reshape(B * A, M, H, h), keys(k), keys(v), visible
+    valid = jnp.broadcast_to(in_prompt[:, None], (B, A, P)).reshape(B * A, P)
+    completions = _attend(
+        implementation,
+        take(q, index).reshape(B * A, M, H, h),
+        *(keys(x) for x in (k, v)),
+        jnp.pad(valid, ((0, 0), (0, M)), constant_values=True),
     ).reshape(B, A * M, H, h)
 
     # Back into the rows: every slot takes from its prompt or from its completion.
@@ -227,17 +236,19 @@ def _shared_attention(
     return take(jnp.concatenate([prompts, completions], axis=1), place)
 
 
-def _blocked_attention(q: Array, k: Array, v: Array, visible: Callable[[Array], Array]) -> Array:
-    """Attention of Q queries to T keys, in blocks of queries if there are many.
+def _reference(q: Array, k: Array, v: Array, valid: Array | None = None) -> Array:
+    """`_attend` for every platform and dtype, in blocks of queries if there are many.
 
     The backward pass computes a block's probabilities again, so memory grows with Q and not with
     Q times T.
-
-    Args:
-        q: [B, Q, H, h]; k, v: [B, T, K, h].
-        visible: i32[n], numbers of queries -> bool[B, n, T], or [1, n, T] for all rows.
     """
     B, Q, H, h = q.shape
+    slots = jnp.arange(k.shape[1])
+
+    def visible(queries: Array) -> Array:  # i32[n], numbers of queries -> bool[B or 1, n, T]
+        before = (slots <= queries[:, None] + (len(slots) - Q))[None]
+        return before if valid is None else before & valid[:, None]
+
     if Q <= _QUERY_BLOCK:
         return _matrix_attention(q, k, v, visible(jnp.arange(Q)))
     count = -(-Q // _QUERY_BLOCK)
@@ -273,42 +284,58 @@ def _matrix_attention(q: Array, k: Array, v: Array, visible: Array) -> Array:
     return out.transpose(0, 3, 1, 2, 4).reshape(B, Q, H, h)
 
 
-def _cudnn(q: Array, k: Array, v: Array) -> Array:
+def _cudnn(q: Array, k: Array, v: Array, valid: Array | None = None) -> Array:
     """cuDNN's fused attention (bfloat16); it partitions itself over a mesh."""
-    return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
+    attend = functools.partial(jax.nn.dot_product_attention, q, k, v, implementation="cudnn")
+    if valid is None:
+        return attend(is_causal=True)
+    Q, T = q.shape[1], k.shape[1]
+    return attend(mask=(jnp.tri(Q, T, T - Q, bool) & valid[:, None])[:, None])
 
 
-def _splash(q: Array, k: Array, v: Array, interpret: bool = False) -> Array:
+def _splash(
+    q: Array, k: Array, v: Array, valid: Array | None = None, interpret: bool = False
+) -> Array:
     """Splash attention, JAX's sparse flash kernel for TPUs, of the rows and heads of one device.
 
-    The kernel takes whole tiles: rows are padded on the right, where no token of theirs looks.
-    It has no scale of its own, so queries are scaled before, in their own dtype.
+    The kernel takes whole tiles: rows are padded on the right, where no token of theirs looks, and
+    what stands before the queries on the left, where it is masked. It has no scale of its own, so
+    queries are scaled before, in their own dtype.
 
     `interpret` runs the kernel's steps one by one on any platform.
     """
     from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
-    length, H, h = q.shape[1:]
-    padding = -length % LANES
-    T = length + padding
-    size = next(size for size in _SPLASH_BLOCKS if T % size == 0)
+    B, Q, H, h = q.shape
+    behind, before = -Q % LANES, (Q - k.shape[1]) % LANES
+    heads_first = [
+        jnp.pad(x.transpose(0, 2, 1, 3), ((0, 0), (0, 0), (left, behind), (0, 0)))
+        for x, left in (((q * h**-0.5).astype(q.dtype), 0), (k, before), (v, before))
+    ]
+    tokens, T = heads_first[0].shape[2], heads_first[1].shape[2]
+    size = next(size for size in _SPLASH_BLOCKS if tokens % size == T % size == 0)
     fields = dataclasses.fields(splash.BlockSizes)
     tiles: dict[str, Any] = {x.name: size for x in fields if x.name.startswith("block_")}
     kernel = splash.make_splash_mha(
-        splash.MultiHeadMask([splash.CausalMask((T, T))] * H),
+        splash.MultiHeadMask([splash.CausalMask((tokens, T), T - tokens)] * H),
         block_sizes=splash.BlockSizes(**tiles),
         head_shards=1,
         q_seq_shards=1,
         interpret=interpret,
     )
-    heads_first = (
-        jnp.pad(x.transpose(0, 2, 1, 3), ((0, 0), (0, 0), (0, padding), (0, 0)))
-        for x in ((q * h**-0.5).astype(q.dtype), k, v)
-    )
-    return jax.vmap(kernel)(*heads_first).transpose(0, 2, 1, 3)[:, :length]
+    segments = None
+    if valid is not None:
+        there = jnp.pad(valid, ((0, 0), (before, 0)))
+        there = jnp.pad(there, ((0, 0), (0, behind)), constant_values=True).astype(jnp.int32)
+        segments = splash.SegmentIds(jnp.ones((B, tokens), jnp.int32), there)
+    return jax.vmap(kernel)(*heads_first, segments).transpose(0, 2, 1, 3)[:, :Q]
 
 
-_KERNELS: dict[str, Callable[..., Array]] = {"cudnn": _cudnn, "splash": _splash}
+_KERNELS: dict[str, Callable[..., Array]] = {
+    "reference": _reference,
+    "cudnn": _cudnn,
+    "splash": _splash,
+}
 
 
 def over_mesh(function: Callable[..., Any], axes: Sequence[str], *args: Array) -> Any:

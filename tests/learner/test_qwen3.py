@@ -348,24 +348,34 @@ def test_splash_attention_equals_the_reference(axes, length, monkeypatch):
     """The TPU kernel, its steps run one by one on the CPU, alone and split over a mesh."""
     called = []
 
-    def splash(*qkv):
-        called.append(qkv[0].shape)
-        return kernel(*qkv, interpret=True)
+    def splash(*args):
+        called.append(args[0].shape)
+        return kernel(*args, interpret=True)
 
     kernel = attention._splash
     monkeypatch.setitem(attention._KERNELS, "splash", splash)
     qkv = random_qkv(2, length, 4, 2, 128)
+    # Completions to a prompt, padded behind it; the second one of the first row is empty.
+    prompts, lengths = jnp.array([21, 40]), jnp.array([[50, 0], [30, 60]])
+    starts = prompts[:, None] + jnp.cumsum(lengths, 1) - lengths
+    shared = attention.SharedPrompt(prompts, starts, lengths, 40, 60)
+    inside = jnp.arange(length) < (prompts + lengths.sum(1))[:, None]
 
     def run(implementation):
-        attend = functools.partial(attention.self_attention, implementation=implementation)
+        def attend(q, k, v):
+            plain = attention.self_attention(q, k, v, implementation)
+            packed = attention.self_attention(q, k, v, implementation, shared)
+            return plain + jnp.where(inside[..., None, None], packed, 0)
+
         return jax.jit(functools.partial(output_and_gradient, attend))(*qkv)
 
     want = run("reference")
     with sharding.use(sharding.make_mesh(**axes)) if axes else contextlib.nullcontext():
         got = run("splash")
     assert called
+    assert any(shape[1] == 60 for shape in called)
     for a, b in zip(got, want, strict=True):
-        np.testing.assert_allclose(a, b, atol=5e-5)
+        np.testing.assert_allclose(a, b, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -407,8 +417,8 @@ def test_choice_of_attention_says_why(monkeypatch):
 
     # A kernel is tried before it is chosen, here with stand-ins for those of a GPU.
     stand_ins = {
-        "works": lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=True),
-        "is wrong": lambda q, k, v: jax.nn.dot_product_attention(q, k, v),
+        "works": attention._reference,
+        "is wrong": lambda q, k, v, valid=None: attention._reference(q, k, v),
         "is not there": attention._KERNELS["cudnn"],
         "has no message": lambda *_: next(iter(())),
     }
