@@ -92,14 +92,25 @@ class RMSNorm(nn.Module):
 
 
 def projection(config: Qwen3Config, features: int, axes: tuple[str, str], name: str) -> nn.Dense:
-    """A matrix without bias, applied to [tokens, in]; `axes` are its logical axes."""
+    """A matrix without bias, applied to [tokens, in]; `axes` are its logical axes.
+
+    Its parts on the devices of `fsdp` are put together first: left to itself, XLA multiplies them
+    one after the other, which on TPUs adds up the whole result in memory once for each.
+    """
     init = nn.initializers.normal(config.initializer_range)
+    whole = tuple(None if axis == "embed" else axis for axis in axes)
+
+    def product(x: Array, matrix: Array, *args: Any, **options: Any) -> Array:
+        matrix = nn.with_logical_constraint(matrix, whole)
+        return jax.lax.dot_general(x, matrix, *args, **options)
+
     return nn.Dense(
         features,
         use_bias=False,
         dtype=config.dtype,
         param_dtype=config.param_dtype,
         kernel_init=nn.with_logical_partitioning(init, axes),
+        dot_general=product,
         name=name,
     )
 
