@@ -15,8 +15,8 @@ processes each samples for its part of the prompts, in slots of its own on its o
 (`learner.devices.distributed` says why), and all get all completions.
 
 Everything that compiles has one of few shapes: P and G are fixed during a call, the capacity for
-completions has two sizes for each power of two (one with the kernel of TPUs, which reads only what
-is filled), that for prompts four, and prompts are prefilled in powers of two.
+completions has two sizes for each power of two (with a kernel, which reads only what is filled,
+every second power is one), that for prompts four, and prompts are prefilled in powers of two.
 """
 
 import collections
@@ -439,8 +439,9 @@ class Sampler:
         longest = self.sampling.max_new_tokens
         if choose_decoding(self.config).name == "reference":
             return min(geometric_bucket(tokens, 32, 2), longest)
-        # The kernel reads no more than is filled, so that few sizes will do.
-        return min(geometric_bucket(tokens, LANES, 1), -(-longest // LANES) * LANES)
+        # The kernel reads no more than is filled, so that few sizes will do: 1024, 4096, 16384, ...
+        doublings = max(0, (tokens - 1).bit_length() - 10)
+        return min(1024 << (doublings + doublings % 2), -(-longest // LANES) * LANES)
 
     def _slots(self, num_prompts: int, num_samples: int) -> tuple[int, int]:
         """`slot_counts` of a call; of several processes those of one, for its prompts."""
