@@ -88,7 +88,10 @@ def _moved(module: Module, computation: Computation, instruction: Instruction) -
         shapes = instruction.shapes
         target = shapes[0 if instruction.opcode == "copy-start" or len(shapes) == 1 else 1]
         return target.nbytes * (bool(_size(operands[0])) + (not target.on_chip))
-    return _size(instruction) + sum(map(_size, operands))
+    # A kernel that changes an operand in place reads it at most whole.
+    changed = re.findall(r"{(\d*)}: \(\d+, {", instruction.attributes)
+    in_place = sum(instruction.shapes[int(number or 0)].nbytes for number in changed)
+    return _size(instruction) + sum(map(_size, operands)) - in_place
 
 
 def _fusion_bytes(module: Module, fusion: Instruction, operands: list[Instruction]) -> int:

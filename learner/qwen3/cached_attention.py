@@ -5,6 +5,9 @@ that for a prompt; H query heads, K key/value heads, R = H / K, h head width.
 """
 
 import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,15 +24,19 @@ _product = functools.partial(jnp.matmul, preferred_element_type=jnp.float32)
 
 @functools.cache
 def choose_decoding(config: Qwen3Config) -> Choice:
-    """The implementation for a model, "kernel" or "reference", and why; the same on every call.
+    """The implementation for a model, and why; the same on every call.
 
-    The kernel is that of TPUs; it is first tried, as those of `learner.qwen3.attention` are.
+    "splash" and "cudnn" are kernels of ours here, for TPUs and for GPUs: each goes with the one of
+    that name. A kernel is first tried, as those of `learner.qwen3.attention` are.
     """
-    if choose(config).name != "splash":
-        return Choice("reference", "only TPUs have a kernel")
-    if config.attention == "splash":
-        return Choice("kernel", "the configuration asks for kernels of TPUs")
+    name = choose(config).name
+    if name == "reference":
+        return Choice(name, "there are kernels beside splash and cuDNN only")
     K, H, h = config.num_key_value_heads, config.num_attention_heads, config.head_dim
+    if name == "cudnn" and h & (h - 1):
+        return Choice("reference", f"the kernel needs a power of two for head_dim, and this is {h}")
+    if config.attention == name:
+        return Choice(name, "the configuration asks for its kernels")
     P, G, S = 1, 2, LANES
     rng = np.random.default_rng(0)
     new, prompts = [(P, G, H, h), (P, G, K, h), (P, G, K, h)], [(P, K, h, S), (P, K, S, h)]
@@ -37,10 +44,20 @@ def choose_decoding(config: Qwen3Config) -> Choice:
     args = [rng.normal(size=x).astype(jnp.dtype(config.dtype)) for x in (*new, *prompts, *own)]
     mask, counts = np.ones((P, 1, 1, S), bool), np.array([[0, S // 2]], np.int32)
     if wrong := problem(
-        functools.partial(cached_attention, kernel=True), cached_attention, [*args, mask, counts]
+        functools.partial(cached_attention, implementation=name),
+        cached_attention,
+        [*args, mask, counts],
     ):
-        return Choice("reference", f"the kernel of TPUs failed when tried: {wrong}")
-    return Choice("kernel", "it agrees with the reference")
+        return Choice("reference", f"the kernel failed when tried: {wrong}")
+    return Choice(name, "its kernel agrees with the reference")
+
+
+def _implementation(name: str) -> Callable[..., Any]:
+    """Kernels are imported where they are needed: each takes its platform's part of Pallas."""
+    if name == "reference":
+        return _append_and_attend
+    module = {"splash": "decode_tpu", "cudnn": "decode_gpu"}[name]
+    return importlib.import_module(f"learner.qwen3.{module}").append_and_attend  # type: ignore[no-any-return]
 
 
 def cached_attention(
@@ -53,12 +70,12 @@ def cached_attention(
     values: Array,
     prompt_mask: Array,
     counts: Array,
-    kernel: bool = False,
+    implementation: str = "reference",
 ) -> tuple[Array, Array, Array]:
     """Put a token of each sample into its cache; attend to its prompt and its own tokens.
 
-    All samples of a prompt meet its keys in one matrix product. There is one softmax over two
-    arrays: their maxima and sums are combined, so that neither is copied.
+    All samples of a prompt meet its keys in one matrix product. What that gives is where the
+    softmax over their own tokens begins (arXiv 1805.02867), so that the two are never put together.
 
     Args:
         q: [P, G, H, h].
@@ -67,7 +84,7 @@ def cached_attention(
         keys: [P, G, K, h, S]; values: [P, G, K, S, h].
         prompt_mask: bool, broadcast to [P, K, G * R, T].
         counts: i32[P, G], own tokens before the new one, less than S.
-        kernel: whether to use that of TPUs; S is a multiple of `LANES` then.
+        implementation: of `choose_decoding`; S is a multiple of `LANES` for a kernel.
 
     Returns:
         Keys and values with the token in them, and [P, G, H, h] in the dtype of `q`. Scores and
@@ -84,31 +101,50 @@ def cached_attention(
         return x.reshape(P, K, G, R, -1).transpose(0, 2, 1, 3, 4)
 
     rows = q.reshape(P, G, K, R, h)
-    shared = jnp.where(prompt_mask, _product(by_prompt(rows), prompt_keys) * h**-0.5, MASKED)
-    shared_top = by_sample(jnp.max(shared, axis=-1, keepdims=True))
-    if kernel:
-        from learner.qwen3.decode_kernel import append_and_attend
+    scores = _product(by_prompt(rows), prompt_keys) * h**-0.5
+    scores = jnp.where(prompt_mask, scores, MASKED)
+    top = jnp.max(scores, axis=-1, keepdims=True)
+    weights = jnp.exp(scores - top)
+    total = jnp.sum(weights, axis=-1, keepdims=True)
+    out = _product(weights.astype(prompt_values.dtype), prompt_values)
+    shared = (by_sample(x) for x in (out, top, total))
+    attend = _implementation(implementation)
+    keys, values, out = over_mesh(attend, _AXES, rows, k, v, keys, values, counts, *shared)
+    return keys, values, out.reshape(P, G, H, h)
 
-        scaled = (rows * h**-0.5).astype(q.dtype)
-        keys, values, out, own_top, total = over_mesh(
-            append_and_attend, _AXES, scaled, k, v, keys, values, counts
-        )
-        top = jnp.maximum(own_top, shared_top)
-        shrink = jnp.exp(own_top - top)
-        out, total = shrink * out, shrink * total
-    else:
-        keys = over_mesh(functools.partial(_append, axis=-1), _AXES, keys, k, counts)
-        values = over_mesh(functools.partial(_append, axis=-2), _AXES, values, v, counts)
-        own_mask = jnp.arange(keys.shape[-1]) <= counts[..., None, None, None]
-        own = jnp.where(own_mask, _product(rows, keys) * h**-0.5, MASKED)
-        top = jnp.maximum(jnp.max(own, axis=-1, keepdims=True), shared_top)
-        own = jnp.exp(own - top)
-        total = jnp.sum(own, axis=-1, keepdims=True)
-        out = _product(own.astype(values.dtype), values)
-    shared = jnp.exp(shared - by_prompt(top))
-    total += by_sample(jnp.sum(shared, axis=-1, keepdims=True))
-    out += by_sample(_product(shared.astype(values.dtype), prompt_values))
-    return keys, values, (out / total).astype(q.dtype).reshape(P, G, H, h)
+
+def _append_and_attend(
+    q: Array,
+    k: Array,
+    v: Array,
+    keys: Array,
+    values: Array,
+    counts: Array,
+    out: Array,
+    top: Array,
+    total: Array,
+) -> tuple[Array, Array, Array]:
+    """Put a token into every slot of a cache; attend to it, to those before it, and to the prompt.
+
+    Args:
+        q: [P, G, K, R, h].
+        k, v: [P, G, K, h], of the new token.
+        keys: [P, G, K, h, S]; values: [P, G, K, S, h].
+        counts: i32[P, G], tokens before the new one, less than S.
+        out, top, total: of the prompt: the sum of values, f32[P, G, K, R, h], weighted with
+            exp(score - top); the largest score, and the sum of weights, f32[P, G, K, R, 1].
+
+    Returns:
+        Keys and values with the new token, and [P, G, K, R, h] in the dtype of `q`.
+    """
+    keys, values = _append(keys, k, counts, axis=-1), _append(values, v, counts, axis=-2)
+    there = jnp.arange(keys.shape[-1]) <= counts[..., None, None, None]
+    scores = jnp.where(there, _product(q, keys) * q.shape[-1] ** -0.5, MASKED)
+    highest = jnp.maximum(top, jnp.max(scores, axis=-1, keepdims=True))
+    weights, shrink = jnp.exp(scores - highest), jnp.exp(top - highest)
+    total = shrink * total + jnp.sum(weights, axis=-1, keepdims=True)
+    out = shrink * out + _product(weights.astype(values.dtype), values)
+    return keys, values, (out / total).astype(q.dtype)
 
 
 def _append(cache: Array, new: Array, counts: Array, axis: int) -> Array:

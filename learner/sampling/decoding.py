@@ -144,7 +144,7 @@ def decode_step(
     positions = lengths[:, None] + counts
     rope = jax.tree.map(lambda table: table.at[positions].get(mode=_IN_BOUNDS), rope)
     prompt_mask = (jnp.arange(prompts.capacity) < lengths[:, None])[:, None, None]
-    kernel = choose_decoding(config).name == "kernel" and cache.capacity % LANES == 0
+    implementation = choose_decoding(config).name if cache.capacity % LANES == 0 else "reference"
     keys, values = list(cache.keys), list(cache.values)
 
     x = embed(params["embedding"], tokens, config)
@@ -161,7 +161,7 @@ def decode_step(
                 values[i],
                 prompt_mask,
                 counts,
-                kernel,
+                implementation,
             )
             return out
 

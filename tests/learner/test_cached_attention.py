@@ -1,4 +1,4 @@
-"""Decoding's attention: the kernel of TPUs, step by step on this machine, against the reference."""
+"""Decoding's attention: the kernels, step by step on this machine, against the reference."""
 
 import dataclasses
 import functools
@@ -10,27 +10,33 @@ import numpy as np
 import pytest
 
 from learner.devices import sharding
-from learner.qwen3 import attention, decode_kernel, model
+from learner.qwen3 import attention, decode_gpu, decode_tpu, model
 from learner.qwen3.attention import Choice
 from learner.qwen3.cached_attention import cached_attention, choose_decoding
 from learner.qwen3.config import Qwen3Config
 from learner.sampling.distribution import SamplingParams
 from learner.sampling.sampler import Sampler
 
+MODULES = {"splash": decode_tpu, "cudnn": decode_gpu}
+
 
 @pytest.fixture
 def interpreted(monkeypatch):
-    """Kernels of TPUs run one step after the other on any platform."""
-    kernel = functools.partial(decode_kernel.append_and_attend, interpret=True)
-    monkeypatch.setattr(decode_kernel, "append_and_attend", kernel)
+    """Kernels run one step after the other on any platform."""
+    for module in MODULES.values():
+        kernel = functools.partial(module.append_and_attend, interpret=True)
+        monkeypatch.setattr(module, "append_and_attend", kernel)
     splash = functools.partial(attention._splash, interpret=True)
     monkeypatch.setitem(attention._KERNELS, "splash", splash)
 
 
-def on_tpu(monkeypatch):
-    """Choices for decoding as on a TPU whose kernels agree with the reference."""
-    for owner in ("qwen3.cached_attention", "sampling.decoding"):
-        monkeypatch.setattr(f"learner.{owner}.choose", lambda config: Choice("splash", ""))
+def choose_kernel(monkeypatch, name):
+    """Choices as on a machine with such kernels, but for cuDNN's own, which cannot be run here."""
+    chosen = {"qwen3.cached_attention": name}
+    chosen["sampling.decoding"] = name if name == "splash" else "reference"
+    for owner, which in chosen.items():
+        choice = Choice(which, "")
+        monkeypatch.setattr(f"learner.{owner}.choose", lambda config, choice=choice: choice)
     choose_decoding.cache_clear()
 
 
@@ -38,11 +44,12 @@ def on_tpu(monkeypatch):
 EDGES = [0, 1, 15, 16, 127, 128, 129, 255, 256, 511, 512, 640, 767]
 
 
+@pytest.mark.parametrize("name", MODULES)
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "capacity", "dtype"),
     [(4, 2, 768, "float32"), (2, 2, 128, "bfloat16"), (4, 1, 1024, "bfloat16")],
 )
-def test_the_kernel_equals_the_reference(interpreted, heads, kv_heads, capacity, dtype):
+def test_the_kernel_equals_the_reference(interpreted, name, heads, kv_heads, capacity, dtype):
     """Output and cache, for all lengths, groupings and dtypes."""
     rng = np.random.default_rng(0)
     P, h, T = 2, 128, 96
@@ -65,7 +72,7 @@ def test_the_kernel_equals_the_reference(interpreted, heads, kv_heads, capacity,
         jnp.asarray(counts),
     )
     want = cached_attention(*args)
-    got = cached_attention(*args, kernel=True)
+    got = cached_attention(*args, implementation=name)
     filled = np.arange(capacity) <= counts[..., None]
     for axis, mine, theirs in ((-1, got[0], want[0]), (-2, got[1], want[1])):
         mask = filled[:, :, None, None] if axis == -1 else filled[:, :, None, :, None]
@@ -77,7 +84,8 @@ def test_the_kernel_equals_the_reference(interpreted, heads, kv_heads, capacity,
 
 
 @pytest.mark.slow
-def test_samples_are_those_of_the_reference(interpreted, monkeypatch):
+@pytest.mark.parametrize("name", MODULES)
+def test_samples_are_those_of_the_reference(interpreted, monkeypatch, name):
     """A whole call, slots refilled and the cache grown past 128 tokens, on a mesh of four."""
     config = Qwen3Config(
         vocab_size=160,
@@ -99,8 +107,8 @@ def test_samples_are_those_of_the_reference(interpreted, monkeypatch):
         return sampler(params, prompts, jax.random.split(jax.random.key(1), 3), num_samples=2)
 
     want = sample()
-    on_tpu(monkeypatch)
-    assert choose_decoding(config).name == "kernel"
+    choose_kernel(monkeypatch, name)
+    assert choose_decoding(config).name == name
     got = sample()
     assert want.lengths.max() == 132
     assert want.lengths.min() < 100
@@ -109,24 +117,34 @@ def test_samples_are_those_of_the_reference(interpreted, monkeypatch):
     chex.assert_trees_all_close(got.logprobs, want.logprobs, atol=1e-4)
 
 
-def test_a_kernel_that_fails_or_differs_is_not_used(interpreted, monkeypatch, tiny_model):
+@pytest.mark.parametrize("name", MODULES)
+def test_a_kernel_that_fails_or_differs_is_not_used(interpreted, monkeypatch, tiny_model, name):
     config = dataclasses.replace(tiny_model, head_dim=128)
-    assert choose_decoding(config) == Choice("reference", "only TPUs have a kernel")
-    kernel = decode_kernel.append_and_attend
-    on_tpu(monkeypatch)
+    assert choose_decoding(config).name == "reference"
+    kernel = MODULES[name].append_and_attend
+    choose_kernel(monkeypatch, name)
+    assert choose_decoding(config).name == name
 
     def broken(*args):
         raise RuntimeError("Mosaic failed\nin many lines")
 
     def wrong(*args):
-        keys, values, out, top, total = kernel(*args)
-        return keys, values, out + 1, top, total
+        keys, values, out = kernel(*args)
+        return keys, values, out + 1
 
     for function, reason in ((broken, "RuntimeError: Mosaic failed"), (wrong, "differs from")):
-        monkeypatch.setattr(decode_kernel, "append_and_attend", function)
+        monkeypatch.setattr(MODULES[name], "append_and_attend", function)
         choose_decoding.cache_clear()
         chosen = choose_decoding(config)
         assert chosen.name == "reference"
         assert reason in chosen.reason
         assert "many lines" not in chosen.reason
+    choose_decoding.cache_clear()
+
+
+def test_the_kernel_of_gpus_needs_a_power_of_two(monkeypatch, tiny_model):
+    choose_kernel(monkeypatch, "cudnn")
+    chosen = choose_decoding(dataclasses.replace(tiny_model, head_dim=96))
+    assert chosen.name == "reference"
+    assert "power of two for head_dim, and this is 96" in chosen.reason
     choose_decoding.cache_clear()

@@ -28,23 +28,15 @@ def append_and_attend(
     keys: Array,
     values: Array,
     counts: Array,
+    out: Array,
+    top: Array,
+    total: Array,
     *,
     interpret: bool = False,
 ) -> tuple[Array, ...]:
-    """Put a token into every slot of a cache; attend to it and to the tokens before it.
+    """As the reference of `learner.qwen3.cached_attention`, but with the cache changed in place.
 
-    Letters as in `learner.qwen3.attention`; S must be a multiple of `LANES`.
-
-    Args:
-        q: [P, G, K, R, h], scaled.
-        k, v: [P, G, K, h], of the new token.
-        keys: [P, G, K, h, S]; values: [P, G, K, S, h]; donated.
-        counts: i32[P, G], tokens before the new one, less than S.
-        interpret: run the kernel's steps one by one on any platform.
-
-    Returns:
-        Keys and values with the new token; the sum of values, f32[P, G, K, R, h], weighted with
-        exp(score - top); the top, the largest score, and the sum of weights, f32[P, G, K, R, 1].
+    S must be a multiple of `LANES`. `interpret` runs the kernel's steps one by one on any platform.
     """
     P, G, K, R, h = q.shape
     N, S = P * G, keys.shape[-1]
@@ -67,6 +59,9 @@ def append_and_attend(
             slot(K, R, h),
             slot(K, h),
             slot(K, h),
+            slot(K, R, h),
+            slot(K, R, h),
+            slot(K, R, h),
             pl.BlockSpec((1, K, h, block), lambda n, j, counts: (n, 0, 0, filled(n, j, counts))),
             pl.BlockSpec((1, K, block, h), lambda n, j, counts: (n, 0, filled(n, j, counts), 0)),
         ],
@@ -74,18 +69,21 @@ def append_and_attend(
             pl.BlockSpec((1, K, h, LANES), lambda n, j, counts: (n, 0, 0, counts[n] // LANES)),
             pl.BlockSpec((1, K, _ROWS, h), lambda n, j, counts: (n, 0, counts[n] // _ROWS, 0)),
             slot(K, R, h),
-            slot(K, R, 1),
-            slot(K, R, 1),
+        ],
+        scratch_shapes=[
+            pltpu.VMEM((K, R, h), jnp.float32),
+            pltpu.VMEM((K, R, 1), jnp.float32),
+            pltpu.VMEM((K, R, 1), jnp.float32),
         ],
     )
-    wide = jax.ShapeDtypeStruct((N, K, R, h), jnp.float32)
-    narrow = jax.ShapeDtypeStruct((N, K, R, 1), jnp.float32)
     cache = [jax.ShapeDtypeStruct(flat(x).shape, x.dtype) for x in (keys, values)]
-    out = pl.pallas_call(
+    # Narrow arrays would be laid out anew on their way.
+    state = (jnp.broadcast_to(x, q.shape) for x in (out, top, total))
+    results = pl.pallas_call(
         functools.partial(_kernel, heads=K, block=block),
         grid_spec=grid,
-        out_shape=[*cache, wide, narrow, narrow],
-        input_output_aliases={4: 0, 5: 1},  # Counted from the counts on.
+        out_shape=[*cache, jax.ShapeDtypeStruct((N, K, R, h), q.dtype)],
+        input_output_aliases={7: 0, 8: 1},  # Counted from the counts on.
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
         cost_estimate=pl.CostEstimate(
             flops=4 * N * K * R * h * S,
@@ -93,8 +91,11 @@ def append_and_attend(
             bytes_accessed=keys.nbytes + values.nbytes,
         ),
         interpret=interpret,
-    )(counts.reshape(N), *map(flat, (q, k, v, keys, values)))
-    return tuple(x.reshape(P, G, *x.shape[1:]) for x in out)
+    )(
+        counts.reshape(N),
+        *map(flat, ((q * h**-0.5).astype(q.dtype), k, v, *state, keys, values)),
+    )
+    return tuple(x.reshape(P, G, *x.shape[1:]) for x in results)
 
 
 def _kernel(
@@ -102,10 +103,14 @@ def _kernel(
     q: Any,
     k: Any,
     v: Any,
+    prompt_out: Any,
+    prompt_top: Any,
+    prompt_total: Any,
     keys: Any,
     values: Any,
     new_keys: Any,
     new_values: Any,
+    result: Any,
     out: Any,
     top: Any,
     total: Any,
@@ -113,7 +118,7 @@ def _kernel(
     heads: int,
     block: int,
 ) -> None:
-    """One block of one slot: an online softmax (arXiv 1805.02867) that begins at the new token."""
+    """One block of one slot: an online softmax that begins at the prompt and the new token."""
     slot, number = pl.program_id(0), pl.program_id(1)
     count = counts[slot]
     last = jnp.maximum(count - 1, 0) // block
@@ -125,9 +130,11 @@ def _kernel(
     def _begin() -> None:
         for head in range(heads):
             products = q[0, head].astype(jnp.float32) * row_of(k, head)
-            top[0, head] = jnp.sum(products, axis=1, keepdims=True)
-            total[0, head] = jnp.ones_like(total[0, head])
-            out[0, head] = jnp.broadcast_to(row_of(v, head), out.shape[2:])
+            score, before = jnp.sum(products, axis=1, keepdims=True), prompt_top[0, head, :, :1]
+            top[head] = after = jnp.maximum(before, score)
+            weight, shrink = jnp.exp(score - after), jnp.exp(before - after)
+            total[head] = shrink * prompt_total[0, head, :, :1] + weight
+            out[head] = shrink * prompt_out[0, head] + weight * row_of(v, head)
 
     @pl.when((number <= last) & (count > 0))
     def _block() -> None:
@@ -135,12 +142,12 @@ def _kernel(
         for head in range(heads):
             scores = jnp.dot(q[0, head], keys[0, head], preferred_element_type=jnp.float32)
             scores = jnp.where(places < count, scores, -jnp.inf)
-            before = top[0, head]
+            before = top[head]
             after = jnp.maximum(before, jnp.max(scores, axis=1, keepdims=True))
             weights, shrink = jnp.exp(scores - after), jnp.exp(before - after)
-            top[0, head] = after
-            total[0, head] = shrink * total[0, head] + jnp.sum(weights, axis=1, keepdims=True)
-            out[0, head] = shrink * out[0, head] + jnp.dot(
+            top[head] = after
+            total[head] = shrink * total[head] + jnp.sum(weights, axis=1, keepdims=True)
+            out[head] = shrink * out[head] + jnp.dot(
                 weights.astype(values.dtype), values[0, head], preferred_element_type=jnp.float32
             )
 
@@ -157,6 +164,7 @@ def _kernel(
         lane = jax.lax.broadcasted_iota(jnp.int32, (h, LANES), 1)
         row = jax.lax.broadcasted_iota(jnp.int32, (_ROWS, h), 0)
         for head in range(heads):
+            result[0, head] = (out[head] / total[head]).astype(result.dtype)
             # A column for every lane: a row for every sublane, transposed.
             column = jnp.broadcast_to(row_of(k, head), (LANES, h)).T
             new_keys[0, head] = jnp.where(
