@@ -166,6 +166,6 @@ def decode_step(
             return out
 
         x = nn.with_logical_constraint(x, ("batch", "length", "activation"))
-        x = Block(config).apply({"params": layer}, x, rope, attend)
+        x = Block(config, decoding=True).apply({"params": layer}, x, rope, attend)
     norm = RMSNorm(config, "norm").apply({"params": params["final_norm"]}, x)
     return Cache(tuple(keys), tuple(values)), norm
