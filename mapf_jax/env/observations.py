@@ -40,7 +40,9 @@ def observe(kind: str, state: State, width: int, window: int) -> Any:
     """
     terrain = jnp.asarray(state.terrain)
     if state.offset is not None:
-        terrain = jax.lax.dynamic_slice(terrain, (state.offset,), ((width + 2) ** 2,))
+        # Rows and not slices: XLA for TPUs copies slices of a batch one after the other.
+        lakes = terrain.reshape(-1, (width + 2) ** 2)
+        terrain = lakes.at[state.offset // lakes.shape[1]].get(mode="promise_in_bounds")
     blocked = (terrain != dynamics.FREE).reshape(width + 2, width + 2)[1:-1, 1:-1]
     positions = dynamics.cell_positions(state.cells, width)
     goals = dynamics.cell_positions(state.goals, width)
@@ -104,15 +106,15 @@ def _egocentric(
         columns = steps[:, :, 1, None, None] == offsets[None, None, None, :]
         return jnp.any(rows & columns & shown[:, :, None, None], axis=1)
 
-    def surroundings(position: jax.Array) -> jax.Array:
-        start = jnp.clip(position, 0, width - 1)
-        return jax.lax.dynamic_slice(padded, (start[0], start[1]), (window, window))
+    # Place by place, for the same reason as in `observe`.
+    rows, columns = jnp.clip(positions, 0, width - 1).T[:, :, None] + jnp.arange(window)
+    surroundings = padded.at[rows[:, :, None], columns[:, None]].get(mode="promise_in_bounds")
 
     others = ~jnp.eye(len(active), dtype=bool) & active[None, :]
     own = jnp.clip(goals - positions, -radius, radius)[:, None, :]
     planes = jnp.stack(
         [
-            jax.vmap(surroundings)(positions),
+            surroundings,
             marks(to_agents, others),
             marks(own, jnp.ones((len(active), 1), bool)),
             marks(to_goals, others),
