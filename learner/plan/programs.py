@@ -126,7 +126,8 @@ def compiled(
     tokens = row_tokens * training.micro_batch_rows // sharding.num_row_shards(mesh)
     made = {}
     for name in (name for name in PARTS if name in lowered):
-        made[name], text = _program(name, lowered[name], chip, steps)
+        times = steps if name == "segment" else 1
+        made[name], text = compile_program(name, lowered[name], chip, times)
         if name == "gradients" and text:
             found = tuple(promises.broken(text, config, mesh, tokens))
             made[name] = dataclasses.replace(made[name], broken=found)
@@ -149,8 +150,17 @@ def compiled(
     return [dataclasses.replace(p, elsewhere=elsewhere[name]) for name, p in made.items()]
 
 
-def _program(name: str, lowered: jax.stages.Lowered, chip: Chip, steps: int) -> tuple[Program, str]:
-    """One of them, and its text; `steps` are those of a segment, whose cost is that of one."""
+def compile_program(
+    name: str, lowered: jax.stages.Lowered, chip: Chip, times: int = 1
+) -> tuple[Program, str]:
+    """A program and its text.
+
+    Args:
+        name: what it is called.
+        lowered: for devices of the chip.
+        chip: what they are.
+        times: how often its loop runs that ends when it finds something; the cost is that of one.
+    """
     start = time.perf_counter()
     try:
         program = lowered.compile()
@@ -158,7 +168,6 @@ def _program(name: str, lowered: jax.stages.Lowered, chip: Chip, steps: int) -> 
         return Program(name, problem=first_line(error)[:300]), ""
     seconds = time.perf_counter() - start
     memory: Any = program.memory_analysis()
-    times = steps if name == "segment" else 1
     text = program.as_text() or ""
     of_all = cost(text, chip, unknown_iterations=times)
     arguments, outputs = memory.argument_size_in_bytes, memory.output_size_in_bytes

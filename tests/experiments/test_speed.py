@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from experiments import records
-from experiments.speed import commands, engines, generator, peers, simulator
+from experiments.speed import commands, compiled, engines, generator, peers, simulator
 from experiments.speed.engines import Case, Outcome
+from learner.plan import programs
 
 
 def test_the_simulator_writes_its_speed_and_its_circumstances(tmp_path, capsys, monkeypatch):
@@ -174,3 +175,28 @@ def test_pages_hold_plain_values(tmp_path):
     ]
     page = (tmp_path / "pages" / "x.md").read_text()
     assert "| 1,234 | 0.5 | - |\n| yes | - | x\\|y |\n\nnote" in page
+
+
+def test_chips_that_there_are_not_are_refused(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        compiled.main(["--chips=v9"])
+    assert "chips='v9': allowed are" in capsys.readouterr().err
+
+
+@pytest.mark.aot
+def test_tpus_step_all_environments_at_once(tmp_path, monkeypatch):
+    """No loop over the lakes: with one a step of 65,536 takes a third of a second."""
+    pytest.importorskip("libtpu")
+    texts = []
+
+    def compile_program(*args):
+        made = programs.compile_program(*args)
+        texts.append(made[1])
+        return made
+
+    monkeypatch.setattr(compiled, "compile_program", compile_program)
+    compiled.main(["--quick", "--chips=v5e", f"--out={tmp_path}"])
+    step, search = json.loads((tmp_path / "compiled.json").read_text())["tables"][0]["rows"]
+    assert " while(" not in texts[0]
+    assert step["lakes/s"] > 1e6
+    assert search["predicted ms"] > 0

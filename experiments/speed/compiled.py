@@ -1,0 +1,99 @@
+"""What compilers of accelerators make of the simulator: `python -m experiments.speed.compiled`.
+
+Memory and bytes of one step of many environments, and of the exact search for two agents, on chips
+that need not be there. Times are predicted by the compilers, for TPUs alone.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import SingleDeviceSharding
+
+from experiments import records
+from experiments.records import Table
+from experiments.speed import commands
+from learner.plan import targets
+from learner.plan.programs import compile_program
+from learner.plan.targets import Target
+from mapf_jax import generator, joint_costs
+from mapf_jax.env import PoolAutoReset, make
+
+_SIZE, _AGENTS, _HOLES, _MAX_STEPS = 8, 4, 12, 100
+_POOL = 4096  # Instances that environments are reset to.
+_LEVELS = 20  # Assumed of each breadth-first search, one for each time step.
+
+
+def programs(quick: bool) -> Iterator[tuple[str, int, Any, Any, int]]:
+    """Name, batch, a jitted function, the shapes of its arguments, and how often its loops run."""
+    batch = 1024 if quick else 65_536
+    env = make("MapfFrozenLake-v0", num_agents=_AGENTS, size=_SIZE, max_steps=_MAX_STEPS)
+    wrapper = PoolAutoReset(env)
+    key = jax.random.key(0)
+    pool = wrapper.pool(generator.draw(key, _SIZE, _HOLES, _SIZE, _POOL, _AGENTS)[0])
+    reset = jax.vmap(wrapper.reset, in_axes=(None, 0))
+    state, _ = jax.eval_shape(reset, pool, jax.random.split(key, batch))
+    actions = jax.ShapeDtypeStruct((batch, _AGENTS), jnp.int8)
+    step = jax.jit(jax.vmap(wrapper.step, in_axes=(0, 0, None)), donate_argnums=0)
+    yield f"environment step, {_AGENTS} agents", batch, step, (state, actions, pool), 1
+    batch //= 16
+    lakes, _ = generator.draw(key, _SIZE, _HOLES, _SIZE, batch, 2)
+    arguments = lakes.blocked, lakes.starts, lakes.goals, jnp.ones(batch, bool)
+    yield "exact search, 2 agents", batch, joint_costs, arguments, _LEVELS
+
+
+def table(chips: Sequence[Target], quick: bool) -> Table:
+    """One row for each program and chip."""
+    rows = []
+    for name, batch, function, arguments, times in programs(quick):
+        for target in chips:
+            device = SingleDeviceSharding(target.devices()[0])
+            shapes = jax.tree.map(
+                lambda x, device=device: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),
+                arguments,
+            )
+            made, _ = compile_program(name, function.lower(*shapes), target.chip, times)
+            if made.problem:
+                raise RuntimeError(f"{name} on {target.name}: {made.problem}")
+            # Of a search `made` has one level.
+            seconds = None if made.seconds is None else made.seconds * times
+            rows.append(
+                {
+                    "program": name,
+                    "lakes": batch,
+                    "chip": target.name,
+                    "compiled in s": made.compile_seconds,
+                    "MB of arguments": made.arguments / 1e6,
+                    "of temporaries": made.temporaries / 1e6,
+                    "MB needed": (made.arguments + made.outputs) / 1e6,
+                    "moved": made.bytes_moved * times / 1e6,
+                    "predicted ms": None if seconds is None else 1e3 * seconds,
+                    "lakes/s": None if seconds is None else batch / seconds,
+                }
+            )
+    return Table.of(
+        f"The simulator on lakes of {_SIZE} x {_SIZE}",
+        rows,
+        "Nothing was run. Memory and bytes are of the compiled programs; needed are arguments and "
+        "results, once each. Compilers for TPUs predict times, those for GPUs do not. Each search "
+        f"is assumed to end after {_LEVELS} time steps, and to keep what it has reached in memory.",
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Compiles, prints the page, and writes it if a folder is given."""
+    command = commands.parser("compiled", __doc__)
+    command.add_argument("--chips", default="v5e,v5p,v6e,h200", help="separated by commas")
+    options = command.parse_args(argv)
+    targets.use_compilers()
+    try:
+        chips = [Target.parse(name) for name in options.chips.split(",")]
+        made = [table(chips, options.quick)]
+    except ValueError as error:
+        command.error(str(error))
+    commands.publish("compiled", made, options, records.facts())
+
+
+if __name__ == "__main__":
+    main()
