@@ -127,6 +127,15 @@ def test_what_the_others_reach_is_chosen():
     assert made.notes == [f"num_terms 2: {len(made.problems)} of 300 problems"]
 
 
+def test_others_with_one_level_stay_at_their_easiest():
+    family = ReasoningGym(ReasoningGymOptions(levels=3, other_levels=1), "chain_sum")
+    assert (family.space.rows, family.space.names) == (tuple("234"), ("fraction",))
+    made = family.generate(jax.random.key(0), family.validation, 60, ())
+    assert not [p for p in made.problems if re.search(r"\d\d", p["question"])]
+    two = ReasoningGym(ReasoningGymOptions(levels=3, other_levels=2), "chain_sum")
+    assert two.space.parameter("num_digits_level").bounds == ((1.0, 2.0),)
+
+
 def test_levels_that_do_not_go_together_come_nearer():
     family = ReasoningGym(ReasoningGymOptions(), "simple_equations")
     row, parameter = family.space.rows[3], "max_terms_level"

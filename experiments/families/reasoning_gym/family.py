@@ -37,6 +37,8 @@ class ReasoningGymOptions:
 
     Attributes:
       levels: of each attribute the easiest so many; 0 is all.
+      other_levels: the same of the attributes beside the main one, 0 for as many as of that; with 1
+        they stay at their easiest, and only how much there is of each level can be chosen.
       seconds: of processor time to score an answer, which may have to make the problem again;
         half of them are for making it.
       instruction: what follows a question. The answer is what stands in the last answer tags of a
@@ -44,11 +46,12 @@ class ReasoningGymOptions:
     """
 
     levels: int = 0
+    other_levels: int = 0
     seconds: float = 5.0
     instruction: str = "Put the final answer between <answer> and </answer>."
 
     def __post_init__(self) -> None:
-        checks.integers(self, levels=0)
+        checks.integers(self, levels=0, other_levels=0)
         checks.positive(self, "seconds")
 
 
@@ -63,19 +66,21 @@ class _Ladder:
 
     Args:
       name: of the data set.
-      most: levels of each attribute; 0 is all.
+      options: their `levels` and `other_levels`.
       choose: the level is that of the main attribute, the first whose levels are numbers, and how
         high the others go is to be chosen. Otherwise all attributes go up together.
     """
 
-    def __init__(self, name: str, most: int, choose: bool) -> None:
+    def __init__(self, name: str, options: ReasoningGymOptions, choose: bool) -> None:
         rows: list[dict[str, Any]] = sandbox().call("attributes", name, seconds=_SOON)
         rows.sort(key=lambda row: not row["numeric"])
-        for row in rows:
+        for i, row in enumerate(rows):
+            most = (i and options.other_levels) or options.levels
             row["levels"] = row["levels"][: most or None]
         self.name = name
         fixed = 1 if choose else len(rows)
-        self.fixed, self.others = rows[:fixed], rows[fixed:]
+        self.fixed = rows[:fixed]
+        self.others = [row for row in rows[fixed:] if len(row["levels"]) > 1]
 
     def __len__(self) -> int:
         return max(len(row["levels"]) for row in self.fixed)
@@ -140,7 +145,7 @@ class ReasoningGym(Family):
       ValueError: there is no such data set, or the package is not installed.
     """
 
-    validation_options = ("levels", "seconds", "instruction")
+    validation_options = ("levels", "other_levels", "seconds", "instruction")
     reward = "the score of the answer by the rule of its data set, from 0 to 1"
 
     def __init__(self, options: ReasoningGymOptions, names: str) -> None:
@@ -154,7 +159,7 @@ class ReasoningGym(Family):
             if chosen.count(name) > 1:
                 raise ValueError(f"{family}: {name!r} is there twice; allowed are distinct ones")
         single = len(chosen) == 1
-        ladders = [_Ladder(name, options.levels, choose=single) for name in chosen]
+        ladders = [_Ladder(name, options, choose=single) for name in chosen]
         self.options = options
         self._others = ladders[0].others
         self._rows: dict[str, tuple[_Ladder, int]] = {}
