@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import numpy as np
@@ -46,6 +46,9 @@ _DESIGN_EVERY = flags.DEFINE_integer(
     "design_every", 6, "One step in so many teaches designs.", lower_bound=2
 )
 _LEARNING_RATE = flags.DEFINE_float("learning_rate", 2e-3, "Highest learning rate.", lower_bound=0)
+_DECAY = flags.DEFINE_enum(
+    "decay", "cosine", get_args(train_state.Decay), "How the learning rate falls."
+)
 _LAYERS = flags.DEFINE_integer("layers", 4, "Layers of the model.", lower_bound=1)
 _WIDTH = flags.DEFINE_integer("width", 128, "Its width, a multiple of 64.", lower_bound=64)
 _INITIALIZER_RANGE = flags.DEFINE_float(
@@ -192,8 +195,8 @@ def _make() -> None:
     }
     optimizer = train_state.OptimizerConfig(
         learning_rate=_LEARNING_RATE.value,
-        warmup_steps=min(100, _STEPS.value // 10),
-        decay="cosine",
+        warmup_steps=min(100, _STEPS.value // 8),
+        decay=_DECAY.value,
         total_steps=_STEPS.value,
         weight_decay=0.01,
     )
@@ -243,7 +246,7 @@ def _make() -> None:
     print(json.dumps(designing))
     flags_of_data = (
         *(_SEED, _STEPS, _ROWS, _SOLUTIONS, _DESIGNS, _DESIGN_EVERY, _LEARNING_RATE),
-        *(_LAYERS, _WIDTH, _INITIALIZER_RANGE),
+        *(_DECAY, _LAYERS, _WIDTH, _INITIALIZER_RANGE),
     )
     files.write_json(
         out / "warm_start.json",
