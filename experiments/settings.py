@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 #: The default of the models that are part of this package, in folders of `experiments/models`.
 TINY_MODEL = "tiny"
-_EMBEDDED = (TINY_MODEL, "sums")
+_EMBEDDED = (TINY_MODEL, "sums", "sums_tiny")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,8 +31,8 @@ class ModelSettings:
     """Which model, and how it is computed.
 
     Attributes:
-      path: a Hugging Face checkpoint folder, or "tiny" or "sums", the embedded models of the
-        configurations of these names.
+      path: a Hugging Face checkpoint folder, or "tiny", "sums" or "sums_tiny", the embedded models
+        of the configurations of these names.
       dtype: "float32" or "bfloat16", of activations and matrix products. Parameters and optimizer
         are float32 always: small updates would be lost in bfloat16.
       remat: what the backward pass finds kept of every block, the rest being computed again:

@@ -10,7 +10,7 @@ import mapf_jax
 from engineer import context, proposal
 from experiments import settings as settings_lib
 from experiments import warm_start
-from experiments.configs import sums, tiny
+from experiments.configs import sums, sums_tiny, tiny
 from experiments.families import demonstrations
 from experiments.families.lakes import texts as lakes
 from experiments.families.lakes.family import Lakes
@@ -99,8 +99,11 @@ def test_a_context_of_a_real_validation_is_within_the_models_window(settings, mo
     assert isinstance(proposal.parse("no design", space), proposal.Unreadable)
 
 
-def test_the_model_of_sums_adds_and_designs_as_well_as_its_card_says():
-    settings = settings_lib.from_config(sums.get_config())
+@pytest.mark.parametrize("config", [sums, sums_tiny])
+def test_a_model_of_sums_adds_and_designs_as_well_as_its_card_says(config):
+    if config is sums_tiny:
+        pytest.importorskip("reasoning_gym")
+    settings = settings_lib.from_config(config.get_config())
     family, policy = settings.load_family(), load_policy(settings)
     params = load_params(settings, policy)
     problems = [
