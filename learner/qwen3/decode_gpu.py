@@ -43,15 +43,12 @@ def append_and_attend(
     def flat(x: Array) -> Array:
         return x.reshape(N, *x.shape[2:])
 
-    def padded(x: Array) -> Array:
-        return flat(jnp.pad(x, ((0, 0),) * 3 + ((0, rows - R), (0, 0))))
-
     def head(*shape: int) -> pl.BlockSpec:
         return pl.BlockSpec((None, None, *shape), lambda n, k: (n, k) + (0,) * len(shape))
 
     cache, narrow = [head(h, S), head(S, h)], head(rows, 1)
     results = pl.pallas_call(
-        functools.partial(_kernel, block=_BLOCK),
+        functools.partial(_kernel, queries=R, block=_BLOCK),
         grid=(N, K),
         in_specs=[
             pl.BlockSpec((None,), lambda n, k: (n,)),
@@ -62,7 +59,7 @@ def append_and_attend(
         out_specs=[*cache, head(rows, h)],
         out_shape=[
             *(jax.ShapeDtypeStruct(flat(x).shape, x.dtype) for x in (keys, values)),
-            jax.ShapeDtypeStruct((N, K, rows, h), q.dtype),
+            jax.ShapeDtypeStruct((N, K, R, h), q.dtype),
         ],
         input_output_aliases={7: 0, 8: 1},
         compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=3),
@@ -74,12 +71,9 @@ def append_and_attend(
         interpret=interpret,
     )(
         counts.reshape(N),
-        *(padded((q * h**-0.5).astype(q.dtype)), flat(k), flat(v)),
-        *map(padded, (out, top, total)),
-        *(flat(keys), flat(values)),
+        *map(flat, ((q * h**-0.5).astype(q.dtype), k, v, out, top, total, keys, values)),
     )
-    keys, values, out = (x.reshape(P, G, *x.shape[1:]) for x in results)
-    return keys, values, out[:, :, :, :R]
+    return tuple(x.reshape(P, G, *x.shape[1:]) for x in results)
 
 
 def _kernel(
@@ -96,10 +90,16 @@ def _kernel(
     new_values: Any,
     result: Any,
     *,
+    queries: int,
     block: int,
 ) -> None:
-    """One head of one slot: an online softmax that begins at the prompt and the new token."""
-    count, rows, new_k, new_v = counts[...], q[...], k[...], v[...]
+    """One head of one slot: an online softmax that begins at the prompt and the new token.
+
+    Rows beyond the queries are there for the products alone.
+    """
+    there = jnp.arange(q.shape[0])[:, None] < queries
+    load = functools.partial(plgpu.load, mask=there, other=0)
+    count, rows, new_k, new_v = counts[...], load(q), k[...], v[...]
 
     def more(carry: tuple[Array, ...], scores: Array, weighted: Callable[[Array], Array]) -> Any:
         out, top, total = carry
@@ -110,17 +110,17 @@ def _kernel(
 
     def step(number: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
         places = pl.ds(number * block, block)
-        there = number * block + jnp.arange(block) < count
-        scores = jnp.where(there[None], plgpu.dot(rows, keys[:, places]), -jnp.inf)
+        before = number * block + jnp.arange(block) < count
+        scores = jnp.where(before[None], plgpu.dot(rows, keys[:, places]), -jnp.inf)
         return more(carry, scores, lambda x: plgpu.dot(x.astype(values.dtype), values[places, :]))
 
     products = rows.astype(jnp.float32) * new_k.astype(jnp.float32)[None]
     carry = more(
-        (prompt_out[...], prompt_top[...], prompt_total[...]),
+        (load(prompt_out), load(prompt_top), load(prompt_total)),
         jnp.sum(products, axis=1, keepdims=True),
         lambda x: x * new_v.astype(jnp.float32)[None],
     )
     out, _, total = jax.lax.fori_loop(0, pl.cdiv(count, block), step, carry)
-    result[...] = (out / total).astype(result.dtype)
+    plgpu.store(result, (out / total).astype(result.dtype), mask=there)
     new_keys[:, pl.ds(count, 1)] = new_k[:, None]
     new_values[pl.ds(count, 1), :] = new_v[None]
