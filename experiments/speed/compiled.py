@@ -76,8 +76,8 @@ def table(chips: Sequence[Target], quick: bool) -> Table:
         f"The simulator on lakes of {_SIZE} x {_SIZE}",
         rows,
         "Nothing was run. Memory and bytes are of the compiled programs; needed are arguments and "
-        "results, once each. Compilers for TPUs predict times, those for GPUs do not; gathers carry "
-        "no prediction and count by their bytes, so that times are lower bounds. Each search "
+        "results, once each. Compilers for TPUs predict times, those for GPUs do not; gathers "
+        "carry no prediction and count by their bytes, so that times are lower bounds. Each search "
         f"is assumed to end after {_LEVELS} time steps, and to keep what it has reached in memory.",
     )
 
