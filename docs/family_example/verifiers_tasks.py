@@ -33,9 +33,5 @@ class Tasks(families.DataSet):
         return {"failed": [] if trace.reward >= RIGHT else ["right"], "reward": trace.reward}
 
 
-family = Tasks(
-    [{"group": str(getattr(task.data, LEVEL))} for task in TASKS],
-    label=LEVEL,
-    task="to solve tasks",
-    checks=["right"],
-)
+problems = [{"group": str(getattr(task.data, LEVEL))} for task in TASKS]
+family = Tasks(problems, label=LEVEL, task="to solve tasks", checks=["right"])
