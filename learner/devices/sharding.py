@@ -71,31 +71,55 @@ def make_mesh(
         if size < 1:
             raise ValueError(f"mesh axis {name}={size}: allowed are integers from 1 up")
     count = math.prod(sizes)
-    if devices is None and jax.process_count() > 1:
-        return Mesh(_across_processes(sizes), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
-    available = list(jax.devices()[:count] if devices is None else devices)
+    available = list(jax.devices() if devices is None else devices)
+    if devices is None and jax.process_count() == 1:
+        available = available[:count]
     if len(available) != count:
         raise ValueError(
             f"a mesh of data={data}, fsdp={fsdp}, tensor={tensor} takes {count} devices; "
             f"there are {len(available)}"
         )
+    processes = len({device.process_index for device in available})
+    if processes > 1:
+        return _mesh(_across_processes(sizes, available, processes))
     return jax.make_mesh(sizes, MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=available)
 
 
-def _across_processes(sizes: tuple[int, int, int]) -> np.ndarray:
-    """The devices of all processes as an array of these sizes; see `make_mesh`."""
+def _mesh(devices: np.ndarray) -> Mesh:
+    return Mesh(devices, MESH_AXES, axis_types=(AxisType.Auto,) * 3)
+
+
+def _across_processes(
+    sizes: tuple[int, int, int], devices: list[jax.Device], processes: int
+) -> np.ndarray:
+    """The devices of several processes as an array of these sizes; see `make_mesh`."""
     data, fsdp, tensor = sizes
-    local = jax.local_device_count()
-    if data * fsdp * tensor != jax.device_count() or local % tensor:
+    local = len(devices) // processes
+    if local % tensor:
         raise ValueError(
-            f"a mesh of data={data}, fsdp={fsdp}, tensor={tensor}: over {jax.process_count()} "
-            f"processes with {local} devices each, allowed are products of {jax.device_count()} "
+            f"a mesh of data={data}, fsdp={fsdp}, tensor={tensor}: over {processes} "
+            f"processes with {local} devices each, allowed are products of {len(devices)} "
             f"with a tensor that divides {local}"
         )
     rows = local // tensor
     within = (rows // math.gcd(fsdp, rows), math.gcd(fsdp, rows), tensor)
     across = tuple(whole // part for whole, part in zip(sizes, within, strict=True))
-    return mesh_utils.create_hybrid_device_mesh(within, across, process_is_granule=True)
+    return mesh_utils.create_hybrid_device_mesh(within, across, devices, process_is_granule=True)
+
+
+def folded(mesh: Mesh, times: int) -> Mesh | None:
+    """The same devices, `times` as many of them along `tensor` and as many fewer along `fsdp`.
+
+    None if that is not possible, or devices of several processes would be along `tensor`.
+    """
+    data, fsdp, tensor = mesh.devices.shape
+    if fsdp % times:
+        return None
+    devices = mesh.devices.reshape(data, fsdp // times, tensor * times)
+    groups = devices.reshape(-1, tensor * times)
+    if any(len({device.process_index for device in group}) > 1 for group in groups):
+        return None
+    return _mesh(devices)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 
 import jax
 
@@ -58,7 +59,8 @@ class Layout:
     Attributes:
         data, fsdp, tensor: sizes of the mesh axes.
         rows: rows of a micro-batch on each row shard.
-        completions: sampled at a time on each row shard.
+        completions: sampled at a time for each row shard; decoding may lay rows out otherwise
+            (`learner.sampling.sampler`).
     """
 
     data: int
@@ -96,8 +98,10 @@ class Layout:
 def layouts(config: Qwen3Config, target: Target, work: Work) -> list[Layout]:
     """Layouts that should fit, the fastest first, by weights, state and caches alone.
 
-    Most of a step is decoding, which reads the weights, whole on every device of `fsdp`, and the
-    caches of its completions once a token. Processes sample alone, so `tensor` stays on a host.
+    Most of a step is decoding, which reads the weights, split over `tensor` and what of `fsdp`
+    decoding folds into it, and the caches of its completions once a token. Processes sample alone,
+    so all that stays on a host. Of those that decode alike, updates are fastest with the smallest
+    `tensor`, which has no exchange of activations.
     """
     parameters = sum(x.size for x in jax.tree.leaves(model.abstract_params(config)))
     memory = USABLE * target.chip.memory
@@ -114,7 +118,13 @@ def layouts(config: Qwen3Config, target: Target, work: Work) -> list[Layout]:
         divides = config.num_key_value_heads % tensor == config.hidden_size % fsdp == 0
         if not data or not divides or tensor > target.per_host:
             continue
-        weights, resident = itemsize * parameters / tensor, state / (fsdp * tensor)
+        split = tensor * max(
+            n
+            for n in sizes
+            if math.gcd(fsdp, target.per_host // tensor) % n == 0
+            and config.num_key_value_heads % (tensor * n) == 0
+        )
+        weights, resident = itemsize * parameters / split, state / (fsdp * tensor)
         # Half of it besides: while it grows, the cache is there in two sizes.
         most = int((memory - weights - resident) / (1.5 * cache / tensor))
         batch = work.prompts_per_step * work.group_size // (data * fsdp)
@@ -123,10 +133,10 @@ def layouts(config: Qwen3Config, target: Target, work: Work) -> list[Layout]:
         completions = _power_below(min(_MOST_COMPLETIONS, most, batch))
         rows = _power_below(min(_MOST_ROWS, max(1, int((memory - resident) / row)), batch))
         seconds = (weights + completions * cache / tensor) / target.chip.bandwidth
-        seconds += (tensor > 1) * 2 * config.num_hidden_layers * _EXCHANGE_SECONDS
+        seconds += (split > 1) * 2 * config.num_hidden_layers * _EXCHANGE_SECONDS
         layout = Layout(data, fsdp, tensor, rows, completions)
-        found.append((seconds / (layout.shards * completions), layout))
-    return [layout for _, layout in sorted(found, key=lambda pair: (pair[0], pair[1].fsdp))]
+        found.append((float(f"{seconds / (layout.shards * completions):.3g}"), layout))
+    return [x for _, x in sorted(found, key=lambda pair: (pair[0], pair[1].tensor, pair[1].fsdp))]
 
 
 def fits(programs: list[Program], target: Target) -> bool:

@@ -144,8 +144,10 @@ class Target:
             )
             return described.devices
         shape = _slice(self.count, 3 if self.chip.name in _TWO_CORES else 2)
+        # Elsewhere the compiler knows the hosts.
+        one_host = {"chips_per_host_bounds": [2, 4, 1]} if self.per_host == 8 else {}
         described = topologies.get_topology_desc(
-            platform="tpu", topology_name=f"{self.chip.name}:{shape}"
+            platform="tpu", topology_name=f"{self.chip.name}:{shape}", **one_host
         )
         return described.devices[: self.count]
 

@@ -264,8 +264,8 @@ def logical_axes(config: Qwen3Config) -> Params:
     return nn.get_partition_spec(boxed)
 
 
-def check_mesh(config: Qwen3Config, mesh: Mesh) -> None:
-    """Raise `ValueError` if a dimension of the model does not divide over its mesh axis."""
+def undivided(config: Qwen3Config, mesh: Mesh) -> tuple[str, str] | None:
+    """A dimension of the model that does not divide over its mesh axis, and the axis, if any."""
     for field, axis in (
         ("num_attention_heads", "tensor"),
         ("num_key_value_heads", "tensor"),
@@ -273,13 +273,21 @@ def check_mesh(config: Qwen3Config, mesh: Mesh) -> None:
         ("vocab_size", "tensor"),
         ("hidden_size", "fsdp"),
     ):
-        value, size = getattr(config, field), mesh.shape[axis]
-        if value % size:
-            allowed = [n for n in range(1, min(value, 64) + 1) if value % n == 0]
-            raise ValueError(
-                f"{field} is {value}, which mesh axis {axis}={size} does not divide; "
-                f"allowed sizes of {axis}: {allowed}"
-            )
+        if getattr(config, field) % mesh.shape[axis]:
+            return field, axis
+    return None
+
+
+def check_mesh(config: Qwen3Config, mesh: Mesh) -> None:
+    """Raise `ValueError` if a dimension of the model does not divide over its mesh axis."""
+    if found := undivided(config, mesh):
+        field, axis = found
+        value = getattr(config, field)
+        allowed = [n for n in range(1, min(value, 64) + 1) if value % n == 0]
+        raise ValueError(
+            f"{field} is {value}, which mesh axis {axis}={mesh.shape[axis]} does not divide; "
+            f"allowed sizes of {axis}: {allowed}"
+        )
 
 
 def param_shardings(config: Qwen3Config, mesh: Mesh) -> dict[str, Any]:

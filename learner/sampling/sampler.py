@@ -9,10 +9,13 @@ whose sequences have all ended the next prompt. So one long completion keeps one
 and not the batch.
 
 There is no second engine that weights must be sent to. A call decodes with a copy of the parameters
-that is gone with the call: unstacked layers in `config.dtype`, whole on every device of `fsdp`.
-That costs a pass over the weights and, while the call runs, the memory of one copy. Of several
-processes each samples for its part of the prompts, in slots of its own on its own devices
-(`learner.devices.distributed` says why), and all get all completions.
+that is gone with the call: unstacked layers in `config.dtype`, on the same devices as a mesh for
+decoding. An update is fastest where devices split rows (`fsdp`), as it computes on many tokens at a
+time; decoding where they split the model (`tensor`), as it reads all weights for each token. So
+`fsdp` becomes `tensor` in it, as far as heads and the devices of a process allow. The copy costs a
+pass over the weights and, while the call runs, its memory. Of several processes each samples for
+its part of the prompts, in slots of its own on its own devices (`learner.devices.distributed` says
+why), and all get all completions.
 
 Everything that compiles has one of few shapes: P and G are fixed during a call, the capacity for
 completions has two sizes for each power of two (with a kernel, which reads only what is filled,
@@ -35,6 +38,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from learner.devices import distributed, sharding
+from learner.qwen3 import model
 from learner.qwen3.attention import LANES
 from learner.qwen3.cached_attention import choose_decoding
 from learner.qwen3.config import Qwen3Config
@@ -130,11 +134,12 @@ class Sampler:
     ) -> None:
         limit = config.vocab_size if vocab_size is None else vocab_size
         longest = config.max_position_embeddings - 1
+        own_mesh = decoding_mesh(config, mesh)
         for name, value, least, most in (
             ("vocab_size", limit, 1, config.vocab_size),
             ("pad_id", pad_id, 0, config.vocab_size - 1),
             ("segment_tokens", segment_tokens, 1, math.inf),
-            ("max_rows", max_rows, sharding.num_row_shards(mesh), math.inf),
+            ("max_rows", max_rows, sharding.num_row_shards(own_mesh), math.inf),
             ("max_new_tokens", sampling.max_new_tokens, 1, longest),
             *(("stop_token_ids", token, 0, limit - 1) for token in sampling.stop_token_ids),
         ):
@@ -148,7 +153,8 @@ class Sampler:
         self.vocab_size = limit
         self._steps = min(segment_tokens, sampling.max_new_tokens)
         # What follows is compiled when it is first called.
-        self._local_mesh = local_mesh = distributed.local_mesh(mesh)
+        self._row_shards = sharding.num_row_shards(own_mesh)
+        self._local_mesh = local_mesh = distributed.local_mesh(own_mesh)
         self._rows = sharding.batch_sharding(local_mesh)
         per_step = NamedSharding(local_mesh, P(None, sharding.BATCH_AXES))
         prompts = NamedSharding(local_mesh, P(sharding.BATCH_AXES, "tensor"))
@@ -156,7 +162,7 @@ class Sampler:
         self.prepare = jax.jit(
             functools.partial(decoding.decoding_params, config=config),
             in_shardings=(param_shardings(config, mesh),),
-            out_shardings=_whole_rows(config, mesh),
+            out_shardings=_whole_rows(config, own_mesh),
         )
         empty = functools.partial(decoding.empty_cache, config)
         self.new_prompts = jax.jit(empty, static_argnums=(0, 1), out_shardings=prompts)
@@ -278,8 +284,9 @@ class Sampler:
         whole = self.prepare.eval_shape(params)
         floor = jax.ShapeDtypeStruct((), jnp.int32)
         with sharding.use(self.mesh):
-            programs = {
-                "prepare": self.prepare.lower(params),
+            programs = {"prepare": self.prepare.lower(params)}
+        with sharding.use(self._local_mesh):
+            programs |= {
                 "prefill": self.prefill.lower(whole, prompt_cache, *prompts),
                 "segment": self.segment.lower(whole, prompt_cache, cache, state, None, floor),
             }
@@ -446,13 +453,22 @@ class Sampler:
     def _slots(self, num_prompts: int, num_samples: int) -> tuple[int, int]:
         """`slot_counts` of a call; of several processes those of one, for its prompts."""
         shards = sharding.num_row_shards(self._local_mesh)
-        per_shard = self.max_rows // sharding.num_row_shards(self.mesh)
+        per_shard = self.max_rows // self._row_shards
         return slots.slot_counts(num_prompts, num_samples, shards, per_shard)
 
 
 def _capacity(prompt_length: int) -> int:
     """Tokens that the cache holds of a prompt; its last token is not part of it."""
     return geometric_bucket(prompt_length - 1, _PROMPT_MULTIPLE, 4)
+
+
+def decoding_mesh(config: Qwen3Config, mesh: Mesh) -> Mesh:
+    """The mesh of decoding: that of training with as much of `fsdp` as possible along `tensor`."""
+    for times in range(mesh.shape["fsdp"], 1, -1):
+        folded = sharding.folded(mesh, times)
+        if folded is not None and model.undivided(config, folded) is None:
+            return folded
+    return mesh
 
 
 def _whole_rows(config: Qwen3Config, mesh: Mesh) -> Params:

@@ -15,7 +15,7 @@ from learner.devices import sharding
 from learner.qwen3 import model, weights
 from learner.qwen3.config import Qwen3Config
 from learner.sampling import decoding
-from learner.sampling.sampler import FinishReason, Sampler, SamplingParams
+from learner.sampling.sampler import FinishReason, Sampler, SamplingParams, decoding_mesh
 from learner.sampling.slots import slot_counts
 from learner.sampling.token_automaton import TokenAutomaton
 from learner.tokens import ThinkingBudget
@@ -163,6 +163,24 @@ def test_eight_devices_give_the_tokens_of_one(axes, temperature):
     eight = run(placed, PROMPTS, keys(5), num_samples=2)
     np.testing.assert_array_equal(one.tokens, eight.tokens)
     np.testing.assert_allclose(one.logprobs, eight.logprobs, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("axes", "decoding"),
+    [
+        ({"data": 2, "fsdp": 4}, (2, 2, 2)),  # Two key/value heads.
+        ({"data": 2, "fsdp": 2}, (2, 1, 2)),
+        ({"fsdp": 2, "tensor": 2}, (1, 2, 2)),
+        ({"data": 8}, (8, 1, 1)),
+    ],
+)
+def test_decoding_splits_the_model_where_updates_split_rows(axes, decoding):
+    mesh = sharding.make_mesh(**axes)
+    assert decoding_mesh(CONFIG, mesh).devices.shape == decoding
+    placed = jax.device_put(PARAMS, model.param_shardings(CONFIG, mesh))
+    kernel = sampler(mesh).prepare(placed)["layers"][0]["mlp"]["down_proj"]["kernel"]
+    assert kernel.sharding.shard_shape(kernel.shape)[0] == kernel.shape[0] // decoding[2]
+    np.testing.assert_array_equal(kernel, PARAMS["layers"]["mlp"]["down_proj"]["kernel"][0])
 
 
 @pytest.mark.parametrize(
