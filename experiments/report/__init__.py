@@ -11,7 +11,7 @@ from pathlib import Path
 from experiments import store as files
 from experiments.report import run, study
 from experiments.report.charts import Gallery
-from experiments.report.reading import is_run, read_run
+from experiments.run_reading import is_run, read_run
 
 
 def write(root: Path) -> Path:

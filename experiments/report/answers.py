@@ -6,7 +6,7 @@ from typing import Any
 from markupsafe import Markup
 
 from experiments.evidence import one_of_each_kind
-from experiments.report.reading import Run
+from experiments.run_reading import Run
 from experiments.store import read_log
 
 

@@ -13,7 +13,7 @@ from flax.traverse_util import flatten_dict
 from experiments.pages import DASH, render
 from experiments.report import answers, style
 from experiments.report.charts import Gallery, Lines, Series, running_mean
-from experiments.report.reading import Run
+from experiments.run_reading import Run
 from experiments.settings import Settings
 
 _SHOWN = 6
@@ -40,8 +40,8 @@ def page(run: Run, gallery: Gallery) -> str:
         style=style,
         title=f"Run {run.root.resolve().name}",
         run=run,
-        complete=run.finished >= (run.option("loop.rounds") or 0),
-        step_seconds=sum(_seconds(run.steps, part) or 0 for part in _PARTS),
+        complete=run.finished >= run.option("loop.rounds"),
+        step_seconds=sum(_seconds(run.steps, part) for part in _PARTS),
         changed=_changed(run.settings),
         cost=_cost(run),
         drawn={name: list(map(gallery.add, of(run))) for name, of in charts.items()},
@@ -76,31 +76,27 @@ def _sum(values: Iterable[float | None]) -> float | None:
     return sum(known) if known else None
 
 
-def _seconds(steps: Sequence[Mapping[str, float]], part: str) -> float | None:
-    """The time of a part of the training steps; None if no step says."""
-    return _sum(step.get(f"machine/{part}_seconds") for step in steps)
+def _seconds(steps: Sequence[Mapping[str, float]], part: str) -> float:
+    """The time of a part of the training steps."""
+    return sum(step[f"machine/{part}_seconds"] for step in steps)
 
 
 def _cost(run: Run) -> list[tuple[str, list[float | None]]]:
     """The numbers of the table of costs, by round."""
-    per_draw = (run.option("training.group_size") or 0) * (
-        run.option("training.prompts_per_step") or 0
-    )
+    per_draw = run.option("training.group_size") * run.option("training.prompts_per_step")
     initial = None if run.initial is None else run.initial.breakdown.answers
     rows: list[tuple[str, list[float | None]]] = [
         ("before training", [*[None] * 5, initial, *[None] * 4])
     ]
     for each in run.rounds:
-        sampled = [step.get("draws", 1.0) * per_draw for step in each.steps]
-        lengths = [step.get("completion_tokens_mean", 0.0) for step in each.steps]
         numbers: list[float | None] = [
             each.generated["made"] if each.generated else None,
             len(each.steps),
-            sum(step.get("updates", 0.0) for step in each.steps),
-            sum(sampled),
-            sum(a * b for a, b in zip(sampled, lengths, strict=True)),
+            sum(step["updates"] for step in each.steps),
+            per_draw * sum(step["draws"] for step in each.steps),
+            per_draw * sum(step["draws"] * step["completion_tokens_mean"] for step in each.steps),
             each.validation.breakdown.answers if each.validation else None,
-            len(each.design.design["raw_texts"]) if each.design else None,
+            len(each.design["raw_texts"]) if each.design else None,
             *(_seconds(each.steps, part) for part in _PARTS),
         ]
         rows.append((f"round {each.index}", numbers))
@@ -118,10 +114,7 @@ def _validation(run: Run) -> Iterator[Lines]:
         rates = [100 * each.rate(kind) for _, each in validations]
         ends = [each.interval(kind) for _, each in validations]
         low, high = ([100 * end for end in column] for column in zip(*ends, strict=True))
-        greedy = [
-            100 * getattr(each.greedy, f"{kind}_rate") if each.greedy else None
-            for _, each in validations
-        ]
+        greedy = [100 * getattr(each.greedy, f"{kind}_rate") for _, each in validations]
         groups = validations[0][1].breakdown.names
         lines = [
             Series("all", names, rates, low, high, look=None),

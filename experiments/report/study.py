@@ -16,7 +16,7 @@ from experiments.families import Family
 from experiments.pages import render
 from experiments.report import answers, style
 from experiments.report.charts import Estimate, Estimates, Gallery, Lines, Series
-from experiments.report.reading import Run, is_run, read_json, read_run
+from experiments.run_reading import Run, is_run, read_json, read_run
 from experiments.settings import family_of
 from experiments.statistics import minimum_detectable_difference
 from experiments.study import results as study_results

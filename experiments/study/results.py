@@ -57,7 +57,6 @@ spread Student's interval would be a point, and any such difference certain.
 
 import collections
 import dataclasses
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -65,10 +64,10 @@ from typing import Any
 import numpy as np
 import scipy.stats
 
-from engineer.evidence import FailureBreakdown, TrainingEvidence
 from experiments import statistics
 from experiments import store as files
 from experiments.pages import render
+from experiments.run_reading import Run, Validation, read_run
 from experiments.settings import Settings
 from experiments.study.variants import Budget, Study
 from learner.training.trainer import GRPOConfig
@@ -84,6 +83,12 @@ METRICS = {
 }
 _ROUNDING = 1e-12
 _TRAINED = ("instances", "steps", "updates")
+# Means over the steps of a round, by what a step calls them.
+_TRAINING = {
+    "reward": "reward",
+    "valid": "task/valid",
+    "nondegenerate_fraction": "nondegenerate_fraction",
+}
 
 FINISHED = "finished.json"
 """In a run's folder, once it is complete."""
@@ -174,7 +179,7 @@ def _run(
         status = "finished"
     elif (folder / ERROR).exists():
         status, error = "failed", (folder / ERROR).read_text().strip()
-    points, used = _points(folder, training)
+    points, used = _points(read_run(folder), training)
     return {
         "variant": variant,
         "seed": seed,
@@ -195,56 +200,51 @@ def _times(folder: Path) -> dict[str, float]:
     }
 
 
-def _points(folder: Path, training: GRPOConfig) -> tuple[list[dict[str, Any]], dict[str, int]]:
+def _points(run: Run, training: GRPOConfig) -> tuple[list[dict[str, Any]], dict[str, int]]:
     """The points of a run and what it has used, both as `study.json` has them."""
     used = collections.Counter(dict.fromkeys(("instances_asked", *_TRAINED, "answers"), 0))
-    if not (folder / "initial" / "validation.json").exists():
+    if run.initial is None:
         return [], used
     untrained = dict.fromkeys(("config", "achieved", "training", "design"))
-    points = [{"round": None, **_validated(folder / "initial", used), **untrained}]
-    for index in itertools.count():
-        here = folder / "rounds" / str(index)
-        if not (here / "evidence.json").exists():
+    points = [{"round": None, **_validated(run.initial, used), **untrained}]
+    batch = training.prompts_per_step * training.group_size
+    design: Mapping[str, Any] | None = None
+    for each in run.rounds:
+        if each.validation is None or each.config is None or each.generated is None:
             break
-        lines = files.read_file(here / "train.jsonl")
-        generated = files.read_file(here / "generated.json")
-        evidence = TrainingEvidence.from_dict(files.read_file(here / "evidence.json")["training"])
-        config = files.read_file(here / "environment.yaml")
-        batch = training.prompts_per_step * training.group_size
         used.update(
-            instances_asked=generated["asked"],
-            instances=generated["made"],
-            steps=len(lines),
-            updates=int(sum(line["updates"] for line in lines)),
-            answers=batch * int(sum(line["draws"] for line in lines)),
+            instances_asked=each.generated["asked"],
+            instances=each.generated["made"],
+            steps=len(each.steps),
+            updates=int(sum(step["updates"] for step in each.steps)),
+            answers=batch * int(sum(step["draws"] for step in each.steps)),
         )
-        before = folder / "rounds" / str(index - 1) / "design" / "design.json"
+        means = {
+            name: round(float(np.mean([step[key] for step in each.steps])), 4)
+            for name, key in _TRAINING.items()
+        }
+        achieved = {name: row["achieved"] for name, row in each.generated["rows"].items()}
         points.append(
             {
-                "round": index,
-                **_validated(here, used),
-                "config": {str(row): numbers for row, numbers in config.items()},
-                "achieved": {row: dict(numbers) for row, numbers in evidence.achieved.items()},
-                "training": {
-                    "reward": evidence.reward,
-                    "valid": round(float(np.mean([line["task/valid"] for line in lines])), 4),
-                    "nondegenerate_fraction": evidence.nondegenerate_fraction,
-                },
-                "design": _design(before, generated["note"]) if index else None,
+                "round": each.index,
+                **_validated(each.validation, used),
+                "config": each.config.to_dict(),
+                "achieved": achieved,
+                "training": means,
+                "design": design and _design(design, each.generated["note"]),
             }
         )
+        design = each.design
     return points, used
 
 
-def _validated(here: Path, used: Mapping[str, int]) -> dict[str, Any]:
+def _validated(validation: Validation, used: Mapping[str, int]) -> dict[str, Any]:
     """What was used up to a validation, and its counts over all rows and by row."""
-    validation = files.read_file(here / "validation.json")
-    found, greedy = map(FailureBreakdown.from_dict, (validation, validation["greedy"]))
-    names = ("answers", "valid", "optimal")
+    found, names = validation.breakdown, ("answers", "valid", "optimal")
     return {
         **{name: used[name] for name in _TRAINED},
         **{name: sum(getattr(row, name) for row in found.by_group) for name in names},
-        "greedy": sum(row.valid for row in greedy.by_group),
+        "greedy": sum(row.valid for row in validation.greedy.by_group),
         "failed": {check: found.failures(check) for check in found.checks},
         "by_row": {
             row.name: {**{name: getattr(row, name) for name in names}, "failed": dict(row.failed)}
@@ -253,9 +253,8 @@ def _validated(here: Path, used: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
-def _design(path: Path, note: str) -> dict[str, Any]:
+def _design(design: Mapping[str, Any], note: str) -> dict[str, Any]:
     """How a round's configuration came about; with a note, the design could not be used."""
-    design = files.read_file(path)
     return {
         "source": design["source"],
         "kept_previous": design["kept_previous"] or bool(note),

@@ -1,8 +1,9 @@
-"""The files of a run as a report needs them, however far the run has come."""
+"""The files of a run as reports and studies need them, however far the run has come."""
 
 import contextlib
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,14 +23,14 @@ class Validation:
 
     Attributes:
       breakdown: the outcomes by row.
-      greedy: those of greedy answers, if they are known.
+      greedy: those of greedy answers.
       tokens: mean length of the answers, if it is known.
       truncated: fraction of the answers that ran out of budget, if it is known.
       answers: the file with all answers.
     """
 
     breakdown: FailureBreakdown
-    greedy: FailureBreakdown | None
+    greedy: FailureBreakdown
     tokens: float | None
     truncated: float | None
     answers: Path
@@ -45,22 +46,6 @@ class Validation:
 
 
 @dataclasses.dataclass(frozen=True)
-class Design:
-    """How the configuration of the next round came about; what is not known is empty or None."""
-
-    design: Mapping[str, Any]
-    measures: Mapping[str, Any] | None
-    judgement: Mapping[str, Any] | None
-    context: str
-    answers: str
-
-    @property
-    def config(self) -> Configuration:
-        """The configuration that was designed."""
-        return Configuration.from_dict(self.design["config"])
-
-
-@dataclasses.dataclass(frozen=True)
 class Round:
     """One round, as far as it has come.
 
@@ -71,7 +56,9 @@ class Round:
         configuration was used, and by name of the row the fields of `GeneratedRow`.
       steps: the metrics of every training step so far.
       validation: of the weights after the round.
-      design: of the next round's configuration.
+      design: how the configuration of the next round came about: what `design.json` holds, with
+        `config` read, and beside it `measures`, `judgement`, `context` and `answers`; what is not
+        known of these is empty or None.
       engineer_steps: the training of the engineer itself, where that was asked for.
     """
 
@@ -80,7 +67,7 @@ class Round:
     generated: Mapping[str, Any] | None
     steps: tuple[Mapping[str, float], ...]
     validation: Validation | None
-    design: Design | None
+    design: Mapping[str, Any] | None
     engineer_steps: tuple[Mapping[str, Any], ...]
 
 
@@ -121,17 +108,14 @@ class Run:
     def measures(self) -> dict[int, Mapping[str, Any]]:
         """The measures of all designs that have any, by the round that each is for."""
         return {
-            each.index + 1: each.design.measures
+            each.index + 1: each.design["measures"]
             for each in self.rounds
-            if each.design is not None and each.design.measures is not None
+            if each.design is not None and each.design["measures"] is not None
         }
 
     def option(self, path: str) -> Any:
-        """One option by its path, such as "engineer.designer"; None if the run does not know it."""
-        found: Any = self.settings
-        for name in path.split("."):
-            found = found.get(name) if isinstance(found, Mapping) else None
-        return found
+        """One option by its path, such as "engineer.designer"."""
+        return functools.reduce(operator.getitem, path.split("."), self.settings)
 
     @property
     def finished(self) -> int:
@@ -178,15 +162,10 @@ def read_run(root: Path) -> Run:
 
 
 def _round(folder: Path) -> Round:
-    generated = read_json(folder / "generated.json")
-    if generated is not None and "rows" not in generated:
-        raise ValueError(
-            f"{folder / 'generated.json'}: no rows; the run was made by an earlier version"
-        )
     return Round(
         index=int(folder.name),
         config=read_json(folder / "environment.yaml", Configuration.from_dict),
-        generated=generated,
+        generated=read_json(folder / "generated.json", lambda of: {**of, "rows": of["rows"]}),
         steps=tuple(files.read_log(folder / "train.jsonl")),
         validation=_validation(folder),
         design=_design(folder / "design"),
@@ -198,7 +177,7 @@ def _validation(folder: Path) -> Validation | None:
     def parse(found: Mapping[str, Any]) -> Validation:
         return Validation(
             FailureBreakdown.from_dict(found),
-            FailureBreakdown.from_dict(found["greedy"]) if "greedy" in found else None,
+            FailureBreakdown.from_dict(found["greedy"]),
             found.get("completion_tokens_mean"),
             found.get("truncated_fraction"),
             folder / "answers.jsonl",
@@ -207,17 +186,18 @@ def _validation(folder: Path) -> Validation | None:
     return read_json(folder / "validation.json", parse)
 
 
-def _design(folder: Path) -> Design | None:
-    design = read_json(folder / "design.json")
-    if design is None:
-        return None
-    return Design(
-        design,
-        read_json(folder / "analysis.json"),
-        read_json(folder / "judgement.json"),
-        _text(folder / "context.md"),
-        _text(folder / "answers.md"),
-    )
+def _design(folder: Path) -> Mapping[str, Any] | None:
+    def parse(found: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {
+            **found,
+            "config": Configuration.from_dict(found["config"]),
+            "measures": read_json(folder / "analysis.json"),
+            "judgement": read_json(folder / "judgement.json"),
+            "context": _text(folder / "context.md"),
+            "answers": _text(folder / "answers.md"),
+        }
+
+    return read_json(folder / "design.json", parse)
 
 
 def _text(path: Path) -> str:
