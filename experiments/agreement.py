@@ -50,11 +50,10 @@ def check_alike(settings: Settings) -> None:
     }
     first, *others = distributed.gather(mine)
     for index, other in enumerate(others, 1):
-        found = sorted(
-            files.differences(first, other, sentence="{path} is {now!r}, not {before!r}")
-        )
+        found = sorted(files.differences(first, other))
         if found:
-            raise UserError(f"process {index} differs from process 0: {'; '.join(found)}")
+            words = "; ".join(f"{path} is {own!r}, not {its!r}" for path, its, own in found)
+            raise UserError(f"process {index} differs from process 0: {words}")
 
 
 def check_shared(root: Path) -> None:

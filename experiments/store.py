@@ -168,30 +168,22 @@ class RunStore:
         """
         path, digest = self.root / "config.json", family_digest(settings)
         open_log(self.root / DIGESTS)  # A kill may have cut its last line in two.
-        # As JSON holds them, so that both sides compare alike.
-        now = json.loads(json.dumps(settings.to_dict()))
+        now = settings.to_dict()
         made = any((self.root / name).exists() for name in ("validation", "rounds"))
         if not (path.exists() and made):  # What was refused before it made anything is no run.
             write_json(self.root / "versions.json", {**versions(), "family": digest})
             write_json(path, now)
             return []
         before = read_file(path)
-        if not isinstance(before, dict):
-            raise UserError(f"{path}: damaged: it holds no options")
-        if "family" not in before:
-            raise UserError(
-                f"workdir={self.root}: the run there was started by a version whose options had "
-                "other names; finish it with that version, or use another --workdir"
-            )
         same_file = digest == read_file(
             self.root / "versions.json", lambda found: found.get("family")
         )
-        if same_file and digest and _attribute(before["family"]) == _attribute(now["family"]):
-            before["family"] = now["family"]  # The file may have moved.
         with damage_named(path):
+            if same_file and digest and _attribute(before["family"]) == _attribute(now["family"]):
+                before["family"] = now["family"]  # The file may have moved.
             more_rounds = before["loop"]["rounds"] < now["loop"]["rounds"]
         free = (*FREE, "loop.rounds") if more_rounds else FREE
-        changed = sorted(differences(before, now))
+        changed = changes(before, now)
         fixed = [change for change in changed if not change.startswith(free)]
         if fixed:
             raise UserError(
@@ -407,12 +399,18 @@ _COUNTS: Mapping[str, tuple[str, Callable[[Any], int]]] = {
 _TEXTS: Mapping[str, Callable[[Any], str]] = {".json": _json_text, ".jsonl": _jsonl_text}
 
 
-def differences(
-    before: Any, now: Any, path: str = "", sentence: str = "{path} was {before!r} and is {now!r}"
-) -> Iterator[str]:
-    """`sentence` for every field in which two JSON-able values differ, with its path."""
+def differences(before: Any, now: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """(path, before, now) of every field in which two values differ, as JSON holds them."""
     if isinstance(before, dict) and isinstance(now, dict):
-        for name in before.keys() | now.keys():
-            yield from differences(before.get(name), now.get(name), f"{path}{name}.", sentence)
-    elif before != now:
-        yield sentence.format(path=path.rstrip("."), before=before, now=now)
+        for name in {**before, **now}:
+            yield from differences(before.get(name), now.get(name), f"{path}{name}.")
+        return
+    before, now = (json.loads(json.dumps(value)) for value in (before, now))
+    if before != now:
+        yield path.rstrip("."), before, now
+
+
+def changes(before: Any, now: Any) -> list[str]:
+    """`differences` in words, sorted."""
+    found = sorted(differences(before, now))
+    return [f"{path} was {old!r} and is {new!r}" for path, old, new in found]

@@ -162,10 +162,8 @@ def _check_options(name: str, folder: Path, solver: Solver) -> None:
     path = folder / _OPTIONS
     if path.exists():
         before = files.read_file(path)
-        # As JSON holds them, so that both sides compare alike.
-        now = json.loads(json.dumps({"name": name, "options": solver.options}))
-        changed = sorted(files.differences({key: before[key] for key in ("name", "options")}, now))
-        if changed:
+        now = {"name": name, "options": solver.options}
+        if changed := files.changes({key: before[key] for key in now}, now):
             raise UserError(
                 f"model={name}: its answers in {folder} were asked for with other options "
                 f"({'; '.join(changed)}); use those, or another --name or --out"

@@ -94,9 +94,7 @@ def open_set(root: Path, options: argparse.Namespace, reporter: Reporter) -> Ben
         records, total = _make(options, reporter)
         files.write_jsonl(root / "instances.jsonl", records)
         files.write_json(root / "set.json", {"options": chosen, "of": total})
-    before = files.read_file(root / "set.json")["options"]
-    changed = sorted(files.differences(before, chosen))
-    if changed:
+    if changed := files.changes(files.read_file(root / "set.json")["options"], chosen):
         raise UserError(
             f"out={root}: the benchmark there asks other instances ({'; '.join(changed)}); "
             "use those options, or another --out"

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from flax.traverse_util import flatten_dict
 
-from experiments.pages import DASH, render
+from experiments import store as files
+from experiments.pages import render
 from experiments.report import answers, style
 from experiments.report.charts import Gallery, Lines, Series, running_mean
 from experiments.run_reading import Run
@@ -61,13 +61,8 @@ def page(run: Run, gallery: Gallery) -> str:
 
 def _changed(settings: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """(option, value, default) of all that differ from the defaults."""
-    plain, own = (
-        {path: json.dumps(value) for path, value in flatten_dict(options, sep=".").items()}
-        for options in (Settings().to_dict(), settings)
-    )
-    return [
-        (path, own[path], plain.get(path, DASH)) for path in own if own[path] != plain.get(path)
-    ]
+    found = files.differences(Settings().to_dict(), settings)
+    return [(path, json.dumps(own), json.dumps(default)) for path, default, own in found]
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
