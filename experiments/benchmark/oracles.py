@@ -24,16 +24,21 @@ _NO_PLAN = "No plan found."
 _STEPS_PER_WIDTH = 16  # No path of the prioritised planner is longer than so many widths.
 
 
-def exact(instances: mapf_jax.Instance, keys: jax.Array) -> list[str]:
+Paths = np.ndarray
+"""Cells int[T, A, 2] of the agents of one instance at every time step."""
+
+
+def exact(instances: mapf_jax.Instance, keys: jax.Array) -> list[Paths | None]:
     """The optimal plans that the instances carry, made by the exact solver."""
     solution = instances.solution
-    if solution is None:
-        raise ValueError("instances.solution is None: the exact solver's plans are needed")
+    assert solution is not None
     known = np.asarray(solution.status) == mapf_jax.Status.OPTIMAL
-    return _texts(instances, np.asarray(solution.paths), known)
+    return [paths if there else None for paths, there in zip(solution.paths, known, strict=True)]
 
 
-def prioritized(instances: mapf_jax.Instance, keys: jax.Array, num_orders: int = 1) -> list[str]:
+def prioritized(
+    instances: mapf_jax.Instance, keys: jax.Array, num_orders: int = 1
+) -> list[Paths | None]:
     """Plans of agents one by one, each by its shortest path round the earlier ones.
 
     Args:
@@ -46,7 +51,7 @@ def prioritized(instances: mapf_jax.Instance, keys: jax.Array, num_orders: int =
         np.asarray(array)
         for array in (instances.blocked, instances.starts, instances.goals, instances.active)
     )
-    texts = []
+    found = []
     for b, agents in enumerate(active.sum(-1)):
         lake = (blocked[b], starts[b, :agents], goals[b, :agents])
         orders = itertools.islice(itertools.permutations(range(agents)), num_orders)
@@ -54,12 +59,11 @@ def prioritized(instances: mapf_jax.Instance, keys: jax.Array, num_orders: int =
         made = [prioritized_plan(*lake, np.array(order), horizon) for order in orders]
         whole = [path for path in made if len(path)]
         costs = [plans.arrivals(path, lake[2]).sum() for path in whole]
-        best = whole[int(np.argmin(costs))] if whole else None
-        texts.append(_NO_PLAN if best is None else mapf_jax.render_answer(best, len(best) - 1))
-    return texts
+        found.append(whole[int(np.argmin(costs))] if whole else None)
+    return found
 
 
-def random_moves(instances: mapf_jax.Instance, keys: jax.Array) -> list[str]:
+def random_moves(instances: mapf_jax.Instance, keys: jax.Array) -> list[Paths | None]:
     """Every agent takes a random one of the moves that break no rule by themselves, or waits.
 
     It stays on the lake and out of holes, pays no heed to other agents, and rests once it has come
@@ -67,7 +71,8 @@ def random_moves(instances: mapf_jax.Instance, keys: jax.Array) -> list[str]:
     """
     walks = in_blocks(_walks, instances, np.asarray(jax.random.key_data(keys)), block=_BLOCK)
     paths = np.concatenate([np.asarray(instances.starts)[:, None], walks], axis=1)
-    return _texts(instances, paths, np.full(len(paths), True), np.asarray(instances.size) ** 2)
+    steps = np.asarray(instances.size) ** 2
+    return [path[: most + 1] for path, most in zip(paths, steps, strict=True)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,13 +81,25 @@ class Oracle:
 
     Attributes:
       description: what it is, for the page.
-      answers: (instances [B], PRNG keys [B]) to one text for each.
+      plans: (instances [B], PRNG keys [B]) to paths for each; None where none were found.
       random: whether the keys change anything.
     """
 
     description: str
-    answers: Callable[[mapf_jax.Instance, jax.Array], list[str]]
+    plans: Callable[[mapf_jax.Instance, jax.Array], list[Paths | None]]
     random: bool = False
+
+    def answers(self, instances: mapf_jax.Instance, keys: jax.Array) -> list[str]:
+        """Texts of the plans up to where all agents stay on their goals, or of none."""
+        counts, goals = np.asarray(instances.active).sum(-1), np.asarray(instances.goals)
+        texts = []
+        for paths, count, goal in zip(self.plans(instances, keys), counts, goals, strict=True):
+            if paths is None:
+                texts.append(_NO_PLAN)
+                continue
+            end = int(plans.arrivals(paths[:, :count], goal[:count]).max())
+            texts.append(mapf_jax.render_answer(paths[:, :count], min(end, len(paths) - 1)))
+        return texts
 
 
 ORACLES: Mapping[str, Oracle] = {
@@ -97,27 +114,6 @@ ORACLES: Mapping[str, Oracle] = {
     ),
     "random": Oracle("random moves that break no rule by themselves", random_moves, random=True),
 }
-
-
-def _texts(
-    instances: mapf_jax.Instance,
-    paths: np.ndarray,
-    known: np.ndarray,
-    most: np.ndarray | None = None,
-) -> list[str]:
-    """Answers from paths int[B, T, A, 2] where they are known, else a text that holds no plan.
-
-    They end when all agents stay on their goals, or after `most` int[B] steps.
-    """
-    steps = plans.arrivals(paths, np.asarray(instances.goals)[:, : paths.shape[2]])
-    counts = np.asarray(instances.active).sum(-1)
-    ends = np.array([arrived[:count].max() for arrived, count in zip(steps, counts, strict=True)])
-    if most is not None:
-        ends = np.minimum(ends, most)
-    return [
-        mapf_jax.render_answer(single[:, :count], int(end)) if there else _NO_PLAN
-        for single, count, end, there in zip(paths, counts, ends, known, strict=True)
-    ]
 
 
 @jax.jit
