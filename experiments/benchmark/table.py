@@ -108,7 +108,7 @@ class Outcomes:
         """The name, and how far the model has come if it has not answered everything."""
         if self.answered.all():
             return self.name
-        return f"{self.name} ({int(self.answered.sum()):,} of {len(self.answered):,} answers)"
+        return f"{self.name} ({self.counts['answered']:,} of {len(self.answered):,} answers)"
 
     def fraction(self, metric: str, cells: Sequence[np.ndarray]) -> Fraction | None:
         """The fraction over cells, each a bool[N] of its questions.
@@ -121,28 +121,29 @@ class Outcomes:
         counted = self.counted[metric]
         return mean_fraction([self.success[metric][cell & counted] for cell in cells])
 
-    def truncated(self) -> int:
-        """How many answers their budget ended."""
-        return sum(bool(record["truncated"]) for record in self.records)
+    @functools.cached_property
+    def counts(self) -> dict[str, Any]:
+        """Numbers of answers: given, missing, cut off by their budget, and failing each check.
 
-    def failed(self) -> dict[str, int]:
-        """How many answers fail each check."""
-        checks = [record["checks"] for record in self.records]
-        return {name: sum(not passed[name] for passed in checks) for name in mapf_jax.CHECKS}
-
-    def tokens(self) -> dict[str, Any] | None:
-        """Tokens of the answers whose length is known; None if that is none.
-
-        `prompts` is the sum over the prompts, where a server counts them.
+        `tokens` is about those whose length is known, None if that is none; its `prompts` is the
+        sum over the prompts, where a server counts them.
         """
         lengths = [record["tokens"] for record in self.records if record["tokens"] is not None]
-        if not lengths:
-            return None
-        return {
-            "mean": float(np.mean(lengths)),
+        tokens = {
+            "mean": float(np.mean(lengths)) if lengths else None,
             "total": sum(lengths),
             "answers": len(lengths),
             "prompts": sum(record["prompt_tokens"] or 0 for record in self.records),
+        }
+        return {
+            "answered": int(self.answered.sum()),
+            "missing": int((~self.answered).sum()),
+            "truncated": sum(bool(record["truncated"]) for record in self.records),
+            "tokens": tokens if lengths else None,
+            "failed_checks": {
+                name: sum(not record["checks"][name] for record in self.records)
+                for name in mapf_jax.CHECKS
+            },
         }
 
 
@@ -251,13 +252,13 @@ class Results:
     def _summary(self) -> Table:
         rows = []
         for one in self.outcomes:
-            tokens = one.tokens()
+            tokens = one.counts["tokens"]
             rows.append(
                 {
                     "model": one.name,
-                    "answers": f"{int(one.answered.sum()):,} of {len(self.questions):,}",
+                    "answers": f"{one.counts['answered']:,} of {len(self.questions):,}",
                     **{metric: self._cell(one, Group(), metric) for metric in METRICS},
-                    "cut off": one.truncated(),
+                    "cut off": one.counts["truncated"],
                     "tokens an answer": tokens and round(tokens["mean"]),
                     "tokens": tokens and tokens["total"],
                 }
@@ -293,7 +294,7 @@ class Results:
         for one in self.outcomes:
             failed = {
                 name.replace("_", " "): f"{100 * count / max(len(one.records), 1):.1f}"
-                for name, count in one.failed().items()
+                for name, count in one.counts["failed_checks"].items()
             }
             rows.append({"model": one.label, **failed})
         return Table.of(
@@ -308,7 +309,7 @@ class Results:
         source = self.questions.about["options"]["set"]
         if isinstance(source, list):
             source = ", ".join(name.split()[0] for name in source)
-        missing = {one.name: int((~one.answered).sum()) for one in self.outcomes}
+        missing = {one.name: one.counts["missing"] for one in self.outcomes}
         return paragraphs(
             "benchmark_notes.md",
             questions=self.questions,
@@ -332,11 +333,7 @@ class Results:
                     "model": one.name,
                     "options": dict(one.options),
                     "versions": dict(one.versions),
-                    "answered": int(one.answered.sum()),
-                    "missing": int((~one.answered).sum()),
-                    "truncated": one.truncated(),
-                    "tokens": one.tokens(),
-                    "failed_checks": one.failed(),
+                    **one.counts,
                     "figures": [
                         {
                             name: value
