@@ -13,14 +13,14 @@ from jax.sharding import SingleDeviceSharding
 
 from experiments import records
 from experiments.records import Table
-from experiments.speed import commands
+from experiments.speed import commands, simulator
+from experiments.speed.simulator import HOLES, SIZE
 from learner.plan import targets
 from learner.plan.programs import compile_program
 from learner.plan.targets import Target
 from mapf_jax import generator, joint_costs
-from mapf_jax.env import PoolAutoReset, make
 
-_SIZE, _AGENTS, _HOLES, _MAX_STEPS = 8, 4, 12, 100
+_AGENTS = 4
 _POOL = 4096  # Instances that environments are reset to.
 _LEVELS = 20  # Assumed of each breadth-first search, one for each time step.
 
@@ -28,17 +28,15 @@ _LEVELS = 20  # Assumed of each breadth-first search, one for each time step.
 def programs(quick: bool) -> Iterator[tuple[str, int, Any, Any, int]]:
     """Name, batch, a jitted function, the shapes of its arguments, and how often its loops run."""
     batch = 1024 if quick else 65_536
-    env = make("MapfFrozenLake-v0", num_agents=_AGENTS, size=_SIZE, max_steps=_MAX_STEPS)
-    wrapper = PoolAutoReset(env)
     key = jax.random.key(0)
-    pool = wrapper.pool(generator.draw(key, _SIZE, _HOLES, _SIZE, _POOL, _AGENTS)[0])
+    wrapper, pool = simulator.environment(_AGENTS, _POOL)
     reset = jax.vmap(wrapper.reset, in_axes=(None, 0))
     state, _ = jax.eval_shape(reset, pool, jax.random.split(key, batch))
     actions = jax.ShapeDtypeStruct((batch, _AGENTS), jnp.int8)
     step = jax.jit(jax.vmap(wrapper.step, in_axes=(0, 0, None)), donate_argnums=0)
     yield f"environment step, {_AGENTS} agents", batch, step, (state, actions, pool), 1
     batch //= 16
-    lakes, _ = generator.draw(key, _SIZE, _HOLES, _SIZE, batch, 2)
+    lakes, _ = generator.draw(key, SIZE, HOLES, SIZE, batch, 2)
     arguments = lakes.blocked, lakes.starts, lakes.goals, jnp.ones(batch, bool)
     yield "exact search, 2 agents", batch, joint_costs, arguments, _LEVELS
 
@@ -73,7 +71,7 @@ def table(chips: Sequence[Target], quick: bool) -> Table:
                 }
             )
     return Table.of(
-        f"The simulator on lakes of {_SIZE} x {_SIZE}",
+        f"The simulator on lakes of {SIZE} x {SIZE}",
         rows,
         "Nothing was run. Memory and bytes are of the compiled programs; needed are arguments and "
         "results, once each. Compilers for TPUs predict times, those for GPUs do not; gathers "

@@ -23,11 +23,21 @@ from mapf_jax import generator
 from mapf_jax.env import PoolAutoReset, make
 from mapf_jax.env.wrappers import Pool
 
-_SIZE = 8  # Width of the lakes.
+SIZE = 8  # Width of the lakes.
 _HOLE_RATIO = 0.2
+HOLES = int(_HOLE_RATIO * SIZE * SIZE)
 _MAX_STEPS = 100  # As many as the peers' environments have, where it can be chosen.
 _PEER_SECONDS = 1200
 _TARGET_AGENTS = 4  # The number of agents of which the ratio to the peers is stated.
+
+
+def environment(agents: int, pool_size: int) -> tuple[PoolAutoReset, Pool]:
+    """The environment that is measured, and a pool of so many instances for its resets."""
+    wrapper = PoolAutoReset(
+        make("MapfFrozenLake-v0", num_agents=agents, size=SIZE, max_steps=_MAX_STEPS)
+    )
+    lakes, _ = generator.draw(jax.random.key(0), SIZE, HOLES, SIZE, pool_size, agents)
+    return wrapper, wrapper.pool(lakes)
 
 
 def measure(agents: int, batch: int, steps: int, pool_size: int, repeats: int) -> dict[str, Any]:
@@ -44,13 +54,9 @@ def measure(agents: int, batch: int, steps: int, pool_size: int, repeats: int) -
       A row of the table. Its bytes are those that a step of one environment at least reads and
       writes, its bandwidth that of adding 1 to an array of the batch's size.
     """
-    env = make("MapfFrozenLake-v0", num_agents=agents, size=_SIZE, max_steps=_MAX_STEPS)
-    wrapper = PoolAutoReset(env)
+    wrapper, pool = environment(agents, pool_size)
     reset = jax.jit(jax.vmap(wrapper.reset, in_axes=(None, 0)))
     step = jax.vmap(wrapper.step, in_axes=(0, 0, None))
-    holes = int(_HOLE_RATIO * _SIZE * _SIZE)
-    lakes, _ = generator.draw(jax.random.key(0), _SIZE, holes, _SIZE, pool_size, agents)
-    pool = wrapper.pool(lakes)
     length = max(32, min(4096, steps // batch))
     actions = jax.random.randint(jax.random.key(1), (length, batch, agents), 0, 5, jnp.int8)
     state, _ = reset(pool, jax.random.split(jax.random.key(2), batch))
@@ -181,7 +187,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"measuring {agents} agents, batch {batch}", file=sys.stderr, flush=True)
         own.append(measure(agents, batch, steps, pool_size, repeats))
     notes = [
-        f"{_SIZE} x {_SIZE} lakes, {_HOLE_RATIO:.0%} holes, rule 'fail', at most {_MAX_STEPS} "
+        f"{SIZE} x {SIZE} lakes, {_HOLE_RATIO:.0%} holes, rule 'fail', at most {_MAX_STEPS} "
         "steps an episode, auto-reset from a pool of instances, a reward for every agent. Actions "
         "are drawn beforehand; one compiled scan; compilation and a warm-up are not counted; the "
         "median of the repeats. Each peer runs in a process of its own with its own auto-reset."
