@@ -154,7 +154,7 @@ def check_checkpoints(root: Path, settings: Settings) -> tuple[list[int], list[F
     whole, findings = [], []
     policy = load_policy(settings)
     for step in steps:
-        checkpoint = run_checkpoint.RunCheckpoint(root, step, settings, "")
+        checkpoint = run_checkpoint.RunCheckpoint(root, step, settings)
         try:
             run_checkpoint.load_checkpoint(checkpoint, policy)
             whole.append(step)

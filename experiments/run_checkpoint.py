@@ -1,7 +1,6 @@
 """Checkpoints of a run: where one stands, which one a text means, and its parameters."""
 
 import dataclasses
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -89,13 +88,11 @@ class RunCheckpoint:
       run: folder of the run.
       step: training steps before it.
       settings: of the run.
-      digest: SHA-256 of the file of the run's options.
     """
 
     run: Path
     step: int
     settings: Settings
-    digest: str
 
 
 def find_checkpoint(spec: str) -> RunCheckpoint | None:
@@ -110,9 +107,8 @@ def find_checkpoint(spec: str) -> RunCheckpoint | None:
         folder, wanted = Path(head), int(step)
     if not ((folder / "checkpoints").is_dir() and (folder / "config.json").is_file()):
         return None
-    options = folder / "config.json"
     with user_errors():
-        settings = settings_lib.from_config(checks.json_object(options))
+        settings = settings_lib.from_config(checks.json_object(folder / "config.json"))
     with user_errors(), Checkpoints(folder / "checkpoints", read_only=True) as checkpoints:
         steps = checkpoints.steps()
     if not steps:
@@ -120,8 +116,7 @@ def find_checkpoint(spec: str) -> RunCheckpoint | None:
     if wanted is not None and wanted not in steps:
         raise UserError(f"{spec}: the run has no such checkpoint, but those of steps {steps}")
     found = steps[-1] if wanted is None else wanted
-    digest = hashlib.sha256(options.read_bytes()).hexdigest()
-    return RunCheckpoint(folder, found, settings, digest)
+    return RunCheckpoint(folder, found, settings)
 
 
 def load_checkpoint(checkpoint: RunCheckpoint, policy: Policy) -> Any:

@@ -184,11 +184,12 @@ class LocalSolver(Solver):
             return settings, {"kind": "tiny", "model": spec, **_fingerprint(settings.model.folder)}
         if checkpoint := find_checkpoint(spec):
             self._checkpoint = checkpoint
+            options = (checkpoint.run / "config.json").read_bytes()
             return checkpoint.settings, {
                 "kind": "run",
                 "model": str(checkpoint.run),
                 "step": checkpoint.step,
-                "config": checkpoint.digest,
+                "config": hashlib.sha256(options).hexdigest(),
             }
         folder = Path(spec)
         if not (folder / "config.json").is_file():
