@@ -15,7 +15,7 @@ import scipy.special
 import scipy.stats
 
 from engineer.analysis import expected_signal
-from engineer.space import Cell, Configuration, ConfigurationSpace
+from engineer.space import Configuration, ConfigurationSpace
 from experiments.families import Family
 from experiments.pages import paragraphs
 from experiments.study.results import LEVEL, paired
@@ -36,26 +36,19 @@ def configurations(family: Family, random: int) -> dict[str, Configuration]:
     That of the validation set; all of the data in each row; every other parameter at either end of
     where random draws lie, in all rows; and so many random ones.
     """
-    space, reference = family.space, family.validation
-    fraction = space.fraction_parameter
-    found = {REFERENCE: reference}
-    for row in space.rows:
-        alone = {cell: float(cell[0] == row) for cell in space.cells if cell[1] == fraction}
-        found[f"only_{row.lower()}"] = _changed(space, reference, alone)
+    space, reference = family.space, family.validation.cells()
+    changes = {
+        f"only_{row.lower()}": space.divided([float(row == one) for one in space.rows])
+        for row in space.rows
+    }
     for name in space.names:
-        if name == fraction:
-            continue
-        for end, side in enumerate(("low", "high")):
-            bound = {(row, name): space.random_bounds(row, name)[end] for row in space.rows}
-            found[f"{name.lower()}_{side}"] = _changed(space, reference, bound)
-    return found | {f"random_{seed}": space.random(seed) for seed in range(random)}
-
-
-def _changed(
-    space: ConfigurationSpace, config: Configuration, cells: dict[Cell, float]
-) -> Configuration:
-    values = config.cells() | cells
-    return Configuration.from_cells({cell: values[cell] for cell in space.cells})
+        if name != space.fraction_parameter:
+            for end, side in enumerate(("low", "high")):
+                bound = {(row, name): space.random_bounds(row, name)[end] for row in space.rows}
+                changes[f"{name.lower()}_{side}"] = bound
+    changed = {name: Configuration.from_cells(reference | c) for name, c in changes.items()}
+    drawn = {f"random_{seed}": space.random(seed) for seed in range(random)}
+    return {REFERENCE: family.validation, **changed, **drawn}
 
 
 def analyse(found: Mapping[str, Any], space: ConfigurationSpace) -> dict[str, Any]:
