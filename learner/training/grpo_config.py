@@ -11,7 +11,7 @@ from learner.training.train_state import OptimizerConfig
 
 DegenerateGroups = Literal["drop", "resample", "keep"]
 
-_LENGTHS_PER_DOUBLING = 4
+_LENGTHS_PER_DOUBLING = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +30,7 @@ class GRPOConfig:
       completions_per_row: completions to one prompt that share a row and a pass over the prompt.
         Pays where completions are not much longer than prompts: attention grows with the square of
         the row. It changes memory and speed, never the result.
-      length_multiple: rows are padded to a multiple of this many tokens, long ones to one of four
+      length_multiple: rows are padded to a multiple of this many tokens, long ones to one of eight
         lengths between a power of two and the next; see `row_shape`. Each shape that occurs is
         compiled once. Rows are sorted by length first, so short ones stay short.
       max_new_tokens: budget of a completion, stop token included.

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 
+import chex
 import forward_pass
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ from transformers import Qwen3ForCausalLM
 
 from learner.devices import sharding
 from learner.qwen3 import attention, model, weights
-from learner.qwen3.config import REMAT, Qwen3Config
+from learner.qwen3.config import REMAT, Qwen3Config, published
 from learner.sampling.sampler import Sampler, SamplingParams
 
 # Tied and untied, four ways to share heads, widths that are and are not heads times head_dim.
@@ -304,6 +305,21 @@ def random_qkv(B, T, H, K, h, dtype=jnp.float32):
 def output_and_gradient(attend, *qkv):
     out, vjp = jax.vjp(attend, *qkv)
     return [out, *vjp(jnp.sin(out))]
+
+
+def test_rotation_by_a_product_is_the_same():
+    """To the bit in bfloat16; the gradient's two parts are rounded before they are added."""
+    config = published("Qwen3-0.6B")
+    x = jax.random.normal(jax.random.key(0), (3, 7, 2, config.head_dim), jnp.bfloat16)
+    rope = model.rope_angles(jnp.broadcast_to(jnp.arange(7), (3, 7)), config)
+
+    def run(by_product):
+        out, vjp = jax.vjp(lambda x: model.rotate(x, rope, by_product), x)
+        return out, *vjp(x)
+
+    (out, gradient), (want, want_gradient) = run(True), run(False)
+    chex.assert_trees_all_equal(out, want)
+    chex.assert_trees_all_close(gradient, want_gradient, atol=0.02, rtol=0.01)
 
 
 def test_reference_attention_equals_that_of_jax_in_blocks_too(monkeypatch):
