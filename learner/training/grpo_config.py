@@ -11,7 +11,8 @@ from learner.training.train_state import OptimizerConfig
 
 DegenerateGroups = Literal["drop", "resample", "keep"]
 
-_LENGTHS_PER_DOUBLING = 8
+# Between a power of two and the next. A compilation costs the same for all, padding more for long.
+_LENGTHS, _LENGTHS_OF_LONG_ROWS, _LONG_ROW = 4, 8, 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,9 +31,10 @@ class GRPOConfig:
       completions_per_row: completions to one prompt that share a row and a pass over the prompt.
         Pays where completions are not much longer than prompts: attention grows with the square of
         the row. It changes memory and speed, never the result.
-      length_multiple: rows are padded to a multiple of this many tokens, long ones to one of eight
-        lengths between a power of two and the next; see `row_shape`. Each shape that occurs is
-        compiled once. Rows are sorted by length first, so short ones stay short.
+      length_multiple: rows are padded to a multiple of this many tokens, long ones to one of four
+        lengths between a power of two and the next, of eight beyond 4,096; see `row_shape`. Each
+        shape that occurs is compiled once. Rows are sorted by length first, so short ones stay
+        short.
       max_new_tokens: budget of a completion, stop token included.
       thinking: let the chat template open the model's thinking, which then counts as completion.
       sampling_rows: completions sampled at a time, at least one for each row shard of the mesh;
@@ -116,7 +118,8 @@ class GRPOConfig:
           their log-probabilities are computed: a quarter, a half or all of `max_new_tokens`. Both
           grow with the arguments.
         """
-        length = tokens.geometric_bucket(longest_row, self.length_multiple, _LENGTHS_PER_DOUBLING)
+        lengths = _LENGTHS if longest_row <= _LONG_ROW else _LENGTHS_OF_LONG_ROWS
+        length = tokens.geometric_bucket(longest_row, self.length_multiple, lengths)
         most = self.max_new_tokens
         windows = [min(most, tokens.bucket(-(-most // n), self.length_multiple)) for n in (4, 2, 1)]
         return length, tokens.bucket(longest_completion, windows)
