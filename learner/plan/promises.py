@@ -2,8 +2,7 @@
 
 - `parameters`: no device holds all layers of a matrix that is split; outside the loops over layers
   no more than one layer of weights is gathered.
-- `logits`: no array has a row of logits for more tokens than `learner.qwen3.logprobs` computes at
-  once.
+- `logits`: no array has logits for more tokens than `learner.qwen3.logprobs` computes at once.
 - `bfloat16`: weights are cast before they are gathered; what is kept of every layer for the
   backward pass is bfloat16.
 """
@@ -72,11 +71,13 @@ def _logits(
     visits: list[tuple[Instruction, int]], config: Qwen3Config, mesh: Mesh
 ) -> Iterator[str]:
     widths = _widths(config.hidden_size, "fsdp", mesh)
+    columns = config.vocab_size // mesh.shape["tensor"]
+    sizes = _widths(config.vocab_size, "tensor", mesh) | _widths(columns, "fsdp", mesh)
     for instruction, _ in visits:
         for shape in instruction.shapes:
-            for size in _widths(config.vocab_size, "tensor", mesh) & set(shape.dims):
+            for size in sizes & set(shape.dims):
                 tokens = math.prod(shape.dims) // size
-                if tokens > _CHUNK and tokens not in widths:
+                if tokens * size > _CHUNK * columns and tokens not in widths:
                     yield f"logits: {_described(instruction)} has those of {tokens:,} tokens"
 
 

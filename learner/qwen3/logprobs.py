@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import chex
 import jax
@@ -31,9 +31,12 @@ def token_logprobs(
     logits of each chunk anew, so about `chunk` x V logits exist at a time on a device (at least one
     position of each of its rows).
 
-    Under a mesh (`sharding.use`) every device works on its own rows of the first axis, which is
-    split over `sharding.BATCH_AXES`, and sums up its own gradient of the matrix; these sums meet
-    once, after the last chunk. The vocabulary stays split over the tensor axis, which divides V.
+    Under a mesh (`sharding.use`), which splits the rows of the first axis over
+    `sharding.BATCH_AXES`, every device has a part of the vocabulary: that of the tensor axis, which
+    divides V, and of this one of as many parts as `fsdp` has devices, which take up their rows of a
+    chunk together. So none has the whole matrix or its gradient. Gradients meet once, after the
+    last chunk. Where the devices of `fsdp` do not divide the vocabulary each computes with all of
+    it.
 
     Args:
         hidden: [..., T, D], final hidden states; their dtype is that of the matrix products.
@@ -121,16 +124,62 @@ def _is_split(axis: str) -> bool:
     return axis in mesh.manual_axes and mesh.shape[axis] > 1
 
 
-def _sum(parts: Any, axis: str) -> Any:
-    return jax.lax.psum(parts, axis) if _is_split(axis) else parts
+class _Columns(NamedTuple):
+    """A device's part of the vocabulary.
 
+    Attributes:
+        matrix: [D, columns], in the dtype of the products.
+        first: the id of the first column.
+        axes: mesh axes that split the vocabulary; rows are put together along `fsdp` among them.
+    """
 
-def _columns(part: Array, dtype: Any) -> tuple[Array, Array | int]:
-    """A device's columns of the matrix, in the dtype of the products, and the id of the first."""
-    matrix = part.astype(dtype)
-    if _is_split("fsdp"):
-        matrix = jax.lax.all_gather(matrix, "fsdp", axis=0, tiled=True)
-    return matrix, jax.lax.axis_index("tensor") * matrix.shape[-1] if _is_split("tensor") else 0
+    matrix: Array
+    first: Array | int
+    axes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, part: Array, dtype: Any) -> "_Columns":
+        """From the part of the matrix as it is stored, [D over fsdp, V over tensor]."""
+        matrix = part.astype(dtype)
+        axes = tuple(axis for axis in ("tensor",) if _is_split(axis))
+        if _is_split("fsdp") and part.shape[1] % jax.lax.axis_size("fsdp") == 0:
+            axes += ("fsdp",)
+            matrix = jax.lax.all_to_all(matrix, "fsdp", 1, 0, tiled=True)
+        elif _is_split("fsdp"):
+            matrix = jax.lax.all_gather(matrix, "fsdp", axis=0, tiled=True)
+        number = jax.lax.axis_index(axes) if axes else 0
+        return cls(matrix, number * matrix.shape[1], axes)
+
+    def sum(self, parts: Any) -> Any:
+        """Over the vocabulary."""
+        return jax.lax.psum(parts, self.axes) if self.axes else parts
+
+    def rows(self, own: Any) -> Any:
+        """[rows, ...] of all devices that share a vocabulary, from those of each."""
+        if "fsdp" not in self.axes:
+            return own
+        return jax.tree.map(lambda x: jax.lax.all_gather(x, "fsdp", axis=0, tiled=True), own)
+
+    def own_rows(self, rows: Array) -> Array:
+        """The inverse of `rows`."""
+        if "fsdp" not in self.axes:
+            return rows
+        size = rows.shape[0] // jax.lax.axis_size("fsdp")
+        return jax.lax.dynamic_slice_in_dim(rows, jax.lax.axis_index("fsdp") * size, size)
+
+    def own_sum(self, rows: Array) -> Array:
+        """`own_rows` of the sum over the vocabulary."""
+        if "fsdp" in self.axes:
+            rows = jax.lax.psum_scatter(rows, "fsdp", scatter_dimension=0, tiled=True)
+        return jax.lax.psum(rows, "tensor") if "tensor" in self.axes else rows
+
+    def gradient(self, total: Array) -> Array:
+        """The gradient of the part as it is stored, from that of `matrix` by this device's rows."""
+        if "fsdp" in self.axes:
+            total = jax.lax.all_to_all(total, "fsdp", 0, 1, tiled=True)
+        elif _is_split("fsdp"):
+            total = jax.lax.psum_scatter(total, "fsdp", scatter_dimension=0, tiled=True)
+        return jax.lax.psum(total, "data") if _is_split("data") else total
 
 
 def _logits(
@@ -153,29 +202,29 @@ def _forward(
     """hidden [count, ..., size, D], targets i32[count, ..., size] -> two f32[count, ..., size]."""
 
     def local(hidden: Array, part: Array, targets: Array) -> tuple[Array, ...]:
-        matrix, first = _columns(part, hidden.dtype)
+        columns = _Columns.of(part, hidden.dtype)
+        first = columns.first
 
         def one(args: tuple[Array, Array]) -> tuple[Array, ...]:
-            h, target = args
-            logits = _logits(h, matrix, temperature, vocab_size, first)
+            h, target = columns.rows(args)
+            logits = _logits(h, columns.matrix, temperature, vocab_size, first)
             highest = jnp.max(logits, axis=-1, keepdims=True)
-            if _is_split("tensor"):
-                highest = jax.lax.pmax(highest, "tensor")
+            if columns.axes:
+                highest = jax.lax.pmax(highest, columns.axes)
             powers = jnp.exp(logits - highest)
             column = target.reshape(-1, 1) - first
             here = (column >= 0) & (column < logits.shape[-1])
             chosen = jnp.take_along_axis(logits, jnp.where(here, column, 0), axis=-1)
-            total, weighted, chosen = _sum(
+            total, weighted, chosen = columns.sum(
                 (
                     jnp.sum(powers, axis=-1),
                     jnp.sum(powers * logits, axis=-1),
                     jnp.where(here, chosen, 0.0)[:, 0],
-                ),
-                "tensor",
+                )
             )
             normaliser = highest[:, 0] + jnp.log(total)
             results = (chosen - normaliser, normaliser - weighted / total, normaliser)
-            return tuple(x.reshape(target.shape) for x in results)
+            return tuple(columns.own_rows(x.reshape(target.shape)) for x in results)
 
         return jax.lax.map(one, (hidden, targets))
 
@@ -190,12 +239,13 @@ def _backward(
     saved: tuple[Array, ...],
     cotangents: tuple[Array, Array],
 ) -> tuple[Array, Array, None]:
-    def local(hidden: Array, part: Array, *columns: Array) -> tuple[Array, Array]:
-        matrix, first = _columns(part, hidden.dtype)
+    def local(hidden: Array, part: Array, *of_tokens: Array) -> tuple[Array, Array]:
+        columns = _Columns.of(part, hidden.dtype)
+        matrix, first = columns.matrix, columns.first
 
         def one(total: Array, args: tuple[Array, ...]) -> tuple[Array, Array]:
-            h, *columns = args
-            target, z, ent, logp_bar, entropy_bar = (x.reshape(-1, 1) for x in columns)
+            h, *of_tokens = columns.rows(args)
+            target, z, ent, logp_bar, entropy_bar = (x.reshape(-1, 1) for x in of_tokens)
             logits = _logits(h, matrix, temperature, vocab_size, first)
             log_p = logits - z
             factor = logp_bar
@@ -208,13 +258,11 @@ def _backward(
             h_bar = jnp.matmul(logits_bar, matrix.T).reshape(h.shape)
             flat = h.reshape(-1, h.shape[-1])
             more = jnp.matmul(flat.T, logits_bar, preferred_element_type=total.dtype)
-            return total + more, h_bar
+            return total + more, columns.own_sum(h_bar)
 
         zeros = jnp.zeros_like(matrix, part.dtype)
-        total, hidden_bar = jax.lax.scan(one, zeros, (hidden, *columns))
-        if _is_split("fsdp"):
-            total = jax.lax.psum_scatter(total, "fsdp", scatter_dimension=0, tiled=True)
-        return _sum(hidden_bar, "tensor"), _sum(total, "data")
+        total, hidden_bar = jax.lax.scan(one, zeros, (hidden, *of_tokens))
+        return hidden_bar, columns.gradient(total)
 
     return *_on_devices(local, (_ROWS, _MATRIX), *saved, *cotangents), None
 

@@ -2,6 +2,7 @@
 
 import re
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -190,13 +191,24 @@ def test_a_mesh_adds_up_the_gradient_of_the_matrix_once(layout):
     rows_of_one = rows // sharding.num_row_shards(mesh)
     steps = -(-length // max(1, chunk // rows_of_one))
     assert re.findall(r"known_trip_count\W+n\W+(\d+)", text) == [str(steps)] * 2
-    # In the loops only what belongs to a chunk's tokens: statistics, gradients of hidden states.
-    allowed = rows_of_one * max(1, chunk // rows_of_one) * width
+    # In the loops only what belongs to a chunk's tokens: hidden states, statistics, gradients.
+    allowed = rows_of_one * max(1, chunk // rows_of_one) * width * layout[1]
     assert all(size <= allowed for _, size in collectives(in_loops(text)))
-    # The matrix's gradient: one sum over the row shards, whatever the number of chunks.
+    # No device gets more than its part of the matrix; the gradient is summed once.
     part = width * vocab // layout[1] // layout[2]
-    sums = [size for name, size in collectives(text) if name != "all-gather" and size >= part]
-    assert len(sums) == (layout[0] > 1) + (layout[1] > 1)
+    assert all(size <= max(part, allowed) for _, size in collectives(text))
+    sums = [name for name, size in collectives(text) if name == "all-reduce" and size >= part]
+    assert len(sums) == (layout[0] > 1)
+
+
+def test_a_vocabulary_that_fsdp_does_not_divide():
+    hidden = RNG.normal(size=(8, 3, 16)).astype(np.float32)
+    output, targets = RNG.normal(size=(16, 97)).astype(np.float32), np.zeros((8, 3), np.int32)
+    gradient = jax.grad(lambda *x: jnp.sum(token_logprobs(*x, targets)[0]), argnums=(0, 1))
+    mesh = sharding.make_mesh(fsdp=8)
+    with sharding.use(mesh):
+        got = jax.jit(gradient)(hidden, output)
+    chex.assert_trees_all_close(got, gradient(hidden, output), rtol=1e-4, atol=5e-5)
 
 
 def test_bad_arguments():
