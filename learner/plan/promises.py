@@ -89,9 +89,11 @@ def _bfloat16(
     tokens: int,
 ) -> Iterator[str]:
     vector = max(config.hidden_size, config.num_attention_heads * config.head_dim)
+    # Of the tokens whose log-probabilities devices compute together, one number each.
+    statistics = _CHUNK * mesh.shape["fsdp"]
     for instruction, _ in visits:
         for shape in instruction.shapes:
-            large = shape.dtype == "f32" and math.prod(shape.dims) > vector
+            large = shape.dtype == "f32" and math.prod(shape.dims) > max(vector, statistics)
             if instruction.opcode.startswith("all-gather") and large:
                 yield f"bfloat16: {_described(instruction)} gathers float32"
     own, _ = _stacks(config, mesh)
