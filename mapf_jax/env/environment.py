@@ -131,6 +131,12 @@ class MapfFrozenLake:
         return observations.space(self.observation, self.num_agents, self.size, self.window)
 
     @property
+    def observation_space_of_agent(self) -> spaces.Space:
+        """Where the view of one agent lies, `observations.of_agent`."""
+        options = self.num_agents, self.size, self.window
+        return observations.space_of_agent(self.observation, *options)
+
+    @property
     def needs_key(self) -> bool:
         """Whether `step` needs a PRNG key."""
         return self.slip_probability > 0

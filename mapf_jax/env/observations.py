@@ -3,6 +3,7 @@
 A view that nobody reads costs nothing in a compiled program.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -73,17 +74,27 @@ def space(kind: str, num_agents: int, width: int, window: int) -> spaces.Space:
     return spaces.Box(0, 1, (num_agents, window, window, len(EGOCENTRIC_PLANES)), np.uint8)
 
 
+def space_of_agent(kind: str, num_agents: int, width: int, window: int) -> spaces.Space:
+    """The space of `of_agent`'s results."""
+    whole = space(kind, num_agents, width, window)
+    if isinstance(whole, spaces.Box) and kind == "egocentric":
+        return dataclasses.replace(whole, shape=whole.shape[1:])
+    return whole
+
+
 def of_agent(kind: str, observation: Any, agent: int) -> Any:
-    """One agent's own view, for interfaces that want one each.
+    """One agent's own view, for interfaces that want one each; of NumPy's arrays or of JAX's.
 
     Of "egocentric" its own square; of the others all agents in turn, itself first.
     """
     if kind == "egocentric":
         return observation[agent]
     if kind == "planes":
-        blocked, agents, goals = np.split(observation, [1, observation.shape[-1] // 2 + 1], -1)
-        return np.concatenate([blocked, *(np.roll(p, -agent, -1) for p in (agents, goals))], -1)
-    rolled = {name: np.roll(observation[name], -agent, 0) for name in observation}
+        xp = observation.__array_namespace__()
+        blocked, agents, goals = xp.split(observation, [1, observation.shape[-1] // 2 + 1], -1)
+        return xp.concat([blocked, *(xp.roll(p, -agent, -1) for p in (agents, goals))], axis=-1)
+    xp = observation["blocked"].__array_namespace__()
+    rolled = {name: xp.roll(observation[name], -agent, 0) for name in observation}
     return rolled | {"blocked": observation["blocked"]}
 
 

@@ -1,6 +1,5 @@
 """The simulator as a parallel environment of PettingZoo."""
 
-import dataclasses
 import itertools
 from typing import Any
 
@@ -9,7 +8,7 @@ import numpy as np
 from pettingzoo import ParallelEnv
 
 from mapf_jax.dynamics import MOVES, WAIT
-from mapf_jax.env import observations, spaces
+from mapf_jax.env import observations
 from mapf_jax.env.environment import MapfFrozenLake
 from mapf_jax.env.gymnasium_env import RENDER_MODES, MapfGymEnv, gymnasium_space
 
@@ -36,10 +35,7 @@ class MapfParallelEnv(ParallelEnv[str, Any, int]):
         self.render_mode = self._all_agents.render_mode
         self.possible_agents = [f"agent_{i}" for i in range(env.num_agents)]
         self.agents: list[str] = []
-        space = env.observation_space
-        if isinstance(space, spaces.Box) and env.observation == "egocentric":
-            space = dataclasses.replace(space, shape=space.shape[1:])  # Each agent has its own.
-        own = gymnasium_space(space)
+        own = gymnasium_space(env.observation_space_of_agent)
         if env.action_mask:
             mask = gymnasium.spaces.MultiBinary(len(MOVES))
             own = gymnasium.spaces.Dict({"observation": own, "action_mask": mask})

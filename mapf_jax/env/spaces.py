@@ -52,4 +52,23 @@ class Dict:
         return all(space.contains(value[name]) for name, space in self.spaces.items())
 
 
+@dataclasses.dataclass(frozen=True)
+class Discrete:
+    """Integers from 0 to n - 1.
+
+    Attributes:
+      n: how many.
+    """
+
+    n: int
+
+    def sample(self, key: jax.Array) -> jax.Array:
+        """A uniform draw, int32[]."""
+        return jax.random.randint(key, (), 0, self.n)
+
+    def contains(self, value: Any) -> bool:
+        """Is it one of them?"""
+        return Box(0, self.n - 1, (), np.integer).contains(value)
+
+
 Space = Box | Dict

@@ -104,9 +104,13 @@ class PoolAutoReset:
         going_on = dataclasses.replace(state, episode=after)
         first = self._start(pool, state.stream, state.count + jnp.uint32(1))
         state = jax.tree.map(functools.partial(jnp.where, timestep.done), first, going_on)
-        observation, action_mask = self.env.observe(self._episode(pool, state))
+        observation, action_mask = self.observe(pool, state)
         shown = dataclasses.replace(timestep, observation=observation, action_mask=action_mask)
         return state, shown
+
+    def observe(self, pool: Pool, state: PoolState) -> tuple[Any, jax.Array | None]:
+        """As `MapfFrozenLake.observe`."""
+        return self.env.observe(self._episode(pool, state))
 
     def _start(self, pool: Pool, stream: Array, count: Array) -> PoolState:
         # An odd factor and an own offset keep the streams of two environments apart.

@@ -13,6 +13,7 @@ from pettingzoo.test import parallel_api_test
 import mapf_jax
 from mapf_jax import env as env_lib
 from mapf_jax.env.gymnasium_env import MapfGymEnv, MapfVectorEnv
+from mapf_jax.env.jaxmarl_env import MapfJaxMarlEnv
 from mapf_jax.env.pettingzoo_env import MapfParallelEnv
 from mapf_jax.generator import draw
 from mapf_jax.types import make_instance, stack
@@ -144,3 +145,57 @@ def test_parallel_agents_see_themselves_first_and_absent_ones_take_no_part():
     assert parallel.agents == []
     with pytest.raises(ValueError, match="agent_2"):
         parallel.step({"agent_2": 0})
+
+
+@pytest.mark.parametrize(
+    ("observation", "options"),
+    [("positions", {"action_mask": True}), ("planes", {}), ("egocentric", {})],
+)
+def test_dictionaries_by_agent_carry_through_a_scan(observation, options):
+    """What JaxMARL's trainers do: vmapped and scanned, everything in it an array of each agent."""
+    env = MapfJaxMarlEnv(make(observation, slip_probability=0.2, **options), pool(5))
+    keys = jax.random.split(jax.random.key(1), 6)
+
+    def one(carry, key):
+        seen, state = carry
+        drawn = jax.random.split(key, (6, env.num_agents))
+        actions = {
+            agent: jax.vmap(env.action_space(agent).sample)(drawn[:, i])
+            for i, agent in enumerate(env.agents)
+        }
+        seen, state, *rest = jax.vmap(env.step)(jax.random.split(key, 6), state, actions)
+        masks = jax.vmap(env.get_avail_actions)(state)
+        return (seen, state), (seen, jax.vmap(env.get_obs)(state), masks, *rest)
+
+    first, state = jax.vmap(env.reset)(keys)
+    _, rows = jax.lax.scan(one, (first, state), jax.random.split(jax.random.key(2), 30))
+    seen, shown, masks, rewards, done, facts = jax.device_get(rows)
+    jax.tree.map(np.testing.assert_array_equal, seen, shown)
+    for agent in env.agents:
+        view = jax.tree.map(lambda x: x[0, 0], seen[agent])
+        assert env.observation_space(agent).contains(view)
+        assert rewards[agent].shape == done[agent].shape == (30, 6)
+        np.testing.assert_array_equal(done[agent], done["__all__"])
+    assert done["__all__"].any()
+    assert all(x.shape == (30, 6, 3) for x in facts.values())
+    assert set(facts) == {"success", "truncated", "costs", "violation", "at_goal"}
+    np.testing.assert_array_equal((facts["success"] | facts["truncated"])[..., 0], done["__all__"])
+    blocked = ~np.stack(list(masks.values()))
+    assert blocked.any() == bool(options)
+
+
+def test_dictionaries_by_agent_play_what_the_simulator_plays():
+    env = make("egocentric")
+    instances = pool(4)
+    by_agent, wrapper = MapfJaxMarlEnv(env, instances), env_lib.PoolAutoReset(env)
+    prepared = wrapper.pool(instances)
+    seen, state = by_agent.reset(jax.random.key(3))
+    want, timestep = wrapper.reset(prepared, jax.random.key(3))
+    for moves in np.random.default_rng(0).integers(0, 5, (25, 3)):
+        actions = {f"agent_{i}": move for i, move in enumerate(moves) if move < 4}  # Else waits.
+        seen, state, rewards, done, _ = by_agent.step(jax.random.key(0), state, actions)
+        want, timestep = wrapper.step(want, moves, prepared)
+        for i in range(3):
+            np.testing.assert_array_equal(seen[f"agent_{i}"], timestep.observation[i])
+            assert rewards[f"agent_{i}"] == timestep.reward[i]
+        assert done["__all__"] == timestep.done

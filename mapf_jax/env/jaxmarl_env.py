@@ -1,0 +1,111 @@
+"""The simulator in the form of JaxMARL's environments: dictionaries by agent, `reset(key)`."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mapf_jax.dynamics import MOVES, WAIT
+from mapf_jax.env import observations, spaces
+from mapf_jax.env.environment import MapfFrozenLake
+from mapf_jax.env.wrappers import PoolAutoReset, PoolState
+from mapf_jax.types import Array, Instance
+
+
+class MapfJaxMarlEnv:
+    """What JaxMARL's trainers and wrappers ask of an environment; JaxMARL itself is not needed.
+
+    Of a single environment, for `jax.vmap`. Each agent, `agent_0`, `agent_1` and so on, sees
+    `observations.of_agent`. All are done at the same time, and the next episode then begins, with
+    another instance. Agents that an instance does not have stay where they are, without a reward.
+
+    Attributes:
+      num_agents: A.
+      agents: their names.
+      observation_spaces, action_spaces: by agent.
+
+    Args:
+      env: from `mapf_jax.env.make`.
+      instances: a batch; an episode plays one, drawn uniformly.
+    """
+
+    name = "MapfFrozenLake"
+
+    def __init__(self, env: MapfFrozenLake, instances: Instance) -> None:
+        self._env = env
+        self._wrapper = PoolAutoReset(env)
+        self._pool = self._wrapper.pool(instances)
+        self.num_agents = env.num_agents
+        self.agents = [f"agent_{i}" for i in range(env.num_agents)]
+        self.observation_spaces = dict.fromkeys(self.agents, env.observation_space_of_agent)
+        self.action_spaces = dict.fromkeys(self.agents, spaces.Discrete(len(MOVES)))
+
+    @property
+    def agent_classes(self) -> dict[str, list[str]]:
+        """All agents are of one kind."""
+        return {"agent": self.agents}
+
+    def observation_space(self, agent: str) -> spaces.Space:
+        """What an agent may see."""
+        return self.observation_spaces[agent]
+
+    def action_space(self, agent: str) -> spaces.Discrete:
+        """What an agent may do: 0 up, 1 down, 2 left, 3 right, 4 wait."""
+        return self.action_spaces[agent]
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def reset(self, key: jax.Array) -> tuple[dict[str, Any], PoolState]:
+        """The first episode: views by agent, and the state."""
+        state, timestep = self._wrapper.reset(self._pool, key)
+        return self._views(timestep.observation), state
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def step(
+        self, key: jax.Array, state: PoolState, actions: dict[str, Array]
+    ) -> tuple[dict[str, Any], PoolState, dict[str, Array], dict[str, Array], dict[str, Array]]:
+        """All agents act at once.
+
+        Args:
+          key: PRNG key, used where moves may slip.
+          state: of the last call.
+          actions: int[] by agent; one without an action waits.
+
+        Returns:
+          Views, state, rewards float32[] and ends bool[] by agent (also under "__all__"), and facts
+          of the episode that went on or ended, an array [A] each: `success`, `truncated`, `costs`,
+          `violation`, `at_goal`.
+        """
+        joint = jnp.stack([jnp.asarray(actions.get(agent, WAIT)) for agent in self.agents])
+        state, timestep = self._wrapper.step(
+            state, joint, self._pool, key if self._env.needs_key else None
+        )
+        info, everyone = timestep.info, (self.num_agents,)
+        facts = {
+            "success": jnp.broadcast_to(info.success, everyone),
+            "truncated": jnp.broadcast_to(timestep.truncated, everyone),
+            "costs": info.costs,
+            "violation": info.violation,
+            "at_goal": info.at_goal,
+        }
+        done = dict.fromkeys([*self.agents, "__all__"], timestep.done)
+        rewards = {agent: timestep.reward[i] for i, agent in enumerate(self.agents)}
+        return self._views(timestep.observation), state, rewards, done, facts
+
+    def get_avail_actions(self, state: PoolState) -> dict[str, Array]:
+        """bool[5] by agent: which moves stay on free cells, if the environment has such a mask."""
+        mask = self._wrapper.observe(self._pool, state)[1]
+        if mask is None:
+            mask = jnp.ones((self.num_agents, len(MOVES)), bool)
+        return {agent: mask[i] for i, agent in enumerate(self.agents)}
+
+    def get_obs(self, state: PoolState) -> dict[str, Any]:
+        """Views by agent."""
+        return self._views(self._wrapper.observe(self._pool, state)[0])
+
+    def _views(self, observation: Any) -> dict[str, Any]:
+        kind = self._env.observation
+        return {
+            agent: observations.of_agent(kind, observation, i)
+            for i, agent in enumerate(self.agents)
+        }
