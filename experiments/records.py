@@ -102,7 +102,7 @@ def write(
     page = render("measurements.md", title=title, about=about, notes=notes, tables=tables)
     files.write_text(path.with_suffix(".md"), page)
     head = {"title": title, "facts": about, "notes": notes}
-    files.write_json(path.with_suffix(".json"), {**head, **content})
+    files.write_file(path.with_suffix(".json"), {**head, **content})
 
 
 def _processor() -> str:

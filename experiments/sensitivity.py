@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> None:
     def conclude(root: Path, found: dict[str, Any]) -> str:
         with user_errors():
             result = sensitivity.analyse(found, family().space)
-        files.write_json(root / "sensitivity.json", result)
+        files.write_file(root / "sensitivity.json", result)
         sentence = sensitivity.verdict(result)
         page = render(
             "sensitivity.md",

@@ -99,7 +99,7 @@ class RunStore:
 
         def read() -> Any:
             name = str(path.relative_to(self.root))
-            lines = read_log(self.root / DIGESTS)  # None of a run of an earlier version.
+            lines = read_log(self.root / DIGESTS)
             known = {line.get("sha256") for line in lines if line.get("path") == name}
             if known and _digest(path.read_bytes()) not in known:
                 raise UserError(f"{path}: damaged: it is not as the run wrote it")
@@ -108,9 +108,9 @@ class RunStore:
         return distributed.on_first(read)
 
     def write(self, path: Path, value: Any) -> None:
-        """Writes a value as JSON or JSON lines by the suffix, or a text under any other."""
+        """Writes a value as `write_file` does, and notes its digest."""
         if distributed.is_first():
-            text = _TEXTS.get(path.suffix, str)(value)
+            text = file_text(path, value)
             # Before the file: what is there has its digest, whenever the run is killed.
             line = {"path": str(path.relative_to(self.root)), "sha256": _digest(text.encode())}
             append_log(self.root / DIGESTS, [line])
@@ -171,8 +171,8 @@ class RunStore:
         now = settings.to_dict()
         made = any((self.root / name).exists() for name in ("validation", "rounds"))
         if not (path.exists() and made):  # What was refused before it made anything is no run.
-            write_json(self.root / "versions.json", {**versions(), "family": digest})
-            write_json(path, now)
+            write_file(self.root / "versions.json", {**versions(), "family": digest})
+            write_file(path, now)
             return []
         before = read_file(path)
         same_file = digest == read_file(
@@ -197,7 +197,7 @@ class RunStore:
             )
         if changed:
             append_log(self.root / CHANGES, [{"changed": changed}])
-        write_json(path, now)
+        write_file(path, now)
         return changed
 
     def finished(self, settings: Settings) -> Path | None:
@@ -252,27 +252,18 @@ def write_text(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Writes a JSON file; see `write_text`."""
-    write_text(path, _json_text(value))
+def write_file(path: Path, value: Any) -> None:
+    """Writes what `file_text` makes of a value; see `write_text`."""
+    write_text(path, file_text(path, value))
 
 
-def write_jsonl(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    """Writes JSON lines; see `write_text`."""
-    write_text(path, _jsonl_text(records))
-
-
-def _json_text(value: Any) -> str:
-    return json.dumps(value, indent=1, default=_of_numpy) + "\n"
-
-
-def _jsonl_text(records: Iterable[Mapping[str, Any]]) -> str:
-    return "".join(map(json_line, records))
-
-
-def json_line(record: Mapping[str, Any]) -> str:
-    """One record as a line of a JSON lines file."""
-    return json.dumps(record, default=_of_numpy) + "\n"
+def file_text(path: Path, value: Any) -> str:
+    """A value as JSON or JSON lines by the suffix of its file, or a text under any other."""
+    if path.suffix == ".json":
+        return json.dumps(value, indent=1, default=_of_numpy) + "\n"
+    if path.suffix == ".jsonl":
+        return "".join(json.dumps(record, default=_of_numpy) + "\n" for record in value)
+    return value
 
 
 def _of_numpy(value: Any) -> Any:
@@ -359,14 +350,14 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 def open_log(path: Path) -> list[dict[str, Any]]:
     """The records of `read_log`; what is not complete is dropped from the file, made if needed."""
     records = read_log(path)
-    write_jsonl(path, records)
+    write_file(path, records)
     return records
 
 
 def append_log(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     """Adds records; when this returns neither a kill nor a loss of power takes them away."""
     with path.open("a") as file:
-        file.write(_jsonl_text(records))
+        file.write(file_text(path, records))
         file.flush()
         os.fsync(file.fileno())
 
@@ -396,7 +387,6 @@ _COUNTS: Mapping[str, tuple[str, Callable[[Any], int]]] = {
     "answers.jsonl": ("validation.json", lambda found: FailureBreakdown.from_dict(found).answers),
     "greedy.jsonl": ("validation.json", lambda found: found["greedy"]["answers"]),
 }
-_TEXTS: Mapping[str, Callable[[Any], str]] = {".json": _json_text, ".jsonl": _jsonl_text}
 
 
 def differences(before: Any, now: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:

@@ -248,7 +248,7 @@ def _make() -> None:
         *(_SEED, _STEPS, _ROWS, _SOLUTIONS, _DESIGNS, _DESIGN_EVERY, _LEARNING_RATE),
         *(_DECAY, _LAYERS, _WIDTH, _INITIALIZER_RANGE),
     )
-    files.write_json(
+    files.write_file(
         out / "warm_start.json",
         {
             "flags": {flag.name: flag.value for flag in flags_of_data},

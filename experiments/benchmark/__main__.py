@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace, reporter: Reporter) -> None:
         for name, folder, solver in zip(names, folders, solvers, strict=True):
             if not (folder / _OPTIONS).exists():
                 noted = {"name": name, "options": solver.options, "versions": files.versions()}
-                files.write_json(folder / _OPTIONS, noted)
+                files.write_file(folder / _OPTIONS, noted)
             _ask(name, folder, solver, questions, reporter)
         outcomes = _outcomes(root, questions)
         if outcomes:

@@ -92,8 +92,8 @@ def open_set(root: Path, options: argparse.Namespace, reporter: Reporter) -> Ben
         chosen |= {"set": [f"{Path(path).name} {_sha256(path)}" for path in options.set]}
     if not (root / "set.json").exists():
         records, total = _make(options, reporter)
-        files.write_jsonl(root / "instances.jsonl", records)
-        files.write_json(root / "set.json", {"options": chosen, "of": total})
+        files.write_file(root / "instances.jsonl", records)
+        files.write_file(root / "set.json", {"options": chosen, "of": total})
     if changed := files.changes(files.read_file(root / "set.json")["options"], chosen):
         raise UserError(
             f"out={root}: the benchmark there asks other instances ({'; '.join(changed)}); "

@@ -158,7 +158,7 @@ def write(
         "metrics": [{"name": name, "label": label} for name, label in METRICS.items()],
         "comparison": compare(study, runs),
     }
-    files.write_json(root / "study.json", found)
+    files.write_file(root / "study.json", found)
     files.write_text(root / "comparison.md", markdown(found))
     return found
 

@@ -18,7 +18,7 @@ from experiments import settings as settings_lib
 from experiments.errors import UserError
 from experiments.loop import Loop
 from experiments.progress import Reporter
-from experiments.store import RunStore, write_json
+from experiments.store import RunStore, write_file
 from experiments.study.results import FINISHED
 from learner.devices import preemption
 
@@ -38,7 +38,7 @@ def main() -> None:
             directory.claim(settings)
             with directory.timed():
                 Loop(settings, directory, Reporter()).run()
-        write_json(directory.root / FINISHED, {"finished": True})
+        write_file(directory.root / FINISHED, {"finished": True})
     except preemption.Preempted:
         sys.exit(preemption.EXIT_CODE)
     except Exception as error:

@@ -303,7 +303,7 @@ def test_the_tiny_model_and_the_checkpoint_of_a_run(source, tmp_path):
     state = train_state.create_train_state(
         load_params(settings, policy), policy.config, settings.training.optimizer, policy.mesh
     )
-    files.write_json(root / "config.json", settings.to_dict())
+    files.write_file(root / "config.json", settings.to_dict())
     with Checkpoints(root / "checkpoints") as checkpoints:
         checkpoints.save(7, state, {})
     assert run(source, out, f"--model={root}:7", "--name=run", *sampled) == 0

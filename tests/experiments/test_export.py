@@ -30,7 +30,7 @@ def save(root, settings, params, policy, steps):
     state = train_state.create_train_state(
         params, policy.config, training.optimizer, policy.mesh, training.lora
     )
-    files.write_json(root / "config.json", settings.to_dict())
+    files.write_file(root / "config.json", settings.to_dict())
     with Checkpoints(root / "checkpoints") as checkpoints:
         for step in steps:
             checkpoints.save(step, dataclasses.replace(state, step=state.step + step), {})
@@ -105,7 +105,7 @@ def test_options_and_models_that_cannot_be_read_are_named(settings, tmp_path, ca
     save(root, settings, load_params(settings, policy), policy, steps=(1,))
     arguments = [str(root), f"--out={tmp_path / 'x'}"]
     kept = settings.to_dict()
-    files.write_json(root / "config.json", {**kept, "model": {**kept["model"], "path": str(moved)}})
+    files.write_file(root / "config.json", {**kept, "model": {**kept["model"], "path": str(moved)}})
     assert_refused(arguments, f"'{moved}'", capsys)
     shutil.copytree(settings.model.folder, moved)
     (moved / "tokenizer.json").write_text("{}")

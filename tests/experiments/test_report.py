@@ -110,10 +110,10 @@ def write_validation(folder, texts):
 def write_run(root, settings=None, rounds=2, after=AFTER):
     """The folder of a run as `experiments.main` leaves it, as far as a report reads it."""
     settings = settings or options()
-    files.write_json(root / "config.json", settings.to_dict())
-    files.write_jsonl(root / "times.jsonl", [{"seconds": 500.0}, {"seconds": 100.0}])
-    files.write_json(root / "versions.json", {"jax": "1.2.3", "devices": "1 x abacus", "x": EVIL})
-    files.write_jsonl(root / "validation" / "instances.jsonl", VALIDATION)
+    files.write_file(root / "config.json", settings.to_dict())
+    files.write_file(root / "times.jsonl", [{"seconds": 500.0}, {"seconds": 100.0}])
+    files.write_file(root / "versions.json", {"jax": "1.2.3", "devices": "1 x abacus", "x": EVIL})
+    files.write_file(root / "validation" / "instances.jsonl", VALIDATION)
     write_validation(root / "initial", BEFORE)
     space = Lakes(settings.lakes).space
     for index in range(rounds):
@@ -130,11 +130,11 @@ def write_run(root, settings=None, rounds=2, after=AFTER):
             for size, hole_ratio in (("3", 1 / 9), ("4", 1 / 16))
         }
         generated = {"note": "", "asked": 20, "made": 20, "rows": rows}
-        files.write_json(folder / "generated.json", generated)
-        files.write_jsonl(folder / "train.jsonl", [step(index, n) for n in range(40)])
+        files.write_file(folder / "generated.json", generated)
+        files.write_file(folder / "train.jsonl", [step(index, n) for n in range(40)])
         write_validation(folder, after)
         training = _training_evidence(files.RunStore(root), folder)
-        files.write_json(folder / "evidence.json", {"training": dataclasses.asdict(training)})
+        files.write_file(folder / "evidence.json", {"training": dataclasses.asdict(training)})
         if index + 1 < rounds:
             write_design(folder / "design", space)
     return root
@@ -177,10 +177,10 @@ def write_design(folder, space):
         "summary": EVIL,
     }
     numbers = dict.fromkeys(MEASURES, 0.25)
-    files.write_json(folder / "design.json", design)
-    files.write_json(folder / "analysis.json", {**numbers, "followed": "no_holes", "mistakes": 3})
+    files.write_file(folder / "design.json", design)
+    files.write_file(folder / "analysis.json", {**numbers, "followed": "no_holes", "mistakes": 3})
     judged = {"scores": {"follows_failures": 4, "takes_back": None}, "text": EVIL}
-    files.write_json(folder / "judgement.json", judged)
+    files.write_file(folder / "judgement.json", judged)
     files.write_text(folder / "context.md", f"What was shown {EVIL}\n")
     files.write_text(folder / "answers.md", f"{EVIL}\n")
 
@@ -462,7 +462,7 @@ def write_study(root, finished=None):
         folder = root / study_results.run_folder(variant, seed)
         write_run(folder, settings[variant][seed], after=after)
         files.write_text(folder / files.TIMES, '{"seconds": 60.0, "cpu_seconds": 90.0}\n')
-        files.write_json(folder / study_results.FINISHED, {"finished": True})
+        files.write_file(folder / study_results.FINISHED, {"finished": True})
     return study_results.write(root, STUDY, settings, {})
 
 
@@ -545,7 +545,7 @@ def test_the_verdict_of_a_study_follows_its_corrected_p_values(study_page, tmp_p
     for row in found["comparison"]:
         if row["metric"] == "valid_final" and row["variant"] == "current":
             row["difference"]["p_holm"] = 0.01
-    files.write_json(tmp_path / "study.json", found)
+    files.write_file(tmp_path / "study.json", found)
     page = check_page(report.write(tmp_path))  # Without the folders of the runs, too.
     assert "Significantly different from nobody <fixed>" in page.text
     assert "1 of 2 other variants" in page.text

@@ -29,11 +29,11 @@ COUNTED = FailureBreakdown.from_records(ANSWERS, checks=["parses"], label="size"
     ],
 )
 def test_shortened_files_are_refused(tmp_path, read, name, stated, value):
-    store.write_jsonl(tmp_path / name, ANSWERS)
+    store.write_file(tmp_path / name, ANSWERS)
     assert read(tmp_path / name) == ANSWERS
-    store.write_json(tmp_path / stated, value)
+    store.write_file(tmp_path / stated, value)
     assert read(tmp_path / name) == ANSWERS
-    store.write_jsonl(tmp_path / name, ANSWERS[:-1])
+    store.write_file(tmp_path / name, ANSWERS[:-1])
     with pytest.raises(UserError, match=rf"{name}: damaged: 5 records, .*{stated} states 6"):
         read(tmp_path / name)
 
@@ -80,7 +80,7 @@ def test_damaged_files_are_named(tmp_path, name, text):
 
 @pytest.mark.parametrize("text", ["no\n{}\n", "{}\n", '{"seconds": []}\n'])
 def test_damaged_times_do_not_keep_a_report_from_being_made(tmp_path, text):
-    store.write_json(tmp_path / "config.json", Settings().to_dict())
+    store.write_file(tmp_path / "config.json", Settings().to_dict())
     (tmp_path / store.TIMES).write_text(text)
     assert report.write(tmp_path).is_file()
 
@@ -124,7 +124,7 @@ def test_a_file_is_as_the_run_wrote_it_or_refused(tmp_path):
         UserError, match=r"validation\.json: damaged: it is not as the run wrote it"
     ):
         run.read(path)
-    store.write_json(earlier, {"valid": 1})  # As a version without digests wrote it.
+    store.write_file(earlier, {"valid": 1})  # As a version without digests wrote it.
     assert run.read(earlier) == {"valid": 1}
 
 
