@@ -1,12 +1,11 @@
 """Which tokens may come next, so that an answer ends with a well-formed configuration.
 
 A finite automaton over token ids, built once for a space and a vocabulary as plain NumPy tables,
-which a sampler can use on the device without asking the host. The answer is: free reasoning up to
-a budget, a trigger, and then one configuration in exactly the asked form: every row, every
-parameter, every number within its bounds with the decimals of its parameter. With `exact_fractions`
-the fractions sum to 1: the automaton counts, in units of the last decimal, what is left
-for those to come, and the last one gets the rest. Otherwise each is free and the projection
-rescales them.
+which a sampler can use on the device without asking the host. The answer is one configuration in
+exactly the asked form: every row, every parameter, every number within its bounds with the decimals
+of its parameter. With `exact_fractions` the fractions sum to 1: the automaton counts, in units of
+the last decimal, what is left for those to come, and the last one gets the rest. Otherwise each is
+free and the projection rescales them. Reasoning before it is the sampler's matter.
 
 Every text is tokenized as the tokenizer itself does (a model has seen no other way), in the
 whole configuration and not in parts, so any vocabulary serves: numbers that are one token,
@@ -31,20 +30,14 @@ _MAX_VALUES = 10_001
 class TokenTables:
     """A finite automaton over token ids; an answer begins in state 0.
 
-    A state that is not free allows its listed tokens alone; a free one allows every token.
-
     Attributes:
-      tokens: i32[Q, K], listed tokens of each state, padded with -1.
+      tokens: i32[Q, K], tokens that each state allows, padded with -1.
       targets: i32[Q, K], the state after each; 0 for padding.
-      free: bool[Q].
-      otherwise: i32[Q], the state after a token that a free state does not list.
       longest: the most tokens that an answer can have, the stop token included.
     """
 
     tokens: np.ndarray
     targets: np.ndarray
-    free: np.ndarray
-    otherwise: np.ndarray
     longest: int
 
 
@@ -68,8 +61,6 @@ def build(
     stop_ids: Sequence[int],
     *,
     exact_fractions: bool = True,
-    reasoning_tokens: int = 0,
-    trigger: str = "",
     opening: str = "",
 ) -> TokenTables:
     """The automaton of all answers with a configuration of the space.
@@ -79,11 +70,7 @@ def build(
       tokenize: token ids of a text, without special tokens added to it.
       stop_ids: tokens that end an answer, at least one.
       exact_fractions: fractions sum to 1.
-      reasoning_tokens: most tokens of free reasoning before the trigger; 0 for none. A stop token
-        within the reasoning still ends the answer; whoever samples has to finish it then.
-      trigger: the text that ends the reasoning, such as "</think>". It is recognised in the
-        model's own tokens, and forced where the budget ends. Needed if there is a budget.
-      opening: text between the trigger and the configuration.
+      opening: text before the configuration.
 
     Raises:
       ValueError: a parameter has too many values, the automaton too many states, or the tokenizer
@@ -91,14 +78,11 @@ def build(
     """
     fields, ending = _fields(space, tokenize, opening)
     automaton = _Automaton()
-    ids = tuple(int(token) for token in tokenize(trigger)) if reasoning_tokens else ()
-    start = _add_reasoning(automaton, reasoning_tokens, ids) if ids else automaton.state()
     whole = 10 ** space.parameter(space.fraction_parameter).decimals
     counted = [exact_fractions and f.cell[1] == space.fraction_parameter for f in fields]
-    _add_configurations(automaton, start, fields, ending, stop_ids, counted, whole)
-    longest = reasoning_tokens + len(ids) + len(ending) + 1
-    longest += sum(len(f.literal) + max(map(len, f.middles)) for f in fields)
-    return automaton.tables(longest)
+    _add_configurations(automaton, fields, ending, stop_ids, counted, whole)
+    longest = sum(len(f.literal) + max(map(len, f.middles)) for f in fields)
+    return TokenTables(*automaton.tables(), longest + len(ending) + 1)
 
 
 def _values(space: ConfigurationSpace, cell: Cell) -> list[tuple[int, str]]:
@@ -168,12 +152,10 @@ class _Automaton:
 
     Attributes:
       arcs: by state and token the state after it.
-      otherwise: by free state the state after a token that it does not list.
     """
 
     def __init__(self) -> None:
         self.arcs: list[dict[int, int]] = []
-        self.otherwise: dict[int, int] = {}
 
     def state(self) -> int:
         """A new one."""
@@ -193,54 +175,25 @@ class _Automaton:
             state = self.arcs[state][token]
         return state
 
-    def tables(self, longest: int) -> TokenTables:
-        count = len(self.arcs)
-        width = max(map(len, self.arcs))
-        tokens = np.full((count, width), -1, np.int32)
-        targets = np.zeros((count, width), np.int32)
+    def tables(self) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens and targets, as `TokenTables` has them."""
+        shape = len(self.arcs), max(map(len, self.arcs))
+        tokens, targets = np.full(shape, -1, np.int32), np.zeros(shape, np.int32)
         for i, arcs in enumerate(self.arcs):
             tokens[i, : len(arcs)] = list(arcs)
             targets[i, : len(arcs)] = list(arcs.values())
-        free = np.zeros(count, bool)
-        otherwise = np.zeros(count, np.int32)
-        for source, target in self.otherwise.items():
-            free[source], otherwise[source] = True, target
-        return TokenTables(tokens, targets, free, otherwise, longest)
-
-
-def _add_reasoning(automaton: _Automaton, budget: int, trigger: tuple[int, ...]) -> int:
-    """Adds states (tokens of reasoning so far, tokens of the trigger matched); returns the end.
-
-    The trigger is found wherever it stands (as Knuth, Morris and Pratt find a pattern). Where the
-    budget is used up, what is missing of the trigger is forced.
-    """
-    length = len(trigger)
-    states = [[automaton.state() for _ in range(length)] for _ in range(budget + 1)]
-    end = automaton.state()
-    for used, matched in itertools.product(range(budget + 1), range(length)):
-        here = states[used][matched]
-        if used == budget:
-            target = end if matched + 1 == length else states[used][matched + 1]
-            automaton.arcs[here][trigger[matched]] = target
-            continue
-        for token in set(trigger):
-            seen = (*trigger[:matched], token)
-            now = max(k for k in range(len(seen) + 1) if k == 0 or seen[-k:] == trigger[:k])
-            automaton.arcs[here][token] = end if now == length else states[used + 1][now]
-        automaton.otherwise[here] = states[used + 1][0]
-    return end
+        return tokens, targets
 
 
 def _add_configurations(
     automaton: _Automaton,
-    start: int,
     fields: Sequence[_Field],
     ending: Sequence[int],
     stop_ids: Sequence[int],
     counted: Sequence[bool],
     whole: int,
 ) -> None:
-    """Adds all configurations after the state `start`.
+    """Adds all configurations.
 
     A state is (field, place within it, units left of the whole). States of equal meaning are
     made once. `counted` are the fields whose numbers sum to 1, which is `whole` units.
@@ -267,4 +220,4 @@ def _add_configurations(
                 grow(made[key], *key)
             automaton.arcs[automaton.chain(state, middle[:-1])][middle[-1]] = made[key]
 
-    grow(start, 0, whole)
+    grow(automaton.state(), 0, whole)

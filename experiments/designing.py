@@ -48,14 +48,14 @@ def design_completer(settings: Settings, family: Family, policy: Policy) -> Comp
         grammar may not fit the budget.
     """
     engineer = settings.engineer
+    automaton, ending = design_automaton(settings, family, policy)
     sampling = SamplingParams(
         max_new_tokens=engineer.max_new_tokens,
         temperature=engineer.temperature,
         top_p=engineer.top_p,
         top_k=engineer.top_k,
-        thinking=_thinking_budget(engineer, policy),
+        thinking=_budget(engineer, policy),
     )
-    automaton, ending = design_automaton(settings, family, policy)
     return policy.completer(
         sampling,
         settings.training.sampling_rows,
@@ -79,38 +79,29 @@ def design_automaton(
     engineer = settings.engineer
     if engineer.decoding != "grammar":
         return None, None
-    tokenizer = policy.tokenizer
-
-    tokenize = functools.partial(tokenizer.encode, add_special_tokens=False)
-
-    def built(reasoning_tokens: int) -> tuple[TokenAutomaton, int]:
-        found = grammar.build(
-            family.space,
-            tokenize,
-            tokens.stop_token_ids(tokenizer),
-            exact_fractions=engineer.exact_fractions,
-            reasoning_tokens=reasoning_tokens,
-            trigger=engineer.trigger,
-            # Where the automaton begins after the thought, a blank line does: models write it so.
-            opening="\n\n" if engineer.thinking else "",
-        )
-        tables = found.tokens, found.targets, found.free, found.otherwise
-        return TokenAutomaton.create(*tables), found.longest
-
-    thought = int(engineer.thinking)  # Its last token, at least.
-    if limit := _thinking_budget(engineer, policy):
-        thought = limit.max_tokens + len(limit.closing_ids)
-    automaton, longest = built(engineer.reasoning_tokens)
-    if longest + thought > engineer.max_new_tokens:
+    found = grammar.build(
+        family.space,
+        functools.partial(policy.tokenizer.encode, add_special_tokens=False),
+        tokens.stop_token_ids(policy.tokenizer),
+        exact_fractions=engineer.exact_fractions,
+        # Where the automaton begins after the thought, a blank line does: models write it so.
+        opening="\n\n" if engineer.thinking else "",
+    )
+    automaton, limit = TokenAutomaton.create(found.tokens, found.targets), _budget(engineer, policy)
+    longest = found.longest + (limit.max_tokens + len(limit.closing_ids) if limit else 0)
+    if longest > engineer.max_new_tokens:
         raise ValueError(
             f"engineer.max_new_tokens={engineer.max_new_tokens}: a design under the grammar takes "
-            f"up to {longest + thought} tokens, so many are needed"
+            f"up to {longest} tokens, so many are needed"
         )
-    trigger = engineer.trigger or (tokens.THINK_END if engineer.thinking else "")
-    return automaton, Ending(tuple(tokenize(trigger)), *built(0)) if trigger else None
+    return automaton, Ending(limit.trigger, automaton, found.longest) if limit else None
 
 
-def _thinking_budget(engineer: EngineerSettings, policy: Policy) -> ThinkingBudget | None:
+def _budget(engineer: EngineerSettings, policy: Policy) -> ThinkingBudget | None:
+    """The limit on what comes before a configuration: the model's thought, or reasoning."""
+    if engineer.trigger:
+        trigger = policy.tokenizer.encode(engineer.trigger, add_special_tokens=False)
+        return ThinkingBudget(engineer.reasoning_tokens, tuple(trigger), len(trigger))
     if not engineer.thinking_tokens:
         return None
     try:

@@ -24,14 +24,16 @@ _EARLY_STOP = (
 class ThinkingBudget:
     """A limit on how long a completion may think, as Qwen3 has it (arXiv 2505.09388, section 4.3).
 
-    A completion begins in thought and leaves it with `</think>`. After `max_tokens` tokens without
-    it, the tokens `closing_ids` are put in their place, whatever the model would have said, and
-    the completion goes on after them. Their log-probabilities are 0: the model did not choose them.
+    A completion begins in thought and leaves it with a trigger, `</think>` say. After `max_tokens`
+    tokens without it, the tokens `closing_ids` are put in their place, whatever the model would
+    have said, and the completion goes on after them. Their log-probabilities are 0: the model did
+    not choose them.
 
     Attributes:
         max_tokens: at least 0.
-        closing_ids: what ends the thought; the last of them is `</think>`, so that what follows
+        closing_ids: what ends the thought; the last of them are the trigger, so that what follows
             begins after it in any case.
+        trigger_length: how many tokens the trigger has, at least 1.
 
     Raises:
         ValueError: `max_tokens` is negative.
@@ -39,10 +41,16 @@ class ThinkingBudget:
 
     max_tokens: int
     closing_ids: tuple[int, ...]
+    trigger_length: int = 1
 
     def __post_init__(self) -> None:
         if self.max_tokens < 0:
             raise ValueError(f"max_tokens of thinking is {self.max_tokens}; it must be at least 0")
+
+    @property
+    def trigger(self) -> tuple[int, ...]:
+        """The tokens that end a thought, whoever says them."""
+        return self.closing_ids[-self.trigger_length :]
 
 
 def load_tokenizer(folder: str | Path) -> Any:

@@ -68,23 +68,39 @@ class TokenAutomaton:
     def thinking(cls, budget: ThinkingBudget, then: Self | None = None) -> Self:
         """Free thought within the budget; then a completion in `then`, or anything.
 
-        State i counts i tokens of thought, and behind these the closing tokens that were forced.
-        `then` begins after `</think>`.
+        A state counts the tokens of thought and, of the trigger, those that stand at their end (as
+        Knuth, Morris and Pratt find a pattern). Behind these states are the closing tokens that
+        are forced, less what stands of the trigger already. `then` begins after the trigger.
         """
         if then is None:
             then = cls.create(tokens=[[-1]], targets=[[0]], free=[True])
-        thought = [budget.closing_ids[-1]] * budget.max_tokens
-        begin = len(thought) + len(budget.closing_ids)
-        tokens = np.full((begin, then.tokens.shape[1]), -1, np.int32)
+        length, closing, trigger = budget.trigger_length, budget.closing_ids, budget.trigger
+        listed = tuple(dict.fromkeys(trigger))
+
+        def matched(before: int, token: int) -> int:
+            seen = (*trigger[:before], token)
+            return max(k for k in range(len(seen) + 1) if seen[len(seen) - k :] == trigger[:k])
+
+        ends = np.array([[matched(before, token) for token in listed] for before in range(length)])
+        times = np.arange(1, budget.max_tokens + 1)[:, None, None]
+        skipped = (len(closing) - length) * ((times == budget.max_tokens) & (ends > 0))
+        forced = budget.max_tokens * length
+        begin = forced + len(closing)
+        after = np.where(ends == length, begin, times * length + ends + skipped)
+
+        tokens = np.full((begin, max(len(listed), then.tokens.shape[1])), -1, np.int32)
         targets = np.zeros_like(tokens)
-        tokens[:, 0] = [*thought, *budget.closing_ids]
-        targets[:, 0] = np.where(np.arange(begin) < len(thought), begin, np.arange(1, begin + 1))
+        tokens[:forced, : len(listed)] = listed
+        targets[:forced, : len(listed)] = after.reshape(forced, len(listed))
+        tokens[forced:, 0], targets[forced:, 0] = closing, np.arange(forced + 1, begin + 1)
+        wider = ((0, 0), (0, tokens.shape[1] - then.tokens.shape[1]))
+        otherwise = np.repeat(times.ravel() * length, length).astype(np.int32)
         return cls(
-            tokens=np.concatenate([tokens, then.tokens]),
-            targets=np.concatenate([targets, then.targets + begin]),
-            free=np.concatenate([np.arange(begin) < len(thought), then.free]),
+            tokens=np.concatenate([tokens, np.pad(then.tokens, wider, constant_values=-1)]),
+            targets=np.concatenate([targets, np.pad(then.targets + begin, wider)]),
+            free=np.concatenate([np.arange(begin) < forced, then.free]),
             otherwise=np.concatenate(
-                [np.arange(1, begin + 1, dtype=np.int32), then.otherwise + begin]
+                [otherwise, np.zeros(len(closing), np.int32), then.otherwise + begin]
             ),
         )
 

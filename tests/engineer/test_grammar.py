@@ -14,6 +14,8 @@ from engineer.proposal import parse, project, render_config
 from engineer.space import ConfigurationSpace, Parameter
 from experiments.families.demonstrations import demonstration
 from experiments.families.lakes import texts as lakes
+from learner.sampling.token_automaton import TokenAutomaton
+from learner.tokens import ThinkingBudget
 
 TINY = Path(__file__).parent.parent.parent / "experiments" / "models" / "tiny" / "tokenizer.json"
 STOPS = (0, 2)
@@ -57,16 +59,17 @@ def encode(kind):
     return lambda text: tokenizer(kind).encode(text, add_special_tokens=False).ids
 
 
-def walk(tables, rng, vocab):
+def walk(tables, rng, vocab, longest):
     """Tokens of a random answer without its stop token, as a sampler would go on."""
     state, ids = 0, []
     while True:
         listed = tables.tokens[state][tables.tokens[state] >= 0]
-        token = int(rng.integers(3, vocab)) if tables.free[state] else int(rng.choice(listed))
+        free = hasattr(tables, "free") and tables.free[state]
+        token = int(rng.integers(3, vocab)) if free else int(rng.choice(listed))
         if token in STOPS:
             return ids
         ids.append(token)
-        assert len(ids) < tables.longest
+        assert len(ids) < longest
         hit = np.flatnonzero(tables.tokens[state] == token)
         state = int(tables.targets[state][hit[0]] if hit.size else tables.otherwise[state])
 
@@ -83,11 +86,10 @@ def test_every_answer_is_a_configuration_that_needs_no_repair(kind, name):
     space = SPACES[name]
     tables = grammar.build(space, encode(kind), STOPS)
     assert tables.tokens.dtype == tables.targets.dtype == np.int32
-    assert not tables.free.any()
     rng = np.random.default_rng(0)
     seen = set()
     for _ in range(100):
-        ids = walk(tables, rng, 700)
+        ids = walk(tables, rng, 700, tables.longest)
         text = tokenizer(kind).decode(ids)
         reading = parse(text, space)
         config, repairs = project(reading, space.uniform(), space)
@@ -148,7 +150,7 @@ def test_exactly_the_configurations_of_a_space_are_allowed():
     for tables, changes in ((exact, False), (scaled, True)):
         told = []
         for _ in range(50):
-            text = tokenizer("single digits").decode(walk(tables, rng, 700))
+            text = tokenizer("single digits").decode(walk(tables, rng, 700, tables.longest))
             config, repairs = project(parse(text, space), space.uniform(), space)
             space.check(config)
             told += repairs
@@ -160,9 +162,10 @@ def test_exactly_the_configurations_of_a_space_are_allowed():
 def test_reasoning_is_free_up_to_its_budget_and_the_trigger(trigger):
     kind, space, budget = "single digits", SPACES["tiny"], 30
     ids = encode(kind)(trigger)
-    tables = grammar.build(
-        space, encode(kind), STOPS, reasoning_tokens=budget, trigger=trigger, opening="\n\n"
-    )
+    found = grammar.build(space, encode(kind), STOPS, opening="\n\n")
+    thought = ThinkingBudget(budget, tuple(ids), len(ids))
+    tables = TokenAutomaton.thinking(thought, TokenAutomaton.create(found.tokens, found.targets))
+    longest = budget + len(ids) + found.longest
     rng = np.random.default_rng(2)
 
     def follow(tokens):
@@ -182,7 +185,7 @@ def test_reasoning_is_free_up_to_its_budget_and_the_trigger(trigger):
     follow([*[5] * budget, *ids, *answer])
     assert not tables.free[follow([5] * budget)]
     for _ in range(50):
-        said = walk(tables, rng, 700)
+        said = walk(tables, rng, 700, longest)
         text = tokenizer(kind).decode(said, skip_special_tokens=False)
         _, found, rest = text.partition(trigger)
         assert found
