@@ -77,12 +77,16 @@ def build(
         joins two numbers in one token.
     """
     fields, ending = _fields(space, tokenize, opening)
-    automaton = _Automaton()
     whole = 10 ** space.parameter(space.fraction_parameter).decimals
     counted = [exact_fractions and f.cell[1] == space.fraction_parameter for f in fields]
-    _add_configurations(automaton, fields, ending, stop_ids, counted, whole)
+    states = _configurations(fields, ending, stop_ids, counted, whole)
+    shape = len(states), max(map(len, states))
+    tokens, targets = np.full(shape, -1, np.int32), np.zeros(shape, np.int32)
+    for i, arcs in enumerate(states):
+        tokens[i, : len(arcs)] = list(arcs)
+        targets[i, : len(arcs)] = list(arcs.values())
     longest = sum(len(f.literal) + max(map(len, f.middles)) for f in fields)
-    return TokenTables(*automaton.tables(), longest + len(ending) + 1)
+    return TokenTables(tokens, targets, longest + len(ending) + 1)
 
 
 def _values(space: ConfigurationSpace, cell: Cell) -> list[tuple[int, str]]:
@@ -147,67 +151,46 @@ def _prefix_free(sequences: Sequence[tuple[int, ...]]) -> bool:
     return all(b[: len(a)] != a for a, b in itertools.pairwise(ordered))
 
 
-class _Automaton:
-    """States as they come: for each a mapping from listed tokens to targets.
-
-    Attributes:
-      arcs: by state and token the state after it.
-    """
-
-    def __init__(self) -> None:
-        self.arcs: list[dict[int, int]] = []
-
-    def state(self) -> int:
-        """A new one."""
-        if len(self.arcs) >= MAX_STATES:
-            raise ValueError(
-                f"grammar: more than {MAX_STATES} states; with fractions that need not sum to 1 "
-                "in the grammar there are far fewer"
-            )
-        self.arcs.append({})
-        return len(self.arcs) - 1
-
-    def chain(self, state: int, tokens: Sequence[int]) -> int:
-        """The state after some tokens; states on the way are made where there are none."""
-        for token in tokens:
-            if token not in self.arcs[state]:
-                self.arcs[state][token] = self.state()
-            state = self.arcs[state][token]
-        return state
-
-    def tables(self) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens and targets, as `TokenTables` has them."""
-        shape = len(self.arcs), max(map(len, self.arcs))
-        tokens, targets = np.full(shape, -1, np.int32), np.zeros(shape, np.int32)
-        for i, arcs in enumerate(self.arcs):
-            tokens[i, : len(arcs)] = list(arcs)
-            targets[i, : len(arcs)] = list(arcs.values())
-        return tokens, targets
-
-
-def _add_configurations(
-    automaton: _Automaton,
+def _configurations(
     fields: Sequence[_Field],
     ending: Sequence[int],
     stop_ids: Sequence[int],
     counted: Sequence[bool],
     whole: int,
-) -> None:
-    """Adds all configurations.
+) -> list[dict[int, int]]:
+    """By state and token the state after it, of all configurations.
 
     A state is (field, place within it, units left of the whole). States of equal meaning are
     made once. `counted` are the fields whose numbers sum to 1, which is `whole` units.
     """
+    states: list[dict[int, int]] = []
     made: dict[tuple[int, int], int] = {}
+
+    def new() -> int:
+        if len(states) >= MAX_STATES:
+            raise ValueError(
+                f"grammar: more than {MAX_STATES} states; with fractions that need not sum to 1 "
+                "in the grammar there are far fewer"
+            )
+        states.append({})
+        return len(states) - 1
+
+    def chain(state: int, tokens: Sequence[int]) -> int:
+        """The state after some tokens; states on the way are made where there are none."""
+        for token in tokens:
+            if token not in states[state]:
+                states[state][token] = new()
+            state = states[state][token]
+        return state
 
     def grow(state: int, index: int, left: int) -> None:
         """Adds everything after a state that stands before a field."""
         if index == len(fields):
-            state = automaton.chain(state, ending)
-            automaton.arcs[state] |= dict.fromkeys(map(int, stop_ids), state)
+            state = chain(state, ending)
+            states[state] |= dict.fromkeys(map(int, stop_ids), state)
             return
         field, last = fields[index], not any(counted[index + 1 :])
-        state = automaton.chain(state, field.literal)
+        state = chain(state, field.literal)
         for units, middle in zip(field.units, field.middles, strict=True):
             remaining = left
             if counted[index]:
@@ -216,8 +199,9 @@ def _add_configurations(
                     continue
             key = (index + 1, remaining)
             if key not in made:
-                made[key] = automaton.state()
+                made[key] = new()
                 grow(made[key], *key)
-            automaton.arcs[automaton.chain(state, middle[:-1])][middle[-1]] = made[key]
+            states[chain(state, middle[:-1])][middle[-1]] = made[key]
 
-    grow(automaton.state(), 0, whole)
+    grow(new(), 0, whole)
+    return states

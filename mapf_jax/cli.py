@@ -8,7 +8,6 @@ line and field, and exit status 2; everything computed before that has been writ
 import argparse
 import collections
 import dataclasses
-import itertools
 import json
 import math
 import os
@@ -198,8 +197,7 @@ def _solve(args: argparse.Namespace) -> None:
         instances = stack_padded([entry.instance for entry in chunk])
         solution = solve(instances, seconds=end - time.monotonic())
         for i, entry in enumerate(chunk):
-            single = jax.tree.map(lambda leaf, i=i: leaf[i], solution)
-            yield formats.solution_fields(single, np.arange(len(entry.instance.active)))
+            yield formats.solution_fields(solution[i], np.arange(len(entry.instance.active)))
         if sys.stderr.isatty():
             print(f"{time.monotonic() - begin:.0f} s, up to {chunk[-1].where}", file=sys.stderr)
 
@@ -214,7 +212,7 @@ def _verify(args: argparse.Namespace) -> None:
         plans = stack_plans([entry.plan for entry in chunk], instances.starts.shape[-2])
         verdicts = formats.verify_in_blocks(instances, plans)
         for i, entry in enumerate(chunk):
-            fields = formats.verdict_fields(jax.tree.map(lambda leaf, i=i: leaf[i], verdicts))
+            fields = formats.verdict_fields(verdicts[i])
             yield fields | {"gap": _gap(entry, fields["plan_cost"])}
 
     entries = (dataclasses.replace(e, plan=_plan(e, args.text)) for e in _entries(args))
@@ -264,8 +262,7 @@ def _render(args: argparse.Namespace) -> None:
         plan = None
         if not args.no_paths and entry.record.get("paths") is not None:
             positions = formats.paths_from_record(entry.record, entry.where)
-            stacked = stack_plans([positions], len(entry.instance.active))
-            plan = jax.tree.map(lambda leaf: leaf[0], stacked)
+            plan = stack_plans([positions], len(entry.instance.active))[0]
         if args.out == "-":
             print(f"{name}\n{render.as_text(entry.instance, plan)}\n", flush=True)
             continue
@@ -345,7 +342,7 @@ def _write_with(
 ) -> Iterator[dict[str, Any]]:
     """Writes the records with the fields that `add` gives for a chunk of them, and yields them."""
     with _output(args.out, args.input) as out:
-        for chunk in _chunks(entries):
+        for chunk in filter(None, _chunks(entries)):
             for entry, fields in zip(chunk, add(chunk), strict=True):
                 record = entry.record | fields
                 print(json.dumps(record), file=out)
@@ -354,20 +351,18 @@ def _write_with(
 
 
 def _chunks(entries: Iterable[_Entry]) -> Iterator[list[_Entry]]:
-    """Lists of up to `_CHUNK` entries; what came before an error is still given out."""
-    failures: list[ValueError] = []
-
-    def before_failure() -> Iterator[_Entry]:
-        try:
-            yield from entries
-        except ValueError as error:
-            failures.append(error)
-
-    given = before_failure()
-    while chunk := list(itertools.islice(given, _CHUNK)):
+    """Lists of up to `_CHUNK` entries, the last perhaps empty; errors come after what was read."""
+    chunk: list[_Entry] = []
+    try:
+        for entry in entries:
+            chunk.append(entry)
+            if len(chunk) == _CHUNK:
+                yield chunk
+                chunk = []
+    except ValueError:
         yield chunk
-    if failures:
-        raise failures[0]
+        raise
+    yield chunk
 
 
 @contextmanager

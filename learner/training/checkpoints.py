@@ -183,8 +183,6 @@ class Checkpoints(contextlib.AbstractContextManager):
                 ),
             )
             state = TrainState(**restored[_STATE])
-            if _DIGEST not in restored[_METADATA]:
-                raise ValueError("an earlier revision wrote it, without a digest")
             metadata = restored[_METADATA][_METADATA]
             if restored[_METADATA][_DIGEST] != _digest(state, metadata):
                 raise ValueError("its digest is not that of what was saved")

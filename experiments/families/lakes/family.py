@@ -183,7 +183,6 @@ class Lakes(Family):
     def draw(self, problem: Problem, completion: str) -> str:
         """The lake with the plan as it unfolds, and what came of it, as markup without scripts."""
         instance, plan = _drawn(problem, completion)
-        plan = jax.tree.map(lambda x: x[0], plan)
         digest = hashlib.sha256(f"{problem['id']}\n{completion}".encode()).hexdigest()
         lines = "<br>".join(html.escape(text) for text, _ in tell(instance, plan).captions)
         drawn = svg(instance, plan, f"lake-{digest[:12]}")
@@ -192,8 +191,8 @@ class Lakes(Family):
     def text(self, problem: Problem, completion: str) -> str:
         """Every time step of a plan, or the lake and the completion if that is no plan."""
         instance, plan = _drawn(problem, completion)
-        if plan.parsable[0] and plan.num_agents[0] == instance.starts.shape[-2]:
-            return "\n\n".join(render.ascii_frames(instance, jax.tree.map(lambda x: x[0], plan)))
+        if plan.parsable and plan.num_agents == instance.starts.shape[-2]:
+            return "\n\n".join(render.ascii_frames(instance, plan))
         return f"{render.ascii_instance(instance)}\n\n{completion}"
 
 
@@ -290,9 +289,8 @@ def _instances(problems: Sequence[Problem]) -> mapf_jax.Instance:
 
 
 def _drawn(problem: Problem, completion: str) -> tuple[mapf_jax.Instance, mapf_jax.Plan]:
-    """The instance, and a batch of the only plan."""
     instance = _instances([problem])[0]
-    return instance, mapf_jax.plans_from_texts([completion], instance.starts.shape[-2])
+    return instance, mapf_jax.plans_from_texts([completion], instance.starts.shape[-2])[0]
 
 
 def _known(value: Any, known: Any) -> int | None:
