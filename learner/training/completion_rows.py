@@ -25,20 +25,31 @@ from learner.training.rollout import Rollout
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class CompletionRows:
-    """R rows of a prompt and up to A completions to it.
+class MicroBatch:
+    """R rows of a prompt and up to A completions to it, each of at most M tokens, and their loss.
+
+    Supervised training needs nothing behind `weights`.
 
     Attributes:
       tokens: i32[R, T], prompt, its completions one after another, padding.
       prompt_lengths: i32[R], at least 1.
       completion_lengths: i32[R, A], stop tokens included; 0 for a completion that is not there.
       prompt_capacity: static, slots that hold the longest prompt; only counts where A > 1.
+      weights: f32[R, A, M], of the tokens in the loss.
+      sampled_logprobs: f32[R, A, M], the sampler's.
+      advantages: f32[R, A].
+      old_logprobs: f32[R, A, M] by the trainer, or None where the sampler's or the current ones
+        stand for them.
     """
 
-    tokens: jax.Array
-    prompt_lengths: jax.Array
-    completion_lengths: jax.Array
+    tokens: Any
+    prompt_lengths: Any
+    completion_lengths: Any
     prompt_capacity: int = dataclasses.field(metadata={"static": True})
+    weights: Any = None
+    sampled_logprobs: Any = None
+    advantages: Any = None
+    old_logprobs: Any = None
 
 
 def pack_rows(
@@ -49,8 +60,8 @@ def pack_rows(
     length: int,
     pad_id: int,
     prompt_capacity: int,
-) -> CompletionRows:
-    """Rows as NumPy arrays of the shape asked for; missing rows have no completion.
+) -> MicroBatch:
+    """NumPy rows of the shape asked for, without weights; missing rows have no completion.
 
     Args:
       prompts: token ids, at least one each.
@@ -60,7 +71,7 @@ def pack_rows(
       completions_per_row: A.
       length: T, at least the longest prompt and its completions together.
       pad_id: what fills the rest.
-      prompt_capacity: as in `CompletionRows`, from the longest prompt to T.
+      prompt_capacity: as in `MicroBatch`, from the longest prompt to T.
 
     Raises:
       ValueError: a prompt is empty.
@@ -76,13 +87,13 @@ def pack_rows(
         tokens[i, : len(row)] = row
         prompt_lengths[i] = len(prompt)
         completion_lengths[i, : len(given)] = [len(completion) for completion in given]
-    return CompletionRows(tokens, prompt_lengths, completion_lengths, prompt_capacity)  # type: ignore[arg-type]
+    return MicroBatch(tokens, prompt_lengths, completion_lengths, prompt_capacity)
 
 
 def completion_logprobs(
     params: Any,
     config: Qwen3Config,
-    rows: CompletionRows,
+    rows: MicroBatch,
     window: int,
     temperature: float = 1.0,
     vocab_size: int | None = None,
@@ -137,27 +148,6 @@ def completion_logprobs(
     return logprobs.reshape(shape), entropies.reshape(shape)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class MicroBatch:
-    """R rows of A completions of at most M tokens; supervised training needs the first two fields.
-
-    Attributes:
-      rows: prompts and completions.
-      weights: f32[R, A, M], of the tokens in the loss.
-      sampled_logprobs: f32[R, A, M], the sampler's.
-      advantages: f32[R, A].
-      old_logprobs: f32[R, A, M] by the trainer, or None where the sampler's or the current ones
-        stand for them.
-    """
-
-    rows: CompletionRows
-    weights: Any
-    sampled_logprobs: Any = None
-    advantages: Any = None
-    old_logprobs: Any = None
-
-
 def micro_batches(
     config: GRPOConfig,
     batch: Rollout,
@@ -200,16 +190,17 @@ def micro_batches(
             return np.concatenate([values, np.zeros_like(values[:1])])[index]
 
         prompts = [prompt(row) for row in some]
-        yield MicroBatch(
-            rows=pack_rows(
-                prompts,
-                [[batch.tokens[i, : batch.lengths[i]] for i in row] for row in some],
-                config.micro_batch_rows,
-                width,
-                length,
-                pad_id,
-                config.prompt_capacity(length, max(map(len, prompts))),
-            ),
+        packed = pack_rows(
+            prompts,
+            [[batch.tokens[i, : batch.lengths[i]] for i in row] for row in some],
+            config.micro_batch_rows,
+            width,
+            length,
+            pad_id,
+            config.prompt_capacity(length, max(map(len, prompts))),
+        )
+        yield dataclasses.replace(
+            packed,
             sampled_logprobs=gather(batch.logprobs[:, :window]),
             advantages=gather(advantages),
             weights=gather(weights[:, :window]),

@@ -111,9 +111,9 @@ def make_batch(examples: Sequence[Example], config: SFTConfig, pad_id: int) -> l
             length,
         )
         window = np.arange(min(config.max_completion_tokens, length))
-        mask = window < np.asarray(rows.completion_lengths)[:, :, None]
-        weights: Any = mask.astype(np.float32) / np.float32(sum(lengths))
-        batches.append(MicroBatch(rows, weights))
+        mask = window < rows.completion_lengths[:, :, None]
+        weights = mask.astype(np.float32) / np.float32(sum(lengths))
+        batches.append(dataclasses.replace(rows, weights=weights))
     return batches
 
 
@@ -137,8 +137,8 @@ class SFTTrainer:
 
         def loss(params: Any, batch: MicroBatch, _: None) -> Any:
             window = batch.weights.shape[-1]
-            logprobs, entropies = completion_logprobs(params, model_config, batch.rows, window)
-            mask = grpo.completion_mask(batch.rows.completion_lengths, window)
+            logprobs, entropies = completion_logprobs(params, model_config, batch, window)
+            mask = grpo.completion_mask(batch.completion_lengths, window)
             sums = {
                 "tokens": jnp.sum(mask, dtype=jnp.float32),
                 "entropy": jnp.sum(jnp.where(mask, entropies, 0.0)),

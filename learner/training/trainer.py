@@ -122,7 +122,7 @@ class GRPOTrainer:
             return completion_logprobs(
                 params,
                 model_config,
-                batch.rows,
+                batch,
                 batch.weights.shape[-1],
                 temperature=config.temperature,
                 vocab_size=vocab_size,
@@ -143,7 +143,7 @@ class GRPOTrainer:
                 entropies,
                 batch.sampled_logprobs,
                 batch.advantages,
-                grpo.completion_mask(batch.rows.completion_lengths, logprobs.shape[-1]),
+                grpo.completion_mask(batch.completion_lengths, logprobs.shape[-1]),
                 batch.weights,
                 reference_logprobs,
                 batch.old_logprobs,
@@ -287,10 +287,9 @@ class GRPOTrainer:
         window = config.max_new_tokens
         length, _ = config.row_shape(prompt_length + width * window, window)
         numbers = np.zeros((rows, width, window), np.float32)
-        batch = MicroBatch(
-            rows=pack_rows(
-                [[0]], [[]], rows, width, length, 0, config.prompt_capacity(length, prompt_length)
-            ),
+        capacity = config.prompt_capacity(length, prompt_length)
+        batch = dataclasses.replace(
+            pack_rows([[0]], [[]], rows, width, length, 0, capacity),
             weights=numbers,
             sampled_logprobs=numbers,
             advantages=numbers[..., 0],
