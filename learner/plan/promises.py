@@ -58,7 +58,8 @@ def _parameters(
                 yield f"parameters: {_described(instruction)} holds a matrix of all layers"
             is_weight = shape.dtype in ("f32", "bf16") and len(shape.dims) > 1
             is_weight &= not _widths(config.vocab_size, "tensor", mesh) & set(shape.dims)
-            if instruction.opcode.startswith("all-gather") and times == 1 and is_weight:
+            ends = instruction.opcode in ("all-gather", "all-gather-done")
+            if ends and times == 1 and is_weight:
                 outside += math.prod(shape.dims)
     if outside > layer:
         yield (
@@ -72,7 +73,7 @@ def _logits(
 ) -> Iterator[str]:
     widths = _widths(config.hidden_size, "fsdp", mesh)
     columns = config.vocab_size // mesh.shape["tensor"]
-    sizes = _widths(config.vocab_size, "tensor", mesh) | _widths(columns, "fsdp", mesh)
+    sizes = _widths(config.vocab_size, "tensor", mesh) | _widths(columns, "fsdp", mesh) - widths
     for instruction, _ in visits:
         for shape in instruction.shapes:
             for size in sizes & set(shape.dims):
@@ -93,12 +94,14 @@ def _bfloat16(
     statistics = _CHUNK * mesh.shape["fsdp"]
     for instruction, _ in visits:
         for shape in instruction.shapes:
-            large = shape.dtype == "f32" and math.prod(shape.dims) > max(vector, statistics)
+            size = math.prod(shape.dims)
+            large = size > vector and (size > statistics or config.hidden_size in shape.dims)
+            large &= shape.dtype == "f32"
             if instruction.opcode.startswith("all-gather") and large:
                 yield f"bfloat16: {_described(instruction)} gathers float32"
     own, _ = _stacks(config, mesh)
-    # The largest that may be float32: cosines and sines of the rotation, half a head a token.
-    rotation = tokens * config.head_dim // 2
+    # The largest that may be float32: cosines and sines of the rotation, a head a token.
+    rotation = tokens * config.head_dim
     smallest = max(rotation + 1, tokens * min(_widths(config.hidden_size, "fsdp", mesh)))
     for scan in scans:
         for shape in scan.shapes:
