@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mapf_jax.solver.search import distance_field
+from mapf_jax.solver.search import shortest_costs
 from mapf_jax.text import FROZEN, HOLE
 from mapf_jax.types import INFINITE_COST, MAX_LAKE_SIZE, Instance, make_instance
 
@@ -67,11 +67,10 @@ def write_movingai(instance: Instance, scenario_path: Path | str) -> None:
     map_path.write_text("\n".join([*header, *rows]) + "\n")
     agents = np.nonzero(instance.active)[0]
     starts, goals = np.asarray(instance.starts)[agents], np.asarray(instance.goals)[agents]
-    fields = distance_field(np.repeat(blocked[None], len(agents), axis=0), goals)
+    costs = np.asarray(shortest_costs(blocked[None], starts[None], goals[None])[0])
+    lengths = np.where(costs < INFINITE_COST, costs, 0)
     lines = ["version 1"]
-    for start, goal, field in zip(starts, goals, np.asarray(fields), strict=True):
-        length = int(field[tuple(start)])
-        length = length if length < INFINITE_COST else 0
+    for start, goal, length in zip(starts, goals, lengths, strict=True):
         row = [length // 4, map_path.name, size, size, *start[::-1], *goal[::-1], length]
         lines.append("\t".join(map(str, row)))
     scenario_path.write_text("\n".join(lines) + "\n")
