@@ -89,7 +89,8 @@ class Loop:
         with self._preemption.watch(), contextlib.ExitStack() as stack:
             # Everything that can refuse its settings comes before anything that takes long.
             params = self._load()
-            self._reporter.notes(plan(settings))
+            trainer = self._trainer
+            self._reporter.notes(plan(settings, trainer.memory(), trainer.capacities))
             kept = settings.checkpoint
             with user_errors():
                 checkpoints = Checkpoints(store.root / "checkpoints", kept.keep, kept.keep_best)

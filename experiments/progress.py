@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -83,9 +83,14 @@ class Reporter:
         yield advance
 
 
-def plan(settings: Settings) -> list[str]:
-    """What a run is going to do, as far as its options tell, in a few lines."""
-    return paragraphs("plan.md", settings=settings)
+def plan(settings: Settings, memory: Mapping[str, int], capacities: Sequence[int]) -> list[str]:
+    """What a run is going to do, and what it takes of a device, in a few lines.
+
+    Args:
+      settings: of the run.
+      memory, capacities: as `learner.training.trainer.GRPOTrainer` tells them.
+    """
+    return paragraphs("plan.md", settings=settings, memory=memory, capacities=capacities)
 
 
 def describe(design: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ import contextlib
 import math
 import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -154,3 +155,10 @@ def num_row_shards(mesh: Mesh | AbstractMesh) -> int:
 def replicated(mesh: Mesh) -> NamedSharding:
     """A whole copy on every device."""
     return NamedSharding(mesh, P())
+
+
+def device_bytes(tree: Any) -> int:
+    """Bytes that arrays, or abstract ones with shardings, take of one device."""
+    return sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
+    )

@@ -6,7 +6,6 @@ micro-batch and the optimizer.
 """
 
 import dataclasses
-import math
 import time
 import types
 from typing import Any
@@ -133,9 +132,9 @@ def compiled(
             made[name] = dataclasses.replace(made[name], broken=found)
 
     state = abstract_train_state(config, training.optimizer, mesh, training.lora)
-    params = _nbytes(abstract_train_state(config, training.optimizer, mesh).params)
+    params = sharding.device_bytes(abstract_train_state(config, training.optimizer, mesh).params)
     frozen = ((training.objective.kl_coef > 0) + (training.lora.rank > 0)) * params
-    resident = _nbytes(state) + frozen
+    resident = sharding.device_bytes(state) + frozen
     if training.lora.rank:
         resident += params  # The base and its adapters, merged.
     weights, prompt_cache = made["prepare"].outputs, made["prefill"].reused
@@ -144,7 +143,7 @@ def compiled(
         "prefill": resident + made["segment"].reused,
         "resize": resident + weights + prompt_cache,
         "segment": resident,
-        "gradients": _nbytes(state.opt_state),
+        "gradients": sharding.device_bytes(state.opt_state),
         "optimizer": frozen,
     }
     return [dataclasses.replace(p, elsewhere=elsewhere[name]) for name, p in made.items()]
@@ -185,13 +184,6 @@ def compile_program(
         seconds=None if of_all.seconds is None else of_all.seconds / times,
     )
     return made, text
-
-
-def _nbytes(tree: Any) -> int:
-    """Bytes of one device."""
-    return sum(
-        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
-    )
 
 
 def update_flops(config: Qwen3Config, rows: int, prompt: int, completion: int) -> float:

@@ -270,7 +270,7 @@ class Sampler:
             needed.
         """
         capacity = _capacity(prompt_length)
-        longest = self._own_capacity(self.sampling.max_new_tokens)
+        *smaller, longest = self.capacities
         counts = self._slots(num_prompts, num_samples)
         batch = min(counts[0], self._prefill_rows(capacity))
 
@@ -290,11 +290,30 @@ class Sampler:
                 "prefill": self.prefill.lower(whole, prompt_cache, *prompts),
                 "segment": self.segment.lower(whole, prompt_cache, cache, state, None, floor),
             }
-            smaller = {self._own_capacity(n) for n in range(1, longest)} - {longest}
             if smaller:
-                cache = self.new_samples.eval_shape(counts, max(smaller))
+                cache = self.new_samples.eval_shape(counts, smaller[-1])
                 programs["resize"] = self.resize.lower(cache, longest)
         return programs
+
+    @property
+    def capacities(self) -> list[int]:
+        """Tokens of a completion that a cache may hold; decoding is compiled for each in use."""
+        return sorted({self._own_capacity(n + 1) for n in range(self.sampling.max_new_tokens)})
+
+    def memory(self, params: Params, num_prompts: int, num_samples: int) -> dict[str, int]:
+        """Bytes of one device that a call takes besides the parameters, keys of prompts aside.
+
+        Args:
+            params: may be `jax.ShapeDtypeStruct`s with shardings.
+            num_prompts, num_samples: as of `lower`.
+
+        Returns:
+            "weights" for decoding, and "cache" for the longest completions.
+        """
+        counts = self._slots(num_prompts, num_samples)
+        cache = self.new_samples.eval_shape(counts, self.capacities[-1])
+        whole = self.prepare.eval_shape(params)
+        return {"weights": sharding.device_bytes(whole), "cache": sharding.device_bytes(cache)}
 
     def _decoding_copy(self, params: Params) -> Params:
         """The parameters for `_run`; with several processes all of them have to call this."""

@@ -261,6 +261,29 @@ class GRPOTrainer:
         indices = np.repeat(drawn.indices, config.group_size)
         return StepResult(step, state, logged, indices, drawn.completions, scores)
 
+    def memory(self) -> dict[str, int]:
+        """Bytes of one device: what a step keeps there, activations and short-lived copies aside.
+
+        Returns:
+          "state" (parameters, moments, what is not trained), "gradients" while it updates;
+          "weights" and "cache" for the longest completions while it samples; "device", what there
+          is, 0 where it does not say.
+        """
+        config = self.config
+        params = abstract_train_state(self._model_config, config.optimizer, self._mesh).params
+        sampler = self._completer.sampler
+        return {
+            "state": sharding.device_bytes((self._abstract, self._extra)),
+            "gradients": sharding.device_bytes(self._abstract.params),
+            **sampler.memory(params, config.prompts_per_step, config.group_size),
+            "device": (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 0),
+        }
+
+    @property
+    def capacities(self) -> list[int]:
+        """As of the sampler."""
+        return self._completer.sampler.capacities
+
     def lower_sampling(self, prompt_length: int) -> dict[str, jax.stages.Lowered]:
         """The programs of sampling, ready to compile without any arrays: `learner.plan`.
 

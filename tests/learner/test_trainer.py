@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from learner.devices import sharding
+from learner.devices import distributed, sharding
 from learner.qwen3 import model
 from learner.training import lora, task
 from learner.training.checkpoints import Checkpoints
@@ -132,6 +132,26 @@ def test_a_step_is_the_same_on_any_layout(start, plain_step, layout, accumulatio
             np.testing.assert_allclose(
                 result.metrics[key], metrics[key], rtol=2e-4, atol=1e-5, err_msg=key
             )
+
+
+def test_memory_is_what_lies_on_a_device(tiny_model, tiny_params, byte_tokenizer):
+    mesh = sharding.make_mesh(data=2, fsdp=2, tensor=2)
+    config = GRPOConfig(max_new_tokens=40, sampling_rows=64, prompts_per_step=8, group_size=4)
+    trainer = GRPOTrainer(config, tiny_model, mesh, byte_tokenizer)
+    params = distributed.put(tiny_params, model.param_shardings(tiny_model, mesh))
+    state = trainer.init_state(params, jax.random.key(0))
+
+    def on_first_device(tree):
+        return sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(tree))
+
+    memory = trainer.memory()
+    assert memory["state"] == on_first_device(state)
+    assert memory["gradients"] == on_first_device(state.params)
+    # 32 completions, over all devices.
+    c, longest = tiny_model, trainer.capacities[-1]
+    numbers = 2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * longest * 32
+    assert memory["cache"] == 4 * numbers / 8
+    assert longest >= 40
 
 
 def test_answers_that_share_a_row_change_nothing(start, plain_step, one_device):
