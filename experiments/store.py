@@ -175,6 +175,11 @@ class RunStore:
             write_file(path, now)
             return []
         before = read_file(path)
+        if isinstance(before, dict) and "family" not in before:
+            raise UserError(
+                f"workdir={self.root}: the run there was started by a version whose options had "
+                "other names; finish it with that version, or use another --workdir"
+            )
         same_file = digest == read_file(
             self.root / "versions.json", lambda found: found.get("family")
         )

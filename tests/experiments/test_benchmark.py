@@ -61,7 +61,7 @@ def chunks(cells):
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
     path = tmp_path_factory.mktemp("set") / "mine.jsonl"
-    path.write_text("".join(map(files.json_line, unsolved_records())))
+    files.write_file(path, unsolved_records())
     return path
 
 
@@ -330,7 +330,7 @@ def test_files_of_the_published_set(source, tmp_path):
             "num_agents": 2,
             "text": f"Plan for this lake:\n{text}\nThank you.",
         }
-        path.write_text(files.json_line(record))
+        files.write_file(path, [record])
         paths.append(str(path))
     questions = open_set(tmp_path / "set", asked(*paths), Reporter())
     assert questions.names == ("2ag_3x3_hr0.1_wr0.25_000", "2ag_3x3_hr0.1_wr0.75_000")
@@ -340,7 +340,7 @@ def test_files_of_the_published_set(source, tmp_path):
     records = unsolved_records()
     records[1]["hole_ratio"] = "high"
     wrong = tmp_path / "wrong.jsonl"
-    wrong.write_text("".join(map(files.json_line, records)))
+    files.write_file(wrong, records)
     with pytest.raises(UserError, match=r"wrong\.jsonl:2: hole_ratio: 'high' is neither a number"):
         open_set(tmp_path / "wrong", asked(wrong), Reporter())
     assert not (tmp_path / "wrong" / "set.json").exists()

@@ -60,7 +60,7 @@ def read_line(text):
     assert len(checks.one_line(ValueError(text)).splitlines()) <= 1
     assert len(checks.shortened(text)) < 200
     record = {"text": endpoint._healed(text)}
-    line = store.json_line(record)
+    line = store.file_text(Path("one.jsonl"), [record])
     assert line.count("\n") == 1
     assert json.loads(line) == record
 
