@@ -27,7 +27,7 @@ def export(run: str, out: Path, mesh: MeshSettings, dtype: str | None = None) ->
     """Writes weights, `config.json`, `generation_config.json` and the tokenizer into `out`.
 
     Args:
-      run: RUN or RUN:STEP; without a step the last checkpoint.
+      run: RUN, RUN:STEP or RUN@ROUND; RUN alone is its last checkpoint.
       out: a folder outside the run that is empty or does not exist; what an interrupted call
         has left there is replaced.
       mesh: devices to hold the weights and, while they are read, the optimizer's moments.
@@ -42,7 +42,7 @@ def export(run: str, out: Path, mesh: MeshSettings, dtype: str | None = None) ->
     """
     checkpoint = find_checkpoint(run)
     if checkpoint is None:
-        raise UserError(f"run={run!r}: no run is there; allowed are RUN and RUN:STEP")
+        raise UserError(f"run={run!r}: no run is there; allowed are RUN, RUN:STEP and RUN@ROUND")
     if out.exists() and not (
         out.is_dir() and all(path.suffix == ".part" for path in out.iterdir())
     ):
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Write what a run has trained as a Hugging Face checkpoint.",
     )
     add = parser.add_argument
-    add("run", help="a run's folder, or RUN:STEP; without a step the last checkpoint")
+    add("run", help="a run's folder (its last checkpoint), RUN:STEP or RUN@ROUND")
     add("--out", required=True, type=Path, help="folder of the checkpoint, new or empty")
     add("--dtype", choices=DTYPES, help="of the files; by default that of the trained weights")
     add("--mesh", default="1x1x1", help="devices DATAxFSDPxTENSOR to load on (%(default)s)")

@@ -7,6 +7,7 @@ it together; the store says who touches the files.
 
 import contextlib
 import functools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ from experiments.trials import Trials
 from experiments.validation import validate, validation_completer, write_validation
 from learner.devices import distributed
 from learner.devices.preemption import Preemption
-from learner.qwen3 import attention
+from learner.qwen3 import attention, weights
 from learner.qwen3.cached_attention import choose_decoding
 from learner.training import metrics
 from learner.training.checkpoints import Checkpoints
@@ -107,12 +108,13 @@ class Loop:
             self._report("before training", store.root / "initial")
             progress = self._start(params)
             del params  # Training donates them.
-            self._begun = progress.position.total
+            self._begun, self._saved = progress.position.total, time.monotonic()
             for index in range(settings.loop.rounds):
                 if index >= progress.position.round:
                     self._train(index, progress)
                     params = self._trainer.policy_params(progress.state)
                     self._validate(params, store.round(index), progress.position.total)
+                    self._keep_weights(params, index)
                     del params  # Training donates them.
                     evidence.round_evidence(store, self._family, index)
                     if index + 1 < settings.loop.rounds:
@@ -222,12 +224,40 @@ class Loop:
                     self._store.write(self._store.round(index) / "train_failures.json", drawn)
                 self._preemption.agree()
                 leave = self._preemption.requested
-                regular = last or position.step % settings.checkpoint.every_steps == 0
+                regular = last or self._due(position.step)
                 if leave or regular:
-                    progress.save(self._checkpoints, regular)
+                    keep = last and settings.checkpoint.of_rounds == "state"
+                    progress.save(self._checkpoints, regular, keep)
+                    self._saved = time.monotonic()
                 if leave:
                     self._checkpoints.wait()
                     break
+
+    def _due(self, step: int) -> bool:
+        """Whether a checkpoint is due after a step of a round, by steps or by time."""
+        kept = self._settings.checkpoint
+        if kept.every_steps and step % kept.every_steps == 0:
+            return True
+        if not kept.every_minutes:
+            return False
+        seconds = 60 * kept.every_minutes
+        return distributed.on_first(lambda: time.monotonic() - self._saved >= seconds)
+
+    def _keep_weights(self, params: Any, index: int) -> None:
+        """Writes the weights after a round, if the settings ask for it, unless that is done."""
+        folder = self._store.round(index) / "weights"
+        if self._settings.checkpoint.of_rounds != "weights" or self._store.exists(folder):
+            return
+        policy, begun = self._policy, folder.with_name("weights.tmp")
+        weights.save(
+            begun,
+            params,
+            policy.config,
+            policy.tokenizer,
+            dtype="bfloat16",
+            generation_config=weights.read_generation_config(self._settings.model.folder),
+        )
+        distributed.on_first(lambda: begun.rename(folder))
 
     @contextlib.contextmanager
     def _batch_kept(self, name: str) -> Iterator[None]:

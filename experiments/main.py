@@ -20,7 +20,7 @@ import jax
 from absl import app, flags
 from absl import logging as absl_logging
 
-from experiments import agreement, command_line, options, process
+from experiments import agreement, branching, command_line, options, process
 from experiments import settings as settings_lib
 from experiments.errors import UserError, user_errors
 from experiments.families import NoProblemError
@@ -46,6 +46,12 @@ _RESUME_FROM = flags.DEFINE_integer(
     None,
     "Go on from this checkpoint, named by its training steps, and remove the later ones. Give it "
     "once: started again without it, the run goes on from the last one.",
+)
+_BRANCH = flags.DEFINE_string(
+    "branch",
+    None,
+    "RUN@ROUND: begin with the rounds of another run up to this one, and go on with the engineer, "
+    "seed, number of rounds and size of the training sets given here.",
 )
 _COORDINATOR = flags.DEFINE_string(
     "coordinator", None, "HOST:PORT of process 0, for several processes."
@@ -96,6 +102,7 @@ def _run(reporter: Reporter) -> None:
     with user_errors():
         settings, directory = distributed.on_all(_read_options)
     agreement.check_alike(settings)
+    branched = distributed.on_first(lambda: _branch(directory, settings))
     with contextlib.ExitStack() as stack:
         # The folder is the first process's alone, checkpoints apart.
         distributed.on_first(lambda: stack.enter_context(directory.locked()))
@@ -106,7 +113,7 @@ def _run(reporter: Reporter) -> None:
             reporter.line(f"{directory.root}: the run is finished; report: {page}")
             return
         reporter.line(f"{directory.root}: starting")
-        reporter.notes(changed)
+        reporter.notes([*branched, *changed])
         agreement.check_shared(directory.root)
         process.keep_compiled(directory.root / "compilation_cache")
         with contextlib.ExitStack() as timing:
@@ -114,6 +121,16 @@ def _run(reporter: Reporter) -> None:
             Loop(settings, directory, reporter, resume_from).run()
         path = distributed.on_first(lambda: _write_report(directory.root))
         reporter.line(f"done in {time.monotonic() - begin:.0f} s; report: {path}")
+
+
+def _branch(directory: RunStore, settings: Settings) -> list[str]:
+    if _BRANCH.value is None:
+        return []
+    process.quieten()  # Orbax warns of every folder that is only read.
+    with directory.locked():
+        lines = branching.branch(_BRANCH.value, directory, settings)
+    process.quieten(absl_logging.WARNING)
+    return lines
 
 
 def _write_report(root: Path) -> Path:

@@ -1,6 +1,7 @@
 """Checkpoints of a run: where one stands, which one a text means, and its parameters."""
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from experiments import settings as settings_lib
 from experiments.errors import UserError, user_errors
 from experiments.policy import Policy, load_params
 from experiments.settings import Settings
+from experiments.store import read_log
 from learner import checks
 from learner.qwen3 import model
 from learner.training import lora, train_state
@@ -46,8 +48,12 @@ class Progress:
     task: dict[str, Any] = dataclasses.field(default_factory=dict)
     rewards: list[float] = dataclasses.field(default_factory=list)
 
-    def save(self, checkpoints: Checkpoints, regular: bool) -> None:
-        """Writes a checkpoint; a regular one has a score, any other keeps the rewards for it."""
+    def save(self, checkpoints: Checkpoints, regular: bool, keep: bool = False) -> None:
+        """Writes a checkpoint; a regular one has a score, any other keeps the rewards for it.
+
+        Args:
+          keep: it stays whatever comes after it.
+        """
         score = float(np.mean(self.rewards)) if regular else None
         self.rewards = [] if regular else self.rewards
         metadata = {
@@ -55,7 +61,7 @@ class Progress:
             "task": self.task,
             "rewards": self.rewards,
         }
-        checkpoints.save(self.position.total, self.state, metadata, score)
+        checkpoints.save(self.position.total, self.state, metadata, score, keep)
 
 
 def resume(
@@ -96,15 +102,17 @@ class RunCheckpoint:
 
 
 def find_checkpoint(spec: str) -> RunCheckpoint | None:
-    """The checkpoint that RUN or RUN:STEP means, without a step the last; None if no run does.
+    """The checkpoint that RUN, RUN:STEP or RUN@ROUND means; None if no run does.
+
+    RUN alone is its last one, RUN@ROUND the one at the end of that round.
 
     Raises:
       UserError: the run has no such checkpoint, or its options cannot be read.
     """
-    head, colon, step = spec.rpartition(":")
-    folder, wanted = Path(spec), None
-    if colon and step.isdecimal() and not folder.exists():
-        folder, wanted = Path(head), int(step)
+    parts = re.fullmatch(r"(.+)([:@])([0-9]+)", spec)
+    folder, mark, number = Path(spec), "", 0
+    if parts and not folder.exists():
+        folder, mark, number = Path(parts[1]), parts[2], int(parts[3])
     if not ((folder / "checkpoints").is_dir() and (folder / "config.json").is_file()):
         return None
     with user_errors():
@@ -113,10 +121,23 @@ def find_checkpoint(spec: str) -> RunCheckpoint | None:
         steps = checkpoints.steps()
     if not steps:
         raise UserError(f"{spec}: the run has no checkpoint yet")
-    if wanted is not None and wanted not in steps:
-        raise UserError(f"{spec}: the run has no such checkpoint, but those of steps {steps}")
-    found = steps[-1] if wanted is None else wanted
-    return RunCheckpoint(folder, found, settings)
+    step = {"": steps[-1], ":": number, "@": end_of_round(folder, number)}[mark]
+    if step is None:
+        raise UserError(f"{spec}: the run has not finished round {number}")
+    if step not in steps:
+        raise UserError(
+            f"{spec}: the run has no such checkpoint, but those of steps {steps}; with "
+            "checkpoint.of_rounds='state' it keeps one of each round"
+        )
+    return RunCheckpoint(folder, step, settings)
+
+
+def end_of_round(run: Path, index: int) -> int | None:
+    """The training steps up to the end of a round, which name its checkpoint; None before it."""
+    folders = [run / "rounds" / str(i) for i in range(index + 1)]
+    if not (folders[-1] / "validation.json").exists():
+        return None
+    return sum(len(read_log(folder / "train.jsonl")) for folder in folders)
 
 
 def load_checkpoint(checkpoint: RunCheckpoint, policy: Policy) -> Any:

@@ -81,6 +81,7 @@ class Run:
       versions: what it was made with.
       seconds: wall time of the processes that worked on it, where it was noted. A study computes
         the common beginning of its runs elsewhere.
+      branch: the run and the round that it left, if it began as a branch.
       initial: the validation before training.
       rounds: those that have begun.
     """
@@ -89,6 +90,7 @@ class Run:
     settings: Mapping[str, Any]
     versions: Mapping[str, Any]
     seconds: float | None
+    branch: Mapping[str, Any] | None
     initial: Validation | None
     rounds: tuple[Round, ...]
 
@@ -156,6 +158,7 @@ def read_run(root: Path) -> Run:
         settings=read_json(root / "config.json"),
         versions=read_json(root / "versions.json") or {},
         seconds=seconds,
+        branch=read_json(root / files.BRANCH),
         initial=_validation(root / "initial"),
         rounds=tuple(rounds),
     )

@@ -2,6 +2,7 @@
 
     config.json                     all options, as of the last start
     changes.jsonl                   what other starts before had otherwise
+    branch.json                     the run and round that it left, if it began as a branch
     versions.json                   what the run was made with
     validation/                     the fixed set: instances.jsonl, generated.json
     initial/validation.json         the model before any training, and its answers.jsonl
@@ -14,6 +15,7 @@
     rounds/R/evidence.json          what training and validation showed, for the engineer
     rounds/R/engineer_training.jsonl  designs tried and what they taught, where that is trained
     rounds/R/probe_set.jsonl        the instances that show what they taught
+    rounds/R/weights/               those after the round, where `checkpoint.of_rounds` asks
     rounds/R/design/                how round R + 1 came about: context.md as it was read,
                                     answers.md, design.json, analysis.json, record.json: all
                                     that was known, and judgement.json if an LLM judged it
@@ -51,6 +53,7 @@ from learner.devices import distributed
 
 TIMES = "times.jsonl"
 CHANGES = "changes.jsonl"
+BRANCH = "branch.json"
 DIGESTS = "digests.jsonl"
 #: Options that may change between two starts of a run, and groups of such.
 FREE = (
@@ -155,6 +158,11 @@ class RunStore:
             }
             append_log(self.root / TIMES, [times])
 
+    @property
+    def begun(self) -> bool:
+        """Whether a run has made anything here; one that was refused before is no run."""
+        return any((self.root / name).exists() for name in ("validation", "rounds"))
+
     def claim(self, settings: Settings) -> list[str]:
         """Notes the options of a new run, or checks them against those of the run to resume.
 
@@ -166,19 +174,37 @@ class RunStore:
         Raises:
           UserError: other options have changed; the message names them.
         """
-        path, digest = self.root / "config.json", family_digest(settings)
+        path = self.root / "config.json"
         open_log(self.root / DIGESTS)  # A kill may have cut its last line in two.
-        now = settings.to_dict()
-        made = any((self.root / name).exists() for name in ("validation", "rounds"))
-        if not (path.exists() and made):  # What was refused before it made anything is no run.
+        changed: list[str] = []
+        if path.exists() and self.begun:
+            try:
+                changed = self.compare(settings, FREE)
+            except UserError as error:
+                use = "use what it was started with, or another --workdir"
+                raise UserError(f"workdir={error}; {use}") from error
+        else:
+            digest = family_digest(settings)
             write_file(self.root / "versions.json", {**versions(), "family": digest})
-            write_file(path, now)
-            return []
-        before = read_file(path)
+        if changed:
+            append_log(self.root / CHANGES, [{"changed": changed}])
+        write_file(path, settings.to_dict())
+        return changed
+
+    def compare(self, settings: Settings, free: tuple[str, ...]) -> list[str]:
+        """What differs from the options of the run here, option by option.
+
+        Args:
+          free: the options that may differ, and groups of such; rounds may always be added.
+
+        Raises:
+          UserError: others differ, or the family's file does; the message begins with the folder.
+        """
+        path = self.root / "config.json"
+        before, now, digest = read_file(path), settings.to_dict(), family_digest(settings)
         if isinstance(before, dict) and "family" not in before:
             raise UserError(
-                f"workdir={self.root}: the run there was started by a version whose options had "
-                "other names; finish it with that version, or use another --workdir"
+                f"{self.root}: the run there was started by a version whose options had other names"
             )
         same_file = digest == read_file(
             self.root / "versions.json", lambda found: found.get("family")
@@ -186,23 +212,19 @@ class RunStore:
         with damage_named(path):
             if same_file and digest and _attribute(before["family"]) == _attribute(now["family"]):
                 before["family"] = now["family"]  # The file may have moved.
-            more_rounds = before["loop"]["rounds"] < now["loop"]["rounds"]
-        free = (*FREE, "loop.rounds") if more_rounds else FREE
+            if before["loop"]["rounds"] < now["loop"]["rounds"]:
+                free = (*free, "loop.rounds")
         changed = changes(before, now)
         fixed = [change for change in changed if not change.startswith(free)]
         if fixed:
             raise UserError(
-                f"workdir={self.root}: the run there was started with other options "
-                f"({'; '.join(fixed)}); use those, or another --workdir"
+                f"{self.root}: the run there was started with other options ({'; '.join(fixed)})"
             )
         if not same_file:
             raise UserError(
-                f"family={settings.family!r}: the file has changed since the run in {self.root} "
-                "was started; use another --workdir"
+                f"{self.root}: the file of family={settings.family!r} has changed since the run "
+                "there was started"
             )
-        if changed:
-            append_log(self.root / CHANGES, [{"changed": changed}])
-        write_file(path, now)
         return changed
 
     def finished(self, settings: Settings) -> Path | None:

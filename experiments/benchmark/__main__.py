@@ -2,10 +2,10 @@
 
     python -m experiments.benchmark --model=runs/tiny --model=exact --out=benchmarks/tiny
 
-`--model` is a run's folder (its latest checkpoint, or RUN:STEP), a checkpoint's folder, "tiny",
-"endpoint:URL#MODEL" or an oracle; it may be given several times. The folder keeps every answer with
-its verdict as soon as there is one; the same command goes on where it was stopped, and other models
-add rows. Without a model it only makes the tables anew.
+`--model` is a run's folder (its latest checkpoint, RUN:STEP or RUN@ROUND), a checkpoint's folder,
+"tiny", "endpoint:URL#MODEL" or an oracle; it may be given several times. The folder keeps every
+answer with its verdict as soon as there is one; the same command goes on where it was stopped, and
+other models add rows. Without a model it only makes the tables anew.
 
     set.json, instances.jsonl        what is asked
     models/NAME/options.json         what the answers of a model depend on, and versions
@@ -209,8 +209,8 @@ def _parser() -> argparse.ArgumentParser:
         "--model",
         action="append",
         default=[],
-        help=f"a run's folder, RUN:STEP, a checkpoint's folder, tiny, {ENDPOINT}URL#MODEL, or "
-        f"{', '.join(ORACLES)}; repeatable",
+        help="a run's folder, RUN:STEP, RUN@ROUND, a checkpoint's folder, tiny, "
+        f"{ENDPOINT}URL#MODEL, or {', '.join(ORACLES)}; repeatable",
     )
     add("--name", action="append", default=[], help="its name in the tables; one for each --model")
     add("--out", required=True, help="folder of answers and tables; started again it resumes")

@@ -96,8 +96,8 @@ def make_solver(spec: str, options: Options) -> Solver:
     """The solver that a `--model` names.
 
     Args:
-      spec: an oracle's name, "endpoint:URL#MODEL", "tiny", a run's folder, "RUN:STEP", or a
-        checkpoint's folder.
+      spec: an oracle's name, "endpoint:URL#MODEL", "tiny", a run's folder, "RUN:STEP",
+        "RUN@ROUND", or a checkpoint's folder.
       options: how it answers.
 
     Raises:
@@ -194,9 +194,9 @@ class LocalSolver(Solver):
         folder = Path(spec)
         if not (folder / "config.json").is_file():
             raise UserError(
-                f"model={spec}: neither a run's folder (or RUN:STEP) nor a checkpoint's folder; "
-                f"allowed are also {settings_lib.TINY_MODEL!r}, {ENDPOINT}URL#MODEL and the "
-                f"oracles {', '.join(ORACLES)}"
+                f"model={spec}: neither a run's folder (or RUN:STEP, RUN@ROUND) nor a "
+                f"checkpoint's folder; allowed are also {settings_lib.TINY_MODEL!r}, "
+                f"{ENDPOINT}URL#MODEL and the oracles {', '.join(ORACLES)}"
             )
         with user_errors():
             settings = Settings(model=ModelSettings(path=spec))

@@ -16,4 +16,8 @@ def get_config() -> ml_collections.ConfigDict:
     config.model.path = "Qwen3-4B"
     # Keys and values of one answer of 4,096 tokens and its prompt take some 0.7 GB in bfloat16.
     config.training.sampling_rows = 64
+    # A checkpoint has 48 GB, the weights of a round 8.
+    config.checkpoint.every_steps = 0
+    config.checkpoint.every_minutes = 30.0
+    config.checkpoint.of_rounds = "weights"
     return config

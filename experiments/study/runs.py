@@ -14,7 +14,6 @@ import hashlib
 import itertools
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from typing import Any
 import ml_collections
 
 from experiments import records
+from experiments.branching import copy_rounds
 from experiments.errors import UserError
 from experiments.progress import Reporter
 from experiments.settings import EngineerSettings, LogSettings, LoopSettings, Settings
@@ -35,7 +35,6 @@ from experiments.study.results import ERROR, FINISHED, run_folder
 from experiments.study.variants import Study
 from learner.devices import preemption
 
-_BEGINNING = ("validation", "initial", "rounds/0", "checkpoints")
 _LOG = "log.txt"
 _MEMORY = 0.9
 _POLL_SECONDS = 0.1
@@ -284,7 +283,7 @@ class Runner:
         folder = self._root / job.folder
         begun = any((folder / name).exists() for name in ("config.json", "checkpoints"))
         if job.shared is not None and not begun:
-            copy_beginning(self._root / job.shared, folder)
+            copy_rounds(self._root / job.shared, folder, 1)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / ERROR).unlink(missing_ok=True)
         with (folder / _LOG).open("a") as log, _on_cores(slot.cores):
@@ -348,25 +347,3 @@ def _on_cores(cores: Sequence[int]) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
-
-
-def copy_beginning(source: Path, target: Path) -> None:
-    """Copies what a run of one round left, for a longer run to go on from there.
-
-    The copy appears as a whole or not at all. The files of checkpoints, which are never written
-    again, are linked where the file system can.
-    """
-    temporary = target.with_name(target.name + ".tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    for name in _BEGINNING:
-        copy = _link if name == "checkpoints" else shutil.copy2
-        shutil.copytree(source / name, temporary / name, copy_function=copy)
-    shutil.rmtree(target, ignore_errors=True)  # Not begun: what it holds is the note of a failure.
-    temporary.rename(target)
-
-
-def _link(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)

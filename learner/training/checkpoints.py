@@ -16,13 +16,19 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from orbax.checkpoint import multihost
-from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
+from orbax.checkpoint.checkpoint_managers import (
+    AnyPreservationPolicy,
+    BestN,
+    LatestN,
+    PreservationPolicy,
+)
 
 from learner import checks
 from learner.devices import distributed
 from learner.training.train_state import TrainState
 
-_STATE, _METADATA, _SCORE, _DIGEST = "state", "metadata", "score", "digest"
+_STATE, _METADATA, _DIGEST = "state", "metadata", "digest"
+_SCORE, _KEPT = "score", "kept"
 # A checkpoint that is to go is first renamed into this folder: removing its files takes more than
 # one system call, and a kill in between would leave a part of it among the others.
 _REMOVED = "removed"
@@ -69,7 +75,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         self._folder = Path(folder).resolve()
         best = BestN(get_metric_fn=_score, n=keep_best, keep_checkpoints_without_metrics=False)
         options = ocp.CheckpointManagerOptions(
-            preservation_policy=AnyPreservationPolicy([LatestN(keep), best]),
+            preservation_policy=AnyPreservationPolicy([LatestN(keep), best, _Kept()]),
             best_fn=_score,
             create=not read_only,
             read_only=read_only,
@@ -100,6 +106,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         state: TrainState,
         metadata: Mapping[str, Any],
         score: float | None = None,
+        keep: bool = False,
     ) -> None:
         """Copies the state, and writes the copy in the background as checkpoint `step`.
 
@@ -111,6 +118,7 @@ class Checkpoints(contextlib.AbstractContextManager):
           state: what to save; it may be donated as soon as this returns.
           metadata: anything JSON can hold; a task's state, say.
           score: how good it is, for `keep_best`; None if that is not known.
+          keep: it stays, however many come after it; only with a score.
 
         Raises:
           ValueError: `step` is not larger than the latest.
@@ -133,7 +141,7 @@ class Checkpoints(contextlib.AbstractContextManager):
                         {_METADATA: dict(metadata), _DIGEST: _digest(state, metadata)}
                     ),
                 ),
-                metrics=None if score is None else {_SCORE: float(score)},
+                metrics=None if score is None else {_SCORE: float(score), _KEPT: keep},
                 force=True,
             )
 
@@ -229,6 +237,13 @@ class Checkpoints(contextlib.AbstractContextManager):
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is None or not distributed.lost_process(error):
             self.close()  # A save in the background would wait for a process that is gone.
+
+
+class _Kept(PreservationPolicy):
+    """Preserves what was saved to be kept."""
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        return [bool((one.metrics or {}).get(_KEPT)) for one in checkpoints]
 
 
 def _score(metrics: Mapping[str, float]) -> float:

@@ -171,9 +171,10 @@ assert os.environ["PLACE"]
 name = f"{folder.parent.name}/{folder.name}"
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
 (folder / "config.json").write_text("{}")
-for part in ("validation", "initial", "rounds/0", "checkpoints"):
+for part in ("validation", "initial", "rounds/0", "checkpoints/0"):
     (folder / part).mkdir(parents=True, exist_ok=True)
     (folder / part / "made").write_text(str(sorted(os.sched_getaffinity(0))))
+(folder / "rounds/0/validation.json").touch()
 if "killed" in name:
     os.kill(os.getpid(), signal.SIGKILL)
 if "wrong" in name or settings["seed"] == 3:

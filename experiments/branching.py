@@ -1,0 +1,98 @@
+"""A run that begins with the rounds of another one: `--branch=RUN@ROUND`.
+
+Its folder begins as a copy of that run's up to the end of the round: problems, training, validation
+and evidence, and the checkpoint. The design that follows is its own. Where designer, options and
+seed are the same, so is all that comes after.
+"""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from experiments.errors import UserError
+from experiments.run_checkpoint import end_of_round, find_checkpoint
+from experiments.settings import Settings
+from experiments.store import BRANCH, DIGESTS, FREE, RunStore, read_file, read_log, write_file
+
+#: What a branch may have otherwise than the run that it leaves, besides what any start may.
+_OWN = (*FREE, "loop.rounds", "seed", "engineer.", "environment.")
+# What follows the validation of a round, and so belongs to the one that designs.
+_OF_DESIGN = shutil.ignore_patterns("design", "engineer_training.jsonl", "probe_set.jsonl")
+
+
+def branch(spec: str, store: RunStore, settings: Settings) -> list[str]:
+    """Makes the folder of a run a copy of another run's first rounds, unless it is that already.
+
+    Args:
+      spec: RUN@ROUND.
+      store: the run to begin; its folder holds none yet.
+      settings: its options.
+
+    Returns:
+      What is said of it, in lines.
+
+    Raises:
+      UserError: there is no such run, round or checkpoint; the folder holds another run; or an
+        option differs that the copied rounds depend on.
+    """
+    source, at, index = spec.rpartition("@")
+    if not (at and index.isdecimal()):
+        raise UserError(f"branch={spec!r}: allowed is RUN@ROUND, such as runs/tiny@0")
+    found = find_checkpoint(spec)
+    if found is None:
+        raise UserError(f"branch={spec!r}: no run is there")
+    made = store.root / BRANCH
+    note = {"run": str(found.run.resolve()), "round": int(index)}
+    if made.exists():
+        before = read_file(made)
+        if before["run"] != note["run"] or before["round"] != note["round"]:
+            raise UserError(f"branch={spec!r}: the run in {store.root} is a branch of {before}")
+        return []
+    if store.begun:
+        raise UserError(f"branch={spec!r}: there is a run in {store.root}; give another --workdir")
+    try:
+        changed = RunStore(found.run).compare(settings, _OWN)
+    except UserError as error:
+        raise UserError(f"branch={spec!r}: {error}") from error
+    copy_rounds(found.run, store.root, int(index) + 1, {**note, "changed": changed})
+    return [f"branch of {source} after round {index}", *changed]
+
+
+def copy_rounds(
+    source: Path, target: Path, rounds: int, note: dict[str, Any] | None = None
+) -> None:
+    """Copies the first rounds of a run, without the last one's design, for another to go on there.
+
+    The copy appears as a whole or not at all, in the place of whatever was there. The files of the
+    checkpoint, which are never written again, are linked where the file system can.
+
+    Args:
+      rounds: how many; they are finished, and the checkpoint at their end is there.
+      note: kept in the copy.
+    """
+    temporary = target.with_name(target.name + ".tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    folders = [
+        Path("validation"),
+        Path("initial"),
+        *(Path("rounds", str(i)) for i in range(rounds)),
+    ]
+    for folder in folders:
+        ignore = _OF_DESIGN if folder == folders[-1] else None
+        shutil.copytree(source / folder, temporary / folder, ignore=ignore)
+    checkpoint = Path("checkpoints", str(end_of_round(source, rounds - 1)))
+    shutil.copytree(source / checkpoint, temporary / checkpoint, copy_function=_link)
+    copied = [line for line in read_log(source / DIGESTS) if (temporary / line["path"]).exists()]
+    write_file(temporary / DIGESTS, copied)
+    if note:
+        write_file(temporary / BRANCH, note)
+    shutil.rmtree(target, ignore_errors=True)
+    temporary.rename(target)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)

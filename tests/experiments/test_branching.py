@@ -1,0 +1,97 @@
+"""Branches of a run: the same story where nothing differs, another where the designer does."""
+
+import json
+
+import pytest
+import whole_runs
+
+from experiments import export, run_reading
+from experiments.settings import MeshSettings
+
+
+def start(workdir, *options):
+    more = ("--config.loop.rounds=3", "--config.environment.num_instances=16")
+    more += ("--config.checkpoint.keep=1",)
+    code, out, err = whole_runs.Run(workdir, *more, *options).end()
+    assert "Traceback" not in err
+    return code, out, err
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("branching") / "whole"
+    code, _, err = start(folder)
+    assert code == 0, err[-3000:]
+    return folder
+
+
+def story(root):
+    """Configuration, training and validation of every round."""
+    told = []
+    for each in run_reading.read_run(root).rounds:
+        steps = [{k: v for k, v in s.items() if not k.startswith("machine/")} for s in each.steps]
+        told.append((each.config, steps, each.validation.breakdown, each.validation.greedy))
+    return told
+
+
+def test_a_branch_of_the_same_options_tells_the_same_story(whole, tmp_path):
+    options = (f"--branch={whole}@0", "--config.checkpoint.of_rounds=weights")
+    code, out, err = start(tmp_path / "same", *options)
+    assert code == 0, err[-3000:]
+    lines = out.splitlines()
+    assert lines[1] == f"  branch of {whole} after round 0"
+    assert "  checkpoint.of_rounds was 'state' and is 'weights'" in lines
+    assert "resuming after step 2 of round 0" in lines
+    assert story(tmp_path / "same") == story(whole)
+    # The weights of a round are those of the checkpoint that the other run kept.
+    export.export(f"{whole}@1", tmp_path / "exported", MeshSettings(), "bfloat16")
+    kept = tmp_path / "same" / "rounds" / "1" / "weights"
+    for path in (tmp_path / "exported").iterdir():
+        assert path.read_bytes() == (kept / path.name).read_bytes()
+    # The same command again finds its own run.
+    code, out, _ = start(tmp_path / "same", *options)
+    assert (code, "the run is finished" in out) == (0, True)
+
+
+def test_another_designer_takes_over(whole, tmp_path):
+    options = (f"--branch={whole}@1", "--config.engineer.designer=random", "--config.seed=7")
+    code, _, err = start(tmp_path / "other", *options)
+    assert code == 0, err[-3000:]
+    before, now = story(whole), story(tmp_path / "other")
+    assert now[:2] == before[:2]
+    assert now[2][0] != before[2][0]
+    design = json.loads((tmp_path / "other/rounds/1/design/design.json").read_text())
+    assert design["source"] == "random"
+    note = json.loads((tmp_path / "other/branch.json").read_text())
+    assert note == {
+        "run": str(whole),
+        "round": 1,
+        "changed": ["engineer.designer was 'current' and is 'random'", "seed was 0 and is 7"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "message"),
+    [
+        ("{}", (), "allowed is RUN@ROUND"),
+        ("{}@7", (), "the run has not finished round 7"),
+        ("{}gone@0", (), "no run is there"),
+        (
+            "{}@0",
+            ("--config.training.group_size=8",),
+            "started with other options (training.group_size was 4 and is 8)",
+        ),
+    ],
+)
+def test_what_cannot_be_branched_is_refused(whole, tmp_path, spec, options, message):
+    code, _, err = start(tmp_path / "new", f"--branch={spec.format(whole)}", *options)
+    assert code == 1
+    assert err.startswith(("error: branch=", f"error: {whole}@7"))
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_a_branch_overwrites_no_run(whole, tmp_path):
+    code, _, err = start(whole, f"--branch={whole}@0")
+    assert code == 1
+    assert f"there is a run in {whole}; give another --workdir" in err
