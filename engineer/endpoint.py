@@ -12,9 +12,11 @@ import dataclasses
 import email.utils
 import functools
 import json
+import logging
 import math
 import multiprocessing
 import os
+import random
 import re
 import ssl
 import time
@@ -32,6 +34,12 @@ _MAX_TOKENS = 1 << 53
 _TRANSIENT = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529})
 _DETAIL = 200
 _LONGEST_WAIT, _LONGEST_RETRY_AFTER = 60.0, 600.0
+_UNWANTED = frozenset({400, 422})  # Statuses of a request with a field that the server has not.
+_UNKNOWN_FIELD = re.compile(
+    "unsupported|not support|unrecogni[sz]ed|unknown|unexpected|not permitted|not allowed",
+    re.IGNORECASE,
+)
+_BUDGET_FIELDS = ("max_tokens", "max_completion_tokens")
 _LINE_END = re.compile(r"\r\n|\n|\r")
 _certificates = functools.cache(ssl.create_default_context)
 """The system's, which also hold a company's own."""
@@ -59,6 +67,14 @@ class Reply:
     completion_tokens: int | None = None
 
 
+class _FieldError(Exception):
+    """The server has not these fields of the request, which go without saying."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__(", ".join(names))
+        self.names = names
+
+
 class _TransientError(Exception):
     """This attempt failed; `wait` is what the server asked for, in seconds."""
 
@@ -80,6 +96,8 @@ class Server:
       tries: requests for one answer, at least 1.
       stream: ask for the answer as a stream of events, which keeps connections alive under long
         reasoning.
+      budget_field: the field of a request that holds the budget of the answer.
+      extra: further fields of every request, a JSON object such as {"reasoning_effort": "low"}.
 
     Raises:
       ValueError: a field is out of its range.
@@ -89,29 +107,49 @@ class Server:
     model: str = ""
     key_variable: str = "OPENAI_API_KEY"
     timeout: float = 300.0
-    tries: int = 5
+    tries: int = 8
     stream: bool = False
+    budget_field: str = _BUDGET_FIELDS[0]
+    extra: str = "{}"
 
     def __post_init__(self) -> None:
         if self.tries < 1:
             raise ValueError(f"tries={self.tries}: must be at least 1")
         if not 0 < self.timeout < math.inf:
             raise ValueError(f"timeout={self.timeout}: must be finite and above 0")
+        own = {"model", "messages", "seed", "temperature", "stream", self.budget_field}
+        if taken := sorted(own & self.extra_fields.keys()):
+            raise ValueError(f"extra: {taken} cannot be among its fields, they have options")
+
+    @property
+    def extra_fields(self) -> dict[str, Any]:
+        """The further fields of a request.
+
+        Raises:
+          ValueError: `extra` is no JSON object.
+        """
+        fields = None
+        with contextlib.suppress(ValueError, RecursionError):
+            fields = json.loads(self.extra)
+        if not isinstance(fields, dict):
+            raise ValueError(f"extra={self.extra!r}: a JSON object is needed")
+        return fields
 
 
 @dataclasses.dataclass(frozen=True)
 class Endpoint(Server):
     """A `Generate` that asks a server.
 
-    A second passes before its second request, twice as much before each further one, up to 60. A
-    server's Retry-After counts instead if it is longer, up to 600.
+    A second passes before its second request, twice as much before each further one, up to 60, and
+    up to a quarter more, so that many clients do not come back together. A server's Retry-After
+    counts instead if it is longer, up to 600.
+
+    Where the server has no such field, the seed and the temperature are left out of all requests
+    from then on, which a warning says, and the budget goes under the other of its two usual names.
 
     Attributes:
       max_tokens: budget of an answer; None leaves it to the server.
-      budget_field: the field of a request that holds it; "max_completion_tokens" for servers that
-        want that instead.
       temperature: of sampling; None leaves it to the server.
-      extra: further fields of every request, such as {"reasoning_effort": "low"}.
       sleep: waits; a test may replace it.
 
     Raises:
@@ -119,10 +157,10 @@ class Endpoint(Server):
     """
 
     max_tokens: int | None = None
-    budget_field: str = "max_tokens"
     temperature: float | None = None
-    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     sleep: Callable[[float], None] = time.sleep
+    # Fields that the server refused.
+    _refused: set[str] = dataclasses.field(default_factory=set, init=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -139,11 +177,6 @@ class Endpoint(Server):
             )
         if not self.model:
             raise ValueError("model='': the name of a model is needed")
-        own = {"model", "messages", "seed", "temperature", "stream", self.budget_field}
-        if taken := sorted(own & self.extra.keys()):
-            raise ValueError(
-                f"extra: {taken} cannot be among its fields, they have their own place"
-            )
 
     def __call__(self, messages: Sequence[Mapping[str, str]], seed: int) -> str:
         """The text of an answer to one chat.
@@ -160,30 +193,44 @@ class Endpoint(Server):
         Raises:
           NoAnswerError, RefusedError: as a call.
         """
-        body: dict[str, Any] = {
-            **self.extra,
-            "model": self.model,
-            "messages": [dict(message) for message in messages],
-            "seed": seed % (1 << 31),
-        }
-        if self.max_tokens is not None:
-            body[self.budget_field] = self.max_tokens
-        if self.temperature is not None:
-            body["temperature"] = self.temperature
-        if self.stream:
-            body["stream"] = True
-        reasons = []
-        for attempt in range(self.tries):
+        reasons: list[str] = []
+        while True:
+            body = self._body(messages, seed)
             try:
-                return self._request(json.dumps(body).encode())
+                return self._request(body)
+            except _FieldError as error:
+                self._refused.update(error.names)
+                logging.warning("%s: asked without %s from now on", self.url, error)
             except _TransientError as error:
                 reasons.append(str(error))
-                if attempt + 1 < self.tries:
-                    wait = min(2.0 ** min(attempt, 60), _LONGEST_WAIT)
-                    self.sleep(max(wait, min(error.wait, _LONGEST_RETRY_AFTER)))
-        raise NoAnswerError(f"{self.url} gave no answer: {'; '.join(reasons)}")
+                if len(reasons) == self.tries:
+                    raise NoAnswerError(
+                        f"{self.url} gave no answer: {'; '.join(reasons)}"
+                    ) from None
+                wait = min(2.0 ** min(len(reasons) - 1, 60), _LONGEST_WAIT)
+                wait *= random.uniform(1.0, 1.25)
+                self.sleep(max(wait, min(error.wait, _LONGEST_RETRY_AFTER)))
 
-    def _request(self, body: bytes) -> Reply:
+    def _body(self, messages: Sequence[Mapping[str, str]], seed: int) -> dict[str, Any]:
+        """The fields of a request, without those that the server has refused before."""
+        budgets = [self.budget_field, *(f for f in _BUDGET_FIELDS if f != self.budget_field)]
+        budget = next((field for field in budgets if field not in self._refused), None)
+        optional = {"seed": seed % (1 << 31), "temperature": self.temperature}
+        if budget is not None:
+            optional[budget] = self.max_tokens
+        return {
+            **self.extra_fields,
+            "model": self.model,
+            "messages": [dict(message) for message in messages],
+            **{
+                name: value
+                for name, value in optional.items()
+                if value is not None and name not in self._refused
+            },
+            **({"stream": True} if self.stream else {}),
+        }
+
+    def _request(self, body: Mapping[str, Any]) -> Reply:
         key = os.environ.get(self.key_variable, "")
         if not (key.isascii() and key.isprintable() and key == key.strip()):
             raise RefusedError(
@@ -203,7 +250,13 @@ class Endpoint(Server):
         if status in _TRANSIENT:
             raise _TransientError(f"status {status}", _seconds(headers.get("Retry-After", "")))
         if not 200 <= status < 300:
-            detail = " ".join(_masked(raw.decode("utf-8", "replace"), key).split())[:_DETAIL]
+            said = raw.decode("utf-8", "replace")
+            if status in _UNWANTED and _UNKNOWN_FIELD.search(said):
+                spare = ("seed", "temperature", self.budget_field, *_BUDGET_FIELDS)
+                named = [one for one in dict.fromkeys(spare) if one in body and one in said]
+                if named:
+                    raise _FieldError(named)
+            detail = " ".join(_masked(said, key).split())[:_DETAIL]
             raise RefusedError(
                 f"endpoint {self.url}, model {self.model!r}, key from {self.key_variable} "
                 f"({'set' if key else 'not set'}): refused with status {status}: {detail}"
@@ -212,7 +265,9 @@ class Endpoint(Server):
         finish = _masked(_healed(reply.finish), key)
         return dataclasses.replace(reply, text=_masked(_healed(reply.text), key), finish=finish)
 
-    async def _exchange(self, body: bytes, key: str) -> tuple[int, httpx.Headers, bytes]:
+    async def _exchange(
+        self, body: Mapping[str, Any], key: str
+    ) -> tuple[int, httpx.Headers, bytes]:
         """Status, headers and body, all within the time-out: dripping bytes do not extend it."""
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if key:
@@ -220,7 +275,7 @@ class Endpoint(Server):
         # Neither redirects nor proxies, which would carry the key to another address.
         client = httpx.AsyncClient(verify=_certificates(), trust_env=False, timeout=None)
         address = self.url.rstrip("/") + "/chat/completions"
-        asked = client.stream("POST", address, content=body, headers=headers)
+        asked = client.stream("POST", address, content=json.dumps(body), headers=headers)
         raw = bytearray()
         async with asyncio.timeout(self.timeout), client, asked as reply:
             async for part in reply.aiter_raw():

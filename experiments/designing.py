@@ -10,7 +10,7 @@ import yaml
 
 from engineer import analysis, controls, curricula, designers, grammar
 from engineer.context import Message
-from engineer.designers import Designer, Generate
+from engineer.designers import Designer, Generate, NoAnswerError
 from engineer.endpoint import Endpoint, RefusedError, Server
 from engineer.proposal import render_config
 from engineer.record import RunRecord
@@ -31,6 +31,7 @@ MODEL_DESIGNERS = ("current", "base")
 """Designers that answer with the run's own sampler."""
 PROBING_DESIGNERS = ("oracle", "adversary")
 """Designers that try configurations out before they choose one."""
+_PROBE: Sequence[Message] = [{"role": "user", "content": "Answer with the word: ready"}]
 _BY_RULE: Mapping[str, Designer] = {
     "fixed": designers.fixed,
     "random": designers.random,
@@ -173,6 +174,30 @@ def make_judge(settings: Settings) -> Generate | None:
     return _asked_once(judge) if judge.url else None
 
 
+def ask_servers(settings: Settings) -> list[str]:
+    """Asks each server of a run for a word, as a refusal hours later would come late.
+
+    Returns:
+      A line for each server that does not answer now; it may when it is needed.
+
+    Raises:
+      RefusedError: a server refuses what it is asked, or its address is none.
+    """
+    engineer, lines = settings.engineer, []
+    asked = {"engineer.endpoint": engineer.endpoint, "engineer.judge": engineer.judge}
+    if engineer.designer != "endpoint":
+        del asked["engineer.endpoint"]
+    for name, server in asked.items():
+        if server.url and settings.loop.rounds > 1:
+            try:
+                _asked_once(dataclasses.replace(server, tries=1))(_PROBE, settings.seed)
+            except NoAnswerError as error:
+                lines.append(f"{name}: {error}")
+            except RefusedError as error:
+                raise RefusedError(f"{name}: {error}") from error
+    return lines
+
+
 def design_round(
     settings: Settings,
     store: RunStore,
@@ -197,7 +222,7 @@ def design_round(
             judgement = analysis.judge_design(judge, context, made, seed)
             store.write(folder / "judgement.json", judgement)
     except RefusedError as error:
-        raise UserError(f"engineer: {error}") from error
+        raise UserError(f"engineer: {error}; started again, the run goes on from here") from error
     store.write(folder / "context.md", context + "\n")
     store.write(folder / "answers.md", answers + "\n")
     store.write(folder / "record.json", record.to_dict())

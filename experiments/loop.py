@@ -127,6 +127,8 @@ class Loop:
         settings = self._settings
         distributed.on_first(lambda: check_packages(settings))
         with user_errors():
+            for line in designing.ask_servers(settings):
+                self._reporter.line(line)
             seed = round_seed(settings, COLD_START, 0)
             self._first = distributed.on_first(
                 lambda: designing.start_config(settings, self._family.space, seed)

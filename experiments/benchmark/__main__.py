@@ -15,7 +15,6 @@ other models add rows. Without a model it only makes the tables anew.
 """
 
 import argparse
-import json
 import re
 import sys
 import time
@@ -251,7 +250,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _checked(arguments: argparse.Namespace) -> Options:
-    """The options with mesh and further fields read.
+    """The options with the mesh read.
 
     Raises:
       ValueError: a number is out of its range, the built-in set is not alone, or a limit on the
@@ -279,12 +278,6 @@ def _checked(arguments: argparse.Namespace) -> Options:
         raise ValueError(f"max_cost={options.max_cost}: needs price_in and price_out")
     if options.mesh is not None:
         options.mesh = MeshSettings(*sharding.mesh_size(options.mesh))
-    try:
-        options.extra = json.loads(arguments.extra)
-    except ValueError:
-        options.extra = None
-    if not isinstance(options.extra, dict):
-        raise ValueError(f"extra={arguments.extra!r}: a JSON object is needed")
     return options
 
 

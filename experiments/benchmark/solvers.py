@@ -269,7 +269,7 @@ class EndpointSolver(Solver):
             "list_holes": self._list_holes,
             "max_new_tokens": budget,
             "temperature": options.temperature,
-            "extra": dict(options.extra),
+            "extra": self._endpoint.extra_fields,
         }
 
     def forecast(self, questions: BenchmarkQuestions, rows: np.ndarray) -> list[str]:

@@ -138,7 +138,8 @@ def test_a_design_in_spite_of_every_failure(monkeypatch, caplog, capfd):
     assert not design.kept_previous
     assert design.summary == "Less of what works."
     assert len(server.requests) == len(acts)
-    assert waits == [1, 2, 7, 8, 16, 32, 60, 60, 60]  # doubled, at least Retry-After, at most 60
+    doubled = [1, 2, 7, 8, 16, 32, 60, 60, 60]  # At least Retry-After.
+    assert all(least <= wait <= 1.25 * least for least, wait in zip(doubled, waits, strict=True))
     path, headers, body = server.requests[-1]
     assert path == "/v1/chat/completions"
     assert headers["Authorization"] == f"Bearer {KEY}"
@@ -320,6 +321,43 @@ def test_a_refusal_is_told_at_once_and_without_the_key(monkeypatch):
     assert KEY not in str(error.value)
 
 
+def unsupported(field):
+    text = f"Unsupported parameter: '{field}' is not supported with this model. Use another."
+    return lambda handler: handler.send(400, json.dumps({"error": {"message": text}}).encode())
+
+
+def test_fields_that_a_server_has_not_are_left_out(caplog):
+    acts = [unsupported("max_tokens"), unsupported("temperature"), overloaded, too_slow]
+    acts += [*[hung_up] * 4, unsupported("seed"), answer]
+    with Server(*acts) as server:
+        ask, waits = endpoint(
+            server, max_tokens=9, temperature=0.5, tries=8, extra='{"reasoning_effort": "low"}'
+        )
+        assert ask(HI, 3) == ANSWER
+        assert ask(HI, 4) == ANSWER  # It asks as it has learnt to.
+    assert len(waits) == 6
+    assert len(server.requests) == len(acts) + 1
+    bodies = [body for _, _, body in server.requests]
+    asked = {"model": "m", "messages": HI, "reasoning_effort": "low"}
+    assert bodies[0] == asked | {"seed": 3, "temperature": 0.5, "max_tokens": 9}
+    assert bodies[1] == asked | {"seed": 3, "temperature": 0.5, "max_completion_tokens": 9}
+    assert bodies[2] == bodies[8] == asked | {"seed": 3, "max_completion_tokens": 9}
+    assert bodies[9] == bodies[10] == asked | {"max_completion_tokens": 9}
+    assert [one.message.partition(": ")[2] for one in caplog.records] == [
+        f"asked without {name} from now on" for name in ("max_tokens", "temperature", "seed")
+    ]
+
+
+def test_a_wrong_value_of_a_field_is_refused():
+    def too_large(handler):
+        handler.send(400, b"max_tokens: 9 is too large, this model supports at most 8")
+
+    with Server(too_large) as server:
+        ask, _ = endpoint(server, max_tokens=9)
+        with pytest.raises(RefusedError, match="refused with status 400: max_tokens: 9 is too"):
+            ask(HI, 0)
+
+
 def test_a_server_may_ask_to_wait_longer_or_until_a_date():
     def until(seconds):
         date = email.utils.formatdate(time.time() + seconds, usegmt=True)
@@ -331,7 +369,7 @@ def test_a_server_may_ask_to_wait_longer_or_until_a_date():
     with Server(until(90), until(-90), for_long, answer) as server:
         ask, waits = endpoint(server)
         assert ask(HI, 0) == ANSWER
-    assert waits == [pytest.approx(90, abs=3), 2, 600]
+    assert waits == [pytest.approx(90, abs=3), pytest.approx(2.25, abs=0.25), 600]
 
 
 def test_bad_fields_are_named():
@@ -345,6 +383,9 @@ def test_bad_fields_are_named():
         ({"url": "http://user:word@x/v1"}, "neither user nor password"),
         ({"model": ""}, "model=''"),
         ({"tries": 0}, "tries=0"),
+        ({"extra": "{"}, "extra='{': a JSON object is needed"),
+        ({"extra": "[1]"}, "a JSON object is needed"),
+        ({"extra": '{"seed": 1}'}, r"extra: \['seed'\] cannot be among its fields"),
         *(
             ({"timeout": bad}, f"timeout={bad}: must be finite")
             for bad in (0, -1, math.inf, math.nan)

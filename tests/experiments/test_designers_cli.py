@@ -12,6 +12,7 @@ import yaml
 import mapf_jax
 from engineer import context
 from engineer.analysis import QUESTIONS
+from engineer.endpoint import RefusedError
 from engineer.proposal import parse, render_config
 from engineer.record import RunRecord
 from engineer.space import Configuration
@@ -193,9 +194,22 @@ def test_a_server_designs_and_another_model_judges(runs, tmp_path, url):
     assert read(made, "judgement.json")["scores"] == SCORES
 
 
+def test_servers_are_asked_for_a_word_at_the_start(url):
+    def asked(model, **options):
+        server = {"url": url, "model": model}
+        engineer = {"designer": "endpoint", "endpoint": {**server, **options}, "judge": server}
+        return designing.ask_servers(settings.from_config({"engineer": engineer}))
+
+    assert asked("m") == []
+    with pytest.raises(RefusedError, match=r"engineer\.endpoint: .* refused with status 401"):
+        asked("unknown")
+    (line,) = asked("m", url="http://127.0.0.1:9")
+    assert "engineer.endpoint: http://127.0.0.1:9 gave no answer: no connection" in line
+
+
 def test_a_refusal_is_told_as_an_error_of_the_user(runs, tmp_path, url):
     folder = shutil.copytree(runs / "current", tmp_path / "run")
-    with pytest.raises(UserError, match=r"model 'unknown', key .* refused with status 401"):
+    with pytest.raises(UserError, match=r"model 'unknown', .* status 401: .*; started again"):
         design_again(folder, designer="endpoint", endpoint={"url": url, "model": "unknown"})
     assert not (folder / "again").exists()
 
