@@ -44,7 +44,9 @@ class FamilyTexts:
       checks: what every answer is checked for; it is valid if it passes all of them.
       alone: checks after whose failure nothing else can be judged of an answer.
       instruction: what the task is, what may be changed, how the results are to be read.
-      guideline: module G, how the parameters bear on learnability.
+      guideline: module G, how the parameters bear on learnability, with advice on what to do.
+      neutral_guideline: the same without advice: a model that only does as it is told shows nothing
+        of what it reads in its failures.
       output_format: how the configuration is to be written.
       failure_words: the failures shown, in this order, each with the checks that it counts.
       explanation: of the designs in demonstrations, where a context carries one forward.
@@ -55,6 +57,7 @@ class FamilyTexts:
     alone: tuple[str, ...]
     instruction: str
     guideline: str
+    neutral_guideline: str
     output_format: str
     failure_words: Mapping[str, Sequence[str]]
     explanation: str
@@ -68,7 +71,7 @@ def plain_texts(space: ConfigurationSpace, task: str, checks: Sequence[str]) -> 
       task: what the trained model learns, such as "to add numbers".
       checks: names of the checks, each shown under its own name.
     """
-    names = ("instruction", "guideline", "output_format", "explanation")
+    names = ("instruction", "guideline", "neutral_guideline", "output_format", "explanation")
     texts = {name: " ".join(getattr(_TEXTS, name)(space, task).split()) for name in names}
     return FamilyTexts(
         label=space.label,

@@ -13,7 +13,16 @@ from typing import Any
 from experiments.errors import UserError
 from experiments.run_checkpoint import end_of_round, find_checkpoint
 from experiments.settings import Settings
-from experiments.store import BRANCH, DIGESTS, FREE, RunStore, read_file, read_log, write_file
+from experiments.store import (
+    BRANCH,
+    DIGESTS,
+    FREE,
+    OtherOptionsError,
+    RunStore,
+    read_file,
+    read_log,
+    write_file,
+)
 
 #: What a branch may have otherwise than the run that it leaves, besides what any start may.
 _OWN = (*FREE, "loop.rounds", "seed", "engineer.", "environment.")
@@ -53,7 +62,7 @@ def branch(spec: str, store: RunStore, settings: Settings) -> list[str]:
         raise UserError(f"branch={spec!r}: there is a run in {store.root}; give another --workdir")
     try:
         changed = RunStore(found.run).compare(settings, _OWN)
-    except UserError as error:
+    except OtherOptionsError as error:
         raise UserError(f"branch={spec!r}: {error}") from error
     copy_rounds(found.run, store.root, int(index) + 1, {**note, "changed": changed})
     return [f"branch of {source} after round {index}", *changed]

@@ -140,7 +140,7 @@ def make_designer(
         greedy = name != "endpoint" and engineer.temperature == 0
         designer = designers.ModelDesigner(
             generate,
-            family.texts,
+            engineer.texts(family.texts),
             engineer.spec,
             tries=1 if greedy else engineer.tries,
             trigger=engineer.trigger,

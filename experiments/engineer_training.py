@@ -84,7 +84,7 @@ class EngineerTrainer:
           NonFiniteError: loss or gradient of the training on designs was NaN or infinite.
         """
         engineer, steps = self.settings.engineer, []
-        found = fitted(engineer.spec, record, self.family.texts, self.fits)
+        found = fitted(engineer.spec, record, engineer.texts(self.family.texts), self.fits)
         for step in range(engineer.training.steps if found is not None else 0):
             assert found is not None
             step_key = jax.random.fold_in(jax.random.fold_in(key, _STEPS), step)

@@ -12,6 +12,7 @@ import ml_collections
 
 from engineer.context import DEFAULT_VARIANT, VARIANTS, ContextSpec
 from engineer.endpoint import Server
+from engineer.texts import FamilyTexts
 from experiments.errors import user_errors
 from experiments.families import Family
 from experiments.families.loading import FamilySettings
@@ -194,6 +195,7 @@ class EngineerSettings:
         rounds/0/environment.yaml.
       context: which modules a model reads, "V1" to "V6", or "own" for `modules`.
       modules: the modules of context "own".
+      neutral_guideline: module G explains what the numbers do and gives no advice on them.
       tries: samples drawn until a design can be read; then the last configuration is kept. A
         greedy engineer (temperature 0) would only repeat itself and has one.
       decoding: "parsed" (the answer is free and then read), or "grammar" (whatever the model
@@ -225,6 +227,7 @@ class EngineerSettings:
     start: str = "random"
     context: str = DEFAULT_VARIANT
     modules: ContextSpec = dataclasses.field(default_factory=ContextSpec)
+    neutral_guideline: bool = False
     tries: int = 3
     decoding: str = "parsed"
     exact_fractions: bool = True
@@ -305,6 +308,12 @@ class EngineerSettings:
     def spec(self) -> ContextSpec:
         """The modules that a model reads."""
         return self.modules if self.context == OWN_CONTEXT else VARIANTS[self.context]
+
+    def texts(self, family: FamilyTexts) -> FamilyTexts:
+        """The texts of a family as a model reads them."""
+        if not self.neutral_guideline:
+            return family
+        return dataclasses.replace(family, guideline=family.neutral_guideline)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -71,6 +71,10 @@ FREE = (
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "numpy")
 
 
+class OtherOptionsError(UserError):
+    """A run was started with other options than those given; the message begins with its folder."""
+
+
 class RunStore:
     """The files of one run, and who touches them.
 
@@ -180,7 +184,7 @@ class RunStore:
         if path.exists() and self.begun:
             try:
                 changed = self.compare(settings, FREE)
-            except UserError as error:
+            except OtherOptionsError as error:
                 use = "use what it was started with, or another --workdir"
                 raise UserError(f"workdir={error}; {use}") from error
         else:
@@ -198,18 +202,19 @@ class RunStore:
           free: the options that may differ, and groups of such; rounds may always be added.
 
         Raises:
-          UserError: others differ, or the family's file does; the message begins with the folder.
+          OtherOptionsError: others differ, or the family's file does.
         """
         path = self.root / "config.json"
         before, now, digest = read_file(path), settings.to_dict(), family_digest(settings)
         if isinstance(before, dict) and "family" not in before:
-            raise UserError(
+            raise OtherOptionsError(
                 f"{self.root}: the run there was started by a version whose options had other names"
             )
         same_file = digest == read_file(
             self.root / "versions.json", lambda found: found.get("family")
         )
         with damage_named(path):
+            before = _with_defaults(before, now, Settings().to_dict())
             if same_file and digest and _attribute(before["family"]) == _attribute(now["family"]):
                 before["family"] = now["family"]  # The file may have moved.
             if before["loop"]["rounds"] < now["loop"]["rounds"]:
@@ -217,11 +222,11 @@ class RunStore:
         changed = changes(before, now)
         fixed = [change for change in changed if not change.startswith(free)]
         if fixed:
-            raise UserError(
+            raise OtherOptionsError(
                 f"{self.root}: the run there was started with other options ({'; '.join(fixed)})"
             )
         if not same_file:
-            raise UserError(
+            raise OtherOptionsError(
                 f"{self.root}: the file of family={settings.family!r} has changed since the run "
                 "there was started"
             )
@@ -233,6 +238,15 @@ class RunStore:
         page = self.root / "report.html"
         whole = last.exists() and page.exists() and page.stat().st_mtime >= last.stat().st_mtime
         return page if whole else None
+
+
+def _with_defaults(before: Any, now: Any, defaults: Any) -> Any:
+    """Options of an older version with the defaults of those that have come since."""
+    if not all(isinstance(one, dict) for one in (before, now, defaults)):
+        return before
+    since = {name: defaults[name] for name in now if name in defaults and name not in before}
+    known = {n: _with_defaults(v, now.get(n), defaults.get(n)) for n, v in before.items()}
+    return {**known, **since}
 
 
 def _attribute(family: str) -> str:

@@ -74,9 +74,11 @@ def design_pairs(
     settings: settings_lib.Settings, family: Family, seed: int, count: int
 ) -> list[Pair]:
     """Contexts of the configured variant with the answer of the simple rule."""
+    engineer = settings.engineer
+    texts = engineer.texts(family.texts)
     return [
         demonstrations.demonstration(
-            np.random.SeedSequence([seed, i]), settings.engineer.spec, family.space, family.texts
+            np.random.SeedSequence([seed, i]), engineer.spec, family.space, texts
         )
         for i in range(count)
     ]

@@ -16,9 +16,10 @@ from engineer.evidence import (
 )
 from engineer.record import RoundRecord, RunRecord
 from engineer.space import Configuration
-from engineer.texts import NO_HISTORY, NO_SUMMARY, SUMMARY_REQUEST
+from engineer.texts import NO_HISTORY, NO_SUMMARY, SUMMARY_REQUEST, plain_texts
 from experiments.families.demonstrations import random_record
 from experiments.families.lakes import texts as lakes
+from experiments.settings import EngineerSettings
 
 
 def _failed(**counts):
@@ -94,6 +95,20 @@ def test_the_variants_are_the_published_combinations():
     full = ContextSpec(training="full")
     details = f"{T}\nobjective: GRPO\nreward: accuracy\nschedule: constant"
     assert blocks(full, RECORD) == [*head, F, details, *tail]
+
+
+@pytest.mark.parametrize(
+    "family", [lakes.TEXTS, plain_texts(lakes.lake_space((3, 4)), "to plan", ["found"])]
+)
+def test_the_neutral_guideline_takes_the_place_of_the_other(family):
+    settings = EngineerSettings(neutral_guideline=True)
+    texts = settings.texts(family)
+    assert texts.guideline == family.neutral_guideline != family.guideline
+    assert EngineerSettings().texts(family) is family
+    # It neither says which rates to aim at nor how far to move.
+    advice = ("0.", "largest", "half", "lower", "raise", "keep", "small steps")
+    assert any(word in family.guideline for word in advice)
+    assert not any(word in texts.guideline for word in advice)
 
 
 @pytest.mark.parametrize("name", VARIANTS)

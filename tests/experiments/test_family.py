@@ -402,6 +402,19 @@ def test_what_computes_a_run_may_change_and_rounds_may_be_added(tmp_path):
         store.claim(from_config(mended | {"seed": 1}))
 
 
+def test_options_that_came_later_have_their_defaults(tmp_path):
+    store, path = RunStore(tmp_path), tmp_path / "config.json"
+    store.claim(from_config({}))
+    (tmp_path / "rounds").mkdir()
+    options = json.loads(path.read_text())
+    del options["engineer"]["neutral_guideline"], options["training"]
+    path.write_text(json.dumps(options))
+    assert store.claim(from_config({})) == []
+    path.write_text(json.dumps(options))
+    with pytest.raises(UserError, match=r"engineer.neutral_guideline was False and is True"):
+        store.claim(from_config({"engineer": {"neutral_guideline": True}}))
+
+
 def test_a_run_of_an_older_revision_is_refused_in_one_line(tmp_path):
     store = RunStore(tmp_path)
     (tmp_path / "rounds").mkdir()
