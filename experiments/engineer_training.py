@@ -60,6 +60,7 @@ class EngineerTrainer:
             completions_per_row=1,
             max_new_tokens=engineer.max_new_tokens,
             thinking=engineer.thinking,
+            thinking_tokens=engineer.thinking_tokens,
             temperature=engineer.temperature,
             degenerate_groups="drop",
         )

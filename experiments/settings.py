@@ -158,7 +158,7 @@ class EngineerTraining:
     is trained for a few steps on a small set made from the design, a trial, and the reward is by
     how much its mean reward on a fixed probe set rises. No round trains on a problem of that set,
     and none is of the validation set. The designs are sampled as `EngineerSettings` says, except
-    that top_p, top_k and thinking_tokens, which the objective knows nothing of, are off.
+    that top_p and top_k, which the objective knows nothing of, are off.
 
     Attributes:
       steps: GRPO steps before each design; 0 is off. Each costs group_size trials.

@@ -12,7 +12,8 @@ class Completion:
     """One sampled completion as text.
 
     Attributes:
-      text: the completion without special tokens.
+      text: the completion without special tokens; it begins with `<think>` where the chat template
+        has opened the model's thought, as if the model had.
       num_tokens: generated tokens, the stop token included.
       truncated: True if the token budget ended the completion, not a stop token.
     """
@@ -20,3 +21,10 @@ class Completion:
     text: str
     num_tokens: int
     truncated: bool
+
+    @property
+    def answer(self) -> str:
+        """What follows the thinking; empty where that was cut off."""
+        _, ended, after = self.text.rpartition("</think>")
+        visible = after.partition("<think>")[0]
+        return visible.lstrip() if ended else visible

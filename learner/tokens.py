@@ -12,7 +12,7 @@ from learner import checks
 
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json")
 
-THINK_END = "</think>"
+THINK_BEGIN, THINK_END = "<think>", "</think>"
 # What Qwen3 was shown to go on from when its thought is cut off (arXiv 2505.09388, section 4.3).
 _EARLY_STOP = (
     "\n\nConsidering the limited time by the user, I have to give the solution based on the "
@@ -51,6 +51,16 @@ class ThinkingBudget:
     def trigger(self) -> tuple[int, ...]:
         """The tokens that end a thought, whoever says them."""
         return self.closing_ids[-self.trigger_length :]
+
+    def forced(self, tokens: np.ndarray) -> np.ndarray:
+        """The tokens of completions, i32[N, M], that end a thought which was cut off: bool[N, M].
+
+        Only for a trigger of one token.
+        """
+        (trigger,) = self.trigger
+        begin, places = self.max_tokens, np.arange(tokens.shape[1])
+        cut = ~(tokens[:, :begin] == trigger).any(axis=1)
+        return cut[:, None] & (places >= begin) & (places < begin + len(self.closing_ids))
 
 
 def load_tokenizer(folder: str | Path) -> Any:
@@ -134,6 +144,16 @@ def encode_chat(
     except Exception as error:  # A template is a program: it may fail in any way.
         raise ValueError(f"the tokenizer's chat template fails: {error}") from error
     return [int(token) for token in ids]
+
+
+def opens_thought(tokenizer: Any, enable_thinking: bool) -> bool:
+    """Whether the chat template itself begins the model's thought, as Qwen3-Thinking's does.
+
+    Raises:
+        ValueError: as `encode_chat`.
+    """
+    ids = encode_chat(tokenizer, [{"role": "user", "content": ""}], enable_thinking)
+    return THINK_BEGIN in tokenizer.decode(ids).rpartition(THINK_END)[2]
 
 
 def decode(tokenizer: Any, ids: Sequence[int]) -> str:

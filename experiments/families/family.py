@@ -311,7 +311,7 @@ class ProblemTask(Task):
         def record(i: int) -> Record:
             problem = self._problems[int(indices[i])]
             try:
-                found = self._verify(problem, completions[i].text)
+                found = self._verify(problem, completions[i].answer)
             except SandboxError as error:
                 found = {"failed": [SCORED], "reward": 0.0, "why": str(error)}
             known = {"group": problem["group"]} if "group" in problem else {}

@@ -80,6 +80,8 @@ class Completer:
 
         self._tokenizer = tokenizer
         self._thinking = thinking
+        opened = tokens.opens_thought(tokenizer, thinking)
+        self._opening = f"{tokens.THINK_BEGIN}\n" if opened else ""
         self._automaton = automaton
         self._ending = ending
         self._longest_prompt = model_config.max_position_embeddings - sampling.max_new_tokens
@@ -163,7 +165,8 @@ class Completer:
         )
 
     def _completion(self, row: list[int], truncated: bool) -> Completion:
-        return Completion(tokens.decode(self._tokenizer, row), len(row), truncated)
+        text = self._opening + tokens.decode(self._tokenizer, row)
+        return Completion(text, len(row), truncated)
 
 
 def _rows(samples: Samples) -> tuple[list[list[int]], list[bool]]:

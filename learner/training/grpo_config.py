@@ -37,6 +37,8 @@ class GRPOConfig:
         short.
       max_new_tokens: budget of a completion, stop token included.
       thinking: let the chat template open the model's thinking, which then counts as completion.
+      thinking_tokens: most tokens of thinking, after which Qwen3's text for that ends it, which is
+        not in the loss; 0 sets no limit.
       sampling_rows: completions sampled at a time, at least one for each row shard of the mesh;
         bounds the memory of the key/value cache. Larger groups are sampled in parts.
       temperature: of sampling and of the policy that is optimised; > 0.
@@ -67,6 +69,7 @@ class GRPOConfig:
     length_multiple: int = 32
     max_new_tokens: int = 1024
     thinking: bool = False
+    thinking_tokens: int = 0
     sampling_rows: int = 512
     temperature: float = 1.0
     objective: grpo.ObjectiveConfig = dataclasses.field(default_factory=grpo.ObjectiveConfig)
@@ -86,11 +89,14 @@ class GRPOConfig:
             completions_per_row=1,
             length_multiple=1,
             max_new_tokens=1,
+            thinking_tokens=0,
             sampling_rows=1,
             max_resamples=1,
         )
         checks.positive(self, "epochs", "temperature")
         checks.choices(self, degenerate_groups=get_args(DegenerateGroups))
+        if self.thinking_tokens and not self.thinking:
+            raise ValueError(f"thinking_tokens={self.thinking_tokens}: only with thinking=True")
         if self.updates_per_step > self.prompts_per_step:
             raise ValueError(
                 f"updates_per_step={self.updates_per_step}: allowed are 1 to "

@@ -105,11 +105,17 @@ class GRPOTrainer:
         self._extra = {"reference": reference_params, "base": base_params}
         self._pad_id = tokens.pad_id(tokenizer)
         vocab_size = min(tokens.vocab_size(tokenizer), model_config.vocab_size)
+        limit = config.thinking_tokens
+        self._thinking = tokens.thinking_budget(tokenizer, limit) if limit else None
         self._completer = Completer(
             model_config,
             mesh,
             tokenizer,
-            SamplingParams(temperature=config.temperature, max_new_tokens=config.max_new_tokens),
+            SamplingParams(
+                temperature=config.temperature,
+                max_new_tokens=config.max_new_tokens,
+                thinking=self._thinking,
+            ),
             config.sampling_rows,
             config.thinking,
         )
@@ -143,15 +149,15 @@ class GRPOTrainer:
                 entropies,
                 batch.sampled_logprobs,
                 batch.advantages,
-                grpo.completion_mask(batch.completion_lengths, logprobs.shape[-1]),
+                batch.weights > 0,
                 batch.weights,
                 reference_logprobs,
                 batch.old_logprobs,
             )
 
         self._weights = jax.jit(
-            lambda lengths: grpo.token_weights(
-                grpo.completion_mask(lengths, config.max_new_tokens),
+            lambda mask: grpo.token_weights(
+                mask,
                 objective.loss_normalization,
                 objective.constant_length,
             )
@@ -375,15 +381,18 @@ class GRPOTrainer:
         keep = np.repeat(batch.signal | (config.degenerate_groups == "keep"), config.group_size)
         if config.mask_truncated:
             keep &= ~batch.truncated
+        sampled = np.arange(batch.tokens.shape[1]) < batch.lengths[:, None]
+        if self._thinking is not None:  # What ends a thought that is cut off the model did not say.
+            sampled &= ~self._thinking.forced(batch.tokens)
         update_of_row = np.arange(len(keep)) // config.group_size % config.updates_per_step
         parts = [
             np.flatnonzero(keep & (update_of_row == u)) for u in range(config.updates_per_step)
         ]
         work: list[Any] = []
         for chosen in filter(len, parts):
-            used = np.zeros_like(batch.lengths)
-            used[chosen] = batch.lengths[chosen]
             # Over all N completions, those left out being empty: one shape, so compiled once.
+            used = np.zeros_like(sampled)
+            used[chosen] = sampled[chosen]
             weights = np.asarray(self._weights(used))
             work.append(micro_batches(config, batch, chosen, advantages, weights, self._pad_id))
         if not work:

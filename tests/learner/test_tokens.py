@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from learner import tokens
+from learner.chat import Completion
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -116,6 +117,43 @@ def test_thinking_budget_has_the_models_own_closing_text():
     budget = tokens.thinking_budget(Words(), 40)
     assert budget.max_tokens == 40
     assert budget.closing_ids == (1,) * 19 + (7,)
+
+
+def test_a_template_may_open_the_thought_itself(folder):
+    tokenizer = tokens.load_tokenizer(folder)
+    for template, opened in (
+        (TEMPLATE, [False, False]),  # It closes the thought, or leaves it to the model.
+        (TEMPLATE.partition("{% if not")[0] + "<think>\n{% endif %}", [True, True]),
+        (TEMPLATE.replace("</think>", "").replace("not ", ""), [False, True]),
+        (TEMPLATE.partition("{% if not")[0] + "{% endif %}", [False, False]),
+    ):
+        tokenizer.chat_template = template
+        assert [tokens.opens_thought(tokenizer, thinking) for thinking in (False, True)] == opened
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("7", "7"),
+        (" 7\n", " 7\n"),
+        ("<think>6?</think>\n\n7", "7"),
+        ("6?\n</think>\n\n7", "7"),
+        ("<think>\n6? 7", ""),
+        ("<think>6</think>7<think>8</think>9<think>10", "9"),
+        ("</think>", ""),
+    ],
+)
+def test_the_answer_follows_the_thought(text, answer):
+    assert Completion(text, 1, False).answer == answer
+
+
+def test_the_tokens_that_end_a_thought_are_known():
+    budget = tokens.ThinkingBudget(max_tokens=3, closing_ids=(5, 1))
+    rng = np.random.default_rng(0)
+    completions = rng.integers(0, 7, (200, 7))
+    for row, forced in zip(completions.tolist(), budget.forced(completions), strict=True):
+        cut = 1 not in row[:3]
+        assert forced.tolist() == [cut and place in (3, 4) for place in range(7)]
 
 
 def test_thinking_needs_a_model_that_thinks(folder):

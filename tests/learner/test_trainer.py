@@ -9,14 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from learner import tokens
+from learner.chat import Completion
 from learner.devices import distributed, sharding
 from learner.qwen3 import model
+from learner.tokens import ThinkingBudget
 from learner.training import lora, task
 from learner.training.checkpoints import Checkpoints
 from learner.training.completion_rows import completion_logprobs, pack_rows
 from learner.training.grpo import ObjectiveConfig
 from learner.training.lora import LoraConfig
 from learner.training.metrics import MACHINE
+from learner.training.rollout import Rollout
 from learner.training.task import Scores, prompt_indices
 from learner.training.train_state import OptimizerConfig, abstract_train_state, create_train_state
 from learner.training.trainer import GRPOConfig, GRPOTrainer
@@ -472,6 +476,44 @@ def test_dropped_groups_leave_the_normaliser(tiny_model, tiny_params, one_device
     # The same gradient, over the tokens of the rows that take part.
     np.testing.assert_allclose(norms[True] * used[True], norms[False] * used[False], rtol=1e-4)
     assert used[True] < used[False]
+
+
+def test_what_ends_a_thought_is_not_in_the_loss(
+    tiny_model, tiny_params, one_device, byte_tokenizer, monkeypatch
+):
+    budget = ThinkingBudget(max_tokens=2, closing_ids=(7, 9))
+    monkeypatch.setattr(tokens, "thinking_budget", lambda tokenizer, limit: budget)
+    config = dataclasses.replace(CONFIG, max_new_tokens=8, thinking=True, thinking_tokens=2)
+    trainer = GRPOTrainer(config, tiny_model, one_device, byte_tokenizer)
+    rng = np.random.default_rng(0)
+    sampled = rng.integers(20, 90, (16, 8)).astype(np.int32)
+    thoughts = [(30, 31, 7, 9), (9, 32, 7, 9), (33, 9, 34, 35), (30, 31, 7, 9)]
+    sampled[:, :4] = thoughts * 4
+    lengths = np.array([8, 5, 6, 3] * 4, np.int32)  # The last was cut off while it was ended.
+    forced = np.zeros((16, 8), bool)
+    forced[0::4, 2:4] = forced[3::4, 2:4] = True
+    inside = np.arange(8) < lengths[:, None]
+
+    def updated(logprobs):
+        batch = Rollout(
+            indices=np.arange(4),
+            prompts=[[10, 11]] * 4,
+            tokens=sampled,
+            logprobs=logprobs.astype(np.float32),
+            lengths=lengths,
+            truncated=lengths == 8,
+            completions=[Completion("", 1, False)] * 16,
+            rewards=np.array([0, 1, 1, 0] * 4, np.float32),
+        )
+        state = trainer.init_state(jax.tree.map(jnp.array, tiny_params), jax.random.key(0))
+        (result,), state = trainer.update(state, batch)
+        return float(result.sums["tokens"]), change(state.params, host(tiny_params))
+
+    logprobs = rng.uniform(-6, -5, (16, 8))
+    count, moved = updated(logprobs)
+    assert count == (inside & ~forced).sum() == 76
+    assert np.array_equal(updated(np.where(forced, 0.0, logprobs))[1], moved)
+    assert not np.array_equal(updated(np.where(forced, logprobs, logprobs - 0.1))[1], moved)
 
 
 def test_non_finite_update_keeps_the_weights(

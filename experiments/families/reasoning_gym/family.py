@@ -42,7 +42,7 @@ class ReasoningGymOptions:
       seconds: of processor time to score an answer, which may have to make the problem again;
         half of them are for making it.
       instruction: what follows a question. The answer is what stands in the last answer tags of a
-        completion, or where there are none all that follows its thinking.
+        completion, or where there are none all of it.
     """
 
     levels: int = 0
@@ -239,8 +239,7 @@ class ReasoningGym(Family):
 
     def verify(self, problem: Problem, text: str) -> Record:
         """The reward is the score that the data set itself gives an answer."""
-        whole = text.rpartition("</think>")[2]
-        given = (_ANSWER.findall(whole) or [whole])[-1].strip()
+        given = (_ANSWER.findall(text) or [text])[-1].strip()
         arguments = *problem["source"], problem["question"], given
         score = sandbox().call("score", *arguments, seconds=self.options.seconds)
         return {"failed": [] if score >= RIGHT else ["right"], "reward": score}

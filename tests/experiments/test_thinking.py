@@ -1,0 +1,69 @@
+"""A whole run of a model whose chat template opens its thought, and whose thoughts are limited."""
+
+import dataclasses
+import json
+
+import jax.numpy as jnp
+import pytest
+import whole_runs
+
+from experiments.configs import qwen3_4b_thinking, tiny
+from experiments.policy import load_params, load_policy
+from experiments.settings import from_config
+from learner import tokens
+from learner.qwen3 import weights
+
+LIMIT = 6
+GROUPS = ("training", "validation", "engineer")
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory):
+    """The tiny model with a token more for each end of a thought, which it begins always."""
+    settings = from_config(tiny.get_config())
+    policy = load_policy(settings)
+    params = load_params(settings, policy)
+    table = params["embedding"]
+    params["embedding"] = jnp.concatenate([table, table[:8]])
+    config = dataclasses.replace(policy.config, vocab_size=len(table) + 8)
+    tokenizer = policy.tokenizer
+    tokenizer.add_tokens([tokens.THINK_BEGIN, tokens.THINK_END])
+    opened = "{{- '<|im_start|>assistant\\n<think>\\n' -}}"
+    tokenizer.chat_template = tokenizer.chat_template.replace(
+        "{{- '<|im_start|>assistant\\n' -}}", opened
+    )
+    assert opened in tokenizer.chat_template
+    folder = tmp_path_factory.mktemp("thinker")
+    weights.save(folder, params, config, tokenizer)
+    return folder
+
+
+def test_the_configuration_is_whole(thinker):
+    config = qwen3_4b_thinking.get_config()
+    config.model.path = str(thinker)
+    settings = from_config(config)
+    assert {getattr(settings, name).thinking_tokens for name in GROUPS} == {8192}
+
+
+@pytest.mark.slow
+def test_a_run_that_thinks(thinker, tmp_path):
+    closing = tokens.thinking_budget(tokens.load_tokenizer(thinker), LIMIT).closing_ids
+    budget = {"training": 32, "validation": 32, "engineer": 160}
+    options = [f"--config.model.path={thinker}", "--config.loop.rounds=2"]
+    options += ["--config.training.thinking=True", "--config.engineer.thinking=True"]
+    for name, answer in budget.items():
+        options += [
+            f"--config.{name}.thinking_tokens={LIMIT}",
+            f"--config.{name}.max_new_tokens={LIMIT + len(closing) + answer}",
+        ]
+    code, _, err = whole_runs.Run(tmp_path / "run", *options).end()
+    assert code == 0, err[-3000:]
+    lines = (tmp_path / "run/rounds/1/answers.jsonl").read_text().splitlines()
+    texts = [json.loads(line)["text"] for line in lines]
+    assert all(text.startswith("<think>\n") for text in texts)
+    cut = [text for text in texts if "Considering the limited time by the user" in text]
+    assert cut
+    assert all(text.count("</think>") == 1 for text in cut)
+    assert all(len(text.partition("\n\nConsidering")[0]) < 40 * LIMIT for text in cut)
+    design = json.loads((tmp_path / "run/rounds/0/design/design.json").read_text())
+    assert all(text.startswith("<think>\n") for text in design["raw_texts"])
