@@ -41,7 +41,7 @@ from experiments.store import RunStore, check_steps
 from experiments.trials import Trials
 from experiments.validation import validate, validation_completer, write_validation
 from learner.devices import distributed
-from learner.devices.preemption import Preemption
+from learner.devices.preemption import Preempted, Preemption
 from learner.qwen3 import attention, weights
 from learner.qwen3.cached_attention import choose_decoding
 from learner.training import metrics
@@ -200,9 +200,12 @@ class Loop:
         distributed.on_first(lambda: check_steps(path, position.step))
         write = metrics.json_lines(path, position.step) if distributed.is_first() else None
         key = round_key(settings, TRAINING, index)
-        results = self._trainer.run(progress.state, task, key, position.step, steps)
+        results = self._trainer.run(
+            progress.state, task, key, position.step, steps, self._preemption.release
+        )
         with (
             self._preemption.hold(),
+            self._saved_if_preempted(progress),
             self._reporter.bar(f"round {index} training", steps, position.step) as advance,
             self._batch_kept(f"round-{index}"),
         ):
@@ -260,6 +263,17 @@ class Loop:
             generation_config=weights.read_generation_config(self._settings.model.folder),
         )
         distributed.on_first(lambda: begun.rename(folder))
+
+    @contextlib.contextmanager
+    def _saved_if_preempted(self, progress: Progress) -> Iterator[None]:
+        """Saves what the last step left where the next one is stopped while it samples."""
+        try:
+            yield
+        except Preempted:
+            if progress.position.total > (self._checkpoints.latest_step() or 0):
+                progress.save(self._checkpoints, regular=False)
+            self._checkpoints.wait()
+            raise
 
     @contextlib.contextmanager
     def _batch_kept(self, name: str) -> Iterator[None]:

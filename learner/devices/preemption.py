@@ -2,8 +2,8 @@
 
 A cluster that needs a machine back sends SIGTERM and, some seconds later, SIGKILL. Inside `watch`
 either signal raises `Preempted` at once, except inside `hold`, which lets the body end first. So
-training holds it for the length of a step and saves, while anything that leaves complete files
-only may be stopped anywhere.
+training holds it for the length of an update, while anything that leaves complete files only may
+be stopped anywhere.
 
 Of several processes none may leave alone, as the others would wait for it: there the signal is
 only noted, and acted on where all of them call `agree`.
@@ -86,6 +86,17 @@ class Preemption:
             self.requested = any(distributed.gather(self._noted))
             if self.requested and not self._held:
                 raise Preempted(self._exit_code)
+
+    @contextlib.contextmanager
+    def release(self) -> Iterator[None]:
+        """Inside `hold`, a part that the signal may stop at once, where one process is alone."""
+        held, self._held = self._held, 0
+        try:
+            if self.requested and not distributed.together():
+                raise Preempted(self._exit_code)
+            yield
+        finally:
+            self._held = held
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:

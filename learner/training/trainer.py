@@ -6,9 +6,11 @@ A step depends on its arguments alone (state, task state, key, step number): a r
 and resumed from a checkpoint goes on with bitwise the same weights on the same machine.
 """
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -198,7 +200,13 @@ class GRPOTrainer:
         return self._merge(state.params, self._extra["base"])
 
     def run(
-        self, state: TrainState, task: Task, key: jax.Array, start_step: int, num_steps: int
+        self,
+        state: TrainState,
+        task: Task,
+        key: jax.Array,
+        start_step: int,
+        num_steps: int,
+        sampling: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> Iterator[StepResult]:
         """Steps `start_step` to `num_steps` - 1, each yielded as soon as it is done.
 
@@ -211,13 +219,22 @@ class GRPOTrainer:
           start_step: the first step, from 0.
           num_steps: steps of the whole run, those before `start_step` included; see
             `GRPOConfig.num_steps`.
+          sampling: is entered while completions are sampled and scored, as long as the state is
+            whole; what it raises ends the run.
         """
         for step in range(start_step, num_steps):
-            result = self.step(state, task, key, step)
+            result = self.step(state, task, key, step, sampling)
             state = result.state
             yield result
 
-    def step(self, state: TrainState, task: Task, key: jax.Array, step: int) -> StepResult:
+    def step(
+        self,
+        state: TrainState,
+        task: Task,
+        key: jax.Array,
+        step: int,
+        sampling: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> StepResult:
         """One step; see `run`.
 
         Raises:
@@ -228,13 +245,16 @@ class GRPOTrainer:
         """
         config = self.config
         seconds: dict[str, float] = {}
-        params = self.policy_params(state)
         draws: list[tuple[Rollout, Scores]] = []
-        for attempt in range(1 + config.max_resamples * (config.degenerate_groups == "resample")):
-            draws.append(self._draw(params, task, key, step, attempt, seconds))
-            if sum(int(rollout.signal.sum()) for rollout, _ in draws) >= config.prompts_per_step:
-                break
-        del params
+        resamples = config.max_resamples * (config.degenerate_groups == "resample")
+        with sampling():
+            params = self.policy_params(state)
+            for attempt in range(1 + resamples):
+                draws.append(self._draw(params, task, key, step, attempt, seconds))
+                signals = sum(int(rollout.signal.sum()) for rollout, _ in draws)
+                if signals >= config.prompts_per_step:
+                    break
+            del params
         rollouts, scored = zip(*draws, strict=True)
         drawn, scores = Rollout.concatenate(rollouts), Scores.concatenate(scored)
         given = {"a reward": drawn.rewards, "a log-probability of the sampler": drawn.logprobs}

@@ -31,6 +31,23 @@ def held(preemption, number, reached):
         reached.append("behind the step")
 
 
+def released(preemption, number, reached):
+    with preemption.watch(), preemption.hold():
+        with preemption.release():
+            reached.append("before the signal")
+            os.kill(os.getpid(), number)
+            reached.append("behind the signal")
+        reached.append("end of the step")
+
+
+def released_too_late(preemption, number, reached):
+    with preemption.watch(), preemption.hold():
+        os.kill(os.getpid(), number)
+        reached.append("behind the signal")
+        with preemption.release():
+            reached.append("in the released part")
+
+
 def failing(preemption, number, reached):
     with preemption.watch(), preemption.hold():
         os.kill(os.getpid(), number)
@@ -43,6 +60,8 @@ def failing(preemption, number, reached):
     [
         (not_held, Preempted, []),
         (held, Preempted, ["end of the step"]),
+        (released, Preempted, ["before the signal"]),
+        (released_too_late, Preempted, ["behind the signal"]),
         (failing, KeyError, ["before the error"]),
     ],
 )

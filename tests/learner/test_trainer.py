@@ -1,5 +1,6 @@
 """Training steps: the same on any mesh and micro-batch, exactly resumable, and they do learn."""
 
+import contextlib
 import dataclasses
 import json
 
@@ -514,6 +515,31 @@ def test_what_ends_a_thought_is_not_in_the_loss(
     assert count == (inside & ~forced).sum() == 76
     assert np.array_equal(updated(np.where(forced, 0.0, logprobs))[1], moved)
     assert not np.array_equal(updated(np.where(forced, logprobs, logprobs - 0.1))[1], moved)
+
+
+def test_a_state_is_whole_while_completions_are_sampled(
+    tiny_model, tiny_params, one_device, byte_tokenizer, letter_task
+):
+    trainer = GRPOTrainer(CONFIG, tiny_model, one_device, byte_tokenizer)
+    before = trainer.init_state(jax.tree.map(jnp.array, tiny_params), jax.random.key(1))
+    entered = []
+
+    @contextlib.contextmanager
+    def stopped_at_the_second_step():
+        entered.append(True)
+        yield
+        if len(entered) == 2:
+            raise KeyboardInterrupt
+
+    steps = trainer.run(
+        before, letter_task, jax.random.key(7), 0, 3, sampling=stopped_at_the_second_step
+    )
+    first = next(steps)
+    with pytest.raises(KeyboardInterrupt):
+        next(steps)
+    assert int(first.state.step) == 1
+    after = trainer.step(first.state, letter_task, jax.random.key(7), 1).state
+    assert int(after.step) == 2
 
 
 def test_non_finite_update_keeps_the_weights(
