@@ -1,6 +1,7 @@
 """From chats to completions: the one path of training, validation, design and benchmarks."""
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -80,8 +81,6 @@ class Completer:
 
         self._tokenizer = tokenizer
         self._thinking = thinking
-        opened = tokens.opens_thought(tokenizer, thinking)
-        self._opening = f"{tokens.THINK_BEGIN}\n" if opened else ""
         self._automaton = automaton
         self._ending = ending
         self._longest_prompt = model_config.max_position_embeddings - sampling.max_new_tokens
@@ -148,6 +147,12 @@ class Completer:
     def fits(self, chat: Sequence[Message]) -> bool:
         """Whether the model's window holds a chat and the longest completion to it."""
         return len(self._encode(chat)) <= self._longest_prompt
+
+    @functools.cached_property
+    def _opening(self) -> str:
+        """What the chat template says of a completion in the model's place."""
+        opened = tokens.opens_thought(self._tokenizer, self._thinking)
+        return f"{tokens.THINK_BEGIN}\n" if opened else ""
 
     def _encode(self, chat: Sequence[Message]) -> list[int]:
         return tokens.encode_chat(self._tokenizer, chat, self._thinking)
