@@ -102,70 +102,114 @@ class RMSNorm(nn.Module):
         return (x32 * inverse * scale.astype(jnp.float32)).astype(x.dtype)
 
 
-def projection(config: Qwen3Config, features: int, axes: tuple[str, str], name: str) -> nn.Dense:
-    """A matrix without bias, applied to [tokens, in]; `axes` are its logical axes.
+class Projection(nn.Module):
+    """A matrix without bias; `shape` is (in, out) and `axes` its logical axes.
 
     Its parts on the devices of `fsdp` are put together first: left to itself, XLA multiplies them
     one after the other, which on TPUs adds up the whole result in memory once for each.
     """
-    init = nn.initializers.normal(config.initializer_range)
-    whole = tuple(None if axis == "embed" else axis for axis in axes)
 
-    def product(x: Array, matrix: Array, *args: Any, **options: Any) -> Array:
-        matrix = nn.with_logical_constraint(matrix, whole)
-        return jax.lax.dot_general(x, matrix, *args, **options)
+    config: Qwen3Config
+    shape: tuple[int, int]
+    axes: tuple[str, str]
 
-    return nn.Dense(
-        features,
-        use_bias=False,
-        dtype=config.dtype,
-        param_dtype=config.param_dtype,
-        kernel_init=nn.with_logical_partitioning(init, axes),
-        dot_general=product,
-        name=name,
-    )
+    @nn.compact
+    def __call__(self, x: Array, product: Callable[[Array, Array], Array] = jnp.matmul) -> Array:
+        """The product of x [tokens, in] and the matrix, or another one of both."""
+        c = self.config
+        init = nn.with_logical_partitioning(nn.initializers.normal(c.initializer_range), self.axes)
+        matrix = self.param("kernel", init, self.shape, jnp.dtype(c.param_dtype))
+        whole = tuple(None if axis == "embed" else axis for axis in self.axes)
+        return product(x, nn.with_logical_constraint(matrix.astype(c.dtype), whole))
 
 
 class Attention(nn.Module):
-    """Projections, per-head norms of queries and keys, rotation; `attend` does the rest."""
+    """Projections, per-head norms of queries and keys, rotation; `attend` does the rest.
+
+    With `tpu_rows` the projections write and read the order that the kernel of TPUs has, heads
+    before tokens: copies from one order to the other take a twentieth of an update.
+    """
 
     config: Qwen3Config
     decoding: bool = False
+    tpu_rows: bool = False
 
     @nn.compact
     def __call__(self, x: Array, rope: tuple[Array, Array], attend: Attend) -> Array:
         c = self.config
-        H, K, h = c.num_attention_heads, c.num_key_value_heads, c.head_dim
-        lead = x.shape[:-1]
-        flat = x.reshape(-1, c.hidden_size)
-        q = projection(c, H * h, ("embed", "heads"), name="q_proj")(flat)
+        D, H, h = c.hidden_size, c.num_attention_heads, c.head_dim
+        width = c.num_key_value_heads * h
+        q_proj = Projection(c, (D, H * h), ("embed", "heads"), name="q_proj")
+        k_proj = Projection(c, (D, width), ("embed", "kv_heads"), name="k_proj")
+        v_proj = Projection(c, (D, width), ("embed", "kv_heads"), name="v_proj")
+        o_proj = Projection(c, (H * h, D), ("heads", "embed"), name="o_proj")
+        q_norm, k_norm = (RMSNorm(c, "head_dim", name=name) for name in ("q_norm", "k_norm"))
+        by_product = on_tpu(c, self.decoding)
+        if self.tpu_rows:
+
+            def to_heads(x: Array, matrix: Array) -> Array:
+                return jnp.einsum("btd,dnh->bnth", x, matrix.reshape(D, -1, h))
+
+            def from_heads(x: Array, matrix: Array) -> Array:
+                return jnp.einsum("bnth,nhd->btd", x, matrix.reshape(-1, h, D))
+
+            def exchanged(x: Array) -> Array:
+                return x.transpose(0, 2, 1, 3)
+
+            q, k, v = (project(x, to_heads) for project in (q_proj, k_proj, v_proj))
+            cos, sin = map(exchanged, rope)
+            q, k = (rotate(n, (cos, sin), by_product) for n in (q_norm(q), k_norm(k)))
+            return o_proj(exchanged(attend(*map(exchanged, (q, k, v)))), from_heads)
+        flat, lead = x.reshape(-1, D), x.shape[:-1]
+        q = q_proj(flat)
         if self.decoding:
             # Else XLA for TPUs makes the heads a part of the product, for which it keeps a second
-            # copy of the matrices in another layout. Training is faster with that.
+            # copy of the matrices in another layout.
             q = jax.lax.optimization_barrier(q)
-        q = q.reshape(*lead, H, h)
-        k = projection(c, K * h, ("embed", "kv_heads"), name="k_proj")(flat).reshape(*lead, K, h)
-        v = projection(c, K * h, ("embed", "kv_heads"), name="v_proj")(flat).reshape(*lead, K, h)
-        by_product = choose(c).name == "splash" and not self.decoding
-        q = rotate(RMSNorm(c, "head_dim", name="q_norm")(q), rope, by_product)
-        k = rotate(RMSNorm(c, "head_dim", name="k_norm")(k), rope, by_product)
-        out = attend(q, k, v).reshape(-1, H * h)
-        return projection(c, c.hidden_size, ("heads", "embed"), name="o_proj")(out).reshape(x.shape)
+        q, k, v = (n.reshape(*lead, -1, h) for n in (q, k_proj(flat), v_proj(flat)))
+        q, k = (rotate(n, rope, by_product) for n in (q_norm(q), k_norm(k)))
+        out = attend(q, k, v)
+        return o_proj(out.reshape(-1, H * h)).reshape(x.shape)
 
 
 class MLP(nn.Module):
     """The SwiGLU feed-forward layer (arXiv 2002.05202)."""
 
     config: Qwen3Config
+    tpu_rows: bool = False
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         c = self.config
+        widen = (c.hidden_size, c.intermediate_size), ("embed", "mlp")
         flat = x.reshape(-1, c.hidden_size)
-        gate = projection(c, c.intermediate_size, ("embed", "mlp"), name="gate_proj")(flat)
-        up = projection(c, c.intermediate_size, ("embed", "mlp"), name="up_proj")(flat)
-        down = projection(c, c.hidden_size, ("mlp", "embed"), name="down_proj")
-        return down(nn.silu(gate) * up).reshape(x.shape)
+        gate = Projection(c, *widen, name="gate_proj")(flat)
+        up = Projection(c, *widen, name="up_proj")(flat)
+        if self.tpu_rows:
+            # Else XLA computes the gated product, and both gradients behind it, again for every
+            # tile of the matrix products that they go into.
+            gate, up = map(gradient_in_memory, (gate, up))
+            hidden = jax.lax.optimization_barrier(nn.silu(gate) * up)
+        else:
+            hidden = nn.silu(gate) * up
+        narrow = (c.intermediate_size, c.hidden_size), ("mlp", "embed")
+        return Projection(c, *narrow, name="down_proj")(hidden).reshape(x.shape)
+
+
+def on_tpu(config: Qwen3Config, decoding: bool) -> bool:
+    """Whether whole sequences are computed as TPUs like it: the kernel chosen tells."""
+    return not decoding and choose(config).name == "splash"
+
+
+@jax.custom_vjp
+def gradient_in_memory(x: Array) -> Array:
+    """x itself, whose gradient is written to memory before anything is made of it."""
+    return x
+
+
+gradient_in_memory.defvjp(
+    lambda x: (x, None), lambda _, gradient: (jax.lax.optimization_barrier(gradient),)
+)
 
 
 class Block(nn.Module):
@@ -174,20 +218,23 @@ class Block(nn.Module):
     `attend(q, k, v)` says how the queries meet keys and values: the whole masked sequence in
     training, a cache in decoding. Tokens are flattened to two dimensions for every matrix
     product: XLA's CPU backward pass of the three-dimensional form is 2.7 times slower. `decoding`
-    says that there is one token of each sample, and changes no result.
+    says that there is one token of each sample, `tpu_rows` that the kernel of TPUs takes rows as
+    they are; both say how it is computed, not what.
     """
 
     config: Qwen3Config
     decoding: bool = False
+    tpu_rows: bool = False
 
     @nn.compact
     def __call__(self, x: Array, rope: tuple[Array, Array], attend: Attend) -> Array:
         c = self.config
         normed = RMSNorm(c, "norm", name="input_norm")(x)
-        out = Attention(c, self.decoding, name="attention")(normed, rope, attend)
+        attention = Attention(c, self.decoding, self.tpu_rows, name="attention")
+        out = attention(normed, rope, attend)
         x = x + checkpoint_name(out, "attention_output")
         normed = RMSNorm(c, "norm", name="post_attention_norm")(x)
-        return x + checkpoint_name(MLP(c, name="mlp")(normed), "mlp_output")
+        return x + checkpoint_name(MLP(c, self.tpu_rows, name="mlp")(normed), "mlp_output")
 
 
 class Qwen3(nn.Module):
@@ -225,7 +272,9 @@ class Qwen3(nn.Module):
             unroll=min(c.scan_unroll, c.num_hidden_layers),
             metadata_params={nn.PARTITION_NAME: "layers"},
         )
-        x, _ = layers(Block(c, name="layers"), embed_split(embedding, tokens, c), None)
+        # Completions that share a prompt are cut out of their rows first.
+        block = Block(c, tpu_rows=on_tpu(c, False) and shared is None, name="layers")
+        x, _ = layers(block, embed_split(embedding, tokens, c), None)
         return RMSNorm(c, "norm", name="final_norm")(x)
 
 

@@ -99,21 +99,14 @@ def split_float32(embedding, tokens, config):
     return model.embed(embedding, tokens, dataclasses.replace(config, dtype="float32"))
 
 
-class CastBehind(nn.Module):
-    config: Qwen3Config
-    features: int
-    axes: tuple[str, str]
-
+class CastBehind(model.Projection):
     @nn.compact
-    def __call__(self, x):
-        kernel = self.param("kernel", *self.split(x), jnp.float32)
+    def __call__(self, x, product=jnp.matmul):
+        init = nn.with_logical_partitioning(nn.initializers.zeros, self.axes)
+        kernel = self.param("kernel", init, self.shape, jnp.float32)
         if not jax.sharding.get_abstract_mesh().empty:
             kernel = jax.lax.with_sharding_constraint(kernel, P())
-        return x @ kernel.astype(x.dtype)
-
-    def split(self, x):
-        init = nn.with_logical_partitioning(nn.initializers.zeros, self.axes)
-        return init, (x.shape[-1], self.features)
+        return product(x, kernel.astype(x.dtype))
 
 
 def unrolled(scan):
@@ -129,7 +122,7 @@ def unrolled(scan):
         (nn, "scan", unrolled(nn.scan), "parameters: 0 loops over layers"),
         (completions, "token_logprobs", all_at_once, "logits: .* has those of"),
         (model, "embed_split", split_float32, "bfloat16: .* carries activations as f32"),
-        (model, "projection", CastBehind, "bfloat16: .* gathers float32"),
+        (model, "Projection", CastBehind, "bfloat16: .* gathers float32"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
