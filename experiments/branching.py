@@ -26,6 +26,8 @@ from experiments.store import (
 
 #: What a branch may have otherwise than the run that it leaves, besides what any start may.
 _OWN = (*FREE, "loop.rounds", "seed", "engineer.", "environment.")
+# What a start that was refused leaves in its folder.
+_REFUSED = {".lock", "config.json", "versions.json", DIGESTS}
 # What follows the validation of a round, and so belongs to the one that designs.
 _OF_DESIGN = shutil.ignore_patterns("design", "engineer_training.jsonl", "probe_set.jsonl")
 
@@ -58,8 +60,16 @@ def branch(spec: str, store: RunStore, settings: Settings) -> list[str]:
         if before["run"] != note["run"] or before["round"] != note["round"]:
             raise UserError(f"branch={spec!r}: the run in {store.root} is a branch of {before}")
         return []
-    if store.begun:
-        raise UserError(f"branch={spec!r}: there is a run in {store.root}; give another --workdir")
+    if others := sorted({path.name for path in store.root.iterdir()} - _REFUSED):
+        raise UserError(
+            f"branch={spec!r}: it needs a new folder and {store.root} holds "
+            f"{', '.join(others[:5])}; give another --workdir"
+        )
+    if settings.loop.rounds <= int(index) + 1:
+        raise UserError(
+            f"branch={spec!r}: loop.rounds={settings.loop.rounds} leaves no round to come behind "
+            f"round {index}; allowed are integers from {int(index) + 2} up"
+        )
     try:
         changed = RunStore(found.run).compare(settings, _OWN)
     except OtherOptionsError as error:

@@ -76,6 +76,7 @@ def test_another_designer_takes_over(whole, tmp_path):
         ("{}", (), "allowed is RUN@ROUND"),
         ("{}@7", (), "the run has not finished round 7"),
         ("{}gone@0", (), "no run is there"),
+        ("{}@2", (), "loop.rounds=3 leaves no round to come behind round 2; allowed are"),
         (
             "{}@0",
             ("--config.training.group_size=8",),
@@ -91,7 +92,12 @@ def test_what_cannot_be_branched_is_refused(whole, tmp_path, spec, options, mess
     assert err.count("\n") == 1
 
 
-def test_a_branch_overwrites_no_run(whole, tmp_path):
-    code, _, err = start(whole, f"--branch={whole}@0")
-    assert code == 1
-    assert f"there is a run in {whole}; give another --workdir" in err
+def test_a_branch_overwrites_nothing(whole, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.md").write_text("years of work")
+    for folder, held in ((whole, "checkpoints"), (tmp_path / "mine", "thesis.md")):
+        code, _, err = start(folder, f"--branch={whole}@0")
+        assert code == 1
+        assert f"it needs a new folder and {folder} holds " in err
+        assert held in err
+    assert (tmp_path / "mine" / "thesis.md").read_text() == "years of work"
