@@ -126,11 +126,8 @@ def _run(reporter: Reporter) -> None:
 def _branch(directory: RunStore, settings: Settings) -> list[str]:
     if _BRANCH.value is None:
         return []
-    process.quieten()  # Orbax warns of every folder that is only read.
     with directory.locked():
-        lines = branching.branch(_BRANCH.value, directory, settings)
-    process.quieten(absl_logging.WARNING)
-    return lines
+        return branching.branch(_BRANCH.value, directory, settings)
 
 
 def _write_report(root: Path) -> Path:
