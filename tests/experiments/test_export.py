@@ -85,7 +85,7 @@ def test_transformers_computes_what_was_trained(settings, tmp_path, capsys):
             [f"{root}:4", f"--out={tmp_path / 'x'}"],
             "the run has no such checkpoint, but those of steps [",
         ),
-        ([str(tmp_path), f"--out={tmp_path / 'x'}"], "no run is there; allowed are RUN, RUN:STEP and"),
+        ([str(tmp_path), f"--out={tmp_path / 'x'}"], "no run is there; allowed are RUN, RUN:STEP"),
         (
             [str(root), f"--out={tmp_path / 'x'}", "--mesh=2"],
             "mesh is '2'; it must be data x",
