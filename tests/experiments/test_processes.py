@@ -277,7 +277,7 @@ def test_adapters_further_draws_and_training_on_designs(start, tmp_path):
         text = (folder / "rounds" / "0" / "engineer_training.jsonl").read_text()
         training.append([json.loads(line) for line in text.splitlines()])
         assert len(list((folder / "tensorboard").iterdir())) == 1, "only the first process writes"
-        assert {path.name for path in (folder / "checkpoints").iterdir()} == {"6", "8"}
+        assert {path.name for path in (folder / "checkpoints").iterdir()} == {"4", "6", "8"}
     for mine, other in zip(*training, strict=True):
         assert mine["metrics"]["updates"] == 1, "nothing was learned about designs"
         assert_same_figures([without_machine(mine["metrics"])], [without_machine(other["metrics"])])
