@@ -34,7 +34,7 @@ _MAX_TOKENS = 1 << 53
 _TRANSIENT = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529})
 _DETAIL = 200
 _LONGEST_WAIT, _LONGEST_RETRY_AFTER = 60.0, 600.0
-_UNWANTED = frozenset({400, 422})  # Statuses of a request with a field that the server has not.
+_UNWANTED = frozenset({400, 422})  # Statuses that may be about a field of the request.
 _UNKNOWN_FIELD = re.compile(
     "unsupported|not support|unrecogni[sz]ed|unknown|unexpected|not permitted|not allowed",
     re.IGNORECASE,
@@ -68,7 +68,7 @@ class Reply:
 
 
 class _FieldError(Exception):
-    """The server has not these fields of the request, which go without saying."""
+    """The server does not know these fields of the request, which it can be asked without."""
 
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__(", ".join(names))
@@ -119,7 +119,9 @@ class Server:
             raise ValueError(f"timeout={self.timeout}: must be finite and above 0")
         own = {"model", "messages", "seed", "temperature", "stream", self.budget_field}
         if taken := sorted(own & self.extra_fields.keys()):
-            raise ValueError(f"extra: {taken} cannot be among its fields, they have options")
+            raise ValueError(
+                f"extra: {taken} cannot be among its fields, they have their own place"
+            )
 
     @property
     def extra_fields(self) -> dict[str, Any]:
@@ -144,8 +146,8 @@ class Endpoint(Server):
     up to a quarter more, so that many clients do not come back together. A server's Retry-After
     counts instead if it is longer, up to 600.
 
-    Where the server has no such field, the seed and the temperature are left out of all requests
-    from then on, which a warning says, and the budget goes under the other of its two usual names.
+    Where the server does not know them, the seed and the temperature are left out from then on,
+    and the budget goes under the other of its two usual names. A warning says so.
 
     Attributes:
       max_tokens: budget of an answer; None leaves it to the server.

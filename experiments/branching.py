@@ -1,8 +1,8 @@
 """A run that begins with the rounds of another one: `--branch=RUN@ROUND`.
 
-Its folder begins as a copy of that run's up to the end of the round: problems, training, validation
-and evidence, and the checkpoint. The design that follows is its own. Where designer, options and
-seed are the same, so is all that comes after.
+Its folder begins as a copy of that run's up to the end of the round: problems, training,
+validation, evidence and the checkpoint. The design that follows is its own. With the same options
+and seed it repeats the rest of that run.
 """
 
 import os
@@ -24,7 +24,7 @@ from experiments.store import (
     write_file,
 )
 
-#: What a branch may have otherwise than the run that it leaves, besides what any start may.
+#: Options in which a branch may differ from the run that it leaves.
 _OWN = (*FREE, "loop.rounds", "seed", "engineer.", "environment.")
 # What a start that was refused leaves in its folder.
 _REFUSED = {".lock", "config.json", "versions.json", DIGESTS}
@@ -33,7 +33,7 @@ _OF_DESIGN = shutil.ignore_patterns("design", "engineer_training.jsonl", "probe_
 
 
 def branch(spec: str, store: RunStore, settings: Settings) -> list[str]:
-    """Makes the folder of a run a copy of another run's first rounds, unless it is that already.
+    """Begins a run with a copy of another run's first rounds, unless that has been done.
 
     Args:
       spec: RUN@ROUND.
@@ -41,7 +41,7 @@ def branch(spec: str, store: RunStore, settings: Settings) -> list[str]:
       settings: its options.
 
     Returns:
-      What is said of it, in lines.
+      Lines about it for the user; none if it had been done.
 
     Raises:
       UserError: there is no such run, round or checkpoint; the folder holds another run; or an
@@ -50,16 +50,19 @@ def branch(spec: str, store: RunStore, settings: Settings) -> list[str]:
     source, at, index = spec.rpartition("@")
     if not (at and index.isdecimal()):
         raise UserError(f"branch={spec!r}: allowed is RUN@ROUND, such as runs/tiny@0")
+    made = store.root / BRANCH
+    note = {"run": str(Path(source).resolve()), "round": int(index)}
+    if made.exists():  # Whatever has become of the other run.
+        before = read_file(made)
+        if note.items() <= before.items():
+            return []
+        raise UserError(
+            f"branch={spec!r}: the run in {store.root} is a branch of {before['run']} after round "
+            f"{before['round']}"
+        )
     found = find_checkpoint(spec)
     if found is None:
         raise UserError(f"branch={spec!r}: no run is there")
-    made = store.root / BRANCH
-    note = {"run": str(found.run.resolve()), "round": int(index)}
-    if made.exists():
-        before = read_file(made)
-        if before["run"] != note["run"] or before["round"] != note["round"]:
-            raise UserError(f"branch={spec!r}: the run in {store.root} is a branch of {before}")
-        return []
     if others := sorted({path.name for path in store.root.iterdir()} - _REFUSED):
         raise UserError(
             f"branch={spec!r}: it needs a new folder and {store.root} holds "
@@ -67,7 +70,7 @@ def branch(spec: str, store: RunStore, settings: Settings) -> list[str]:
         )
     if settings.loop.rounds <= int(index) + 1:
         raise UserError(
-            f"branch={spec!r}: loop.rounds={settings.loop.rounds} leaves no round to come behind "
+            f"branch={spec!r}: loop.rounds={settings.loop.rounds} leaves no round after "
             f"round {index}; allowed are integers from {int(index) + 2} up"
         )
     try:

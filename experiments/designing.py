@@ -175,13 +175,13 @@ def make_judge(settings: Settings) -> Generate | None:
 
 
 def ask_servers(settings: Settings) -> list[str]:
-    """Asks each server of a run for a word, as a refusal hours later would come late.
+    """Asks each server of a run for a word, so that a refusal does not come hours later.
 
     Returns:
       A line for each server that does not answer now; it may when it is needed.
 
     Raises:
-      RefusedError: a server refuses what it is asked, or its address is none.
+      RefusedError: a server refuses what it is asked.
     """
     engineer, lines = settings.engineer, []
     asked = {"engineer.endpoint": engineer.endpoint, "engineer.judge": engineer.judge}

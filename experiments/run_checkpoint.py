@@ -122,7 +122,7 @@ def find_checkpoint(spec: str) -> RunCheckpoint | None:
     steps = sorted(int(name) for name in names if name.isdecimal())
     if not steps:
         raise UserError(f"{spec}: the run has no checkpoint yet")
-    step = {"": steps[-1], ":": number, "@": end_of_round(folder, number)}[mark]
+    step = end_of_round(folder, number) if mark == "@" else number if mark else steps[-1]
     if step is None:
         raise UserError(f"{spec}: the run has not finished round {number}")
     if step not in steps:

@@ -162,11 +162,6 @@ class RunStore:
             }
             append_log(self.root / TIMES, [times])
 
-    @property
-    def begun(self) -> bool:
-        """Whether a run has made anything here; one that was refused before is no run."""
-        return any((self.root / name).exists() for name in ("validation", "rounds"))
-
     def claim(self, settings: Settings) -> list[str]:
         """Notes the options of a new run, or checks them against those of the run to resume.
 
@@ -181,7 +176,8 @@ class RunStore:
         path = self.root / "config.json"
         open_log(self.root / DIGESTS)  # A kill may have cut its last line in two.
         changed: list[str] = []
-        if path.exists() and self.begun:
+        made = any((self.root / name).exists() for name in ("validation", "rounds"))
+        if path.exists() and made:  # What was refused before it made anything is no run.
             try:
                 changed = self.compare(settings, FREE)
             except OtherOptionsError as error:

@@ -3,6 +3,8 @@
 import dataclasses
 from collections.abc import Mapping
 
+from learner.tokens import THINK_BEGIN, THINK_END
+
 Message = Mapping[str, str]
 """One turn of a chat, with `role` and `content`."""
 
@@ -25,6 +27,6 @@ class Completion:
     @property
     def answer(self) -> str:
         """What follows the thinking; empty where that was cut off."""
-        _, ended, after = self.text.rpartition("</think>")
-        visible = after.partition("<think>")[0]
+        _, ended, after = self.text.rpartition(THINK_END)
+        visible = after.partition(THINK_BEGIN)[0]
         return visible.lstrip() if ended else visible

@@ -197,7 +197,7 @@ class MLP(nn.Module):
 
 
 def on_tpu(config: Qwen3Config, decoding: bool) -> bool:
-    """Whether whole sequences are computed as TPUs like it: the kernel chosen tells."""
+    """Whether whole sequences go through the attention kernel of TPUs."""
     return not decoding and choose(config).name == "splash"
 
 

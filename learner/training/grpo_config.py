@@ -37,8 +37,8 @@ class GRPOConfig:
         short.
       max_new_tokens: budget of a completion, stop token included.
       thinking: let the chat template open the model's thinking, which then counts as completion.
-      thinking_tokens: most tokens of thinking, after which Qwen3's text for that ends it, which is
-        not in the loss; 0 sets no limit.
+      thinking_tokens: most tokens of thinking; then a text of Qwen3's own ends it, which is left
+        out of the loss. 0 sets no limit.
       sampling_rows: completions sampled at a time, at least one for each row shard of the mesh;
         bounds the memory of the key/value cache. Larger groups are sampled in parts.
       temperature: of sampling and of the policy that is optimised; > 0.

@@ -151,7 +151,7 @@ class GRPOTrainer:
                 entropies,
                 batch.sampled_logprobs,
                 batch.advantages,
-                batch.weights > 0,
+                batch.weights > 0,  # The tokens in the loss.
                 batch.weights,
                 reference_logprobs,
                 batch.old_logprobs,
@@ -219,8 +219,8 @@ class GRPOTrainer:
           start_step: the first step, from 0.
           num_steps: steps of the whole run, those before `start_step` included; see
             `GRPOConfig.num_steps`.
-          sampling: is entered while completions are sampled and scored, as long as the state is
-            whole; what it raises ends the run.
+          sampling: a context in which completions are sampled and scored. What it raises ends the
+            run, and `state` is still whole.
         """
         for step in range(start_step, num_steps):
             result = self.step(state, task, key, step, sampling)

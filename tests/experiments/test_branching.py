@@ -76,7 +76,7 @@ def test_another_designer_takes_over(whole, tmp_path):
         ("{}", (), "allowed is RUN@ROUND"),
         ("{}@7", (), "the run has not finished round 7"),
         ("{}gone@0", (), "no run is there"),
-        ("{}@2", (), "loop.rounds=3 leaves no round to come behind round 2; allowed are"),
+        ("{}@2", (), "loop.rounds=3 leaves no round after round 2; allowed are"),
         (
             "{}@0",
             ("--config.training.group_size=8",),
