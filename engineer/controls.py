@@ -9,7 +9,7 @@ from engineer import curricula
 from engineer.designers import Design, Designer
 from engineer.evidence import Evidence, FailureBreakdown
 from engineer.proposal import render_config
-from engineer.record import RunRecord
+from engineer.record import RoundRecord, RunRecord
 from engineer.space import Configuration, ConfigurationSpace
 
 RANDOM = 2
@@ -83,15 +83,37 @@ class Shuffled:
 
     def __call__(self, record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
         """The inner design from a record whose rows are permuted, all rounds alike."""
-        permuted = np.random.default_rng(seed).permutation(list(space.rows)).tolist()
-        names = dict(zip(space.rows, permuted, strict=True))
-        history = tuple(
-            dataclasses.replace(past, evidence=_renamed_evidence(past.evidence, names))
-            for past in record.history
+        names = exchanged(space, np.random.default_rng(seed))
+        return self.inner(with_rows_renamed(record, names), space, seed)
+
+
+def exchanged(space: ConfigurationSpace, rng: np.random.Generator) -> dict[str, str]:
+    """Another row's name for every row, at random; some may keep their own."""
+    return dict(zip(space.rows, rng.permutation(list(space.rows)).tolist(), strict=True))
+
+
+def with_rows_renamed(
+    record: RunRecord, names: Mapping[str, str], configs: bool = False
+) -> RunRecord:
+    """A record whose evidence is told of other rows, in all rounds alike.
+
+    Args:
+      names: the new name of every row.
+      configs: whether the rows of the configurations are renamed with them.
+    """
+
+    def renamed(past: RoundRecord) -> RoundRecord:
+        config = past.config
+        if configs:
+            cells = {(names[row], name): value for (row, name), value in config.cells().items()}
+            config = Configuration.from_cells({cell: cells[cell] for cell in config.cells()})
+        return dataclasses.replace(
+            past, config=config, evidence=_renamed_evidence(past.evidence, names)
         )
-        initial = None if record.initial is None else _renamed(record.initial, names)
-        record = dataclasses.replace(record, history=history, initial=initial)
-        return self.inner(record, space, seed)
+
+    initial = None if record.initial is None else _renamed(record.initial, names)
+    history = tuple(map(renamed, record.history))
+    return dataclasses.replace(record, history=history, initial=initial)
 
 
 def _renamed(found: FailureBreakdown, names: Mapping[str, str]) -> FailureBreakdown:

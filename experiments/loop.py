@@ -23,11 +23,13 @@ from experiments import designing, evidence
 from experiments.engineer_training import EngineerTrainer
 from experiments.errors import UserError, user_errors
 from experiments.families import Problem
+from experiments.hindsight import Hindsight
 from experiments.policy import describe_policy, load_params, load_policy
 from experiments.problem_sets import (
     COLD_START,
     DESIGN,
     ENGINEER,
+    HINDSIGHT,
     TRAINING,
     ProblemSets,
     round_key,
@@ -282,7 +284,7 @@ class Loop:
             yield
         except NonFiniteError as error:
             folder = self._store.root / "non_finite" / f"{name}-step-{error.step}"
-            if distributed.is_first():
+            if error.rollout is not None and distributed.is_first():
                 error.rollout.save(folder)
             # JSON has no word for NaN.
             known = {k: v if np.isfinite(v) else str(v) for k, v in error.metrics.items()}
@@ -334,6 +336,11 @@ class Loop:
             self._settings, self._family, self._make_trainer, self._trials, self._engineer.fits
         )
 
+    @functools.cached_property
+    def _hindsight(self) -> Hindsight:
+        assert self._engineer is not None  # Only the current checkpoint is trained as engineer.
+        return Hindsight(self._settings, self._family, self._policy, self._engineer.fits)
+
     def _probe(self, index: int) -> tuple[list[Problem], jax.Array]:
         """What shows the progress of a round's trials, and their key."""
         key = round_key(self._settings, ENGINEER, index)
@@ -342,13 +349,18 @@ class Loop:
 
     def _train_engineer(self, index: int, progress: Progress) -> None:
         """Trains the checkpoint on designing; again after a resume, whose state is older."""
-        options = self._settings.engineer.training
-        if not options.steps:
+        options, steps = self._settings.engineer.training, []
+        if not (options.steps or options.hindsight_steps):
             return
-        probe, key = self._probe(index)
         record = evidence.run_record(self._store, self._settings, self._family, index + 1)
         with self._batch_kept(f"round-{index}-engineer"):
-            progress.state, steps = self._engineer_trainer(progress.state, record, probe, key)
+            if options.hindsight_steps:
+                key = round_key(self._settings, HINDSIGHT, index)
+                progress.state, steps = self._hindsight(progress.state, record, key)
+            if options.steps:
+                probe, key = self._probe(index)
+                trained = self._engineer_trainer(progress.state, record, probe, key)
+                progress.state, steps = trained[0], steps + trained[1]
         self._store.write(self._store.round(index) / "engineer_training.jsonl", steps)
 
     def _design(self, index: int, progress: Progress) -> None:

@@ -16,7 +16,7 @@ from experiments.store import RunStore
 from experiments.validation import validation_set
 
 # What the run's key is folded with, so that no two uses share one.
-GENERATION, TRAINING, DESIGN, COLD_START, ENGINEER = range(5)
+GENERATION, TRAINING, DESIGN, COLD_START, ENGINEER, HINDSIGHT = range(6)
 
 
 def round_key(settings: Settings, purpose: int, index: int) -> jax.Array:

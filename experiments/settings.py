@@ -162,6 +162,8 @@ class EngineerTraining:
 
     Attributes:
       steps: GRPO steps before each design; 0 is off. Each costs group_size trials.
+      hindsight_steps: supervised steps before each design but the first, on the contexts of past
+        designs, each answered as the round after it called for (`experiments.hindsight`); 0 is off.
       group_size: designs compared in a step.
       trial_steps: training steps under a design.
       trial_instances: problems made from a design.
@@ -169,6 +171,7 @@ class EngineerTraining:
     """
 
     steps: int = 0
+    hindsight_steps: int = 0
     group_size: int = 4
     trial_steps: int = 4
     trial_instances: int = 256
@@ -176,8 +179,9 @@ class EngineerTraining:
 
     def __post_init__(self) -> None:
         checks.integers(
-            self, steps=0, group_size=2, trial_steps=1, trial_instances=1, probe_set_size=1
+            self, steps=0, hindsight_steps=0, group_size=2, trial_steps=1, trial_instances=1
         )
+        checks.integers(self, probe_set_size=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -274,7 +278,8 @@ class EngineerSettings:
         """Raises a ValueError for options that do not go with each other."""
         grammar, asked = self.decoding == "grammar", self.designer == "endpoint"
         steps, endpoint, judge = self.training.steps, self.endpoint, self.judge
-        trained = f"training.steps={steps}"
+        trained, hindsight = f"training.steps={steps}", self.training.hindsight_steps
+        lessons = f"training.hindsight_steps={hindsight}"
         prose = f"reasoning_tokens={self.reasoning_tokens}, trigger={self.trigger!r}"
         thought = f"thinking_tokens={self.thinking_tokens}"
         named = f"judge: url={judge.url!r}, model={judge.model!r}"
@@ -299,6 +304,11 @@ class EngineerSettings:
             (bool(judge.url) != bool(judge.model), f"{named}: either both or neither"),
             (steps and grammar, f"{trained}: only with decoding='parsed'"),
             (steps and self.designer != "current", f"{trained}: only for designer='current'"),
+            (hindsight and self.designer != "current", f"{lessons}: only for designer='current'"),
+            (
+                hindsight and (self.thinking or self.trigger or self.spec.summary),
+                f"{lessons}: only for designs without thinking, reasoning and summary",
+            ),
             (steps and self.temperature == 0, "temperature=0: training.steps needs it above 0"),
         ):
             if wrong:
@@ -383,6 +393,12 @@ class Settings(FamilySettings):
             raise ValueError(
                 f"validation.thinking_tokens={self.validation.thinking_tokens}: only with "
                 "training.thinking=True"
+            )
+        lessons, rank = self.engineer.training.hindsight_steps, self.training.lora.rank
+        if lessons and rank:
+            raise ValueError(
+                f"engineer.training.hindsight_steps={lessons}: only without adapters, and "
+                f"training.lora.rank={rank}"
             )
         shards = self.mesh.data * self.mesh.fsdp
         if self.training.sampling_rows < shards:

@@ -1,0 +1,132 @@
+"""Keeps the current checkpoint reading: its own contexts, answered with what came after them.
+
+Off by default and beyond the publication. Training on problems wears down how a checkpoint reads
+its evidence (docs/studies/designers_sums). After a round the run knows which rows of the space
+taught something while it lasted. So each context that a design was made from is a lesson: its
+answer is the design that was used, with the set divided as hindsight says it should have been.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from engineer.context import Message, fitted
+from engineer.controls import exchanged, with_rows_renamed
+from engineer.curricula import LEARNABILITY_FLOOR
+from engineer.proposal import Proposal, project, render_config
+from engineer.record import RunRecord
+from engineer.space import Configuration, ConfigurationSpace
+from experiments.families import Family
+from experiments.policy import Policy
+from experiments.settings import Settings
+from learner import tokens
+from learner.training import sft
+from learner.training.train_state import TrainState
+
+ROWS = 32
+"""Lessons in a step."""
+
+
+def best_in_hindsight(record: RunRecord, index: int, space: ConfigurationSpace) -> Configuration:
+    """The configuration of round `index`, its set divided by the signal that its rows had.
+
+    The signal of a row is p (1 - p) + 0.02, p being its valid rate, the mean of before and after
+    the round: the variance of success, as of `curricula.learnability_proportional`.
+
+    Args:
+      record: of a run that has finished the round.
+      index: of a round that has one before it.
+      space: the rows and bounds.
+    """
+    before, after = record.history[index - 1 : index + 1]
+    weights = []
+    for row in space.rows:
+        rates = [
+            outcome.valid_rate
+            for past in (before, after)
+            if (outcome := past.breakdown.outcome(row)) is not None
+        ]
+        signals = [rate * (1.0 - rate) for rate in rates]
+        weights.append(float(np.mean(signals or [0.25])) + LEARNABILITY_FLOOR)
+    proposed = Proposal.from_cells(after.config.cells() | space.divided(weights))
+    return project(proposed, after.config, space)[0]
+
+
+class Hindsight:
+    """Trains a state on the designs that the rounds of its own run called for.
+
+    Args:
+      settings: of the run.
+      family: of the problems.
+      policy: the model, its tokenizer and mesh.
+      fits: whether the model's window holds a chat and a design.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        family: Family,
+        policy: Policy,
+        fits: Callable[[Sequence[Message]], bool],
+    ) -> None:
+        self._settings, self._family, self._policy, self._fits = settings, family, policy, fits
+        training, tokenizer = settings.training, policy.tokenizer
+        config = sft.SFTConfig(
+            batch_rows=ROWS,
+            micro_batch_rows=training.micro_batch_rows,
+            length_multiple=training.length_multiple,
+            max_completion_tokens=settings.engineer.max_new_tokens,
+            optimizer=training.optimizer,
+        )
+        self._trainer = sft.SFTTrainer(config, policy.config, policy.mesh, tokens.pad_id(tokenizer))
+
+    def __call__(
+        self, state: TrainState, record: RunRecord, key: jax.Array
+    ) -> tuple[TrainState, list[dict[str, Any]]]:
+        """The state after `engineer.training.hindsight_steps`, and each step's metrics, JSON-able.
+
+        It is the same state where only one round is finished, or no context fits.
+
+        Args:
+          state: where to start from; donated.
+          record: of the run so far.
+          key: a typed JAX key of this round's lessons.
+
+        Raises:
+          NonFiniteError: loss or gradient was NaN or infinite.
+        """
+        rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+        lessons, steps = self._lessons(record, rng), []
+        for step in range(self._settings.engineer.training.hindsight_steps):
+            examples = list(itertools.islice(lessons, ROWS))
+            if not examples:
+                break
+            state, metrics = self._trainer.step(state, examples, step)
+            steps.append({"step": step, "metrics": metrics})
+        return state, steps
+
+    def _lessons(self, record: RunRecord, rng: np.random.Generator) -> Iterator[sft.Example]:
+        """Endless, over the contexts of all past designs; empty if there is none.
+
+        Half of them have the rows of all that they show exchanged at random, and of their answer
+        as well: what decides is the outcomes of a row, not its name.
+        """
+        engineer, space = self._settings.engineer, self._family.space
+        texts, tokenizer = engineer.texts(self._family.texts), self._policy.tokenizer
+        while len(record.history) > 1:
+            seen = record
+            if rng.random() < 0.5:
+                seen = with_rows_renamed(record, exchanged(space, rng), configs=True)
+            index = int(rng.integers(1, len(record.history)))
+            config = best_in_hindsight(seen, index, space)
+            shown = dataclasses.replace(
+                seen, history=seen.history[:index], round=seen.history[index].round
+            )
+            found = fitted(engineer.spec, shown, texts, self._fits)
+            if found is None:
+                return
+            yield sft.encode_example(tokenizer, found[0], render_config(config, space))
