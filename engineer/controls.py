@@ -98,7 +98,7 @@ def with_rows_renamed(
     """A record whose evidence is told of other rows, in all rounds alike.
 
     Args:
-      names: the new name of every row.
+      names: the new name of every row, in the order of the space.
       configs: whether the rows of the configurations are renamed with them.
     """
 

@@ -349,7 +349,8 @@ class Loop:
 
     def _train_engineer(self, index: int, progress: Progress) -> None:
         """Trains the checkpoint on designing; again after a resume, whose state is older."""
-        options, steps = self._settings.engineer.training, []
+        options = self._settings.engineer.training
+        steps: list[dict[str, Any]] = []
         if not (options.steps or options.hindsight_steps):
             return
         record = evidence.run_record(self._store, self._settings, self._family, index + 1)

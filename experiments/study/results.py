@@ -37,9 +37,13 @@
         training    {reward, valid, nondegenerate_fraction}: means over the round's steps
         design      how `config` came about: {source, kept_previous, reason, repairs (number),
                     tries (answers read)}; null for round 0 as well
+        follows     Pearson's correlation, over rows, of the fractions of `config` with p (1 - p),
+                    p being a row's valid rate in the validation before; null for round 0, and where
+                    all rows are equal in one of the two
     metrics         [{name, label}]: valid_final, greedy_final and optimal_final (fraction of the
                     validation answers after the last round), and valid_area, ... (its mean over
-                    training: area under the curve over training steps, by trapezoids)
+                    training: area under the curve over training steps, by trapezoids); and reading,
+                    the mean of `follows` over all rounds but the first, null counting as 0
     comparison      one object for each metric and variant, metrics first:
       metric, variant
       values        {seed: value} of finished runs
@@ -64,6 +68,7 @@ from typing import Any
 import numpy as np
 import scipy.stats
 
+from engineer.space import Configuration
 from experiments import statistics
 from experiments import store as files
 from experiments.pages import render
@@ -80,6 +85,7 @@ METRICS = {
     "optimal_final": "optimal after the last round",
     "valid_area": "valid, mean over training",
     "optimal_area": "optimal, mean over training",
+    "reading": "correlation of designs with p (1 - p)",
 }
 _ROUNDING = 1e-12
 _TRAINED = ("instances", "steps", "updates")
@@ -116,8 +122,9 @@ def write(
     Returns:
       What `study.json` holds.
     """
+    fraction = settings[study.reference][study.seeds[0]].load_family().space.fraction_parameter
     runs = [
-        _run(root, variant.name, seed, settings[variant.name][seed].training, shared)
+        _run(root, variant.name, seed, settings[variant.name][seed].training, fraction, shared)
         for variant in study.variants
         for seed in study.seeds
     ]
@@ -171,6 +178,7 @@ def _run(
     variant: str,
     seed: int,
     training: GRPOConfig,
+    fraction: str,
     shared: Mapping[tuple[str, int], Path],
 ) -> dict[str, Any]:
     folder, start = root / run_folder(variant, seed), shared.get((variant, seed))
@@ -179,7 +187,7 @@ def _run(
         status = "finished"
     elif (folder / ERROR).exists():
         status, error = "failed", (folder / ERROR).read_text().strip()
-    points, used = _points(read_run(folder), training)
+    points, used = _points(read_run(folder), training, fraction)
     return {
         "variant": variant,
         "seed": seed,
@@ -200,12 +208,14 @@ def _times(folder: Path) -> dict[str, float]:
     }
 
 
-def _points(run: Run, training: GRPOConfig) -> tuple[list[dict[str, Any]], dict[str, int]]:
+def _points(
+    run: Run, training: GRPOConfig, fraction: str
+) -> tuple[list[dict[str, Any]], dict[str, int]]:
     """The points of a run and what it has used, both as `study.json` has them."""
     used = collections.Counter(dict.fromkeys(("instances_asked", *_TRAINED, "answers"), 0))
     if run.initial is None:
         return [], used
-    untrained = dict.fromkeys(("config", "achieved", "training", "design"))
+    untrained = dict.fromkeys(("config", "achieved", "training", "design", "follows"))
     points = [{"round": None, **_validated(run.initial, used), **untrained}]
     batch = training.prompts_per_step * training.group_size
     design: Mapping[str, Any] | None = None
@@ -232,6 +242,7 @@ def _points(run: Run, training: GRPOConfig) -> tuple[list[dict[str, Any]], dict[
                 "achieved": achieved,
                 "training": means,
                 "design": design and _design(design, each.generated["note"]),
+                "follows": follows(points[-1]["by_row"], each.config, fraction) if design else None,
             }
         )
         design = each.design
@@ -262,6 +273,23 @@ def _design(design: Mapping[str, Any], note: str) -> dict[str, Any]:
         "repairs": len(design["repairs"]),
         "tries": len(design["raw_texts"]),
     }
+
+
+def follows(
+    by_row: Mapping[str, Mapping[str, Any]], config: Configuration, fraction: str
+) -> float | None:
+    """How the fractions of a configuration follow the validation before it, as `study.json` says.
+
+    Args:
+      by_row: of the point before.
+      fraction: name of the parameter.
+    """
+    rates = [of["valid"] / of["answers"] for of in by_row.values()]
+    signals = [rate * (1.0 - rate) for rate in rates]
+    fractions = [config[row, fraction] for row in by_row]
+    if min(np.ptp(signals), np.ptp(fractions)) < _ROUNDING:
+        return None
+    return round(float(np.corrcoef(fractions, signals)[0, 1]), 4)
 
 
 # Comparison
@@ -314,6 +342,8 @@ def _scores(points: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         rates = [point[name] / point["answers"] for point in points]
         result[f"{name}_final"] = rates[-1]
         result[f"{name}_area"] = float(np.trapezoid(rates, steps) / (steps[-1] - steps[0]))
+    # Studies of before this was measured have no such field.
+    result["reading"] = float(np.mean([p.get("follows") or 0.0 for p in points[2:]] or [0.0]))
     return result
 
 

@@ -90,7 +90,8 @@ class Budget(NamedTuple):
             updates=steps * training.updates_per_step,
             answers=steps * draws * training.prompts_per_step * training.group_size,
             validated=(rounds + 1) * settings.validation.num_instances,
-            engineer_steps=(rounds - 1) * engineer.training.steps,
+            engineer_steps=(rounds - 1) * engineer.training.steps
+            + max(rounds - 2, 0) * engineer.training.hindsight_steps,
             trial_steps=(rounds - 1) * trials * engineer.training.trial_steps,
         )
 

@@ -18,6 +18,7 @@ import pytest
 import scipy.stats
 from whole_runs import PLAN, compilation_cache
 
+from engineer.space import Configuration
 from experiments.configs.studies import bases, designers
 from experiments.errors import UserError
 from experiments.families.lakes.family import Lakes
@@ -368,6 +369,19 @@ def test_less_than_the_budget_is_named(two_seeds):
     less = "trained on less than its budget: seed"
     assert f"- fixed {less} 0: 30 instances, 3 steps, 3 updates.\n" in page
     assert f"- failures {less} 1: 32 instances, 4 steps, 2 updates.\n" in page
+
+
+def test_how_a_design_follows_its_validation():
+    by_row = {"3": {"answers": 10, "valid": 5}, "4": {"answers": 10, "valid": 9}}
+    by_row["5"] = {"answers": 20, "valid": 0}
+    config = Configuration(("3", "4", "5"), ("part",), ((0.6,), (0.3,), (0.1,)))
+    signals, parts = [0.25, 0.09, 0.0], [0.6, 0.3, 0.1]
+    found = study_results.follows(by_row, config, "part")
+    assert found == pytest.approx(scipy.stats.pearsonr(parts, signals).statistic, abs=1e-4)
+    even = Configuration(("3", "4", "5"), ("part",), ((1 / 3,),) * 3)
+    assert study_results.follows(by_row, even, "part") is None
+    mastered = {row: {"answers": 5, "valid": 5} for row in by_row}
+    assert study_results.follows(mastered, config, "part") is None
 
 
 def test_differences_without_any_spread_are_not_certain():
