@@ -16,11 +16,11 @@ import numpy as np
 
 from engineer.context import Message, fitted
 from engineer.controls import exchanged, with_rows_renamed
-from engineer.curricula import LEARNABILITY_FLOOR
 from engineer.proposal import Proposal, project, render_config
 from engineer.record import RunRecord
 from engineer.space import Configuration, ConfigurationSpace
 from experiments.families import Family
+from experiments.families.demonstrations import BASE_WEIGHT
 from experiments.policy import Policy
 from experiments.settings import Settings
 from learner import tokens
@@ -34,8 +34,9 @@ ROWS = 32
 def best_in_hindsight(record: RunRecord, index: int, space: ConfigurationSpace) -> Configuration:
     """The configuration of round `index`, its set divided by the signal that its rows had.
 
-    The signal of a row is p (1 - p) + 0.02, p being its valid rate, the mean of before and after
-    the round: the variance of success, as of `curricula.learnability_proportional`.
+    A row's weight is the mean of p (1 - p) before and after the round, p being its valid rate, plus
+    0.05: the variance of success, and a rest so that no row vanishes. It is what the warm start's
+    demonstrations take from one validation (`families.demonstrations.rule_design`).
 
     Args:
       record: of a run that has finished the round.
@@ -51,7 +52,7 @@ def best_in_hindsight(record: RunRecord, index: int, space: ConfigurationSpace) 
             if (outcome := past.breakdown.outcome(row)) is not None
         ]
         signals = [rate * (1.0 - rate) for rate in rates]
-        weights.append(float(np.mean(signals or [0.25])) + LEARNABILITY_FLOOR)
+        weights.append(float(np.mean(signals or [0.25])) + BASE_WEIGHT)
     proposed = Proposal.from_cells(after.config.cells() | space.divided(weights))
     return project(proposed, after.config, space)[0]
 

@@ -21,7 +21,7 @@ def test_hindsight_divides_a_set_by_the_signal_of_its_round():
     configs = [config(0.2, 0.3, 0.5), config(0.5, 0.5, 0.0, holes=0.1)]
     found = best_in_hindsight(record((90, 50, 20), (100, 70, 40), configs=configs), 1, SPACE)
     before, after = np.array([0.9, 0.5, 0.2]), np.array([1.0, 0.7, 0.4])
-    signal = (before * (1 - before) + after * (1 - after)) / 2 + 0.02
+    signal = (before * (1 - before) + after * (1 - after)) / 2 + 0.05
     np.testing.assert_allclose(found.column("data_ratio"), signal / signal.sum(), atol=0.01)
     assert found.column("hole_ratio") == (0.1,) * 3  # What else was designed stays.
 
