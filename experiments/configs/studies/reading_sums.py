@@ -6,8 +6,9 @@ Question: `designers_sums` found that the current checkpoint reads its evidence 
 it trains. Do supervised lessons from its own past designs (`experiments.hindsight`), sixteen steps
 before each design but the first, keep it reading; and does it then train on better sets?
 
-Regime: `experiments/configs/sums.py` as in `designers_sums`, but all variants start from the uniform
-configuration, which varies less between seeds than one drawn at random and is the reference.
+Regime: `experiments/configs/sums.py` as in `designers_sums`, but all variants start from the
+uniform configuration, which varies less between seeds than one drawn at random and is the
+reference.
 
 Measures: `reading`, the mean over a run's designs of the correlation, over rows, of the fraction
 designed with p (1 - p) of the validation that the design was made from; and `valid_final`, the
@@ -33,7 +34,7 @@ from experiments.study.variants import Study, Variant
 _UNIFORM = {"engineer.start": "uniform"}
 
 STUDY = Study(
-    question="Does a checkpoint that learns from hindsight go on reading, and train on better sets?",
+    question="Does learning from hindsight keep a checkpoint reading, and is that worth anything?",
     variants=(
         Variant("uniform", "fixed, uniform", _UNIFORM | {"engineer.designer": "fixed"}),
         Variant("learnability", "learnability", _UNIFORM | {"engineer.designer": "learnability"}),
