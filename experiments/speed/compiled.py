@@ -4,6 +4,7 @@ Memory and bytes of one step of many environments, and of the exact search for t
 that need not be there. Times are predicted by the compilers, for TPUs alone.
 """
 
+import argparse
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,7 +12,6 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
-from experiments import records
 from experiments.records import Table
 from experiments.speed import commands, simulator
 from experiments.speed.simulator import HOLES, SIZE
@@ -41,11 +41,12 @@ def programs(quick: bool) -> Iterator[tuple[str, int, Any, Any, int]]:
     yield "exact search, 2 agents", batch, joint_costs, arguments, _LEVELS
 
 
-def table(chips: Sequence[Target], quick: bool) -> Table:
-    """One row for each program and chip."""
+def tables(options: argparse.Namespace) -> Iterator[Table]:
+    """The only table of the page: one row for each program and chip."""
+    targets.use_compilers()
     rows = []
-    for name, batch, function, arguments, times in programs(quick):
-        for target in chips:
+    for name, batch, function, arguments, times in programs(options.quick):
+        for target in options.chips:
             device = SingleDeviceSharding(target.devices()[0])
             shapes = jax.tree.map(
                 lambda x, device=device: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),
@@ -70,7 +71,7 @@ def table(chips: Sequence[Target], quick: bool) -> Table:
                     "lakes/s": None if seconds is None else batch / seconds,
                 }
             )
-    return Table.of(
+    yield Table.of(
         f"The simulator on lakes of {SIZE} x {SIZE}",
         rows,
         "Nothing was run. Memory and bytes are of the compiled programs; needed are arguments and "
@@ -80,18 +81,17 @@ def table(chips: Sequence[Target], quick: bool) -> Table:
     )
 
 
+def _chips(names: str) -> list[Target]:
+    try:
+        return [Target.parse(name) for name in names.split(",")]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Compiles, prints the page, and writes it if a folder is given."""
-    command = commands.parser("compiled", __doc__)
-    command.add_argument("--chips", default="v5e,v5p,v6e,h200", help="separated by commas")
-    options = command.parse_args(argv)
-    targets.use_compilers()
-    try:
-        chips = [Target.parse(name) for name in options.chips.split(",")]
-        made = [table(chips, options.quick)]
-    except ValueError as error:
-        command.error(str(error))
-    commands.publish("compiled", made, options, records.facts())
+    chips = {"type": _chips, "default": "v5e,v5p,v6e,h200", "help": "separated by commas"}
+    commands.run("compiled", __doc__, tables, argv, chips=chips)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
 """Engines that are measured in processes of their own, several of them in turns.
 
-An engine is a generator function from a task (a JSON object) to measurements (JSON objects). What
-comes before its first measurement is not timed: loading, compiling. `compare` starts it as
-`python -m experiments.speed.engines MODULE:ENGINE`, with an interpreter of its own if its library
-wants other versions. So modules of engines import the standard library alone at their top. The
-process reads the task as its first line of input and answers every further line with a measurement.
+An engine is a function from a task (a JSON object) to measurements (JSON objects), made one after
+the other. `compare` runs it as `python -m experiments.speed.engines MODULE:ENGINE`, with an
+interpreter of its own if its library wants other versions. So modules of engines import the
+standard library alone at their top. The process reads the task and writes a measurement a line.
 """
 
 import contextlib
@@ -15,15 +14,14 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
-import threading
+import time
 import timeit
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 Task = Mapping[str, Any]
-Measurements = Iterator[dict[str, Any]]
+Measurements = Iterable[dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,80 +47,61 @@ class Outcome:
     obstacle: str = ""
 
 
-class _Process:
-    def __init__(self, case: Case) -> None:
-        root = str(Path(__file__).parents[2])
-        variables = {
-            "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
-            "PYTHONWARNINGS": "ignore",
-            "TRANSFORMERS_VERBOSITY": "error",
-        }
-        self._outcome = Outcome([])
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (`close` closes it)
-        self._process = subprocess.Popen(
-            [case.python, "-m", "experiments.speed.engines", f"experiments.speed.{case.engine}"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            env=os.environ | variables,
-        )
-        self._send(json.dumps(case.task))
+def compare(
+    cases: Mapping[str, Case], turns: int = 1, limit: float | None = None
+) -> dict[str, Outcome]:
+    """What engines measure, by label; one that fails gets no further turn.
 
-    def _send(self, line: str) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # It ended; `measure` finds out why.
-            self._process.stdin.write(line + "\n")
-            self._process.stdin.flush()
-
-    def measure(self, counts: bool = True) -> bool:
-        """Takes a measurement; False after the last one, or if the engine failed."""
-        assert self._process.stdout is not None
-        if self._process.poll() is None:
-            self._send("")
-        if line := self._process.stdout.readline():
-            answer = json.loads(line)
-            if "missing" not in answer:
-                self._outcome.measurements += [answer] if counts else []
-                return True
-            self._outcome.obstacle = f"not installed ({answer['missing']})"
-        elif self._process.wait() and not self._outcome.obstacle:
-            self._errors.seek(0)
-            lines = [line.strip() for line in self._errors if line.strip()] or ["no message"]
-            last = next((line for line in reversed(lines) if "Error" in line), lines[-1])
-            self._outcome.obstacle = f"failed: {last[:300]}"
-        return False
-
-    def kill(self, why: str) -> None:
-        """Ends at once."""
-        self._outcome.obstacle = why
-        self._process.kill()
-
-    def close(self) -> Outcome:
-        """Ends after the last measurement; what has been measured."""
-        self._process.communicate()
-        self._errors.close()
-        return self._outcome
+    Args:
+      cases: the engines.
+      turns: processes of each, one after one of every other engine.
+      limit: seconds that a process may take; None is any time.
+    """
+    outcomes = {label: Outcome([]) for label in cases}
+    for _ in range(turns):
+        for label, case in cases.items():
+            if not outcomes[label].obstacle:
+                print(f"measuring {label}", file=sys.stderr, flush=True)
+                _measure(case, outcomes[label], limit)
+    return outcomes
 
 
-def compare(cases: Mapping[str, Case], rounds: int) -> dict[str, Outcome]:
-    """One measurement of each engine that does not count, then `rounds` of each in turns."""
-    processes = {label: _Process(case) for label, case in cases.items()}
-    for number in range(rounds + 1):
-        for process in processes.values():
-            process.measure(counts=number > 0)
-    return {label: process.close() for label, process in processes.items()}
+def _measure(case: Case, outcome: Outcome, limit: float | None) -> None:
+    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]
+    variables = {
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "PYTHONWARNINGS": "ignore",
+        "TRANSFORMERS_VERBOSITY": "error",
+    }
+    engine = f"experiments.speed.{case.engine}"
+    command = [case.python, "-m", "experiments.speed.engines", engine]
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | variables,
+    )
+    try:
+        written, errors = process.communicate(json.dumps(case.task), limit)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        written, errors = process.communicate()
+        outcome.obstacle = f"stopped after {limit:g} s"
+    outcome.measurements += map(json.loads, written.splitlines())
+    if process.returncode and not outcome.obstacle:
+        lines = [line.strip() for line in errors.splitlines() if line.strip()] or ["no message"]
+        last = next((line for line in reversed(lines) if "Error" in line), lines[-1])
+        outcome.obstacle = f"failed: {last[:300]}"
 
 
-def collect(case: Case, seconds: float) -> Outcome:
-    """All measurements of an engine that ends by itself, or those that it makes in `seconds`."""
-    process = _Process(case)
-    timer = threading.Timer(seconds, process.kill, [f"stopped after {seconds:g} s"])
-    timer.start()
-    while process.measure():
-        pass
-    timer.cancel()
-    return process.close()
+def timed(work: Callable[[], dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """What the second call of a function returns, and its `seconds`; the first one compiles."""
+    work()
+    begin = time.perf_counter()
+    result = work()
+    yield {"seconds": time.perf_counter() - begin, **result}
 
 
 def seconds(function: Callable[[], Any], repeats: int) -> float:
@@ -137,15 +116,11 @@ def seconds(function: Callable[[], Any], repeats: int) -> float:
 
 
 def main() -> None:
-    """Runs one engine: a measurement, as a line of JSON, for every line of input but the first."""
-    out, sys.stdout = sys.stdout, sys.stderr  # What libraries print must not mix in.
+    """Runs one engine: from the task on standard input to a line for each measurement."""
     module, _, name = sys.argv[1].partition(":")
-    try:
-        measurements = getattr(importlib.import_module(module), name)(json.loads(input()))
-        for _, measurement in zip(sys.stdin, measurements, strict=False):
-            print(json.dumps(measurement), file=out, flush=True)
-    except ImportError as error:
-        print(json.dumps({"missing": str(error)}), file=out, flush=True)
+    with contextlib.redirect_stdout(sys.stderr):  # What libraries print must not mix in.
+        for measurement in getattr(importlib.import_module(module), name)(json.load(sys.stdin)):
+            print(json.dumps(measurement), file=sys.__stdout__, flush=True)
 
 
 if __name__ == "__main__":

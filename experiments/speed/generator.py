@@ -5,6 +5,7 @@ w9-pathfinding on all cores in the same run; a training set of 4,000 instances; 
 benchmark of 3,150 instances. Also says how many instances stayed undecided.
 """
 
+import argparse
 import concurrent.futures
 import contextlib
 import functools
@@ -22,49 +23,42 @@ import jax.numpy as jnp
 import numpy as np
 
 import mapf_jax
-from experiments import records
 from experiments.records import Table
 from experiments.speed import commands
 from experiments.speed.engines import seconds
 from mapf_jax import generator, plans
 from mapf_jax.environment_config import num_holes
 from mapf_jax.padding import WIDTHS
-from mapf_jax.types import Status
+from mapf_jax.types import Instance, Status
 
 _HOLE_RATIOS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 _W9_SECONDS = 1.0  # Limit for one instance.
 _REPEATS = 3
+_DRAWN = 2048  # Lakes at once.
 _LONG_SECONDS = 2.0  # What takes longer is measured once.
 _W9_CELL_SECONDS = 4.0  # Time for all instances of a row.
 
 
-def draw(agents: int, size: int, hole_ratio: float, count: int) -> tuple[list[np.ndarray], float]:
+def draw(agents: int, size: int, hole_ratio: float, count: int) -> tuple[Instance, float]:
     """Lakes in which each agent can reach its goal.
 
     Returns:
-      Blocked cells, starts and goals of `count` lakes, or of fewer where they are rare, and the
-      fraction of such lakes among uniform draws.
+      `count` lakes, or fewer where they are rare, and the fraction of such lakes among all draws.
     """
     width = next(w for w in WIDTHS if w >= size)
-    kept: list[list[np.ndarray]] = []
-    drawn = 0
-    while sum(len(blocked) for blocked, *_ in kept) < count and drawn < 1 << 17:
+    numbers = jnp.int32(size), jnp.int32(num_holes(hole_ratio, size))
+    kept: list[Instance] = []
+    found = drawn = 0
+    while found < count and drawn < 1 << 17:
         key = jax.random.fold_in(jax.random.key(1), drawn)
-        holes = num_holes(hole_ratio, size)
-        lakes, connected = jax.tree.map(
-            np.asarray, generator.draw(key, jnp.int32(size), jnp.int32(holes), width, 2048, agents)
-        )
-        drawn += 2048
-        kept.append([array[connected] for array in (lakes.blocked, lakes.starts, lakes.goals)])
-    arrays = [np.concatenate(column) for column in zip(*kept, strict=True)]
-    return [array[:count] for array in arrays], len(arrays[0]) / drawn
+        lakes, connected = jax.device_get(generator.draw(key, *numbers, width, _DRAWN, agents))
+        kept.append(lakes[connected])
+        found, drawn = found + len(kept[-1]), drawn + _DRAWN
+    return jax.tree.map(lambda *parts: np.concatenate(parts)[:count], *kept), found / drawn
 
 
-def w9_costs(lakes: list[np.ndarray]) -> tuple[float, list[int | None]]:
+def w9_costs(lakes: Instance) -> tuple[float, list[int | None]]:
     """Optimal sums of costs by w9-pathfinding's conflict-based search, as far as time reaches.
-
-    Args:
-      lakes: blocked cells, starts and goals.
 
     Returns:
       (seconds for the plans, the cost of each lake; None where it found none in time).
@@ -75,7 +69,7 @@ def w9_costs(lakes: list[np.ndarray]) -> tuple[float, list[int | None]]:
     gc.disable()  # It would go through all the paths that are kept, again and again.
     begin = time.perf_counter()
     found: list[list[list[tuple[int, int]]]] = []
-    for blocked, starts, goals in zip(*lakes, strict=True):
+    for blocked, starts, goals in zip(lakes.blocked, lakes.starts, lakes.goals, strict=True):
         if time.perf_counter() - begin > _W9_CELL_SECONDS:
             break
         weights = np.where(blocked, -1, 1).tolist()
@@ -88,7 +82,7 @@ def w9_costs(lakes: list[np.ndarray]) -> tuple[float, list[int | None]]:
     took = time.perf_counter() - begin
     gc.enable()
     costs: list[int | None] = []
-    for paths, goals in zip(found, lakes[2], strict=False):
+    for paths, goals in zip(found, lakes.goals, strict=False):
         plan = [np.array(path)[:, None, ::-1] for path in paths]
         arrived = [plans.arrivals(path, goals[i, None]) for i, path in enumerate(plan)]
         costs.append(int(np.sum(arrived)) if plan else None)
@@ -96,7 +90,7 @@ def w9_costs(lakes: list[np.ndarray]) -> tuple[float, list[int | None]]:
 
 
 def w9_rate(
-    lakes: list[np.ndarray], pool: concurrent.futures.Executor
+    lakes: Instance, pool: concurrent.futures.Executor
 ) -> tuple[float | None, dict[int, int | None]]:
     """Instances a second with a process on every core, and the costs by lake that it came to.
 
@@ -105,8 +99,7 @@ def w9_rate(
     if importlib.util.find_spec("w9_pathfinding") is None:
         return None, {}
     cores = os.cpu_count() or 1
-    parts = [[array[core::cores] for array in lakes] for core in range(cores)]
-    results = list(pool.map(w9_costs, parts))
+    results = list(pool.map(w9_costs, [lakes[core::cores] for core in range(cores)]))
     rate = sum(len(costs) for _, costs in results) / max(took for took, _ in results)
     return rate, {
         core + cores * i: cost
@@ -115,17 +108,13 @@ def w9_rate(
     }
 
 
-def our_rate(lakes: list[np.ndarray]) -> tuple[float, mapf_jax.Solution]:
+def our_rate(lakes: Instance) -> tuple[float, mapf_jax.Solution]:
     """Instances a second, and what became of them."""
-    blocked, starts, goals = lakes
-    number, width = blocked.shape[:2]
-    active = np.ones(starts.shape[:2], bool)
-    instances = mapf_jax.Instance(np.full(number, width), blocked, starts, goals, active)
-    solved = functools.partial(mapf_jax.solve, instances)
+    solved = functools.partial(mapf_jax.solve, lakes)
     begin = time.perf_counter()
     solution = solved()
     took = time.perf_counter() - begin
-    return number / (seconds(solved, _REPEATS) if took < _LONG_SECONDS else took), solution
+    return len(lakes) / (seconds(solved, _REPEATS) if took < _LONG_SECONDS else took), solution
 
 
 def labels(
@@ -138,7 +127,7 @@ def labels(
             continue
         print(f"measuring {agents} agents, size {size}, {hole_ratio:.0%} holes", file=sys.stderr)
         lakes, fraction = draw(agents, size, hole_ratio, count)
-        number = len(lakes[0])
+        number = len(lakes)
         if number < min(count, 64):
             continue
         rate, solution = our_rate(lakes)
@@ -146,7 +135,7 @@ def labels(
         theirs, costs = w9_rate(lakes, pool)
         both = rate
         if 0 < len(costs) < number:
-            both, _ = our_rate([array[sorted(costs)] for array in lakes])
+            both, _ = our_rate(lakes[np.array(sorted(costs))])
         known = [
             (solution.cost[i], cost)
             for i, cost in costs.items()
@@ -226,8 +215,9 @@ def benchmark_set(quick: bool) -> Table:
     return Table.of("The benchmark set", rows, "Compilation is included.")
 
 
-def tables(quick: bool) -> Iterator[Table]:
+def tables(options: argparse.Namespace) -> Iterator[Table]:
     """The tables of the page, each measured when it is asked for."""
+    quick = options.quick
     sizes = (4,) if quick else (5, 8, 10)
     our_rate(draw(3, 5, 0.2, 64)[0])  # Compiles the solver.
     spawn = multiprocessing.get_context("spawn")
@@ -239,11 +229,5 @@ def tables(quick: bool) -> Iterator[Table]:
     yield benchmark_set(quick)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Measures, prints the page, and writes it if a folder is given."""
-    options = commands.parser("generator", __doc__).parse_args(argv)
-    commands.publish("generator", tables(options.quick), options, records.facts())
-
-
 if __name__ == "__main__":
-    main()
+    commands.run("generator", __doc__, tables)

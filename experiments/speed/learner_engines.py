@@ -1,15 +1,12 @@
 """The engines that `experiments.speed.sampler` and `experiments.speed.trainer` compare."""
 
-import itertools
 import json
 import pathlib
-import queue
-import threading
 import time
 import types
 from typing import Any
 
-from experiments.speed.engines import Measurements, Task
+from experiments.speed.engines import Measurements, Task, timed
 
 
 def _loaded(task: Task) -> tuple[Any, Any, Any]:
@@ -27,45 +24,25 @@ def _loaded(task: Task) -> tuple[Any, Any, Any]:
 
 
 def own_sampler(task: Task) -> Measurements:
-    """`Sampler` on all prompts of the task at once, greedy; rows split over the CPU's devices."""
-    import jax
-
-    from learner.sampling.sampler import Sampler, SamplingParams
-
-    config, mesh, params = _loaded(task)
-    prompts = task["prompts"]
-    sampling = SamplingParams(max_new_tokens=task["new_tokens"], temperature=0.0)
-    sampler = Sampler(config, mesh, sampling, 0, max_rows=len(prompts))
-    keys = jax.random.split(jax.random.key(0), len(prompts))
-    while True:
-        begin = time.perf_counter()
-        ids = sampler(params, prompts, keys).tokens
-        yield {"seconds": time.perf_counter() - begin, "tokens": ids.size, "ids": ids.tolist()}
-
-
-def own_uneven_sampler(task: Task) -> Measurements:
-    """Completions of given lengths through few slots: refilled, and in fixed batches."""
+    """`Sampler` with so many slots, given so many prompts at once; rows split over the devices."""
     import jax
     import numpy as np
 
     from learner.sampling.sampler import Sampler, SamplingParams
 
     config, mesh, params = _loaded(task)
-    prompts, slots = task["prompts"], task["slots"]
-    budgets = np.array(task["budgets"])
-    sampling = SamplingParams(max_new_tokens=task["new_tokens"])
-    sampler = Sampler(config, mesh, sampling, 0, max_rows=slots)
+    prompts, budgets = task["prompts"], np.array(task["budgets"])
+    sampling = SamplingParams(max_new_tokens=task["new_tokens"], temperature=task["temperature"])
+    sampler = Sampler(config, mesh, sampling, 0, max_rows=task["slots"])
     keys = jax.random.split(jax.random.key(0), len(prompts))
-    batches = [slice(first, first + slots) for first in range(0, len(prompts), slots)]
-    while True:
-        begin = time.perf_counter()
-        whole = sampler(params, prompts, keys, budgets=budgets)
-        middle = time.perf_counter()
-        parts = [sampler(params, prompts[b], keys[b], budgets=budgets[b]) for b in batches]
-        end = time.perf_counter()
-        fixed = np.concatenate([part.tokens for part in parts])
-        same = float((whole.tokens == fixed).all(axis=1).mean())
-        yield {"refilled": middle - begin, "fixed": end - middle, "same": same}
+    parts = [slice(i, i + task["at_once"]) for i in range(0, len(prompts), task["at_once"])]
+
+    def work() -> dict[str, Any]:
+        made = [sampler(params, prompts[p], keys[p], budgets=budgets[p]) for p in parts]
+        ids = [row for samples in made for row in samples.tokens.tolist()]
+        return {"tokens": int(budgets.sum()), "ids": ids}
+
+    return timed(work)
 
 
 def transformers(task: Task) -> Measurements:
@@ -74,21 +51,17 @@ def transformers(task: Task) -> Measurements:
     from transformers import Qwen3ForCausalLM
 
     model = Qwen3ForCausalLM.from_pretrained(task["folder"], dtype=torch.float32).eval()
-    prompts = torch.tensor(task["prompts"])
-    while True:
-        begin = time.perf_counter()
+    prompts, new = torch.tensor(task["prompts"]), task["new_tokens"]
+    options = {"do_sample": False, "max_new_tokens": new, "min_new_tokens": new}
+    options |= {"eos_token_id": None, "pad_token_id": 0}
+
+    def work() -> dict[str, Any]:
         with torch.inference_mode():
-            out = model.generate(
-                prompts,
-                attention_mask=torch.ones_like(prompts),
-                do_sample=False,
-                max_new_tokens=task["new_tokens"],
-                min_new_tokens=task["new_tokens"],
-                eos_token_id=None,
-                pad_token_id=0,
-            )
-        took, ids = time.perf_counter() - begin, out[:, prompts.shape[1] :]
-        yield {"seconds": took, "tokens": ids.numel(), "ids": ids.tolist()}
+            out = model.generate(prompts, attention_mask=torch.ones_like(prompts), **options)
+        ids = out[:, prompts.shape[1] :]
+        return {"tokens": ids.numel(), "ids": ids.tolist()}
+
+    return timed(work)
 
 
 def tunix(task: Task) -> Measurements:
@@ -115,11 +88,9 @@ def tunix(task: Task) -> Measurements:
         norm_eps=raw["rms_norm_eps"],
         use_tied_embedding=raw["tie_word_embeddings"],
     )
-    devices = task["devices"]
-    jax.config.update("jax_num_cpu_devices", devices)
-    mesh = jax.make_mesh(
-        (1, devices), ("fsdp", "tp"), axis_types=(jax.sharding.AxisType.Auto,) * 2
-    )  # fmt: skip
+    jax.config.update("jax_num_cpu_devices", task["devices"])
+    types_of_axes = (jax.sharding.AxisType.Auto,) * 2
+    mesh = jax.make_mesh((1, task["devices"]), ("fsdp", "tp"), axis_types=types_of_axes)
     prompts, new = task["prompts"], task["new_tokens"]
     longest = max(map(len, prompts))
     numbers = types.SimpleNamespace(  # Stands in for a tokenizer: the text of an id is its number.
@@ -129,23 +100,19 @@ def tunix(task: Task) -> Measurements:
         eos_id=lambda: -1,
         pad_id=lambda: 0,
     )
+    shape = config.num_layers, config.num_kv_heads, config.head_dim
     with mesh:
         model = qwen3_params.create_model_from_safe_tensors(task["folder"], config, mesh)
-        cache = CacheConfig(
-            cache_size=longest + new + 1,
-            num_layers=config.num_layers,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-        )
-        sampler = Sampler(model, numbers, cache)
+        sampler = Sampler(model, numbers, CacheConfig(longest + new + 1, *shape))
     texts = [" ".join(map(str, prompt)) for prompt in prompts]
-    while True:
-        begin = time.perf_counter()
+
+    def work() -> dict[str, Any]:
         with mesh:
             out = sampler(texts, max_generation_steps=new, max_prompt_length=longest)
         ids = [np.asarray(row).tolist() for row in out.tokens]
-        took = time.perf_counter() - begin
-        yield {"seconds": took, "tokens": sum(map(len, ids)), "ids": ids}
+        return {"tokens": sum(map(len, ids)), "ids": ids}
+
+    return timed(work)
 
 
 def reward(text: str) -> float:
@@ -191,18 +158,17 @@ def own_trainer(task: Task) -> Measurements:
         lambda problem: problem["prompt"],
         lambda problem, text: {"failed": [], "reward": reward(text)},
     )
-    key = jax.random.key(1)
-    for step in itertools.count():
-        begin = time.perf_counter()
-        result = trainer.step(state, prompts, key, step)
-        seconds = time.perf_counter() - begin
-        state = result.state
-        yield {
-            "seconds": seconds,
-            "tokens": sum(completion.num_tokens for completion in result.completions),
-            "sample_seconds": result.metrics["machine/sample_seconds"],
-            "update_seconds": result.metrics["machine/update_seconds"],
+    steps = trainer.run(state, prompts, jax.random.key(1), 0, 2)
+
+    def work() -> dict[str, Any]:
+        result = next(steps)
+        return {
+            "tokens": sum(each.num_tokens for each in result.completions),
+            "seconds of sampling": result.metrics["machine/sample_seconds"],
+            "seconds of the update": result.metrics["machine/update_seconds"],
         }
+
+    return timed(work)
 
 
 def own_update(task: Task) -> Measurements:
@@ -225,10 +191,13 @@ def own_update(task: Task) -> Measurements:
         completions=[Completion("", length, True)] * count,
         rewards=np.asarray(np.random.default_rng(0).uniform(size=count), np.float32),
     )
-    while True:
-        begin = time.perf_counter()
+
+    def work() -> dict[str, Any]:
+        nonlocal state
         _, state = trainer.update(state, batch)
-        yield {"seconds": time.perf_counter() - begin, "tokens": count * length}
+        return {"tokens": ids.size}
+
+    return timed(work)
 
 
 def trl(task: Task) -> Measurements:
@@ -261,21 +230,20 @@ def trl(task: Task) -> Measurements:
         save_strategy="no",
         report_to=[],
         logging_steps=10_000,
-        max_steps=10_000,
+        max_steps=2,
         disable_tqdm=True,
     )
-    requests: queue.Queue[None] = queue.Queue()
-    results: queue.Queue[float | BaseException] = queue.Queue()
+    begins: list[float] = []
+    ends: list[float] = []
 
-    class Turns(transformers.TrainerCallback):
-        """Lets the trainer take one step for each request."""
+    class Clock(transformers.TrainerCallback):
+        """Notes when steps begin and end."""
 
         def on_step_begin(self, *args: Any, **more: Any) -> None:
-            requests.get()
-            self.begin = time.perf_counter()
+            begins.append(time.perf_counter())
 
         def on_step_end(self, *args: Any, **more: Any) -> None:
-            results.put(time.perf_counter() - self.begin)
+            ends.append(time.perf_counter())
 
     trainer = library.GRPOTrainer(
         model=model,
@@ -285,22 +253,10 @@ def trl(task: Task) -> Measurements:
             {"prompt": [prompt + tokenizer.eos_token for prompt in task["prompts"]]}
         ),
         processing_class=tokenizer,
-        callbacks=[Turns()],
+        callbacks=[Clock()],
     )
-
-    def work() -> None:
-        try:
-            trainer.train()
-        except BaseException as error:
-            results.put(error)
-
-    threading.Thread(target=work, daemon=True).start()
-    while True:
-        requests.put(None)
-        seconds = results.get()
-        if isinstance(seconds, BaseException):
-            raise seconds
-        yield {"seconds": seconds, "tokens": rows * task["new_tokens"]}
+    trainer.train()
+    yield {"seconds": ends[1] - begins[1], "tokens": rows * task["new_tokens"]}
 
 
 def torch_update(task: Task) -> Measurements:
@@ -323,8 +279,8 @@ def torch_update(task: Task) -> Measurements:
     advantages = (centred / (rewards.std(dim=1, keepdim=True, correction=0) + 1e-6)).reshape(-1)
     old = torch.full((count, length), -8.0)
     rows = task["peer_micro_batch_rows"]
-    while True:
-        begin = time.perf_counter()
+
+    def work() -> dict[str, Any]:
         optimizer.zero_grad(set_to_none=True)
         for first in range(0, count, rows):
             part = slice(first, first + rows)
@@ -336,4 +292,6 @@ def torch_update(task: Task) -> Measurements:
             (-gain.sum() / (count * length)).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        yield {"seconds": time.perf_counter() - begin, "tokens": count * length}
+        return {"tokens": count * length}
+
+    return timed(work)

@@ -1,50 +1,52 @@
-"""Grid worlds of other libraries, as engines that the simulator is measured beside.
+"""Grid worlds of other libraries, as an engine that the simulator is measured beside.
 
-Each yields its measurements and ends. All follow one protocol: actions drawn beforehand, the
-library's own auto-reset, one compiled scan, one warm-up, the median of the repeats. Where a library
-wants a PRNG key in every step, drawing it counts. A task has `batches` (environments at once),
-`steps` (of one measurement, at most) and `repeats`.
+All follow one protocol: actions drawn beforehand, the library's own auto-reset, one compiled scan,
+one warm-up, the median of the repeats. Where a library wants a PRNG key in every step, drawing it
+counts. A task has the name of the `library`, `batches` (environments at once), `steps` (of one
+measurement, at most) and `repeats`.
 """
 
+import functools
 import importlib.metadata
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from experiments.speed.engines import Measurements, Task, seconds
 
-NAMES = ("jumanji", "jaxmarl", "xminigrid", "gymnax", "pogema", "gymnasium")
+Runs = Iterator[tuple[int, int, Callable[[], Any]]]
+"""Batch, environment steps of the whole batch, and what takes them."""
+World = tuple[str, int, bool, Runs]
+"""Environment, agents, whether they move on one grid as in multi-agent path finding, its runs."""
 
 
-def _row(
-    library: str, environment: str, agents: int, shared_grid: bool, batch: int, speed: float
-) -> dict[str, Any]:
-    """A measurement: environment steps a second, summed over the batch.
-
-    `shared_grid` says that several agents move on one grid, as in multi-agent path finding.
-    """
-    return {
-        "library": f"{library} {importlib.metadata.version(library)}",
-        "environment": environment,
-        "agents": agents,
-        "shared grid": shared_grid,
-        "batch": batch,
-        "env steps/s": speed,
-        "agent steps/s": speed * agents,
-    }
+def measure(task: Task) -> Measurements:
+    """A measurement for each world and batch; speeds are summed over the batch."""
+    library = task["library"]
+    version = importlib.metadata.version(library)
+    for environment, agents, shared_grid, runs in LIBRARIES[library](task):
+        for batch, steps, run in runs:
+            speed = steps / seconds(run, task["repeats"])
+            yield {
+                "library": f"{library} {version}",
+                "environment": environment,
+                "agents": agents,
+                "shared grid": shared_grid,
+                "batch": batch,
+                "env steps/s": speed,
+                "agent steps/s": speed * agents,
+            }
 
 
 def _scanned(
     task: Task,
-    about: tuple[str, str, int, bool],
     reset: Callable[[Any], Any],
     step: Callable[[Any, Any, Any], tuple[Any, Any]],
     draw: Callable[[Any], Any],
-) -> Measurements:
-    """Rows of an environment in JAX, one for each batch.
+) -> Runs:
+    """Runs of an environment in JAX, one for each batch.
 
     Args:
       task: batches, and how long to measure.
-      about: the arguments of `_row` up to `shared_grid`.
       reset: from a key to the carried state of one environment.
       step: (state, action, key) to (state, reward) of one environment.
       draw: from a key to the actions of one environment.
@@ -64,53 +66,46 @@ def _scanned(
 
         return jax.lax.scan(body, (state, key, jnp.zeros(())), actions)[0]
 
-    def speed(batch: int) -> float:
+    def waited(*given: Any) -> Any:
+        return jax.block_until_ready(run(*given))
+
+    for batch in task["batches"]:
         length = max(8, min(1000, task["steps"] // batch))
         state = jax.jit(jax.vmap(reset))(jax.random.split(jax.random.key(0), batch))
         action_keys = jax.random.split(jax.random.key(1), (length, batch))
-        actions = jax.jit(jax.vmap(jax.vmap(draw)))(action_keys)
-        took = seconds(
-            lambda: jax.block_until_ready(run(state, actions, jax.random.key(2))), task["repeats"]
-        )
-        return batch * length / took
-
-    for batch in task["batches"]:
-        yield _row(*about, batch, speed(batch))
+        given = state, jax.jit(jax.vmap(jax.vmap(draw)))(action_keys), jax.random.key(2)
+        yield batch, batch * length, functools.partial(waited, *given)
 
 
-def jumanji(task: Task) -> Measurements:
+def jumanji(task: Task) -> Iterator[World]:
     """Connector (the nearest relative: paths of several agents on a grid), and two more."""
+    import jax
+    import jax.numpy as jnp
     import jumanji as library
     from jumanji.environments import Connector
     from jumanji.environments.routing.connector.generator import UniformRandomGenerator
-
-    connector = Connector(generator=UniformRandomGenerator(grid_size=8, num_agents=4))
-    yield from _of_jumanji(task, "Connector 8x8", connector)
-    for name in ("LevelBasedForaging-v0", "RobotWarehouse-v0"):
-        yield from _of_jumanji(task, name, library.make(name))
-
-
-def _of_jumanji(task: Task, name: str, environment: Any) -> Measurements:
-    import jax
-    import jax.numpy as jnp
     from jumanji.wrappers import AutoResetWrapper
 
-    env = AutoResetWrapper(environment)
-    values = jnp.asarray(env.action_spec.num_values)
+    def world(name: str, env: Any) -> World:
+        env = AutoResetWrapper(env)
+        values = jnp.asarray(env.action_spec.num_values)
 
-    def step(state: Any, action: Any, key: Any) -> tuple[Any, Any]:
-        state, timestep = env.step(state, action)
-        return state, timestep.reward
+        def step(state: Any, action: Any, key: Any) -> tuple[Any, Any]:
+            state, timestep = env.step(state, action)
+            return state, timestep.reward
 
-    return _scanned(
-        task, ("jumanji", name, values.shape[0], True),
-        reset=lambda key: env.reset(key)[0],
-        step=step,
-        draw=lambda key: jax.random.randint(key, values.shape, 0, values),
-    )  # fmt: skip
+        def draw(key: Any) -> Any:
+            return jax.random.randint(key, values.shape, 0, values)
+
+        return name, values.shape[0], True, _scanned(task, lambda k: env.reset(k)[0], step, draw)
+
+    lines = UniformRandomGenerator(grid_size=8, num_agents=4)
+    yield world("Connector 8x8", Connector(generator=lines))
+    for name in ("LevelBasedForaging-v0", "RobotWarehouse-v0"):
+        yield world(name, library.make(name))
 
 
-def jaxmarl(task: Task) -> Measurements:
+def jaxmarl(task: Task) -> Iterator[World]:
     """Overcooked, two agents on a grid."""
     import jax
     import jaxmarl as library
@@ -118,22 +113,19 @@ def jaxmarl(task: Task) -> Measurements:
     env = library.make("overcooked")
     numbers = {agent: env.action_space(agent).n for agent in env.agents}
 
+    def step(state: Any, action: Any, key: Any) -> tuple[Any, Any]:
+        return env.step(key, state, action)[1:3]
+
     def draw(key: Any) -> Any:
         keys = jax.random.split(key, len(numbers))
-        return {
-            agent: jax.random.randint(keys[i], (), 0, n)
-            for i, (agent, n) in enumerate(numbers.items())
-        }
+        pairs = zip(keys, numbers.items(), strict=True)
+        return {agent: jax.random.randint(own, (), 0, n) for own, (agent, n) in pairs}
 
-    return _scanned(
-        task, ("jaxmarl", "overcooked", env.num_agents, True),
-        reset=lambda key: env.reset(key)[1],
-        step=lambda state, action, key: env.step(key, state, action)[1:3],
-        draw=draw,
-    )  # fmt: skip
+    runs = _scanned(task, lambda key: env.reset(key)[1], step, draw)
+    yield "overcooked", env.num_agents, True, runs
 
 
-def xminigrid(task: Task) -> Measurements:
+def xminigrid(task: Task) -> Iterator[World]:
     """An empty 8x8 room."""
     import jax
     import xminigrid as library
@@ -146,34 +138,32 @@ def xminigrid(task: Task) -> Measurements:
         timestep = env.step(params, timestep, action)
         return timestep, timestep.reward
 
-    return _scanned(
-        task, ("xminigrid", "MiniGrid-Empty-8x8", 1, False),
-        reset=lambda key: env.reset(params, key),
-        step=step,
-        draw=lambda key: jax.random.randint(key, (), 0, env.num_actions(params)),
-    )  # fmt: skip
+    def draw(key: Any) -> Any:
+        return jax.random.randint(key, (), 0, env.num_actions(params))
+
+    runs = _scanned(task, functools.partial(env.reset, params), step, draw)
+    yield "MiniGrid-Empty-8x8", 1, False, runs
 
 
-def gymnax(task: Task) -> Measurements:
+def gymnax(task: Task) -> Iterator[World]:
     """Single agents on a grid."""
     import gymnax as library
 
-    for name in ("FourRooms-misc", "FrozenLake-misc"):
-        yield from _of_gymnax(task, name, *library.make(name))
+    def world(name: str) -> World:
+        env, params = library.make(name)
+
+        def step(state: Any, action: Any, key: Any) -> tuple[Any, Any]:
+            return env.step(key, state, action, params)[1:3]
+
+        draw = env.action_space(params).sample
+        return name, 1, False, _scanned(task, lambda k: env.reset(k, params)[1], step, draw)
+
+    yield from map(world, ("FourRooms-misc", "FrozenLake-misc"))
 
 
-def _of_gymnax(task: Task, name: str, env: Any, params: Any) -> Measurements:
-    return _scanned(
-        task, ("gymnax", name, 1, False),
-        reset=lambda key: env.reset(key, params)[1],
-        step=lambda state, action, key: env.step(key, state, action, params)[1:3],
-        draw=env.action_space(params).sample,
-    )  # fmt: skip
-
-
-def _looped(env: Any, actions: list[Any], over: Callable[[Any], bool], task: Task) -> float:
-    """Environment steps a second in a Python loop; `over` reads the two flags of an end."""
-    env.reset()
+def _looped(env: Any, actions: list[Any], over: Callable[[Any], bool]) -> Runs:
+    """One environment in a Python loop; `over` reads the two flags of an end."""
+    env.reset(seed=0)
 
     def run() -> None:
         for action in actions:
@@ -181,37 +171,36 @@ def _looped(env: Any, actions: list[Any], over: Callable[[Any], bool], task: Tas
             if over(terminated) or over(truncated):
                 env.reset()
 
-    return len(actions) / seconds(run, task["repeats"])
+    yield 1, len(actions), run
 
 
-def pogema(task: Task) -> Measurements:
-    """Multi-agent path finding in NumPy, one environment in a Python loop."""
+def pogema(task: Task) -> Iterator[World]:
+    """Multi-agent path finding in NumPy."""
     import numpy as np
     import pogema as library
 
     config = library.GridConfig(size=8, num_agents=4, density=0.2, max_episode_steps=100, seed=0)
     length = max(64, min(2000, task["steps"] // 64))
     actions = np.random.default_rng(0).integers(0, 5, (length, 4)).tolist()
-    speed = _looped(library.pogema_v0(grid_config=config), actions, all, task)
-    yield _row("pogema", "Pogema 8x8", 4, True, 1, speed)
+    yield "Pogema 8x8", 4, True, _looped(library.pogema_v0(grid_config=config), actions, all)
 
 
-def gymnasium(task: Task) -> Measurements:
+def gymnasium(task: Task) -> Iterator[World]:
     """FrozenLake 8x8, one in a Python loop and many in a SyncVectorEnv."""
     import gymnasium as library
     import numpy as np
 
-    length = max(64, min(20_000, task["steps"] // 16))
-    env = library.make("FrozenLake-v1", map_name="8x8")
-    env.reset(seed=0)
+    name, options = "FrozenLake-v1", {"map_name": "8x8"}
+    length, batch = max(64, min(20_000, task["steps"] // 16)), 64
     actions = np.random.default_rng(0).integers(0, 4, length).tolist()
-    speed = _looped(env, actions, bool, task)
-    yield _row("gymnasium", "FrozenLake-v1 8x8", 1, False, 1, speed)
-    batch = 64
-    vector = library.make_vec(
-        "FrozenLake-v1", num_envs=batch, vectorization_mode="sync", map_name="8x8"
-    )
+    yield f"{name} 8x8", 1, False, _looped(library.make(name, **options), actions, bool)
+    vector = library.make_vec(name, num_envs=batch, vectorization_mode="sync", **options)
     vector.reset(seed=0)
     many = np.random.default_rng(0).integers(0, 4, (max(8, length // batch), batch))
-    speed = many.size / seconds(lambda: [vector.step(action) for action in many], task["repeats"])
-    yield _row("gymnasium", "FrozenLake-v1 8x8, SyncVectorEnv", 1, False, batch, speed)
+    run = (batch, many.size, lambda: [vector.step(action) for action in many])
+    yield f"{name} 8x8, SyncVectorEnv", 1, False, iter([run])
+
+
+LIBRARIES: dict[str, Callable[[Task], Iterator[World]]] = {
+    each.__name__: each for each in (jumanji, jaxmarl, xminigrid, gymnax, pogema, gymnasium)
+}

@@ -7,9 +7,11 @@ Tokens a second of all three on the CPU at equal model, weights, batch, lengths 
 the CPU counts as one device of JAX for each of its cores or as a single one.
 """
 
-import dataclasses
 import math
-from collections.abc import Iterator
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,7 +19,7 @@ import numpy as np
 from experiments import records
 from experiments.records import Table
 from experiments.speed import commands
-from experiments.speed.engines import Case, Outcome, compare
+from experiments.speed.engines import Case, compare
 from learner.qwen3 import model, weights
 from learner.qwen3.config import Qwen3Config
 
@@ -32,121 +34,98 @@ SMALL = Qwen3Config(
     tie_word_embeddings=True,
     max_position_embeddings=1024,
 )
+_OWN = "learner_engines:own_sampler"
 
 
-@dataclasses.dataclass(frozen=True)
-class Scale:
-    """How much is measured.
+def tables(
+    tunix_python: str,
+    rounds: int = 5,
+    slots: int = 32,
+    prompt_tokens: int = 128,
+    new_tokens: int = 256,
+    completions: int = 512,
+    config: Qwen3Config = SMALL,
+) -> Iterator[Table]:
+    """Completions of one length beside other libraries, then uneven ones through refilled slots.
 
-    Attributes:
-      rounds: turns of every engine; the best of each counts.
-      batch, prompt_tokens, new_tokens: the even comparison.
-      slots, completions, uneven_prompt_tokens, uneven_new_tokens: refilling against fixed batches.
-      model: of both.
+    Args:
+      tunix_python: interpreter that has google-tunix.
+      rounds: processes of every engine, which take turns; the best of each counts.
+      slots: sequences at a time; there are as many prompts where all completions have one length.
+      prompt_tokens, new_tokens: of these prompts, and the longest completion of any.
+      completions: how many where they differ in length; their prompts are a quarter as long.
+      config: of the model.
     """
-
-    rounds: int = 5
-    batch: int = 32
-    prompt_tokens: int = 128
-    new_tokens: int = 256
-    slots: int = 32
-    completions: int = 512
-    uneven_prompt_tokens: int = 32
-    uneven_new_tokens: int = 256
-    model: Qwen3Config = SMALL
-
-    @property
-    def devices(self) -> int:
-        """Devices of JAX that the CPU counts as: its cores, as far as all get equal parts.
-
-        Of rows in the sampler of this project, of key/value heads in that of google-tunix.
-        """
-        return math.gcd(
-            len(records.cores()), self.batch, self.slots, self.model.num_key_value_heads
+    # Rows in the sampler of this project, key/value heads in that of google-tunix: equal parts.
+    devices = math.gcd(len(records.cores()), slots, config.num_key_value_heads)
+    said = "one device" if devices == 1 else f"{devices} devices"
+    rng = np.random.default_rng(0)
+    task = {
+        "prompts": rng.integers(1, config.vocab_size, (slots, prompt_tokens)).tolist(),
+        "new_tokens": new_tokens,
+        "budgets": [new_tokens] * slots,
+        "temperature": 0.0,
+        "slots": slots,
+        "at_once": slots,
+        "devices": devices,
+        "scan_unroll": 1,
+    }
+    short, longest = prompt_tokens // 4, new_tokens
+    budgets = np.minimum(rng.geometric(4 / longest, completions), longest)
+    with tempfile.TemporaryDirectory() as folder:
+        weights.save(folder, model.init_params(jax.random.key(0), config), config)
+        task["folder"] = folder
+        on_one = task | {"devices": 1}
+        cases = {
+            "own": Case(_OWN, task),
+            "own, one device": Case(_OWN, on_one),
+            "transformers": Case("learner_engines:transformers", task),
+            "tunix": Case("learner_engines:tunix", task, tunix_python),
+            "tunix, one device": Case("learner_engines:tunix", on_one, tunix_python),
+        }
+        if devices == 1:  # Then these are the same once more.
+            cases = {label: case for label, case in cases.items() if "one device" not in label}
+        yield _compared(
+            f"{slots} prompts of {prompt_tokens} tokens, {new_tokens} new ones each",
+            cases,
+            rounds,
+            "Whole calls, the prompts' part included. float32, greedy, the same weights. Unless a "
+            f"row says otherwise, the CPU is {said} of JAX for own and tunix.",
+        )
+        task |= {
+            "prompts": rng.integers(1, config.vocab_size, (completions, short)).tolist(),
+            "budgets": budgets.tolist(),
+            "temperature": 1.0,
+        }
+        yield _compared(
+            f"{completions} completions through {slots} slots",
+            {"refilled": Case(_OWN, task | {"at_once": completions}), "fixed": Case(_OWN, task)},
+            rounds,
+            f"Lengths are geometric, cut at a budget of {longest}: {budgets.mean():.0f} on "
+            f"average; prompts of {short} tokens, temperature 1; the CPU is {said} of JAX. Sums in "
+            "other shapes are rounded differently, which may move a draw to the next token.",
         )
 
 
-def _devices(scale: Scale) -> str:
-    return "one device" if scale.devices == 1 else f"{scale.devices} devices"
-
-
-def even_lengths(scale: Scale, folder: str, tunix_python: str) -> Table:
-    """Tokens a second where all completions have one length."""
-    shape = (scale.batch, scale.prompt_tokens)
-    task = {
-        "folder": folder,
-        "prompts": np.random.default_rng(0).integers(1, scale.model.vocab_size, shape).tolist(),
-        "new_tokens": scale.new_tokens,
-        "devices": scale.devices,
-        "scan_unroll": 1,
-    }
-    on_one = task | {"devices": 1}
-    cases = {
-        "own": Case("learner_engines:own_sampler", task),
-        "own, one device": Case("learner_engines:own_sampler", on_one),
-        "transformers": Case("learner_engines:transformers", task),
-        "tunix": Case("learner_engines:tunix", task, tunix_python),
-        "tunix, one device": Case("learner_engines:tunix", on_one, tunix_python),
-    }
-    if scale.devices == 1:  # Then these are the same once more.
-        cases = {label: case for label, case in cases.items() if "one device" not in label}
-    outcomes = compare(cases, scale.rounds)
-
-    def same_tokens(outcome: Outcome) -> float | None:
-        own, ids = (np.array(o.measurements[0]["ids"]) for o in (outcomes["own"], outcome))
-        return float((ids == own).mean()) if ids.shape == own.shape else None
-
-    return commands.comparison(
-        f"{scale.batch} prompts of {scale.prompt_tokens} tokens, {scale.new_tokens} new ones each",
-        outcomes,
-        "tokens/s",
-        f"Whole calls, the prompts' part included; {scale.rounds} rounds in turns, after one that "
-        "compiles. float32, greedy, the same weights. Unless a row says otherwise, the CPU is "
-        f"{_devices(scale)} of JAX for own and tunix.",
-        {"same tokens": same_tokens},
-    )
-
-
-def uneven_lengths(scale: Scale, folder: str) -> Table:
-    """Refilled slots against fixed batches, completions of geometric length."""
-    rng = np.random.default_rng(1)
-    shape = (scale.completions, scale.uneven_prompt_tokens)
-    longest = scale.uneven_new_tokens
-    budgets = np.minimum(rng.geometric(4 / longest, scale.completions), longest)
-    task = {
-        "folder": folder,
-        "prompts": rng.integers(1, scale.model.vocab_size, shape).tolist(),
-        "new_tokens": longest,
-        "budgets": budgets.tolist(),
-        "slots": scale.slots,
-        "devices": scale.devices,
-        "scan_unroll": 1,
-    }
-    case = Case("learner_engines:own_uneven_sampler", task)
-    outcome = compare({"own": case}, scale.rounds)["own"]
-    if not outcome.measurements:
-        raise RuntimeError(f"the sampler could not run: {outcome.obstacle}")
-    best = {name: min(m[name] for m in outcome.measurements) for name in ("refilled", "fixed")}
-    same = min(m["same"] for m in outcome.measurements)
-    return Table(
-        f"{scale.completions} completions through {scale.slots} slots",
-        ("slots", "tokens/s, best", "times fixed batches"),
-        [(name, budgets.sum() / time, best["fixed"] / time) for name, time in best.items()],
-        f"Lengths are geometric, cut at a budget of {longest}: {budgets.mean():.0f} on average; "
-        f"prompts of {scale.uneven_prompt_tokens} tokens, temperature 1; the CPU is "
-        f"{_devices(scale)} of JAX. {same:.1%} of the completions are the same "
-        "both ways, token by token (sums in other shapes are rounded differently, which may move a "
-        "draw to the next token).",
-    )
-
-
-def tables(scale: Scale, folder: str, tunix_python: str) -> Iterator[Table]:
-    """The tables of the page."""
-    weights.save(folder, model.init_params(jax.random.key(0), scale.model), scale.model)
-    yield even_lengths(scale, folder, tunix_python)
-    yield uneven_lengths(scale, folder)
+def _compared(title: str, cases: Mapping[str, Case], rounds: int, note: str) -> Table:
+    """Tokens a second of engines, and the fraction of tokens that are those of the first."""
+    outcomes = compare(cases, rounds)
+    own: np.ndarray | None = None
+    for measurement in (m for outcome in outcomes.values() for m in outcome.measurements):
+        ids = np.array(measurement.pop("ids"))
+        own = ids if own is None else own
+        same = ids.shape == own.shape
+        measurement["same tokens"] = float((ids == own).mean()) if same else 0.0
+    note = f"{rounds} processes of each in turns, and the best of them. {note}"
+    return commands.comparison(title, outcomes, "tokens/s", note)
 
 
 if __name__ == "__main__":
-    quick = Scale(rounds=2, new_tokens=128, completions=192)
-    commands.run("sampler", __doc__, "tunix", (Scale(), quick), tables)
+    quick: dict[str, Any] = {"rounds": 2, "new_tokens": 128, "completions": 192}
+    commands.run(
+        "sampler",
+        __doc__,
+        lambda options: tables(options.tunix_python, **(quick if options.quick else {})),
+        on_cpu=True,
+        tunix_python={"default": sys.executable, "help": "interpreter that has tunix"},
+    )

@@ -6,7 +6,6 @@ actions drawn beforehand, beside other libraries' grid worlds measured in the sa
 
 import argparse
 import itertools
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,10 +14,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from experiments import records
 from experiments.records import Table
 from experiments.speed import commands, peers
-from experiments.speed.engines import Case, Outcome, collect, seconds
+from experiments.speed.engines import Case, Outcome, compare, seconds
 from mapf_jax import generator
 from mapf_jax.env import PoolAutoReset, make
 from mapf_jax.env.wrappers import Pool
@@ -119,15 +117,14 @@ def tables(own: Sequence[Mapping[str, Any]], outcomes: Mapping[str, Outcome]) ->
             "Other games on other maps: this is what a step of a grid world costs there, not the "
             "cost of the same computation.",
         )
-    own = [row for row in own if row["agents"] == _TARGET_AGENTS]
     shared = [row for row in rows if row["shared grid"]]
     same = [row for row in shared if row["agents"] == _TARGET_AGENTS]
-    for peers_, which, unit in (
+    for others, which, unit in (
         (same, f"grid world of {_TARGET_AGENTS} agents", "env steps/s"),
         (shared, "multi-agent grid world", "agent steps/s"),
     ):
-        if own and peers_:
-            best = max(peers_, key=lambda row: row[unit])
+        if others:
+            best = max(others, key=lambda row: row[unit])
             name = "{library} {environment}, {agents} agents, batch {batch}".format(**best)
             yield Table(
                 f"Against the best {which}, in {unit}",
@@ -135,16 +132,39 @@ def tables(own: Sequence[Mapping[str, Any]], outcomes: Mapping[str, Outcome]) ->
                 [
                     (r["agents"], r["batch"], r[unit], name, best[unit], r[unit] / best[unit])
                     for r in own
+                    if r["agents"] == _TARGET_AGENTS
                 ],
                 "The peer's best speed at any batch size.",
             )
 
 
+def measured(options: argparse.Namespace) -> Iterator[Table]:
+    """Measures the peers, then the simulator."""
+    quick = options.quick
+    # The peers come first: once this process has touched an accelerator it holds its memory.
+    task = {"batches": [1, 1024], "steps": 1 << 14, "repeats": 1} if quick else {
+        "batches": [1, 64, 1024, 8192], "steps": 1 << 19, "repeats": 3
+    }  # fmt: skip
+    pythons = dict(options.peer_python)
+    cases = {
+        name: Case("peers:measure", task | {"library": name}, pythons.get(name, sys.executable))
+        for name in peers.LIBRARIES
+    }
+    outcomes = compare(cases, limit=_PEER_SECONDS)
+    numbers, batches = ([4], [1, 1024]) if quick else ([2, 4, 8], [1, 64, 1024, 8192, 65536])
+    steps, pool_size, repeats = (1 << 18, 1024, 1) if quick else (1 << 23, 16_384, 5)
+    own = []
+    for agents, batch in itertools.product(numbers, batches):
+        print(f"measuring {agents} agents, batch {batch}", file=sys.stderr, flush=True)
+        own.append(measure(agents, batch, steps, pool_size, repeats))
+    yield from tables(own, outcomes)
+
+
 def _interpreter(text: str) -> tuple[str, str]:
     name, _, path = text.partition("=")
-    if name not in peers.NAMES or not Path(path).is_file():
+    if name not in peers.LIBRARIES or not Path(path).is_file():
         raise argparse.ArgumentTypeError(
-            f"{text!r}: NAME=INTERPRETER is needed, NAME one of {', '.join(peers.NAMES)} and "
+            f"{text!r}: NAME=INTERPRETER is needed, NAME one of {', '.join(peers.LIBRARIES)} and "
             "INTERPRETER a file"
         )
     return name, path
@@ -152,47 +172,20 @@ def _interpreter(text: str) -> tuple[str, str]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures, prints the page, and writes it if a folder is given."""
-    parser = commands.parser("simulator", __doc__)
-    parser.add_argument(
-        "--peer_python",
-        type=_interpreter,
-        action="append",
-        default=[],
-        metavar="NAME=INTERPRETER",
-        help="an interpreter to measure a library with, if it wants other versions",
-    )
-    options = parser.parse_args(argv)
-    quick = options.quick
-    load = round(os.getloadavg()[0], 2)
-    # The peers come first: once this process has touched an accelerator it holds its memory.
-    task = {"batches": [1, 1024], "steps": 1 << 14, "repeats": 1} if quick else {
-        "batches": [1, 64, 1024, 8192], "steps": 1 << 19, "repeats": 3
-    }  # fmt: skip
-    pythons = dict(options.peer_python)
-    outcomes = {}
-    for name in peers.NAMES:
-        print(f"measuring {name}", file=sys.stderr, flush=True)
-        case = Case(f"peers:{name}", task, pythons.get(name, sys.executable))
-        outcomes[name] = collect(case, _PEER_SECONDS)
-
-    about = records.facts() | {"load_before": load}
-    accelerator = about["backend"] != "cpu"
-    batches = [1, 1024] if quick else [1, 64, 1024, 8192, 65536]
-    if accelerator and not quick:
-        batches += [1 << 20, 1 << 22]
-    steps = 1 << 18 if quick else 1 << (28 if accelerator else 23)
-    pool_size, repeats = (1024, 1) if quick else (16_384, 5)
-    own = []
-    for agents, batch in itertools.product([4] if quick else [2, 4, 8], batches):
-        print(f"measuring {agents} agents, batch {batch}", file=sys.stderr, flush=True)
-        own.append(measure(agents, batch, steps, pool_size, repeats))
     notes = [
         f"{SIZE} x {SIZE} lakes, {_HOLE_RATIO:.0%} holes, rule 'fail', at most {_MAX_STEPS} "
         "steps an episode, auto-reset from a pool of instances, a reward for every agent. Actions "
         "are drawn beforehand; one compiled scan; compilation and a warm-up are not counted; the "
         "median of the repeats. Each peer runs in a process of its own with its own auto-reset."
     ]
-    commands.publish("simulator", tables(own, outcomes), options, about, notes)
+    peer_python = {
+        "type": _interpreter,
+        "action": "append",
+        "default": [],
+        "metavar": "NAME=INTERPRETER",
+        "help": "an interpreter to measure a library with, if it wants other versions",
+    }
+    commands.run("simulator", __doc__, measured, argv, notes, peer_python=peer_python)
 
 
 if __name__ == "__main__":

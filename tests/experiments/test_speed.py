@@ -1,8 +1,8 @@
 """Speed measurements at toy size: what the commands print, what they leave behind."""
 
-import argparse
 import concurrent.futures
 import json
+import time
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from learner.plan import programs
 
 
 def test_the_simulator_writes_its_speed_and_its_circumstances(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(peers, "NAMES", ("gymnasium",))
+    monkeypatch.setattr(peers, "LIBRARIES", {"gymnasium": peers.gymnasium})
     simulator.main(["--quick", f"--out={tmp_path}"])
     content = json.loads((tmp_path / "simulator.json").read_text())
     own, others = (table["rows"] for table in content["tables"])
@@ -50,20 +50,32 @@ def test_bad_options_end_in_one_line(option, message, capsys):
 @pytest.mark.parametrize(
     ("engine", "obstacle"),
     [
-        ("peers:gymnasium", "failed: "),  # A task without its fields.
-        ("nothing:engine", "not installed (No module named 'experiments.speed.nothing')"),
+        ("peers:measure", "failed: KeyError: 'library'"),
+        ("nothing:engine", "failed: ModuleNotFoundError: No module named 'experiments.speed.noth"),
     ],
 )
-def test_an_engine_that_fails_says_why(engine, obstacle):
-    case = Case(engine, {})
-    for outcome in (engines.compare({"x": case}, 1)["x"], engines.collect(case, 60)):
-        assert outcome.measurements == []
-        assert outcome.obstacle.startswith(obstacle)
+def test_an_engine_that_fails_says_why_and_gets_no_further_turn(engine, obstacle):
+    outcome = engines.compare({"x": Case(engine, {})}, 2)["x"]
+    assert outcome.measurements == []
+    assert outcome.obstacle.startswith(obstacle)
 
 
 def test_an_engine_that_takes_too_long_is_stopped():
-    outcome = engines.collect(Case("peers:gymnasium", {"steps": 1 << 40, "repeats": 10**9}), 0.2)
+    task = {"library": "gymnasium", "steps": 1 << 40, "repeats": 10**9}
+    outcome = engines.compare({"x": Case("peers:measure", task)}, limit=0.2)["x"]
     assert outcome == Outcome([], "stopped after 0.2 s")
+
+
+def test_the_first_call_is_not_timed():
+    calls = []
+
+    def work():
+        calls.append(time.sleep(0.2 if not calls else 0.01))
+        return {"tokens": len(calls)}
+
+    (measurement,) = engines.timed(work)
+    assert measurement["tokens"] == 2
+    assert 0.01 <= measurement["seconds"] < 0.2
 
 
 def test_the_ratios_are_against_the_best_grids_that_agents_share():
@@ -142,31 +154,30 @@ def test_the_generator_makes_the_training_set_twice():
 
 
 def test_a_comparison_is_with_the_first_engine():
-    def outcome(*seconds):
-        return Outcome([{"tokens": 12, "seconds": s} for s in seconds])
+    def outcome(*seconds, **more):
+        return Outcome([{"tokens": 12, "seconds": s, **more} for s in seconds])
 
-    outcomes = {"own": outcome(2, 4, 3), "a": outcome(6), "b": Outcome([], "not installed")}
-    table = commands.comparison(
-        "t", outcomes, "tokens/s", "", {"runs": lambda o: len(o.measurements)}
-    )
+    nothing = Outcome([], "failed: it is not there")
+    outcomes = {"own": outcome(2, 4, 3, parts=5), "a": outcome(6), "b": nothing}
+    table = commands.comparison("t", outcomes, "tokens/s", "")
     assert table.columns == [
-        "engine", "tokens/s, best", "median", "own is faster by", "runs", "note",
+        "engine", "tokens/s, best", "median", "own is faster by", "parts", "note",
     ]  # fmt: skip
     assert table.rows == [
-        ["own", 6, 4, 1, 3, ""],
-        ["a", 2, 2, 3, 1, ""],
-        ["b", None, None, None, None, "not installed"],
+        ["own", 6, 4, 1, 5, ""],
+        ["a", 2, 2, 3, None, ""],
+        ["b", None, None, None, None, "failed: it is not there"],
     ]
-    with pytest.raises(RuntimeError, match="own could not run: not installed"):
-        commands.comparison("t", {"own": outcomes["b"]}, "tokens/s", "", {})
+    with pytest.raises(RuntimeError, match="own could not run: failed: it is not there"):
+        commands.comparison("t", {"own": nothing}, "tokens/s", "")
 
 
 def test_pages_hold_plain_values(tmp_path):
     with pytest.raises(ValueError, match="shorter"):
         records.Table("t", ("a", "b"), [(1,)]).to_dict()
     rows = [{"a": np.int64(1234), "c": np.float32(0.5)}, {"a": True, "b": "x|y"}]
-    options = argparse.Namespace(out=str(tmp_path / "pages"), quick=False)
-    commands.publish("x", [records.Table.of("t", rows, "note")], options, records.facts())
+    made = [records.Table.of("t", rows, "note")]
+    commands.run("x", "", lambda options: made, [f"--out={tmp_path / 'pages'}"])
     content = json.loads((tmp_path / "pages" / "x.json").read_text())
     assert content["notes"] == []
     assert content["tables"][0]["rows"] == [
