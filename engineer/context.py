@@ -1,12 +1,17 @@
-"""Which modules an engineer is shown, and in which order: the variants V1 to V6 and any other."""
+"""What an engineer is shown: modules in an order, as the variants V1 to V6 or any other.
+
+F failure breakdown, G guideline, H history, S summary, T training details, as in "From Trainee
+to Trainer" (arXiv 2606.17682), and beyond the publication D details of the validation, R what
+training showed, and E examples of failures.
+"""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
-from engineer import modules
-from engineer.record import RunRecord
-from engineer.texts import SUMMARY_REQUEST, FamilyTexts
+from engineer.record import RoundRecord, RunRecord
+from engineer.space import ordered_rows
+from engineer.texts import NO_HISTORY, NO_SUMMARY, SUMMARY_REQUEST, FamilyTexts, macros
 
 Message = dict[str, str]
 """One chat message: {"role": .., "content": ..}."""
@@ -54,30 +59,51 @@ VARIANTS = {
 DEFAULT_VARIANT = "V6"
 
 
+TRAINING_DETAILS = ("objective", "reward", "schedule")
+"""What the full form of module T shows; `RunRecord.training` holds a text for each."""
+
+
+def module(name: str, *arguments: Any) -> str:
+    """The text of one module.
+
+    Args:
+      name: of its macro in `modules.txt`, which says what the module shows.
+      arguments: of the macro: the record of the run, the texts of the family, and so on.
+    """
+    return getattr(_MODULES, name)(*arguments).removesuffix("\n")
+
+
+def shown_history(record: RunRecord, cold_start: bool) -> tuple[RoundRecord, ...]:
+    """The rounds that module H shows, with or without those that nobody designed."""
+    return tuple(past for past in record.history if cold_start or not past.cold_start)
+
+
 def blocks(spec: ContextSpec, record: RunRecord, family: FamilyTexts) -> list[str]:
     """The texts of a context in order: instruction, modules, rows, output format.
 
     Raises:
-      ValueError: the record lacks what a module shows.
+      ValueError: module T is to be in full, and `record.training` lacks one of `TRAINING_DETAILS`.
     """
-    texts = [family.instruction]
-    if spec.guideline:
-        texts.append(family.guideline)
-    if spec.history != "none":
-        texts.append(modules.block("history", record, family, spec.history == "all"))
-    texts.append(modules.block("failures", record, family))
-    if spec.details:
-        texts.append(modules.block("details", record, family))
-    if spec.results:
-        texts.append(modules.block("training_results", record, family))
-    if spec.examples:
-        texts.append(modules.block("examples", record, spec.examples))
-    if spec.summary:
-        texts.append(modules.block("summary", record))
-    if spec.training != "none":
-        texts.append(modules.block("training", record, spec.training == "full"))
-    texts += [modules.block("rows", record, family), family.output_format]
-    return [*texts, SUMMARY_REQUEST] if spec.summary else texts
+    full = spec.training == "full"
+    if full and (
+        missing := [one for one in TRAINING_DETAILS if one not in (record.training or {})]
+    ):
+        raise ValueError(f"training: {missing} missing, needed: {TRAINING_DETAILS}")
+    texts: list[str | Literal[False]] = [
+        family.instruction,
+        spec.guideline and family.guideline,
+        spec.history != "none" and module("history", record, family, spec.history == "all"),
+        module("failures", record, family),
+        spec.details and module("details", record, family),
+        spec.results and module("training_results", record, family),
+        spec.examples > 0 and module("examples", record, spec.examples),
+        spec.summary and module("summary", record),
+        spec.training != "none" and module("training", record, full),
+        module("rows", record, family),
+        family.output_format,
+        spec.summary and SUMMARY_REQUEST,
+    ]
+    return [text for text in texts if text is not False]
 
 
 def compose(spec: ContextSpec, record: RunRecord, family: FamilyTexts) -> list[Message]:
@@ -116,7 +142,7 @@ def _shortenings(
 ) -> Iterator[tuple[ContextSpec, RunRecord, str]]:
     yield spec, record, ""
     if spec.history != "none":
-        for past in modules.shown_history(record, spec.history == "all")[:-1]:
+        for past in shown_history(record, spec.history == "all")[:-1]:
             kept = tuple(r for r in record.history if r.round > past.round)
             record = dataclasses.replace(record, history=kept)
             yield spec, record, f"round {past.round} of the history"
@@ -136,3 +162,13 @@ def _shortenings(
         if getattr(spec, field) not in (less, "none"):
             spec = dataclasses.replace(spec, **{field: less})
             yield spec, record, note
+
+
+_MODULES = macros(
+    "modules.txt",
+    NO_HISTORY=NO_HISTORY,
+    NO_SUMMARY=NO_SUMMARY,
+    failing=lambda row, checks: sum(row.failed[check] for check in checks),
+    ordered_rows=ordered_rows,
+    shown_history=shown_history,
+)

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engineer.context import DEFAULT_VARIANT, VARIANTS, ContextSpec, Message, compose
+from engineer import context
+from engineer.context import ContextSpec, Message
 from engineer.evidence import Evidence, FailureBreakdown
-from engineer.modules import TRAINING_DETAILS, shown_history
 from engineer.proposal import render_config
 from engineer.record import RoundRecord, RunRecord
 from engineer.space import Configuration, ConfigurationSpace, on_grid
@@ -21,10 +21,11 @@ STEP = 0.05
 EASY, HARD = 0.7, 0.3
 START = 0.2
 BASE_WEIGHT = 0.05
+_DEFAULT = context.VARIANTS[context.DEFAULT_VARIANT]
 
 
 def rule_design(
-    record: RunRecord, space: ConfigurationSpace, spec: ContextSpec = VARIANTS[DEFAULT_VARIANT]
+    record: RunRecord, space: ConfigurationSpace, spec: ContextSpec = _DEFAULT
 ) -> Configuration:
     """The configuration of a simple rule, with the decimals of each parameter.
 
@@ -41,7 +42,7 @@ def rule_design(
       space: the rows and bounds.
       spec: the modules; they decide which configurations are shown.
     """
-    past = () if spec.history == "none" else shown_history(record, spec.history == "all")
+    past = () if spec.history == "none" else context.shown_history(record, spec.history == "all")
     shown = past[-1].config if past else None
     fraction = space.fraction_parameter
     weights: list[float] = []
@@ -83,7 +84,7 @@ def demonstration(
     answer = render_config(rule_design(record, space, spec), space)
     if spec.summary:
         answer = f"{family.explanation}\n{answer}"
-    return compose(spec, record, family), answer
+    return context.compose(spec, record, family), answer
 
 
 def random_record(
@@ -124,7 +125,7 @@ def _record(
         total_rounds=total_rounds,
         epochs_per_round=epochs,
         summary=summary,
-        training=dict.fromkeys(TRAINING_DETAILS, "as in every round"),
+        training=dict.fromkeys(context.TRAINING_DETAILS, "as in every round"),
     )
 
 

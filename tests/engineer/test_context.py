@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from engineer import context, modules
+from engineer import context
 from engineer.context import VARIANTS, ContextSpec, fitted
 from engineer.evidence import (
     DrawnFailure,
@@ -121,18 +121,18 @@ def test_empty_modules_say_so():
     start = dataclasses.replace(RECORD, history=RECORD.history[:1], summary=None)
     assert f"History\n{NO_HISTORY}" in blocks(VARIANTS["V4"], start)
     assert f"History\n{ROUND_0}" in blocks(VARIANTS["V3"], start)
-    assert modules.block("summary", start).endswith(NO_SUMMARY)
+    assert context.module("summary", start).endswith(NO_SUMMARY)
 
 
 def test_sizes_of_validation_and_training_may_differ():
     config = Configuration(("4", "5"), PARAMETERS, ((0.5, 0.1, 0.2), (0.5, 0.1, 0.2)))
     record = RunRecord((RoundRecord(0, config, Evidence(LATEST), False),), 1, 2, 1)
-    lines = modules.block("history", record, lakes.TEXTS, True).splitlines()[2:]
+    lines = context.module("history", record, lakes.TEXTS, True).splitlines()[2:]
     assert [line.split(":")[0] for line in lines] == ["size 3", "size 4", "size 5"]
     assert lines[0].startswith("size 3: valid 0.62")
     assert lines[1].startswith("size 4: data_ratio 0.50 hole_ratio 0.10 wait_ratio 0.20 valid 0.20")
     assert lines[2] == "size 5: data_ratio 0.50 hole_ratio 0.10 wait_ratio 0.20"
-    assert modules.block("rows", record, lakes.TEXTS) == "Sizes 4 5"
+    assert context.module("rows", record, lakes.TEXTS) == "Sizes 4 5"
 
 
 def test_a_context_is_short_for_a_small_vocabulary():

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engineer import context, modules
+from engineer import context
 from engineer.context import VARIANTS, blocks, compose
 from engineer.record import RunRecord
 from engineer.texts import SUMMARY_REQUEST
@@ -24,12 +24,12 @@ def test_the_files_are_what_the_record_gives(name):
 def test_they_differ_exactly_by_their_modules():
     family = lakes.TEXTS
     module = {
-        "F": modules.block("failures", RECORD, family),
+        "F": context.module("failures", RECORD, family),
         "G": lakes.TEXTS.guideline,
-        "H0": modules.block("history", RECORD, family, True),
-        "H": modules.block("history", RECORD, family, False),
-        "S": modules.block("summary", RECORD),
-        "T": modules.block("training", RECORD, False),
+        "H0": context.module("history", RECORD, family, True),
+        "H": context.module("history", RECORD, family, False),
+        "S": context.module("summary", RECORD),
+        "T": context.module("training", RECORD, False),
     }
     wanted = {
         "V1": "F", "V2": "G F", "V3": "G H0 F", "V4": "G H F", "V5": "G H F S", "V6": "G H F T",
@@ -37,7 +37,7 @@ def test_they_differ_exactly_by_their_modules():
     assert len(set(module.values())) == len(module)
     for name, letters in wanted.items():
         texts = [lakes.TEXTS.instruction, *(module[letter] for letter in letters.split())]
-        texts += [modules.block("rows", RECORD, family), lakes.TEXTS.output_format]
+        texts += [context.module("rows", RECORD, family), lakes.TEXTS.output_format]
         texts += [SUMMARY_REQUEST] if name == "V5" else []
         assert blocks(VARIANTS[name], RECORD, family) == texts
         assert (FOLDER / f"{name}.md").read_text() == "\n\n".join(texts) + "\n"
