@@ -84,13 +84,11 @@ class ModelDesigner:
 
         Without a readable answer it is the previous configuration.
         """
-        context = fitted(self.spec, record, self.family, self.fits)
-        if context is None:
-            return self._kept(record, space, "the context does not fit the model's window")
-        messages, left_out = context
+        found = fitted(self.spec, record, self.family, self.fits)
+        messages, left_out = found or ([], ())
         texts: list[str] = []
-        reasons: list[str] = []
-        for attempt in range(self.tries):
+        reasons = [] if found else ["the context does not fit the model's window"]
+        for attempt in range(self.tries if found else 0):
             seed_of_try = int(np.random.SeedSequence([seed, attempt]).generate_state(1)[0]) >> 1
             try:
                 text = self.generate(messages, seed_of_try)
@@ -112,15 +110,11 @@ class ModelDesigner:
                 summary=read.explanation if self.spec.summary else "",
             )
         return dataclasses.replace(
-            self._kept(record, space, "; ".join(reasons)),
+            keep(record, space, self.source, "; ".join(reasons)),
             context_messages=tuple(messages),
             raw_texts=tuple(texts),
+            summary=(self.spec.summary and record.summary) or "",  # That of what is kept.
         )
-
-    def _kept(self, record: RunRecord, space: ConfigurationSpace, reason: str) -> Design:
-        """The previous configuration, and with it its explanation."""
-        kept = keep(record, space, self.source, reason)
-        return dataclasses.replace(kept, summary=(self.spec.summary and record.summary) or "")
 
 
 def fixed(record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
