@@ -45,7 +45,7 @@ def test_every_configuration_file_is_valid(name, tmp_path):
         ({"loop": {"rounds": 0}}, "loop.rounds=0: allowed are integers from 1 up"),
         ({"loop": 3}, "loop=3: a group of fields is needed"),
         ({"lakes": {"sizes": [3, "x"]}}, r"lakes.sizes\[1\]='x': int is needed"),
-        ({"lakes": {"sizes": [5, 3]}}, r"lakes.sizes=\(5, 3\): allowed are ascending"),
+        ({"lakes": {"sizes": [5, 3]}}, r"lakes.sizes=\(5, 3\): allowed are 3 to 10, ascending"),
         ({"lakes": {"num_agents": 6}}, "lakes.num_agents=6: allowed are 2 to 5"),
         ({"engineer": {"designer": "me"}}, "engineer.designer='me': allowed are"),
         ({"engineer": {"context": "V9"}}, "engineer.context='V9': allowed are"),

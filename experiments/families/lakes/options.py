@@ -42,29 +42,22 @@ class LakesOptions:
 
     def __post_init__(self) -> None:
         checks.integers(self, max_candidates=1)
-        sizes = list(self.sizes)
-        if (
-            not sizes
-            or sizes != sorted(set(sizes))
-            or not MIN_SIZE <= sizes[0] <= sizes[-1] <= MAX_SIZE
+        for name, values, least, most in (
+            ("sizes", self.sizes, MIN_SIZE, MAX_SIZE),
+            ("num_agents", (self.num_agents,), MIN_AGENTS, MAX_AGENTS),
+            ("agents", self.agents or (self.num_agents,), MIN_AGENTS, MAX_AGENTS),
         ):
-            raise ValueError(
-                f"sizes={self.sizes}: allowed are ascending, distinct sizes from {MIN_SIZE} to "
-                f"{MAX_SIZE}"
-            )
+            if not values or list(values) != [n for n in range(least, most + 1) if n in values]:
+                raise ValueError(
+                    f"{name}={getattr(self, name)}: allowed are {least} to {most}, ascending and "
+                    "distinct"
+                )
         if self.exclude and not Path(self.exclude).is_file():
             raise ValueError(f"exclude={self.exclude!r}: there is no such file")
-        for name, counts in (("num_agents", (self.num_agents,)), ("agents", tuple(self.agents))):
-            inside = all(MIN_AGENTS <= count <= MAX_AGENTS for count in counts)
-            if not inside or list(counts) != sorted(set(counts)):
-                raise ValueError(
-                    f"{name}={getattr(self, name)}: allowed are {MIN_AGENTS} to {MAX_AGENTS}, "
-                    "ascending and distinct"
-                )
-        if max_hole_ratio(sizes[0], self.counts[-1]) < 0:
+        if max_hole_ratio(self.sizes[0], self.counts[-1]) < 0:
             raise ValueError(
-                f"sizes={self.sizes}: a lake of size {sizes[0]} is too small for the starts and "
-                f"goals of {self.counts[-1]} agents"
+                f"sizes={self.sizes}: a lake of size {self.sizes[0]} is too small for the starts "
+                f"and goals of {self.counts[-1]} agents"
             )
         checks.fractions(
             self, "highest_hole_ratio", "validation_hole_ratio", "validation_wait_ratio"
