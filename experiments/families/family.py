@@ -102,14 +102,12 @@ class Family(ABC):
       validation_options: names of those of its own options, `--config.FAMILY.NAME`, that decide on
         the problems of `validation`.
       token_cost: taken off the reward for each token of a completion; an option of the run.
-      guarded: `verify` with a limit of time, for a family from a file.
     """
 
     space: ConfigurationSpace
     texts: FamilyTexts
     validation_options: Sequence[str] = ()
     token_cost: float = 0.0
-    guarded: Callable[[Problem, str], Record] | None = None
 
     @abstractmethod
     def generate(
@@ -131,27 +129,22 @@ class Family(ABC):
         """
 
     def generate_plain(
-        self,
-        key: tuple[Sequence[int], str],
-        config: Mapping[str, Any],
-        count: int,
-        exclude: Sequence[Problem],
+        self, key: Sequence[int], impl: str, config: Mapping[str, Any], *wanted: Any
     ) -> dict[str, Any]:
         """`generate` for a sandbox, with arguments and result that JSON can hold.
 
         Args:
-          key: the data of the key and the name of its implementation.
+          key: the data of the key.
+          impl: the name of its implementation.
           config: as `Configuration.to_dict` gives it.
-          count: as of `generate`, like `exclude`.
-          exclude: see there.
+          *wanted: `count` and `exclude`.
 
         Returns:
           The fields of `Generated`; no problem and the reason among the notes if none was made.
         """
-        data, impl = key
-        typed = jax.random.wrap_key_data(jnp.asarray(data, jnp.uint32), impl=impl)
+        typed = jax.random.wrap_key_data(jnp.asarray(key, jnp.uint32), impl=impl)
         try:
-            made = self.generate(typed, Configuration.from_dict(config), count, exclude)
+            made = self.generate(typed, Configuration.from_dict(config), *wanted)
         except NoProblemError as error:
             return {"problems": [], "rows": {}, "notes": [str(error)]}
         if type(self).task is Family.task:
@@ -211,8 +204,7 @@ class Family(ABC):
         `violation_time` and `gap` (`FailureBreakdown.from_records`), `accuracy` (the reward without
         what only rewards form, such as length), and anything else that is worth keeping.
         """
-        verify = self.guarded or self.verify
-        return ProblemTask(problems, self.prompt, verify, self.token_cost)
+        return ProblemTask(problems, self.prompt, self.verify, self.token_cost)
 
     @property
     def validation(self) -> Configuration:

@@ -12,14 +12,8 @@ import numpy as np
 
 from engineer.space import Configuration, ConfigurationSpace
 from engineer.texts import FamilyTexts
-from experiments.families.family import (
-    SCORED,
-    Family,
-    Generated,
-    GeneratedRow,
-    NoProblemError,
-    Problem,
-)
+from experiments import families
+from experiments.families.family import SCORED, Family, Generated, NoProblemError, Problem
 from experiments.families.lakes.family import Lakes
 from experiments.families.lakes.options import LakesOptions
 from experiments.families.reasoning_gym.family import ReasoningGym, ReasoningGymOptions
@@ -56,13 +50,13 @@ def _generated(
     If it fails, it has made nothing.
     """
     plain_key = np.asarray(jax.random.key_data(key)).tolist(), str(jax.random.key_impl(key))
-    arguments = plain_key, config.to_dict(), count, [dict(problem) for problem in exclude]
+    wanted = config.to_dict(), count, [dict(problem) for problem in exclude]
     try:
-        found = call(*arguments, seconds=_STARTING + seconds * count)
+        found = call(*plain_key, *wanted, seconds=_STARTING + seconds * count)
     except SandboxError as error:
         # Its own name is not one that a user knows.
         raise NoProblemError(f"generate: {str(error).partition(': ')[2]}") from error
-    rows = {name: GeneratedRow(**row) for name, row in found["rows"].items()}
+    rows = {name: families.GeneratedRow(**row) for name, row in found["rows"].items()}
     return Generated(found["problems"], rows, found["notes"])
 
 
@@ -153,7 +147,8 @@ class FamilySettings:
             )
         call, seconds = _sandbox(path, path.read_bytes()).call, self.verify_seconds
         generate = functools.partial(call, f"{attribute}.generate_plain")
-        # Found before that of the class.
-        vars(family)["generate"] = functools.partial(_generated, generate, seconds)
-        family.guarded = functools.partial(call, f"{attribute}.verify", seconds=seconds)
+        vars(family).update(  # Found before those of the class.
+            generate=functools.partial(_generated, generate, seconds),
+            verify=functools.partial(call, f"{attribute}.verify", seconds=seconds),
+        )
         return family
