@@ -10,24 +10,16 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from experiments import store as files
 from experiments.errors import UserError
 from experiments.run_checkpoint import end_of_round, find_checkpoint
 from experiments.settings import Settings
-from experiments.store import (
-    BRANCH,
-    DIGESTS,
-    FREE,
-    OtherOptionsError,
-    RunStore,
-    read_file,
-    read_log,
-    write_file,
-)
+from experiments.store import OtherOptionsError, RunStore
 
 #: Options in which a branch may differ from the run that it leaves.
-_OWN = (*FREE, "loop.rounds", "seed", "engineer.", "environment.")
+_OWN = (*files.FREE, "loop.rounds", "seed", "engineer.", "environment.")
 # What a start that was refused leaves in its folder.
-_REFUSED = {".lock", "config.json", "versions.json", DIGESTS}
+_REFUSED = {".lock", "config.json", "versions.json", files.DIGESTS}
 # What follows the validation of a round, and so belongs to the one that designs.
 _OF_DESIGN = shutil.ignore_patterns("design", "engineer_training.jsonl", "probe_set.jsonl")
 
@@ -50,10 +42,10 @@ def branch(spec: str, store: RunStore, settings: Settings) -> list[str]:
     source, at, index = spec.rpartition("@")
     if not (at and index.isdecimal()):
         raise UserError(f"branch={spec!r}: allowed is RUN@ROUND, such as runs/tiny@0")
-    made = store.root / BRANCH
+    made = store.root / files.BRANCH
     note = {"run": str(Path(source).resolve()), "round": int(index)}
     if made.exists():  # Whatever has become of the other run.
-        before = read_file(made)
+        before = files.read_file(made)
         if note.items() <= before.items():
             return []
         raise UserError(
@@ -105,10 +97,14 @@ def copy_rounds(
         shutil.copytree(source / folder, temporary / folder, ignore=ignore)
     checkpoint = Path("checkpoints", str(end_of_round(source, rounds - 1)))
     shutil.copytree(source / checkpoint, temporary / checkpoint, copy_function=_link)
-    copied = [line for line in read_log(source / DIGESTS) if (temporary / line["path"]).exists()]
-    write_file(temporary / DIGESTS, copied)
+    copied = [
+        line
+        for line in files.read_log(source / files.DIGESTS)
+        if (temporary / line["path"]).exists()
+    ]
+    files.write_file(temporary / files.DIGESTS, copied)
     if note:
-        write_file(temporary / BRANCH, note)
+        files.write_file(temporary / files.BRANCH, note)
     shutil.rmtree(target, ignore_errors=True)
     temporary.rename(target)
 
