@@ -103,10 +103,8 @@ def _digest(paths: Iterable[Path]) -> str:
     digest = hashlib.sha256()
     for path in sorted(path for path in paths if path.is_file()):
         digest.update(f"{path.name} {path.stat().st_size} ".encode())
+        whole = path.suffix != ".safetensors"
         with path.open("rb") as file:
-            if path.suffix == ".safetensors":
-                file.seek(path.stat().st_size // 2)
-                digest.update(file.read(_SAMPLE_BYTES))
-            else:
-                digest.update(file.read())
+            file.seek(0 if whole else path.stat().st_size // 2)
+            digest.update(file.read(-1 if whole else _SAMPLE_BYTES))
     return digest.hexdigest()[:12]
