@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import yaml
 
 from engineer import analysis, controls, curricula, designers, grammar
@@ -44,58 +45,40 @@ _BY_RULE: Mapping[str, Designer] = {
 def design_completer(settings: Settings, family: Family, policy: Policy) -> Completer:
     """How designs are sampled.
 
+    Under the grammar a stop token in the midst of the reasoning ends an answer for the sampler; it
+    is then finished with the trigger and a configuration.
+
     Raises:
       ValueError: the model does not think in the way that is asked for, or a design under the
         grammar may not fit the budget.
     """
-    engineer = settings.engineer
-    automaton, ending = design_automaton(settings, family, policy)
+    engineer, limit = settings.engineer, _budget(settings.engineer, policy)
+    options: dict[str, Any] = {"thinking": engineer.thinking}
+    if engineer.decoding == "grammar":
+        found = grammar.build(
+            family.space,
+            functools.partial(policy.tokenizer.encode, add_special_tokens=False),
+            tokens.stop_token_ids(policy.tokenizer),
+            exact_fractions=engineer.exact_fractions,
+            # Where the automaton begins after the thought, a blank line does: models write it so.
+            opening="\n\n" if engineer.thinking else "",
+        )
+        longest = found.longest + (limit.max_tokens + len(limit.closing_ids) if limit else 0)
+        if longest > engineer.max_new_tokens:
+            raise ValueError(
+                f"engineer.max_new_tokens={engineer.max_new_tokens}: a design under the grammar "
+                f"takes up to {longest} tokens, so many are needed"
+            )
+        automaton = options["automaton"] = TokenAutomaton.create(found.tokens, found.targets)
+        options["ending"] = Ending(limit.trigger, automaton, found.longest) if limit else None
     sampling = SamplingParams(
         max_new_tokens=engineer.max_new_tokens,
         temperature=engineer.temperature,
         top_p=engineer.top_p,
         top_k=engineer.top_k,
-        thinking=_budget(engineer, policy),
+        thinking=limit,
     )
-    return policy.completer(
-        sampling,
-        settings.training.sampling_rows,
-        thinking=engineer.thinking,
-        automaton=automaton,
-        ending=ending,
-    )
-
-
-def design_automaton(
-    settings: Settings, family: Family, policy: Policy
-) -> tuple[TokenAutomaton | None, Ending | None]:
-    """The grammar of designs over the policy's tokens, and the end of answers that stop early.
-
-    Both are None if designs are not under the grammar. A stop token in the midst of the reasoning
-    ends an answer for the sampler; it is then finished with the trigger and a configuration.
-
-    Raises:
-      ValueError: a design may not fit the budget.
-    """
-    engineer = settings.engineer
-    if engineer.decoding != "grammar":
-        return None, None
-    found = grammar.build(
-        family.space,
-        functools.partial(policy.tokenizer.encode, add_special_tokens=False),
-        tokens.stop_token_ids(policy.tokenizer),
-        exact_fractions=engineer.exact_fractions,
-        # Where the automaton begins after the thought, a blank line does: models write it so.
-        opening="\n\n" if engineer.thinking else "",
-    )
-    automaton, limit = TokenAutomaton.create(found.tokens, found.targets), _budget(engineer, policy)
-    longest = found.longest + (limit.max_tokens + len(limit.closing_ids) if limit else 0)
-    if longest > engineer.max_new_tokens:
-        raise ValueError(
-            f"engineer.max_new_tokens={engineer.max_new_tokens}: a design under the grammar takes "
-            f"up to {longest} tokens, so many are needed"
-        )
-    return automaton, Ending(limit.trigger, automaton, found.longest) if limit else None
+    return policy.completer(sampling, settings.training.sampling_rows, **options)
 
 
 def _budget(engineer: EngineerSettings, policy: Policy) -> ThinkingBudget | None:
@@ -111,26 +94,36 @@ def _budget(engineer: EngineerSettings, policy: Policy) -> ThinkingBudget | None
         raise ValueError(f"engineer.thinking_tokens: {error}") from error
 
 
+def _no_trial(config: Configuration) -> float:
+    raise AssertionError(f"{config}: nothing is tried here")
+
+
 def make_designer(
     settings: Settings,
     family: Family,
-    generate: Generate,
-    fits: Callable[[Sequence[Message]], bool],
-    progress: Callable[[Configuration], float],
+    completer: Completer | None = None,
+    params: Any = None,
+    progress: Callable[[Configuration], float] = _no_trial,
 ) -> Designer:
-    """The designer of a run.
+    """The designer of a run; without what it asks, to see whether its settings are allowed.
 
     Args:
-      generate: answers chats, for `MODEL_DESIGNERS`.
-      fits: whether the model's window holds a chat.
+      completer, params: of the model of `MODEL_DESIGNERS`.
       progress: what a configuration teaches in a short training, for `PROBING_DESIGNERS`.
 
     Raises:
       ValueError: a file that the settings name holds no configuration of the space.
     """
     engineer, name = settings.engineer, settings.engineer.designer
+
+    def complete(chat: Sequence[Message], seed: int) -> str:
+        assert completer is not None
+        (completion,) = completer(params, [chat], jax.random.key(seed))
+        return completion.text
+
     designer: Designer
     if name in (*MODEL_DESIGNERS, "endpoint"):
+        generate: Generate = complete
         if name == "endpoint":
             generate = _asked_once(
                 engineer.endpoint,
@@ -145,7 +138,7 @@ def make_designer(
             tries=1 if greedy else engineer.tries,
             trigger=engineer.trigger,
             source=name,
-            fits=fits,
+            fits=(lambda chat: True) if completer is None else completer.fits,
         )
     elif name in PROBING_DESIGNERS:
         designer = controls.Probed(progress, worst=name == "adversary")

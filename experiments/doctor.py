@@ -18,46 +18,39 @@ from absl import app
 from engineer.evidence import Evidence, FailureBreakdown
 from engineer.record import RunRecord
 from engineer.space import Configuration
-from experiments import process, run_checkpoint
+from experiments import process
 from experiments import settings as settings_lib
 from experiments.errors import UserError
 from experiments.policy import load_policy
+from experiments.run_checkpoint import RunCheckpoint
 from experiments.settings import Settings
 from experiments.store import DIGESTS, RunStore, read_file, read_log
 from learner import checks
 from learner.training.checkpoints import Checkpoints
 
-# Files in the order in which a run writes them, and what parses the value of each.
 Parse = Callable[[Any], Any]
-_COMMON: Mapping[str, Parse] = {
-    "validation/generated.json": dict,
-    "validation/instances.jsonl": list,
-    "initial/answers.jsonl": list,
-    "initial/greedy.jsonl": list,
-    "initial/validation.json": FailureBreakdown.from_dict,
+# Files in the order in which a run writes them: what parses each, and which file beside it comes
+# last and, while it is there, keeps the run from making this one anew.
+_COMMON: Mapping[str, tuple[Parse, str]] = {
+    "validation/generated.json": (dict, "instances.jsonl"),
+    "validation/instances.jsonl": (list, ""),
+    "initial/answers.jsonl": (list, "validation.json"),
+    "initial/greedy.jsonl": (list, "validation.json"),
+    "initial/validation.json": (FailureBreakdown.from_dict, ""),
 }
-_OF_A_ROUND: Mapping[str, Parse] = {
-    "generated.json": lambda found: found["rows"],
-    "environment.yaml": Configuration.from_dict,
-    "instances.jsonl": list,
-    "train.jsonl": list,
-    "train_failures.json": list,
-    "answers.jsonl": list,
-    "greedy.jsonl": list,
-    "validation.json": FailureBreakdown.from_dict,
-    "evidence.json": Evidence.from_dict,
-    "design/record.json": RunRecord.from_dict,
-    "design/analysis.json": dict,
-    "design/design.json": lambda found: Configuration.from_dict(found["config"]),
-}
-# What is written last of several files: while it is there, a run makes none of them anew.
-_LAST_OF = {
-    "generated.json": "instances.jsonl",
-    "environment.yaml": "instances.jsonl",
-    "answers.jsonl": "validation.json",
-    "greedy.jsonl": "validation.json",
-    "record.json": "design.json",
-    "analysis.json": "design.json",
+_OF_A_ROUND: Mapping[str, tuple[Parse, str]] = {
+    "generated.json": (lambda found: found["rows"], "instances.jsonl"),
+    "environment.yaml": (Configuration.from_dict, "instances.jsonl"),
+    "instances.jsonl": (list, ""),
+    "train.jsonl": (list, ""),
+    "train_failures.json": (list, ""),
+    "answers.jsonl": (list, "validation.json"),
+    "greedy.jsonl": (list, "validation.json"),
+    "validation.json": (FailureBreakdown.from_dict, ""),
+    "evidence.json": (Evidence.from_dict, ""),
+    "design/record.json": (RunRecord.from_dict, "design.json"),
+    "design/analysis.json": (dict, "design.json"),
+    "design/design.json": (lambda found: Configuration.from_dict(found["config"]), ""),
 }
 
 
@@ -81,64 +74,59 @@ class Finding:
 
 def examine(root: Path, settings: Settings) -> tuple[int, list[Finding]]:
     """How many files of a run are whole, and which are damaged or missing."""
-    files: list[tuple[Path, Parse, int | None]] = [(Path(n), p, None) for n, p in _COMMON.items()]
-    for round_ in range(settings.loop.rounds):
-        folder = Path("rounds", str(round_))
-        files += [(folder / name, parse, round_) for name, parse in _OF_A_ROUND.items()]
-    never = {folder / name for name in _OF_A_ROUND if name.startswith("design/")}  # The last round.
-    if not settings.validation.temperature:  # All answers are greedy.
-        never |= {path for path, *_ in files if path.name == "greedy.jsonl"}
-    files = [one for one in files if one[0] not in never]
-    begun = max((i for i, (path, *_) in enumerate(files) if (root / path).exists()), default=-1)
-    ends, findings, whole, store = list(_ends(root, settings)), [], 0, RunStore(root)
     try:
         read_log(root / DIGESTS)
     except UserError as error:
         wrong = checks.one_line(error).removeprefix(f"{root / DIGESTS}:")
-        findings.append(Finding(Path(DIGESTS), f"line {wrong}", (Path(DIGESTS),)))
-        return 0, findings
-    for path, parse, index in files[: begun + 1]:
+        return 0, [Finding(Path(DIGESTS), f"line {wrong}", (Path(DIGESTS),))]
+    files = list(_files(root, settings))
+    begun = max((i for i, (path, *_) in enumerate(files) if (root / path).exists()), default=-1)
+    whole, findings, store = 0, [], RunStore(root)
+    for path, parse, last, steps in files[: begun + 1]:
         try:
             if not (root / path).exists():
                 raise UserError("missing")
-            if index is not None and path.name == "train.jsonl":
+            if path.name == "train.jsonl":
                 found = len(read_log(root / path))  # A kill may have cut its last line in two.
-                needed = ends[index] - (_made_from(path, index, ends) or 0)
-                if found < needed and (root / path).with_name("validation.json").exists():
-                    raise UserError(f"damaged: {found} of {needed} steps")
+                if found < len(steps) and (root / path).with_name("validation.json").exists():
+                    raise UserError(f"damaged: {found} of {len(steps)} steps")
             else:
                 store.read(root / path, parse)
             whole += 1
         except (UserError, OSError) as error:
             wrong = checks.one_line(error).removeprefix(f"{root / path}: ")
-            step = _made_from(path, index, ends)
-            remove = [path, path.with_name(_LAST_OF.get(path.name, path.name))]
-            if step == 0:  # All training is done again, and the run has not finished.
+            before = {"train.jsonl": len(steps), "train_failures.json": 1}.get(path.name, 0)
+            made_from = steps.stop - before if steps else None
+            remove = [path, path.with_name(last or path.name)]
+            if made_from == 0:  # All training is done again, and the run has not finished.
                 remove += [Path("checkpoints"), Path("report.html")]
             there = tuple(one for one in dict.fromkeys(remove) if (root / one).exists())
-            findings.append(Finding(path, wrong, there, step))
+            findings.append(Finding(path, wrong, there, made_from))
     return whole, findings
 
 
-def _ends(root: Path, settings: Settings) -> Iterator[int]:
-    """The training steps of all rounds up to each one."""
-    total = 0
+def _files(root: Path, settings: Settings) -> Iterator[tuple[Path, Parse, str, range]]:
+    """The files of a run, relative to its folder, as `_COMMON` and `_OF_A_ROUND` describe them.
+
+    The last value has the training steps of the round over all rounds; it is empty for a file that
+    no round has.
+    """
+    never = [] if settings.validation.temperature else ["greedy.jsonl"]  # All answers are greedy.
+    for name, about in _COMMON.items():
+        if Path(name).name not in never:
+            yield Path(name), *about, range(0)
+    end = 0
     for index in range(settings.loop.rounds):
+        folder = Path("rounds", str(index))
         try:
-            made = read_file(root / "rounds" / str(index) / "generated.json")["made"]
+            made = read_file(root / folder / "generated.json")["made"]
         except (UserError, OSError, LookupError):
             made = settings.environment.num_instances
-        total += settings.training.num_steps(made)
-        yield total
-
-
-def _made_from(path: Path, index: int | None, ends: Sequence[int]) -> int | None:
-    """The latest step from which a file is made anew; None if that does not matter."""
-    if index is None:
-        return None
-    if path.name == "train.jsonl":
-        return ends[index - 1] if index else 0
-    return ends[index] - (path.name == "train_failures.json")
+        begin, end = end, end + settings.training.num_steps(made)
+        last_round = index + 1 == settings.loop.rounds
+        for name, about in _OF_A_ROUND.items():
+            if name not in never and not (last_round and name.startswith("design/")):
+                yield folder / name, *about, range(begin, end)
 
 
 def check_checkpoints(root: Path, settings: Settings) -> tuple[list[int], list[Finding]]:
@@ -154,9 +142,8 @@ def check_checkpoints(root: Path, settings: Settings) -> tuple[list[int], list[F
     whole, findings = [], []
     policy = load_policy(settings)
     for step in steps:
-        checkpoint = run_checkpoint.RunCheckpoint(root, step, settings)
         try:
-            run_checkpoint.load_checkpoint(checkpoint, policy)
+            RunCheckpoint(root, step, settings).load(policy)
             whole.append(step)
         except ValueError as error:
             path = Path("checkpoints", str(step))

@@ -1,7 +1,10 @@
 """Errors of the user, told apart from errors of the program."""
 
 import contextlib
+import sys
 from collections.abc import Iterator
+
+from learner import checks
 
 
 class UserError(ValueError):
@@ -25,3 +28,18 @@ def user_errors() -> Iterator[None]:
         raise
     except ValueError as error:
         raise UserError(str(error)) from error
+
+
+@contextlib.contextmanager
+def ended_in_one_line(*others: type[Exception]) -> Iterator[None]:
+    """Ends the program with one line where the body raises what the user can mend.
+
+    Args:
+      others: errors of this kind besides `UserError` and `OSError`.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, (UserError, OSError, *others)):
+            raise
+        sys.exit(f"error: {checks.one_line(error)}")

@@ -14,6 +14,7 @@ from experiments.families import Family, Problem, Record
 from experiments.pages import paragraphs
 from experiments.settings import Settings
 from experiments.store import RunStore
+from learner.training.trainer import StepResult
 
 T = TypeVar("T")
 
@@ -97,15 +98,22 @@ def training_texts(settings: Settings, family: Family) -> dict[str, str]:
     return {"objective": objective, "reward": family.reward + cost, "schedule": schedule}
 
 
-def outcome_metrics(records: Sequence[Record]) -> dict[str, float]:
-    """Valid and optimal rates, overall and by group as in `valid_3`."""
-    metrics: dict[str, float] = {}
-    for group in ("", *sorted({str(record["group"]) for record in records})):
-        here = [record for record in records if group in ("", str(record["group"]))]
-        for name in ("valid", "optimal"):
-            rate = float(np.mean([record.get(name, record["valid"]) for record in here]))
-            metrics[f"{name}_{group}" if group else name] = rate
+def outcome_metrics(found: FailureBreakdown, prefix: str = "") -> dict[str, float]:
+    """Valid and optimal rates under a prefix, overall and by group as in `valid_3`."""
+    metrics = {f"{prefix}valid": found.valid_rate, f"{prefix}optimal": found.optimal_rate}
+    for row in found.by_group:
+        metrics[f"{prefix}valid_{row.name}"] = row.valid_rate
+        metrics[f"{prefix}optimal_{row.name}"] = row.optimal_rate
     return metrics
+
+
+def training_failures(
+    family: Family, problems: Sequence[Problem], result: StepResult
+) -> list[dict[str, Any]]:
+    """`drawn_failures` of a step of training on problems."""
+    chosen = [problems[i] for i in result.indices.tolist()]
+    texts = [completion.text for completion in result.completions]
+    return drawn_failures(family, result.scores.records, chosen, texts, False)
 
 
 def drawn_failures(

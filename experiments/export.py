@@ -8,18 +8,15 @@ weights they belong to.
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from experiments import process
-from experiments.errors import UserError, user_errors
+from experiments.errors import UserError, ended_in_one_line, user_errors
 from experiments.policy import load_policy
-from experiments.run_checkpoint import RunCheckpoint, find_checkpoint, load_checkpoint
+from experiments.run_checkpoint import RunCheckpoint, find_checkpoint
 from experiments.settings import MeshSettings
-from learner import checks
 from learner.devices import sharding
-from learner.qwen3 import weights
 from learner.qwen3.config import DTYPES
 
 
@@ -53,21 +50,13 @@ def export(run: str, out: Path, mesh: MeshSettings, dtype: str | None = None) ->
         )
     with user_errors():
         policy = load_policy(checkpoint.settings, mesh)
-        generation_config = weights.read_generation_config(checkpoint.settings.model.folder)
-        params = load_checkpoint(checkpoint, policy)
-    weights.save(
-        out,
-        params,
-        policy.config,
-        policy.tokenizer,
-        dtype=dtype,
-        generation_config=generation_config,
-    )
+        params = checkpoint.load(policy)
+    policy.save(out, params, dtype)
     return checkpoint
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command and returns its exit status: 0, 1 for what the user can mend, 130."""
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs the command; what the user can mend ends it with one line."""
     parser = argparse.ArgumentParser(
         prog="python -m experiments.export",
         description="Write what a run has trained as a Hugging Face checkpoint.",
@@ -79,18 +68,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--mesh", default="1x1x1", help="devices DATAxFSDPxTENSOR to load on (%(default)s)")
     arguments = parser.parse_args(argv)
     process.quieten()
-    try:
+    with ended_in_one_line():
         with user_errors():
             mesh = MeshSettings(*sharding.mesh_size(arguments.mesh))
         checkpoint = export(arguments.run, arguments.out, mesh, arguments.dtype)
-    except (UserError, OSError) as error:
-        print(f"error: {checks.one_line(error)}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
     print(f"{checkpoint.run} after {checkpoint.step} training steps: {arguments.out}")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -102,18 +102,21 @@ def _run(reporter: Reporter) -> None:
     with user_errors():
         settings, directory = distributed.on_all(_read_options)
     agreement.check_alike(settings)
-    branched = distributed.on_first(lambda: _branch(directory, settings))
     with contextlib.ExitStack() as stack:
+
+        def enter() -> tuple[list[str], int | None, Path | None]:
+            notes = _branch(directory, settings)
+            stack.enter_context(directory.locked())
+            notes += directory.claim(settings)
+            return notes, _RESUME_FROM.value, directory.finished(settings)
+
         # The folder is the first process's alone, checkpoints apart.
-        distributed.on_first(lambda: stack.enter_context(directory.locked()))
-        changed = distributed.on_first(lambda: directory.claim(settings))
-        resume_from = distributed.on_first(lambda: _RESUME_FROM.value)
-        page = distributed.on_first(lambda: directory.finished(settings))
+        notes, resume_from, page = distributed.on_first(enter)
         if page and resume_from is None:
             reporter.line(f"{directory.root}: the run is finished; report: {page}")
             return
         reporter.line(f"{directory.root}: starting")
-        reporter.notes([*branched, *changed])
+        reporter.notes(notes)
         agreement.check_shared(directory.root)
         process.keep_compiled(directory.root / "compilation_cache")
         with contextlib.ExitStack() as timing:

@@ -1,6 +1,8 @@
 """A model, its tokenizer and its mesh."""
 
 import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -9,7 +11,8 @@ from jax.sharding import Mesh
 from experiments.settings import MeshSettings, Settings
 from learner import tokens
 from learner.devices import sharding
-from learner.qwen3 import weights
+from learner.qwen3 import attention, weights
+from learner.qwen3.cached_attention import choose_decoding
 from learner.qwen3.config import Qwen3Config
 from learner.sampling.completer import Completer
 from learner.sampling.sampler import SamplingParams
@@ -23,15 +26,28 @@ class Policy:
       config: the architecture.
       tokenizer: of `transformers`.
       mesh: where parameters and rows live.
+      generation_config: of its folder, for those written from it.
     """
 
     config: Qwen3Config
     tokenizer: Any
     mesh: Mesh
+    generation_config: Mapping[str, Any] | None = None
 
     def completer(self, sampling: SamplingParams, max_rows: int, **options: Any) -> Completer:
         """How this model completes chats; `options` are those of `Completer`."""
         return Completer(self.config, self.mesh, self.tokenizer, sampling, max_rows, **options)
+
+    def save(self, folder: Path, params: Any, dtype: str | None) -> None:
+        """Writes a Hugging Face checkpoint; see `weights.save`."""
+        weights.save(
+            folder,
+            params,
+            self.config,
+            self.tokenizer,
+            dtype=dtype,
+            generation_config=self.generation_config,
+        )
 
 
 def load_policy(settings: Settings, mesh_settings: MeshSettings | None = None) -> Policy:
@@ -47,7 +63,7 @@ def load_policy(settings: Settings, mesh_settings: MeshSettings | None = None) -
     )
     tokenizer = tokens.load_tokenizer(model.folder)
     tokens.encode_chat(tokenizer, [{"role": "user", "content": "A template may be broken."}])
-    return Policy(config, tokenizer, mesh)
+    return Policy(config, tokenizer, mesh, weights.read_generation_config(model.folder))
 
 
 def load_params(settings: Settings, policy: Policy) -> Any:
@@ -55,8 +71,16 @@ def load_params(settings: Settings, policy: Policy) -> Any:
     return weights.load(settings.model.folder, policy.config, policy.mesh)
 
 
-def describe_policy(policy: Policy, params: Any) -> str:
-    """How many parameters there are, and on which devices, in one line."""
+def describe(settings: Settings, policy: Policy, params: Any) -> Iterator[str]:
+    """Lines about the model: its parameters and devices, and the kernels of attention."""
     count, devices = sum(leaf.size for leaf in jax.tree.leaves(params)), policy.mesh.devices
     processes = f" of {jax.process_count()} processes" if jax.process_count() > 1 else ""
-    return f"{count:,} parameters on {devices.size} x {devices.flat[0].device_kind}{processes}"
+    yield (
+        f"model {settings.model.path}: {count:,} parameters on {devices.size} x "
+        f"{devices.flat[0].device_kind}{processes}"
+    )
+    chosen = attention.choose(policy.config)
+    yield f"attention: {chosen.name} ({chosen.reason})"
+    if chosen.name == "splash":
+        chosen = choose_decoding(policy.config)
+        yield f"attention of decoding: {chosen.name} ({chosen.reason})"

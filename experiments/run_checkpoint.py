@@ -1,7 +1,10 @@
 """Checkpoints of a run: where one stands, which one a text means, and its parameters."""
 
+import contextlib
 import dataclasses
 import re
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +14,19 @@ import numpy as np
 from experiments import settings as settings_lib
 from experiments.errors import UserError, user_errors
 from experiments.policy import Policy, load_params
+from experiments.progress import Reporter
 from experiments.settings import Settings
-from experiments.store import read_log
+from experiments.store import RunStore, read_log
 from learner import checks
+from learner.devices import distributed
+from learner.devices.preemption import Preempted
 from learner.qwen3 import model
 from learner.training import lora, train_state
 from learner.training.checkpoints import Checkpoints, DamagedCheckpointError
+from learner.training.task import Task
 from learner.training.train_state import TrainState
-
-
-@dataclasses.dataclass(frozen=True)
-class Position:
-    """Where a checkpoint stands: `step` training steps of round `round` are done.
-
-    `total` counts those of earlier rounds too and names the checkpoint.
-    """
-
-    round: int
-    step: int
-    total: int
+from learner.training.trainer import StepResult
+from learner.training.update import NonFiniteError
 
 
 @dataclasses.dataclass
@@ -38,52 +35,138 @@ class Progress:
 
     Attributes:
       state: the training state.
-      position: where it stands.
+      round, step: so many training steps of this round are done.
+      total: those of earlier rounds too; it names the checkpoint.
       task: the state of the task.
       rewards: means of the steps since the last regular checkpoint, which score the next one.
     """
 
     state: TrainState
-    position: Position = Position(0, 0, 0)
+    round: int = 0
+    step: int = 0
+    total: int = 0
     task: dict[str, Any] = dataclasses.field(default_factory=dict)
     rewards: list[float] = dataclasses.field(default_factory=list)
 
-    def save(self, checkpoints: Checkpoints, regular: bool, keep: bool = False) -> None:
-        """Writes a checkpoint; a regular one has a score, any other keeps the rewards for it.
-
-        Args:
-          keep: it stays whatever comes after it.
-        """
-        score = float(np.mean(self.rewards)) if regular else None
-        self.rewards = [] if regular else self.rewards
-        metadata = {
-            "position": dataclasses.asdict(self.position),
-            "task": self.task,
-            "rewards": self.rewards,
-        }
-        checkpoints.save(self.position.total, self.state, metadata, score, keep)
+    def advance(self, result: StepResult, task: Task) -> None:
+        """Takes over what a step of the round has left."""
+        self.state, self.task = result.state, task.state()
+        self.step, self.total = result.step + 1, self.total + 1
+        self.rewards.append(result.metrics["reward"])
 
 
-def resume(
-    checkpoints: Checkpoints, settings: Settings, policy: Policy, step: int | None = None
-) -> Progress:
-    """The progress that a checkpoint holds; newer ones are removed.
-
-    Args:
-      step: its name, one of `checkpoints.steps()`; None is the last.
+class SavedProgress(Checkpoints):
+    """The checkpoints of a run in training: when one is due, and what is saved where it stops.
 
     Raises:
-      UserError: it is damaged; the message says what to do.
+      UserError: a checkpoint that is there cannot be read.
     """
-    try:
-        state, metadata = checkpoints.restore(_abstract_state(settings, policy), step)
-    except DamagedCheckpointError as error:
-        older = error.older
-        way = f"go on from it with --resume_from={older[-1]}" if older else "use another --workdir"
-        raise UserError(f"{error}; {way}") from error
-    if step is not None:
-        checkpoints.remove_after(step)
-    return Progress(state, Position(**metadata["position"]), metadata["task"], metadata["rewards"])
+
+    def __init__(self, settings: Settings, store: RunStore) -> None:
+        self._settings, self._store = settings, store
+        kept = settings.checkpoint
+        with user_errors():
+            super().__init__(store.root / "checkpoints", kept.keep, kept.keep_best)
+        self._saved = time.monotonic()
+
+    def done(self, resume_from: int | None) -> int:
+        """The training steps that the run goes on after.
+
+        Args:
+          resume_from: the checkpoint to go on from; None is the last one.
+
+        Raises:
+          UserError: it is not there.
+        """
+        there = self.steps()
+        if resume_from not in (None, *there):
+            raise UserError(
+                f"resume_from={resume_from}: no checkpoint {resume_from}, there are {there}"
+            )
+        return resume_from or max(there, default=0)
+
+    def resume(self, policy: Policy, step: int) -> Progress:
+        """The progress that a checkpoint holds; newer ones are removed.
+
+        Raises:
+          UserError: it is damaged; the message says what to do.
+        """
+        try:
+            state, metadata = self.restore(_abstract_state(self._settings, policy), step)
+        except DamagedCheckpointError as error:
+            way = "use another --workdir"
+            if error.older:
+                way = f"go on from it with --resume_from={error.older[-1]}"
+            raise UserError(f"{error}; {way}") from error
+        self.remove_after(step)
+        return Progress(state, **metadata.pop("position"), **metadata)
+
+    def after_step(self, progress: Progress, last: bool, leave: bool) -> None:
+        """Saves after a step where that is due.
+
+        Args:
+          last: whether it was the last one of its round.
+          leave: whether the process is going to stop.
+        """
+        kept, due = self._settings.checkpoint, last
+        if kept.every_steps:
+            due = due or progress.step % kept.every_steps == 0
+        if kept.every_minutes and not due:
+            seconds = 60 * kept.every_minutes
+            due = distributed.on_first(lambda: time.monotonic() - self._saved >= seconds)
+        if due or leave:
+            self._write(progress, due, last and kept.of_rounds == "state")
+            self._saved = time.monotonic()
+        if leave:
+            self.wait()
+
+    def _write(self, progress: Progress, regular: bool, keep: bool = False) -> None:
+        """Writes a checkpoint; a regular one has a score, any other keeps the rewards for it."""
+        score = float(np.mean(progress.rewards)) if regular else None
+        progress.rewards = [] if regular else progress.rewards
+        metadata = {
+            "position": {name: getattr(progress, name) for name in ("round", "step", "total")},
+            "task": progress.task,
+            "rewards": progress.rewards,
+        }
+        self.save(progress.total, progress.state, metadata, score, keep)
+
+    @contextlib.contextmanager
+    def saved_if_preempted(self, progress: Progress) -> Iterator[None]:
+        """Saves what the last step left where the next one is stopped while it samples."""
+        try:
+            yield
+        except Preempted:
+            if progress.total > (self.latest_step() or 0):
+                self._write(progress, regular=False)
+            self.wait()
+            raise
+
+    @contextlib.contextmanager
+    def batch_kept(self, name: str, reporter: Reporter) -> Iterator[None]:
+        """Keeps what a step trained on that stops with `NonFiniteError`, and says where."""
+        try:
+            yield
+        except NonFiniteError as error:
+            folder = self._store.root / "non_finite" / f"{name}-step-{error.step}"
+            if error.rollout is not None and distributed.is_first():
+                error.rollout.save(folder)
+            # JSON has no word for NaN.
+            known = {k: v if np.isfinite(v) else str(v) for k, v in error.metrics.items()}
+            self._store.write(folder / "metrics.json", known)
+            reporter.line(
+                f"{name} stopped at step {error.step}: its batch is in {folder}, the "
+                f"last good checkpoint is {self.latest_step()}"
+            )
+            raise
+
+    def keep_weights(self, policy: Policy, params: Any, index: int) -> None:
+        """Writes the weights after a round, if the settings ask for it, unless that is done."""
+        folder = self._store.round(index) / "weights"
+        if self._settings.checkpoint.of_rounds == "weights" and not self._store.exists(folder):
+            begun = folder.with_name("weights.tmp")
+            policy.save(begun, params, "bfloat16")
+            distributed.on_first(lambda: begun.rename(folder))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +182,29 @@ class RunCheckpoint:
     run: Path
     step: int
     settings: Settings
+
+    def load(self, policy: Policy) -> Any:
+        """The parameters, adapters added, placed on the mesh of the policy.
+
+        The optimizer's moments are read too, and dropped.
+
+        Args:
+          policy: of `load_policy` for the run's settings; its mesh may be another one.
+
+        Raises:
+          FileNotFoundError: the checkpoint is gone.
+          ValueError: the model does not fit the mesh, or the base of adapters is not the model's.
+        """
+        with Checkpoints(self.run / "checkpoints", read_only=True) as checkpoints:
+            state, _ = checkpoints.restore(_abstract_state(self.settings, policy), self.step)
+        adapters = self.settings.training.lora
+        if not adapters.rank:
+            return state.params
+        merge = jax.jit(
+            lambda base, params: lora.merge(base, params, adapters),
+            out_shardings=model.param_shardings(policy.config, policy.mesh),
+        )
+        return merge(load_params(self.settings, policy), state.params)
 
 
 def find_checkpoint(spec: str) -> RunCheckpoint | None:
@@ -139,31 +245,6 @@ def end_of_round(run: Path, index: int) -> int | None:
     if not (folders[-1] / "validation.json").exists():
         return None
     return sum(len(read_log(folder / "train.jsonl")) for folder in folders)
-
-
-def load_checkpoint(checkpoint: RunCheckpoint, policy: Policy) -> Any:
-    """The parameters of a checkpoint, adapters added, placed on the mesh of the policy.
-
-    The optimizer's moments are read too, and dropped.
-
-    Args:
-      policy: of `load_policy` for the run's settings; its mesh may be another one than the run's.
-
-    Raises:
-      FileNotFoundError: the checkpoint is gone.
-      ValueError: the model does not fit the mesh, or the base of adapters is not the model's.
-    """
-    training = checkpoint.settings.training
-    with Checkpoints(checkpoint.run / "checkpoints", read_only=True) as checkpoints:
-        abstract = _abstract_state(checkpoint.settings, policy)
-        state, _ = checkpoints.restore(abstract, checkpoint.step)
-    if not training.lora.rank:
-        return state.params
-    merge = jax.jit(
-        lambda base, adapters: lora.merge(base, adapters, training.lora),
-        out_shardings=model.param_shardings(policy.config, policy.mesh),
-    )
-    return merge(load_params(checkpoint.settings, policy), state.params)
 
 
 def _abstract_state(settings: Settings, policy: Policy) -> TrainState:

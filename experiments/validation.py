@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from experiments.errors import UserError
+from experiments.evidence import outcome_metrics
 from experiments.families import Family, Generated, Problem
 from experiments.policy import Policy
 from experiments.settings import Settings
@@ -40,26 +41,29 @@ def validation_set(settings: Settings, family: Family) -> Generated:
     return generated
 
 
-def validation_completer(settings: Settings, policy: Policy, greedy: bool = False) -> Completer:
-    """How validation completions are sampled; with thinking where training has it.
+def validation_completers(settings: Settings, policy: Policy) -> tuple[Completer, Completer]:
+    """How validation completions are sampled, and how greedy ones are; thinking is as in training.
 
-    Args:
-      greedy: whether the likeliest token is taken each time, whatever the temperature.
+    At temperature 0 both are the same object.
 
     Raises:
       ValueError: thinking is limited, and the tokenizer has no token that ends it.
     """
     validation = settings.validation
     limit = validation.thinking_tokens
-    return policy.completer(
-        SamplingParams(
-            max_new_tokens=validation.max_new_tokens,
-            temperature=0.0 if greedy else validation.temperature,
-            thinking=tokens.thinking_budget(policy.tokenizer, limit) if limit else None,
-        ),
-        settings.training.sampling_rows,
-        thinking=settings.training.thinking,
+    sampled, greedy = (
+        policy.completer(
+            SamplingParams(
+                max_new_tokens=validation.max_new_tokens,
+                temperature=temperature,
+                thinking=tokens.thinking_budget(policy.tokenizer, limit) if limit else None,
+            ),
+            settings.training.sampling_rows,
+            thinking=settings.training.thinking,
+        )
+        for temperature in (validation.temperature, 0.0)
     )
+    return sampled, greedy if validation.temperature else sampled
 
 
 def validate(
@@ -75,7 +79,7 @@ def validate(
     `tokens`, `truncated` and `text` of the completion.
 
     Args:
-      respond: of `validation_completer`.
+      respond: of `validation_completers`.
       problems: of `validation_set`.
 
     Raises:
@@ -122,24 +126,32 @@ def write_validation(
     family: Family,
     records: Sequence[dict[str, Any]],
     greedy: Sequence[dict[str, Any]],
-) -> None:
+) -> dict[str, float]:
     """Writes `answers.jsonl`, then `validation.json`, which says that both are complete.
 
     Args:
       records: of the completions that count, as `validate` returns them.
       greedy: of greedy ones; the same object where those are greedy. Otherwise they are written to
         `greedy.jsonl`.
+
+    Returns:
+      The rates of both for the log.
     """
     store.write(folder / "answers.jsonl", records)
+    found = found_greedy = family.breakdown(records)
+    metrics = outcome_metrics(found, "validation/")
     if greedy is not records:
         store.write(folder / "greedy.jsonl", greedy)
+        found_greedy = family.breakdown(greedy)
+        metrics = outcome_metrics(found_greedy, "validation_greedy/") | metrics
     tokens_of = [record["tokens"] for record in records]
     store.write(
         folder / "validation.json",
         {
-            **family.breakdown(records).to_dict(),
-            "greedy": family.breakdown(greedy).to_dict(),
+            **found.to_dict(),
+            "greedy": found_greedy.to_dict(),
             "completion_tokens_mean": round(float(np.mean(tokens_of)), 2),
             "truncated_fraction": round(float(np.mean([r["truncated"] for r in records])), 4),
         },
     )
+    return metrics

@@ -8,7 +8,6 @@ to the same weights, and stops early enough that reinforcement learning has some
 """
 
 import json
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,15 +22,16 @@ from experiments import command_line, process
 from experiments import settings as settings_lib
 from experiments import store as files
 from experiments.designing import design_completer
-from experiments.errors import UserError, user_errors
+from experiments.errors import UserError, ended_in_one_line, user_errors
 from experiments.evidence import outcome_metrics
 from experiments.families import Family, NoProblemError, Problem, demonstrations
 from experiments.policy import Policy
-from experiments.validation import validate, validation_completer, validation_set
-from learner import checks, tokens
+from experiments.validation import validate, validation_completers, validation_set
+from learner import tokens
 from learner.devices import sharding
 from learner.qwen3 import model, weights
 from learner.qwen3.config import Qwen3Config
+from learner.sampling.completer import Completer
 from learner.training import sft, train_state
 from learner.training.task import prompt_indices
 
@@ -157,15 +157,12 @@ def main(argv: Sequence[str]) -> None:
     """Trains and writes the checkpoint; what the user can mend ends it with one line."""
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments {argv[1:]}; options look like --name=value")
-    try:
-        _make()
-    except (UserError, NoProblemError, OSError) as error:
-        sys.exit(f"error: {checks.one_line(error)}")
-
-
-def _make() -> None:
     process.keep_freed_memory()
-    settings = settings_lib.from_config(_CONFIG.value)
+    with ended_in_one_line(NoProblemError):
+        _make(settings_lib.from_config(_CONFIG.value))
+
+
+def _make(settings: settings_lib.Settings) -> None:
     out = Path(_OUT.value)
     if out.exists() and any(out.iterdir()):
         raise app.UsageError(f"--out={out}: the folder is not empty")
@@ -219,7 +216,12 @@ def _make() -> None:
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     print(f"{count} parameters, vocabulary of {len(tokenizer)}")
     state = train_state.create_train_state(params, architecture, optimizer, policy.mesh)
-    respond = validation_completer(settings, policy, greedy=True)
+    sampled, greedy = validation_completers(settings, policy)
+
+    def rates(respond: Completer) -> dict[str, float]:
+        records = validate(settings, family, respond, validation, state.params)
+        return outcome_metrics(family.breakdown(records))
+
     curve = []
     begin = time.perf_counter()
     for step in range(_STEPS.value):
@@ -235,14 +237,13 @@ def _make() -> None:
                 "step": done,
                 "seconds": round(time.perf_counter() - begin, 1),
                 "loss": round(metrics["loss"], 4),
-                **outcome_metrics(validate(settings, family, respond, validation, state.params)),
+                **rates(greedy),
             }
             curve.append(row)
             print(json.dumps(row), flush=True)
     # As a run validates it, which may be sampled.
-    respond = validation_completer(settings, policy)
-    sampled = outcome_metrics(validate(settings, family, respond, validation, state.params))
-    print(json.dumps({"temperature": settings.validation.temperature, **sampled}))
+    last = {"temperature": settings.validation.temperature, **rates(sampled)}
+    print(json.dumps(last))
     weights.save(out, state.params, architecture, tokenizer)
     designing = examine_designs(settings, family, policy, state.params, _SEED.value)
     print(json.dumps(designing))
@@ -256,7 +257,7 @@ def _make() -> None:
             "flags": {flag.name: flag.value for flag in flags_of_data},
             "parameters": count,
             "greedy_validation": curve,
-            "validation": {"temperature": settings.validation.temperature, **sampled},
+            "validation": last,
             "designs": designing,
         },
     )

@@ -22,7 +22,7 @@ from experiments.benchmark.questions import BenchmarkQuestions
 from experiments.configs import tiny
 from experiments.errors import UserError, user_errors
 from experiments.policy import load_params, load_policy
-from experiments.run_checkpoint import RunCheckpoint, find_checkpoint, load_checkpoint
+from experiments.run_checkpoint import RunCheckpoint, find_checkpoint
 from experiments.settings import ModelSettings, Settings
 from learner import tokens
 from learner.qwen3 import weights
@@ -215,7 +215,7 @@ class LocalSolver(Solver):
             if self._checkpoint is None:
                 params = load_params(self._settings, policy)
             else:
-                params = load_checkpoint(self._checkpoint, policy)
+                params = self._checkpoint.load(policy)
         chats = [questions.chat(int(row), options["list_holes"]) for row in rows]
         fits = np.array([completer.fits(chat) for chat in chats], bool)
         note = "the prompt and a whole answer do not fit the model's window"

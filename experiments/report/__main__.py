@@ -1,6 +1,5 @@
 """`python -m experiments.report FOLDER`: see `experiments.report`."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,7 +7,7 @@ from absl import app
 from absl import logging as absl_logging
 
 from experiments import process, report
-from learner import checks
+from experiments.errors import ended_in_one_line
 
 
 def main(argv: Sequence[str]) -> None:
@@ -16,10 +15,8 @@ def main(argv: Sequence[str]) -> None:
     process.quieten(absl_logging.WARNING)
     if len(argv) != 2:
         raise app.UsageError("one argument is needed: the folder of a run or of a study")
-    try:
+    with ended_in_one_line(ValueError):
         print(report.write(Path(argv[1])))
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {checks.one_line(error)}")
 
 
 if __name__ == "__main__":

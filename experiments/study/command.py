@@ -9,13 +9,12 @@ from typing import Any
 import ml_collections
 from absl import app, flags
 
-from experiments.errors import UserError
+from experiments.errors import UserError, ended_in_one_line
 from experiments.pages import render
 from experiments.progress import Reporter
 from experiments.study import runs
 from experiments.study.results import labels
 from experiments.study.variants import Study
-from learner import checks
 from learner.devices import preemption
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the study.", required=True)
@@ -49,7 +48,7 @@ def run(
     begin = time.monotonic()
     reporter = Reporter()
     root = Path(_WORKDIR.value)
-    try:
+    with ended_in_one_line():
         if _TABLES_ONLY.value and not (root / "runs").is_dir():
             raise UserError(f"workdir={root}: no study is there to write tables of")
         study, base = load(root)
@@ -61,8 +60,6 @@ def run(
             reporter.line(line)
         if conclude is not None:
             reporter.line(conclude(root, found))
-    except (UserError, OSError) as error:
-        sys.exit(f"error: {checks.one_line(error)}")
     if not whole:
         reporter.line("asked to leave: saved; the same command goes on from here")
         sys.exit(preemption.EXIT_CODE)

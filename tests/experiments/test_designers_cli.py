@@ -173,7 +173,7 @@ def design_again(folder, **engineer):
     options["engineer"] |= {**engineer, "training": {"steps": 0}}
     chosen = settings.from_config(options)
     family, store = chosen.load_family(), RunStore(folder)
-    designer = designing.make_designer(chosen, family, None, lambda chat: True, None)
+    designer = designing.make_designer(chosen, family)
     record = evidence.run_record(store, chosen, family, 1)
     made = folder / "again"
     designing.design_round(chosen, store, made, designer, record, family.space, 0)

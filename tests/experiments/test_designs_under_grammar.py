@@ -10,7 +10,7 @@ from engineer.context import VARIANTS
 from engineer.proposal import Unreadable, parse, project, render_config
 from experiments import settings as settings_lib
 from experiments.configs import tiny
-from experiments.designing import design_automaton, design_completer
+from experiments.designing import design_completer
 from experiments.families import demonstrations
 from experiments.families.lakes import texts as lakes
 from experiments.families.lakes.family import Lakes
@@ -101,7 +101,7 @@ def test_a_budget_that_is_too_small_is_refused(world):
     settings, policy, _, _ = world
     small = with_engineer(settings, decoding="grammar", max_new_tokens=20)
     with pytest.raises(ValueError, match="max_new_tokens=20: a design under the grammar takes up"):
-        design_automaton(small, Lakes(small.lakes), policy)
+        design_completer(small, Lakes(small.lakes), policy)
     thoughtful = with_engineer(settings, thinking=True, thinking_tokens=10)
     with pytest.raises(ValueError, match="no token </think>"):
         design_completer(thoughtful, Lakes(thoughtful.lakes), policy)

@@ -15,7 +15,7 @@ from experiments.families import demonstrations
 from experiments.families.lakes import texts as lakes
 from experiments.families.lakes.family import Lakes
 from experiments.policy import load_params, load_policy
-from experiments.validation import validate, validation_completer, validation_set
+from experiments.validation import validate, validation_completers, validation_set
 from mapf_jax.text import RULES
 
 
@@ -72,7 +72,7 @@ def test_it_plans_as_well_as_the_card_says_and_has_room_to_learn(settings, model
         {**problem, "id": str(i)}
         for i, problem in enumerate(validation_set(settings, family).problems)
     ]
-    completer = validation_completer(settings, policy)
+    completer, _ = validation_completers(settings, policy)
     breakdown = family.breakdown(validate(settings, family, completer, problems, params))
     assert 0.40 <= breakdown.valid_rate <= 0.75
     card = json.loads((settings.model.folder / "warm_start.json").read_text())
@@ -114,7 +114,7 @@ def test_a_model_of_sums_adds_and_designs_as_well_as_its_card_says(config):
     text = (settings.model.folder / "README.md").read_text()
     claims = (card["validation"], card["greedy_validation"][-1])
     for greedy, claimed in enumerate(claims):
-        completer = validation_completer(settings, policy, greedy=bool(greedy))
+        completer = validation_completers(settings, policy)[greedy]
         breakdown = family.breakdown(validate(settings, family, completer, problems, params))
         assert breakdown.valid_rate == pytest.approx(claimed["valid"], abs=0.03)
         assert f"{claimed['valid']:.1%}" in text

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from engineer.proposal import render_config
-from experiments.engineer_training import DesignTask
 from experiments.families.lakes.texts import lake_space
+from experiments.trials import DesignTask
 from learner.chat import Completion
 from learner.training.task import Task
 
