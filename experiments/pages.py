@@ -19,6 +19,11 @@ def percent(fraction: float | None) -> str:
     return DASH if fraction is None else f"{100 * fraction:.1f}%"
 
 
+def whole_percent(fraction: float) -> str:
+    """A fraction in percent, for sentences."""
+    return f"{100 * fraction:.0f}\N{NO-BREAK SPACE}%"
+
+
 def number(value: float | None, digits: int = 2) -> str:
     """A number with separated thousands; a dash if there is none."""
     return DASH if value is None else f"{value:,.{digits}f}"
@@ -94,7 +99,8 @@ _TEMPLATES = jinja2.Environment(
     keep_trailing_newline=True,
 )
 _TEMPLATES.filters |= {
-    each.__name__: each for each in (percent, number, duration, cell, estimate, p_value)
+    each.__name__: each
+    for each in (percent, whole_percent, number, duration, cell, estimate, p_value)
 }
 _TEMPLATES.filters |= {"json": json.dumps, "g": "{:g}".format}
 _TEMPLATES.globals |= {"DASH": DASH, "MEASURES": MEASURES, "interval": interval}

@@ -50,7 +50,7 @@ class Round:
     """One round, as far as it has come.
 
     Attributes:
-      index: its number.
+      index: as its folder is called, from 0.
       config: what its training set was made from, once that is made.
       generated: what the generator made of it: a `note` of the run, such as why another
         configuration was used, and by name of the row the fields of `GeneratedRow`.
@@ -69,6 +69,11 @@ class Round:
     validation: Validation | None
     design: Mapping[str, Any] | None
     engineer_steps: tuple[Mapping[str, Any], ...]
+
+    @property
+    def number(self) -> int:
+        """Its number where people read it, from 1."""
+        return self.index + 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,11 +100,10 @@ class Run:
     rounds: tuple[Round, ...]
 
     @property
-    def validations(self) -> list[tuple[str, Validation]]:
-        """(name, validation) of all that are finished, in order; the first is called "start"."""
-        named = [("start", self.initial)]
-        named += [(str(each.index), each.validation) for each in self.rounds]
-        return [(name, found) for name, found in named if found is not None]
+    def validations(self) -> list[tuple[int, Validation]]:
+        """(number of the round before it, validation) of all that are finished; 0 is the start."""
+        numbered = [(0, self.initial), *((each.number, each.validation) for each in self.rounds)]
+        return [(number, found) for number, found in numbered if found is not None]
 
     @property
     def steps(self) -> list[Mapping[str, float]]:
@@ -108,9 +112,9 @@ class Run:
 
     @property
     def measures(self) -> dict[int, Mapping[str, Any]]:
-        """The measures of all designs that have any, by the round that each is for."""
+        """The measures of all designs that have any, by the number of the round each is for."""
         return {
-            each.index + 1: each.design["measures"]
+            each.number + 1: each.design["measures"]
             for each in self.rounds
             if each.design is not None and each.design["measures"] is not None
         }

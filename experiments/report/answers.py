@@ -18,11 +18,12 @@ def of_run(run: Run, count: int) -> dict[str, Any] | None:
       count: so many of each are drawn.
 
     Returns:
-      `when`, the round after which it was made, or "start"; `answers` and `failed`, how many there
-      are; `failures`, some of different kinds, and `successes`, those first that were not solved
-      before training. Each of these is a mapping with `row`, what the run knows of the answer;
-      `failed`, what to call its failures, only the first after which nothing else can be judged if
-      there is one of these; `drawing`; and `new`, it was not solved before training, and is now.
+      `when`, the number of the round after which it was made, 0 for the start; `answers` and
+      `failed`, how many there are; `failures`, some of different kinds, and `successes`, those
+      first that were not solved before training. Each of these is a mapping with `row`, what the
+      run knows of the answer; `failed`, what to call its failures, only the first after which
+      nothing else can be judged if there is one of these; `drawing`; and `new`, it was not solved
+      before training, and is now.
 
     Raises:
       ValueError: a file is damaged.
@@ -30,32 +31,34 @@ def of_run(run: Run, count: int) -> dict[str, Any] | None:
     validations = run.validations
     if not validations:
         return None
-    (name, last), (first_name, first) = validations[-1], validations[0]
+    (number, last), (first_number, first) = validations[-1], validations[0]
     asked = read_log(run.root / "validation" / "instances.jsonl")
     problems = {row["id"]: row for row in asked}
     rows = [row for row in read_log(last.answers) if row["id"] in problems]
     if not rows:
         return None
     before: dict[str, bool] = {}
-    if first_name == "start" and name != "start":
+    if first_number == 0 < number:
         before = {row["id"]: row["valid"] for row in read_log(first.answers)}
 
     family = run.family
+    alone = set(family.texts.alone)
 
     def drawn(row: Mapping[str, Any]) -> dict[str, Any]:
         problem = problems[row["id"]]
         drawing = family.draw(problem, row["text"])
-        alone = [check for check in row["failed"] if check in family.texts.alone]
+        first = [check for check in row["failed"] if check in alone]
         return {
             "row": row,
-            "failed": list(map(family.failure, alone[:1] or row["failed"])),
+            "failed": list(map(family.failure, first[:1] or row["failed"])),
             "drawing": Markup("<pre>{}</pre>").format(family.text(problem, row["text"]))
             if drawing is None
             else Markup(drawing),
             "new": row["valid"] and before.get(row["id"]) is False,
         }
 
-    failed = [row for row in rows if not row["valid"]]
+    # Those first whose drawing can show what is wrong.
+    failed = sorted((r for r in rows if not r["valid"]), key=lambda r: bool(alone & {*r["failed"]}))
     # Those that were not solved before training first, and hard ones before easy ones.
     solved = sorted(
         (row for row in rows if row["valid"]),
@@ -66,7 +69,7 @@ def of_run(run: Run, count: int) -> dict[str, Any] | None:
         solved, lambda row: (row.get("optimal", True), row["group"]), count
     )
     return {
-        "when": name,
+        "when": number,
         "answers": len(rows),
         "failed": len(failed),
         "failures": list(map(drawn, failures)),

@@ -32,7 +32,8 @@ class Series:
       low: lower ends of intervals around `y`, if there are any.
       high: their upper ends.
       look: number of its `style.look`; None is for what is common to all others.
-      faint: a thin line in the background, not in the legend.
+      faint: how it is drawn if it belongs to another line and not in the legend: "-", a thin
+        line, or "o", rings.
     """
 
     name: str
@@ -41,7 +42,7 @@ class Series:
     low: Sequence[float | None] = ()
     high: Sequence[float | None] = ()
     look: int | None = 0
-    faint: bool = False
+    faint: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +108,8 @@ class Lines:
         y, low, high = (np.array(values, float) for values in (line.y, line.low, line.high))
         look = style.look(line.look)
         if line.faint:
-            axes.plot(x, y, color=look.light, linewidth=0.7, alpha=0.45)
+            rings = {"fillstyle": "none", "markersize": 10}
+            axes.plot(x, y, line.faint, color=look.light, linewidth=0.7, alpha=0.6, **rings)
             return
         axes.plot(
             x,
@@ -154,6 +156,7 @@ class Estimates:
       x_label: what is estimated, with its unit.
       rows: from top to bottom.
       reference: where an upright line stands, such as at no difference.
+      x_range: (low, high) of the axis; chosen by the data if None.
     """
 
     name: str
@@ -161,6 +164,7 @@ class Estimates:
     x_label: str
     rows: Sequence[Estimate]
     reference: float | None = None
+    x_range: tuple[float, float] | None = None
 
     def table(self) -> Table:
         """As of `Lines`: every estimate and then its points."""
@@ -195,9 +199,22 @@ class Estimates:
         names = [textwrap.fill(row.name, 24) for row in self.rows]
         axes.set_yticks(range(len(names)), names)
         axes.set_ylim(len(names) - 0.4, -0.6)
+        if self.x_range is not None:
+            reach = 0.03 * (self.x_range[1] - self.x_range[0])
+            axes.set_xlim(self.x_range[0] - reach, self.x_range[1] + reach)
         axes.grid(visible=False, axis="y")
         axes.set(title=self.title, xlabel=self.x_label)
         return figure
+
+
+def on_one_scale(charts: Sequence[Estimates]) -> list[Estimates]:
+    """Charts on the scale that shows all of them, for small multiples."""
+    shown = [chart.reference for chart in charts]
+    for row in (row for chart in charts for row in chart.rows):
+        shown += [row.value, row.low, row.high, *row.points.values()]
+    known = [value for value in shown if value is not None]
+    ends = (min(known), max(known)) if known else None
+    return [dataclasses.replace(chart, x_range=ends) for chart in charts]
 
 
 Chart = Lines | Estimates

@@ -1,7 +1,5 @@
 """The page of one run: what `experiments/templates/run.html` shows, from the files of the run."""
 
-import dataclasses
-import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,13 +9,15 @@ import yaml
 
 from experiments import store as files
 from experiments.pages import render
-from experiments.report import answers, style
+from experiments.report import answers, story, style
 from experiments.report.charts import Gallery, Lines, Series, running_mean
 from experiments.run_reading import Run
 from experiments.settings import Settings
 
 _SHOWN = 6
 """Failures drawn, and as many successes."""
+_AT_THE_TOP = 3
+"""So many of the failures are drawn on the first screen."""
 _PARTS = ("sample", "score", "update")
 
 
@@ -42,16 +42,22 @@ def page(run: Run, gallery: Gallery) -> str:
         run=run,
         complete=run.finished >= run.option("loop.rounds"),
         step_seconds=sum(_seconds(run.steps, part) for part in _PARTS),
+        changes=list(story.changes(run)),
         changed=_changed(run.settings),
         cost=_cost(run),
+        learning=gallery.add(story.learning_curve(run, _window(run))) if run.validations else None,
         drawn={name: list(map(gallery.add, of(run))) for name, of in charts.items()},
         window=_window(run),
-        notes=list(_notes(run)),
-        counts=_counts(run),
+        notes=[
+            f"Round {each.number}: {each.generated['note']}."
+            for each in run.rounds
+            if each.generated and each.generated["note"]
+        ],
         labelled=lambda names: [f"{run.label} {name}" for name in names],
-        measured={f"for round {index}": found for index, found in run.measures.items()},
+        measured={f"for round {number}": found for number, found in run.measures.items()},
         failures=[failure(c) for _, each in run.validations[:1] for c in each.breakdown.checks],
         answers=answers.of_run(run, _SHOWN),
+        at_the_top=_AT_THE_TOP,
         files=gallery.names,
     )
 
@@ -94,7 +100,7 @@ def _cost(run: Run) -> list[tuple[str, list[float | None]]]:
             len(each.design["raw_texts"]) if each.design else None,
             *(_seconds(each.steps, part) for part in _PARTS),
         ]
-        rows.append((f"round {each.index}", numbers))
+        rows.append((f"round {each.number}", numbers))
     columns = zip(*(numbers for _, numbers in rows), strict=True)
     return [*rows, ("all", list(map(_sum, columns)))]
 
@@ -102,48 +108,30 @@ def _cost(run: Run) -> list[tuple[str, list[float | None]]]:
 # Validation
 
 
+def _names(run: Run) -> list[str]:
+    """What to call every validation."""
+    return [str(number or "start") for number, _ in run.validations]
+
+
 def _validation(run: Run) -> Iterator[Lines]:
-    validations = run.validations
-    names = [name for name, _ in validations]
+    validations, names = run.validations, _names(run)
     for kind in ("valid", "optimal") if validations else ():
-        rates = [100 * each.rate(kind) for _, each in validations]
-        ends = [each.interval(kind) for _, each in validations]
-        low, high = ([100 * end for end in column] for column in zip(*ends, strict=True))
-        greedy = [100 * getattr(each.greedy, f"{kind}_rate") for _, each in validations]
-        groups = validations[0][1].breakdown.names
-        lines = [
-            Series("all", names, rates, low, high, look=None),
-            Series("all, greedy", names, greedy, look=len(groups)),
-        ]
-        for i, group in enumerate(groups):
+        lines = []
+        for i, group in enumerate(validations[0][1].breakdown.names):
             rows = [each.breakdown.outcome(group) for _, each in validations]
             by_group = [None if row is None else 100 * getattr(row, f"{kind}_rate") for row in rows]
             lines.append(Series(f"{run.label} {group}", names, by_group, look=i))
-        title = f"{kind} answers in validation"
+        rates = [100 * each.rate(kind) for _, each in validations]
+        lines.append(Series("all", names, rates, look=None))
+        title = f"{kind} answers by {run.label}"
         yield Lines(f"validation_{kind}", title, "after round", "percent", lines, (0, 100))
 
 
 # Training
 
 
-@dataclasses.dataclass(frozen=True)
-class _Panel:
-    """One chart of training; `panels.yaml` lists them."""
-
-    name: str
-    title: str
-    unit: str
-    lines: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    lines_by_group: str = ""
-    scale: float = 1.0
-    y_range: tuple[float, float] | None = None
-    often_zero: bool = False
-
-
-_PANELS = [
-    _Panel(**fields)
-    for fields in yaml.safe_load(Path(__file__).with_name("panels.yaml").read_text())
-]
+_PANELS = yaml.safe_load(Path(__file__).with_name("panels.yaml").read_text())
+"""The charts of training; the file says what its keys mean."""
 
 
 def _window(run: Run) -> int:
@@ -153,31 +141,30 @@ def _window(run: Run) -> int:
 
 def _training(run: Run) -> Iterator[Lines]:
     steps, window = run.steps, _window(run)
-    begins = [0, *itertools.accumulate(len(each.steps) for each in run.rounds)][: len(run.rounds)]
     for panel in _PANELS:
-        names = dict(panel.lines)
-        if prefix := panel.lines_by_group:
+        names = dict(panel.get("lines", {}))
+        if prefix := panel.get("lines_by_group"):
             keys = (key for step in steps for key in step if key.startswith(prefix))
             names = {key: f"{run.label} {key.removeprefix(prefix)}" for key in keys}
         lines: list[Series] = []
         for i, (key, name) in enumerate(names.items()):
             known = [(n, step[key]) for n, step in enumerate(steps, 1) if step.get(key) is not None]
-            if not known or (panel.often_zero and not any(value for _, value in known)):
+            if not known or (panel.get("often_zero") and not any(value for _, value in known)):
                 continue
             places = [float(n) for n, _ in known]
-            values = [panel.scale * value for _, value in known]
+            values = [panel.get("scale", 1) * value for _, value in known]
             if window > 1 and len(names) == 1:
-                lines.append(Series(f"{name}, every step", places, values, look=i, faint=True))
+                lines.append(Series(f"{name}, every step", places, values, look=i, faint="-"))
             lines.append(Series(name, places, running_mean(values, window), look=i))
         if lines:
             yield Lines(
-                panel.name.format(run.label),
-                panel.title.format(run.label),
+                panel["name"].format(run.label),
+                panel["title"].format(run.label),
                 "training step",
-                panel.unit,
+                panel["unit"],
                 lines,
-                y_range=panel.y_range,
-                begins=[begin + 0.5 for begin in begins],
+                y_range=panel.get("y_range"),
+                begins=[step + 0.5 for step in story.ends(run)[:-1]],
                 markers=False,
             )
 
@@ -186,45 +173,19 @@ def _training(run: Run) -> Iterator[Lines]:
 
 
 def _configurations(run: Run) -> Iterator[Lines]:
-    made = [(each.index, each.config) for each in run.rounds if each.config is not None]
-    rounds = [str(index) for index, _ in made]
-    for name in made[0][1].parameters if made else ():
-        lines = [
-            Series(f"{run.label} {row}", rounds, [config[row, name] for _, config in made], look=i)
-            for i, row in enumerate(made[0][1].rows)
-        ]
-        highest = max(config[row, name] for _, config in made for row in config.rows)
-        title = name.replace("_", " ")
+    begun = [(each, each.config) for each in run.rounds if each.config is not None]
+    rounds = [str(each.number) for each, _ in begun]
+    made = [each.generated["rows"] if each.generated else {} for each, _ in begun]
+    for name in begun[0][1].parameters if begun else ():
+        lines = []
+        for i, row in enumerate(begun[0][1].rows):
+            asked = [config[row, name] for _, config in begun]
+            reached = [rows[row]["achieved"].get(name) if row in rows else None for rows in made]
+            lines.append(Series(f"{run.label} {row}", rounds, asked, look=i))
+            lines.append(Series(f"{run.label} {row}, made", rounds, reached, look=i, faint="o"))
+        highest = max(value for line in lines for value in line.y if value is not None)
+        title = f"{name.replace('_', ' ')}, asked and made"
         yield Lines(f"configuration_{name}", title, "round", name, lines, (0, max(1, highest)))
-
-
-def _counts(run: Run) -> list[str]:
-    """Names of what the generator counted besides what it was asked for and made."""
-    made = [row for each in run.rounds if each.generated for row in each.generated["rows"].values()]
-    return [
-        name
-        for name in (made[0]["details"] if made else ())
-        if name not in made[0] and not name.endswith("_ratio")
-    ]
-
-
-def _notes(run: Run) -> Iterator[str]:
-    for each in run.rounds:
-        if each.generated is None:
-            continue
-        if each.generated["note"]:
-            yield f"Round {each.index}: {each.generated['note']}."
-        names = []
-        for name, row in each.generated["rows"].items():
-            counts = {**row["details"], **row}  # Such as `asked_wait` and `made_wait`.
-            kinds = [kind.removeprefix("made") for kind in counts if kind.startswith("made")]
-            if any(counts[f"made{kind}"] < counts[f"asked{kind}"] for kind in kinds):
-                names.append(name)
-        if names:
-            yield (
-                f"Round {each.index}: for {run.label} {', '.join(names)} the generator made less "
-                "than was asked for."
-            )
 
 
 # Designs
@@ -233,7 +194,7 @@ def _notes(run: Run) -> Iterator[str]:
 def _engineer(run: Run) -> Iterator[Lines]:
     lines = [
         Series(
-            f"before round {each.index + 1}",
+            f"before round {each.number + 1}",
             [float(step["step"]) for step in each.engineer_steps],
             [step["metrics"]["reward"] for step in each.engineer_steps],
             look=i,
@@ -249,11 +210,10 @@ def _engineer(run: Run) -> Iterator[Lines]:
 
 def _failures(run: Run) -> Iterator[Lines]:
     found = [each.breakdown for _, each in run.validations]
-    names = [name for name, _ in run.validations]
     lines = [
         Series(
             run.family.failure(check),
-            names,
+            _names(run),
             [100 * each.failures(check) / each.answers for each in found],
             look=i,
         )

@@ -15,7 +15,7 @@ from typing import Any
 from experiments.families import Family
 from experiments.pages import render
 from experiments.report import answers, style
-from experiments.report.charts import Estimate, Estimates, Gallery, Lines, Series
+from experiments.report.charts import Estimate, Estimates, Gallery, Lines, Series, on_one_scale
 from experiments.run_reading import Run, is_run, read_json, read_run
 from experiments.settings import family_of
 from experiments.statistics import minimum_detectable_difference
@@ -87,7 +87,7 @@ def page(root: Path, gallery: Gallery) -> str:
         if run["status"] == "finished" and is_run(root / run["folder"])
     }
     study = _Study(found, family_of(found["base"]), runs)
-    comparison = [_metric(study, metric, gallery) for metric in found["metrics"]]
+    comparison = list(_comparison(study, gallery))
     compared = [row for row in comparison[0]["rows"] if row["difference"]]
     tested = [row for row in compared if row["difference"]["p_holm"] is not None]
     measured = _measured(study)
@@ -150,37 +150,41 @@ def _detectable(study: _Study, tested: Sequence[Found]) -> float:
     )
 
 
-def _metric(study: _Study, metric: Found, gallery: Gallery) -> dict[str, Any]:
-    """One metric: its rows of the comparison, its charts and its pairs."""
-    rows, labels = study.rows(metric), study.labels
-    against = labels[study.found["reference"]]
-    kind = metric["name"].partition("_")[0]
-    before = _mean([100 * _rate(point, kind) for point in study.starts])
-    means = Estimates(
-        metric["name"],
-        metric["label"],
-        "percent",
-        [_estimate(labels[row["variant"]], row, i) for i, row in enumerate(rows)],
-        before,
-    )
-    differences = Estimates(
-        f"{metric['name']}_difference",
-        f"minus {against}",
-        "points",
-        [
-            _estimate(labels[row["variant"]], row["difference"], i)
-            for i, row in enumerate(rows)
-            if row["difference"]
-        ],
-        0.0,
-    )
-    remark = "" if before is None else f"Dotted: before training, {before:.1f}%."
-    return {
-        "label": metric["label"],
-        "rows": rows,
-        "drawn": [gallery.add(means, remark), gallery.add(differences)],
-        "pairs": _pairs(study, rows) if len(labels) > 2 else None,
-    }
+def _comparison(study: _Study, gallery: Gallery) -> Iterator[dict[str, Any]]:
+    """Each metric: its rows of the comparison, its charts and its pairs."""
+    metrics = study.found["metrics"]
+    before = [
+        _mean([100 * _rate(point, metric["name"].partition("_")[0]) for point in study.starts])
+        for metric in metrics
+    ]
+    means = on_one_scale([_means(study, *each) for each in zip(metrics, before, strict=True)])
+    differences = on_one_scale([_differences(study, metric) for metric in metrics])
+    for metric, start, *charts in zip(metrics, before, means, differences, strict=True):
+        rows = study.rows(metric)
+        remark = "" if start is None else f"Dotted: before training, {start:.1f}%."
+        yield {
+            "label": metric["label"],
+            "rows": rows,
+            "drawn": [gallery.add(charts[0], remark), gallery.add(charts[1])],
+            "pairs": _pairs(study, rows) if len(study.labels) > 2 else None,
+        }
+
+
+def _means(study: _Study, metric: Found, before: float | None) -> Estimates:
+    rows = [
+        _estimate(study.labels[row["variant"]], row, i) for i, row in enumerate(study.rows(metric))
+    ]
+    return Estimates(metric["name"], metric["label"], "percent", rows, before)
+
+
+def _differences(study: _Study, metric: Found) -> Estimates:
+    rows = [
+        _estimate(study.labels[row["variant"]], row["difference"], i)
+        for i, row in enumerate(study.rows(metric))
+        if row["difference"]
+    ]
+    title = f"minus {study.labels[study.found['reference']]}"
+    return Estimates(f"{metric['name']}_difference", title, "points", rows, 0.0)
 
 
 def _estimate(name: str, found: Found, look: int) -> Estimate:
@@ -223,17 +227,21 @@ def _pairs(study: _Study, rows: Sequence[Found]) -> dict[str, Any] | None:
 def _mean_curves(study: _Study) -> Iterator[Lines]:
     """Charts of the means of all variants."""
     labels, finished = study.labels, study.finished
-    for kind in ("valid", "optimal") if finished else ():
+    kinds = ("valid", "optimal") if finished else ()
+    curves = {(v, kind): _curve(runs, kind) for v, runs in finished.items() for kind in kinds}
+    rates = [rate for _, curve in curves.values() for rate in curve]
+    for kind in kinds:
         yield Lines(
             f"learning_{kind}",
             f"{kind} answers, means over seeds",
             "training steps, a point after every round",
             "percent",
             [
-                Series(label, *_curve(finished[variant], kind), look=i)
+                Series(label, *curves[variant, kind], look=i)
                 for i, (variant, label) in enumerate(labels.items())
                 if variant in finished
             ],
+            y_range=(min(rates), max(rates) + 1),
         )
 
 
@@ -247,7 +255,7 @@ def _single_curves(study: _Study) -> Iterator[Lines]:
             continue
         runs = finished[variant]
         lines = [
-            Series(f"seed {run['seed']}", *_curve([run], "valid"), look=i, faint=True)
+            Series(f"seed {run['seed']}", *_curve([run], "valid"), look=i, faint="-")
             for run in runs
         ]
         lines.append(Series("mean", *_curve(runs, "valid"), look=i))
@@ -283,7 +291,7 @@ def _configurations(study: _Study) -> Iterator[Lines]:
         curves[variant] = [
             Series(
                 f"{study.label} {row}",
-                [str(index) for index in range(len(rounds))],
+                [str(number) for number in range(1, len(rounds) + 1)],
                 [plain.fmean(p["config"][row][parameter] for p in points) for points in rounds],
                 look=i,
             )

@@ -1,0 +1,106 @@
+"""The first screen of a run: its learning curve, and what the engineer changed after each round.
+
+The reason of a change is what the evidence showed of the changed row, by rules that are those of
+`engineer.analysis`; what went on in a model is not known.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from engineer.analysis import CHANGED, relative_moves
+from engineer.space import Cell
+from experiments.report.charts import Lines, Series, running_mean
+from experiments.run_reading import Round, Run
+
+_BLIND = ("fixed", "random")
+"""Designers that read no evidence, so that none can be their reason."""
+
+
+def ends(run: Run) -> list[int]:
+    """After how many training steps in all each round begins, and the last one ends."""
+    return [0, *itertools.accumulate(len(each.steps) for each in run.rounds)]
+
+
+def learning_curve(run: Run, window: int) -> Lines:
+    """Validation over training, sampled beside greedy, and behind it the batches of training."""
+    steps = ends(run)
+    places = [float(steps[number]) for number, _ in run.validations]
+    found = [validation for _, validation in run.validations]
+    lines = []
+    differ = any(each.rate("optimal") != each.rate("valid") for each in found)
+    for i, kind in enumerate(("valid", "optimal") if differ else ("valid",)):
+        intervals = [each.interval(kind) for each in found]
+        lines += [
+            Series(
+                f"{kind}, sampled",
+                places,
+                [100 * each.rate(kind) for each in found],
+                [100 * low for low, _ in intervals],
+                [100 * high for _, high in intervals],
+                look=2 * i,
+            ),
+            Series(
+                f"{kind}, greedy",
+                places,
+                [100 * getattr(each.greedy, f"{kind}_rate") for each in found],
+                look=2 * i + 1,
+            ),
+        ]
+    batches = running_mean([100 * step["task/valid"] for step in run.steps], window)
+    numbers = [float(number) for number in range(1, len(batches) + 1)]
+    lines.append(Series("valid, in training", numbers, batches, faint="-"))
+    begins = [step + 0.5 for step in steps[1:-1]]
+    return Lines(
+        "learning", "answers in validation", "training step", "percent", lines, begins=begins
+    )
+
+
+def changes(run: Run) -> Iterator[dict[str, Any]]:
+    """What every design changed most and why, for the sentences of `run.html`.
+
+    Returns:
+      `number` of the round before the design; `kept`, why an earlier configuration was kept, if it
+      was; `moves`, (row, parameter, value before, value after) of the fraction that changed most
+      and of the other number that did, one of the same row before any; `rest`, how many more
+      numbers changed; and `evidence` of the first of these rows, if it was validated.
+    """
+    for each in run.rounds:
+        if each.design is None or each.config is None:
+            continue
+        was, now, space = each.config, each.design["config"], run.family.space
+        sizes = {cell: abs(move) for cell, move in relative_moves(was, now, space).items()}
+        moved = [cell for cell, size in sizes.items() if size >= CHANGED]
+        of_fractions = [cell for cell in moved if cell[1] == space.fraction_parameter]
+        chosen = [max(of_fractions, key=sizes.__getitem__)] if of_fractions else []
+        rows = {cell[0] for cell in chosen}
+
+        def order(cell: Cell, rows: set[str] = rows, sizes: dict[Cell, float] = sizes) -> Any:
+            return cell[0] in rows, sizes[cell]
+
+        if others := [cell for cell in moved if cell not in of_fractions]:
+            chosen.append(max(others, key=order))
+        yield {
+            "number": each.number,
+            "kept": each.design["reason"] if each.design["kept_previous"] else "",
+            "moves": [(*cell, was[cell], now[cell]) for cell in chosen],
+            "rest": len(moved) - len(chosen),
+            "evidence": _evidence(run, each, chosen[0][0]) if chosen else None,
+        }
+
+
+def _evidence(run: Run, each: Round, row: str) -> Mapping[str, Any] | None:
+    """How a row did in the validation that a design followed, beside the other rows."""
+    rows = each.validation.breakdown.by_group if each.validation else ()
+    rates = {outcome.name: outcome.valid_rate for outcome in rows}
+    if row not in rates or each.design is None:
+        return None
+    failed = next(outcome.failed for outcome in rows if outcome.name == row)
+    check = max(failed, key=failed.__getitem__)
+    low, high = min(rates.values()), max(rates.values())
+    return {
+        "read": each.design["source"] not in _BLIND,
+        "place": {low: "most", high: "least"}.get(rates[row]) if low < high else None,
+        "failing": 1 - rates[row],
+        "mostly": run.family.failure(check) if failed[check] else None,
+    }
