@@ -21,7 +21,7 @@ from experiments.hindsight import Hindsight
 from experiments.problem_sets import ProblemSets
 from experiments.progress import Reporter, describe, plan
 from experiments.run_checkpoint import Progress, SavedProgress
-from experiments.run_metrics import check_packages, open_writers
+from experiments.run_metrics import check_packages, of_design, of_validation, open_writers
 from experiments.settings import Settings
 from experiments.store import RunStore, check_steps
 from experiments.trials import Trials
@@ -95,7 +95,7 @@ class Loop:
                     if index + 1 < settings.loop.rounds:
                         self._train_engineer(index, progress)
                         self._design(index, progress)
-                self._report(f"round {index}", store.round(index))
+                self._report(f"round {index + 1}", store.round(index))
 
     def _load(self) -> Any:
         """The parameters that the run starts from; whatever else of the model it needs is kept."""
@@ -144,7 +144,8 @@ class Loop:
         if not self._begun:
             return Progress(self._trainer.init_state(params, jax.random.key(self._settings.seed)))
         progress = self._checkpoints.resume(self._policy, self._begun)
-        self._reporter.line(f"resuming after step {progress.step} of round {progress.round}")
+        at = f"step {progress.step} of round {progress.round + 1}"
+        self._reporter.line(f"resuming after {at}")
         return progress
 
     def _train(self, index: int, progress: Progress) -> None:
@@ -158,7 +159,7 @@ class Loop:
             task.restore(progress.task)
         steps = settings.training.num_steps(len(task))
         if progress.total == self._begun and progress.step < steps:
-            self._reporter.line(f"round {index}: compiling the first step, a minute or more")
+            self._reporter.compiling(f"round {index + 1}", self._trainer.capacities)
         path, begin = self._store.round(index) / "train.jsonl", progress.step
         distributed.on_first(lambda: check_steps(path, begin))
         write = metrics.json_lines(path, begin) if distributed.is_first() else None
@@ -169,7 +170,7 @@ class Loop:
         with (
             self._preemption.hold(),
             self._checkpoints.saved_if_preempted(progress),
-            self._reporter.bar(f"round {index} training", steps, begin) as advance,
+            self._reporter.bar(f"round {index + 1} training", steps, begin) as advance,
             self._checkpoints.batch_kept(f"round-{index}", self._reporter),
         ):
             for result in results:
@@ -202,7 +203,8 @@ class Loop:
         if self._greedy is not self._sampled:
             greedy = validate(self._settings, self._family, self._greedy, *given)
         values = write_validation(self._store, folder, self._family, records, greedy)
-        self._write_metrics(steps, values)
+        found = of_validation(self._store, self._family, folder)
+        self._write_metrics(steps, {**values, **found})
         self._preemption.agree()
 
     @functools.cached_property
@@ -263,6 +265,7 @@ class Loop:
         record = evidence.run_record(store, settings, family, index + 1)
         seed = problem_sets.round_seed(settings, problem_sets.DESIGN, index + 1)
         designing.design_round(settings, store, folder, designer, record, family.space, seed)
+        self._write_metrics(progress.total, of_design(store, folder))
         self._preemption.agree()
 
     def _report(self, title: str, folder: Path) -> None:

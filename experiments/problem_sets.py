@@ -90,7 +90,7 @@ class ProblemSets:
         key = round_key(self._settings, GENERATION, index)
         count = self._settings.environment.num_instances
         exclude = [*self.validation, *self._kept("probe_set.jsonl", index)]
-        self._reporter.line(f"round {index}: making the training set")
+        self._reporter.line(f"round {index + 1}: making the training set")
         try:
             generated = self._family.generate(key, config, count, exclude)
         except NoProblemError as error:
@@ -100,7 +100,7 @@ class ProblemSets:
             path = self._store.round(index - 1) / "environment.yaml"
             config = self._store.read(path, Configuration.from_dict)
             note = f"previous configuration kept: {error}"
-            self._reporter.line(f"round {index}: {note}")
+            self._reporter.line(f"round {index + 1}: {note}")
             generated = self._family.generate(key, config, count, exclude)
         self._reporter.notes(generated.notes)
         self._store.write(folder / "generated.json", {"note": note, **generated.report()})

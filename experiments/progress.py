@@ -53,6 +53,14 @@ class Reporter:
             f"({'/'.join(kinds)} by {found.label}: {groups}){ending}"
         )
 
+    def compiling(self, title: str, capacities: Sequence[int]) -> None:
+        """One line before the first step of a process; `capacities` as of `plan`."""
+        sampler = f"the sampler, for up to {len(capacities)} lengths" if capacities else "sampler"
+        self.line(
+            f"{title}: compiling the first step: {sampler}, log-probabilities and update (about "
+            "1 min for a tiny model on a CPU; less where they were compiled before)"
+        )
+
     @contextlib.contextmanager
     def bar(self, title: str, total: int, done: int = 0) -> Iterator[Advance]:
         """A bar for a loop: call the value with (steps done, note) after each step."""

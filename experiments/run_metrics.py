@@ -3,11 +3,16 @@
 import contextlib
 import hashlib
 import importlib.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from engineer.space import Configuration
 from experiments.errors import UserError
+from experiments.evidence import one_of_each_kind
+from experiments.families import Family
 from experiments.settings import Settings
+from experiments.store import RunStore
 from learner.devices import distributed
 from learner.training import metrics
 
@@ -41,8 +46,51 @@ def open_writers(settings: Settings, root: Path, first_step: int) -> Iterator[me
             opened = metrics.weights_and_biases(project, root, run_id, options)
             writers.append(stack.enter_context(opened))
 
-        def write(step: int, values: Mapping[str, float]) -> None:
+        def write(step: int, values: metrics.Metrics) -> None:
             for writer in writers:
                 writer(step, values)
 
         yield write
+
+
+_SAMPLES = 3
+
+
+def of_validation(store: RunStore, family: Family, folder: Path) -> dict[str, float | str]:
+    """What is worth logging of a validation and its round beside the rates of `outcome_metrics`.
+
+    Args:
+      store: of the run; all its processes call this together.
+      family: of the problems.
+      folder: of the validation in the run.
+
+    Returns:
+      `completion/N`, some completions with their problems, a valid and a failed one among them if
+      there are both; and each number of the configuration trained on, as in
+      `configuration/hole_ratio_3`.
+    """
+    problems = {p["id"]: p for p in store.read(store.root / "validation" / "instances.jsonl")}
+    rows = store.read(folder / "answers.jsonl")
+    values: dict[str, float | str] = {}
+    for i, row in enumerate(one_of_each_kind(rows, lambda row: row["valid"], _SAMPLES), 1):
+        outcome = ", ".join(map(family.failure, row["failed"])) or "valid"
+        drawn = family.text(problems[row["id"]], row["text"])
+        values[f"completion/{i}"] = f"{row['id']}: {outcome}\n\n{drawn}"
+    path = folder / "environment.yaml"
+    if store.exists(path):
+        cells = store.read(path, Configuration.from_dict).cells()
+        values |= {f"configuration/{name}_{row}": number for (row, name), number in cells.items()}
+    return values
+
+
+def of_design(store: RunStore, folder: Path) -> dict[str, float | str]:
+    """How a design came about: its repairs and tries, and what was written, read and repaired."""
+    design: dict[str, Any] = store.read(folder / "design.json")
+    made = [f"{row}: {numbers}" for row, numbers in design["config"].items()]
+    lines = [f"by {design['source']}", *made, *design["repairs"], design["reason"]]
+    return {
+        "design/repairs": len(design["repairs"]),
+        "design/tries": len(design["raw_texts"]),
+        "design/kept_previous": float(design["kept_previous"]),
+        "design/text": "\n".join([*filter(None, lines), *design["raw_texts"]]),
+    }

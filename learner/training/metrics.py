@@ -1,8 +1,10 @@
 """Where the metrics of every step go, and those of the machine among them."""
 
 import contextlib
+import html
 import json
 import os
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -13,8 +15,11 @@ import jax
 #: Names that begin so depend on the machine and its load; two equal runs may differ in them.
 MACHINE = "machine/"
 
+#: Numbers, and texts of any origin, by name.
+Metrics = Mapping[str, float | str]
+
 #: Takes the number and the metrics of one step after the other.
-Writer = Callable[[int, Mapping[str, float]], None]
+Writer = Callable[[int, Metrics], None]
 
 
 @contextlib.contextmanager
@@ -74,7 +79,7 @@ def json_lines(path: Path, steps: int) -> Writer:
             file.flush()
             os.fsync(file.fileno())  # A checkpoint that outlives a loss of power counts on it.
 
-    def write(step: int, metrics: Mapping[str, float]) -> None:
+    def write(step: int, metrics: Metrics) -> None:
         put(path, "a", json.dumps({"step": step, **metrics}, allow_nan=False) + "\n")
 
     # Replaced and not cut, so that a kill at this moment loses nothing.
@@ -86,7 +91,7 @@ def json_lines(path: Path, steps: int) -> Writer:
 
 @contextlib.contextmanager
 def tensorboard(folder: Path, first_step: int = 0) -> Iterator[Writer]:
-    """Event files for TensorBoard, a scalar for each metric; needs the extra `tensorboard`.
+    """Event files for TensorBoard, a scalar or text each; needs the extra `tensorboard`.
 
     Args:
       folder: of the event files.
@@ -98,9 +103,12 @@ def tensorboard(folder: Path, first_step: int = 0) -> Iterator[Writer]:
         str(folder), purge_step=first_step, write_to_disk=True, flush_secs=10
     ) as writer:
 
-        def write(step: int, metrics: Mapping[str, float]) -> None:
+        def write(step: int, metrics: Metrics) -> None:
             for name, value in metrics.items():
-                writer.add_scalar(name, value, step)
+                if isinstance(value, str):  # Indented: Markdown shows it as it is.
+                    writer.add_text(name, textwrap.indent(value, "    ", lambda _: True), step)
+                else:
+                    writer.add_scalar(name, value, step)
 
         yield write
 
@@ -122,7 +130,15 @@ def weights_and_biases(
     run = wandb.init(
         project=project, dir=str(folder), id=run_id, resume="allow", config=dict(config)
     )
+
+    def shown(value: float | str) -> Any:
+        if not isinstance(value, str):
+            return value
+        return wandb.Html(f"<pre>{html.escape(value)}</pre>", inject=False)
+
     try:
-        yield lambda step, metrics: run.log(dict(metrics), step=step)
+        yield lambda step, metrics: run.log(
+            {name: shown(value) for name, value in metrics.items()}, step=step
+        )
     finally:
         run.finish()

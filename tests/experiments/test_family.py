@@ -97,7 +97,7 @@ def test_a_failure_is_named_after_its_check_unless_a_family_knows_better(family)
 
 def test_the_loop_runs_on_it_and_hears_of_no_lake(run):
     folder, out = run
-    assert "round 1: valid" in out
+    assert "round 2: valid" in out
     design = json.loads((folder / "rounds/0/design/design.json").read_text())
     assert design["source"] == "base"
     assert len(design["raw_texts"]) == 1

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorboard_events
 import whole_runs
+import yaml
 
 
 def start(workdir, *options, fault=None):
@@ -58,7 +59,7 @@ def test_three_rounds_two_designs_and_a_report(undisturbed):
         assert design["raw_texts"]
         context = (workdir / "rounds" / str(index) / "design" / "context.md").read_text()
         assert "Latest results" in context
-    assert "round 2: valid" in out
+    assert "round 3: valid" in out
     assert "next: 3: data_ratio" in out
     page = (workdir / "report.html").read_text()
     assert page.count('class="chart"') == len(list((workdir / "figures").glob("*.png"))) > 10
@@ -79,7 +80,8 @@ def test_a_run_says_what_it_is_going_to_do_and_when_to_wait(undisturbed):
         "making the validation set",
         "validating the model as it is, once that is compiled",
     ]
-    assert out.count("round 0: compiling the first step") == out.count("compiling the first") == 1
+    compiling = "round 1: compiling the first step: the sampler, for up to 2 lengths"
+    assert out.count(compiling) == out.count("compiling the first") == 1
 
 
 def test_the_logs_begin_with_the_validation_before_training(undisturbed):
@@ -94,6 +96,12 @@ def test_the_logs_begin_with_the_validation_before_training(undisturbed):
         found = json.loads((workdir / folder / "validation.json").read_text())
         assert shown["validation/valid"][4 * number] == pytest.approx(found["valid_rate"], abs=1e-3)
     assert sorted(shown["reward"]) == list(range(1, 13))
+    # Three completions with every validation, and how every design came about.
+    for name in ("completion/1", "completion/2", "completion/3"):
+        assert sorted(shown[f"{name}/text_summary"]) == [0, 4, 8, 12]
+    assert sorted(shown["design/text/text_summary"]) == sorted(shown["design/repairs"]) == [4, 8]
+    config = yaml.safe_load((workdir / "rounds" / "1" / "environment.yaml").read_text())
+    assert shown["configuration/hole_ratio_3"][8] == pytest.approx(config[3]["hole_ratio"])
 
 
 # A run is killed soon after each of these files has appeared: while the first checkpoints are
@@ -198,7 +206,7 @@ def test_a_damaged_checkpoint_is_refused_and_an_older_one_goes_on_to_the_same_en
     )
     code, out, err = start(workdir, "--resume_from=10").end()
     assert code == 0, err[-3000:]
-    assert "resuming after step 2 of round 2" in out
+    assert "resuming after step 2 of round 3" in out
     assert story(workdir) == story(whole)
     code, _, err = start(workdir, "--resume_from=11").end()
     assert code == 1

@@ -21,9 +21,9 @@ def test_a_validation_says_what_is_optimal_only_where_that_is_another_thing(caps
         "start", breakdown((10, 5, 4), (10, 0, 0)), breakdown((10, 6, 6), (10, 1, 1))
     )
     plain = breakdown((10, 5, 5), (30, 0, 0))
-    reporter.validation("round 0", plain, plain, "; next: more")
+    reporter.validation("round 1", plain, plain, "; next: more")
     assert capsys.readouterr().out.splitlines() == [
         "start: valid 25.0% optimal 20.0%, greedy 35.0% 35.0% (valid/optimal by size: "
         "3 50%/40% 4 0%/0%)",
-        "round 0: valid 12.5%, greedy 12.5% (valid by size: 3 50% 4 0%); next: more",
+        "round 1: valid 12.5%, greedy 12.5% (valid by size: 3 50% 4 0%); next: more",
     ]

@@ -1,5 +1,6 @@
 """Logs that are continued, and figures of the machine."""
 
+import html
 import json
 
 import pytest
@@ -58,6 +59,36 @@ def test_tensorboard_has_a_scalar_for_each_metric(tmp_path):
         for value in event.summary.value
     ]
     assert found == [("reward", 1, 0.25), ("task/valid_3", 1, 1.0), ("reward", 2, 0.5)]
+
+
+EVIL = "<script>alert(1)</script>\n\n# [x](javascript:alert)"
+
+
+def test_texts_are_shown_as_they_are(tmp_path):
+    pytest.importorskip("tensorboardX")
+    with metrics.tensorboard(tmp_path / "tb") as write:
+        write(1, {"completion/1": EVIL})
+    (file,) = (tmp_path / "tb").iterdir()
+    shown = [v.tensor.string_val for e in tensorboard_events.read(file) for v in e.summary.value]
+    # A block of code in the Markdown that TensorBoard makes of it.
+    assert [[text.decode() for text in texts] for texts in shown] == [
+        ["    <script>alert(1)</script>\n    \n    # [x](javascript:alert)"]
+    ]
+
+
+def test_weights_and_biases_gets_numbers_and_escaped_texts(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    with metrics.weights_and_biases("watch", tmp_path, "abc123", {"seed": 3}) as write:
+        write(0, {"validation/valid": 0.5, "completion/1": EVIL})
+        write(1, {"reward": 0.25})
+    (run,) = (tmp_path / "wandb").glob("offline-run-*-abc123")
+    (media,) = (run / "files" / "media" / "html" / "completion").glob("1_0_*.html")
+    assert media.read_text() == f"<pre>{html.escape(EVIL)}</pre>"
+    (log,) = run.glob("*.wandb")
+    for name in (b"validation/valid", b"reward", b"seed"):
+        assert name in log.read_bytes()
 
 
 def test_machine_figures():
