@@ -1,6 +1,7 @@
 """What a person sees of a run: bars with the time left on a terminal, plain lines elsewhere."""
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -25,7 +26,11 @@ class Reporter:
     """
 
     def __init__(self, quiet: bool = False) -> None:
-        self._console = Console(highlight=False, soft_wrap=True, quiet=quiet)
+        # Where a notebook starts a run, FORCE_COLOR would make its pipe a terminal.
+        terminal = sys.stdout.isatty()
+        self._console = Console(
+            highlight=False, soft_wrap=True, quiet=quiet, force_terminal=terminal
+        )
 
     def line(self, text: str) -> None:
         """One line that stays."""

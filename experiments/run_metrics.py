@@ -66,8 +66,7 @@ def of_validation(store: RunStore, family: Family, folder: Path) -> dict[str, fl
 
     Returns:
       `completion/N`, some completions with their problems, a valid and a failed one among them if
-      there are both; and each number of the configuration trained on, as in
-      `configuration/hole_ratio_3`.
+      there are both; and `configuration/PARAMETER_ROW`, the numbers that were trained on.
     """
     problems = {p["id"]: p for p in store.read(store.root / "validation" / "instances.jsonl")}
     rows = store.read(folder / "answers.jsonl")

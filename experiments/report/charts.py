@@ -213,7 +213,7 @@ def on_one_scale(charts: Sequence[Estimates]) -> list[Estimates]:
     for row in (row for chart in charts for row in chart.rows):
         shown += [row.value, row.low, row.high, *row.points.values()]
     known = [value for value in shown if value is not None]
-    ends = (min(known), max(known)) if known else None
+    ends = (min(known), max(known)) if len(set(known)) > 1 else None
     return [dataclasses.replace(chart, x_range=ends) for chart in charts]
 
 

@@ -5,8 +5,10 @@ answers come from the folders of the runs, where those are there too.
 """
 
 import dataclasses
+import functools
 import itertools
 import math
+import operator
 import statistics as plain
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -109,10 +111,10 @@ def page(root: Path, gallery: Gallery) -> str:
         short=study_results.shortfalls(found),
         learning=[list(map(gallery.add, of(study))) for of in (_mean_curves, _single_curves)],
         configurations=list(map(gallery.add, _configurations(study))),
-        last=_last_configurations(study),
+        parameters=study.family.space.names,
         measured=measured,
         failures=list(map(study.family.failure, found["checks"])),
-        outcomes=list(_outcomes(study)),
+        last=_last,
         total=_total(found),
         mean=_mean,
         rate=_rate,
@@ -123,6 +125,11 @@ def page(root: Path, gallery: Gallery) -> str:
 
 def _mean(values: Sequence[float]) -> float | None:
     return plain.fmean(values) if values else None
+
+
+def _last(runs: Sequence[Found], *path: str) -> float:
+    """The mean over runs of a number of their last validation, by its path."""
+    return plain.fmean(functools.reduce(operator.getitem, path, r["points"][-1]) for r in runs)
 
 
 def _rate(point: Found, kind: str) -> float:
@@ -311,21 +318,6 @@ def _configurations(study: _Study) -> Iterator[Lines]:
         )
 
 
-def _last_configurations(study: _Study) -> dict[str, Any]:
-    """The parameters, and their means over seeds in the last round by variant."""
-    rows, parameters = [], study.family.space.names
-    for variant, runs in study.finished.items():
-        last = [run["points"][-1]["config"] for run in runs]
-        means = (
-            (plain.fmean(config[row][name] for config in last) for name in parameters)
-            for row in study.found["rows"]
-        )
-        rows.append(
-            (study.labels[variant], *(" / ".join(f"{x:.2f}" for x in cell) for cell in means))
-        )
-    return {"parameters": [name.replace("_", " ") for name in parameters], "rows": rows}
-
-
 # Designs, failures and answers
 
 
@@ -335,26 +327,6 @@ def _measured(study: _Study) -> dict[str, list[Mapping[str, Any]]]:
     for (variant, _), run in study.runs.items():
         measured[study.labels[variant]] += run.measures.values()
     return {label: found for label, found in measured.items() if found}
-
-
-def _outcomes(study: _Study) -> Iterator[dict[str, Any]]:
-    """Means over seeds of what fails in the last validation of each variant, and of its rates."""
-    for variant, runs in study.finished.items():
-        last = [run["points"][-1] for run in runs]
-        yield {
-            "label": study.labels[variant],
-            "failed": [
-                plain.fmean(point["failed"][check] / point["answers"] for point in last)
-                for check in study.found["checks"]
-            ],
-            "rates": [
-                [
-                    plain.fmean(_rate(point["by_row"][row], kind) for point in last)
-                    for kind in ("valid", "optimal")
-                ]
-                for row in study.found["rows"]
-            ],
-        }
 
 
 def _examples(study: _Study) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -27,3 +27,11 @@ def test_a_validation_says_what_is_optimal_only_where_that_is_another_thing(caps
         "3 50%/40% 4 0%/0%)",
         "round 1: valid 12.5%, greedy 12.5% (valid by size: 3 50% 4 0%); next: more",
     ]
+
+
+def test_there_is_no_bar_where_output_is_no_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # As notebooks do.
+    with Reporter().bar("round 1 training", 2) as advance:
+        advance(1, "reward 0.10")
+        advance(2, "reward 0.20")
+    assert capsys.readouterr().out == "round 1 training: 2/2, 0 s left, reward 0.20\n"

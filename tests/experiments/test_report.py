@@ -373,6 +373,36 @@ def test_answers_are_drawn_with_what_became_of_them(run_page):
     assert set(lake_texts.FAILURES) == set(CHECKS)
 
 
+MEASURE = """<!doctype html><iframe src="{}" style="border:0;width:{}px;height:900px"></iframe>
+<script>addEventListener("load", () => {{
+  const page = document.querySelector("iframe").contentDocument;
+  const bottom = of => page.querySelector(of).getBoundingClientRect().bottom;
+  const still = page.querySelector(".still .moving");
+  document.body.textContent = "found " + JSON.stringify({{
+    width: page.documentElement.scrollWidth,
+    story: Math.max(bottom(".story .chart"), bottom(".changes"), bottom(".still svg")),
+    animation: getComputedStyle(still).animationName,
+  }}) + " end";
+}});</script>"""
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_browser_shows_the_story_first_and_nothing_sticks_out(run_page, tmp_path, width):
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("needs Chromium")
+    root, _ = run_page
+    frame = tmp_path / "frame.html"
+    frame.write_text(MEASURE.format((root / "report.html").as_uri(), width))
+    options = ("--headless=new", "--no-sandbox", "--hide-scrollbars", "--dump-dom")
+    command = [browser, *options, "--allow-file-access-from-files", "--window-size=1300,950"]
+    done = subprocess.run([*command, frame.as_uri()], capture_output=True, text=True, timeout=120)
+    found = json.loads(re.search(r"found (.*?) end</body>", done.stdout)[1])
+    assert found["width"] == width
+    assert found["story"] < {1280: 800, 390: 1400}[width]
+    assert found["animation"] == "none"
+
+
 def killed_in_round_0(root):
     shutil.rmtree(root / "rounds" / "1")
     shutil.rmtree(root / "rounds" / "0" / "design")
