@@ -13,6 +13,7 @@ from experiments.evidence import one_of_each_kind
 from experiments.families import Family
 from experiments.settings import Settings
 from experiments.store import RunStore
+from learner import checks
 from learner.devices import distributed
 from learner.training import metrics
 
@@ -34,7 +35,11 @@ def check_packages(settings: Settings) -> None:
 
 @contextlib.contextmanager
 def open_writers(settings: Settings, root: Path, first_step: int) -> Iterator[metrics.Writer]:
-    """The writers of the first process as one, none of any other; steps count over all rounds."""
+    """The writers of the first process as one, none of any other; steps count over all rounds.
+
+    Raises:
+      UserError: Weights & Biases does not begin a run, such as without an account.
+    """
     with contextlib.ExitStack() as stack:
         writers: list[metrics.Writer] = []
         if settings.log.tensorboard and distributed.is_first():
@@ -44,7 +49,15 @@ def open_writers(settings: Settings, root: Path, first_step: int) -> Iterator[me
             run_id = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:12]
             project, options = settings.log.wandb_project, settings.to_dict()
             opened = metrics.weights_and_biases(project, root, run_id, options)
-            writers.append(stack.enter_context(opened))
+            from wandb import Error
+
+            try:
+                writers.append(stack.enter_context(opened))
+            except Error as error:
+                raise UserError(
+                    f"log.wandb_project={project!r}: {checks.one_line(error)} "
+                    "(WANDB_MODE=offline needs no account)"
+                ) from error
 
         def write(step: int, values: metrics.Metrics) -> None:
             for writer in writers:

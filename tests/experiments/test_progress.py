@@ -1,7 +1,12 @@
-"""What a run prints."""
+"""What a run prints, and where it logs."""
+
+import pytest
 
 from engineer.evidence import FailureBreakdown, GroupOutcome
+from experiments.errors import UserError
 from experiments.progress import Reporter
+from experiments.run_metrics import open_writers
+from experiments.settings import from_config
 
 
 def breakdown(*rows):
@@ -35,3 +40,14 @@ def test_there_is_no_bar_where_output_is_no_terminal(capsys, monkeypatch):
         advance(1, "reward 0.10")
         advance(2, "reward 0.20")
     assert capsys.readouterr().out == "round 1 training: 2/2, 0 s left, reward 0.20\n"
+
+
+def test_a_missing_account_of_weights_and_biases_is_one_line(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_API_KEY", "")
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    settings = from_config({"log": {"wandb_project": "lakes"}})
+    message = r"log\.wandb_project='lakes': .*API key.*WANDB_MODE=offline needs no account"
+    with pytest.raises(UserError, match=message), open_writers(settings, tmp_path, 1):
+        pass

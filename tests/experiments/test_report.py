@@ -373,6 +373,25 @@ def test_answers_are_drawn_with_what_became_of_them(run_page):
     assert set(lake_texts.FAILURES) == set(CHECKS)
 
 
+def test_every_design_has_a_sentence_that_the_evidence_bears_out(tmp_path):
+    after = [SOLVED[3], SOLVED[4], SOLVED[3], EVIL, SOLVED[3], LATE]  # Size 4 fails once in three.
+    root = write_run(tmp_path / "run", options(rounds=4), rounds=4, after=after)
+    path = root / "rounds" / "1" / "design" / "design.json"
+    kept = json.loads(path.read_text()) | {"kept_previous": True, "reason": f"no {EVIL}"}
+    files.write_file(path, kept)
+    page = check_page(report.write(root))
+    evidence = "fails most (33 % of its answers, mostly “not readable”), and lowered"
+    for words in (
+        f"After round 1: raised size 4 from 50 % to 80 % of the set, as it {evidence} its wait",
+        f"After round 2: kept an earlier configuration: no {EVIL}.",
+        "After round 3: changed nothing.",
+    ):
+        assert words in page.text, words
+    path = root / "rounds" / "0" / "design" / "design.json"
+    files.write_file(path, json.loads(path.read_text()) | {"source": "random"})
+    assert f"80 % of the set, which {evidence}" in check_page(report.write(root)).text
+
+
 MEASURE = """<!doctype html><iframe src="{}" style="border:0;width:{}px;height:900px"></iframe>
 <script>addEventListener("load", () => {{
   const page = document.querySelector("iframe").contentDocument;
