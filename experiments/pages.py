@@ -51,19 +51,21 @@ def cell(value: Any) -> str:
     return str(value).replace("|", "\\|")
 
 
-def interval(low: float | None, high: float | None, sign: str = "") -> str:
+def interval(low: float | None, high: float | None, sign: str = "", scale: int = 100) -> str:
     """The ends of an interval of fractions, in percent; nothing if there is none."""
     if low is None or high is None:
         return ""
-    return f"{100 * low:{sign}.1f} to {100 * high:{sign}.1f}"
+    digits = 1 if scale == 100 else 2
+    return f"{scale * low:{sign}.{digits}f} to {scale * high:{sign}.{digits}f}"
 
 
-def estimate(found: Mapping[str, Any], sign: str = "", unit: str = "") -> str:
-    """A mean of fractions with its interval, in percent; a dash if there is none."""
+def estimate(found: Mapping[str, Any], sign: str = "", unit: str = "", scale: int = 100) -> str:
+    """A mean of fractions with its interval, in percent or as it is; a dash if there is none."""
     if found["mean"] is None:
         return DASH
-    between = interval(found["low"], found["high"], sign)
-    return f"{100 * found['mean']:{sign}.1f}{unit}" + (f" ({between})" if between else "")
+    between = interval(found["low"], found["high"], sign, scale)
+    mean = f"{scale * found['mean']:{sign}.{1 if scale == 100 else 2}f}{unit}"
+    return mean + (f" ({between})" if between else "")
 
 
 def p_value(value: float | None) -> str:

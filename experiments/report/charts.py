@@ -208,13 +208,14 @@ class Estimates:
 
 
 def on_one_scale(charts: Sequence[Estimates]) -> list[Estimates]:
-    """Charts on the scale that shows all of them, for small multiples."""
-    shown = [chart.reference for chart in charts]
-    for row in (row for chart in charts for row in chart.rows):
-        shown += [row.value, row.low, row.high, *row.points.values()]
-    known = [value for value in shown if value is not None]
-    ends = (min(known), max(known)) if len(set(known)) > 1 else None
-    return [dataclasses.replace(chart, x_range=ends) for chart in charts]
+    """Charts, those of one unit on the scale that shows all of them, for small multiples."""
+    shown: dict[str, list[float]] = {chart.x_label: [] for chart in charts}
+    for chart in charts:
+        for row in chart.rows:
+            values = (row.value, row.low, row.high, *row.points.values(), chart.reference)
+            shown[chart.x_label] += [value for value in values if value is not None]
+    ends = {unit: (min(s), max(s)) if len(set(s)) > 1 else None for unit, s in shown.items()}
+    return [dataclasses.replace(chart, x_range=ends[chart.x_label]) for chart in charts]
 
 
 Chart = Lines | Estimates

@@ -1,9 +1,7 @@
 """The page of one run: what `experiments/templates/run.html` shows, from the files of the run."""
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -43,16 +41,11 @@ def page(run: Run, gallery: Gallery) -> str:
         complete=run.finished >= run.option("loop.rounds"),
         step_seconds=sum(_seconds(run.steps, part) for part in _PARTS),
         changes=list(story.changes(run)),
-        changed=_changed(run.settings),
+        changed=list(files.differences(Settings().to_dict(), run.settings)),
         cost=_cost(run),
         learning=gallery.add(story.learning_curve(run, _window(run))) if run.validations else None,
         drawn={name: list(map(gallery.add, of(run))) for name, of in charts.items()},
         window=_window(run),
-        notes=[
-            f"Round {each.number}: {each.generated['note']}."
-            for each in run.rounds
-            if each.generated and each.generated["note"]
-        ],
         labelled=lambda names: [f"{run.label} {name}" for name in names],
         measured={f"for round {number}": found for number, found in run.measures.items()},
         failures=[failure(c) for _, each in run.validations[:1] for c in each.breakdown.checks],
@@ -63,12 +56,6 @@ def page(run: Run, gallery: Gallery) -> str:
 
 
 # Setup
-
-
-def _changed(settings: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """(option, value, default) of all that differ from the defaults."""
-    found = files.differences(Settings().to_dict(), settings)
-    return [(path, json.dumps(own), json.dumps(default)) for path, default, own in found]
 
 
 def _sum(values: Iterable[float | None]) -> float | None:

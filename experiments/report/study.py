@@ -158,48 +158,61 @@ def _detectable(study: _Study, tested: Sequence[Found]) -> float:
 
 
 def _comparison(study: _Study, gallery: Gallery) -> Iterator[dict[str, Any]]:
-    """Each metric: its rows of the comparison, its charts and its pairs."""
+    """Each metric: its rows of the comparison, its charts and its pairs; rates on one scale."""
     metrics = study.found["metrics"]
-    before = [
-        _mean([100 * _rate(point, metric["name"].partition("_")[0]) for point in study.starts])
-        for metric in metrics
-    ]
-    means = on_one_scale([_means(study, *each) for each in zip(metrics, before, strict=True)])
+    means = on_one_scale([_means(study, metric) for metric in metrics])
     differences = on_one_scale([_differences(study, metric) for metric in metrics])
-    for metric, start, *charts in zip(metrics, before, means, differences, strict=True):
-        rows = study.rows(metric)
+    for metric, *charts in zip(metrics, means, differences, strict=True):
+        rows, start = study.rows(metric), charts[0].reference
         remark = "" if start is None else f"Dotted: before training, {start:.1f}%."
         yield {
             "label": metric["label"],
+            "scale": _scale(metric),
             "rows": rows,
             "drawn": [gallery.add(charts[0], remark), gallery.add(charts[1])],
-            "pairs": _pairs(study, rows) if len(study.labels) > 2 else None,
+            "pairs": _pairs(study, rows) if len(study.labels) > 2 and _kind(metric) else None,
         }
 
 
-def _means(study: _Study, metric: Found, before: float | None) -> Estimates:
+def _kind(metric: Found) -> str | None:
+    """The rate that a metric is made of, if it is made of one."""
+    kind = metric["name"].partition("_")[0]
+    return kind if kind in ("valid", "optimal") else None
+
+
+def _scale(metric: Found) -> int:
+    """Rates are shown in percent."""
+    return 100 if _kind(metric) else 1
+
+
+def _means(study: _Study, metric: Found) -> Estimates:
+    kind, scale = _kind(metric), _scale(metric)
+    before = _mean([scale * _rate(point, kind) for point in study.starts]) if kind else None
     rows = [
-        _estimate(study.labels[row["variant"]], row, i) for i, row in enumerate(study.rows(metric))
+        _estimate(study.labels[row["variant"]], row, i, scale)
+        for i, row in enumerate(study.rows(metric))
     ]
-    return Estimates(metric["name"], metric["label"], "percent", rows, before)
+    unit = "percent" if kind else metric["label"]
+    return Estimates(metric["name"], metric["label"], unit, rows, before)
 
 
 def _differences(study: _Study, metric: Found) -> Estimates:
     rows = [
-        _estimate(study.labels[row["variant"]], row["difference"], i)
+        _estimate(study.labels[row["variant"]], row["difference"], i, _scale(metric))
         for i, row in enumerate(study.rows(metric))
         if row["difference"]
     ]
     title = f"minus {study.labels[study.found['reference']]}"
-    return Estimates(f"{metric['name']}_difference", title, "points", rows, 0.0)
+    unit = "points" if _kind(metric) else "difference"
+    return Estimates(f"{metric['name']}_difference", title, unit, rows, 0.0)
 
 
-def _estimate(name: str, found: Found, look: int) -> Estimate:
-    """A mean or a difference of `study.json`, in percent."""
+def _estimate(name: str, found: Found, look: int, scale: int) -> Estimate:
+    """A mean or a difference of `study.json`."""
     mean, low, high = (
-        None if found[key] is None else 100 * found[key] for key in ("mean", "low", "high")
+        None if found[key] is None else scale * found[key] for key in ("mean", "low", "high")
     )
-    points = {f"seed {seed}": 100 * value for seed, value in found["values"].items()}
+    points = {f"seed {seed}": scale * value for seed, value in found["values"].items()}
     return Estimate(name, mean, low, high, points, look)
 
 
