@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from engineer.analysis import CHANGED, relative_moves
-from engineer.space import Cell
 from experiments.report.charts import Lines, Series, running_mean
 from experiments.run_reading import Round, Run
 
@@ -73,13 +72,9 @@ def changes(run: Run) -> Iterator[dict[str, Any]]:
         moved = [cell for cell, size in sizes.items() if size >= CHANGED]
         of_fractions = [cell for cell in moved if cell[1] == space.fraction_parameter]
         chosen = [max(of_fractions, key=sizes.__getitem__)] if of_fractions else []
-        rows = {cell[0] for cell in chosen}
-
-        def order(cell: Cell, rows: set[str] = rows, sizes: dict[Cell, float] = sizes) -> Any:
-            return cell[0] in rows, sizes[cell]
-
-        if others := [cell for cell in moved if cell not in of_fractions]:
-            chosen.append(max(others, key=order))
+        others = [cell for cell in moved if cell not in of_fractions]
+        near = [cell for cell in others if chosen and cell[0] == chosen[0][0]]
+        chosen += [max(near or others, key=sizes.__getitem__)] if others else []
         yield {
             "number": each.number,
             "kept": each.design["reason"] if each.design["kept_previous"] else "",
