@@ -70,7 +70,7 @@ def branch(spec: str, store: RunStore, settings: Settings) -> list[str]:
     except OtherOptionsError as error:
         raise UserError(f"branch={spec!r}: {error}") from error
     copy_rounds(found.run, store.root, int(index) + 1, {**note, "changed": changed})
-    return [f"branch of {source} after round {index}", *changed]
+    return [f"branch of {source}@{index}", *changed]
 
 
 def copy_rounds(

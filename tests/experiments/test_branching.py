@@ -39,7 +39,7 @@ def test_a_branch_of_the_same_options_tells_the_same_story(whole, tmp_path):
     code, out, err = start(tmp_path / "same", *options)
     assert code == 0, err[-3000:]
     lines = out.splitlines()
-    assert lines[1] == f"  branch of {whole} after round 0"
+    assert lines[1] == f"  branch of {whole}@0"
     assert "  checkpoint.of_rounds was 'state' and is 'weights'" in lines
     assert "resuming after step 2 of round 1" in lines
     assert story(tmp_path / "same") == story(whole)

@@ -257,7 +257,7 @@ def test_four_processes_one_killed_and_restarted_as_another_number(start, one_pr
     run = start(tmp_path, 1)
     assert run.finish() == [0], run.text(0)[-3000:]
     assert "resuming after step" in run.text(0)
-    assert "of round 1" in run.text(0)
+    assert "of round 2" in run.text(0)
     assert_same_history(tmp_path, one_process)
 
 
