@@ -1,4 +1,4 @@
-"""Statistics of runs that SciPy has not: intervals of few trials and Holm's correction.
+"""Statistics of runs over seeds: intervals, paired tests, and Holm's correction.
 
 A study has few seeds, often five. Two variants that ran with the same seeds give one difference a
 seed, and Student's interval of their mean is used. It assumes about normal differences, and then it
@@ -8,11 +8,17 @@ for, and so does BCa. The tests hold these numbers.
 """
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.special
+import scipy.stats
+
+LEVEL = 0.95
+"""Of all intervals."""
+ROUNDING = 1e-12
+"""Spread up to which values are equal."""
 
 
 class Interval(NamedTuple):
@@ -52,7 +58,7 @@ def wilson(successes: float, trials: float) -> Interval:
 
 
 def minimum_detectable_difference(
-    half_width: float, seeds: int, comparisons: int, level: float = 0.95
+    half_width: float, seeds: int, comparisons: int, level: float = LEVEL
 ) -> float:
     """The smallest mean difference that is significant among m comparisons, by Holm's correction.
 
@@ -82,3 +88,55 @@ def holm(p_values: Sequence[float]) -> list[float]:
     factors = np.arange(len(p), 0, -1)
     adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * factors), 1.0)
     return adjusted.tolist()
+
+
+def student(values: Mapping[Any, float]) -> dict[str, Any]:
+    """The mean of a value for each seed, with Student's interval.
+
+    Returns:
+      values (by seed, as JSON holds them), mean, sd, low and high; None where there are too few.
+    """
+    array = np.array(list(values.values()))
+    result: dict[str, Any] = {
+        "values": {str(seed): value for seed, value in values.items()},
+        **dict.fromkeys(("mean", "sd", "low", "high")),
+    }
+    if len(array):
+        result["mean"] = float(array.mean())
+    if len(array) > 1:
+        half = scipy.stats.t.ppf((1 + LEVEL) / 2, len(array) - 1) * scipy.stats.sem(array)
+        result["sd"] = float(array.std(ddof=1))
+        result["low"], result["high"] = float(array.mean() - half), float(array.mean() + half)
+    return result
+
+
+def paired(one: Mapping[Any, float], other: Mapping[Any, float]) -> dict[str, Any]:
+    """Student's inference about the mean of `one - other` over the seeds that both have.
+
+    Differences that are all equal and not 0, which happens with few seeds, as fractions are counts,
+    have neither an interval nor a p-value: without any spread the one would be a point, and any
+    such difference certain.
+
+    Returns:
+      values, mean, low, high as of `student`, and p of the paired t-test.
+    """
+    differences = {seed: value - other[seed] for seed, value in one.items() if seed in other}
+    result = {**student(differences), "p": None}
+    del result["sd"]
+    values = np.array(list(differences.values()))
+    if len(values) < 2:
+        return result
+    if not values.any():
+        return {**result, "p": 1.0}
+    if np.ptp(values) < ROUNDING:
+        return {**result, "low": None, "high": None}
+    return {**result, "p": float(scipy.stats.ttest_1samp(values, 0).pvalue)}
+
+
+def adjust(differences: Iterable[dict[str, Any]], name: str = "p_holm") -> list[dict[str, Any]]:
+    """Adds p-values after Holm's correction under a name; returns those that have any."""
+    tested = [difference for difference in differences if difference["p"] is not None]
+    adjusted = holm([difference["p"] for difference in tested])
+    for difference, p in zip(tested, adjusted, strict=True):
+        difference[name] = p
+    return tested

@@ -20,7 +20,7 @@ from experiments.report import answers, style
 from experiments.report.charts import Estimate, Estimates, Gallery, Lines, Series, on_one_scale
 from experiments.run_reading import Run, is_run, read_json, read_run
 from experiments.settings import family_of
-from experiments.statistics import minimum_detectable_difference
+from experiments.statistics import adjust, minimum_detectable_difference, paired
 from experiments.study import results as study_results
 
 FILE = "study.json"
@@ -221,14 +221,10 @@ def _pairs(study: _Study, rows: Sequence[Found]) -> dict[str, Any] | None:
     ranked = sorted((row for row in rows if row["mean"] is not None), key=lambda row: -row["mean"])
     pairs = {}
     for one, other in itertools.combinations(ranked, 2):
-        common = {
-            int(seed): value - other["values"][seed]
-            for seed, value in one["values"].items()
-            if seed in other["values"]
-        }
-        if common:
-            pairs[one["variant"], other["variant"]] = study_results.paired(common)
-    tested = study_results.correct(pairs.values(), "holm")
+        pair = paired(one["values"], other["values"])
+        if pair["values"]:
+            pairs[one["variant"], other["variant"]] = pair
+    tested = adjust(pairs.values(), "holm")
     if not tested:
         return None
     alpha = 1 - study.found["level"]

@@ -54,19 +54,17 @@
                     of paired differences), p (its t-test), p_holm (p after Holm's correction over
                     the variants of this metric)}; older files have more fields, which are ignored
 
-Intervals and p-values are null where fewer than two seeds are finished. So are those of differences
-that are all equal and not 0, which happens with few seeds, as fractions are counts: without any
-spread Student's interval would be a point, and any such difference certain.
+Intervals and p-values are null where fewer than two seeds are finished, and where
+`experiments.statistics.paired` gives none.
 """
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy.stats
 
 from engineer.space import Configuration
 from experiments import statistics
@@ -78,7 +76,6 @@ from experiments.study.variants import Budget, Study
 from learner.training.trainer import GRPOConfig
 
 SCHEMA = 1
-LEVEL = 0.95
 METRICS = {
     "valid_final": "valid after the last round",
     "greedy_final": "valid after the last round, greedy",
@@ -87,7 +84,6 @@ METRICS = {
     "optimal_area": "optimal, mean over training",
     "reading": "correlation of designs with p (1 - p)",
 }
-_ROUNDING = 1e-12
 _TRAINED = ("instances", "steps", "updates")
 # Means over the steps of a round, by what a step calls them.
 _TRAINING = {
@@ -147,7 +143,7 @@ def write(
         "question": study.question,
         "reference": study.reference,
         "seeds": list(study.seeds),
-        "level": LEVEL,
+        "level": statistics.LEVEL,
         "state": {
             "planned": len(runs),
             **{name: statuses.count(name) for name in ("finished", "failed", "missing")},
@@ -287,7 +283,7 @@ def follows(
     rates = [of["valid"] / of["answers"] for of in by_row.values()]
     signals = [rate * (1.0 - rate) for rate in rates]
     fractions = [config[row, fraction] for row in by_row]
-    if min(np.ptp(signals), np.ptp(fractions)) < _ROUNDING:
+    if min(np.ptp(signals), np.ptp(fractions)) < statistics.ROUNDING:
         return None
     return round(float(np.corrcoef(fractions, signals)[0, 1]), 4)
 
@@ -316,22 +312,12 @@ def compare(study: Study, runs: Sequence[Mapping[str, Any]]) -> list[dict[str, A
         reference = values[study.reference]
         differences = {}
         for name, of_seed in values.items():
-            common = {s: of_seed[s] - reference[s] for s in of_seed if s in reference}
             if name != study.reference:
-                differences[name] = {**paired(common), "p_holm": None}
-            row = {"metric": metric, "variant": name, **_mean(of_seed)}
+                differences[name] = {**statistics.paired(of_seed, reference), "p_holm": None}
+            row = {"metric": metric, "variant": name, **statistics.student(of_seed)}
             comparison.append({**row, "difference": differences.get(name)})
-        correct(differences.values(), "p_holm")
+        statistics.adjust(differences.values())
     return comparison
-
-
-def correct(differences: Iterable[dict[str, Any]], name: str) -> list[dict[str, Any]]:
-    """Adds p-values after Holm's correction under a name; returns those that have any."""
-    tested = [difference for difference in differences if difference["p"] is not None]
-    adjusted = statistics.holm([difference["p"] for difference in tested])
-    for difference, p in zip(tested, adjusted, strict=True):
-        difference[name] = p
-    return tested
 
 
 def _scores(points: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -345,40 +331,6 @@ def _scores(points: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     # Studies of before this was measured have no such field.
     result["reading"] = float(np.mean([p.get("follows") or 0.0 for p in points[2:]] or [0.0]))
     return result
-
-
-def _mean(values: Mapping[int, float]) -> dict[str, Any]:
-    """The values by seed, their mean and standard deviation, and Student's interval of the mean."""
-    array = np.array(list(values.values()))
-    result: dict[str, Any] = {
-        "values": {str(seed): value for seed, value in values.items()},
-        **dict.fromkeys(("mean", "sd", "low", "high")),
-    }
-    if len(array):
-        result["mean"] = float(array.mean())
-    if len(array) > 1:
-        half = scipy.stats.t.ppf((1 + LEVEL) / 2, len(array) - 1) * scipy.stats.sem(array)
-        result["sd"] = float(array.std(ddof=1))
-        result["low"], result["high"] = float(array.mean() - half), float(array.mean() + half)
-    return result
-
-
-def paired(differences: Mapping[int, float]) -> dict[str, Any]:
-    """Student's inference about the mean of differences by seed.
-
-    Returns:
-      values, mean, low, high and p, as the `difference` of `study.json` has them.
-    """
-    result = {**_mean(differences), "p": None}
-    del result["sd"]
-    values = np.array(list(differences.values()))
-    if len(values) < 2:
-        return result
-    if not values.any():
-        return {**result, "p": 1.0}
-    if np.ptp(values) < _ROUNDING:
-        return {**result, "low": None, "high": None}
-    return {**result, "p": float(scipy.stats.ttest_1samp(values, 0).pvalue)}
 
 
 # For people

@@ -18,7 +18,7 @@ from engineer.analysis import expected_signal
 from engineer.space import Configuration, ConfigurationSpace
 from experiments.families import Family
 from experiments.pages import paragraphs
-from experiments.study.results import LEVEL, paired
+from experiments.statistics import LEVEL, paired
 
 REFERENCE = "validation"
 """The configuration of the validation set."""
@@ -104,7 +104,8 @@ def analyse(found: Mapping[str, Any], space: ConfigurationSpace) -> dict[str, An
     residual, explained, p = variance(values)
     quantile = scipy.special.stdtrit(SEEDS - 1, (1 + LEVEL) / 2)
     detectable = float(quantile * np.sqrt(2 * residual / SEEDS))
-    gap = paired(dict(zip(seeds, held_out_gap(values), strict=True)))
+    gaps = dict(zip(seeds, held_out_gap(values), strict=True))
+    gap = paired(gaps, dict.fromkeys(gaps, 0.0))
     lead = means[order[0]] - means[names.index(found["reference"])]
     return {
         "seeds": seeds,

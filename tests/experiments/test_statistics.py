@@ -136,3 +136,20 @@ def test_holm_keeps_the_family_wise_error():
 def test_more_successes_than_trials_are_refused():
     with pytest.raises(ValueError, match="successes=3"):
         statistics.wilson(3, 2)
+
+
+def test_differences_without_any_spread_are_not_certain():
+    same = statistics.paired({0: 0.1 + 0.3, 1: 0.4}, {0: 0.1, 1: 0.1, 2: 0.5})
+    assert same["mean"] == pytest.approx(0.3)
+    assert (same["low"], same["high"], same["p"]) == (None, None, None)
+    nothing = statistics.paired({0: 0.7, 1: 0.2}, {0: 0.7, 1: 0.2})
+    assert (nothing["low"], nothing["high"], nothing["p"]) == (0, 0, 1)
+    assert statistics.paired({4: 0.1, 5: 0.1}, {4: 0.0})["p"] is None
+    apart = statistics.paired({0: 0.5, 1: 0.6, 2: 0.8}, {0: 0.4, 1: 0.4, 2: 0.4})
+    expected = scipy.stats.ttest_1samp([0.1, 0.2, 0.4], 0)
+    assert apart["p"] == pytest.approx(expected.pvalue)
+    low, high = expected.confidence_interval()
+    assert (apart["low"], apart["high"]) == pytest.approx((low, high))
+    adjusted = [dict(apart), dict(same), {**apart, "p": 0.01}]
+    assert len(statistics.adjust(adjusted)) == 2  # One has no p-value.
+    assert [one.get("p_holm") for one in adjusted] == [apart["p"], None, 0.02]

@@ -384,18 +384,6 @@ def test_how_a_design_follows_its_validation():
     assert study_results.follows(mastered, config, "part") is None
 
 
-def test_differences_without_any_spread_are_not_certain():
-    same = study_results.paired({0: 0.1 + 0.2, 1: 0.3})
-    assert same["mean"] == pytest.approx(0.3)
-    assert (same["low"], same["high"], same["p"]) == (None, None, None)
-    nothing = study_results.paired({0: 0.0, 1: 0.0})
-    assert (nothing["low"], nothing["high"], nothing["p"]) == (0, 0, 1)
-    assert study_results.paired({4: 0.1})["p"] is None
-    apart = study_results.paired({0: 0.1, 1: 0.2, 2: 0.4})
-    expected = scipy.stats.ttest_1samp([0.1, 0.2, 0.4], 0)
-    assert apart["p"] == pytest.approx(expected.pvalue)
-
-
 @pytest.mark.parametrize("base", bases.BASES)
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_every_study_has_equal_budgets(path, base, tmp_path):
