@@ -1,8 +1,9 @@
 """What a design did with its evidence, in numbers; and, as an option, as an LLM judge sees it.
 
-Five questions about every design, after "From Trainee to Trainer" (arXiv 2606.17682), which judges
-designs by whether they follow the evidence of failures, stay local, keep what works and back off
-where there is no signal. The definitions are this project's own and stand in `measures.yaml`.
+Questions about every design, after "From Trainee to Trainer" (arXiv 2606.17682), which looks at
+whether designs follow the evidence of failures, stay local, keep what works, back off where there
+is no signal, name causes and understand the task. The definitions are this project's own: those of
+measures stand in `measures.yaml`, those for a judge in `questions.yaml`.
 """
 
 import json
@@ -26,6 +27,11 @@ CHANGED = 0.005
 """Changes of less, in units of the width of the bounds, are rounding."""
 MISTAKE = 0.02
 """Fall of a row's valid rate that makes the design before it a mistake for that row."""
+
+LOCAL = {"fraction_moved": 0.2, "value_moved": 0.1}
+"""Measures of a local design, at most."""
+YES = 4
+"""Score from which a judge says yes."""
 
 _FOLDER = Path(__file__).parent
 MEASURES: dict[str, dict[str, Any]] = yaml.safe_load((_FOLDER / "measures.yaml").read_text())
@@ -148,6 +154,53 @@ def _mistakes(record: RunRecord, space: ConfigurationSpace) -> dict[Cell, float]
 def _mean(flags: Iterable[bool]) -> float | None:
     values = list(flags)
     return sum(values) / len(values) if values else None
+
+
+def rules(measures: Mapping[str, Any]) -> dict[str, bool | None]:
+    """What the measures of a design say to each of the `QUESTIONS`.
+
+    Returns:
+      None where the designer had no occasion, and where no rule can tell: whether a text names the
+      cause of failures and what it takes the task for is for a judge alone.
+    """
+    followed = [measures["failure_following"], measures["signal_following"]]
+    half = {
+        "saturation": "saturated_shrunk",
+        "backing_off": "hopeless_eased",
+        "correction": "mistakes_reversed",
+    }
+    known = {
+        "evidence": None if followed == [None, None] else max(f or 0.0 for f in followed) > 0,
+        "locality": all(measures[name] <= most for name, most in LOCAL.items()),
+        **{
+            question: None if measures[name] is None else measures[name] >= 0.5
+            for question, name in half.items()
+        },
+    }
+    return {question: known.get(question) for question in QUESTIONS}
+
+
+def agreement(
+    ruled: Sequence[bool | None], scores: Sequence[int | None]
+) -> dict[str, float | int | None]:
+    """How far rules and a judge agree on one question, over the designs that both speak of.
+
+    Returns:
+      designs, agreement (fraction of them), and kappa (Cohen 1960): what the agreement is above
+      that of chance in units of what it could be; None where one answer is all that there is.
+    """
+    both = [
+        (rule, score >= YES)
+        for rule, score in zip(ruled, scores, strict=True)
+        if rule is not None and score is not None
+    ]
+    if not both:
+        return {"designs": 0, "agreement": None, "kappa": None}
+    observed = sum(rule == judged for rule, judged in both) / len(both)
+    rule_yes, judge_yes = (sum(column) / len(both) for column in zip(*both, strict=True))
+    chance = rule_yes * judge_yes + (1 - rule_yes) * (1 - judge_yes)
+    kappa = None if chance == 1 else (observed - chance) / (1 - chance)
+    return {"designs": len(both), "agreement": observed, "kappa": kappa}
 
 
 def judge_design(

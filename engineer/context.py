@@ -27,6 +27,8 @@ class ContextSpec:
         the random round 0), or "all".
       summary: show module S, and ask for the explanation that it carries forward.
       training: module T: "none", "bookkeeping" or "full".
+      current: show the configuration to be replaced, where module H does not. Not in the
+        publication.
       details: show module D, statistics of the validation beyond counts. Not in the publication.
       results: show module R, what training showed. Not in the publication.
       examples: number of failures drawn by module E, of training and never of validation. Not in
@@ -37,6 +39,7 @@ class ContextSpec:
     history: Literal["none", "designed", "all"] = "none"
     summary: bool = False
     training: Literal["none", "bookkeeping", "full"] = "none"
+    current: bool = False
     details: bool = False
     results: bool = False
     examples: int = 0
@@ -89,10 +92,13 @@ def blocks(spec: ContextSpec, record: RunRecord, family: FamilyTexts) -> list[st
         missing := [one for one in TRAINING_DETAILS if one not in (record.training or {})]
     ):
         raise ValueError(f"training: {missing} missing, needed: {TRAINING_DETAILS}")
+    shown = shown_history(record, spec.history == "all") if spec.history != "none" else ()
+    current = spec.current and record.history[-1] not in shown
     texts: list[str | Literal[False]] = [
         family.instruction,
         spec.guideline and family.guideline,
         spec.history != "none" and module("history", record, family, spec.history == "all"),
+        current and module("current", record, family),
         module("failures", record, family),
         spec.details and module("details", record, family),
         spec.results and module("training_results", record, family),
@@ -121,8 +127,9 @@ def fitted(
 
     Left out are, each only if all before it were not enough: the rounds of the history, oldest
     first; the rest of module H; the drawn examples, last first; modules R and D; the full form of
-    module T, of which the bookkeeping stays; the explanation of module S; the guideline. The
-    instruction, module F and the output format are never cut, and no module is cut within.
+    module T, of which the bookkeeping stays; the explanation of module S; the current
+    configuration; the guideline. The instruction, module F and the output format are never cut, and
+    no module is cut within.
 
     Returns:
       The chat and one line for each thing left out; None if even the shortest does not fit.
@@ -156,6 +163,7 @@ def _shortenings(
         ("details", False, "the details of the validation"),
         ("training", "bookkeeping", "the training details"),
         ("summary", False, "the explanation"),
+        ("current", False, "the current configuration"),
         ("guideline", False, "the guideline"),
     )
     for field, less, note in reductions:

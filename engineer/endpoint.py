@@ -22,6 +22,7 @@ import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.pool import ThreadPool
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -40,6 +41,7 @@ _UNKNOWN_FIELD = re.compile(
     re.IGNORECASE,
 )
 _BUDGET_FIELDS = ("max_tokens", "max_completion_tokens")
+_CHARACTERS = 3  # Of a token, where a server does not count.
 _LINE_END = re.compile(r"\r\n|\n|\r")
 _certificates = functools.cache(ssl.create_default_context)
 """The system's, which also hold a company's own."""
@@ -98,6 +100,9 @@ class Server:
         reasoning.
       budget_field: the field of a request that holds the budget of the answer.
       extra: further fields of every request, a JSON object such as {"reasoning_effort": "low"}.
+      token_limit: tokens, prompts and completions together and as the server counts them, after
+        which a run asks no more; 0 is no limit. A run that was stopped by it goes on with a higher
+        one.
 
     Raises:
       ValueError: a field is out of its range.
@@ -111,8 +116,11 @@ class Server:
     stream: bool = False
     budget_field: str = _BUDGET_FIELDS[0]
     extra: str = "{}"
+    token_limit: int = 0
 
     def __post_init__(self) -> None:
+        if self.token_limit < 0:
+            raise ValueError(f"token_limit={self.token_limit}: must be at least 0")
         if self.tries < 1:
             raise ValueError(f"tries={self.tries}: must be at least 1")
         if not 0 < self.timeout < math.inf:
@@ -152,6 +160,8 @@ class Endpoint(Server):
     Attributes:
       max_tokens: budget of an answer; None leaves it to the server.
       temperature: of sampling; None leaves it to the server.
+      usage: JSON lines file with the tokens of every reply, which `token_limit` is about; None
+        counts nothing.
       sleep: waits; a test may replace it.
 
     Raises:
@@ -160,6 +170,7 @@ class Endpoint(Server):
 
     max_tokens: int | None = None
     temperature: float | None = None
+    usage: Path | None = None
     sleep: Callable[[float], None] = time.sleep
     # Fields that the server refused.
     _refused: set[str] = dataclasses.field(default_factory=set, init=False, repr=False)
@@ -196,10 +207,17 @@ class Endpoint(Server):
           NoAnswerError, RefusedError: as a call.
         """
         reasons: list[str] = []
+        if self.token_limit and (used := self._used()) >= self.token_limit:
+            raise RefusedError(
+                f"token_limit={self.token_limit}: {self.model!r} at {self.url} has used {used:,} "
+                "tokens; allowed is a higher one"
+            )
         while True:
             body = self._body(messages, seed)
             try:
-                return self._request(body)
+                reply = self._request(body)
+                self._note(messages, reply)
+                return reply
             except _FieldError as error:
                 self._refused.update(error.names)
                 logging.warning("%s: asked without %s from now on", self.url, error)
@@ -212,6 +230,31 @@ class Endpoint(Server):
                 wait = min(2.0 ** min(len(reasons) - 1, 60), _LONGEST_WAIT)
                 wait *= random.uniform(1.0, 1.25)
                 self.sleep(max(wait, min(error.wait, _LONGEST_RETRY_AFTER)))
+
+    def _used(self) -> int:
+        """Tokens of all replies that the file knows, of this model at this server."""
+        if self.usage is None or not self.usage.exists():
+            return 0
+        found = 0
+        for line in self.usage.read_text().splitlines():
+            with contextlib.suppress(ValueError):  # Cut in two by a kill.
+                noted = json.loads(line)
+                if (noted["url"], noted["model"]) == (self.url, self.model):
+                    found += noted["tokens"]
+        return found
+
+    def _note(self, messages: Sequence[Mapping[str, str]], reply: Reply) -> None:
+        if self.usage is None:
+            return
+        counts = [reply.prompt_tokens, reply.completion_tokens]
+        texts = ["".join(message["content"] for message in messages), reply.text]
+        tokens = sum(
+            len(text) // _CHARACTERS if count is None else count
+            for count, text in zip(counts, texts, strict=True)
+        )
+        noted = {"url": self.url, "model": self.model, "tokens": tokens}
+        with self.usage.open("a") as file:
+            file.write("\n" + json.dumps(noted))  # After whatever a kill has cut in two.
 
     def _body(self, messages: Sequence[Mapping[str, str]], seed: int) -> dict[str, Any]:
         """The fields of a request, without those that the server has refused before."""

@@ -28,6 +28,8 @@ from learner.sampling.sampler import SamplingParams
 from learner.sampling.token_automaton import TokenAutomaton
 from learner.tokens import ThinkingBudget
 
+USAGE = "usage.jsonl"
+"""In a run's folder, the tokens of the replies of its servers."""
 MODEL_DESIGNERS = ("current", "base")
 """Designers that answer with the run's own sampler."""
 PROBING_DESIGNERS = ("oracle", "adversary")
@@ -104,12 +106,14 @@ def make_designer(
     completer: Completer | None = None,
     params: Any = None,
     progress: Callable[[Configuration], float] = _no_trial,
+    usage: Path | None = None,
 ) -> Designer:
     """The designer of a run; without what it asks, to see whether its settings are allowed.
 
     Args:
       completer, params: of the model of `MODEL_DESIGNERS`.
       progress: what a configuration teaches in a short training, for `PROBING_DESIGNERS`.
+      usage: of `Endpoint`.
 
     Raises:
       ValueError: a file that the settings name holds no configuration of the space.
@@ -127,6 +131,7 @@ def make_designer(
         if name == "endpoint":
             generate = _asked_once(
                 engineer.endpoint,
+                usage=usage,
                 max_tokens=engineer.max_new_tokens,
                 temperature=engineer.temperature,
             )
@@ -157,14 +162,14 @@ def make_designer(
     return designer if margin is None else designers.AcceptanceTest(designer, margin)
 
 
-def make_judge(settings: Settings) -> Generate | None:
+def make_judge(settings: Settings, usage: Path | None = None) -> Generate | None:
     """The model that judges designs, or None if there is to be none.
 
     Raises:
       ValueError: the address of its server is none.
     """
     judge = settings.engineer.judge
-    return _asked_once(judge) if judge.url else None
+    return _asked_once(judge, usage=usage) if judge.url else None
 
 
 def ask_servers(settings: Settings) -> list[str]:
@@ -205,7 +210,7 @@ def design_round(
     Raises:
       UserError: a server refuses what it is asked.
     """
-    judge = make_judge(settings)
+    judge = make_judge(settings, store.root / USAGE)
     try:
         design = designer(record, space, seed)
         context = "\n\n".join(message["content"] for message in design.context_messages)

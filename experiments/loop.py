@@ -254,7 +254,7 @@ class Loop:
         folder = store.round(index) / "design"
         if store.exists(folder / "design.json"):
             return
-        given: dict[str, Any] = {}
+        given: dict[str, Any] = {"usage": store.root / designing.USAGE}
         if settings.engineer.designer == "base":
             given["params"] = policy.load_params(settings, self._policy)
         elif self._engineer is not None:

@@ -199,6 +199,9 @@ class EngineerSettings:
         rounds/0/environment.yaml.
       context: which modules a model reads, "V1" to "V6", or "own" for `modules`.
       modules: the modules of context "own".
+      show_current: show the configuration to be replaced in every context whose history does not.
+        The guideline speaks of keeping it, but the publication's V1 and V2 never show it, and V4 to
+        V6 do not at the first design.
       neutral_guideline: module G explains what the numbers do and gives no advice on them.
       tries: samples drawn until a design can be read; then the last configuration is kept. A
         greedy engineer (temperature 0) would only repeat itself and has one.
@@ -231,6 +234,7 @@ class EngineerSettings:
     start: str = "random"
     context: str = DEFAULT_VARIANT
     modules: ContextSpec = dataclasses.field(default_factory=ContextSpec)
+    show_current: bool = False
     neutral_guideline: bool = False
     tries: int = 3
     decoding: str = "parsed"
@@ -317,7 +321,8 @@ class EngineerSettings:
     @property
     def spec(self) -> ContextSpec:
         """The modules that a model reads."""
-        return self.modules if self.context == OWN_CONTEXT else VARIANTS[self.context]
+        spec = self.modules if self.context == OWN_CONTEXT else VARIANTS[self.context]
+        return dataclasses.replace(spec, current=spec.current or self.show_current)
 
     def texts(self, family: FamilyTexts) -> FamilyTexts:
         """The texts of a family as a model reads them."""

@@ -22,6 +22,7 @@
     checkpoints/                    weights, optimizer, position
     tensorboard/                    event files, if asked for
     non_finite/                     the batch of a step that was stopped, for a look
+    usage.jsonl                     one line for each reply of a server, with its tokens
     times.jsonl                     one line for each process that worked on it, with its seconds
     digests.jsonl                   SHA-256 of every file of results when it was written
     report.html, figures/, data/

@@ -5,7 +5,15 @@ import json
 import numpy as np
 import pytest
 
-from engineer.analysis import MEASURES, QUESTIONS, analyse, judge_design, rank_correlation
+from engineer.analysis import (
+    MEASURES,
+    QUESTIONS,
+    agreement,
+    analyse,
+    judge_design,
+    rank_correlation,
+    rules,
+)
 from engineer.context import VARIANTS
 from engineer.evidence import Evidence, FailureBreakdown, GroupOutcome
 from engineer.record import RoundRecord, RunRecord
@@ -84,6 +92,34 @@ def test_nothing_to_measure_is_none():
     ]
     with pytest.raises(ValueError, match="needed"):
         analyse(RUN, Configuration(("3",), SPACE.names, ((1.0, 0.1, 0.1),)), SPACE)
+
+
+def test_rules_answer_what_they_can():
+    said = rules(analyse(RUN, AFTER, SPACE))
+    assert list(said) == list(QUESTIONS)
+    # 15 % of the set and a mean of .044 moved: local. One of two mistakes was taken back.
+    for question in ("evidence", "locality", "saturation", "backing_off", "correction"):
+        assert said[question] is True, question
+    assert said["cause"] is said["task_model"] is None  # For a judge alone.
+    still = rules(analyse(RUN, LATEST, SPACE))
+    assert (still["evidence"], still["saturation"], still["correction"]) == (None, False, False)
+    far = config((0.05, 0.9, 0.5), (0.05, 0.9, 0.5), (0.05, 0.9, 0.5), (0.85, 0.9, 0.5))
+    assert rules(analyse(RUN, far, SPACE))["locality"] is False
+
+
+def test_agreement_by_a_known_case():
+    # The first example of Wikipedia's "Cohen's kappa": 20 and 15 of 50 alike, kappa 0.4.
+    ruled = [True] * 25 + [False] * 25
+    scores = [5] * 20 + [1] * 5 + [4] * 10 + [3] * 15
+    assert agreement(ruled, scores) == {
+        "designs": 50,
+        "agreement": pytest.approx(0.7),
+        "kappa": pytest.approx(0.4),
+    }
+    # Only what both speak of counts; where all say the same there is no kappa.
+    found = agreement([True, None, True, True], [5, 5, None, 4])
+    assert found == {"designs": 2, "agreement": 1.0, "kappa": None}
+    assert agreement([None], [3]) == {"designs": 0, "agreement": None, "kappa": None}
 
 
 def test_rank_correlation_against_a_reference_by_hand():

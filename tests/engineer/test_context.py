@@ -97,6 +97,21 @@ def test_the_variants_are_the_published_combinations():
     assert blocks(full, RECORD) == [*head, F, details, *tail]
 
 
+def test_the_configuration_to_be_replaced_is_shown_once():
+    rows = ["size 3: data_ratio 0.40 hole_ratio 0.10 wait_ratio 0.25",
+            "size 4: data_ratio 0.60 hole_ratio 0.33 wait_ratio 0.50"]  # fmt: skip
+    shown = "\n".join(["Current configuration", *rows])
+    first = dataclasses.replace(RECORD, history=RECORD.history[:1])
+    for name in VARIANTS:
+        spec = EngineerSettings(context=name, show_current=True).spec
+        assert dataclasses.replace(spec, current=False) == VARIANTS[name]
+        assert (shown in blocks(spec, RECORD)) == (name in ("V1", "V2"))
+        # Of the random configuration only the whole history tells.
+        assert (shown in blocks(spec, first)) == (name != "V3")
+        without = [text for text in blocks(spec, first) if text != shown]
+        assert without == blocks(VARIANTS[name], first)
+
+
 @pytest.mark.parametrize(
     "family", [lakes.TEXTS, plain_texts(lakes.lake_space((3, 4)), "to plan", ["found"])]
 )

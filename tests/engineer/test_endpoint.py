@@ -372,6 +372,34 @@ def test_a_server_may_ask_to_wait_longer_or_until_a_date():
     assert waits == [pytest.approx(90, abs=3), pytest.approx(2.25, abs=0.25), 600]
 
 
+def test_no_more_tokens_than_the_limit_over_several_starts(tmp_path):
+    usage = tmp_path / "usage.jsonl"
+
+    def counted(handler):
+        told = {"prompt_tokens": 30, "completion_tokens": 12}
+        handler.send(200, json.dumps({**completion(ANSWER), "usage": told}).encode())
+
+    with Server(counted, counted, answer) as server:
+        for _ in range(2):  # Each start has an object of its own.
+            made, _ = endpoint(server, usage=usage, token_limit=60)
+            assert made(HI, 0) == ANSWER
+        made, _ = endpoint(server, usage=usage, token_limit=60)
+        with pytest.raises(RefusedError, match="token_limit=60: 'm' at .* has used 84 tokens"):
+            made(HI, 0)
+        assert len(server.requests) == 2
+        with usage.open("a") as file:
+            file.write('\n{"url": "cut')  # By a kill.
+        # A higher limit goes on; what this server does not count is guessed.
+        made, _ = endpoint(server, usage=usage, token_limit=85)
+        assert made(HI, 0) == ANSWER
+        other, _ = endpoint(server, usage=usage, token_limit=85)
+        with pytest.raises(RefusedError, match=f"has used {84 + len(ANSWER) // 3} tokens"):
+            other(HI, 0)
+        assert Endpoint(server.url, "n", usage=usage, token_limit=1)(HI, 0) == ANSWER
+    with pytest.raises(ValueError, match="token_limit=-1"):
+        Endpoint("http://x/v1", "m", token_limit=-1)
+
+
 def test_bad_fields_are_named():
     for options, message in (
         ({"url": "ftp://x"}, "url='ftp://x'"),

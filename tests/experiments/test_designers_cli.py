@@ -173,7 +173,8 @@ def design_again(folder, **engineer):
     options["engineer"] |= {**engineer, "training": {"steps": 0}}
     chosen = settings.from_config(options)
     family, store = chosen.load_family(), RunStore(folder)
-    designer = designing.make_designer(chosen, family)
+    usage = store.root / designing.USAGE
+    designer = designing.make_designer(chosen, family, usage=usage)
     record = evidence.run_record(store, chosen, family, 1)
     made = folder / "again"
     designing.design_round(chosen, store, made, designer, record, family.space, 0)
@@ -205,6 +206,17 @@ def test_servers_are_asked_for_a_word_at_the_start(url):
         asked("unknown")
     (line,) = asked("m", url="http://127.0.0.1:9")
     assert "engineer.endpoint: http://127.0.0.1:9 gave no answer: no connection" in line
+
+
+def test_a_run_stops_at_its_limit_of_tokens_and_goes_on_with_a_higher_one(runs, tmp_path, url):
+    folder = shutil.copytree(runs / "current", tmp_path / "run")
+    server = {"url": url, "model": "m", "token_limit": 1}
+    made = design_again(folder, designer="endpoint", endpoint=server)
+    shutil.rmtree(made)
+    with pytest.raises(UserError, match=r"token_limit=1: 'm' .* has used .* tokens; .*goes on"):
+        design_again(folder, designer="endpoint", endpoint=server)
+    server["token_limit"] = 100_000
+    assert read(design_again(folder, designer="endpoint", endpoint=server), "design.json")
 
 
 def test_a_refusal_is_told_as_an_error_of_the_user(runs, tmp_path, url):
