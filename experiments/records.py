@@ -17,7 +17,7 @@ from typing import Any, Self
 import jax
 
 from experiments import store as files
-from experiments.pages import render
+from experiments.pages import estimate, p_value, render
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +41,19 @@ class Table:
         """A table of rows that name their values; None where a row lacks a column."""
         columns = list(dict.fromkeys(name for row in rows for name in row))
         return cls(title, columns, [[row.get(name) for name in columns] for row in rows], note)
+
+    @classmethod
+    def compared(cls, title: str, found: Mapping[str, Mapping[str, Any]], reference: str) -> Self:
+        """A table of `statistics.compare`, in percent and points."""
+        rows = []
+        for name, one in found.items():
+            difference = one["difference"]
+            tested = [difference and p_value(difference[key]) for key in ("p", "p_holm")]
+            shown = [f"{100 * value:.1f}" for value in one["values"].values()]
+            minus = difference and estimate(difference, "+")
+            rows.append((name, estimate(one, "", " %"), minus, *tested, ", ".join(shown)))
+        columns = ("mean (95 %)", f"minus {reference} (95 %)", "p", "p (Holm)", "by seed")
+        return cls(title, ("variant", *columns), rows)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able; rows as mappings from column names."""

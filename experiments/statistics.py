@@ -133,6 +133,29 @@ def paired(one: Mapping[Any, float], other: Mapping[Any, float]) -> dict[str, An
     return {**result, "p": float(scipy.stats.ttest_1samp(values, 0).pvalue)}
 
 
+def compare(values: Mapping[str, Mapping[Any, float]], reference: str) -> dict[str, dict[str, Any]]:
+    """Means over seeds of several ways of training, and their differences from one of them.
+
+    Args:
+      values: by name and seed.
+      reference: name of the one that the others are compared with.
+
+    Returns:
+      By name, as of `student`, with `difference` as of `paired`, with `p_holm` after Holm's
+      correction over all names; None for the reference, and for all if that has no values.
+    """
+    against = values.get(reference, {})
+    differences = {
+        name: {**paired(own, against), "p_holm": None}
+        for name, own in values.items()
+        if name != reference and against
+    }
+    adjust(differences.values())
+    return {
+        name: {**student(own), "difference": differences.get(name)} for name, own in values.items()
+    }
+
+
 def adjust(differences: Iterable[dict[str, Any]], name: str = "p_holm") -> list[dict[str, Any]]:
     """Adds p-values after Holm's correction under a name; returns those that have any."""
     tested = [difference for difference in differences if difference["p"] is not None]

@@ -27,6 +27,7 @@ from mapf_jax.plans import join
 from mapf_jax.types import Instance
 
 SMALLEST_SIZE = {3: 3, 4: 4, 5: 5}  # By number of agents.
+FEWEST_AGENTS = 2  # Of a set of the same make for models that are not up to three.
 LARGEST_SIZE = 10
 HOLE_RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5)
 WAIT_RATIOS = (0.25, 0.5, 0.75)
@@ -95,7 +96,8 @@ def benchmark_instances(
 
     Args:
       seed: any integer.
-      num_agents: leave out numbers of agents (of 3, 4, 5) for a part of the benchmark.
+      num_agents: leave out numbers of agents (of 3, 4, 5) for a part of the benchmark; 2 is allowed
+        as well, on lakes of any size.
       sizes: likewise, lake sizes.
       per_hole_ratio: instances for each number of agents, size, subset and hole ratio.
 
@@ -104,7 +106,7 @@ def benchmark_instances(
       NoInstanceError: too few instances were found within the budget.
     """
     for name, values, allowed in (
-        ("num_agents", num_agents, tuple(SMALLEST_SIZE)),
+        ("num_agents", num_agents, (FEWEST_AGENTS, *SMALLEST_SIZE)),
         ("sizes", sizes, tuple(range(min(SMALLEST_SIZE.values()), LARGEST_SIZE + 1))),
         ("per_hole_ratio", (per_hole_ratio,), tuple(range(1, 101))),
     ):
@@ -117,7 +119,7 @@ def benchmark_instances(
     seen: set[bytes] = set()
     most = max(SMALLEST_SIZE)
     for agents, size in itertools.product(num_agents, sizes):
-        if size < SMALLEST_SIZE[agents]:
+        if size < SMALLEST_SIZE.get(agents, 0):
             continue
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), agents), size)
         pools = [

@@ -2,10 +2,11 @@
 
     python -m experiments.benchmark --model=runs/tiny --model=exact --out=benchmarks/tiny
 
-`--model` is a run's folder (its latest checkpoint, RUN:STEP or RUN@ROUND), a checkpoint's folder,
-"tiny", "endpoint:URL#MODEL" or an oracle; it may be given several times. The folder keeps every
-answer with its verdict as soon as there is one; the same command goes on where it was stopped, and
-other models add rows. Without a model it only makes the tables anew.
+`--model` is a run's folder (its latest checkpoint, RUN:STEP, RUN@ROUND or RUN@start), a folder of a
+checkpoint, "tiny", "endpoint:URL#MODEL" or an oracle; it may be given several times. `--study` is
+the folder of a study, whose checkpoints are compared over seeds. The folder keeps every answer with
+its verdict as soon as there is one; the same command goes on where it was stopped, and other models
+add rows. Without a model it only makes the tables anew.
 
     set.json, instances.jsonl        what is asked
     models/NAME/options.json         what the answers of a model depend on, and versions
@@ -15,37 +16,28 @@ other models add rows. Without a model it only makes the tables anew.
 """
 
 import argparse
-import re
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-import mapf_jax
 from experiments import process, records
-from experiments import store as files
+from experiments.benchmark.asking import ask, file_name, read_outcomes
 from experiments.benchmark.oracles import ORACLES
-from experiments.benchmark.questions import BUILTIN, BenchmarkQuestions, open_set, read_set
-from experiments.benchmark.solvers import ENDPOINT, Given, Options, Solver, make_solver
-from experiments.benchmark.table import Outcomes, Results
+from experiments.benchmark.questions import BUILTIN, read_set
+from experiments.benchmark.solvers import ENDPOINT, Options
+from experiments.benchmark.study import MeasuredStudy
+from experiments.benchmark.table import Outcomes, Results, Row
 from experiments.errors import UserError, user_errors
 from experiments.progress import Reporter
 from experiments.settings import MeshSettings
 from learner import checks
 from learner.devices import preemption, sharding
 from learner.qwen3.config import DTYPES
-from mapf_jax import formats
-
-_ANSWERS, _FAILURES, _OPTIONS = "answers.jsonl", "failures.jsonl", "options.json"
-_NOTED = ("tokens", "prompt_tokens", "truncated", "note", "text")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status: 0, 1 for what the user can mend, 75, 130."""
-    arguments = _parser().parse_args(argv)
+    arguments = parser().parse_args(argv)
     process.quieten()
     reporter = Reporter()
     try:
@@ -66,128 +58,28 @@ def run(arguments: argparse.Namespace, reporter: Reporter) -> None:
     Raises:
       UserError: an option is not allowed, or not the one that the folder was begun with.
     """
-    about = records.facts()
+    about, root = records.facts(), Path(arguments.out)
     with user_errors():
-        options = _checked(arguments)
-        names = _names(arguments.model, arguments.name)
-    # Everything that can refuse its options comes before anything that takes long.
-    solvers = [make_solver(spec, options) for spec in arguments.model]
-    directory = files.RunStore(Path(arguments.out))
-    root = directory.root
-    with directory.locked():
-        folders = [root / "models" / _file_name(name) for name in names]
-        for name, folder, solver in zip(names, folders, solvers, strict=True):
-            _check_options(name, folder, solver)
-        questions = open_set(root, options, reporter) if solvers else read_set(root)
-        for folder, solver in zip(folders, solvers, strict=True):
-            rows = _unanswered(files.read_log(folder / _ANSWERS), questions)
-            for line in solver.forecast(questions, rows) if len(rows) else ():
-                reporter.line(line)
-        for name, folder, solver in zip(names, folders, solvers, strict=True):
-            if not (folder / _OPTIONS).exists():
-                noted = {"name": name, "options": solver.options, "versions": files.versions()}
-                files.write_file(folder / _OPTIONS, noted)
-            _ask(name, folder, solver, questions, reporter)
-        outcomes = _outcomes(root, questions)
-        if outcomes:
-            _write(root, Results(questions, outcomes), about, reporter)
-
-
-def verdicts(questions: BenchmarkQuestions, given: Sequence[Given]) -> list[dict[str, Any]]:
-    """The records of answers: what was given, and its verdict.
-
-    Raises:
-      RuntimeError: a valid plan costs less than the optimum that its instance carries.
-    """
-    rows = np.array([one.row for one in given])
-    instances = questions.instances[rows]
-    texts = [one.text or "" for one in given]
-    plans = mapf_jax.plans_from_texts(texts, instances.starts.shape[-2])
-    checked = formats.verify_in_blocks(instances, plans)
-    solved = questions.solved[rows]
-    made = []
-    for i, one in enumerate(given):
-        fields = formats.verdict_fields(checked[i])
-        gap = fields["gap"]
-        if gap is not None and gap < 0:
-            raise RuntimeError(
-                f"{questions.names[one.row]}: a valid plan costs {-gap} less than the optimum there"
-            )
-        optimal = gap == 0 if solved[i] else None
-        noted = {name: getattr(one, name) for name in _NOTED}
-        made.append({"id": questions.names[one.row], "optimal": optimal, **fields, **noted})
-    return made
-
-
-def _ask(
-    name: str, folder: Path, solver: Solver, questions: BenchmarkQuestions, reporter: Reporter
-) -> None:
-    """Asks one model what it has not answered yet, and keeps what comes as it comes."""
-    records = files.open_log(folder / _ANSWERS)
-    files.open_log(folder / _FAILURES)
-    rows = _unanswered(records, questions)
-    done, valid, failed = len(records), sum(record["valid"] for record in records), 0
-    if not len(rows):
+        options = checked(arguments)
+        models = dict(zip(_names(arguments.model, arguments.name), arguments.model, strict=True))
+    study = MeasuredStudy.read(Path(arguments.study)) if arguments.study else None
+    checkpoints = study.models if study else {}
+    if models or checkpoints:
+        ask(root, models | checkpoints, options, reporter, whole=checkpoints)
+    questions = read_set(root)
+    outcomes = read_outcomes(root, questions)
+    if not outcomes:
         return
-    with reporter.bar(name, total=len(questions), done=done) as advance:
-        for given in solver.answer(questions, rows):
-            fresh = [one for one in given if one.text is not None]
-            if fresh:
-                made = verdicts(questions, fresh)
-                files.append_log(folder / _ANSWERS, made)
-                done, valid = done + len(made), valid + sum(row["valid"] for row in made)
-            without = [
-                {"id": questions.names[one.row], "time": round(time.time()), "why": one.note}
-                for one in given
-                if one.text is None
-            ]
-            files.append_log(folder / _FAILURES, without)
-            failed += len(without)
-            advance(done, f"valid {valid / max(done, 1):.1%}, {failed} without an answer")
-    if failed:
-        reporter.line(f"{name}: {failed} questions without an answer; see {folder / _FAILURES}")
-
-
-def _unanswered(known: Sequence[dict[str, Any]], questions: BenchmarkQuestions) -> np.ndarray:
-    """int[n], the rows of the questions that no record answers."""
-    answered = {record["id"] for record in known}
-    return np.array([i for i, name in enumerate(questions.names) if name not in answered], int)
-
-
-def _check_options(name: str, folder: Path, solver: Solver) -> None:
-    """Refuses to go on with other options than a model was asked with before."""
-    path = folder / _OPTIONS
-    if path.exists():
-        before = files.read_file(path)
-        now = {"name": name, "options": solver.options}
-        if changed := files.changes({key: before[key] for key in now}, now):
-            raise UserError(
-                f"model={name}: its answers in {folder} were asked for with other options "
-                f"({'; '.join(changed)}); use those, or another --name or --out"
-            )
-
-
-def _outcomes(root: Path, questions: BenchmarkQuestions) -> list[Outcomes]:
-    """What all models of the folder have answered, in the order of their names, oracles last."""
-    found = []
-    for path in sorted((root / "models").glob(f"*/{_OPTIONS}")):
-        log = files.read_log(path.parent / _ANSWERS)
-        if log:
-            found.append(Outcomes(files.read_file(path), log, questions))
-    return sorted(found, key=lambda one: one.options["kind"] == "oracle")
-
-
-def _write(root: Path, results: Results, about: dict[str, Any], reporter: Reporter) -> None:
-    tables, notes = results.tables(), results.notes()
-    title = "MAPF-FrozenLake benchmark" + (" (PARTIAL)" if results.questions.partial else "")
-    models = []
-    for one in results.outcomes:
-        line = f"`{one.name}`: " + ", ".join(f"{key} {value}" for key, value in one.options.items())
-        if one.options["kind"] == "oracle":
-            line += f" ({ORACLES[one.options['model']].description})"
-        models.append(line + ".")
-    content = results.to_json()
-    records.write(root / "results", title, tables, [*notes, *models], about, content)
+    if study is None:
+        results = Results(questions, [Row(name, {None: one}) for name, one in outcomes.items()])
+        tables = results.tables()
+    else:
+        results = study.results(questions, outcomes)
+        tables = [*results.tables(), *study.tables(results, outcomes)]
+    notes = results.notes()
+    title = "MAPF-FrozenLake benchmark" + (" (PARTIAL)" if questions.partial else "")
+    lines = [_described(one) for name, one in outcomes.items() if name not in checkpoints]
+    records.write(root / "results", title, tables, [*notes, *lines], about, results.to_json())
     for table in tables:
         reporter.line(table.to_markdown())
     for note in notes:
@@ -195,10 +87,21 @@ def _write(root: Path, results: Results, about: dict[str, Any], reporter: Report
     reporter.line(f"written: {root / 'results.md'}, results.json")
 
 
+def _described(one: Outcomes) -> str:
+    """A model and how it was asked, for the page."""
+    options = one.noted["options"]
+    line = f"`{one.noted['name']}`: " + ", ".join(
+        f"{key} {value}" for key, value in options.items()
+    )
+    if options["kind"] == "oracle":
+        line += f" ({ORACLES[options['model']].description})"
+    return line + "."
+
+
 # Options
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m experiments.benchmark",
         description="Valid and optimal answers of models on the benchmark, beside published ones.",
@@ -217,8 +120,10 @@ def _parser() -> argparse.ArgumentParser:
         "--set",
         action="append",
         default=[],
-        help=f"{BUILTIN} (default), or a file of JSON lines, ours or published; repeatable",
+        help=f"{' or '.join(BUILTIN)} (default: builtin), or a file of JSON lines, ours or "
+        "published; repeatable",
     )
+    add("--study", help="folder of a study: all checkpoints of its finished runs, by variant")
     add("--set_seed", type=int, default=0, help="of the built-in set (default: %(default)s)")
     add("--per_cell", type=int, help="a quick look: so many for each agents, size, subset, holes")
     add("--limit", type=int, help="a quick look: so many in all, evenly spread")
@@ -249,7 +154,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _checked(arguments: argparse.Namespace) -> Options:
+def checked(arguments: argparse.Namespace) -> Options:
     """The options with the mesh read.
 
     Raises:
@@ -257,11 +162,11 @@ def _checked(arguments: argparse.Namespace) -> Options:
         cost has no prices.
     """
     options = Options(**vars(arguments))
-    options.set = options.set or [BUILTIN]
-    if BUILTIN in options.set and len(options.set) > 1:
-        raise ValueError(f"set={options.set}: {BUILTIN!r} does not go with others")
-    if BUILTIN not in options.set and options.set_seed:
-        raise ValueError(f"set_seed={options.set_seed}: only for --set={BUILTIN}")
+    options.set = options.set or [next(iter(BUILTIN))]
+    if not BUILTIN.keys().isdisjoint(options.set) and len(options.set) > 1:
+        raise ValueError(f"set={options.set}: {', '.join(BUILTIN)} do not go with others")
+    if BUILTIN.keys().isdisjoint(options.set) and options.set_seed:
+        raise ValueError(f"set_seed={options.set_seed}: only for --set={', '.join(BUILTIN)}")
     counts = ("per_cell", "limit", "max_new_tokens", "rows", "concurrency")
     least = dict.fromkeys(counts, 1)
     least |= dict.fromkeys(("price_in", "price_out", "max_cost"), 0)
@@ -285,14 +190,10 @@ def _names(models: Sequence[str], names: Sequence[str]) -> list[str]:
     chosen = list(names) or list(models)
     if len(chosen) != len(models):
         raise ValueError(f"name: given {len(names)} times for {len(models)} models")
-    kept = {_file_name(name) for name in chosen}
+    kept = {file_name(name) for name in chosen}
     if len(kept) != len(chosen):
         raise ValueError(f"name: {chosen} are not distinct as names of folders")
     return chosen
-
-
-def _file_name(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._") or "model"
 
 
 if __name__ == "__main__":

@@ -7,9 +7,10 @@ it was made from. Both are made once; a second start reads them.
 import argparse
 import collections
 import dataclasses
+import functools
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,12 @@ from mapf_jax import benchmark, formats
 from mapf_jax.bridges import hub_records
 from mapf_jax.solver.blocks import BLOCK
 
-BUILTIN = "builtin"
+BUILTIN: Mapping[str, Callable[..., mapf_jax.benchmark.BenchmarkSet]] = {
+    "builtin": mapf_jax.benchmark_instances,
+    # For models that do not solve a single instance of the other.
+    "small": functools.partial(mapf_jax.benchmark_instances, num_agents=(2, 3), sizes=(3, 4, 5)),
+}
+"""Sets that are made here, of the published make, from a seed and the instances of a hole ratio."""
 _NAME = re.compile(
     r"\d+ag_\d+x\d+_hr(?P<hole_ratio>\d*\.?\d+)(?:_wr(?P<wait_ratio>\d*\.?\d+))?_\d+", re.ASCII
 )
@@ -79,15 +85,15 @@ def open_set(root: Path, options: argparse.Namespace, reporter: Reporter) -> Ben
     """The questions in a folder, made if they are not there.
 
     Args:
-      options: of the command: `set`, `BUILTIN` alone or files of JSON lines, `set_seed`, `per_cell`
-        and `limit`.
+      options: of the command: `set`, one of `BUILTIN` or files of JSON lines, `set_seed`,
+        `per_cell` and `limit`.
 
     Raises:
       UserError: the folder holds others, or they cannot be made; the message names the option.
     """
     chosen = {"per_cell": options.per_cell, "limit": options.limit}
-    if BUILTIN in options.set:
-        chosen |= {"set": BUILTIN, "set_seed": options.set_seed}
+    if options.set[0] in BUILTIN:
+        chosen |= {"set": options.set[0], "set_seed": options.set_seed}
     else:  # Files by their content.
         chosen |= {"set": [f"{Path(path).name} {_sha256(path)}" for path in options.set]}
     if not (root / "set.json").exists():
@@ -121,7 +127,7 @@ def read_set(root: Path) -> BenchmarkQuestions:
 
 def _make(options: argparse.Namespace, reporter: Reporter) -> tuple[list[dict[str, Any]], int]:
     """The chosen records with their optimum, and how many there were to choose from."""
-    if BUILTIN in options.set:
+    if options.set[0] in BUILTIN:
         return _builtin(options, reporter)
     with user_errors():
         records = list(_read_sources(options.set))
@@ -144,7 +150,7 @@ def _builtin(options: argparse.Namespace, reporter: Reporter) -> tuple[list[dict
         raise UserError(f"per_cell={per_cell}: the built-in set has {whole}")
     reporter.line("making the built-in set, which takes minutes; it is kept in the folder")
     with user_errors():
-        made = mapf_jax.benchmark_instances(options.set_seed, per_hole_ratio=per_cell)
+        made = BUILTIN[options.set[0]](options.set_seed, per_hole_ratio=per_cell)
     records = [
         {
             **formats.to_record(made.instances[i], name),

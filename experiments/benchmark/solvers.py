@@ -7,7 +7,7 @@ import functools
 import hashlib
 import itertools
 import multiprocessing.pool
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,18 @@ from experiments.benchmark.oracles import ORACLES
 from experiments.benchmark.questions import BenchmarkQuestions
 from experiments.configs import tiny
 from experiments.errors import UserError, user_errors
-from experiments.policy import load_params, load_policy
+from experiments.policy import Policy, load_params, load_policy
 from experiments.run_checkpoint import RunCheckpoint, find_checkpoint
-from experiments.settings import ModelSettings, Settings
-from learner import tokens
+from experiments.settings import MeshSettings, ModelSettings, Settings
+from learner import checks, tokens
 from learner.qwen3 import weights
+from learner.sampling.completer import Completer
 from learner.sampling.sampler import SamplingParams
 from mapf_jax.solver.blocks import BLOCK
 
 ENDPOINT = "endpoint:"
+START = "start"
+"""RUN@START is the model that a run began with, asked as the run asks its own."""
 # Prompts of numbers and single letters; a guess for servers whose tokenizer is not known.
 _CHARACTERS_PER_TOKEN = 3
 _FAILURES_IN_A_ROW = 20
@@ -82,6 +85,15 @@ class Solver(abc.ABC):
           UserError: it may take more than is allowed.
         """
         return []
+
+    def generate(self, chat: Sequence[Mapping[str, str]], seed: int) -> str:
+        """One answer to any chat.
+
+        Raises:
+          NoAnswerError: there is none.
+          UserError: it answers no chats, or cannot be used with these options.
+        """
+        raise UserError(f"model={self.options['model']}: it answers nothing but the benchmark")
 
     @abc.abstractmethod
     def answer(self, questions: BenchmarkQuestions, rows: np.ndarray) -> Iterator[list[Given]]:
@@ -182,6 +194,16 @@ class LocalSolver(Solver):
         if spec == settings_lib.TINY_MODEL:
             settings = settings_lib.from_config(tiny.get_config())
             return settings, {"kind": "tiny", "model": spec, **_fingerprint(settings.model.folder)}
+        run, _, which = spec.rpartition("@")
+        kept = Path(run, "rounds", which, "weights")
+        if run and (which == START or kept.is_dir()):
+            with user_errors():
+                settings = settings_lib.from_config(checks.json_object(Path(run, "config.json")))
+            if which != START:
+                model = dataclasses.replace(settings.model, path=str(kept))
+                settings = dataclasses.replace(settings, model=model)
+            source = {"kind": "weights", "model": settings.model.path}
+            return settings, {**source, **_fingerprint(settings.model.folder)}
         if checkpoint := find_checkpoint(spec):
             self._checkpoint = checkpoint
             options = (checkpoint.run / "config.json").read_bytes()
@@ -204,18 +226,8 @@ class LocalSolver(Solver):
 
     def answer(self, questions: BenchmarkQuestions, rows: np.ndarray) -> Iterator[list[Given]]:
         """Each answer when it has ended, longest prompts first; first those that do not fit."""
-        sampling, options = self._sampling, self.options
-        with user_errors():
-            policy = load_policy(self._settings)
-            if options["thinking_tokens"]:
-                budget = tokens.thinking_budget(policy.tokenizer, options["thinking_tokens"])
-                sampling = dataclasses.replace(sampling, thinking=budget)
-            rows_at_a_time = self._settings.training.sampling_rows
-            completer = policy.completer(sampling, rows_at_a_time, thinking=options["thinking"])
-            if self._checkpoint is None:
-                params = load_params(self._settings, policy)
-            else:
-                params = self._checkpoint.load(policy)
+        options = self.options
+        completer, params = self._loaded
         chats = [questions.chat(int(row), options["list_holes"]) for row in rows]
         fits = np.array([completer.fits(chat) for chat in chats], bool)
         note = "the prompt and a whole answer do not fit the model's window"
@@ -225,6 +237,31 @@ class LocalSolver(Solver):
         for i, answer in completer.stream(params, chats, questions.keys(options["seed"], asked)):
             row = int(asked[i])
             yield [Given(row, answer.text, answer.num_tokens, truncated=answer.truncated)]
+
+    @functools.cached_property
+    def _loaded(self) -> tuple[Completer, Any]:
+        """How it completes, and its parameters."""
+        settings, options = self._settings, self.options
+        thought = options["thinking"], options["thinking_tokens"]
+        with user_errors():
+            policy, completer = _load(
+                settings.model,
+                settings.mesh,
+                self._sampling,
+                settings.training.sampling_rows,
+                *thought,
+            )
+            if self._checkpoint is None:
+                return completer, load_params(settings, policy)
+            return completer, self._checkpoint.load(policy)
+
+    def generate(self, chat: Sequence[Mapping[str, str]], seed: int) -> str:
+        """As the benchmark is answered; no answer where the chat does not fit the window."""
+        completer, params = self._loaded
+        if not completer.fits(chat):
+            raise NoAnswerError("the chat and a whole answer do not fit the model's window")
+        (completion,) = completer(params, [chat], jax.random.key(seed))
+        return completion.text
 
 
 class EndpointSolver(Solver):
@@ -328,6 +365,11 @@ class EndpointSolver(Solver):
                         f"failed, the last one: {given.note}; what was answered is kept"
                     )
 
+    def generate(self, chat: Sequence[Mapping[str, str]], seed: int) -> str:
+        """As the benchmark is answered."""
+        with user_errors():
+            return self._endpoint(chat, seed)
+
     def _ask(self, questions: BenchmarkQuestions, row_and_seed: tuple[int, int]) -> Given:
         row, seed = row_and_seed
         try:
@@ -336,6 +378,23 @@ class EndpointSolver(Solver):
             return Given(row, None, note=str(error), refused=isinstance(error, RefusedError))
         truncated = reply.finish == "length" if reply.finish else None
         return Given(row, reply.text, reply.completion_tokens, reply.prompt_tokens, truncated)
+
+
+@functools.lru_cache(maxsize=1)
+def _load(
+    model: ModelSettings,
+    mesh: MeshSettings,
+    sampling: SamplingParams,
+    rows: int,
+    thinking: bool,
+    thinking_tokens: int,
+) -> tuple[Policy, Completer]:
+    """A model and how it completes; kept for the next checkpoint, which needs the same programs."""
+    policy = load_policy(Settings(model=model, mesh=mesh))
+    if thinking_tokens:
+        budget = tokens.thinking_budget(policy.tokenizer, thinking_tokens)
+        sampling = dataclasses.replace(sampling, thinking=budget)
+    return policy, policy.completer(sampling, rows, thinking=thinking)
 
 
 def _fingerprint(folder: Path) -> dict[str, str]:

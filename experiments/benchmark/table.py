@@ -1,14 +1,15 @@
 """From verdicts to tables: fractions with intervals by agents, size and subset.
 
-All fractions are in percent. That of several cells is the mean of the cells' fractions, as in the
-publication, whose numbers stand beside them where the instances have the same make-up; where cells
-are equally full it is the fraction of all their answers.
+A fraction of several cells is the mean of the cells' fractions, as in the publication, whose
+numbers stand beside them where the instances have the same make-up; where cells are equally full it
+is the fraction of all their answers. A row is one model, with Wilson intervals over its answers, or
+a way of training over several seeds, with Student's interval of their mean.
 """
 
 import collections
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,9 @@ import mapf_jax
 from experiments.benchmark.questions import BenchmarkQuestions
 from experiments.families.lakes import published
 from experiments.families.lakes.published import Group
-from experiments.pages import paragraphs
+from experiments.pages import DASH, estimate, paragraphs
 from experiments.records import Table
-from experiments.statistics import wilson
+from experiments.statistics import student, wilson
 from mapf_jax import benchmark
 
 METRICS = ("valid", "optimal")
@@ -34,38 +35,32 @@ _KINDS = (
     ("num_agents", "hole_ratio"),
 )
 
+_SUBSETS = (
+    "What the published means are over is not said; those of V6 average to the mean of the cells "
+    "of agents and lake size, which is what measured ones are."
+)
+Columns = Mapping[str, tuple[Group, str]]
+"""The group and the metric of each column of a table, by its heading."""
+Estimate = Mapping[str, Any]
+"""A mean of fractions in [0, 1] with the ends of its interval: mean, low, high, and more."""
 
-@dataclasses.dataclass(frozen=True)
-class Fraction:
-    """A fraction in percent with its 95 % Wilson interval.
 
-    Attributes:
-      percent: mean of the fractions of the cells.
-      low, high: the interval. Of several cells it is that of as many trials as give the mean its
-        variance if every cell had the same fraction; where cells are equally full these are all.
-      successes, trials: over all cells.
+def mean_fraction(cells: Sequence[np.ndarray]) -> Estimate | None:
+    """The fraction of bool[n] arrays, each a cell; empty ones are left out, None if all are.
+
+    Returns:
+      mean of the fractions of the cells; low and high of the 95 % Wilson interval of as many trials
+      as give the mean its variance if every cell had the same fraction (where cells are equally
+      full these are all); successes and trials over all cells.
     """
-
-    percent: float
-    low: float
-    high: float
-    successes: int
-    trials: int
-
-    def __str__(self) -> str:
-        return f"{self.percent:.1f} ({self.low:.1f} to {self.high:.1f})"
-
-
-def mean_fraction(cells: Sequence[np.ndarray]) -> Fraction | None:
-    """The fraction of bool[n] arrays, each a cell; empty ones are left out, None if all are."""
     counts = [(int(cell.sum()), len(cell)) for cell in cells if len(cell)]
     if not counts:
         return None
     mean = sum(good / trials for good, trials in counts) / len(counts)
     effective = len(counts) ** 2 / sum(1 / trials for _, trials in counts)
-    low, high = wilson(min(mean * effective, effective), effective)
+    between = wilson(min(mean * effective, effective), effective)
     successes, trials = (sum(numbers) for numbers in zip(*counts, strict=True))
-    return Fraction(100 * mean, 100 * low, 100 * high, successes, trials)
+    return {"mean": mean, **between._asdict(), "successes": successes, "trials": trials}
 
 
 class Outcomes:
@@ -76,9 +71,8 @@ class Outcomes:
       records: its answers, with their verdicts.
 
     Attributes:
-      name: for the tables.
-      options: what its answers depend on.
-      versions: of what computed them.
+      noted: as given.
+      records: as given.
       answered: bool[N], there is an answer.
       success: bool[N] by metric; False where there is no answer.
       counted: bool[N] by metric: answered, and for "optimal" the optimum is known.
@@ -90,10 +84,7 @@ class Outcomes:
         records: Sequence[Mapping[str, Any]],
         questions: BenchmarkQuestions,
     ) -> None:
-        self.name: str = noted["name"]
-        self.options: Mapping[str, Any] = noted["options"]
-        self.versions: Mapping[str, Any] = noted["versions"]
-        self.records = records
+        self.noted, self.records = noted, records
         of_name = {record["id"]: record for record in records}
         found = [of_name.get(name) for name in questions.names]
         self.answered = np.array([record is not None for record in found])
@@ -103,14 +94,7 @@ class Outcomes:
         }
         self.counted = {"valid": self.answered, "optimal": self.answered & questions.solved}
 
-    @property
-    def label(self) -> str:
-        """The name, and how far the model has come if it has not answered everything."""
-        if self.answered.all():
-            return self.name
-        return f"{self.name} ({self.counts['answered']:,} of {len(self.answered):,} answers)"
-
-    def fraction(self, metric: str, cells: Sequence[np.ndarray]) -> Fraction | None:
+    def fraction(self, metric: str, cells: Sequence[np.ndarray]) -> Estimate | None:
         """The fraction over cells, each a bool[N] of its questions.
 
         None where a cell has no answer yet: questions are not asked in a random order, so the
@@ -121,6 +105,43 @@ class Outcomes:
         counted = self.counted[metric]
         return mean_fraction([self.success[metric][cell & counted] for cell in cells])
 
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """Whom a row of a table is about.
+
+    Attributes:
+      name: for people.
+      outcomes: of one model, or of each seed of a way of training.
+    """
+
+    name: str
+    outcomes: Mapping[Any, Outcomes]
+
+    @property
+    def label(self) -> str:
+        """The name, over how many seeds, and how far it has come if not everything is answered."""
+        seeds = f", {len(self.outcomes)} seeds" if len(self.outcomes) > 1 else ""
+        asked, count = self._asked, self.counts["answered"]
+        return self.name + seeds + (f" ({count:,} of {asked:,} answers)" if count < asked else "")
+
+    def values(self, metric: str, cells: Sequence[np.ndarray]) -> dict[Any, float]:
+        """The fraction of each seed that has one; cells as of `Outcomes.fraction`."""
+        found = {seed: one.fraction(metric, cells) for seed, one in self.outcomes.items()}
+        return {seed: one["mean"] for seed, one in found.items() if one}
+
+    def estimate(self, metric: str, cells: Sequence[np.ndarray]) -> Estimate | None:
+        """The fraction of the one model, or its mean over seeds; None where there is none."""
+        if len(self.outcomes) == 1:
+            (only,) = self.outcomes.values()
+            return only.fraction(metric, cells)
+        values = self.values(metric, cells)
+        return student(values) if values else None
+
+    @property
+    def _asked(self) -> int:
+        return sum(len(one.answered) for one in self.outcomes.values())
+
     @functools.cached_property
     def counts(self) -> dict[str, Any]:
         """Numbers of answers: given, missing, cut off by their budget, and failing each check.
@@ -128,20 +149,22 @@ class Outcomes:
         `tokens` is about those whose length is known, None if that is none; its `prompts` is the
         sum over the prompts, where a server counts them.
         """
-        lengths = [record["tokens"] for record in self.records if record["tokens"] is not None]
+        records = [record for one in self.outcomes.values() for record in one.records]
+        answered = sum(int(one.answered.sum()) for one in self.outcomes.values())
+        lengths = [record["tokens"] for record in records if record["tokens"] is not None]
         tokens = {
             "mean": float(np.mean(lengths)) if lengths else None,
             "total": sum(lengths),
             "answers": len(lengths),
-            "prompts": sum(record["prompt_tokens"] or 0 for record in self.records),
+            "prompts": sum(record["prompt_tokens"] or 0 for record in records),
         }
         return {
-            "answered": int(self.answered.sum()),
-            "missing": int((~self.answered).sum()),
-            "truncated": sum(bool(record["truncated"]) for record in self.records),
+            "answered": answered,
+            "missing": self._asked - answered,
+            "truncated": sum(bool(record["truncated"]) for record in records),
             "tokens": tokens if lengths else None,
             "failed_checks": {
-                name: sum(not record["checks"][name] for record in self.records)
+                name: sum(not record["checks"][name] for record in records)
                 for name in mapf_jax.CHECKS
             },
         }
@@ -149,10 +172,18 @@ class Outcomes:
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-    """What models made of the questions, in every form that is written."""
+    """What models made of the questions, in every form that is written.
+
+    Attributes:
+      questions: what was asked.
+      rows: whom the tables are about.
+      beside: show all published numbers, whatever was asked; otherwise those alone that may be
+        compared.
+    """
 
     questions: BenchmarkQuestions
-    outcomes: Sequence[Outcomes]
+    rows: Sequence[Row]
+    beside: bool = False
 
     @functools.cached_property
     def groups(self) -> dict[Group, list[np.ndarray]]:
@@ -171,132 +202,133 @@ class Results:
                 found.setdefault(group, []).append(cells[group, cell])
         return found
 
-    @functools.cached_property
-    def refused(self) -> dict[str, str]:
-        """Why published numbers may not stand beside measured ones; empty where they may.
+    def kind(self, *names: str) -> list[Group]:
+        """The groups that are about these fields of `Group` alone, ascending."""
+        tables = (published.models(), published.contexts()) if self.beside else ()
+        printed = {g for rates in tables for of_model in rates.values() for g in of_model}
+        found = [g for g in printed.union(self.groups) if _fields(g).keys() == set(names)]
+        return sorted(found, key=lambda group: [value or 0 for value in group])
 
-        For the tables "by size" (and by number of agents) and "by wait subset".
-        """
+    @functools.cached_property
+    def refused(self) -> str:
+        """Why published numbers may not stand beside measured ones; empty where they may."""
         questions = self.questions
-        wanted = collections.Counter(
-            {
-                (agents, size, wait): len(benchmark.HOLE_RATIOS) * benchmark.PER_HOLE_RATIO
-                for agents, smallest in benchmark.SMALLEST_SIZE.items()
-                for size in range(smallest, benchmark.LARGEST_SIZE + 1)
-                for wait in benchmark.WAIT_RATIOS
-            }
-        )
-        found = collections.Counter(group[:3] for group in questions.groups)
         if questions.partial:
-            reason = f"only {len(questions):,} of {questions.about['of']:,} instances were asked"
-            return dict.fromkeys(("by size", "by wait subset"), reason)
-        reason = (
-            f"the {len(questions):,} instances are not made up as the {wanted.total():,} "
+            return f"only {len(questions):,} of {questions.about['of']:,} instances were asked"
+        wanted = {
+            (agents, size, wait): len(benchmark.HOLE_RATIOS) * benchmark.PER_HOLE_RATIO
+            for agents, smallest in benchmark.SMALLEST_SIZE.items()
+            for size in range(smallest, benchmark.LARGEST_SIZE + 1)
+            for wait in benchmark.WAIT_RATIOS
+        }
+        if collections.Counter(group[:3] for group in questions.groups) == wanted:
+            return ""
+        return (
+            f"the {len(questions):,} instances are not made up as the {sum(wanted.values()):,} "
             "of the published benchmark"
         )
-        sizes = [collections.Counter(cell[:2] for cell in c.elements()) for c in (found, wanted)]
+
+    def table(
+        self,
+        title: str,
+        columns: Columns,
+        beside: Mapping[str, published.Rates] | None = None,
+        note: str = "",
+    ) -> Table:
+        """Measured rows, then published ones where they may stand there.
+
+        Args:
+          beside: the published rows by name, `published.models()` if not given; of them those are
+            shown that have a number in every measured column.
+        """
+        rows: list[tuple[Any, ...]] = [
+            (HERE, row.label, *(self._cell(row, *column) for column in columns.values()))
+            for row in self.rows
+        ]
+        for name, rates in (published.models() if beside is None else beside).items():
+            numbers = [rates.get(group, {}).get(metric) for group, metric in columns.values()]
+            if any(numbers) if self.beside else not self.refused and None not in numbers:
+                shown = (DASH if number is None else f"{number:.2f}" for number in numbers)
+                rows.append((PUBLISHED, name, *shown))
+        return Table(title, ("source", "model", *columns), rows, note)
+
+    def by_agents(self) -> Columns:
+        """Both metrics of each number of agents, means over lake sizes."""
         return {
-            "by size": "" if sizes[0] == sizes[1] else reason,
-            "by wait subset": "" if found == wanted else reason,
+            f"{group.num_agents} agents, {metric}": (group, metric)
+            for group in self.kind("num_agents")
+            for metric in METRICS
         }
 
-    def tables(self) -> list[Table]:
-        """The tables of the page."""
-        groups = self.groups
-        by_agents = [one for one in groups if one.num_agents and one == Group(one.num_agents)]
-        made = [
-            self._summary(),
-            self._table(
-                "By number of agents, mean over lake sizes",
-                {
-                    f"{group.num_agents} agents, {metric}": (group, metric)
-                    for group in by_agents
-                    for metric in METRICS
-                },
-            ),
-        ]
-        for mean in by_agents:
-            sizes = [one for one in groups if one.size and one.num_agents == mean.num_agents]
+    def by_wait(self, metric: str, agents: int | None = None) -> Columns:
+        """One metric of each wait-ratio subset, over all numbers of agents or of one."""
+        return {
+            f"{group.wait_ratio:.0%} need a wait": (group._replace(num_agents=agents), metric)
+            for group in self.kind("wait_ratio")
+        }
+
+    def by_size(self) -> list[Table]:
+        """A table of lake sizes for each number of agents and metric."""
+        made = []
+        for mean in self.kind("num_agents"):
+            sizes = [g for g in self.kind("num_agents", "size") if g.num_agents == mean.num_agents]
             for metric in METRICS:
                 columns = {f"{one.size}x{one.size}": (one, metric) for one in sizes}
                 title = f"{mean.num_agents} agents, {metric} by lake size"
-                made.append(self._table(title, {**columns, "mean": (mean, metric)}))
-        if any(group.wait_ratio is not None for group in groups):
-            made += [self._by_wait(metric) for metric in METRICS]
-        made.append(self._checks())
-        if self.questions.partial:
-            mark = (
-                f" (PARTIAL: {len(self.questions):,} of {self.questions.about['of']:,} instances)"
-            )
-            made = [dataclasses.replace(table, title=table.title + mark) for table in made]
+                made.append(self.table(title, {**columns, "mean": (mean, metric)}))
         return made
 
-    def _cell(self, one: Outcomes, group: Group, metric: str) -> str:
-        fraction = one.fraction(metric, self.groups.get(group, []))
-        return "-" if fraction is None else str(fraction)
-
-    def _table(self, title: str, columns: Mapping[str, tuple[Group, str]]) -> Table:
-        """Measured rows, then the published ones that have a number in every column."""
-        rows = [
-            (HERE, one.label, *(self._cell(one, *column) for column in columns.values()))
-            for one in self.outcomes
+    def tables(self) -> list[Table]:
+        """The tables of a page about all rows."""
+        made = [
+            self._summary(),
+            self.table("By number of agents, mean over lake sizes", self.by_agents()),
+            *self.by_size(),
         ]
-        if not self.refused["by size"]:
-            rows += [
-                (PUBLISHED, name, *(f"{rates[g][metric]:.2f}" for g, metric in columns.values()))
-                for name, rates in published.models().items()
-                if all(group in rates for group, _ in columns.values())
-            ]
-        return Table(title, ("source", "model", *columns), rows)
+        for metric in METRICS if self.kind("wait_ratio") else ():
+            title = f"{metric.capitalize()} by wait-ratio subset"
+            made.append(self.table(title, self.by_wait(metric), published.contexts(), _SUBSETS))
+            for group in self.kind("num_agents"):
+                columns = self.by_wait(metric, group.num_agents)
+                made.append(self.table(f"{title}, {group.num_agents} agents", columns, {}))
+        made.append(self._checks())
+        return self.marked(made)
+
+    def marked(self, tables: Iterable[Table]) -> list[Table]:
+        """The tables, with a mark in each title where only a part of the instances was asked."""
+        if not self.questions.partial:
+            return list(tables)
+        mark = f" (PARTIAL: {len(self.questions):,} of {self.questions.about['of']:,} instances)"
+        return [dataclasses.replace(table, title=table.title + mark) for table in tables]
+
+    def _cell(self, row: Row, group: Group, metric: str) -> str:
+        found = row.estimate(metric, self.groups[group]) if group in self.groups else None
+        return estimate(found) if found else DASH
 
     def _summary(self) -> Table:
         rows = []
-        for one in self.outcomes:
-            tokens = one.counts["tokens"]
+        for row in self.rows:
+            tokens, asked = row.counts["tokens"], row.counts["answered"] + row.counts["missing"]
             rows.append(
                 {
-                    "model": one.name,
-                    "answers": f"{one.counts['answered']:,} of {len(self.questions):,}",
-                    **{metric: self._cell(one, Group(), metric) for metric in METRICS},
-                    "cut off": one.counts["truncated"],
+                    "model": row.name,
+                    "answers": f"{row.counts['answered']:,} of {asked:,}",
+                    **{metric: self._cell(row, Group(), metric) for metric in METRICS},
+                    "cut off": row.counts["truncated"],
                     "tokens an answer": tokens and round(tokens["mean"]),
                     "tokens": tokens and tokens["total"],
                 }
             )
         return Table.of("All answers", rows, "Fractions are means over agents and lake sizes.")
 
-    def _by_wait(self, metric: str) -> Table:
-        counts = [*sorted({group.num_agents for group in self.groups if group.num_agents}), None]
-        waits = sorted({g.wait_ratio for g in self.groups if g.wait_ratio is not None})
-        rows: list[tuple[Any, ...]] = [
-            (
-                *(HERE, one.label, count or "all"),
-                *(self._cell(one, Group(count, wait_ratio=wait), metric) for wait in waits),
-            )
-            for one in self.outcomes
-            for count in counts
-        ]
-        note = ""
-        if metric == "valid" and not self.refused["by wait subset"]:
-            rows += [
-                (PUBLISHED, name, "all", *(f"{rate['valid']:.1f}" for rate in rates.values()))
-                for name, rates in published.contexts().items()
-            ]
-            note = (
-                "*All* is the mean over the cells of agents and lake size. What the published "
-                "means are over is not said; those of V6 average to the mean of these cells."
-            )
-        columns = ("source", "model", "agents", *(f"{wait:.0%} need a wait" for wait in waits))
-        return Table(f"{metric.capitalize()} by wait-ratio subset", columns, rows, note)
-
     def _checks(self) -> Table:
         rows = []
-        for one in self.outcomes:
+        for row in self.rows:
             failed = {
-                name.replace("_", " "): f"{100 * count / max(len(one.records), 1):.1f}"
-                for name, count in one.counts["failed_checks"].items()
+                name.replace("_", " "): f"{100 * count / max(row.counts['answered'], 1):.1f}"
+                for name, count in row.counts["failed_checks"].items()
             }
-            rows.append({"model": one.label, **failed})
+            rows.append({"model": row.label, **failed})
         return Table.of(
             "Checks failed, percent of the answers",
             rows,
@@ -309,7 +341,7 @@ class Results:
         source = self.questions.about["options"]["set"]
         if isinstance(source, list):
             source = ", ".join(name.split()[0] for name in source)
-        missing = {one.name: one.counts["missing"] for one in self.outcomes}
+        missing = {row.name: row.counts["missing"] for row in self.rows}
         return paragraphs(
             "benchmark_notes.md",
             questions=self.questions,
@@ -330,25 +362,20 @@ class Results:
             "optimum_unknown": int((~questions.solved).sum()),
             "measured": [
                 {
-                    "model": one.name,
-                    "options": dict(one.options),
-                    "versions": dict(one.versions),
-                    **one.counts,
+                    "model": row.name,
+                    "asked": {str(seed): dict(one.noted) for seed, one in row.outcomes.items()},
+                    **row.counts,
                     "figures": [
-                        {
-                            name: value
-                            for name, value in group._asdict().items()
-                            if value is not None
-                        }
-                        | {
-                            metric: fraction and dataclasses.asdict(fraction)
-                            for metric in METRICS
-                            for fraction in [one.fraction(metric, cells)]
-                        }
+                        _fields(group) | {metric: row.estimate(metric, cells) for metric in METRICS}
                         for group, cells in self.groups.items()
                     ],
                 }
-                for one in self.outcomes
+                for row in self.rows
             ],
             "published": {"not_comparable_because": self.refused, **published.tables()},
         }
+
+
+def _fields(group: Group) -> dict[str, Any]:
+    """What a group says of its instances."""
+    return {name: value for name, value in group._asdict().items() if value is not None}

@@ -25,8 +25,11 @@ _WORKERS = flags.DEFINE_integer(
     lower_bound=0,
 )
 _SEEDS = flags.DEFINE_list("seeds", None, "Seeds in place of the study's own, such as 0,1.")
-_TABLES_ONLY = flags.DEFINE_bool(
+TABLES_ONLY = flags.DEFINE_bool(
     "tables_only", False, "Compute nothing: write the tables of the runs that there are."
+)
+DRY_RUN = flags.DEFINE_bool(
+    "dry_run", False, "Compute nothing: say what is to be computed, and how long that takes."
 )
 
 
@@ -34,14 +37,16 @@ def run(
     argv: Sequence[str],
     load: Callable[[Path], tuple[Study, ml_collections.ConfigDict]],
     conclude: Callable[[Path, dict[str, Any]], str] | None = None,
+    further: Callable[[Path, Sequence[runs.Job]], runs.Work] | None = None,
 ) -> None:
     """Computes what is missing of a study and writes its tables; ends the program on errors.
 
     Args:
       argv: what is left of the command line.
       load: the study and the options that its variants have in common, by the study's folder.
-      conclude: what comes after the tables, from the folder and what `study.json` holds; returns
-        a line to be printed.
+      conclude: what comes after the tables if all runs have ended, from the folder and what
+        `study.json` holds; returns a line to be printed.
+      further: the work of `conclude`, from the folder and all runs, for a dry run.
     """
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments {argv[1:]}; options look like --name=value")
@@ -49,16 +54,23 @@ def run(
     reporter = Reporter()
     root = Path(_WORKDIR.value)
     with ended_in_one_line():
-        if _TABLES_ONLY.value and not (root / "runs").is_dir():
+        if TABLES_ONLY.value and not (root / "runs").is_dir():
             raise UserError(f"workdir={root}: no study is there to write tables of")
         study, base = load(root)
         if _SEEDS.value is not None:
             study = study.with_seeds(_SEEDS.value)
-        workers = None if _TABLES_ONLY.value else _WORKERS.value
+        if DRY_RUN.value:
+            all_jobs = runs.jobs(study, study.settings(base))
+            places = len(runs.slots(root, _WORKERS.value, all_jobs[0].settings))
+            work = [*runs.forecast(root, all_jobs, places)]
+            work += [further(root, all_jobs)] if further else []
+            reporter.line(runs.work_table(work).to_markdown())
+            return
+        workers = None if TABLES_ONLY.value else _WORKERS.value
         found, whole = runs.compute(root, study, base, workers, reporter)
         for line in render("summary.md", found=found, labels=labels(found)).splitlines():
             reporter.line(line)
-        if conclude is not None:
+        if conclude is not None and whole:
             reporter.line(conclude(root, found))
     if not whole:
         reporter.line("asked to leave: saved; the same command goes on from here")

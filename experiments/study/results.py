@@ -70,6 +70,7 @@ from engineer.space import Configuration
 from experiments import statistics
 from experiments import store as files
 from experiments.pages import render
+from experiments.records import Table
 from experiments.run_reading import Run, Validation, read_run
 from experiments.settings import Settings
 from experiments.study.variants import Budget, Study
@@ -190,14 +191,15 @@ def _run(
         "folder": str(run_folder(variant, seed)),
         "status": status,
         "error": error,
-        **_times(folder),
+        **times(folder),
         "used": used,
         "points": points,
-        "shared": start and {"folder": str(start), **_times(root / start)},
+        "shared": start and {"folder": str(start), **times(root / start)},
     }
 
 
-def _times(folder: Path) -> dict[str, float]:
+def times(folder: Path) -> dict[str, float]:
+    """Wall and processor time of all processes that worked in a folder, in seconds."""
     lines = files.read_log(folder / files.TIMES)
     return {
         name: round(sum(line[name] for line in lines), 1) for name in ("seconds", "cpu_seconds")
@@ -309,14 +311,8 @@ def compare(study: Study, runs: Sequence[Mapping[str, Any]]) -> list[dict[str, A
             name: {seed: score[metric] for seed, score in of_seed.items()}
             for name, of_seed in scores.items()
         }
-        reference = values[study.reference]
-        differences = {}
-        for name, of_seed in values.items():
-            if name != study.reference:
-                differences[name] = {**statistics.paired(of_seed, reference), "p_holm": None}
-            row = {"metric": metric, "variant": name, **statistics.student(of_seed)}
-            comparison.append({**row, "difference": differences.get(name)})
-        statistics.adjust(differences.values())
+        for name, found in statistics.compare(values, study.reference).items():
+            comparison.append({"metric": metric, "variant": name, **found})
     return comparison
 
 
@@ -338,7 +334,17 @@ def _scores(points: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 def markdown(found: Mapping[str, Any]) -> str:
     """`comparison.md`, from what `study.json` holds."""
-    return render("comparison.md", found=found, labels=labels(found), shortfalls=shortfalls(found))
+    named = labels(found)
+    tables = []
+    for metric in found["metrics"]:
+        rows = {
+            named[row["variant"]]: row
+            for row in found["comparison"]
+            if row["metric"] == metric["name"]
+        }
+        tables.append(Table.compared(metric["label"], rows, named[found["reference"]]))
+    short = shortfalls(found)
+    return render("comparison.md", found=found, labels=named, shortfalls=short, tables=tables)
 
 
 def labels(found: Mapping[str, Any]) -> dict[str, str]:

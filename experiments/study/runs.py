@@ -28,11 +28,12 @@ from experiments import records
 from experiments.branching import copy_rounds
 from experiments.errors import UserError
 from experiments.progress import Reporter
+from experiments.records import Table
 from experiments.settings import EngineerSettings, LogSettings, LoopSettings, Settings
 from experiments.store import RunStore, write_text
 from experiments.study import results
 from experiments.study.results import ERROR, FINISHED, run_folder
-from experiments.study.variants import Study
+from experiments.study.variants import Budget, Study
 from learner.devices import preemption
 
 _LOG = "log.txt"
@@ -108,6 +109,86 @@ def jobs(study: Study, settings: Mapping[str, Mapping[int, Settings]]) -> list[J
             for variant in study.variants
         ]
     return result
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What is to be computed of one kind.
+
+    Attributes:
+      what: for people.
+      finished, total: numbers of runs or checkpoints.
+      done, left: completions sampled, and to be sampled.
+      seconds: of one completion, everything included, as measured so far; None if nothing was.
+    """
+
+    what: str
+    finished: int
+    total: int
+    done: int
+    left: int
+    seconds: float | None
+
+    @property
+    def hours(self) -> float | None:
+        """How long the rest takes."""
+        if not self.left:
+            return 0.0
+        return None if self.seconds is None else self.left * self.seconds / 3600
+
+
+def forecast(root: Path, all_jobs: Sequence[Job], workers: int) -> list[Work]:
+    """What is to be computed of a study, by variant, with the time that finished runs took.
+
+    Args:
+      all_jobs: of `jobs`.
+      workers: processes at a time.
+    """
+    budgets = {job.folder: Budget.of(job.settings) for job in all_jobs}
+    kinds: dict[str, list[tuple[bool, int]]] = {}
+    seconds, sampled = 0.0, 0
+    for job in all_jobs:
+        budget, greedy = budgets[job.folder], job.settings.validation.temperature > 0
+        count = budget.answers + budget.validated * (1 + greedy)
+        if job.shared is not None:
+            count -= budgets[job.shared].answers + budgets[job.shared].validated * (1 + greedy)
+        finished = (root / job.folder / FINISHED).exists()
+        if finished:
+            seconds, sampled = (
+                seconds + results.times(root / job.folder)["seconds"],
+                sampled + count,
+            )
+        kinds.setdefault(job.variant or "common beginnings", []).append((finished, count))
+    return [
+        Work(
+            what,
+            sum(finished for finished, _ in of_kind),
+            len(of_kind),
+            sum(count for finished, count in of_kind if finished),
+            sum(count for finished, count in of_kind if not finished),
+            seconds / sampled / workers if sampled else None,
+        )
+        for what, of_kind in kinds.items()
+    ]
+
+
+def work_table(work: Sequence[Work]) -> Table:
+    """Kinds of work and their sum, for people."""
+    hours = [one.hours for one in work]
+    total = None if None in hours else sum(one or 0.0 for one in hours)
+    rows = [
+        {
+            "what": one.what,
+            "finished": f"{one.finished} of {one.total}",
+            "completions to sample": one.left,
+            "hours": "unknown" if one.hours is None else f"{one.hours:.2f}",
+        }
+        for one in work
+    ]
+    left, shown = sum(one.left for one in work), "unknown" if total is None else f"{total:.2f}"
+    rows.append({"what": "all", "finished": "", "completions to sample": left, "hours": shown})
+    note = "Hours follow from the time that a completion took, training included, in what has run."
+    return Table.of("To be computed", rows, note)
 
 
 def _key(settings: Settings) -> str:

@@ -384,7 +384,7 @@ def test_no_more_tokens_than_the_limit_over_several_starts(tmp_path):
             made, _ = endpoint(server, usage=usage, token_limit=60)
             assert made(HI, 0) == ANSWER
         made, _ = endpoint(server, usage=usage, token_limit=60)
-        with pytest.raises(RefusedError, match="token_limit=60: 'm' at .* has used 84 tokens"):
+        with pytest.raises(RefusedError, match=r"token_limit=60: 'm' at .* has used 84 tokens"):
             made(HI, 0)
         assert len(server.requests) == 2
         with usage.open("a") as file:

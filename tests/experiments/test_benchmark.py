@@ -114,27 +114,27 @@ def test_fractions_are_those_of_the_answers(oracles):
         by_size = {}
         for record in here:
             by_size.setdefault(record["id"][:7], []).append(record["valid"])
-        expected = 100 * np.mean([np.mean(flags) for flags in by_size.values()])
-        assert figure["valid"]["percent"] == pytest.approx(expected)
+        expected = np.mean([np.mean(flags) for flags in by_size.values()])
+        assert figure["valid"]["mean"] == pytest.approx(expected)
         assert figure["valid"]["trials"] == len(here)
         assert figure["valid"]["low"] <= expected <= figure["valid"]["high"]
     page = (oracles / "results.md").read_text()
     exact = "100.0 (75.8 to 100.0)"  # Wilson's 12 of 12: 12 / (12 + 1.96 ** 2)
     assert f"| measured | exact | {exact} | " in page
-    assert "No published rows by size: the 24 instances are not made up" in page
+    assert "No published rows: the 24 instances are not made up" in page
     assert f"published ({published.SOURCE})" not in page
 
 
 def test_fractions_of_several_cells():
     flags = [np.arange(10) < 8, np.arange(10) < 2]
     both = benchmark_table.mean_fraction(flags)
-    assert (both.percent, both.successes, both.trials) == (50.0, 10, 20)
+    assert (both["mean"], both["successes"], both["trials"]) == (0.5, 10, 20)
     # As for 10 of 20 at once (Brown, Cai and DasGupta 2001, formula 4).
-    assert (both.low, both.high) == pytest.approx((29.93, 70.07), abs=0.01)
+    assert (both["low"], both["high"]) == pytest.approx((0.2993, 0.7007), abs=1e-4)
     uneven = benchmark_table.mean_fraction([np.arange(10) < 8, np.arange(40) < 8])
-    assert uneven.percent == pytest.approx(50.0)
+    assert uneven["mean"] == pytest.approx(0.5)
     # The variance p (1 - p) (1 / 10 + 1 / 40) / 4 is that of 32 trials, of which half succeed.
-    assert uneven.high - uneven.low == pytest.approx(2 * 16.369, abs=0.01)
+    assert uneven["high"] - uneven["low"] == pytest.approx(2 * 0.16369, abs=1e-4)
     assert benchmark_table.mean_fraction([np.zeros(0, bool)]) is None
 
 
@@ -378,8 +378,15 @@ def test_published_rows_stand_apart_beside_the_whole_benchmark(tmp_path):
         for i, name in enumerate(questions.names)
     ]
     noted = {"name": "ours", "options": {"kind": "run"}, "versions": {}}
-    one = benchmark_table.Outcomes(noted, records, questions)
-    tables = {table.title: table for table in benchmark_table.Results(questions, [one]).tables()}
+
+    def tables_of(records, questions=questions):
+        one = benchmark_table.Row(
+            "ours", {None: benchmark_table.Outcomes(noted, records, questions)}
+        )
+        made = benchmark_table.Results(questions, [one]).tables()
+        return one, {table.title: table for table in made}
+
+    _, tables = tables_of(records)
     by_size = tables["3 agents, valid by lake size"]
     last = by_size.rows[-1]
     assert last[0] == "published (arXiv 2606.17682)"
@@ -388,24 +395,22 @@ def test_published_rows_stand_apart_beside_the_whole_benchmark(tmp_path):
                         "51.67")  # fmt: skip
     assert by_size.rows[0][:3] == ("measured", "ours", "50.0 (42.1 to 57.9)")
     v6 = tables["Valid by wait-ratio subset"].rows[-1]
-    assert (v6[1].endswith("V6"), v6[2:]) == (True, ("all", "45.2", "35.7", "27.3"))
+    assert (v6[1].endswith("V6"), v6[2:]) == (True, ("45.20", "35.70", "27.30"))
     rows = [row for table in tables.values() for row in table.rows]
     # Nine models by agents, seven of them by size in both metrics; six contexts.
     assert sum(row[0] == benchmark_table.PUBLISHED for row in rows) == 9 + 7 * 3 * 2 + 6
 
     # The smallest lakes alone are answered so far: no mean over sizes, and every row says so.
     few = [record for i, record in enumerate(records) if questions.groups[i].size <= 5]
-    one = benchmark_table.Outcomes(noted, few, questions)
+    one, tables = tables_of(few)
     assert one.label == "ours (900 of 3,150 answers)"
-    tables = {table.title: table for table in benchmark_table.Results(questions, [one]).tables()}
     row = tables["3 agents, valid by lake size"].rows[0]
     assert row[:3] == ("measured", one.label, "50.0 (42.1 to 57.9)")
-    assert row[5:] == ("-",) * 6
-    assert set(tables["By number of agents, mean over lake sizes"].rows[0][2:]) == {"-"}
+    assert row[5:] == ("\N{EN DASH}",) * 6
+    assert set(tables["By number of agents, mean over lake sizes"].rows[0][2:]) == {"\N{EN DASH}"}
 
     part = BenchmarkQuestions(**{**vars(questions), "about": {**questions.about, "of": 9999}})
-    one = benchmark_table.Outcomes(noted, records, part)
-    assert "published (" not in str(benchmark_table.Results(part, [one]).tables())
+    assert "published (" not in str(tables_of(records, part))
 
 
 def test_published_means_are_those_of_the_cells():

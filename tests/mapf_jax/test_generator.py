@@ -137,6 +137,12 @@ def test_benchmark_has_the_published_make_up():
     jax.tree.map(np.testing.assert_array_equal, made.instances, again.instances)
 
 
+def test_a_benchmark_of_the_same_make_with_two_agents():
+    made = benchmark_instances(0, num_agents=(2, 3), sizes=(3,), per_hole_ratio=1)
+    assert made.instances.active.sum(1).tolist() == [2] * 15 + [3] * 15
+    assert {name[:7] for name in made.ids} == {"2ag_3x3", "3ag_3x3"}
+
+
 @pytest.mark.slow
 def test_the_benchmark_is_the_same_everywhere():
     made = benchmark_instances(0)

@@ -1,0 +1,160 @@
+"""Asks models what they have not been asked yet, and keeps every answer with its verdict."""
+
+import argparse
+import re
+import time
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import mapf_jax
+from experiments import store as files
+from experiments.benchmark.questions import BenchmarkQuestions, open_set
+from experiments.benchmark.solvers import Given, Solver, make_solver
+from experiments.benchmark.table import Outcomes
+from experiments.errors import UserError
+from experiments.progress import Reporter
+from mapf_jax import formats
+
+_ANSWERS, _FAILURES, _OPTIONS = "answers.jsonl", "failures.jsonl", "options.json"
+_NOTED = ("tokens", "prompt_tokens", "truncated", "note", "text")
+
+
+def ask(
+    root: Path,
+    models: Mapping[str, str],
+    options: argparse.Namespace,
+    reporter: Reporter,
+    whole: Collection[str] = (),
+) -> BenchmarkQuestions:
+    """Asks every model what it has not been asked yet; the questions are made if there are none.
+
+    Args:
+      root: folder of the benchmark.
+      models: what `make_solver` makes each of, by name.
+      options: of the command.
+      whole: models that are asked everything anew where a start was stopped among their answers:
+        the numbers of rows that are computed together decide how sums are rounded.
+
+    Raises:
+      UserError: an option is not allowed, or not the one that the folder was begun with.
+    """
+    # Everything that can refuse its options comes before anything that takes long.
+    solvers = {name: make_solver(spec, options) for name, spec in models.items()}
+    directory = files.RunStore(root)
+    with directory.locked():
+        folders = {name: root / "models" / file_name(name) for name in models}
+        for name, solver in solvers.items():
+            _check_options(name, folders[name], solver)
+        questions = open_set(root, options, reporter)
+        for name, solver in solvers.items():
+            rows = _unanswered(files.read_log(folders[name] / _ANSWERS), questions)
+            for line in solver.forecast(questions, rows) if len(rows) else ():
+                reporter.line(line)
+        with directory.timed():
+            for name, solver in solvers.items():
+                noted = {"name": name, "options": solver.options, "versions": files.versions()}
+                if not (folders[name] / _OPTIONS).exists():
+                    files.write_file(folders[name] / _OPTIONS, noted)
+                _ask(name, folders[name], solver, questions, reporter, name in whole)
+    return questions
+
+
+def read_outcomes(root: Path, questions: BenchmarkQuestions) -> dict[str, Outcomes]:
+    """What all models of a folder have answered, by their names in order, oracles last."""
+    found = []
+    for path in sorted((root / "models").glob(f"*/{_OPTIONS}")):
+        log = files.read_log(path.parent / _ANSWERS)
+        if log:
+            found.append(Outcomes(files.read_file(path), log, questions))
+    found.sort(key=lambda one: one.noted["options"]["kind"] == "oracle")
+    return {one.noted["name"]: one for one in found}
+
+
+def verdicts(questions: BenchmarkQuestions, given: Sequence[Given]) -> list[dict[str, Any]]:
+    """The records of answers: what was given, and its verdict.
+
+    Raises:
+      RuntimeError: a valid plan costs less than the optimum that its instance carries.
+    """
+    rows = np.array([one.row for one in given])
+    instances = questions.instances[rows]
+    texts = [one.text or "" for one in given]
+    plans = mapf_jax.plans_from_texts(texts, instances.starts.shape[-2])
+    checked = formats.verify_in_blocks(instances, plans)
+    solved = questions.solved[rows]
+    made = []
+    for i, one in enumerate(given):
+        fields = formats.verdict_fields(checked[i])
+        gap = fields["gap"]
+        if gap is not None and gap < 0:
+            raise RuntimeError(
+                f"{questions.names[one.row]}: a valid plan costs {-gap} less than the optimum there"
+            )
+        optimal = gap == 0 if solved[i] else None
+        noted = {name: getattr(one, name) for name in _NOTED}
+        made.append({"id": questions.names[one.row], "optimal": optimal, **fields, **noted})
+    return made
+
+
+def file_name(name: str) -> str:
+    """What the folder of a model is called."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._") or "model"
+
+
+def _ask(
+    name: str,
+    folder: Path,
+    solver: Solver,
+    questions: BenchmarkQuestions,
+    reporter: Reporter,
+    whole: bool,
+) -> None:
+    """Asks one model what it has not answered yet, and keeps what comes as it comes."""
+    records = files.open_log(folder / _ANSWERS)
+    files.open_log(folder / _FAILURES)
+    rows = _unanswered(records, questions)
+    if not len(rows):
+        return
+    if whole and records:
+        files.write_file(folder / _ANSWERS, [])
+        records, rows = [], np.arange(len(questions))
+    done, valid, failed = len(records), sum(record["valid"] for record in records), 0
+    with reporter.bar(name, total=len(questions), done=done) as advance:
+        for given in solver.answer(questions, rows):
+            fresh = [one for one in given if one.text is not None]
+            if fresh:
+                made = verdicts(questions, fresh)
+                files.append_log(folder / _ANSWERS, made)
+                done, valid = done + len(made), valid + sum(row["valid"] for row in made)
+            without = [
+                {"id": questions.names[one.row], "time": round(time.time()), "why": one.note}
+                for one in given
+                if one.text is None
+            ]
+            files.append_log(folder / _FAILURES, without)
+            failed += len(without)
+            advance(done, f"valid {valid / max(done, 1):.1%}, {failed} without an answer")
+    if failed:
+        reporter.line(f"{name}: {failed} questions without an answer; see {folder / _FAILURES}")
+
+
+def _unanswered(known: Sequence[dict[str, Any]], questions: BenchmarkQuestions) -> np.ndarray:
+    """int[n], the rows of the questions that no record answers."""
+    answered = {record["id"] for record in known}
+    return np.array([i for i, name in enumerate(questions.names) if name not in answered], int)
+
+
+def _check_options(name: str, folder: Path, solver: Solver) -> None:
+    """Refuses to go on with other options than a model was asked with before."""
+    path = folder / _OPTIONS
+    if path.exists():
+        before = files.read_file(path)
+        now = {"name": name, "options": solver.options}
+        if changed := files.changes({key: before[key] for key in now}, now):
+            raise UserError(
+                f"model={name}: its answers in {folder} were asked for with other options "
+                f"({'; '.join(changed)}); use those, or another --name or --out"
+            )

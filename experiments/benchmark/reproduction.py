@@ -1,0 +1,217 @@
+"""The publication's tables (arXiv 2606.17682), from a study and its benchmark."""
+
+import dataclasses
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from engineer.analysis import MEASURES, QUESTIONS, YES, agreement, judge_design, rules
+from engineer.proposal import render_config
+from experiments import store as files
+from experiments.benchmark.questions import BenchmarkQuestions
+from experiments.benchmark.solvers import Solver
+from experiments.benchmark.study import MeasuredStudy, compared
+from experiments.benchmark.table import METRICS, PUBLISHED, Outcomes, Results
+from experiments.families.lakes import published
+from experiments.families.lakes.published import Group
+from experiments.pages import number
+from experiments.records import Table
+from experiments.run_reading import read_run
+from experiments.statistics import student
+from mapf_jax import benchmark
+
+_OURS = "Qwen3-4B + GRPO, configuration redesigned by the current checkpoint"
+_FIXED = "Qwen3-4B + GRPO, fixed random configuration"
+_BY_BASE = "Qwen3-4B + GRPO, redesigned by the untrained base model"
+_FULL = "Qwen3-4B + GRPO, redesigned by the current checkpoint from full training details"
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """One published table.
+
+    Attributes:
+      title: what it is about.
+      variants: its rows, variants of the study.
+      reference: the row that the others are compared with.
+      beside: its published rows; None is those of the main results, empty those of the contexts.
+    """
+
+    title: str
+    variants: tuple[str, ...]
+    reference: str
+    beside: tuple[str, ...] | None
+
+
+SHAPES = (
+    Shape("Main results", ("fixed_random", "v6"), "fixed_random", None),
+    Shape("Who designs", ("base", "v6"), "base", (_BY_BASE, _OURS)),
+    Shape("Training details", ("full", "v4", "v6"), "v6", (_FULL, _OURS)),
+    Shape("Contexts", ("v1", "v2", "v3", "v4", "v5", "v6"), "v6", ()),
+)
+
+
+def tables(
+    study: MeasuredStudy,
+    questions: BenchmarkQuestions,
+    outcomes: Mapping[str, Outcomes],
+    judgements: Path,
+) -> list[Table]:
+    """All tables: the published ones in their shape, the figure of data ratios, behaviours."""
+    made: list[Table] = []
+    for shape in SHAPES:
+        names = [name for name in shape.variants if name in study.labels]
+        rows = study.rows(outcomes, names)
+        main, contexts = shape.beside is None, shape.beside == ()
+        shown = [*(study.others(outcomes) if main else []), *rows]
+        results = Results(questions, shown, beside=True)
+        rates = published.contexts() if contexts else published.models()
+        if shape.beside:
+            rates = {name: rates[name] for name in shape.beside}
+        columns = results.by_wait(METRICS[0]) if contexts else results.by_agents()
+        made.append(results.table(shape.title, columns, rates))
+        made += results.by_size() if main else []
+        if shape.reference in names:
+            reference = study.labels[shape.reference]
+            for metric in METRICS[: 1 if contexts else None]:
+                what = f"answers, {shape.title.lower()}"
+                made.append(compared(metric, what, results, rows, reference, Group()))
+    return [*results.marked(made), _data_ratios(study), *behaviours(study, judgements)]
+
+
+def _data_ratios(study: MeasuredStudy) -> Table:
+    """What V6 designs, mean over seeds, as the publication's figure shows it."""
+    printed = published.tables()["data_ratio_chosen"]
+    chosen: dict[int, list[Mapping[str, Any]]] = {}
+    for run in study.found["runs"]:
+        for point in run["points"][2:] if run["variant"] == "v6" else ():
+            chosen.setdefault(point["round"], []).append(point["config"])
+    sizes = list(dict.fromkeys([*map(str, printed["sizes"]), *study.found["rows"]]))
+    rows: list[dict[str, Any]] = []
+    for index, configs in sorted(chosen.items()):
+        of_size = {
+            size: estimate_ratio([config[size]["data_ratio"] for config in configs])
+            for size in study.found["rows"]
+        }
+        rows.append({"source": "measured", "round": index, **of_size})
+    for index in (1, 2):
+        ratios = zip(map(str, printed["sizes"]), printed[f"for_round_{index}"], strict=True)
+        rows.append({"source": PUBLISHED, "round": index, **dict(ratios)})
+    ordered = [{name: row.get(name) for name in ("source", "round", *sizes)} for row in rows]
+    return Table.of("Data ratio by lake size that V6 designs, mean over seeds", ordered)
+
+
+def estimate_ratio(values: Sequence[float]) -> str:
+    """A mean over seeds with its interval, as a ratio."""
+    found = student(dict(enumerate(values)))
+    between = "" if found["low"] is None else f" ({found['low']:.2f} to {found['high']:.2f})"
+    return f"{found['mean']:.2f}{between}"
+
+
+def judge(study: MeasuredStudy, solver: Solver, path: Path) -> None:
+    """Lets a model judge every design of a model, of those that nobody has judged yet.
+
+    Args:
+      solver: the judge.
+      path: JSON lines file of the judgements; what is there is not asked again.
+    """
+    known = {(one["folder"], one["round"]) for one in files.open_log(path)}
+    for run in study.found["runs"]:
+        found = read_run(study.root / run["folder"])
+        for each in found.rounds:
+            design, at = each.design, (run["folder"], each.index)
+            if not design or design["judgement"] or not design["answers"].strip() or at in known:
+                continue
+            used = render_config(design["config"], found.family.space)
+            made = f"{design['answers']}\n\nUsed next:\n{used}"
+            said = judge_design(solver.generate, design["context"], made, run["seed"])
+            record = {"folder": at[0], "round": at[1], **(said or {"scores": None})}
+            files.append_log(path, [record])
+
+
+def behaviours(study: MeasuredStudy, judgements: Path) -> list[Table]:
+    """What designs do with their evidence by rules, by a judge, and how far these agree.
+
+    Args:
+      judgements: of `judge`.
+    """
+    judged = {(one["folder"], one["round"]): one for one in files.read_log(judgements)}
+    measures: dict[str, list[Mapping[str, Any]]] = {}
+    scores: dict[str, list[Mapping[str, Any]]] = {}
+    ruled = []
+    for run in study.found["runs"]:
+        label = study.labels[run["variant"]]
+        for each in read_run(study.root / run["folder"]).rounds:
+            if not each.design or not each.design["measures"]:
+                continue
+            measures.setdefault(label, []).append(each.design["measures"])
+            said = each.design["judgement"] or judged.get((run["folder"], each.index)) or {}
+            if said.get("scores"):
+                scores.setdefault(label, []).append(said["scores"])
+                ruled.append((rules(each.design["measures"]), said["scores"]))
+    measured = {n: about["name"] for n, about in MEASURES.items() if not about.get("single")}
+    made = [_means("Behaviour of designs, by rules", measured, measures)]
+    if scores:
+        names = {name: name.replace("_", " ") for name in QUESTIONS}
+        made.append(_means("Behaviour of designs, by a judge, from 1 to 5", names, scores))
+        rows = [
+            {
+                "question": names[question],
+                **agreement([r[question] for r, _ in ruled], [s[question] for _, s in ruled]),
+            }
+            for question in QUESTIONS
+        ]
+        note = f"The judge says yes from {YES} up. Where no rule can tell there are no designs."
+        made.append(Table.of("Agreement of rules and judge", rows, note))
+    return made
+
+
+def _means(
+    title: str, names: Mapping[str, str], found: Mapping[str, Sequence[Mapping[str, Any]]]
+) -> Table:
+    """Means of named numbers over the designs of each variant that have them."""
+    rows = []
+    for name, text in names.items():
+        cells: dict[str, Any] = {"": text}
+        for label, designs in found.items():
+            numbers = [one[name] for one in designs if one.get(name) is not None]
+            cells[label] = number(statistics.fmean(numbers) if numbers else None)
+        rows.append(cells)
+    return Table.of(title, rows)
+
+
+def missing(
+    study: MeasuredStudy,
+    questions: BenchmarkQuestions,
+    outcomes: Mapping[str, Outcomes],
+    judgements: Path,
+) -> list[str]:
+    """A sentence for everything that the publication has and these tables have not, or not yet."""
+    sentences = []
+    for shape in SHAPES:
+        if absent := [name for name in shape.variants if name not in study.labels]:
+            sentences.append(f"{shape.title}: {', '.join(absent)} are not among the variants.")
+    for run in study.found["runs"]:
+        if run["status"] != "finished":
+            why = f" ({run['error']})" if run["error"] else ""
+            label = study.labels[run["variant"]]
+            sentences.append(f"{label}, seed {run['seed']}: {run['status']}{why}.")
+    names = dict.fromkeys(name for name, _ in study.checkpoints.values())
+    whole = {name for name, one in outcomes.items() if one.answered.all()}
+    if unasked := [name for name in names if name not in whole]:
+        sentences.append(f"Not asked everything: {', '.join(unasked)}.")
+    if not any(one.noted["options"]["kind"] == "endpoint" for one in outcomes.values()):
+        sentences.append("Proprietary models, asked zero-shot: no --endpoint.")
+    if not any(table.title.startswith("Agreement") for table in behaviours(study, judgements)):
+        sentences.append("Behaviours that no rule can tell: no --judge.")
+    if refused := Results(questions, []).refused:
+        sentences.append(f"No published figure is comparable: {refused}.")
+    return sentences
+
+
+def count(name: str, per_cell: int | None) -> int:
+    """How many instances a built-in set has."""
+    makes = {"small": 2 * 3, "builtin": sum(11 - s for s in benchmark.SMALLEST_SIZE.values())}
+    each = len(benchmark.HOLE_RATIOS) * (per_cell or benchmark.PER_HOLE_RATIO)
+    return makes[name] * len(benchmark.WAIT_RATIOS) * each

@@ -1,0 +1,131 @@
+"""The benchmark as a measure of a study: its checkpoints are the models, its variants the rows."""
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from experiments import store as files
+from experiments.benchmark.questions import BenchmarkQuestions
+from experiments.benchmark.solvers import START
+from experiments.benchmark.table import METRICS, Outcomes, Results, Row
+from experiments.errors import UserError
+from experiments.families.lakes.published import Group
+from experiments.records import Table
+from experiments.statistics import compare
+
+BEFORE = "before training"
+
+
+@dataclasses.dataclass(frozen=True)
+class MeasuredStudy:
+    """A study whose checkpoints answer the benchmark: those after each round of a finished run.
+
+    Attributes:
+      root: its folder.
+      found: what its `study.json` holds.
+    """
+
+    root: Path
+    found: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, root: Path) -> Self:
+        """The study in a folder.
+
+        Raises:
+          UserError: there is none.
+        """
+        path = root / "study.json"
+        if not path.is_file():
+            raise UserError(f"study={root}: no study is there")
+        return cls(root, files.read_file(path))
+
+    @functools.cached_property
+    def labels(self) -> dict[str, str]:
+        """What to call each variant, by name."""
+        return {variant["name"]: variant["label"] for variant in self.found["variants"]}
+
+    @functools.cached_property
+    def checkpoints(self) -> dict[tuple[str, int, int], tuple[str, str]]:
+        """Name and `--model` of each checkpoint by variant, seed and number of finished rounds.
+
+        What variants have in common is one checkpoint: the weights before training of all, and
+        those after round 0 of runs that begin alike.
+        """
+        made = {}
+        for run in self.found["runs"]:
+            for done in range(len(run["points"]) if run["status"] == "finished" else 0):
+                folder, name, at = run["folder"], f"{run['variant']}.seed-{run['seed']}", done - 1
+                if done <= 1 and run["shared"]:
+                    folder = run["shared"]["folder"]
+                    name = Path(folder).name
+                name = f"{name}.round-{at}" if done else BEFORE
+                spec = f"{self.root / folder}@{at if done else START}"
+                made[run["variant"], run["seed"], done] = name, spec
+        return made
+
+    @property
+    def models(self) -> dict[str, str]:
+        """The `--model` of each checkpoint by its name."""
+        return dict(self.checkpoints.values())
+
+    def rows(
+        self,
+        outcomes: Mapping[str, Outcomes],
+        variants: Iterable[str] | None = None,
+        done: int | None = None,
+    ) -> list[Row]:
+        """A row over seeds of each variant, as far as they were asked.
+
+        Args:
+          outcomes: by the names of checkpoints.
+          variants: all if not given.
+          done: rounds finished; all if not given.
+        """
+        rows = []
+        for variant in self.labels if variants is None else variants:
+            last = max((r for v, _, r in self.checkpoints if v == variant), default=0)
+            of_seed = {
+                seed: outcomes[name]
+                for (v, seed, r), (name, _) in self.checkpoints.items()
+                if v == variant and r == (last if done is None else done) and name in outcomes
+            }
+            if of_seed:
+                rows.append(Row(self.labels[variant], of_seed))
+        return rows
+
+    def others(self, outcomes: Mapping[str, Outcomes]) -> list[Row]:
+        """The weights before training, and whoever is no checkpoint of the study."""
+        own = self.models.keys() - {BEFORE}
+        return [Row(name, {None: one}) for name, one in outcomes.items() if name not in own]
+
+    def results(self, questions: BenchmarkQuestions, outcomes: Mapping[str, Outcomes]) -> Results:
+        """The last checkpoints of all variants over seeds, and the others."""
+        return Results(questions, [*self.rows(outcomes), *self.others(outcomes)])
+
+    def tables(self, results: Results, outcomes: Mapping[str, Outcomes]) -> list[Table]:
+        """Comparisons of the variants by numbers of agents, waits and rounds."""
+        last, groups = self.rows(outcomes), {"": Group()}
+        groups |= {f", {g.num_agents} agents": g for g in results.kind("num_agents")}
+        groups |= {f", {g.wait_ratio:.0%} need a wait": g for g in results.kind("wait_ratio")}
+        shown = [(last, title, group) for title, group in groups.items()]
+        rounds = max((done for _, _, done in self.checkpoints), default=0)
+        for done in range(1, rounds):
+            shown.append((self.rows(outcomes, done=done), f", after round {done - 1}", Group()))
+        reference = self.labels[self.found["reference"]]
+        return results.marked(
+            compared(metric, f"by variant{title}", results, rows, reference, group)
+            for metric in METRICS
+            for rows, title, group in shown
+        )
+
+
+def compared(
+    metric: str, title: str, results: Results, rows: Iterable[Row], reference: str, group: Group
+) -> Table:
+    """Rows over seeds and their differences from one of them, in one metric of a group."""
+    values = {row.name: row.values(metric, results.groups[group]) for row in rows}
+    title = f"{metric.capitalize()} {title}"
+    return Table.compared(title, compare(values, reference), reference)

@@ -1,0 +1,35 @@
+"""What the tables and figures of the publication need, each way of training once, five seeds.
+
+`python -m experiments.reproduce` runs it, and makes the tables (arXiv 2606.17682).
+"""
+
+import ml_collections
+
+from experiments.configs.studies import base_vs_current, bases, contexts, designers, modules
+from experiments.study.variants import Study
+
+_ROUNDS = 3
+
+
+def get_config(base: str = "tiny") -> ml_collections.ConfigDict:
+    """The base of other studies in three rounds, as published, which train on as much data."""
+    config = bases.get_config(base)
+    config.environment.num_instances *= config.loop.rounds // _ROUNDS
+    config.loop.rounds = _ROUNDS
+    return config
+
+
+STUDY = Study(
+    question=(
+        "Does the checkpoint in training design better environments for itself than a random one "
+        "that is kept, and what should it be shown?"
+    ),
+    # The current checkpoint that reads V6 stands in every table of the publication.
+    variants=(
+        *(one for one in designers.STUDY.variants if one.name == "fixed_random"),
+        *(one for one in base_vs_current.STUDY.variants if one.name == "base"),
+        *contexts.STUDY.variants,
+        *(one for one in modules.STUDY.variants if one.name == "full"),
+    ),
+    reference="fixed_random",
+)

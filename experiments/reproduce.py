@@ -1,0 +1,169 @@
+"""Makes the publication's tables: runs or resumes what they need, asks the benchmark, compares.
+
+python -m experiments.reproduce --model=tiny --out=reproduction
+
+A study (`experiments/configs/studies/published.py`) trains every variant over seeds; the benchmark
+(`python -m experiments.benchmark`) is asked of the checkpoint after each round; `tables.md` and
+`tables.json` show what came of it beside the published figures, and say what is missing. The folder
+is that of the study, so `python -m experiments.report` makes its page; the benchmark's is in
+`benchmark/`. The same command goes on wherever it was stopped.
+
+Options of all runs change with `--config.NAME=VALUE`, as for a run. Exit codes: as of `python -m
+experiments.study`.
+"""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_collections
+from absl import app, flags
+
+from experiments import command_line, records
+from experiments import store as files
+from experiments.benchmark import __main__ as benchmark
+from experiments.benchmark import reproduction
+from experiments.benchmark.asking import ask, read_outcomes
+from experiments.benchmark.questions import read_set
+from experiments.benchmark.solvers import ENDPOINT, make_solver
+from experiments.benchmark.study import MeasuredStudy
+from experiments.configs.studies import published
+from experiments.errors import UserError
+from experiments.progress import Reporter
+from experiments.study import command
+from experiments.study.results import times
+from experiments.study.runs import Job, Work
+from experiments.study.variants import Study, Variant
+
+#: The base of the study and the set of the benchmark, by `--scale`.
+SCALES = {"tiny": ("tiny", "small"), "full": ("qwen3_4b", "builtin")}
+
+_CONFIG = command_line.define_config()
+flags.adopt_module_key_flags(command)
+flags.DEFINE_alias("out", "workdir")
+_MODEL = flags.DEFINE_string(
+    "model", None, "A checkpoint's folder, or an embedded model such as tiny.", required=True
+)
+_SCALE = flags.DEFINE_enum(
+    "scale", "tiny", list(SCALES), "How much: hours on two cores, or as published."
+)
+_VARIANTS = flags.DEFINE_list("variants", None, "Only these variants of the study, such as v6.")
+_PER_CELL = flags.DEFINE_integer(
+    "per_cell", None, "Instances of each agents, size, subset, holes; all ten if not given."
+)
+_ENDPOINTS = flags.DEFINE_multi_string(
+    "endpoint", [], "URL#MODEL of a server that is asked the benchmark, and designs; repeatable."
+)
+_JUDGE = flags.DEFINE_string(
+    "judge", None, "Who judges the designs: what --model of experiments.benchmark may be."
+)
+_ASKED = flags.DEFINE_string(
+    "ask",
+    "",
+    "Options of experiments.benchmark for servers and judge, such as '--max_new_tokens=16384'.",
+)
+
+
+def main(argv: Sequence[str]) -> None:
+    """Computes what is missing and writes the tables, or says what that takes."""
+    command.run(argv, _load, _conclude, _benchmark)
+
+
+def _load(root: Path) -> tuple[Study, ml_collections.ConfigDict]:
+    base, study = _CONFIG.value, published.STUDY
+    base.model.path = _MODEL.value
+    variants = [*study.variants, *map(_designer, _ENDPOINTS.value)]
+    if _VARIANTS.value:
+        chosen = [one for one in variants if one.name in _VARIANTS.value]
+        if len(chosen) < max(2, len(_VARIANTS.value)):
+            raise UserError(
+                f"variants={','.join(_VARIANTS.value)}: allowed are at least two of "
+                f"{', '.join(one.name for one in variants)}"
+            )
+        variants = chosen
+    reference = study.reference
+    if reference not in [one.name for one in variants]:
+        reference = variants[0].name
+    study = Study(study.question, tuple(variants), reference, study.seeds, study.may_differ)
+    folder = root / "benchmark"
+    if not command.DRY_RUN.value:
+        ask(folder, {}, _options([]), Reporter())
+        # The models are to be asked nothing that they were trained on.
+        base[base.family].exclude = str(folder / "instances.jsonl")
+    return study, base
+
+
+def _designer(endpoint: str) -> Variant:
+    """A server's model as the designer."""
+    url, _, model = endpoint.partition("#")
+    name = "".join(c if c.isalnum() else "-" for c in model.lower()).strip("-")
+    server = {"engineer.endpoint.url": url, "engineer.endpoint.model": model}
+    changes = {"engineer.designer": "endpoint", "engineer.decoding": "parsed", **server}
+    return Variant(f"by-{name}", f"designed by {model}", changes)
+
+
+def _options(words: Sequence[str]) -> Any:
+    """Options of the benchmark's command."""
+    own = [f"--set={SCALES[_SCALE.value][1]}", "--out=benchmark"]
+    own += [f"--per_cell={_PER_CELL.value}"] if _PER_CELL.value else []
+    return benchmark.checked(benchmark.parser().parse_args([*own, *words]))
+
+
+def _conclude(root: Path, found: Mapping[str, Any]) -> str:
+    folder, reporter = root / "benchmark", Reporter()
+    study = MeasuredStudy(root, found)
+    judgements, about = root / "judgements.jsonl", records.facts()
+    if not command.TABLES_ONLY.value:
+        ask(folder, study.models, _options([]), reporter, whole=study.models)
+        servers = {one.rpartition("#")[2]: f"{ENDPOINT}{one}" for one in _ENDPOINTS.value}
+        others = _options(shlex.split(_ASKED.value))
+        ask(folder, servers, others, reporter)
+        if _JUDGE.value:
+            reproduction.judge(study, make_solver(_JUDGE.value, others), judgements)
+    questions = read_set(folder)
+    outcomes = read_outcomes(folder, questions)
+    results = study.results(questions, outcomes)
+    tables = [*results.tables(), *study.tables(results, outcomes)]
+    records.write(
+        folder / "results", "Benchmark", tables, results.notes(), about, results.to_json()
+    )
+    tables = reproduction.tables(study, questions, outcomes, judgements)
+    lacking = reproduction.missing(study, questions, outcomes, judgements)
+    notes = [*results.notes(), *(f"Missing: {sentence}" for sentence in lacking)]
+    content = {"tables": [table.to_dict() for table in tables], "missing": lacking}
+    records.write(root / "tables", "The publication's tables", tables, notes, about, content)
+    for table in tables:
+        reporter.line(table.to_markdown())
+    for sentence in lacking:
+        reporter.line(f"missing: {sentence}")
+    return f"written: {root / 'tables.md'}, tables.json"
+
+
+def _benchmark(root: Path, all_jobs: Sequence[Job]) -> Work:
+    """What the benchmark asks: of the weights before training, and of those after each round."""
+    folder = root / "benchmark"
+    each = reproduction.count(SCALES[_SCALE.value][1], _PER_CELL.value)
+    rounds = [job.settings.loop.rounds - (job.shared is not None) for job in all_jobs]
+    total = 1 + sum(rounds) + len(_ENDPOINTS.value)
+    asked = [len(files.read_log(path)) for path in folder.glob("models/*/answers.jsonl")]
+    done = sum(asked)
+    seconds = times(folder)["seconds"] / done if done else None
+    finished = sum(number == each for number in asked)
+    return Work("benchmark", finished, total, done, total * each - done, seconds)
+
+
+def _parse(argv: list[str]) -> list[str]:
+    """Puts the study of the scale in the place of `--config`."""
+    words = iter(argv[1:])
+    scale = "tiny"
+    for word in words:
+        name, equals, value = word.lstrip("-").partition("=")
+        if name == "scale":
+            scale = value if equals else next(words, "")
+    base = SCALES.get(scale, SCALES["tiny"])[0]
+    return command_line.parse_flags([argv[0], f"--config={published.__file__}:{base}", *argv[1:]])
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=_parse)
