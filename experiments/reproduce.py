@@ -33,7 +33,7 @@ from experiments.errors import UserError
 from experiments.progress import Reporter
 from experiments.study import command
 from experiments.study.results import times
-from experiments.study.runs import Job, Work
+from experiments.study.runs import Job, Work, hours
 from experiments.study.variants import Study, Variant
 
 #: The base of the study and the set of the benchmark, by `--scale`.
@@ -50,7 +50,7 @@ _SCALE = flags.DEFINE_enum(
 )
 _VARIANTS = flags.DEFINE_list("variants", None, "Only these variants of the study, such as v6.")
 _PER_CELL = flags.DEFINE_integer(
-    "per_cell", None, "Instances of each agents, size, subset, holes; all ten if not given."
+    "per_cell", None, "Instances of each cell of the benchmark; all ten if not given."
 )
 _ENDPOINTS = flags.DEFINE_multi_string(
     "endpoint", [], "URL#MODEL of a server that is asked the benchmark, and designs; repeatable."
@@ -147,10 +147,9 @@ def _benchmark(root: Path, all_jobs: Sequence[Job]) -> Work:
     rounds = [job.settings.loop.rounds - (job.shared is not None) for job in all_jobs]
     total = 1 + sum(rounds) + len(_ENDPOINTS.value)
     asked = [len(files.read_log(path)) for path in folder.glob("models/*/answers.jsonl")]
-    done = sum(asked)
-    seconds = times(folder)["seconds"] / done if done else None
-    finished = sum(number == each for number in asked)
-    return Work("benchmark", finished, total, done, total * each - done, seconds)
+    left, finished = total * each - sum(asked), sum(number == each for number in asked)
+    took = hours(left, times(folder)["seconds"], sum(asked))
+    return Work("benchmark", finished, total, left, took)
 
 
 def _parse(argv: list[str]) -> list[str]:

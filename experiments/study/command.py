@@ -12,6 +12,7 @@ from absl import app, flags
 from experiments.errors import UserError, ended_in_one_line
 from experiments.pages import render
 from experiments.progress import Reporter
+from experiments.records import Table
 from experiments.study import runs
 from experiments.study.results import labels
 from experiments.study.variants import Study
@@ -62,16 +63,24 @@ def run(
         if DRY_RUN.value:
             all_jobs = runs.jobs(study, study.settings(base))
             places = len(runs.slots(root, _WORKERS.value, all_jobs[0].settings))
-            work = [*runs.forecast(root, all_jobs, places)]
+            work = runs.forecast(root, all_jobs, places)
             work += [further(root, all_jobs)] if further else []
-            reporter.line(runs.work_table(work).to_markdown())
+            rows = [
+                (*one[:-1], "unknown" if one.hours is None else one.hours)
+                for one in (*work, runs.together(work))
+            ]
+            reporter.line(Table("To be computed", runs.Work._fields, rows).to_markdown())
             return
         workers = None if TABLES_ONLY.value else _WORKERS.value
         found, whole = runs.compute(root, study, base, workers, reporter)
         for line in render("summary.md", found=found, labels=labels(found)).splitlines():
             reporter.line(line)
         if conclude is not None and whole:
-            reporter.line(conclude(root, found))
+            try:
+                with preemption.Preemption().watch():
+                    reporter.line(conclude(root, found))
+            except preemption.Preempted:
+                whole = False
     if not whole:
         reporter.line("asked to leave: saved; the same command goes on from here")
         sys.exit(preemption.EXIT_CODE)

@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_collections
 
@@ -28,7 +28,6 @@ from experiments import records
 from experiments.branching import copy_rounds
 from experiments.errors import UserError
 from experiments.progress import Reporter
-from experiments.records import Table
 from experiments.settings import EngineerSettings, LogSettings, LoopSettings, Settings
 from experiments.store import RunStore, write_text
 from experiments.study import results
@@ -111,84 +110,54 @@ def jobs(study: Study, settings: Mapping[str, Mapping[int, Settings]]) -> list[J
     return result
 
 
-@dataclasses.dataclass(frozen=True)
-class Work:
+class Work(NamedTuple):
     """What is to be computed of one kind.
 
     Attributes:
       what: for people.
-      finished, total: numbers of runs or checkpoints.
-      done, left: completions sampled, and to be sampled.
-      seconds: of one completion, everything included, as measured so far; None if nothing was.
+      finished, of: numbers of runs or checkpoints.
+      completions: to be sampled.
+      hours: for the rest, by the time of a completion in what has run, training included; None if
+        nothing has.
     """
 
     what: str
     finished: int
-    total: int
-    done: int
-    left: int
-    seconds: float | None
-
-    @property
-    def hours(self) -> float | None:
-        """How long the rest takes."""
-        if not self.left:
-            return 0.0
-        return None if self.seconds is None else self.left * self.seconds / 3600
+    of: int
+    completions: int
+    hours: float | None
 
 
 def forecast(root: Path, all_jobs: Sequence[Job], workers: int) -> list[Work]:
-    """What is to be computed of a study, by variant, with the time that finished runs took.
-
-    Args:
-      all_jobs: of `jobs`.
-      workers: processes at a time.
-    """
-    budgets = {job.folder: Budget.of(job.settings) for job in all_jobs}
-    kinds: dict[str, list[tuple[bool, int]]] = {}
-    seconds, sampled = 0.0, 0
-    for job in all_jobs:
-        budget, greedy = budgets[job.folder], job.settings.validation.temperature > 0
-        count = budget.answers + budget.validated * (1 + greedy)
-        if job.shared is not None:
-            count -= budgets[job.shared].answers + budgets[job.shared].validated * (1 + greedy)
-        finished = (root / job.folder / FINISHED).exists()
-        if finished:
-            seconds, sampled = (
-                seconds + results.times(root / job.folder)["seconds"],
-                sampled + count,
-            )
-        kinds.setdefault(job.variant or "common beginnings", []).append((finished, count))
-    return [
-        Work(
-            what,
-            sum(finished for finished, _ in of_kind),
-            len(of_kind),
-            sum(count for finished, count in of_kind if finished),
-            sum(count for finished, count in of_kind if not finished),
-            seconds / sampled / workers if sampled else None,
-        )
-        for what, of_kind in kinds.items()
-    ]
+    """What is to be computed of a study, by variant; arguments as of `Runner`."""
+    own: dict[Path | None, int] = {None: 0}
+    kinds: dict[str, list[Path]] = {}
+    for job in all_jobs:  # A common beginning comes before those that begin with it.
+        budget, greedy = Budget.of(job.settings), job.settings.validation.temperature > 0
+        own[job.folder] = budget.answers + budget.validated * (1 + greedy) - own[job.shared]
+        kinds.setdefault(job.variant or "common beginnings", []).append(job.folder)
+    done = {folder for folder in own if folder and (root / folder / FINISHED).exists()}
+    seconds = sum(results.times(root / folder)["seconds"] for folder in done) / workers
+    sampled, work = sum(own[folder] for folder in done), []
+    for kind, folders in kinds.items():
+        left = sum(own[folder] for folder in folders if folder not in done)
+        finished = sum(folder in done for folder in folders)
+        work.append(Work(kind, finished, len(folders), left, hours(left, seconds, sampled)))
+    return work
 
 
-def work_table(work: Sequence[Work]) -> Table:
-    """Kinds of work and their sum, for people."""
-    hours = [one.hours for one in work]
-    total = None if None in hours else sum(one or 0.0 for one in hours)
-    rows = [
-        {
-            "what": one.what,
-            "finished": f"{one.finished} of {one.total}",
-            "completions to sample": one.left,
-            "hours": "unknown" if one.hours is None else f"{one.hours:.2f}",
-        }
-        for one in work
-    ]
-    left, shown = sum(one.left for one in work), "unknown" if total is None else f"{total:.2f}"
-    rows.append({"what": "all", "finished": "", "completions to sample": left, "hours": shown})
-    note = "Hours follow from the time that a completion took, training included, in what has run."
-    return Table.of("To be computed", rows, note)
+def together(work: Sequence[Work]) -> Work:
+    """The sum of all kinds."""
+    known = [one.hours for one in work if one.hours is not None]
+    finished, of, left = (sum(numbers) for numbers in list(zip(*work, strict=True))[1:4])
+    return Work("all", finished, of, left, sum(known) if len(known) == len(work) else None)
+
+
+def hours(left: int, seconds: float, done: int) -> float | None:
+    """How long completions take, by the time of others; None if there were none."""
+    if not left:
+        return 0.0
+    return left * seconds / done / 3600 if done else None
 
 
 def _key(settings: Settings) -> str:

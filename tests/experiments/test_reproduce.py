@@ -1,0 +1,184 @@
+"""The publication's tables in miniature: made up ones, and a whole reproduction that is killed."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.stats
+from whole_runs import SMALL, compilation_cache
+
+import mapf_jax
+from experiments.benchmark import reproduction
+from experiments.benchmark.questions import BUILTIN, BenchmarkQuestions
+from experiments.benchmark.study import BEFORE, MeasuredStudy
+from experiments.benchmark.table import Outcomes
+from experiments.families.lakes.published import Group
+
+ROOT = Path(__file__).parent.parent.parent
+VARIANTS = ("fixed_random", "base", "v1", "v2", "v3", "v4", "v5", "v6", "full")
+
+
+def made_up(seeds=(0, 1, 2)):
+    """A study of two rounds whose runs begin alike, and what its checkpoints answered."""
+    points = [{"round": r, "config": {"3": {"data_ratio": 0.5}}} for r in (None, 0, 1)]
+    found = {
+        "seeds": list(seeds),
+        "reference": "fixed_random",
+        "rows": ["3"],
+        "variants": [{"name": name, "label": name.upper()} for name in VARIANTS],
+        "runs": [
+            {"variant": name, "seed": seed, "folder": f"runs/{name}/seed-{seed}", "points": points}
+            | {"status": "finished", "error": None, "shared": {"folder": f"shared/ab-seed-{seed}"}}
+            for name in VARIANTS
+            for seed in seeds
+        ],
+    }
+    groups = [Group(a, 3, w, 0.1) for a in (2, 3) for w in (0.25, 0.5, 0.75) for _ in range(10)]
+    status = np.full(len(groups), mapf_jax.Status.OPTIMAL)
+    questions = BenchmarkQuestions(
+        names=tuple(f"q{i}" for i in range(len(groups))),
+        instances=types.SimpleNamespace(solution=types.SimpleNamespace(status=status)),
+        groups=tuple(groups),
+        about={"options": {"set": "small"}, "of": len(groups)},
+    )
+    study = MeasuredStudy(Path("study"), found)
+    rng, outcomes = np.random.default_rng(0), {}
+    checks = dict.fromkeys(mapf_jax.CHECKS, True)
+    for name in study.models:
+        good = rng.random(len(groups)) < 0.5
+        records = [
+            {"id": q, "valid": g, "optimal": g, "checks": checks, "truncated": False}
+            | {"tokens": 9, "prompt_tokens": None}
+            for q, g in zip(questions.names, good.tolist(), strict=True)
+        ]
+        noted = {"name": name, "options": {"kind": "run"}, "versions": {}}
+        outcomes[name] = Outcomes(noted, records, questions)
+    return study, questions, outcomes
+
+
+def test_what_runs_have_in_common_is_asked_once():
+    study, _, _ = made_up()
+    # The start, round 0 of each seed, and round 1 of each variant and seed.
+    assert len(study.models) == 1 + 3 + len(VARIANTS) * 3
+    assert study.models[BEFORE].endswith("@start")
+    assert study.models["ab-seed-2.round-0"] == "study/shared/ab-seed-2@0"
+    assert study.models["v6.seed-1.round-1"] == "study/runs/v6/seed-1@1"
+
+
+def test_tables_in_the_published_shape(tmp_path):
+    study, questions, outcomes = made_up()
+    judgements = tmp_path / "judgements.jsonl"
+    tables = {t.title: t for t in reproduction.tables(study, questions, outcomes, judgements)}
+    ends = {
+        name: [outcomes[f"{name}.seed-{s}.round-1"].success["valid"].mean() for s in range(3)]
+        for name in VARIANTS
+    }
+    # Means over seeds with Student's interval, and published ones beside.
+    contexts = tables["Contexts"]
+    assert [row[1] for row in contexts.rows[:6]] == [f"V{i}, 3 seeds" for i in range(1, 7)]
+    assert contexts.rows[-1][2:] == ("45.20", "35.70", "27.30")
+    rows = {row[0]: row for row in tables["Valid answers, who designs"].rows}
+    expected = scipy.stats.ttest_1samp(np.subtract(ends["v6"], ends["base"]), 0)
+    low, high = (100 * bound for bound in expected.confidence_interval())
+    mean = 100 * np.mean(np.subtract(ends["v6"], ends["base"]))
+    assert rows["V6"][2] == f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
+    assert rows["V6"][3] == rows["V6"][4] == f"{expected.pvalue:.3f}"  # One comparison.
+    assert rows["BASE"][2] is None
+    assert rows["V6"][5] == ", ".join(f"{100 * value:.1f}" for value in ends["v6"])
+    main = tables["Main results"]
+    assert "2 agents, valid" in main.columns
+    ours = next(row for row in main.rows if row[1].endswith("redesigned by the current checkpoint"))
+    assert dict(zip(main.columns, ours, strict=True))["3 agents, valid"] == "51.67"
+    ratios = tables["Data ratio by lake size that V6 designs, mean over seeds"]
+    assert ratios.rows[0][:3] == ["measured", 1, "0.50 (0.50 to 0.50)"]
+    lacking = reproduction.missing(study, questions, outcomes, judgements)
+    assert [sentence.split(":")[0] for sentence in lacking] == [
+        "Proprietary models, asked zero-shot",
+        "Behaviours that no rule can tell",
+        "No published figure is comparable",
+    ]
+    del outcomes["v6.seed-1.round-1"]
+    study.found["runs"][0] |= {"status": "failed", "error": "no room"}
+    lacking = reproduction.missing(study, questions, outcomes, judgements)
+    assert "FIXED_RANDOM, seed 0: failed (no room)." in lacking
+    assert "Not asked everything: v6.seed-1.round-1." in lacking
+
+
+def test_the_numbers_of_instances():
+    assert reproduction.count("builtin", None) == 3150
+    made = BUILTIN["small"](0, per_hole_ratio=1)
+    assert reproduction.count("small", 1) == len(made.ids) == 90
+    assert sorted(set(made.instances.active.sum(1).tolist())) == [2, 3]
+
+
+def start(folder, *options):
+    # Not the configuration: that is the study's own.
+    own = [option for option in SMALL if not option.startswith("--config=")]
+    words = ["--model=tiny", f"--out={folder / 'out'}", "--workers=2", "--seeds=0,1"]
+    words += ["--variants=fixed_random,v6", "--per_cell=1", "--config.loop.rounds=2"]
+    return subprocess.Popen(
+        [sys.executable, "-m", "experiments.reproduce", *words, *own, *options],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "JAX_NUM_CPU_DEVICES": "1",
+            "JAX_COMPILATION_CACHE_DIR": compilation_cache(folder.parent),
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process):
+    out, err = process.communicate(timeout=900)
+    assert process.returncode == 0, err[-3000:]
+    return out
+
+
+def tables(folder):
+    """What it found, without what depends on the day and the folder."""
+    found = json.loads((folder / "out" / "tables.json").read_text())
+    measured = json.loads((folder / "out" / "benchmark" / "results.json").read_text())["measured"]
+    for row in measured:
+        del row["asked"]
+    return found["tables"], found["missing"], measured
+
+
+#: What has just appeared when the process is killed.
+MOMENTS = (
+    "benchmark/instances.jsonl",
+    "shared/*/rounds/0/train.jsonl",
+    "runs/v6/*/rounds/0/design/design.json",
+    "benchmark/models/*/answers.jsonl",
+    "benchmark/models/*round-1/answers.jsonl",
+)
+
+
+@pytest.mark.slow
+def test_killed_five_times_the_tables_are_the_same(tmp_path):
+    alone, killed = tmp_path / "alone", tmp_path / "killed"
+    plan = finish(start(alone, "--dry_run"))
+    assert not (alone / "out").exists()
+    assert re.search(r"\| benchmark \| 0 \| 7 \| 630 \| unknown \|", plan)
+    printed = finish(start(alone))
+    assert "tables.md" in printed
+    for moment in MOMENTS:
+        process = start(killed)
+        while not list((killed / "out").glob(moment)):
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    finish(start(killed))
+    assert tables(killed) == tables(alone)
+    plan = finish(start(killed, "--dry_run"))
+    assert re.search(r"\| all \| 13 \| 13 \| 0 \| 0 \|", plan)
