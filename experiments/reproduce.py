@@ -129,7 +129,7 @@ def _conclude(root: Path, found: Mapping[str, Any]) -> str:
         folder / "results", "Benchmark", tables, results.notes(), about, results.to_json()
     )
     tables = reproduction.tables(study, questions, outcomes, judgements)
-    lacking = reproduction.missing(study, questions, outcomes, judgements)
+    lacking = reproduction.missing(study, questions, outcomes, tables)
     notes = [*results.notes(), *(f"Missing: {sentence}" for sentence in lacking)]
     content = {"tables": [table.to_dict() for table in tables], "missing": lacking}
     records.write(root / "tables", "The publication's tables", tables, notes, about, content)

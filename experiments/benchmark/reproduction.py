@@ -21,8 +21,8 @@ from experiments.run_reading import read_run
 from experiments.statistics import student
 from mapf_jax import benchmark
 
+AGREEMENT = "Agreement of rules and judge"
 _OURS = "Qwen3-4B + GRPO, configuration redesigned by the current checkpoint"
-_FIXED = "Qwen3-4B + GRPO, fixed random configuration"
 _BY_BASE = "Qwen3-4B + GRPO, redesigned by the untrained base model"
 _FULL = "Qwen3-4B + GRPO, redesigned by the current checkpoint from full training details"
 
@@ -35,20 +35,25 @@ class Shape:
       title: what it is about.
       variants: its rows, variants of the study.
       reference: the row that the others are compared with.
-      beside: its published rows; None is those of the main results, empty those of the contexts.
+      beside: its published rows; all if empty.
+      subsets: its columns are the wait-ratio subsets, in valid answers, and not the numbers of
+        agents.
+      whole: it has lake sizes too, and whoever was asked beside the study's checkpoints.
     """
 
     title: str
     variants: tuple[str, ...]
     reference: str
-    beside: tuple[str, ...] | None
+    beside: tuple[str, ...] = ()
+    subsets: bool = False
+    whole: bool = False
 
 
 SHAPES = (
-    Shape("Main results", ("fixed_random", "v6"), "fixed_random", None),
+    Shape("Main results", ("fixed_random", "v6"), "fixed_random", whole=True),
     Shape("Who designs", ("base", "v6"), "base", (_BY_BASE, _OURS)),
     Shape("Training details", ("full", "v4", "v6"), "v6", (_FULL, _OURS)),
-    Shape("Contexts", ("v1", "v2", "v3", "v4", "v5", "v6"), "v6", ()),
+    Shape("Contexts", ("v1", "v2", "v3", "v4", "v5", "v6"), "v6", subsets=True),
 )
 
 
@@ -63,18 +68,16 @@ def tables(
     for shape in SHAPES:
         names = [name for name in shape.variants if name in study.labels]
         rows = study.rows(outcomes, names)
-        main, contexts = shape.beside is None, shape.beside == ()
-        shown = [*(study.others(outcomes) if main else []), *rows]
+        shown = [*(study.others(outcomes) if shape.whole else []), *rows]
         results = Results(questions, shown, beside=True)
-        rates = published.contexts() if contexts else published.models()
-        if shape.beside:
-            rates = {name: rates[name] for name in shape.beside}
-        columns = results.by_wait(METRICS[0]) if contexts else results.by_agents()
+        rates = published.contexts() if shape.subsets else published.models()
+        rates = {name: rates[name] for name in shape.beside or rates}
+        columns = results.by_wait(METRICS[0]) if shape.subsets else results.by_agents()
         made.append(results.table(shape.title, columns, rates))
-        made += results.by_size() if main else []
+        made += results.by_size() if shape.whole else []
         if shape.reference in names:
             reference = study.labels[shape.reference]
-            for metric in METRICS[: 1 if contexts else None]:
+            for metric in METRICS[:1] if shape.subsets else METRICS:
                 what = f"answers, {shape.title.lower()}"
                 made.append(compared(metric, what, results, rows, reference, Group()))
     return [*results.marked(made), _data_ratios(study), *behaviours(study, judgements)]
@@ -143,8 +146,8 @@ def behaviours(study: MeasuredStudy, judgements: Path) -> list[Table]:
     for run in study.found["runs"]:
         label = study.labels[run["variant"]]
         for each in read_run(study.root / run["folder"]).rounds:
-            if not each.design or not each.design["measures"]:
-                continue
+            if not each.design or not each.design["answers"].strip():
+                continue  # Nobody designed, or a rule.
             measures.setdefault(label, []).append(each.design["measures"])
             said = each.design["judgement"] or judged.get((run["folder"], each.index)) or {}
             if said.get("scores"):
@@ -163,7 +166,7 @@ def behaviours(study: MeasuredStudy, judgements: Path) -> list[Table]:
             for question in QUESTIONS
         ]
         note = f"The judge says yes from {YES} up. Where no rule can tell there are no designs."
-        made.append(Table.of("Agreement of rules and judge", rows, note))
+        made.append(Table.of(AGREEMENT, rows, note))
     return made
 
 
@@ -185,9 +188,9 @@ def missing(
     study: MeasuredStudy,
     questions: BenchmarkQuestions,
     outcomes: Mapping[str, Outcomes],
-    judgements: Path,
+    made: Sequence[Table],
 ) -> list[str]:
-    """A sentence for everything that the publication has and these tables have not, or not yet."""
+    """A sentence for everything that the publication has and the tables have not, or not yet."""
     sentences = []
     for shape in SHAPES:
         if absent := [name for name in shape.variants if name not in study.labels]:
@@ -203,7 +206,7 @@ def missing(
         sentences.append(f"Not asked everything: {', '.join(unasked)}.")
     if not any(one.noted["options"]["kind"] == "endpoint" for one in outcomes.values()):
         sentences.append("Proprietary models, asked zero-shot: no --endpoint.")
-    if not any(table.title.startswith("Agreement") for table in behaviours(study, judgements)):
+    if AGREEMENT not in [table.title for table in made]:
         sentences.append("Behaviours that no rule can tell: no --judge.")
     if refused := Results(questions, []).refused:
         sentences.append(f"No published figure is comparable: {refused}.")

@@ -16,11 +16,18 @@ import scipy.stats
 from whole_runs import SMALL, compilation_cache
 
 import mapf_jax
+from engineer.analysis import QUESTIONS, analyse, rules
+from engineer.context import VARIANTS as CONTEXTS
+from engineer.proposal import render_config
+from experiments import settings
+from experiments import store as files
 from experiments.benchmark import reproduction
 from experiments.benchmark.questions import BUILTIN, BenchmarkQuestions
 from experiments.benchmark.study import BEFORE, MeasuredStudy
 from experiments.benchmark.table import Outcomes
+from experiments.families.demonstrations import random_record, rule_design
 from experiments.families.lakes.published import Group
+from experiments.families.lakes.texts import TEXTS, lake_space
 
 ROOT = Path(__file__).parent.parent.parent
 VARIANTS = ("fixed_random", "base", "v1", "v2", "v3", "v4", "v5", "v6", "full")
@@ -99,7 +106,7 @@ def test_tables_in_the_published_shape(tmp_path):
     assert dict(zip(main.columns, ours, strict=True))["3 agents, valid"] == "51.67"
     ratios = tables["Data ratio by lake size that V6 designs, mean over seeds"]
     assert ratios.rows[0][:3] == ["measured", 1, "0.50 (0.50 to 0.50)"]
-    lacking = reproduction.missing(study, questions, outcomes, judgements)
+    lacking = reproduction.missing(study, questions, outcomes, list(tables.values()))
     assert [sentence.split(":")[0] for sentence in lacking] == [
         "Proprietary models, asked zero-shot",
         "Behaviours that no rule can tell",
@@ -107,9 +114,48 @@ def test_tables_in_the_published_shape(tmp_path):
     ]
     del outcomes["v6.seed-1.round-1"]
     study.found["runs"][0] |= {"status": "failed", "error": "no room"}
-    lacking = reproduction.missing(study, questions, outcomes, judgements)
+    lacking = reproduction.missing(study, questions, outcomes, list(tables.values()))
     assert "FIXED_RANDOM, seed 0: failed (no room)." in lacking
     assert "Not asked everything: v6.seed-1.round-1." in lacking
+
+
+def test_a_judge_is_asked_once_and_compared_with_the_rules(tmp_path):
+    space, asked = lake_space((3, 4)), []
+    study, _, _ = made_up(seeds=(0, 1))
+    study = MeasuredStudy(tmp_path, study.found)
+    options = settings.from_config({"lakes": {"sizes": (3, 4)}}).to_dict()
+    measured = []
+    for seed in (0, 1):
+        folder = tmp_path / f"runs/v6/seed-{seed}"
+        record = random_record(seed, space, TEXTS)
+        config = rule_design(record, space, CONTEXTS["V3"])
+        measured.append(analyse(record, config, space))
+        for name, value in (
+            ("config.json", options),
+            ("rounds/0/design/design.json", {"config": config.to_dict()}),
+            ("rounds/0/design/analysis.json", measured[-1]),
+            ("rounds/0/design/context.md", "what was shown"),
+            ("rounds/0/design/answers.md", render_config(config, space)),
+        ):
+            files.write_file(folder / name, value)
+
+    def generate(chat, seed):
+        asked.append(chat[0]["content"])
+        return json.dumps(dict.fromkeys(QUESTIONS, 5 if seed else 1))
+
+    path = tmp_path / "judgements.jsonl"
+    for _ in range(2):  # Nothing is asked again.
+        reproduction.judge(study, types.SimpleNamespace(generate=generate), path)
+    assert len(asked) == 2
+    assert all("what was shown" in one and "Used next:" in one for one in asked)
+    by_rules, by_judge, agreement = reproduction.behaviours(study, path)
+    moved = np.mean([one["fraction_moved"] for one in measured])
+    assert [f"{moved:.2f}"] == [r[1] for r in by_rules.rows if r[0] == "fraction of the set moved"]
+    assert {row[1] for row in by_judge.rows} == {"3.00"}
+    said = [rules(one)["locality"] for one in measured]
+    found = {row[0]: row[1:] for row in agreement.rows}
+    assert found["locality"][:2] == [2, np.mean([said[0] is False, said[1] is True])]
+    assert found["cause"] == [0, None, None]
 
 
 def test_the_numbers_of_instances():
