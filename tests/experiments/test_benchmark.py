@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import json
 import re
+import shutil
 import threading
 import time
 import types
@@ -306,11 +307,15 @@ def test_the_tiny_model_and_the_checkpoint_of_a_run(source, tmp_path):
     files.write_file(root / "config.json", settings.to_dict())
     with Checkpoints(root / "checkpoints") as checkpoints:
         checkpoints.save(7, state, {})
-    assert run(source, out, f"--model={root}:7", "--name=run", *sampled) == 0
-    again = {r["id"]: r for r in read_lines(out / "models" / "run" / "answers.jsonl")}
-    assert {name: r["text"] for name, r in again.items()} == {
-        name: r["text"] for name, r in first.items()
-    }
+    shutil.copytree(settings.model.folder, root / "rounds" / "0" / "weights")
+    specs = {"run": f"{root}:7", "start": f"{root}@start", "kept": f"{root}@0"}
+    named = [word for name, spec in specs.items() for word in (f"--model={spec}", f"--name={name}")]
+    assert run(source, out, *named, *sampled) == 0
+    for model in specs:
+        again = {r["id"]: r for r in read_lines(out / "models" / model / "answers.jsonl")}
+        assert {name: r["text"] for name, r in again.items()} == {
+            name: r["text"] for name, r in first.items()
+        }
     options = files.read_file(out / "models" / "run" / "options.json")["options"]
     assert (options["step"], options["temperature"], options["list_holes"]) == (7, 0.7, True)
     assert run(source, out, f"--model={root}:8", "--name=other", *sampled) == 1
