@@ -12,6 +12,7 @@ Options of all runs change with `--config.NAME=VALUE`, as for a run. Exit codes:
 experiments.study`.
 """
 
+import dataclasses
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -130,7 +131,8 @@ def _conclude(root: Path, found: Mapping[str, Any]) -> str:
     )
     tables = reproduction.tables(study, questions, outcomes, judgements)
     lacking = reproduction.missing(study, questions, outcomes, tables)
-    notes = [*results.notes(), *(f"Missing: {sentence}" for sentence in lacking)]
+    beside = dataclasses.replace(results, beside=True)
+    notes = [*beside.notes(), *(f"Missing: {sentence}" for sentence in lacking)]
     content = {"tables": [table.to_dict() for table in tables], "missing": lacking}
     records.write(root / "tables", "The publication's tables", tables, notes, about, content)
     for table in tables:

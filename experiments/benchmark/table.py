@@ -349,6 +349,7 @@ class Results:
             unsolved=int((~self.questions.solved).sum()),
             missing={name: count for name, count in missing.items() if count},
             refused=self.refused,
+            beside=self.beside,
             published=published.SOURCE,
         )
 
