@@ -21,7 +21,7 @@ from typing import Any
 import ml_collections
 from absl import app, flags
 
-from experiments import command_line, records
+from experiments import command_line, process, records
 from experiments import store as files
 from experiments.benchmark import __main__ as benchmark
 from experiments.benchmark import reproduction
@@ -68,6 +68,7 @@ _ASKED = flags.DEFINE_string(
 
 def main(argv: Sequence[str]) -> None:
     """Computes what is missing and writes the tables, or says what that takes."""
+    process.quieten()
     command.run(argv, _load, _conclude, _benchmark)
 
 

@@ -342,7 +342,8 @@ def markdown(found: Mapping[str, Any]) -> str:
             for row in found["comparison"]
             if row["metric"] == metric["name"]
         }
-        tables.append(Table.compared(metric["label"], rows, named[found["reference"]]))
+        title = metric["label"][0].upper() + metric["label"][1:]
+        tables.append(Table.compared(title, rows, named[found["reference"]]))
     short = shortfalls(found)
     return render("comparison.md", found=found, labels=named, shortfalls=short, tables=tables)
 
