@@ -36,6 +36,7 @@ from experiments.study import command
 from experiments.study.results import times
 from experiments.study.runs import Job, Work, hours
 from experiments.study.variants import Study, Variant
+from learner import checks
 
 #: The base of the study and the set of the benchmark, by `--scale`.
 SCALES = {"tiny": ("tiny", "small"), "full": ("qwen3_4b", "builtin")}
@@ -91,6 +92,7 @@ def _load(root: Path) -> tuple[Study, ml_collections.ConfigDict]:
     folder = root / "benchmark"
     if not command.DRY_RUN.value:
         ask(folder, {}, _options([]), Reporter())
+    if (folder / "instances.jsonl").exists():
         # The models are to be asked nothing that they were trained on.
         base[base.family].exclude = str(folder / "instances.jsonl")
     return study, base
@@ -115,14 +117,17 @@ def _options(words: Sequence[str]) -> Any:
 def _conclude(root: Path, found: Mapping[str, Any]) -> str:
     folder, reporter = root / "benchmark", Reporter()
     study = MeasuredStudy(root, found)
-    judgements, about = root / "judgements.jsonl", records.facts()
+    judgements, about, failed = root / "judgements.jsonl", records.facts(), []
     if not command.TABLES_ONLY.value:
         ask(folder, study.models, _options([]), reporter, whole=study.models)
-        servers = {one.rpartition("#")[2]: f"{ENDPOINT}{one}" for one in _ENDPOINTS.value}
         others = _options(shlex.split(_ASKED.value))
-        ask(folder, servers, others, reporter)
-        if _JUDGE.value:
-            reproduction.judge(study, make_solver(_JUDGE.value, others), judgements)
+        try:  # Whatever becomes of them, there are tables.
+            for one in _ENDPOINTS.value:
+                ask(folder, {one.rpartition("#")[2]: f"{ENDPOINT}{one}"}, others, reporter)
+            if _JUDGE.value:
+                reproduction.judge(study, make_solver(_JUDGE.value, others), judgements)
+        except UserError as error:
+            failed.append(checks.one_line(error))
     questions = read_set(folder)
     outcomes = read_outcomes(folder, questions)
     results = study.results(questions, outcomes)
@@ -131,7 +136,7 @@ def _conclude(root: Path, found: Mapping[str, Any]) -> str:
         folder / "results", "Benchmark", tables, results.notes(), about, results.to_json()
     )
     tables = reproduction.tables(study, questions, outcomes, judgements)
-    lacking = reproduction.missing(study, questions, outcomes, tables)
+    lacking = [*failed, *reproduction.missing(study, questions, outcomes, tables)]
     beside = dataclasses.replace(results, beside=True)
     notes = [*beside.notes(), *(f"Missing: {sentence}" for sentence in lacking)]
     content = {"tables": [table.to_dict() for table in tables], "missing": lacking}
