@@ -142,13 +142,13 @@ def compare(values: Mapping[str, Mapping[Any, float]], reference: str) -> dict[s
 
     Returns:
       By name, as of `student`, with `difference` as of `paired`, with `p_holm` after Holm's
-      correction over all names; None for the reference, and for all if that has no values.
+      correction over all names; None for the reference.
     """
     against = values.get(reference, {})
     differences = {
         name: {**paired(own, against), "p_holm": None}
         for name, own in values.items()
-        if name != reference and against
+        if name != reference
     }
     adjust(differences.values())
     return {
