@@ -1,7 +1,11 @@
 """MAPF-FrozenLake in JAX: a batched simulator, an exact solver and an instance generator."""
 
+from mapf_jax import env as env
+from mapf_jax import formats as formats
 from mapf_jax.benchmark import BenchmarkSet as BenchmarkSet
 from mapf_jax.benchmark import benchmark_instances as benchmark_instances
+from mapf_jax.bridges import movingai as movingai
+from mapf_jax.draw import render as render
 from mapf_jax.draw.render import ascii_frames as ascii_frames
 from mapf_jax.draw.render import ascii_instance as ascii_instance
 from mapf_jax.draw.render import instance_from_ascii as instance_from_ascii

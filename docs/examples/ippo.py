@@ -15,9 +15,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 import optax
 
-from mapf_jax import Plan, generator
-from mapf_jax.draw import render
-from mapf_jax.env import PoolAutoReset, make
+from mapf_jax import Plan, generator, verify
+from mapf_jax.env import PoolAutoReset, make, rollout
 
 SIZE, AGENTS, HOLES, ENVS, STEPS, EPOCHS, MINIBATCHES = 5, 2, 5, 256, 32, 2, 4
 GAMMA, LAMBDA, CLIP, ENTROPY, RATE = 0.97, 0.95, 0.2, 0.01, 1e-3
@@ -62,18 +61,16 @@ def loss(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
 
 def train(key: jax.Array, updates: int) -> tuple[Any, np.ndarray]:
     """Weights, and the success rate of the episodes that ended in each update."""
-    wrapper = PoolAutoReset(ENV)
-    pool = wrapper.pool(lakes(0, 4096))
-    step_all = jax.vmap(wrapper.step, in_axes=(0, 0, None))
+    wrapper = PoolAutoReset(ENV, lakes(0, 4096))
     init_key, reset_key, key = jax.random.split(key, 3)
-    states, first = jax.vmap(wrapper.reset, (None, 0))(pool, jax.random.split(reset_key, ENVS))
+    states, first = jax.vmap(wrapper.reset)(jax.random.split(reset_key, ENVS))
     params = NETWORK.init(init_key, first.observation)
 
     def act(carry: Any, key: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
         params, states, seen = carry
         logits, values = NETWORK.apply(params, seen)
         actions = jax.random.categorical(key, logits)
-        states, after = step_all(states, actions, pool)
+        states, after = jax.vmap(wrapper.step)(states, actions)
         # An episode that was cut off would have gone on: its last value stands for the rest.
         rest = NETWORK.apply(params, after.final_observation)[1] * after.truncated[:, None]
         return (params, states, after.observation), {
@@ -112,19 +109,13 @@ def train(key: jax.Array, updates: int) -> tuple[Any, np.ndarray]:
     return params, np.asarray(rates)
 
 
-def play(params: Any, instance: Any, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """How many steps agents take to succeed, 0 if they fail, and their cells [time, agents, 2]."""
+def play(params: Any, instance: Any, key: jax.Array, save: Path | None = None) -> Plan:
+    """An episode of a lake."""
 
-    def act(carry: Any, key: jax.Array) -> tuple[Any, Any]:
-        state, seen, won = carry
-        actions = jax.random.categorical(key, NETWORK.apply(params, seen)[0])
-        state, after = ENV.step(state, jnp.where(won, 4, actions))  # Whoever has won waits.
-        return (state, after.observation, won | after.info.success), (won, ENV.positions(state))
+    def policy(key: jax.Array, seen: jax.Array) -> jax.Array:
+        return jax.random.categorical(key, NETWORK.apply(params, seen)[0])
 
-    state, first = ENV.reset(instance)
-    carry = state, first.observation, jnp.zeros((), bool)
-    (*_, won), (before, cells) = jax.lax.scan(act, carry, jax.random.split(key, ENV.max_steps))
-    return won * (~before).sum(), jnp.concatenate([instance.starts[None], cells])
+    return rollout(ENV, instance, policy, key, save)
 
 
 def main() -> None:
@@ -133,17 +124,18 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=100)
     args = parser.parse_args()
     params, rates = train(jax.random.key(0), args.updates)
-    others, test = lakes(1, 1000), jax.jit(jax.vmap(play, in_axes=(None, 0, None)))
-    steps, cells = map(np.asarray, test(params, others, jax.random.key(1)))
-    print(f"success {rates[0]:.0%} -> {rates[-1]:.0%}, on other lakes {(steps > 0).mean():.0%}")
+    others, key = lakes(1, 1000), jax.random.key(1)
+    plans = jax.jit(jax.vmap(play, in_axes=(None, 0, None)))(params, others, key)
+    won = np.asarray(verify(others, plans).valid)
+    print(f"success {rates[0]:.0%} -> {rates[-1]:.0%}, on other lakes {won.mean():.0%}")
     args.out.mkdir(parents=True, exist_ok=True)
     plt.figure(figsize=(5, 3), layout="constrained")
     plt.plot(STEPS * ENVS / 1000 * np.arange(1, len(rates) + 1), 100 * rates)
     plt.gca().set(xlabel="thousand steps", ylabel="episodes that succeed, percent")
     plt.savefig(args.out / "curve.png", dpi=150)
-    one = int(np.argsort(steps)[-len(steps) // 10])
-    plan = Plan(cells[one], steps[one], np.True_, np.int32(AGENTS))
-    render.save(args.out / "episode.gif", others[one], plan)
+    steps = np.where(won, plans.num_steps, 0)
+    one = int(np.argsort(steps)[-len(steps) // 10])  # A long one that succeeded.
+    play(params, others[one], key, save=args.out / "episode.gif")
 
 
 if __name__ == "__main__":

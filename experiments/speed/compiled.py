@@ -30,8 +30,8 @@ def programs(quick: bool) -> Iterator[tuple[str, int, Any, Any, int]]:
     batch = 1024 if quick else 65_536
     key = jax.random.key(0)
     wrapper, pool = simulator.environment(_AGENTS, _POOL)
-    reset = jax.vmap(wrapper.reset, in_axes=(None, 0))
-    state, _ = jax.eval_shape(reset, pool, jax.random.split(key, batch))
+    reset = jax.vmap(wrapper.reset, in_axes=(0, None))
+    state, _ = jax.eval_shape(reset, jax.random.split(key, batch), pool)
     actions = jax.ShapeDtypeStruct((batch, _AGENTS), jnp.int8)
     step = jax.jit(jax.vmap(wrapper.step, in_axes=(0, 0, None)), donate_argnums=0)
     yield f"environment step, {_AGENTS} agents", batch, step, (state, actions, pool), 1

@@ -53,11 +53,11 @@ def measure(agents: int, batch: int, steps: int, pool_size: int, repeats: int) -
       writes, its bandwidth that of adding 1 to an array of the batch's size.
     """
     wrapper, pool = environment(agents, pool_size)
-    reset = jax.jit(jax.vmap(wrapper.reset, in_axes=(None, 0)))
+    reset = jax.jit(jax.vmap(wrapper.reset, in_axes=(0, None)))
     step = jax.vmap(wrapper.step, in_axes=(0, 0, None))
     length = max(32, min(4096, steps // batch))
     actions = jax.random.randint(jax.random.key(1), (length, batch, agents), 0, 5, jnp.int8)
-    state, _ = reset(pool, jax.random.split(jax.random.key(2), batch))
+    state, _ = reset(jax.random.split(jax.random.key(2), batch), pool)
 
     @jax.jit
     def run(state: Any, actions: jax.Array, pool: Pool) -> Any:

@@ -6,8 +6,10 @@ rewards, ends and observations.
 """
 
 import dataclasses
+import difflib
 import functools
 import math
+from collections.abc import Collection
 from typing import Any
 
 import chex
@@ -211,20 +213,17 @@ class MapfFrozenLake:
         ):
             if weight:
                 rewards += weight * term
-        observation, action_mask = self.observe(after)
-        return after, TimeStep(
-            observation=observation,
+        shown = self.first_timestep(after)
+        return after, dataclasses.replace(
+            shown,
             reward=jnp.where(active, rewards, 0.0),
             terminated=success | failed,
             truncated=(time >= self.max_steps) & ~(success | failed),
-            final_observation=observation,
-            action_mask=action_mask,
-            info=StepInfo(
+            info=dataclasses.replace(
+                shown.info,
                 violation=dynamics.first_broken(violations),
                 moves=moves.astype(jnp.int8),
-                at_goal=at_goal & active,
                 success=success,
-                costs=costs.astype(jnp.int32),
             ),
         )
 
@@ -309,3 +308,39 @@ def _terrain_at(state: State, cells: jax.Array) -> jax.Array:
     index = cells if state.offset is None else state.offset + cells
     # Moves from free cells lead at most into the border, so no index is out of bounds.
     return jnp.asarray(state.terrain).at[index].get(mode="promise_in_bounds")
+
+
+# By name, the options that differ from the environment's own defaults.
+_REGISTRY: dict[str, dict[str, Any]] = {
+    "MapfFrozenLake-v0": {},
+    "MapfFrozenLakeBlock-v0": {"conflict": "block"},
+    # As slippery as Gymnasium's FrozenLake: a move goes where it should one time in three.
+    "MapfFrozenLakeSlippery-v0": {"conflict": "block", "slip_probability": 2 / 3},
+}
+
+
+def registered_envs() -> tuple[str, ...]:
+    """The names that `make` knows, sorted."""
+    return tuple(sorted(_REGISTRY))
+
+
+def make(name: str, **options: Any) -> MapfFrozenLake:
+    """An environment by name.
+
+    Args:
+      name: one of `registered_envs()`.
+      **options: those of `MapfFrozenLake`.
+
+    Raises:
+      ValueError: the name or an option is unknown (near ones are named) or out of range.
+    """
+    _check_known("name", name, _REGISTRY)
+    for option in options:
+        _check_known("option", option, [field.name for field in dataclasses.fields(MapfFrozenLake)])
+    return MapfFrozenLake(**{**_REGISTRY[name], **options})
+
+
+def _check_known(what: str, word: str, known: Collection[str]) -> None:
+    if word not in known:
+        near = difflib.get_close_matches(word, known, n=3, cutoff=0.5) or known
+        raise ValueError(f"{what}={word!r}: did you mean {' or '.join(map(repr, near))}?")

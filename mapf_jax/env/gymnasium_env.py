@@ -17,8 +17,8 @@ from gymnasium.vector.utils import batch_space
 
 from mapf_jax import generator
 from mapf_jax.draw import render
-from mapf_jax.env import registration, spaces
-from mapf_jax.env.environment import MapfFrozenLake
+from mapf_jax.env import spaces
+from mapf_jax.env.environment import MapfFrozenLake, make, registered_envs
 from mapf_jax.env.wrappers import PoolAutoReset
 from mapf_jax.padding import pad_instance
 from mapf_jax.types import Instance, State, TimeStep
@@ -167,9 +167,8 @@ class MapfVectorEnv(VectorEnv):
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._env = env
-        wrapper = PoolAutoReset(env)
-        self._pool = wrapper.pool(instances)
-        self._reset = jax.jit(jax.vmap(wrapper.reset, in_axes=(None, 0)))
+        wrapper = PoolAutoReset(env, instances)
+        self._reset = jax.jit(jax.vmap(wrapper.reset))
         self._step = jax.jit(jax.vmap(wrapper.step, in_axes=(0, 0, None, 0)))
         self._state: Any = None
 
@@ -180,7 +179,7 @@ class MapfVectorEnv(VectorEnv):
         if seed is not None or self._state is None:
             super().reset(seed=seed)
         key, self._slip_key = jax.random.split(_random_key(self.np_random))
-        self._state, timestep = self._reset(self._pool, jax.random.split(key, self.num_envs))
+        self._state, timestep = self._reset(jax.random.split(key, self.num_envs))
         return _as_numpy(timestep.observation), _info(timestep)
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
@@ -192,7 +191,7 @@ class MapfVectorEnv(VectorEnv):
             self._slip_key, key = jax.random.split(self._slip_key)
             keys = jax.random.split(key, self.num_envs)
         actions = np.asarray(actions, np.int32)
-        self._state, timestep = self._step(self._state, actions, self._pool, keys)
+        self._state, timestep = self._step(self._state, actions, None, keys)
         info: dict[str, Any] = _info(timestep)
         done = np.array(timestep.done)
         if done.any():
@@ -238,8 +237,8 @@ def _random_key(rng: np.random.Generator) -> jax.Array:
 
 def _made(name: str, render_mode: str | None = None, **options: Any) -> MapfGymEnv:
     instances = options.pop("instances", None)
-    return MapfGymEnv(registration.make(name, **options), instances, render_mode)
+    return MapfGymEnv(make(name, **options), instances, render_mode)
 
 
-for _name in registration.registered_envs():
+for _name in registered_envs():
     gymnasium.register(_name, _made, kwargs={"name": _name})

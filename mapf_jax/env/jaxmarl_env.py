@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mapf_jax.dynamics import MOVES, WAIT
 from mapf_jax.env import observations, spaces
@@ -34,30 +35,26 @@ class MapfJaxMarlEnv:
 
     def __init__(self, env: MapfFrozenLake, instances: Instance) -> None:
         self._env = env
-        self._wrapper = PoolAutoReset(env)
-        self._pool = self._wrapper.pool(instances)
+        self._wrapper = PoolAutoReset(env, instances)
         self.num_agents = env.num_agents
         self.agents = [f"agent_{i}" for i in range(env.num_agents)]
         self.observation_spaces = dict.fromkeys(self.agents, env.observation_space_of_agent)
-        self.action_spaces = dict.fromkeys(self.agents, spaces.Discrete(len(MOVES)))
-
-    @property
-    def agent_classes(self) -> dict[str, list[str]]:
-        """All agents are of one kind."""
-        return {"agent": self.agents}
+        self.action_spaces = dict.fromkeys(
+            self.agents, spaces.Box(0, len(MOVES) - 1, (), np.integer)
+        )
 
     def observation_space(self, agent: str) -> spaces.Space:
         """What an agent may see."""
         return self.observation_spaces[agent]
 
-    def action_space(self, agent: str) -> spaces.Discrete:
+    def action_space(self, agent: str) -> spaces.Box:
         """What an agent may do: 0 up, 1 down, 2 left, 3 right, 4 wait."""
         return self.action_spaces[agent]
 
     @functools.partial(jax.jit, static_argnums=0)
     def reset(self, key: jax.Array) -> tuple[dict[str, Any], PoolState]:
         """The first episode: views by agent, and the state."""
-        state, timestep = self._wrapper.reset(self._pool, key)
+        state, timestep = self._wrapper.reset(key)
         return self._views(timestep.observation), state
 
     @functools.partial(jax.jit, static_argnums=0)
@@ -77,9 +74,8 @@ class MapfJaxMarlEnv:
           `violation`, `at_goal`.
         """
         joint = jnp.stack([jnp.asarray(actions.get(agent, WAIT)) for agent in self.agents])
-        state, timestep = self._wrapper.step(
-            state, joint, self._pool, key if self._env.needs_key else None
-        )
+        slip_key = key if self._env.needs_key else None
+        state, timestep = self._wrapper.step(state, joint, key=slip_key)
         info, everyone = timestep.info, (self.num_agents,)
         facts = {
             "success": jnp.broadcast_to(info.success, everyone),
@@ -94,14 +90,14 @@ class MapfJaxMarlEnv:
 
     def get_avail_actions(self, state: PoolState) -> dict[str, Array]:
         """bool[5] by agent: which moves stay on free cells, if the environment has such a mask."""
-        mask = self._wrapper.observe(self._pool, state)[1]
+        mask = self._wrapper.observe(state)[1]
         if mask is None:
             mask = jnp.ones((self.num_agents, len(MOVES)), bool)
         return {agent: mask[i] for i, agent in enumerate(self.agents)}
 
     def get_obs(self, state: PoolState) -> dict[str, Any]:
         """Views by agent."""
-        return self._views(self._wrapper.observe(self._pool, state)[0])
+        return self._views(self._wrapper.observe(state)[0])
 
     def _views(self, observation: Any) -> dict[str, Any]:
         kind = self._env.observation

@@ -25,6 +25,11 @@ class Box:
     shape: tuple[int, ...]
     dtype: Any
 
+    @property
+    def n(self) -> int:
+        """How many values an entry may have."""
+        return self.high - self.low + 1
+
     def sample(self, key: jax.Array) -> jax.Array:
         """A uniform draw."""
         drawn = jax.random.randint(key, self.shape, self.low, self.high + 1, jnp.int32)
@@ -50,25 +55,6 @@ class Dict:
         if not isinstance(value, Mapping) or set(value) != set(self.spaces):
             return False
         return all(space.contains(value[name]) for name, space in self.spaces.items())
-
-
-@dataclasses.dataclass(frozen=True)
-class Discrete:
-    """Integers from 0 to n - 1.
-
-    Attributes:
-      n: how many.
-    """
-
-    n: int
-
-    def sample(self, key: jax.Array) -> jax.Array:
-        """A uniform draw, int32[]."""
-        return jax.random.randint(key, (), 0, self.n)
-
-    def contains(self, value: Any) -> bool:
-        """Is it one of them?"""
-        return Box(0, self.n - 1, (), np.integer).contains(value)
 
 
 Space = Box | Dict

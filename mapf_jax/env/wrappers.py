@@ -4,11 +4,11 @@ Where a step ends an episode, `observation` and `action_mask` are already those 
 `final_observation`, `reward`, `terminated`, `truncated` and `info` are those of the episode that
 ended (the contract of Gymnasium's vector environments in SAME_STEP mode and of gymnax 1.0).
 
-`PoolAutoReset` goes on with an instance of a pool, which is an argument of `step` and can change at
-any time without recompiling. `LogEpisodes` wraps it. Both are of a single environment, as the
-simulator is, and `jax.vmap` makes a batch of it. All environments share a pool with
-`in_axes=(None, 0)` for `reset` and `(0, 0, None)` for `step`. With 0 in place of None each has its
-own pool, stacked along a leading axis; a pool of one instance repeats that instance.
+`PoolAutoReset` goes on with an instance of a pool: of its own one, or of one that is an argument of
+`reset` and `step` and can change at any time without recompiling. `LogEpisodes` wraps it. Both are
+of a single environment, as the simulator is, and `jax.vmap` makes a batch of it. All environments
+share a pool with `in_axes=(0, None)` for `reset` and `(0, 0, None)` for `step`. With 0 in place of
+None each has its own pool, stacked along a leading axis; a pool of one instance repeats it.
 """
 
 import dataclasses
@@ -62,15 +62,34 @@ class PoolState:
     count: Array
 
 
-@dataclasses.dataclass(frozen=True)
-class PoolAutoReset:
+class _Wrapper:
+    """Has what it wraps has, such as `num_agents` and the spaces."""
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "env" or name.startswith("_"):  # Not there yet, or private.
+            raise AttributeError(name)
+        return getattr(self.env, name)
+
+
+class PoolAutoReset(_Wrapper):
     """Continues `env` with another instance of a pool, drawn uniformly by a hash of a counter.
 
     A hash costs next to nothing; a PRNG key in every step would be most of the work. The key given
     to `reset` alone determines the sequence of instances.
+
+    Args:
+      env: the environment.
+      instances: a batch for a pool of its own; without it `reset` and `step` need one.
     """
 
     env: MapfFrozenLake
+
+    def __init__(self, env: MapfFrozenLake, instances: Instance | None = None) -> None:
+        super().__init__(env)
+        self._own = None if instances is None else self.pool(instances)
 
     def pool(self, instances: Instance) -> Pool:
         """Prepares a batch of instances, narrower ones and ones with fewer agents included.
@@ -88,29 +107,41 @@ class PoolAutoReset:
         states = jax.jit(jax.vmap(self.env.initial_state))(padded)
         return Pool(jnp.ravel(states.terrain), states.cells, states.goals)
 
-    def reset(self, pool: Pool, key: jax.Array) -> tuple[PoolState, TimeStep]:
+    def reset(self, key: jax.Array, pool: Pool | None = None) -> tuple[PoolState, TimeStep]:
         """The first episode of the sequence that the key names."""
-        chex.assert_shape([pool.starts, pool.goals], (None, self.env.num_agents))
+        pool = self._given(pool)
         stream = jax.random.bits(key, (), jnp.uint32)
         state = self._start(pool, stream, jnp.zeros((), jnp.uint32))
         return state, self.env.first_timestep(self._episode(pool, state))
 
     def step(
-        self, state: PoolState, actions: Array, pool: Pool, key: jax.Array | None = None
+        self,
+        state: PoolState,
+        actions: Array,
+        pool: Pool | None = None,
+        key: jax.Array | None = None,
     ) -> tuple[PoolState, TimeStep]:
         """As `MapfFrozenLake.step`, then a new episode if one ended."""
+        pool = self._given(pool)
         after, timestep = self.env.step(self._episode(pool, state), actions, key)
         after = dataclasses.replace(after, terrain=None, offset=None)
         going_on = dataclasses.replace(state, episode=after)
         first = self._start(pool, state.stream, state.count + jnp.uint32(1))
         state = jax.tree.map(functools.partial(jnp.where, timestep.done), first, going_on)
-        observation, action_mask = self.observe(pool, state)
+        observation, action_mask = self.observe(state, pool)
         shown = dataclasses.replace(timestep, observation=observation, action_mask=action_mask)
         return state, shown
 
-    def observe(self, pool: Pool, state: PoolState) -> tuple[Any, jax.Array | None]:
+    def observe(self, state: PoolState, pool: Pool | None = None) -> tuple[Any, jax.Array | None]:
         """As `MapfFrozenLake.observe`."""
-        return self.env.observe(self._episode(pool, state))
+        return self.env.observe(self._episode(self._given(pool), state))
+
+    def _given(self, pool: Pool | None) -> Pool:
+        pool = self._own if pool is None else pool
+        if pool is None:
+            raise ValueError("pool=None: PoolAutoReset(env) has no instances of its own")
+        chex.assert_shape([pool.starts, pool.goals], (None, self.env.num_agents))
+        return pool
 
     def _start(self, pool: Pool, stream: Array, count: Array) -> PoolState:
         # An odd factor and an own offset keep the streams of two environments apart.
@@ -147,25 +178,21 @@ class LogState:
     done: Array
 
 
-@dataclasses.dataclass(frozen=True)
-class LogEpisodes:
+class LogEpisodes(_Wrapper):
     """Keeps an episode's rewards and length in the state; `TimeStep.info` has its cost and success.
 
-    Attributes:
-      wrapped: an environment or a wrapper of this module, which gets all arguments.
+    `reset` and `step` hand all arguments to what is wrapped, an environment or a `PoolAutoReset`.
     """
-
-    wrapped: Any
 
     def reset(self, *arguments: Any) -> tuple[LogState, TimeStep]:
         """`reset` of what is wrapped, with nothing summed up yet."""
-        inner, timestep = self.wrapped.reset(*arguments)
+        inner, timestep = self.env.reset(*arguments)
         zeros = jnp.zeros_like(timestep.reward), jnp.zeros((), jnp.int32)
         return LogState(inner, *zeros, jnp.zeros((), bool)), timestep
 
     def step(self, state: LogState, *arguments: Any) -> tuple[LogState, TimeStep]:
         """`step` of what is wrapped, summed up; anew after a step that ended an episode."""
-        inner, timestep = self.wrapped.step(state.inner, *arguments)
+        inner, timestep = self.env.step(state.inner, *arguments)
         rewards = jnp.where(state.done, 0.0, state.rewards) + timestep.reward
         length = jnp.where(state.done, 0, state.length) + 1
         return LogState(inner, rewards, length, timestep.done), timestep

@@ -190,7 +190,7 @@ def test_dictionaries_by_agent_play_what_the_simulator_plays():
     by_agent, wrapper = MapfJaxMarlEnv(env, instances), env_lib.PoolAutoReset(env)
     prepared = wrapper.pool(instances)
     seen, state = by_agent.reset(jax.random.key(3))
-    want, timestep = wrapper.reset(prepared, jax.random.key(3))
+    want, timestep = wrapper.reset(jax.random.key(3), prepared)
     for moves in np.random.default_rng(0).integers(0, 5, (25, 3)):
         actions = {f"agent_{i}": move for i, move in enumerate(moves) if move < 4}  # Else waits.
         seen, state, rewards, done, _ = by_agent.step(jax.random.key(0), state, actions)

@@ -59,6 +59,16 @@ def requirements():
     return set(re.findall(r"^[\w-]+", setup["options"]["install_requires"], re.MULTILINE))
 
 
+def test_what_people_look_for_is_there_after_the_import():
+    loaded, printed = loaded_after(
+        "import mapf_jax\n"
+        "print(mapf_jax.__version__, mapf_jax.render.save, mapf_jax.movingai.read_movingai,"
+        " mapf_jax.env.make, mapf_jax.formats.from_records)"
+    )
+    assert printed.startswith(mapf_jax.__version__)
+    assert not loaded & {"flax", "transformers", "numba", "PIL", "gymnasium"}
+
+
 ALONE = """
 import jax, mapf_jax, mapf_jax.cli
 from mapf_jax.env import MapfFrozenLake

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mapf_jax.env import LogEpisodes, PoolAutoReset, make, wrappers
+from mapf_jax import ViolationKind, verify
+from mapf_jax.env import LogEpisodes, PoolAutoReset, make, rollout, wrappers
 from mapf_jax.generator import draw
 
 BATCH, STEPS, AGENTS, SIZE = 16, 60, 2, 4
@@ -38,7 +39,7 @@ def assert_same(found, expected):
 def batched(wrapper, slippery=False):
     """`reset` and `step` of many environments that share a pool."""
     axes = (0, 0, None, 0) if slippery else (0, 0, None)
-    reset = jax.vmap(wrapper.reset, in_axes=(None, 0))
+    reset = jax.vmap(wrapper.reset, in_axes=(0, None))
     return jax.jit(reset), jax.jit(jax.vmap(wrapper.step, in_axes=axes))
 
 
@@ -84,7 +85,7 @@ def test_same_instance(env):
     pools = [wrapper.pool(instances[i : i + 1]) for i in range(BATCH)]
     pools = jax.tree.map(lambda *leaves: jnp.stack(leaves), *pools)
     keys = jax.random.split(jax.random.key(1), BATCH)
-    state, timestep = jax.jit(jax.vmap(wrapper.reset))(pools, keys)
+    state, timestep = jax.jit(jax.vmap(wrapper.reset))(keys, pools)
     step = jax.jit(jax.vmap(wrapper.step))
     replay(env, step, state, timestep, (pools,), lambda state: instances)
 
@@ -94,7 +95,7 @@ def test_pool(env):
     wrapper = PoolAutoReset(env)
     reset, step = batched(wrapper)
     pool = wrapper.pool(instances)
-    state, timestep = reset(pool, jax.random.split(jax.random.key(1), BATCH))
+    state, timestep = reset(jax.random.split(jax.random.key(1), BATCH), pool)
     after = replay(env, step, state, timestep, (pool,), lambda state: instances[state.index])
     assert len(set(np.asarray(after.index).tolist())) > 4
     assert (np.asarray(after.count) > 2).all()
@@ -106,7 +107,7 @@ def test_the_pool_is_drawn_uniformly_and_streams_differ():
     size, batch, steps = 37, 64, 200
     pool = wrapper.pool(pool_of(size))
     reset, step = batched(wrapper)
-    state, _ = reset(pool, jax.random.split(jax.random.key(2), batch))
+    state, _ = reset(jax.random.split(jax.random.key(2), batch), pool)
     waits = jnp.full((batch, AGENTS), 4)
 
     @jax.jit
@@ -144,7 +145,7 @@ def test_a_new_pool_compiles_nothing():
     reset, step = batched(wrapper)
     for seed in (0, 1):
         pool = wrapper.pool(pool_of(20, seed=seed))
-        state, _ = reset(pool, jax.random.split(jax.random.key(0), BATCH))
+        state, _ = reset(jax.random.split(jax.random.key(0), BATCH), pool)
         step(state, jnp.zeros((BATCH, 3), jnp.int32), pool)
     assert step._cache_size() == 1
     with pytest.raises(ValueError, match="at least the instance's own width 6"):
@@ -157,7 +158,7 @@ def test_log_keeps_what_an_own_count_keeps(env):
     wrapper = PoolAutoReset(env)
     pool = wrapper.pool(pool_of(8))
     reset, step = batched(LogEpisodes(wrapper))
-    state, _ = reset(pool, jax.random.split(jax.random.key(4), BATCH))
+    state, _ = reset(jax.random.split(jax.random.key(4), BATCH), pool)
     rewards, lengths, episodes = np.zeros((BATCH, AGENTS)), np.zeros(BATCH, int), 0
     for number in range(STEPS):
         state, timestep = step(state, actions_of(number), pool)
@@ -177,7 +178,7 @@ def test_slippery_wrappers_take_a_key():
     pool = wrapper.pool(pool_of(8))
     keys = jax.random.split(jax.random.key(4), BATCH)
     reset, step = batched(wrapper, slippery=True)
-    state, _ = reset(pool, keys)
+    state, _ = reset(keys, pool)
     ups = jnp.zeros((BATCH, AGENTS), jnp.int32)
     _, timestep = step(state, ups, pool, keys)
     assert len(np.unique(timestep.info.moves)) == 3
@@ -196,7 +197,7 @@ def test_what_nobody_reads_costs_nothing():
         wrapper = PoolAutoReset(env)
         pool = wrapper.pool(pool_of(8))
         reset, step = batched(wrapper)
-        state, _ = reset(pool, jax.random.split(jax.random.key(0), BATCH))
+        state, _ = reset(jax.random.split(jax.random.key(0), BATCH), pool)
 
         @jax.jit
         def rewarded(state, actions, pool, step=step):
@@ -209,3 +210,61 @@ def test_what_nobody_reads_costs_nothing():
     for cost in costs[1:]:
         assert cost["flops"] == costs[0]["flops"]
         assert cost["bytes accessed"] == costs[0]["bytes accessed"]
+
+
+def test_an_environment_with_instances_of_its_own_needs_a_key_alone():
+    env = make("MapfFrozenLake-v0", num_agents=AGENTS, size=SIZE, max_steps=7)
+    instances, keys = pool_of(9), jax.random.split(jax.random.key(1), BATCH)
+    own, shared = PoolAutoReset(env, instances), PoolAutoReset(env)
+    pool, logged = shared.pool(instances), LogEpisodes(own)
+    state, timestep = jax.jit(jax.vmap(own.reset))(keys)
+    reset, step = batched(shared)
+    expected = reset(keys, pool)
+    assert_same((state, timestep), expected)
+    counted, _ = jax.jit(jax.vmap(logged.reset))(keys)
+    for number in range(10):
+        state, timestep = jax.jit(jax.vmap(own.step))(state, actions_of(number))
+        counted, _ = jax.jit(jax.vmap(logged.step))(counted, actions_of(number))
+        expected = step(expected[0], actions_of(number), pool)
+        assert_same((state, timestep), expected)
+        assert_same(counted.inner, state)
+    for wrapper in (own, logged):
+        assert wrapper.num_agents == AGENTS
+        assert wrapper.action_space == env.action_space
+        assert wrapper.observation_space == env.observation_space
+    with pytest.raises(AttributeError, match="colour"):
+        _ = own.colour
+    with pytest.raises(ValueError, match="no instances of its own"):
+        shared.reset(keys[0])
+
+
+@pytest.mark.parametrize("name", ["MapfFrozenLake-v0", "MapfFrozenLakeSlippery-v0"])
+def test_a_rollout_is_the_plan_that_was_played(name, tmp_path):
+    env = make(name, num_agents=AGENTS, size=SIZE, max_steps=12)
+    instances = pool_of(40)
+
+    def policy(key, observation):
+        assert observation["positions"].shape == (AGENTS, 2)
+        return jax.random.randint(key, (AGENTS,), 0, 5)
+
+    def play(instance, key):
+        return rollout(env, instance, policy, key)
+
+    keys = jax.random.split(jax.random.key(0), 40)
+    plans = jax.jit(jax.vmap(play))(instances, keys)
+    verdict = verify(instances, plans)
+    kinds = {ViolationKind(int(kind)).name for kind in verdict.violation_kind}
+    if name == "MapfFrozenLake-v0":  # The first broken rule ends it.
+        assert {"OUT_OF_BOUNDS", "HOLE", "GOAL_MISSED"} <= kinds
+        moved = verdict.violation_kind != ViolationKind.GOAL_MISSED
+        broken = np.asarray(moved & ~verdict.valid)
+        assert_same(verdict.violation_time[broken], plans.num_steps[broken])
+    else:
+        assert kinds <= {"GOAL_MISSED", "NONE"}
+        assert (plans.num_steps[~verdict.valid] == 12).all()
+    one = int(np.argmax(plans.num_steps))
+    for suffix in ("png", "gif", "html"):
+        path = tmp_path / f"episode.{suffix}"
+        plan = rollout(env, instances[one], policy, keys[one], save=str(path))
+        assert_same(plan, plans[one])
+        assert path.stat().st_size > 500
