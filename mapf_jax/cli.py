@@ -29,7 +29,7 @@ from mapf_jax.draw import render
 from mapf_jax.environment_config import MAX_SIZE, MIN_SIZE, EnvironmentConfig
 from mapf_jax.generator import GenerationReport, generate
 from mapf_jax.padding import stack_padded, stack_plans
-from mapf_jax.solver.batch import solve
+from mapf_jax.solver.batch import MAX_STATES, solve
 from mapf_jax.text import parse_answer
 from mapf_jax.types import Instance, Status
 
@@ -113,14 +113,22 @@ def _parser() -> argparse.ArgumentParser:
     option("--sizes", type=_sizes, help="lake sizes such as 3-10 or 4,6,8 (default: 3-10)")
     option("--hole-ratio", type=float, help="fraction of holes, 0 to 1 (default: 0.2)")
     option("--wait-ratio", type=float, help="fraction that needs a wait (default: 0.5)")
+    shared = "agents may start on goals of others"
+    option("--shared-cells", action="store_const", const=True, help=shared)
     option("--config", type=Path, help="a configuration by lake size, YAML or JSON, instead")
     option("--benchmark", action="store_true", help="make the benchmark of 3,150 instances instead")
     option("--seed", type=_seed, default=0, help="default: %(default)s")
     option("--report", type=Path, help="write asked and achieved ratios here as JSON")
 
-    solving = "Add status, cost, makespan, needs_wait and paths: the exact optimum."
+    solving = "Add status, cost, makespan, needs_wait and paths: the optimum, or else a plan."
     option = command(_solve, solving, reads, writes)
-    option("--seconds", type=float, default=math.inf, help="then the others stay undecided")
+    option("--seconds", type=float, default=math.inf, help="then no further optimum is searched")
+    option(
+        "--max-states",
+        type=int,
+        default=MAX_STATES,
+        help="joint states that a search for an optimum may keep; 0: any plan (default: 2**20)",
+    )
 
     verifying = "Add checks, valid, plan_cost, gap, violation: what paths are worth."
     option = command(_verify, verifying, reads, writes)
@@ -150,14 +158,17 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _generate(args: argparse.Namespace) -> None:
-    shape = ("sizes", "hole_ratio", "wait_ratio")
-    _refuse(args, shape, "config")
-    _refuse(args, (*shape, "config", "num_agents", "num_instances"), "benchmark")
-    if args.config:
-        config = _read_config(args.config)
-        if config.agents:
-            _refuse(args, ("num_agents",), "config")
-    else:
+    config = _read_config(args.config) if args.config else None
+    shape = ["sizes", "hole_ratio", "wait_ratio"]
+    counted = ["num_agents"] if config and config.agents else []
+    for beside, options in (
+        ("config", shape + counted),
+        ("benchmark", [*shape, "config", "num_agents", "num_instances", "shared_cells"]),
+    ):
+        for name in options:
+            if getattr(args, beside) and getattr(args, name) is not None:
+                raise ValueError(f"--{name.replace('_', '-')} cannot go with --{beside}")
+    if config is None:
         hole_ratio = 0.2 if args.hole_ratio is None else args.hole_ratio
         wait_ratio = 0.5 if args.wait_ratio is None else args.wait_ratio
         config = EnvironmentConfig.uniform(args.sizes or range(3, 11), hole_ratio, wait_ratio)
@@ -171,20 +182,15 @@ def _generate(args: argparse.Namespace) -> None:
             report = GenerationReport(len(records), len(records), made.reports)
         else:
             key, count = jax.random.key(args.seed), args.num_instances or 100
-            instances, report = generate(key, config, count, args.num_agents or 2)
+            instances, report = generate(
+                key, config, count, args.num_agents or 2, distinct=not args.shared_cells
+            )
             records = formats.to_records(instances)
         for record in records:
             print(json.dumps(record), file=out)
     _print_report(report, args.report)
     if args.benchmark:
         print(f"checksum: {benchmark.checksum(made)}", file=sys.stderr)
-
-
-def _refuse(args: argparse.Namespace, options: Sequence[str], beside: str) -> None:
-    """Raises ValueError if one of these options was given together with another."""
-    for name in options:
-        if getattr(args, beside) and getattr(args, name) is not None:
-            raise ValueError(f"--{name.replace('_', '-')} cannot go with --{beside}")
 
 
 def _solve(args: argparse.Namespace) -> None:
@@ -195,7 +201,7 @@ def _solve(args: argparse.Namespace) -> None:
 
     def solved(chunk: list[_Entry]) -> Iterator[dict[str, Any]]:
         instances = stack_padded([entry.instance for entry in chunk])
-        solution = solve(instances, seconds=end - time.monotonic())
+        solution = solve(instances, args.max_states, end - time.monotonic())
         for i, entry in enumerate(chunk):
             yield formats.solution_fields(solution[i], np.arange(len(entry.instance.active)))
         if sys.stderr.isatty():
@@ -218,7 +224,7 @@ def _verify(args: argparse.Namespace) -> None:
     entries = (dataclasses.replace(e, plan=_plan(e, args.text)) for e in _entries(args))
     counts: collections.Counter[str] = collections.Counter()
     for record in _write_with(args, entries, verified):
-        known = record.get("cost") is not None
+        known = formats.optimum_from_record(record, args.input) is not None
         counts.update(plans=1, valid=record["valid"], known=known, optimal=record["gap"] == 0)
     print(
         f"{counts['plans']} plans, {counts['valid']} valid, {counts['optimal']} of "
@@ -382,13 +388,9 @@ def _read_config(path: Path) -> EnvironmentConfig:
     """A configuration as `EnvironmentConfig.to_dict` gives it."""
     import yaml  # Only this needs it.
 
-    is_yaml = path.suffix.lower() in (".yaml", ".yml")
     try:
-        text = path.read_text()
-        return EnvironmentConfig.from_dict(yaml.safe_load(text) if is_yaml else json.loads(text))
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path}: not YAML ({error})") from error
-    except (ValueError, RecursionError) as error:
+        return EnvironmentConfig.from_dict(yaml.safe_load(path.read_text()))  # Reads JSON, too.
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: {error}") from error
 
 
@@ -409,32 +411,23 @@ def _print_report(report: GenerationReport, path: Path | None) -> None:
 
 
 def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is not at least 1")
-    return number
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return int(text)
 
 
 def _seed(text: str) -> int:
-    number = int(text)
-    if not -(1 << 63) <= number < 1 << 63:
+    if not -(1 << 63) <= int(text) < 1 << 63:
         raise argparse.ArgumentTypeError("allowed are integers from -2**63 to 2**63 - 1")
-    return number
+    return int(text)
 
 
 def _sizes(text: str) -> tuple[int, ...]:
     sizes: set[int] = set()
     for part in text.split(","):
-        first, dash, last = part.partition("-")
-        try:
-            begin, end = int(first), int(last if dash else first)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(f"{part!r} is neither N nor N-M") from error
-        if end > MAX_SIZE:  # Before all sizes of the range are made.
-            raise argparse.ArgumentTypeError(
-                f"sizes: {end} is not allowed, only {MIN_SIZE} to {MAX_SIZE}"
-            )
-        sizes.update(range(begin, end + 1))
-    if not sizes:
-        raise argparse.ArgumentTypeError(f"{text!r} names no size")
+        begin, _, end = part.partition("-")
+        if int(end or begin) > MAX_SIZE:  # Before all sizes of the range are made.
+            allowed = f"only {MIN_SIZE} to {MAX_SIZE}"
+            raise argparse.ArgumentTypeError(f"sizes: {end} is not allowed, {allowed}")
+        sizes.update(range(int(begin), int(end or begin) + 1))
     return tuple(sorted(sizes))

@@ -7,7 +7,8 @@
 (all on one line). `map` has rows of `F` (frozen) and `H` (hole), cells are [row, column], `paths`
 is [agent][time]; an agent whose path is shorter than another's stays at its end. Only id, map,
 starts and goals are required. The other four are the optimum, all or none of them; null counts as
-missing. `status` is `optimal` where they are given, else `unsolvable` or `undecided`.
+missing. `status` is `optimal` where they are given. With `feasible` cost, makespan and paths are
+those of a plan that may not be optimal; `unsolvable` and `unknown` have none of the four.
 """
 
 import dataclasses
@@ -39,6 +40,13 @@ from mapf_jax.verify import verify
 
 _JSON_TYPES = {str: "a string", list: "a list", bool: "true or false", int: "an integer"}
 _LABELS = ("cost", "makespan", "needs_wait", "paths")
+#: Those that a record has.
+_KNOWN = {
+    Status.OPTIMAL: _LABELS,
+    Status.FEASIBLE: ("cost", "makespan", "paths"),
+    Status.UNSOLVABLE: (),
+    Status.UNKNOWN: (),
+}
 _BLOCK = 256  # Plans verified at once, so that one program serves any number of records.
 
 
@@ -46,7 +54,7 @@ def to_record(instance: Instance, name: str) -> dict[str, Any]:
     """A single instance as a JSON-able record.
 
     Keys: id, map, starts, goals, and where the optimum is known cost, makespan, needs_wait and
-    paths. Where a solver found none these four are null, and `status` says what it found.
+    paths. Where it is not, `status` says what a solver found, and what it did not find is null.
     """
     size = int(instance.size)
     blocked = np.asarray(instance.blocked)[:size, :size]
@@ -81,16 +89,15 @@ def solution_fields(solution: Solution, agents: np.ndarray) -> dict[str, Any]:
       agents: indices of the active agents.
     """
     status = Status(int(solution.status))
-    if status != Status.OPTIMAL:
-        return {"status": status.name.lower(), **dict.fromkeys(_LABELS)}
     paths = np.asarray(solution.paths)[: int(solution.num_steps) + 1, agents]
-    return {
-        "status": status.name.lower(),
+    fields = {
         "cost": int(solution.cost),
         "makespan": int(solution.makespan),
         "needs_wait": bool(solution.needs_wait),
         "paths": paths.transpose(1, 0, 2).tolist(),
     }
+    known = _KNOWN[status]
+    return {"status": status.name.lower()} | {k: fields[k] if k in known else None for k in fields}
 
 
 def verdict_fields(verdict: Verdict) -> dict[str, Any]:
@@ -162,7 +169,8 @@ def optimum_from_record(record: Mapping[str, Any], name: str) -> int | None:
     Raises:
       ValueError: as `instance_from_record`.
     """
-    return None if record.get("cost") is None else _integer(record, "cost", name)
+    known = record.get("cost") is not None and record.get("status") != "feasible"
+    return _integer(record, "cost", name) if known else None
 
 
 def from_records(records: Sequence[Mapping[str, Any]]) -> Instance:
@@ -178,7 +186,7 @@ def from_records(records: Sequence[Mapping[str, Any]]) -> Instance:
 
     Returns:
       A batch with NumPy leaves. Its solution is None if no record has a label or a status; else
-      a record without is UNDECIDED.
+      a record without is UNKNOWN.
 
     Raises:
       ValueError: a record lacks a field, is not a legal instance or holds a wrong label; the
@@ -189,9 +197,10 @@ def from_records(records: Sequence[Mapping[str, Any]]) -> Instance:
     names = [str(record.get("id", f"record {i}")) for i, record in enumerate(records)]
     named = list(zip(records, names, strict=True))
     instances = stack_padded([instance_from_record(record, name) for record, name in named])
-    statuses = [_status(record, name) for record, name in named]
-    if all(status is None for status in statuses):
+    claimed = [_status(record, name) for record, name in named]
+    if all(status is None for status in claimed):
         return instances
+    statuses = [Status.UNKNOWN if status is None else status for status in claimed]
     cost, makespan = np.full((2, len(records)), INFINITE_COST, np.int32)
     needs_wait = np.zeros(len(records), bool)
     # Where there is no plan the agents rest.
@@ -200,17 +209,19 @@ def from_records(records: Sequence[Mapping[str, Any]]) -> Instance:
         for starts, active in zip(instances.starts, instances.active, strict=True)
     ]
     for i, (record, name) in enumerate(named):
-        if statuses[i] == Status.OPTIMAL:
-            cost[i], makespan[i] = (_integer(record, key, name) for key in ("cost", "makespan"))
+        known = _KNOWN[statuses[i]]
+        if "needs_wait" in known:
             needs_wait[i] = _field(record, "needs_wait", name, bool)
+        if "paths" in known:
+            cost[i], makespan[i] = (_integer(record, key, name) for key in ("cost", "makespan"))
             paths[i] = paths_from_record(record, name)
     plans = stack_plans(paths, instances.starts.shape[-2])
     solution = Solution(
-        status=np.array([Status.UNDECIDED if s is None else s for s in statuses], np.int8),
+        status=np.array(statuses, np.int8),
         cost=cost,
         makespan=makespan,
         needs_wait=needs_wait,
-        paths=plans.positions[:, : int(plans.num_steps.max()) + 1].astype(np.int8),
+        paths=plans.positions[:, : int(plans.num_steps.max()) + 1].astype(instances.starts.dtype),
         num_steps=plans.num_steps,
     )
     _check_labels(names, instances, solution, plans)
@@ -262,7 +273,7 @@ def _check_labels(
     positions = np.asarray(plans.positions)
     waits = waiting(positions, arrivals(positions, np.asarray(instances.goals)))
     waits = np.any(waits & instances.active, axis=1)
-    for i in map(int, np.nonzero(solution.status == Status.OPTIMAL)[0]):
+    for i in map(int, np.nonzero(solution.cost < INFINITE_COST)[0]):
         name, cost, makespan = names[i], solution.cost[i], solution.makespan[i]
         if not verdicts.valid[i]:
             failed = [check for check in CHECKS if not getattr(verdicts, check)[i]]
@@ -283,19 +294,21 @@ def _check_labels(
 def _status(record: Mapping[str, Any], name: str) -> Status | None:
     """What a record claims to know, None if nothing."""
     present = [field for field in _LABELS if record.get(field) is not None]
-    missing = [field for field in _LABELS if field not in present]
     stated = record.get("status")
-    allowed = [status.name.lower() for status in Status]
-    if stated is not None and stated not in allowed:
+    if stated is None and not present:
+        return None
+    allowed = {status.name.lower(): status for status in Status}
+    status = Status.OPTIMAL if stated is None else allowed.get(str(stated))
+    if status is None:
         raise ValueError(f"{name}: status: {stated!r} is not allowed, only {', '.join(allowed)}")
-    if stated in (None, "optimal"):
-        if (present or stated) and missing:
-            known = ", ".join(present) or "status"
-            raise ValueError(f"{name}: {missing[0]}: missing beside {known}")
-        return Status.OPTIMAL if present else None
-    if present:
-        raise ValueError(f"{name}: {present[0]}: not allowed where the status is {stated!r}")
-    return Status[stated.upper()]
+    for field in _KNOWN[status]:
+        if field not in present:
+            beside = ", ".join(present) or "status"
+            raise ValueError(f"{name}: {field}: missing beside {beside}")
+    for field in present:
+        if field not in _KNOWN[status]:
+            raise ValueError(f"{name}: {field}: not allowed where the status is {stated!r}")
+    return status
 
 
 def _field(record: Mapping[str, Any], field: str, name: str, kind: type) -> Any:

@@ -20,7 +20,7 @@ from mapf_jax.environment_config import MAX_AGENTS, MIN_AGENTS, EnvironmentConfi
 from mapf_jax.padding import WIDTHS, pad_instance
 from mapf_jax.solver import search
 from mapf_jax.solver.batch import solve
-from mapf_jax.types import INFINITE_COST, Instance, Solution, Status
+from mapf_jax.types import INFINITE_COST, Instance, Solution, Status, cell_type
 
 _BATCH = 2048  # Candidates drawn at once.
 _SLICE = 64  # They are solved in multiples of this number.
@@ -89,10 +89,9 @@ class GenerationReport:
 
 def fingerprints(instances: Instance) -> list[bytes]:
     """One value for each instance of a batch, equal only for the same map, starts and goals."""
-    size = np.asarray(instances.size, np.uint8)
+    size = np.asarray(instances.size, np.int16)
     blocked, active = np.asarray(instances.blocked), np.asarray(instances.active)
-    starts = np.asarray(instances.starts, np.int8)
-    goals = np.asarray(instances.goals, np.int8)
+    starts, goals = np.asarray(instances.starts, np.int16), np.asarray(instances.goals, np.int16)
     return [
         size[i].tobytes()
         + np.packbits(blocked[i, : size[i], : size[i]]).tobytes()
@@ -102,42 +101,57 @@ def fingerprints(instances: Instance) -> list[bytes]:
     ]
 
 
-@functools.partial(jax.jit, static_argnames=("width", "batch", "num_agents"))
+@functools.partial(jax.jit, static_argnames=("width", "batch", "num_agents", "distinct"))
 def draw(
-    key: jax.Array, size: jax.Array, holes: jax.Array, width: int, batch: int, num_agents: int
+    key: jax.Array,
+    size: jax.Array,
+    holes: jax.Array,
+    width: int,
+    batch: int,
+    num_agents: int,
+    distinct: bool = True,
 ) -> tuple[Instance, jax.Array]:
-    """Uniform lakes with exactly `holes` holes and distinct free starts and goals, unsolved.
+    """Uniform lakes with exactly `holes` holes and free starts and goals, unsolved.
 
     Args:
       key: PRNG key.
       size: int32[], of the lakes.
-      holes: int32[], at most `size * size - 2 * num_agents`.
+      holes: int32[], at most `size * size` less the cells that starts and goals need.
       width: of the map, at least `size`; static, as are the following.
       batch: number of lakes.
       num_agents: A, any number.
+      distinct: no agent starts on a goal; otherwise it may start on one, but not on its own.
 
     Returns:
       (instances, connected): of batch shape [batch], and bool[batch], each agent's goal can be
-      reached from its start.
+      reached from its start, and is not its start.
     """
     # One random order of the cells of each lake: the first carry starts and goals, the next
     # `holes` are the holes.
-    taken = 2 * num_agents
+    taken = (1 + distinct) * num_agents
+    if not distinct:
+        key, goal_key = jax.random.split(key)
     random = jax.random.uniform(key, (batch, width * width))
     row, column = jnp.divmod(jnp.arange(width * width), width)
     inside = (row < size) & (column < size)
     order = jnp.argsort(jnp.where(inside, random, 2.0), axis=1)
     rank = jnp.argsort(order, axis=1)
     blocked = ~inside | ((rank >= taken) & (rank < taken + holes))
+    order = order[:, :taken]
+    if not distinct:  # Goals of an order of their own.
+        random = jax.random.uniform(goal_key, random.shape)
+        goals = jnp.argsort(jnp.where(blocked, 2.0, random), axis=1)[:, :num_agents]
+        order = jnp.concatenate([order, goals], axis=1)
     blocked = blocked.reshape(batch, width, width)
-    cells = jnp.stack(jnp.divmod(order[:, :taken], width), -1).astype(jnp.int8)
+    cells = jnp.stack(jnp.divmod(order, width), -1).astype(cell_type(width))
     starts, goals = cells[:, :num_agents], cells[:, num_agents:]
     solo = search.shortest_costs(blocked, starts, goals)
     sizes, active = jnp.full(batch, size, jnp.int32), jnp.ones((batch, num_agents), bool)
     lakes = Instance(sizes, blocked, starts, goals, active)
-    return lakes, jnp.all(solo < INFINITE_COST, axis=1)
+    return lakes, jnp.all((solo < INFINITE_COST) & (solo > 0), axis=1)
 
 
+@dataclasses.dataclass
 class CandidatePool:
     """Solved candidates of one lake size and number of agents, in two strata, drawn on demand.
 
@@ -146,30 +160,24 @@ class CandidatePool:
     it gives up.
     """
 
-    def __init__(
-        self,
-        key: jax.Array,
-        size: int,
-        holes: int,
-        num_agents: int,
-        seen: set[bytes],
-        max_candidates: int,
-        spread: Spread = here,
-    ) -> None:
-        self.size, self.holes, self.num_agents = size, holes, num_agents
-        self.candidates = 0
-        self.taken: list[Instance] = []
-        self.exhausted = False
-        self._found: collections.Counter[int] = collections.Counter()  # Solved lakes by status.
-        self._key = key
-        self._seen = seen
-        self._spread = spread
-        # Too few cells for the starts and goals: nothing can be drawn.
-        self._max_candidates = 0 if holes > size * size - 2 * num_agents else max_candidates
-        self._drawn: Instance | None = None  # Connected lakes that are not solved yet.
-        # Candidates that are not taken yet, by whether they need a wait.
-        self._strata: dict[bool, list[Instance]] = {False: [], True: []}
-        self._width = next((w for w in WIDTHS if w >= size), size)
+    key: jax.Array
+    size: int
+    holes: int
+    num_agents: int
+    seen: set[bytes]
+    max_candidates: int
+    spread: Spread = here
+    distinct: bool = True
+    # What came of it: lakes drawn, candidates taken, whether it gave up, solved lakes by status,
+    # connected lakes that are not solved yet, candidates left by whether they need a wait.
+    candidates: int = 0
+    taken: list[Instance] = dataclasses.field(default_factory=list)
+    exhausted: bool = False
+    found: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
+    drawn: Instance | None = None
+    strata: dict[bool, list[Instance]] = dataclasses.field(
+        default_factory=lambda: {False: [], True: []}
+    )
 
     def take(self, count: int, count_wait: int, fill: bool = True) -> list[Instance]:
         """`count` candidates, of which `count_wait` need a wait, as far as the budget allows.
@@ -177,41 +185,42 @@ class CandidatePool:
         With `fill`, what one stratum cannot give the other one does.
         """
         wanted = {True: count_wait, False: count - count_wait}
-        while missing := sum(max(n - len(self._strata[w]), 0) for w, n in wanted.items()):
+        while missing := sum(max(n - len(self.strata[w]), 0) for w, n in wanted.items()):
             if not self._solve_more(missing):
                 self.exhausted = True
                 break
         taken: list[Instance] = []
         filling = [(False, count), (True, count)] if fill else []
         for wait, number in (*wanted.items(), *filling):
-            stratum, number = self._strata[wait], min(number, count - len(taken))
+            stratum, number = self.strata[wait], min(number, count - len(taken))
             taken += stratum[:number]
-            self._strata[wait] = stratum[number:]
+            self.strata[wait] = stratum[number:]
         self.taken += taken
         return taken
 
     def _solve_more(self, missing: int) -> bool:
         """Solves about so many candidates more; False if the budget is used up."""
-        while self._drawn is None or not len(self._drawn):
-            if self.candidates >= self._max_candidates:
+        # Where starts and goals need more cells than there are, nothing can be drawn.
+        enough = self.holes + (1 + self.distinct) * self.num_agents <= self.size**2
+        while self.drawn is None or not len(self.drawn):
+            if self.candidates >= self.max_candidates or not enough:
                 return False
-            key = jax.random.fold_in(self._key, self.candidates)
+            key = jax.random.fold_in(self.key, self.candidates)
             self.candidates += _BATCH
-            drawn = draw(
-                key, jnp.int32(self.size), jnp.int32(self.holes), self._width, _BATCH,
-                self.num_agents,
-            )  # fmt: skip
+            width = next((w for w in WIDTHS if w >= self.size), self.size)
+            shape = width, _BATCH, self.num_agents, self.distinct
+            drawn = draw(key, jnp.int32(self.size), jnp.int32(self.holes), *shape)
             lakes, connected = jax.tree.map(np.asarray, drawn)
-            self._drawn = lakes[connected]
+            self.drawn = lakes[connected]
         count = -(-missing // _SLICE) * _SLICE
-        chosen, self._drawn = self._drawn[:count], self._drawn[count:]
-        solved: list[Instance] = self._spread(lambda rows: _solve(chosen[rows]), len(chosen))
+        chosen, self.drawn = self.drawn[:count], self.drawn[count:]
+        solved: list[Instance] = self.spread(lambda rows: _solve(chosen[rows]), len(chosen))
         for candidate, name in zip(solved, fingerprints(chosen), strict=True):
             found = _solution(candidate)
-            self._found[int(found.status)] += 1
-            if found.status == Status.OPTIMAL and name not in self._seen:
-                self._seen.add(name)
-                self._strata[bool(found.needs_wait)].append(candidate)
+            self.found[int(found.status)] += 1
+            if found.status == Status.OPTIMAL and name not in self.seen:
+                self.seen.add(name)
+                self.strata[bool(found.needs_wait)].append(candidate)
         return True
 
     def report(self, asked: int, asked_wait: int) -> SizeReport:
@@ -225,9 +234,9 @@ class CandidatePool:
             made_wait=sum(bool(_solution(row).needs_wait) for row in self.taken),
             holes=self.holes,
             candidates=self.candidates,
-            connected=self._found.total(),
-            solvable=self._found[Status.OPTIMAL],
-            undecided=self._found[Status.UNDECIDED],
+            connected=self.found.total(),
+            solvable=self.found[Status.OPTIMAL],
+            undecided=self.found[Status.UNKNOWN] + self.found[Status.FEASIBLE],
             exhausted=self.exhausted,
         )
 
@@ -282,6 +291,7 @@ def generate(
     exclude: Collection[bytes] = (),
     max_candidates: int = MAX_CANDIDATES,
     spread: Spread = here,
+    distinct: bool = True,
 ) -> tuple[Instance, GenerationReport]:
     """Makes a set of distinct solvable instances with their optimal plans.
 
@@ -297,6 +307,7 @@ def generate(
       max_candidates: lakes drawn of one size and number of agents before it gives up.
       spread: how the solving is shared by several processes; see `Spread`. The set does not depend
         on it.
+      distinct: no agent starts on a goal; otherwise it may start on another's.
 
     Returns:
       (instances, report): a batch of at most `num_instances` instances in random order, its maps
@@ -322,8 +333,9 @@ def generate(
             size_key = jax.random.fold_in(key, size)
             if count != 2:
                 size_key = jax.random.fold_in(size_key, count)
+            number = num_holes(holes, size)
             pool = CandidatePool(
-                size_key, size, num_holes(holes, size), count, seen, max_candidates, spread
+                size_key, size, number, count, seen, max_candidates, spread, distinct
             )
             wanted.append((pool, asked, waits))
     for pool, asked, waits in wanted:

@@ -18,16 +18,21 @@ Array = jax.Array | np.ndarray
 #: Marks "no such cost": unsolvable, undecided or not valid. Sums of a few of them fit in int32.
 INFINITE_COST = 1 << 20
 
-#: Coordinates of an instance's cells are int8.
-MAX_LAKE_SIZE = 127
+MAX_LAKE_SIZE = 256
+
+
+def cell_type(width: int) -> np.dtype:
+    """Type of an instance's cells on a map of this width: int8, int16 where it is above 128."""
+    return np.min_scalar_type(-width)
 
 
 class Status(enum.IntEnum):
     """What a solver found out about an instance."""
 
-    OPTIMAL = 0
-    UNSOLVABLE = 1
-    UNDECIDED = 2
+    OPTIMAL = 0  #: There is a plan, and none is better, which is proven.
+    FEASIBLE = 1  #: There is a plan.
+    UNSOLVABLE = 2  #: There is none, which is proven.
+    UNKNOWN = 3  #: None was found.
 
 
 class _Batch:
@@ -41,14 +46,16 @@ class _Batch:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Solution(_Batch):
-    """What is known of an instance's optimum.
+    """The best plan that is known of an instance; it can be used as a `Plan`.
 
     Attributes:
       status: int8[...], a `Status`.
-      cost: int32[...], the optimal sum of costs; `INFINITE_COST` unless the status is OPTIMAL.
-      makespan: int32[...], the smallest possible makespan (of any plan); likewise.
-      needs_wait: bool[...], True if no plan of optimal cost is free of waits before arrival.
-      paths: int8[..., T, A, 2], one plan of optimal cost; free of waits before arrival unless
+      cost: int32[...], sum of costs of `paths`, which is the optimum where the status is OPTIMAL;
+        `INFINITE_COST` where there is no plan.
+      makespan: int32[...], the smallest possible makespan (of any plan) where the status is
+        OPTIMAL, that of `paths` where it is FEASIBLE; likewise.
+      needs_wait: bool[...], OPTIMAL and no plan of this cost is free of waits before arrival.
+      paths: int8 or int16[..., T, A, 2], the plan; if OPTIMAL free of waits before arrival unless
         `needs_wait`. After `num_steps` every agent rests on its goal.
       num_steps: int32[...], number of moves of `paths`, so entries 0..num_steps are the plan.
     """
@@ -69,10 +76,10 @@ class Instance(_Batch):
     Attributes:
       size: int32[...], the lake has `size` x `size` cells, size <= S.
       blocked: bool[..., S, S], True where there is a hole and everywhere outside the lake.
-      starts: int8[..., A, 2], start cell of each agent.
-      goals: int8[..., A, 2], goal cell of each agent.
+      starts: int8[..., A, 2], start cell of each agent; see `cell_type`.
+      goals: int8[..., A, 2], goal cell of each agent; likewise.
       active: bool[..., A], False for an agent that does not exist.
-      solution: the optimum where it is known, else None.
+      solution: the best plan where one is known, else None.
     """
 
     size: Array
@@ -92,22 +99,6 @@ class Instance(_Batch):
             raise TypeError("a single Instance has no length")
         return self.batch_shape[0]
 
-    @property
-    def plan(self) -> "Plan":
-        """The plan of its `solution`, to verify or draw; not `parsable` where none is known.
-
-        Raises:
-          ValueError: it has no solution.
-        """
-        if self.solution is None:
-            raise ValueError("solution=None: solve the instances first")
-        return Plan(
-            positions=self.solution.paths.astype(np.int16),
-            num_steps=self.solution.num_steps,
-            parsable=self.solution.status == Status.OPTIMAL,
-            num_agents=self.active.sum(-1, dtype=np.int32),
-        )
-
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -126,6 +117,18 @@ class Plan(_Batch):
     num_steps: Array
     parsable: Array
     num_agents: Array
+
+
+def as_plan(instance: Instance, plan: Plan | Solution) -> Plan:
+    """A plan as it is, a solution as one (not `parsable` where it has none); single or a batch."""
+    if isinstance(plan, Plan):
+        return plan
+    return Plan(
+        positions=plan.paths.astype(np.int16),
+        num_steps=plan.num_steps,
+        parsable=(plan.status == Status.OPTIMAL) | (plan.status == Status.FEASIBLE),
+        num_agents=instance.active.sum(-1, dtype=np.int32),
+    )
 
 
 class ViolationKind(enum.IntEnum):
@@ -306,8 +309,8 @@ def make_instance(
     return Instance(
         size=np.asarray(size, np.int32),
         blocked=blocked,
-        starts=np.array(starts, np.int8),
-        goals=np.array(goals, np.int8),
+        starts=np.array(starts, cell_type(size)),
+        goals=np.array(goals, cell_type(size)),
         active=np.ones(len(starts), bool),
     )
 

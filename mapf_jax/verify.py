@@ -8,7 +8,16 @@ import jax.numpy as jnp
 
 from mapf_jax import dynamics
 from mapf_jax.plans import arrivals
-from mapf_jax.types import INFINITE_COST, Instance, Plan, Verdict, ViolationKind
+from mapf_jax.types import (
+    INFINITE_COST,
+    Instance,
+    Plan,
+    Solution,
+    Status,
+    Verdict,
+    ViolationKind,
+    as_plan,
+)
 
 
 def _broken_rules(instance: Instance, plan: Plan) -> dynamics.Violations:
@@ -53,9 +62,10 @@ def _verify_one(instance: Instance, plan: Plan) -> Verdict:
     }
     valid = functools.reduce(jnp.logical_and, checks.values())
     cost = jnp.where(valid, costs.sum(), INFINITE_COST)
-    optimum = INFINITE_COST if instance.solution is None else instance.solution.cost
-    known = valid & jnp.asarray(optimum < INFINITE_COST)
-    gap = jnp.where(known, cost - optimum, INFINITE_COST)
+    known, gap = jnp.asarray(False), jnp.asarray(INFINITE_COST)
+    if instance.solution is not None:
+        known = jnp.asarray(valid & (instance.solution.status == Status.OPTIMAL))
+        gap = jnp.where(known, cost - instance.solution.cost, INFINITE_COST)
     kinds = jnp.where(agent_count, violation_kinds(instance, plan), ViolationKind.NONE)
     time, agent = jnp.unravel_index(jnp.argmax(kinds != ViolationKind.NONE), kinds.shape)
     kind = kinds[time, agent]
@@ -73,8 +83,8 @@ def _verify_one(instance: Instance, plan: Plan) -> Verdict:
 
 
 @jax.jit
-def verify(instances: Instance, plans: Plan) -> Verdict:
-    """Checks one plan for each instance of a batch.
+def verify(instances: Instance, plans: Plan | Solution) -> Verdict:
+    """Checks one plan, or the one of a solution, for each instance of a batch.
 
     Args:
       instances: batch shape [B]; the gap needs `instances.solution`.
@@ -84,5 +94,6 @@ def verify(instances: Instance, plans: Plan) -> Verdict:
       A `Verdict` of batch shape [B]. Agents that a plan adds or leaves out fail `agent_count`;
       nothing else of such a plan is checked.
     """
+    plans = as_plan(instances, plans)
     chex.assert_shape(plans.positions, (*instances.batch_shape, None, *instances.goals.shape[1:]))
     return jax.vmap(_verify_one)(instances, plans)

@@ -139,7 +139,7 @@ def labels(
         known = [
             (solution.cost[i], cost)
             for i, cost in costs.items()
-            if cost is not None and status[i] != Status.UNDECIDED
+            if cost is not None and status[i] in (Status.OPTIMAL, Status.UNSOLVABLE)
         ]
         rows.append(
             {
@@ -149,7 +149,7 @@ def labels(
                 "connected fraction": fraction,
                 "instances": number,
                 "unsolvable": float(np.mean(status == Status.UNSOLVABLE)),
-                "undecided": float(np.mean(status == Status.UNDECIDED)),
+                "undecided": float(np.mean(np.isin(status, [Status.UNKNOWN, Status.FEASIBLE]))),
                 "instances/s": rate,
                 "w9's instances": len(costs),
                 "instances/s of these": both,

@@ -8,7 +8,7 @@ import numpy as np
 
 from mapf_jax.draw import shapes
 from mapf_jax.draw.story import Mark, Story, tell
-from mapf_jax.types import Instance, Plan, ViolationKind
+from mapf_jax.types import Instance, Plan, Solution, ViolationKind
 
 try:
     from PIL import Image, ImageColor, ImageDraw, ImageFont
@@ -17,10 +17,11 @@ except ImportError as error:
 
 _SMOOTH = 3  # Everything is drawn this many times larger and scaled down.
 _MIN_WIDTH, _CAPTION, _LINE = 300, 15, 21
+_FRAMES = 5  # Of each time step.
 _STEP_MS, _PAUSE_MS, _END_MS = 420, 900, 1600
 
 
-def picture(instance: Instance, plan: Plan | None = None, cell: int = 48) -> Image.Image:
+def picture(instance: Instance, plan: Plan | Solution | None = None, cell: int = 48) -> Image.Image:
     """One instance, with the paths of a plan up to its first violation and what that is.
 
     Args:
@@ -46,7 +47,7 @@ def picture(instance: Instance, plan: Plan | None = None, cell: int = 48) -> Ima
 
 
 def animation(
-    instance: Instance, plan: Plan, cell: int = 48, frames_per_step: int = 5
+    instance: Instance, plan: Plan | Solution, cell: int = 48
 ) -> tuple[list[Image.Image], list[int]]:
     """A plan as it unfolds; moves that break a rule are marked and held for a moment.
 
@@ -54,7 +55,6 @@ def animation(
       instance: a single instance.
       plan: a single plan of it, valid or not.
       cell: width of a cell in pixels.
-      frames_per_step: pictures for each time step.
 
     Returns:
       (frames, how long to show each in milliseconds).
@@ -65,8 +65,8 @@ def animation(
         return [canvas.draw(story.captions)], [_END_MS]
     last = len(story.positions) - 1
     frames, durations = [], []
-    for frame in range(last * frames_per_step + 1):
-        passed = frame / frames_per_step
+    for frame in range(last * _FRAMES + 1):
+        passed = frame / _FRAMES
         time = int(np.ceil(passed))
         marks, arrived = story.marks(time), passed == time
         before, here = story.positions[max(time - 1, 0)], story.positions[time]
@@ -76,7 +76,7 @@ def animation(
         captions = [(f"t = {time} of {last}", "soft"), *story.captions]
         trails = np.concatenate([story.positions[:time], where[None]])
         frames.append(canvas.draw(captions, where, trails, marks))
-        hold = _PAUSE_MS if arrived and (marks or not time) else _STEP_MS // frames_per_step
+        hold = _PAUSE_MS if arrived and (marks or not time) else _STEP_MS // _FRAMES
         durations.append(_END_MS if arrived and time == last else hold)
     return frames, durations
 

@@ -7,9 +7,9 @@ import numpy as np
 from mapf_jax.draw.story import tell
 from mapf_jax.draw.svg import svg
 from mapf_jax.text import FROZEN, GOAL_CHARACTERS, HOLE, START_CHARACTERS, letters_of, map_rows
-from mapf_jax.types import Instance, Plan, ViolationKind, make_instance
+from mapf_jax.types import Instance, Plan, Solution, ViolationKind, make_instance
 
-SUFFIXES = (".png", ".gif", ".svg", ".txt")
+SUFFIXES = (".png", ".gif", ".svg", ".html", ".txt")
 
 
 def ascii_instance(instance: Instance) -> str:
@@ -52,7 +52,7 @@ def instance_from_ascii(drawing: str) -> Instance:
     return make_instance(lake, starts, goals)
 
 
-def ascii_frames(instance: Instance, plan: Plan) -> list[str]:
+def ascii_frames(instance: Instance, plan: Plan | Solution) -> list[str]:
     """One drawing for each time step of a single plan; none of one that `story.tell` cannot draw.
 
     Agents are digits (their last one from agent 10 on), goals `G g a b c`, `#` marks a cell with a
@@ -77,7 +77,7 @@ def ascii_frames(instance: Instance, plan: Plan) -> list[str]:
     return frames
 
 
-def as_text(instance: Instance, plan: Plan | None = None) -> str:
+def as_text(instance: Instance, plan: Plan | Solution | None = None) -> str:
     """The lake, then what a plan does on it, one drawing for each time step.
 
     Of a plan that could not be read or is for another number of agents only that is said.
@@ -89,12 +89,14 @@ def as_text(instance: Instance, plan: Plan | None = None) -> str:
     return "\n\n".join(drawings)
 
 
-def save(path: Path | str, instance: Instance, plan: Plan | None = None, cell: int = 48) -> None:
+def save(
+    path: Path | str, instance: Instance, plan: Plan | Solution | None = None, cell: int = 48
+) -> None:
     """Draws one instance, with a plan if there is one, in the format that the suffix says.
 
     Args:
       path: `.png` is one picture with the paths up to the first violation, `.gif` shows the plan
-        as it unfolds, `.svg` does so for browsers, `.txt` has one drawing for each time step.
+        as it unfolds, `.svg` and `.html` do so for browsers, `.txt` has a drawing for each time.
       instance: a single instance.
       plan: a single plan of it, valid or not.
       cell: width of a cell in pixels.
@@ -109,9 +111,10 @@ def save(path: Path | str, instance: Instance, plan: Plan | None = None, cell: i
         raise ValueError(f"{path}: suffix {suffix!r} is not allowed, only {', '.join(SUFFIXES)}")
     if suffix == ".gif" and plan is None:
         raise ValueError(f"{path}: an animation needs a plan")
-    if suffix in (".svg", ".txt"):
-        drawn = svg(instance, plan) if suffix == ".svg" else as_text(instance, plan)
-        path.write_text(drawn + "\n")
+    if suffix not in (".png", ".gif"):
+        drawn = as_text(instance, plan) if suffix == ".txt" else svg(instance, plan)
+        page = "<!doctype html><title>Frozen lake</title>" * (suffix == ".html")
+        path.write_text(page + drawn + "\n")
         return
     from mapf_jax.draw import image  # Only pictures need Pillow.
 

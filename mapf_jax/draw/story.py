@@ -7,7 +7,7 @@ import chex
 import jax
 import numpy as np
 
-from mapf_jax.types import INFINITE_COST, Instance, Plan, ViolationKind
+from mapf_jax.types import INFINITE_COST, Instance, Plan, Solution, ViolationKind, as_plan
 from mapf_jax.verify import verify, violation_kinds
 
 _kinds = jax.jit(violation_kinds)
@@ -59,7 +59,7 @@ class Story:
         return marks
 
 
-def tell(instance: Instance, plan: Plan | None = None) -> Story:
+def tell(instance: Instance, plan: Plan | Solution | None = None) -> Story:
     """The story of a single plan, valid or not, of a single instance."""
     chex.assert_rank([instance.blocked, instance.starts, instance.goals], 2)
     size, agents = int(instance.size), np.nonzero(instance.active)[0]
@@ -73,6 +73,7 @@ def tell(instance: Instance, plan: Plan | None = None) -> Story:
     )
     if plan is None:
         return story
+    plan = as_plan(instance, plan)
     if not plan.parsable:
         return dataclasses.replace(story, captions=[("No plan could be read.", "bad")])
     if plan.num_agents != len(agents):

@@ -13,13 +13,13 @@ import numpy as np
 
 from mapf_jax.draw import shapes
 from mapf_jax.draw.story import Story, tell
-from mapf_jax.types import Instance, Plan
+from mapf_jax.types import Instance, Plan, Solution
 
 _STEP, _BEFORE, _AFTER = 0.55, 0.7, 1.8  # Seconds of a step, and of rest at both ends.
 _STILL = "@media print,(prefers-reduced-motion:reduce){.moving{animation:none!important}}"
 
 
-def svg(instance: Instance, plan: Plan | None = None, name: str = "lake") -> str:
+def svg(instance: Instance, plan: Plan | Solution | None = None, name: str = "lake") -> str:
     """One instance, and a plan as it unfolds on it; broken rules are marked from their time on.
 
     A dot runs along the times below the lake, on which those with a broken rule are red.

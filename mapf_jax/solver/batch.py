@@ -1,4 +1,4 @@
-"""Exact optima of whole batches of instances, on all cores of the host."""
+"""Plans of whole batches of instances, proven optimal where that is feasible, on all cores."""
 
 import concurrent.futures
 import math
@@ -8,92 +8,113 @@ import time
 import chex
 import numpy as np
 
-from mapf_jax.plans import rest
-from mapf_jax.types import INFINITE_COST, Instance, Solution, Status
+from mapf_jax.plans import arrivals, rest
+from mapf_jax.types import INFINITE_COST, Instance, Solution, Status, cell_type
 
 #: Joint states that one search may keep: some 0.1 GiB for five agents.
 MAX_STATES = 1 << 20
+#: Wider maps have too many cells for the exact search, which numbers them with 15 bits.
+MAX_EXACT_WIDTH = 127
 _EASY_STATES = 1 << 17  # All instances are tried with so many before any gets more.
 _CHUNKS = 16, 256  # Instances that a thread takes at once, at least and at most.
 
 
 def solve(instances: Instance, max_states: int = MAX_STATES, seconds: float = math.inf) -> Solution:
-    """Exact optimum of every instance of a batch.
+    """The best plan that is found of every instance of a batch, and whether it is proven.
 
-    Results depend on `max_states` alone, not on the machine, as long as `seconds` is infinite.
+    An exact search comes first. What it leaves open, and maps wider than `MAX_EXACT_WIDTH`, get the
+    plan of `lacam`, which may not be one of the best. Results depend on `max_states` alone, not on
+    the machine, as long as `seconds` is infinite.
 
     Args:
       instances: batch shape [B], any numbers of active agents.
-      max_states: joint states that one search may keep; an instance that would need more is
-        UNDECIDED. All are tried with a small part of it first.
-      seconds: when they are over, no further instance is begun: those left, which are those with
-        the farthest goals, are UNDECIDED.
+      max_states: joint states of up to five agents that one exact search may keep (of more agents
+        as many as take the same memory); 0 leaves everything to `lacam`. All are tried with a small
+        part of it first.
+      seconds: when they are over, no further exact search is begun: those left are the instances
+        with the farthest goals.
 
     Returns:
-      A `Solution` of batch shape [B] with NumPy leaves. An instance without a plan has the status
-      UNSOLVABLE; where the status is not OPTIMAL, the paths rest on the starts.
+      A `Solution` of batch shape [B] with NumPy leaves; where it has no plan, the paths rest on the
+      starts.
 
     Raises:
-      ValueError: there is no batch, `max_states` is below 1, or active agents do not start and end
+      ValueError: there is no batch, `max_states` is below 0, or active agents do not start and end
         on free cells of the map, starts and goals each pairwise distinct.
     """
-    from mapf_jax.solver.lakes import solve_lakes  # Numba takes half a second to import.
+    # Numba takes half a second to import.
+    from mapf_jax.solver.lacam import plan_lake
+    from mapf_jax.solver.lakes import solve_lakes
 
     if instances.batch_shape == () or not len(instances):
         raise ValueError(
             f"instances: batch shape {instances.batch_shape}, one of [B >= 1] is needed"
         )
-    if max_states < 1:
-        raise ValueError(f"max_states={max_states}: at least 1 is needed")
+    if max_states < 0:
+        raise ValueError(f"max_states={max_states}: at least 0 is needed")
     (batch,), num_agents = instances.batch_shape, instances.starts.shape[-2]
     width = instances.blocked.shape[-1]
     chex.assert_shape(instances.blocked, (batch, width, width))
     chex.assert_shape([instances.starts, instances.goals], (batch, num_agents, 2))
     chex.assert_shape(instances.active, (batch, num_agents))
+    cells = cell_type(width)
     lakes = [
         np.ascontiguousarray(array, dtype)
         for array, dtype in (
-            (instances.blocked, bool), (instances.starts, np.int8),
-            (instances.goals, np.int8), (instances.active, bool),
+            (instances.blocked, bool), (instances.starts, cells),
+            (instances.goals, cells), (instances.active, bool),
         )
     ]  # fmt: skip
     _check_cells(*lakes)
     end = time.monotonic() + seconds
     labels = np.zeros((batch, 5), np.int32)
-    labels[:, 0] = Status.UNDECIDED
+    labels[:, 0] = Status.UNKNOWN
     plans: list[tuple[np.ndarray, np.ndarray]] = []
 
-    def attempt(rows: np.ndarray, states: int) -> None:
+    def search(rows: np.ndarray, states: int) -> None:
         if time.monotonic() <= end:
             blocked, starts, goals, active = (array[rows] for array in lakes)
             labels[rows], paths = solve_lakes(blocked, starts, goals, active, states)
             plans.append((rows, paths))
 
+    def plan(row: int) -> None:
+        blocked, starts, goals, active = (array[row] for array in lakes)
+        status, cells = plan_lake(blocked, starts[active], goals[active])
+        labels[row, 0] = status
+        if status == Status.FEASIBLE:
+            costs = arrivals(cells, goals[active])
+            labels[row, 1:] = costs.sum(), costs.max(), False, len(cells) - 1
+            paths = np.repeat(starts[None, None], len(cells), axis=1)
+            paths[0, :, active] = cells.swapaxes(0, 1)
+            plans.append((np.array([row]), paths))
+
     # The farther the goals, the longer a search tends to take. Longest first keeps all threads busy
     # to the end (Graham 1969). Under a time limit shortest first decides more instances.
-    distance = (np.abs(np.subtract(lakes[1], lakes[2], dtype=np.int16)).sum(-1) * lakes[3]).sum(-1)
+    distance = (np.abs(np.subtract(lakes[1], lakes[2], dtype=np.int32)).sum(-1) * lakes[3]).sum(-1)
     order = np.argsort(distance if math.isfinite(seconds) else -distance, kind="stable")
     threads = min(os.cpu_count() or 1, 32)
     workers = concurrent.futures.ThreadPoolExecutor(threads)
     chunk = int(np.clip(batch // (8 * threads), *_CHUNKS))
+    exact = max_states if width <= MAX_EXACT_WIDTH else 0
     try:
-        for states, size in ((min(_EASY_STATES, max_states), chunk), (max_states, 1)):
-            rows = order[labels[order, 0] == Status.UNDECIDED]
-            chunks = [rows[i : i + size] for i in range(0, len(rows), size)]
-            list(workers.map(attempt, chunks, [states] * len(chunks)))
-            if states == max_states:
+        for states, size in ((min(_EASY_STATES, exact), chunk), (exact, 1)):
+            rows = order[labels[order, 0] == Status.UNKNOWN]
+            chunks = [rows[i : i + size] for i in range(0, len(rows) if states else 0, size)]
+            list(workers.map(search, chunks, [states] * len(chunks)))
+            if states == exact:
                 break
+        list(workers.map(plan, order[labels[order, 0] == Status.UNKNOWN]))
     finally:
         workers.shutdown(cancel_futures=True)
     status, cost, makespan, needs_wait, moves = labels.T
-    optimal = status == Status.OPTIMAL
+    planned = np.isin(status, [Status.OPTIMAL, Status.FEASIBLE])
     paths = np.repeat(lakes[1][:, None], moves.max() + 1, axis=1)
     for rows, found in plans:
         paths[rows] = rest(found, paths.shape[1])
     return Solution(
         status=status.astype(np.int8),
-        cost=np.where(optimal, cost, INFINITE_COST),
-        makespan=np.where(optimal, makespan, INFINITE_COST),
+        cost=np.where(planned, cost, INFINITE_COST),
+        makespan=np.where(planned, makespan, INFINITE_COST),
         needs_wait=needs_wait != 0,
         paths=paths,
         num_steps=moves.copy(),

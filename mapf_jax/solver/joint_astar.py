@@ -133,7 +133,7 @@ def _search(
     least = longest = 0  # Estimates are above `least`.
     for i in range(agents):
         state[0, i] = group.starts[i]
-        hashes[i + 1] = _mixed(hashes[i], group.starts[i])
+        hashes[i + 1] = mixed(hashes[i], group.starts[i])
         least += distance[i, group.starts[i]]
         longest = max(longest, distance[i, group.starts[i]])
     if longest > deadline or least > max_cost:
@@ -250,7 +250,7 @@ def _search(
                     continue
                 if i == agents - 1:
                     total += more
-            hashes[i + 1] = _mixed(hashes[i], chosen[i])
+            hashes[i + 1] = mixed(hashes[i], chosen[i])
             if i < agents - 1:
                 if tabled and by_cost:
                     for some in range(1 << i):
@@ -353,7 +353,7 @@ def _collisions(before: np.ndarray, after: np.ndarray, others: np.ndarray, later
 
 
 @compiled
-def _mixed(mixed: np.uint64, cell: int) -> np.uint64:
+def mixed(mixed: np.uint64, cell: int) -> np.uint64:
     """The hash of some cells and one more."""
     mixed = (mixed ^ np.uint64(cell)) * np.uint64(0x9E3779B97F4A7C15)
     return mixed ^ mixed >> np.uint64(29)

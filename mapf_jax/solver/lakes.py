@@ -26,6 +26,8 @@ from mapf_jax.types import INFINITE_COST, Status
 
 #: States of the first search, without tables.
 CAPACITY = 1 << 12
+#: Searches of more agents keep fewer states, so that they take no more memory.
+USUAL_AGENTS = 5
 # Later searches have tables, and the last one has what memory the caller allows.
 _PAIRS, _TRIPLES = 1, 2
 
@@ -38,7 +40,7 @@ class _Bounds(NamedTuple):
     tables: Tables
 
 
-_OPTIMAL, _UNSOLVABLE, _UNDECIDED = map(int, (Status.OPTIMAL, Status.UNSOLVABLE, Status.UNDECIDED))
+_OPTIMAL, _UNSOLVABLE, _UNKNOWN = map(int, (Status.OPTIMAL, Status.UNSOLVABLE, Status.UNKNOWN))
 
 
 @compiled
@@ -118,7 +120,7 @@ def _solve_lake(
             if end[i] < 0:
                 labels[0] = _UNSOLVABLE
                 break
-            _distances(neighbours[:n], end[i], distance[i])
+            distances(neighbours[:n], end[i], distance[i])
         if labels[0] == _UNSOLVABLE:
             break
         group = Group(neighbours[:n], begin, end, distance)
@@ -174,7 +176,7 @@ def _solve_group(
     bounds = _Bounds(np.arange(0), group.goals[:0], no_tables())
     found, path, bounds = _plan_apart(group, task, sets, spent, limits, max_states, memory, bounds)
     if found != FOUND:
-        return _UNSOLVABLE if found == NONE else _UNDECIDED, 0, 0, False, path
+        return _UNSOLVABLE if found == NONE else _UNKNOWN, 0, 0, False, path
     cost = 0
     for i in range(agents):
         limits[i] = spent[i]
@@ -190,7 +192,7 @@ def _solve_group(
             group, task, sets, spent, limits, max_states, memory, bounds
         )
         if found == OVERFLOW:
-            return _UNDECIDED, 0, 0, False, path
+            return _UNKNOWN, 0, 0, False, path
         needs_wait = found == NONE
         if found == FOUND:
             path = other
@@ -201,7 +203,7 @@ def _solve_group(
         task = Task(False, True, deadline)
         found, _, bounds = _plan_apart(group, task, sets, spent, limits, max_states, memory, bounds)
         if found == OVERFLOW:
-            return _UNDECIDED, 0, 0, False, path
+            return _UNKNOWN, 0, 0, False, path
         if found == FOUND:
             makespan = deadline
             break
@@ -347,6 +349,7 @@ def _escalate(
 ) -> tuple[int, int, np.ndarray, _Bounds]:  # fmt: skip
     """`search` with more memory and better bounds until one of them is enough."""
     agents = len(group.goals)
+    max_states = max(max_states * USUAL_AGENTS // max(agents, USUAL_AGENTS), 1)
     kept = task.by_cost and len(bounds.order) == agents
     if kept:
         kept = bool(np.all(group.goals[bounds.order] == bounds.goals))
@@ -434,9 +437,9 @@ def _explore(
 
 
 @compiled
-def _distances(neighbours: np.ndarray, goal: int, distance: np.ndarray) -> None:
+def distances(neighbours: np.ndarray, goal: int, distance: np.ndarray) -> None:
     """Sets the length of a shortest path from each of n cells to the goal, int32[n]."""
-    queue = np.empty(len(neighbours), np.int16)
+    queue = np.empty(len(neighbours), neighbours.dtype)
     for cell in range(len(distance)):
         distance[cell] = INFINITE_COST
     distance[goal], queue[0] = 0, goal

@@ -79,11 +79,8 @@ def unpack(words: jax.Array, width: int) -> jax.Array:
 
 def shift(field: jax.Array, axis: int, step: int) -> jax.Array:
     """Moves everything one place along `axis` (step +1 or -1); what leaves the edge is lost."""
-    zero = jnp.zeros_like(jax.lax.slice_in_dim(field, 0, 1, axis=axis))
-    size = field.shape[axis]
-    if step > 0:
-        return jnp.concatenate([zero, jax.lax.slice_in_dim(field, 0, size - 1, axis=axis)], axis)
-    return jnp.concatenate([jax.lax.slice_in_dim(field, 1, size, axis=axis), zero], axis)
+    padding = [(step, -step, 0) if i == axis else (0, 0, 0) for i in range(field.ndim)]
+    return jax.lax.pad(field, field.dtype.type(0), padding)
 
 
 def move(words: jax.Array, direction: int) -> jax.Array:

@@ -73,7 +73,7 @@ def test_mixed_sizes_agents_and_knowledge():
     assert batch.blocked.shape == (4, 4, 4)
     assert batch.size.tolist() == [3, 2, 4, 3]
     assert batch.active.tolist() == [[True, True], [True, False], [True, True], [True, True]]
-    status = [Status.OPTIMAL, Status.UNDECIDED, Status.UNSOLVABLE, Status.UNDECIDED]
+    status = [Status.OPTIMAL, Status.UNKNOWN, Status.UNSOLVABLE, Status.UNKNOWN]
     assert batch.solution.status.tolist() == status
     assert batch.solution.cost[0] == 5
     assert batch.solution.paths[0, :, 0].tolist() == [[0, 0], [1, 0], [2, 0], [2, 0]]
@@ -83,7 +83,7 @@ def test_mixed_sizes_agents_and_knowledge():
     padded["paths"][0].append([2, 0])
     nothing = dict.fromkeys(("cost", "makespan", "needs_wait", "paths"))
     assert again[0] == padded
-    assert again[1] == LONE | {"status": "undecided"} | nothing
+    assert again[1] == LONE | {"status": "unknown"} | nothing
     assert again[2] == CORRIDOR | {"status": "unsolvable"} | nothing
     assert formats.from_records(again).solution.status.tolist() == status
 
@@ -98,6 +98,16 @@ def test_solutions_as_records():
     assert [record.get("cost") for record in records] == [5, 6, None]
     assert [record.get("needs_wait") for record in records] == [False, True, None]
     assert_equal(solved.solution.cost, formats.from_records(records).solution.cost)
+
+
+def test_a_plan_that_is_not_proven_is_not_the_optimum():
+    longer = [[[0, 0], *RECORD["paths"][0]], RECORD["paths"][1]]
+    record = BARE | {"status": "feasible", "cost": 6, "makespan": 3, "paths": longer}
+    batch = formats.from_records([record])
+    assert batch.solution.status.tolist() == [Status.FEASIBLE]
+    assert formats.to_record(batch[0], "a") == record | {"needs_wait": None}
+    assert formats.optimum_from_record(record, "a") is None
+    assert formats.optimum_from_record(RECORD, "a") == 5
 
 
 def changed(**fields):
@@ -139,6 +149,12 @@ WRONG = {
     ),
     "status unknown": (changed(status="solved"), r"a: status: 'solved' is not allowed"),
     "status against labels": (changed(status="unsolvable"), r"a: cost: not allowed where"),
+    "feasible without cost": (
+        BARE | {"status": "feasible", "makespan": 3, "paths": RECORD["paths"]},
+        r"a: cost: missing beside makespan, paths",
+    ),
+    "feasible with a proof": (changed(status="feasible"), r"a: needs_wait: not allowed where"),
+    "status a list": (changed(status=["optimal"]), r"a: status: \['optimal'\] is not allowed"),
     "status alone": (BARE | {"status": "optimal"}, r"a: cost: missing beside status"),
 }
 
@@ -216,12 +232,12 @@ def test_movingai_round_trip(tmp_path):
         (
             MAP.replace("height 2", "height x"),
             SCENARIO,
-            r"m.map:4: height='x': allowed are 1 to 127",
+            r"m.map:4: height='x': allowed are 1 to 256",
         ),
         (
-            MAP.replace("height 2", "height 200"),
+            MAP.replace("height 2", "height 300"),
             SCENARIO,
-            r"m.map:4: height='200': allowed are 1 to 127",
+            r"m.map:4: height='300': allowed are 1 to 256",
         ),
         (MAP.replace(".G@", ".G"), SCENARIO, r"m.map:5: 2 cells, the header says 3"),
         (MAP.replace("S.T", "S.x"), SCENARIO, r"m.map:6: 'S.x': allowed are"),

@@ -107,7 +107,7 @@ def test_agents_as_a_dimension():
     assert all(abs(row.made_wait - row.made / 2) <= 0.5 for row in report.sizes)
     assert len(set(fingerprints(instances))) == 40
     again = solve(dataclasses.replace(instances, solution=None))
-    assert np.asarray(verify(instances, instances.plan).optimal).all()
+    assert np.asarray(verify(instances, instances.solution).optimal).all()
     for name in ("status", "cost", "makespan", "needs_wait"):
         np.testing.assert_array_equal(
             getattr(again, name), getattr(instances.solution, name), err_msg=name
@@ -115,6 +115,23 @@ def test_agents_as_a_dimension():
     assert EnvironmentConfig.from_dict(config.to_dict()) == config
     two, _ = generate(jax.random.key(0), dataclasses.replace(config, agents=()), 40)
     assert two.starts.shape == (40, 2, 2)
+
+
+def test_agents_may_start_on_the_goals_of_others():
+    config = EnvironmentConfig.uniform((3, 5), 0.2, 0.5)
+    instances, _ = generate(jax.random.key(0), config, 60, num_agents=3, distinct=False)
+    same = (instances.starts[:, :, None] == instances.goals[:, None]).all(-1)
+    assert not same.diagonal(axis1=1, axis2=2).any()
+    assert 0.2 < same.any((1, 2)).mean() < 0.9
+    for cells in (instances.starts, instances.goals):
+        assert all(len({tuple(cell) for cell in row}) == 3 for row in cells.tolist())
+    assert np.asarray(verify(instances, instances.solution).optimal).all()
+    apart, _ = generate(jax.random.key(0), config, 60, num_agents=3)
+    assert not (apart.starts[:, :, None] == apart.goals[:, None]).all(-1).any()
+    # Four cells do for two agents that change places.
+    full, connected = generator.draw(jax.random.key(1), 2, 0, 2, 500, 3, distinct=False)
+    assert connected.sum() > 100
+    assert not full.blocked.any()
 
 
 def test_benchmark_has_the_published_make_up():

@@ -1,6 +1,5 @@
 """Drawings: the text says what happened, and the pictures show it where it happened."""
 
-import dataclasses
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -110,12 +109,12 @@ def test_pictures_mark_what_went_wrong(name, monkeypatch):
 
 def test_animation_shows_every_step_and_holds_violations():
     plan = plan_of([(0, 0), (0, 1), (0, 2)], [(0, 3), (0, 2), (0, 1)], THIRD)
-    frames, durations = image.animation(LAKE, plan, cell=32, frames_per_step=3)
-    assert len(frames) == len(durations) == 1 + 3 * 4
+    frames, durations = image.animation(LAKE, plan, cell=32)
+    assert len(frames) == len(durations) == 1 + 5 * 4
     assert len({frame.size for frame in frames}) == 1
     marked = [bool(red_cells(frame, 32)) for frame in frames]
-    assert marked == [False] * 4 + [True] * 3 + [False] * 5 + [True]  # The swap, the missed goal.
-    assert durations[6] > 2 * durations[5]
+    assert marked == [False] * 6 + [True] * 5 + [False] * 9 + [True]  # The swap, the missed goal.
+    assert durations[10] > 2 * durations[9]
 
 
 def keyframes(root):
@@ -205,6 +204,10 @@ def test_files(tmp_path):
     assert text == render.as_text(LAKE, plan) + "\n"
     render.save(tmp_path / "a.svg", LAKE, plan)
     assert (tmp_path / "a.svg").read_text() == svg.svg(LAKE, plan) + "\n"
+    render.save(tmp_path / "a.html", LAKE, plan)
+    page = (tmp_path / "a.html").read_text()
+    assert page.startswith("<!doctype html>")
+    assert page.endswith(svg.svg(LAKE, plan) + "\n")
     with pytest.raises(ValueError, match=r"a.bmp: suffix '.bmp' is not allowed, only .png"):
         render.save(tmp_path / "a.bmp", LAKE)
     with pytest.raises(ValueError, match="an animation needs a plan"):
@@ -265,9 +268,8 @@ def test_bad_drawings_are_refused(drawing, message):
 def test_a_solution_is_drawn_and_verified_as_a_plan(tmp_path):
     config = mapf_jax.EnvironmentConfig.uniform((3, 4), 0.2, 0.5)
     instances, _ = mapf_jax.generate(jax.random.key(0), config, 4)
-    assert mapf_jax.verify(instances, instances.plan).optimal.all()
+    assert mapf_jax.verify(instances, instances.solution).optimal.all()
     path = f"{tmp_path}/lake.svg"
-    render.save(path, instances[1], instances.plan[1])
+    render.save(path, instances[1], instances.solution[1])
     assert "Valid: cost" in Path(path).read_text()
-    with pytest.raises(ValueError, match="solve the instances first"):
-        _ = dataclasses.replace(instances, solution=None).plan
+    assert render.as_text(instances[1], instances.solution[1]).count("t = ") > 1
