@@ -16,13 +16,9 @@ class MapfReward:
     them. All completions of a call are verified in one batch. The fractions of valid and optimal
     answers and the parts of the reward are logged.
 
-    The weights follow the moving average `short_fraction`, which every call moves after it has used
-    it; each process of a distributed run has its own, and a resumed run begins with the
-    `short_fraction` it is given.
-
-    Args:
-      config: lengths and decay.
-      short_fraction: moving average of the fraction of short answers to begin with.
+    The weights follow the moving average `short_fraction` of the fraction of short answers, which
+    every call moves after it has used it; each process of a distributed run has its own, and a
+    resumed run begins with the one it is given.
     """
 
     def __init__(self, config: RewardConfig | None = None, short_fraction: float = 0.0) -> None:

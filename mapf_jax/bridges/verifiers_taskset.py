@@ -22,14 +22,7 @@ __all__ = ["MapfTaskset"]
 
 
 class MapfTaskConfig(vf.TaskConfig):
-    """The reward, which is that of `mapf_jax.answer_reward`; its weights do not move.
-
-    Attributes:
-      short_fraction: fraction of short answers from which the weights follow; from 0.9 on they are
-        (0.8, 0.2).
-      short_length: L1, tokens up to which length costs nothing.
-      long_length: L2, tokens from which length costs most.
-    """
+    """The reward, by the options of `verl_reward.compute_scores`; its weights do not move."""
 
     short_fraction: float = 1.0
     short_length: int = RewardConfig.short_length
@@ -37,13 +30,7 @@ class MapfTaskConfig(vf.TaskConfig):
 
 
 class MapfData(vf.TaskData):
-    """One instance.
-
-    Attributes:
-      ground_truth: its record as JSON.
-      answer: an optimal answer.
-      size: the lake is size x size.
-    """
+    """One instance: its record as JSON, an optimal answer, the side of its lake."""
 
     ground_truth: str
     answer: str

@@ -22,13 +22,7 @@ _STEP_MS, _PAUSE_MS, _END_MS = 420, 900, 1600
 
 
 def picture(instance: Instance, plan: Plan | Solution | None = None, cell: int = 48) -> Image.Image:
-    """One instance, with the paths of a plan up to its first violation and what that is.
-
-    Args:
-      instance: a single instance.
-      plan: a single plan of it, valid or not.
-      cell: width of a cell in pixels.
-    """
+    """What `render.save` writes as `.png`."""
     story = tell(instance, plan)
     canvas = _Canvas(story, cell)
     if not len(story.positions):
@@ -49,15 +43,9 @@ def picture(instance: Instance, plan: Plan | Solution | None = None, cell: int =
 def animation(
     instance: Instance, plan: Plan | Solution, cell: int = 48
 ) -> tuple[list[Image.Image], list[int]]:
-    """A plan as it unfolds; moves that break a rule are marked and held for a moment.
+    """What `render.save` writes as `.gif`: (frames, how long to show each in milliseconds).
 
-    Args:
-      instance: a single instance.
-      plan: a single plan of it, valid or not.
-      cell: width of a cell in pixels.
-
-    Returns:
-      (frames, how long to show each in milliseconds).
+    Moves that break a rule are held for a moment.
     """
     story = tell(instance, plan)
     canvas = _Canvas(story, cell)

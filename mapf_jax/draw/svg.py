@@ -22,13 +22,8 @@ _STILL = "@media print,(prefers-reduced-motion:reduce){.moving{animation:none!im
 def svg(instance: Instance, plan: Plan | Solution | None = None, name: str = "lake") -> str:
     """One instance, and a plan as it unfolds on it; broken rules are marked from their time on.
 
-    A dot runs along the times below the lake, on which those with a broken rule are red.
-
-    Args:
-      instance: a single instance.
-      plan: a single plan of it, valid or not.
-      name: letters and digits that begin the names of the animations; different for every drawing
-        in a page.
+    A dot runs along the times below the lake, on which those with a broken rule are red. `name`, of
+    letters and digits, begins the names of the animations; every drawing in a page needs its own.
     """
     story = tell(instance, plan)
     size, last = len(story.blocked), len(story.positions) - 1

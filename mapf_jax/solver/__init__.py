@@ -1,1 +1,1 @@
-"""Exact optima of whole batches."""
+"""Optima and plans of whole batches."""

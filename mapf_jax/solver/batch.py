@@ -80,10 +80,8 @@ def solve(instances: Instance, max_states: int = MAX_STATES, seconds: float = ma
     def plan(row: int) -> None:
         blocked, starts, goals, active = (array[row] for array in lakes)
         status, cells = plan_lake(blocked, starts[active], goals[active])
-        labels[row, 0] = status
-        if status == Status.FEASIBLE:
-            costs = arrivals(cells, goals[active])
-            labels[row, 1:] = costs.sum(), costs.max(), False, len(cells) - 1
+        labels[row] = status, 0, 0, False, max(len(cells) - 1, 0)
+        if len(cells):
             paths = np.repeat(starts[None, None], len(cells), axis=1)
             paths[0, :, active] = cells.swapaxes(0, 1)
             plans.append((np.array([row]), paths))
@@ -98,7 +96,7 @@ def solve(instances: Instance, max_states: int = MAX_STATES, seconds: float = ma
     exact = max_states if width <= MAX_EXACT_WIDTH else 0
     try:
         for states, size in ((min(_EASY_STATES, exact), chunk), (exact, 1)):
-            rows = order[labels[order, 0] == Status.UNKNOWN]
+            rows = order[np.isin(labels[order, 0], [Status.UNKNOWN, Status.FEASIBLE])]
             chunks = [rows[i : i + size] for i in range(0, len(rows) if states else 0, size)]
             list(workers.map(search, chunks, [states] * len(chunks)))
             if states == exact:
@@ -107,15 +105,18 @@ def solve(instances: Instance, max_states: int = MAX_STATES, seconds: float = ma
     finally:
         workers.shutdown(cancel_futures=True)
     status, cost, makespan, needs_wait, moves = labels.T
-    planned = np.isin(status, [Status.OPTIMAL, Status.FEASIBLE])
     paths = np.repeat(lakes[1][:, None], moves.max() + 1, axis=1)
     for rows, found in plans:
         paths[rows] = rest(found, paths.shape[1])
+    feasible = status == Status.FEASIBLE
+    costs = lakes[3] * arrivals(paths, lakes[2])
+    cost, makespan = np.where(feasible, (costs.sum(-1), costs.max(-1)), (cost, makespan))
+    planned = feasible | (status == Status.OPTIMAL)
     return Solution(
         status=status.astype(np.int8),
-        cost=np.where(planned, cost, INFINITE_COST),
-        makespan=np.where(planned, makespan, INFINITE_COST),
-        needs_wait=needs_wait != 0,
+        cost=np.where(planned, cost, INFINITE_COST).astype(np.int32),
+        makespan=np.where(planned, makespan, INFINITE_COST).astype(np.int32),
+        needs_wait=~feasible & (needs_wait != 0),
         paths=paths,
         num_steps=moves.copy(),
     )

@@ -21,7 +21,7 @@ from mapf_jax.types import INFINITE_COST, Status
 
 MAX_STEPS = 1 << 17  # Successors that a search tries to make.
 _CELL, _FORK = 0xFFFFFFFF, -2
-_FEASIBLE, _UNSOLVABLE, _UNKNOWN = map(int, (Status.FEASIBLE, Status.UNSOLVABLE, Status.UNKNOWN))
+_, _FEASIBLE, _UNSOLVABLE, _UNKNOWN = map(int, Status)
 
 
 class _Step(NamedTuple):
@@ -41,12 +41,9 @@ class _Step(NamedTuple):
 def plan_lake(
     blocked: np.ndarray, starts: np.ndarray, goals: np.ndarray, max_steps: int = MAX_STEPS
 ) -> tuple[int, np.ndarray]:
-    """A plan of one lake; equal arguments give equal plans.
+    """A plan on the map, starts and goals of an `Instance`; equal arguments give equal plans.
 
     Args:
-      blocked: bool[S, S].
-      starts: int[A, 2], free cells.
-      goals: int[A, 2], likewise.
       max_steps: how many successors of states it tries to make.
 
     Returns:
@@ -87,9 +84,9 @@ def _search(
     order = np.empty((max_steps, agents), np.int16)
     urgency = np.empty((max_steps, agents), np.float32)
     parent, first, last = np.empty((3, max_steps), np.int32)
-    # A constraint: the one that it adds an agent and its cell to, how many agents it is about, the
-    # next one of its queue.
-    constraint = np.empty(((WAIT + 2) * max_steps, 5), np.int32)
+    # A constraint: the one that it adds an agent to, that agent's cell, how many agents it is about,
+    # which are the first ones in the state's order, and the next one of the queue.
+    constraint = np.empty(((WAIT + 2) * max_steps, 4), np.int32)
     slot = np.full(1 << int(np.ceil(np.log2(2 * max_steps))), -1, np.int32)
     stack = np.empty(max_steps, np.int32)
     node, states, constraints, height, reached = -1, 0, 0, 0, True

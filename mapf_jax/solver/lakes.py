@@ -40,7 +40,7 @@ class _Bounds(NamedTuple):
     tables: Tables
 
 
-_OPTIMAL, _UNSOLVABLE, _UNKNOWN = map(int, (Status.OPTIMAL, Status.UNSOLVABLE, Status.UNKNOWN))
+_OPTIMAL, _FEASIBLE, _UNSOLVABLE, _UNKNOWN = map(int, Status)
 
 
 @compiled
@@ -51,14 +51,7 @@ def solve_lakes(
     active: np.ndarray,
     max_states: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Exact optima of a batch of lakes, one after another.
-
-    Args:
-      blocked: bool[B, S, S].
-      starts: int8[B, A, 2].
-      goals: int8[B, A, 2].
-      active: bool[B, A].
-      max_states: joint states that one search may keep.
+    """Exact optima of a batch of lakes, one after another; arguments as of `batch.solve`.
 
     Returns:
       (int32[B, 5]: status, cost, makespan, whether a wait is needed, moves of the plan; int8[B, T,
@@ -127,11 +120,13 @@ def _solve_lake(
         status, cost, makespan, needs_wait, path = _solve_group(group, max_states, memory)
         for cell in cells[:n]:
             number[cell] = -1
-        if status != _OPTIMAL:  # A part without a plan settles its lake; an open one does not.
+        if status == _UNSOLVABLE or status == _UNKNOWN:
             labels[0] = status
-            if status == _UNSOLVABLE:
+            if status == _UNSOLVABLE:  # It settles the lake.
                 break
             continue
+        if status == _FEASIBLE and labels[0] == _OPTIMAL:
+            labels[0] = status
         labels[1] += cost
         labels[2] = max(labels[2], makespan)
         labels[3] |= needs_wait
@@ -144,7 +139,7 @@ def _solve_lake(
             for t in range(len(paths)):
                 cell = cells[path[min(t, len(path) - 1), i]]
                 paths[t, team[i], 0], paths[t, team[i], 1] = cell // width, cell % width
-    if labels[0] != _OPTIMAL:
+    if labels[0] == _UNSOLVABLE or labels[0] == _UNKNOWN:
         labels[1], labels[2], labels[3], labels[4] = INFINITE_COST, INFINITE_COST, 0, 0
         _copy(starts, paths[0])
         return paths[:1]
@@ -158,7 +153,8 @@ def _solve_group(
 ) -> tuple[int, int, int, bool, np.ndarray]:
     """(status, cost, makespan, whether a wait is needed, plan int16[T, A]) of agents that can meet.
 
-    The plan is one of least cost, and of those one without waits where there is one.
+    The plan is one of least cost, and of those one without waits where there is one. If FEASIBLE it
+    is of least cost, and the rest is not known.
     """
     agents = len(group.goals)
     shortest, longest = 0, 0
@@ -192,7 +188,7 @@ def _solve_group(
             group, task, sets, spent, limits, max_states, memory, bounds
         )
         if found == OVERFLOW:
-            return _UNKNOWN, 0, 0, False, path
+            return _FEASIBLE, cost, makespan, False, path
         needs_wait = found == NONE
         if found == FOUND:
             path = other
@@ -203,7 +199,7 @@ def _solve_group(
         task = Task(False, True, deadline)
         found, _, bounds = _plan_apart(group, task, sets, spent, limits, max_states, memory, bounds)
         if found == OVERFLOW:
-            return _UNKNOWN, 0, 0, False, path
+            return _FEASIBLE, cost, makespan, False, path
         if found == FOUND:
             makespan = deadline
             break

@@ -13,12 +13,9 @@ from mapf_jax.solver.compiled import compiled
 def prioritized_plan(
     blocked: np.ndarray, starts: np.ndarray, goals: np.ndarray, order: np.ndarray, horizon: int
 ) -> np.ndarray:
-    """A plan in one order of the agents.
+    """A plan in one order of the agents, on the map, starts and goals of an `Instance`.
 
     Args:
-      blocked: bool[S, S].
-      starts: int8[A, 2].
-      goals: int8[A, 2].
       order: int[A], the agents, the first one first.
       horizon: no path takes more steps.
 

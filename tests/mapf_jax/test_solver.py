@@ -230,6 +230,10 @@ def test_what_does_not_fit_has_a_plan_and_nothing_else_changes():
     assert np.isin(rich.status, [Status.OPTIMAL, Status.UNSOLVABLE]).all()
     assert np.all(poor.cost[open_] >= rich.cost[open_])
     assert np.all(poor.makespan[open_] >= rich.makespan[open_])
+    verdict = verify(instances, poor)
+    for name in ("cost", "makespan"):
+        found, said = getattr(verdict, name)[open_], getattr(poor, name)[open_]
+        np.testing.assert_array_equal(found, said, err_msg=name)
     for name in ("status", "cost", "makespan", "needs_wait"):
         np.testing.assert_array_equal(
             getattr(poor, name)[~open_], getattr(rich, name)[~open_], err_msg=name
