@@ -15,7 +15,7 @@ import numpy as np
 
 Array = jax.Array | np.ndarray
 
-#: Marks "no such cost": unsolvable, undecided or not valid. Sums of a few of them fit in int32.
+#: Marks "no such cost": no plan, none that is known, or not valid. Sums of a few fit in int32.
 INFINITE_COST = 1 << 20
 
 MAX_LAKE_SIZE = 256

@@ -84,8 +84,8 @@ def _search(
     order = np.empty((max_steps, agents), np.int16)
     urgency = np.empty((max_steps, agents), np.float32)
     parent, first, last = np.empty((3, max_steps), np.int32)
-    # A constraint: the one that it adds an agent to, that agent's cell, how many agents it is about,
-    # which are the first ones in the state's order, and the next one of the queue.
+    # A constraint: the one that it adds an agent to, that agent's cell, how many agents it is about
+    # (the first ones in the state's order), and the next one of the queue.
     constraint = np.empty(((WAIT + 2) * max_steps, 4), np.int32)
     slot = np.full(1 << int(np.ceil(np.log2(2 * max_steps))), -1, np.int32)
     stack = np.empty(max_steps, np.int32)

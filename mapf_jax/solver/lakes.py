@@ -120,7 +120,7 @@ def _solve_lake(
         status, cost, makespan, needs_wait, path = _solve_group(group, max_states, memory)
         for cell in cells[:n]:
             number[cell] = -1
-        if status == _UNSOLVABLE or status == _UNKNOWN:
+        if status in (_UNSOLVABLE, _UNKNOWN):
             labels[0] = status
             if status == _UNSOLVABLE:  # It settles the lake.
                 break
@@ -139,7 +139,7 @@ def _solve_lake(
             for t in range(len(paths)):
                 cell = cells[path[min(t, len(path) - 1), i]]
                 paths[t, team[i], 0], paths[t, team[i], 1] = cell // width, cell % width
-    if labels[0] == _UNSOLVABLE or labels[0] == _UNKNOWN:
+    if labels[0] in (_UNSOLVABLE, _UNKNOWN):
         labels[1], labels[2], labels[3], labels[4] = INFINITE_COST, INFINITE_COST, 0, 0
         _copy(starts, paths[0])
         return paths[:1]
