@@ -95,19 +95,12 @@ def write_dataset(
     for split, rows in tables.items():
         table = datasets.Dataset.from_list(rows, features=features)
         table.to_parquet(folder / "data" / f"{split}.parquet")
-    (folder / "README.md").write_text(_card(tables))
-
-
-def _card(tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     template = jinja2.Template(
         (_FOLDER / "card.md").read_text(),
         trim_blocks=True,
         keep_trailing_newline=True,
         undefined=jinja2.StrictUndefined,
     )
-    return template.render(
-        tables=tables,
-        files=[{"split": split, "path": f"data/{split}.parquet"} for split in tables],
-        features=TYPES,
-        columns=COLUMNS,
-    )
+    files = [{"split": split, "path": f"data/{split}.parquet"} for split in tables]
+    card = template.render(tables=tables, files=files, features=TYPES, columns=COLUMNS)
+    (folder / "README.md").write_text(card)

@@ -58,7 +58,8 @@ class MapfParallelEnv(ParallelEnv[str, Any, int]):
         """As of PettingZoo."""
         observation, info = self._all_agents.reset(seed=seed, options=options)
         self.agents = list(itertools.compress(self.possible_agents, self._all_agents.active))
-        return self._views(observation, info), self._infos(info)
+        views, _, infos = self._by_agent(observation, info)
+        return views, infos
 
     def step(
         self, actions: dict[str, int]
@@ -79,40 +80,32 @@ class MapfParallelEnv(ParallelEnv[str, Any, int]):
             raise ValueError(f"actions: {sorted(strangers)} take no part, only {self.agents}")
         joint = [actions.get(agent, WAIT) for agent in self.possible_agents]
         observation, _, terminated, truncated, info = self._all_agents.step(joint)
-        result = (
-            self._views(observation, info),
-            {agent: float(info["rewards"][i]) for i, agent in self._numbered()},
-            dict.fromkeys(self.agents, terminated),
-            dict.fromkeys(self.agents, truncated),
-            self._infos(info),
-        )
+        views, rewards, infos = self._by_agent(observation, info)
+        ends = [dict.fromkeys(self.agents, ended) for ended in (terminated, truncated)]
         if terminated or truncated:
             self.agents = []
-        return result
+        return views, rewards, ends[0], ends[1], infos
 
     def render(self) -> str | np.ndarray | None:
         """As of `MapfGymEnv`."""
         return self._all_agents.render()
 
-    def _numbered(self) -> list[tuple[int, str]]:
-        """(number, name) of the agents that take part."""
-        return [(i, agent) for i, agent in enumerate(self.possible_agents) if agent in self.agents]
-
-    def _views(self, observation: Any, info: dict[str, Any]) -> dict[str, Any]:
+    def _by_agent(
+        self, observation: Any, info: dict[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, float], dict[str, dict[str, Any]]]:
+        """Views, rewards and infos of the agents that take part."""
         kind, mask = self._env.observation, info.get("action_mask")
-        views = {}
-        for i, agent in self._numbered():
+        views, rewards, infos = {}, {}, {}
+        for i, agent in enumerate(self.possible_agents):
+            if agent not in self.agents:
+                continue
             view = observations.of_agent(kind, observation, i)
             views[agent] = view if mask is None else {"observation": view, "action_mask": mask[i]}
-        return views
-
-    def _infos(self, info: dict[str, Any]) -> dict[str, dict[str, Any]]:
-        return {
-            agent: {
+            rewards[agent] = float(info["rewards"][i])
+            infos[agent] = {
                 "violation": int(info["violation"][i]),
                 "at_goal": bool(info["at_goal"][i]),
                 "success": bool(info["success"]),
                 "cost": int(info["costs"][i]),
             }
-            for i, agent in self._numbered()
-        }
+        return views, rewards, infos
