@@ -5,6 +5,7 @@ R = H / K query heads per key/value head, h head width, V vocabulary, L layers.
 
 Parameters are a plain nested dict of arrays. Those of the blocks are stacked over layers in
 `params["layers"]`, so that training compiles one block; `learner.sampling.decoding` unstacks them.
+A matrix of a block may have a low-rank adapter beside its "kernel": see `Projection`.
 """
 
 import dataclasses
@@ -107,6 +108,9 @@ class Projection(nn.Module):
 
     Its parts on the devices of `fsdp` are put together first: left to itself, XLA multiplies them
     one after the other, which on TPUs adds up the whole result in memory once for each.
+
+    Where the parameters hold "a" [in, rank] and "b" [rank, out] beside the "kernel", their product
+    is a part of the matrix: x W + (x A) B, so that W + A B and its gradient are nowhere in memory.
     """
 
     config: Qwen3Config
@@ -120,7 +124,13 @@ class Projection(nn.Module):
         init = nn.with_logical_partitioning(nn.initializers.normal(c.initializer_range), self.axes)
         matrix = self.param("kernel", init, self.shape, jnp.dtype(c.param_dtype))
         whole = tuple(None if axis == "embed" else axis for axis in self.axes)
-        return product(x, nn.with_logical_constraint(matrix.astype(c.dtype), whole))
+        out = product(x, nn.with_logical_constraint(matrix.astype(c.dtype), whole))
+        if not self.has_variable("params", "a"):
+            return out
+        a, b = (self.get_variable("params", name).astype(c.dtype) for name in ("a", "b"))
+        # `product` knows the order of heads: the input has them where the output is the residual.
+        inner, outer = (product, jnp.matmul) if whole[1] is None else (jnp.matmul, product)
+        return out + outer(inner(x, a), b)
 
 
 class Attention(nn.Module):
@@ -148,10 +158,10 @@ class Attention(nn.Module):
         if self.tpu_rows:
 
             def to_heads(x: Array, matrix: Array) -> Array:
-                return jnp.einsum("btd,dnh->bnth", x, matrix.reshape(D, -1, h))
+                return jnp.einsum("btd,dnh->bnth", x, matrix.reshape(x.shape[-1], -1, h))
 
             def from_heads(x: Array, matrix: Array) -> Array:
-                return jnp.einsum("bnth,nhd->btd", x, matrix.reshape(-1, h, D))
+                return jnp.einsum("bnth,nhd->btd", x, matrix.reshape(H, h, -1))
 
             def exchanged(x: Array) -> Array:
                 return x.transpose(0, 2, 1, 3)
@@ -296,6 +306,15 @@ def embed_split(embedding: Array, tokens: Array, config: Qwen3Config) -> Array:
     x = jnp.take(embedding, tokens, axis=0).astype(config.dtype)
     x = nn.with_logical_constraint(x, ("data_batch", "length", "embed"))
     return nn.with_logical_constraint(x, ("batch", "length", "activation"))
+
+
+def merged(layers: Params) -> Params:
+    """Parameters of blocks, stacked or of one, with each adapter added to its matrix."""
+    if "a" in layers:
+        kernel = layers["kernel"]
+        total = kernel.astype(jnp.float32) + jnp.matmul(layers["a"], layers["b"])
+        return {"kernel": total.astype(kernel.dtype)}
+    return {k: merged(v) if isinstance(v, dict) else v for k, v in layers.items()}
 
 
 # Whole sequences -------------------------------------------------------------

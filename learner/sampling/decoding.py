@@ -19,7 +19,7 @@ from jax import Array
 from learner.qwen3.attention import LANES, choose, self_attention
 from learner.qwen3.cached_attention import cached_attention, choose_decoding
 from learner.qwen3.config import Qwen3Config
-from learner.qwen3.model import Block, Params, RMSNorm, embed, rope_angles
+from learner.qwen3.model import Block, Params, RMSNorm, embed, merged, rope_angles
 
 _IN_BOUNDS = "promise_in_bounds"
 
@@ -45,7 +45,7 @@ class Cache(NamedTuple):
 
 
 def decoding_params(params: Params, config: Qwen3Config) -> Params:
-    """The parameters for decoding: a tuple of layers, matrices in `config.dtype`.
+    """The parameters for decoding: a tuple of layers, matrices in `config.dtype`, adapters added.
 
     Scales of norms are float32, as they are applied.
 
@@ -56,11 +56,11 @@ def decoding_params(params: Params, config: Qwen3Config) -> Params:
     def cast_leaf(path: tuple[Any, ...], x: Array) -> Array:
         return x.astype(jnp.float32 if path[-1].key == "scale" else config.dtype)
 
-    cast = jax.tree_util.tree_map_with_path(cast_leaf, params)
     layers = tuple(
-        jax.tree.map(lambda x, i=i: x[i], cast["layers"]) for i in range(config.num_hidden_layers)
+        merged(jax.tree.map(lambda x, i=i: x[i], params["layers"]))
+        for i in range(config.num_hidden_layers)
     )
-    return {**cast, "layers": layers}
+    return jax.tree_util.tree_map_with_path(cast_leaf, {**params, "layers": layers})
 
 
 def empty_cache(config: Qwen3Config, slots: tuple[int, ...], capacity: int) -> Cache:

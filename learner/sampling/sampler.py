@@ -42,7 +42,7 @@ from learner.qwen3 import model
 from learner.qwen3.attention import LANES
 from learner.qwen3.cached_attention import choose_decoding
 from learner.qwen3.config import Qwen3Config
-from learner.qwen3.model import Params, logical_axes, param_shardings
+from learner.qwen3.model import Params, logical_axes
 from learner.sampling import decoding, slots
 from learner.sampling.decoding import Cache
 from learner.sampling.distribution import SamplingParams
@@ -161,7 +161,6 @@ class Sampler:
         samples = NamedSharding(local_mesh, P(sharding.BATCH_AXES, None, "tensor"))
         self.prepare = jax.jit(
             functools.partial(decoding.decoding_params, config=config),
-            in_shardings=(param_shardings(config, mesh),),
             out_shardings=_whole_rows(config, own_mesh),
         )
         empty = functools.partial(decoding.empty_cache, config)
