@@ -109,18 +109,15 @@ class Loop:
                 lambda: designing.start_config(settings, self._family.space, seed)
             )
             params = distributed.on_all(self._load_model)
-            base = params if settings.training.lora.rank else None
-            reference = None
-            if settings.training.objective.kl_coef > 0:
-                # Training donates the first arrays, unless they are only the base of adapters.
-                reference = jax.tree.map(jnp.copy, params) if base is None else params
+            frozen = params if settings.training.lora.rank else None
+            if frozen is None and settings.training.objective.kl_coef > 0:
+                frozen = jax.tree.map(jnp.copy, params)  # Training donates the first arrays.
             self._make_trainer = functools.partial(
                 GRPOTrainer,
                 model_config=self._policy.config,
                 mesh=self._policy.mesh,
                 tokenizer=self._policy.tokenizer,
-                reference_params=reference,
-                base_params=base,
+                frozen_params=frozen,
             )
             self._trainer = self._make_trainer(settings.training)
         for line in policy.describe(settings, self._policy, params):

@@ -16,6 +16,7 @@ from learner.qwen3.cached_attention import choose_decoding
 from learner.qwen3.config import Qwen3Config
 from learner.sampling.completer import Completer
 from learner.sampling.sampler import SamplingParams
+from learner.training import lora
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,10 +40,10 @@ class Policy:
         return Completer(self.config, self.mesh, self.tokenizer, sampling, max_rows, **options)
 
     def save(self, folder: Path, params: Any, dtype: str | None) -> None:
-        """Writes a Hugging Face checkpoint; see `weights.save`."""
+        """Writes a Hugging Face checkpoint, adapters merged; see `weights.save`."""
         weights.save(
             folder,
-            params,
+            lora.merge(params),
             self.config,
             self.tokenizer,
             dtype=dtype,
@@ -59,7 +60,12 @@ def load_policy(settings: Settings, mesh_settings: MeshSettings | None = None) -
     mesh = sharding.make_mesh(**dataclasses.asdict(mesh_settings or settings.mesh))
     model = settings.model
     config = Qwen3Config.from_folder(
-        model.folder, dtype=model.dtype, remat=model.remat, scan_unroll=model.scan_unroll
+        model.folder,
+        dtype=model.dtype,
+        # What adapters are added to stays as it is, and is multiplied in that dtype anyway.
+        param_dtype=model.dtype if settings.training.lora.rank else "float32",
+        remat=model.remat,
+        scan_unroll=model.scan_unroll,
     )
     tokenizer = tokens.load_tokenizer(model.folder)
     tokens.encode_chat(tokenizer, [{"role": "user", "content": "A template may be broken."}])

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from experiments import settings as settings_lib
@@ -20,7 +19,6 @@ from experiments.store import RunStore, read_log
 from learner import checks
 from learner.devices import distributed
 from learner.devices.preemption import Preempted
-from learner.qwen3 import model
 from learner.training import lora, train_state
 from learner.training.checkpoints import Checkpoints, DamagedCheckpointError
 from learner.training.task import Task
@@ -184,7 +182,7 @@ class RunCheckpoint:
     settings: Settings
 
     def load(self, policy: Policy) -> Any:
-        """The parameters, adapters added, placed on the mesh of the policy.
+        """The parameters, adapters attached, placed on the mesh of the policy.
 
         The optimizer's moments are read too, and dropped.
 
@@ -200,11 +198,7 @@ class RunCheckpoint:
         adapters = self.settings.training.lora
         if not adapters.rank:
             return state.params
-        merge = jax.jit(
-            lambda base, params: lora.merge(base, params, adapters),
-            out_shardings=model.param_shardings(policy.config, policy.mesh),
-        )
-        return merge(load_params(self.settings, policy), state.params)
+        return lora.attach(load_params(self.settings, policy), state.params, adapters)
 
 
 def find_checkpoint(spec: str) -> RunCheckpoint | None:

@@ -88,8 +88,7 @@ def abstract_trainer(config: Qwen3Config, training: GRPOConfig, mesh: Mesh) -> G
         config,
         mesh,
         tokenizer,
-        reference_params=params if training.objective.kl_coef > 0 else None,
-        base_params=params if training.lora.rank else None,
+        frozen_params=params if training.objective.kl_coef > 0 or training.lora.rank else None,
     )
 
 
@@ -133,10 +132,8 @@ def compiled(
 
     state = abstract_train_state(config, training.optimizer, mesh, training.lora)
     params = sharding.device_bytes(abstract_train_state(config, training.optimizer, mesh).params)
-    frozen = ((training.objective.kl_coef > 0) + (training.lora.rank > 0)) * params
+    frozen = params if training.objective.kl_coef > 0 or training.lora.rank else 0
     resident = sharding.device_bytes(state) + frozen
-    if training.lora.rank:
-        resident += params  # The base and its adapters, merged.
     weights, prompt_cache = made["prepare"].outputs, made["prefill"].reused
     elsewhere = {
         "prepare": resident - made["prepare"].arguments,

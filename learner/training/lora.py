@@ -1,10 +1,14 @@
 """Low-rank adapters (LoRA, arXiv 2106.09685) for the matrices of the blocks.
 
 A matrix W [in, out] of the frozen base becomes W + alpha / rank * A B, with A [in, rank] and
-B [rank, out] trained. The sum is formed inside the training step and before sampling, so every
-forward pass runs on plain parameters: the adapters save the optimizer's memory and the size of
-checkpoints, not the memory of gradients and activations. (The libraries that there are adapt
-modules from outside, which does not reach into a scan over stacked layers.)
+B [rank, out] trained. An update multiplies by W and by A and B (`learner.qwen3.model.Projection`):
+the base stays in the dtype it is stored in, and gradients and moments are those of the adapters.
+(The libraries that there are adapt modules from outside, which does not reach into a scan over
+stacked layers.)
+
+Sampling adds A B to W. It needs a copy of W with the layers apart anyway (`decoding_params`), so
+the sum takes no memory, where A and B would take theirs, and two more products for every matrix
+and token.
 """
 
 import dataclasses
@@ -73,15 +77,24 @@ def abstract(lora: LoraConfig, config: Qwen3Config) -> Any:
     return jax.eval_shape(lambda key: init(key, lora, config), jax.random.key(0))
 
 
-def merge(base: model.Params, adapters: Any, lora: LoraConfig) -> model.Params:
-    """Parameters of the shape of `base` with the adapters added; differentiable in both.
-
-    The result is what is sampled from and exported.
-    """
+def attach(base: model.Params, adapters: Any, lora: LoraConfig) -> model.Params:
+    """The arrays of `base`, with the adapters beside their matrices; differentiable in both."""
     layers = {module: dict(matrices) for module, matrices in base["layers"].items()}
     for module, matrices in adapters["layers"].items():
         for name, pair in matrices.items():
-            kernel = base["layers"][module][name]["kernel"]
-            change = jnp.matmul(pair["a"], pair["b"]) * (lora.alpha / lora.rank)
-            layers[module][name] = {"kernel": kernel + change.astype(kernel.dtype)}
+            scaled = {"a": pair["a"], "b": pair["b"] * (lora.alpha / lora.rank)}
+            layers[module][name] = {**layers[module][name], **scaled}
     return {**base, "layers": layers}
+
+
+def merge(params: model.Params) -> model.Params:
+    """Plain parameters to export, of those of `attach`; matrices without adapters are the same."""
+    if "a" in params:
+        return _merge(params)
+    return {k: merge(v) if isinstance(v, dict) else v for k, v in params.items()}
+
+
+@jax.jit
+def _merge(matrix: model.Params) -> model.Params:
+    """A layer at a time, as the sums are float32."""
+    return jax.lax.map(model.merged, matrix)

@@ -20,7 +20,6 @@ from jax.sharding import Mesh
 from learner import tokens
 from learner.chat import Completion
 from learner.devices import distributed, sharding
-from learner.qwen3 import model
 from learner.qwen3.config import Qwen3Config
 from learner.sampling.completer import Completer
 from learner.sampling.sampler import SamplingParams
@@ -71,15 +70,14 @@ class GRPOTrainer:
     Args:
       mesh: of `sharding.make_mesh`.
       tokenizer: encodes prompts and decodes the completions.
-      reference_params: parameters of the reference model, with the shardings of the policy's;
-        needed if `config.objective.kl_coef` > 0 and refused otherwise. They must not be the
-        arrays of the state, which are donated.
-      base_params: the frozen parameters that `config.lora` adapts; needed if its rank is not 0
-        and refused otherwise. They may be the reference as well: the same arrays.
+      frozen_params: parameters that training leaves as they are, with the shardings of the
+        policy's: what `config.lora` adapts, if its rank is not 0, and the reference model, if
+        `config.objective.kl_coef` > 0. Refused if there is neither. They must not be the arrays of
+        the state, which are donated.
 
     Raises:
-      ValueError: `micro_batch_rows` does not divide over the mesh, or `reference_params` and
-        `kl_coef`, or `base_params` and `lora.rank`, do not go together.
+      ValueError: `micro_batch_rows` does not divide over the mesh, or `frozen_params` are missing
+        or of no use.
     """
 
     def __init__(
@@ -88,23 +86,19 @@ class GRPOTrainer:
         model_config: Qwen3Config,
         mesh: Mesh,
         tokenizer: Any,
-        reference_params: Any = None,
-        base_params: Any = None,
+        frozen_params: Any = None,
     ) -> None:
         sharding.check_rows("micro_batch_rows", config.micro_batch_rows, mesh)
-        for name, given, field, value in (
-            ("reference_params", reference_params, "kl_coef", config.objective.kl_coef),
-            ("base_params", base_params, "lora.rank", config.lora.rank),
-        ):
-            if (value > 0) != (given is not None):
-                raise ValueError(
-                    f"{name} {'missing' if given is None else 'given'}: they "
-                    f"are for {field} > 0 only, and {field}={value}"
-                )
+        kl_coef, rank = config.objective.kl_coef, config.lora.rank
+        if (kl_coef > 0 or rank > 0) != (frozen_params is not None):
+            raise ValueError(
+                f"frozen_params {'missing' if frozen_params is None else 'given'}: they are for "
+                f"kl_coef > 0 or lora.rank > 0, and kl_coef={kl_coef}, lora.rank={rank}"
+            )
         self.config = config
         self._model_config = model_config
         self._mesh = mesh
-        self._extra = {"reference": reference_params, "base": base_params}
+        self._frozen = frozen_params
         self._pad_id = tokens.pad_id(tokenizer)
         vocab_size = min(tokens.vocab_size(tokenizer), model_config.vocab_size)
         limit = config.thinking_tokens
@@ -137,14 +131,12 @@ class GRPOTrainer:
                 entropy_gradient=objective.entropy_coef > 0,
             )
 
-        def full(params: Any, base: Any) -> Any:
-            return params if base is None else lora.merge(base, params, config.lora)
-
-        def loss(params: Any, batch: MicroBatch, extra: Any) -> Any:
-            logprobs, entropies = forward(full(params, extra["base"]), batch)
+        def loss(params: Any, batch: MicroBatch, frozen: Any) -> Any:
+            policy = lora.attach(frozen, params, config.lora) if rank else params
+            logprobs, entropies = forward(policy, batch)
             reference_logprobs = None
-            if extra["reference"] is not None:
-                reference_logprobs, _ = forward(extra["reference"], batch)
+            if kl_coef > 0:
+                reference_logprobs, _ = forward(frozen, batch)
             return grpo.objective(
                 objective,
                 logprobs,
@@ -167,7 +159,6 @@ class GRPOTrainer:
         self._advantages = jax.jit(
             lambda rewards: grpo.group_advantages(rewards, objective.advantage_normalization)
         )
-        self._merge = jax.jit(full, out_shardings=model.param_shardings(model_config, mesh))
         rows = sharding.batch_sharding(mesh)
         self._score = jax.jit(lambda params, batch: forward(params, batch)[0], out_shardings=rows)
         self._abstract = abstract_train_state(model_config, config.optimizer, mesh, config.lora)
@@ -192,12 +183,12 @@ class GRPOTrainer:
     def policy_params(self, state: TrainState) -> Any:
         """The parameters of the policy: those of the state itself, or the base with its adapters.
 
-        What to sample from, validate and export. Without adapters these are the arrays of the
-        state, which the next step donates; with adapters they are a new copy.
+        What to sample from and validate; to export, `lora.merge` them. Their arrays are those of
+        the state, which the next step donates, and those of the base.
         """
         if not self.config.lora.rank:
             return state.params
-        return self._merge(state.params, self._extra["base"])
+        return lora.attach(self._frozen, state.params, self.config.lora)
 
     def run(
         self,
@@ -299,7 +290,7 @@ class GRPOTrainer:
         params = abstract_train_state(self._model_config, config.optimizer, self._mesh).params
         sampler = self._completer.sampler
         return {
-            "state": sharding.device_bytes((self._abstract, self._extra)),
+            "state": sharding.device_bytes((self._abstract, self._frozen)),
             "gradients": sharding.device_bytes(self._abstract.params),
             **sampler.memory(params, config.prompts_per_step, config.group_size),
             "device": (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 0),
@@ -325,8 +316,7 @@ class GRPOTrainer:
     def lower_update(self, prompt_length: int) -> dict[str, jax.stages.Lowered]:
         """The programs of an update with the longest rows, ready to compile without any arrays.
 
-        `reference_params` and `base_params` of the trainer may be `jax.ShapeDtypeStruct`s with
-        shardings here.
+        `frozen_params` of the trainer may be `jax.ShapeDtypeStruct`s with shardings here.
 
         Args:
           prompt_length: tokens of the longest prompt.
@@ -344,7 +334,7 @@ class GRPOTrainer:
             advantages=numbers[..., 0],
             old_logprobs=numbers if self._needs_old else None,
         )
-        return self._update.lower(self._abstract, batch, self._extra)
+        return self._update.lower(self._abstract, batch, self._frozen)
 
     def _draw(
         self,
@@ -419,13 +409,13 @@ class GRPOTrainer:
             step = distributed.put(np.asarray(state.step) + np.int32(1), state.step.sharding)
             return [], dataclasses.replace(state, step=step)
         if self._needs_old:
-            # Before any update: without adapters these are the arrays that the first one donates.
+            # Before any update: these are the arrays that the first one donates.
             params = self.policy_params(state)
             work = [[self._with_old(params, micro) for micro in micros] for micros in work]
         updates: list[UpdateResult] = []
         for u, micros in enumerate(work):
             last = u == len(work) - 1
-            state, result = self._update(state, micros, self._extra, count_step=last)
+            state, result = self._update(state, micros, self._frozen, count_step=last)
             updates.append(jax.device_get(result))
             if not updates[-1].finite:
                 break

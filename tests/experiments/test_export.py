@@ -128,7 +128,7 @@ def test_adapters_are_added_to_their_base(settings, tmp_path):
         lambda x: x + 0.02, lora.init(jax.random.key(0), adapters, policy.config)
     )
     base = load_params(settings, policy)
-    want = jax.tree.map(np.asarray, lora.merge(base, trained, adapters))
+    want = jax.tree.map(np.asarray, lora.merge(lora.attach(base, trained, adapters)))
     save(root, settings, trained, policy, steps=(1,))
     export.main([str(root), f"--out={tmp_path / 'out'}"])
     ids = [5, 100, 7, 900, 42]

@@ -1,0 +1,127 @@
+"""Adapters in the projections, against the plain formula with merged matrices."""
+
+import dataclasses
+
+import forward_pass
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from learner.qwen3 import model
+from learner.qwen3.attention import self_attention
+from learner.sampling.decoding import decoding_params
+from learner.training import lora
+from learner.training.lora import LoraConfig
+
+LORA = LoraConfig(rank=3, alpha=12.0)
+TOKENS = np.random.default_rng(0).integers(0, 264, (2, 23))
+POSITIONS = np.broadcast_to(np.arange(23), TOKENS.shape)
+
+
+@pytest.fixture(scope="module")
+def start(tiny_model):
+    """Base and adapters, none of them zero."""
+    base = model.init_params(jax.random.key(0), tiny_model)
+    fresh = lora.init(jax.random.key(1), LORA, tiny_model)
+    rng = np.random.default_rng(1)
+    return base, jax.tree.map(lambda x: x + jnp.float32(0.1) * rng.normal(size=x.shape), fresh)
+
+
+def by_hand(base, adapters):
+    """W + alpha / rank A B of every matrix, in NumPy."""
+    out = jax.tree.map(np.asarray, base)
+    for module, matrices in adapters["layers"].items():
+        for name, pair in matrices.items():
+            a, b = (np.asarray(pair[key], np.float64) for key in ("a", "b"))
+            kernel = out["layers"][module][name]["kernel"] + 4.0 * np.einsum("lir,lro->lio", a, b)
+            out["layers"][module][name] = {"kernel": kernel.astype(np.float32)}
+    return out
+
+
+def loss(params, config):
+    logits = forward_pass.logits(params, config, TOKENS, POSITIONS)
+    return jnp.sum(jnp.sin(jnp.arange(logits.size).reshape(logits.shape)) * logits), logits
+
+
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_logits_and_gradients_are_those_of_the_merged_model(tiny_model, start, remat):
+    """By the chain rule the gradients are s G B^T and s A^T G, G that of the merged matrix."""
+    base, adapters = start
+    config = dataclasses.replace(tiny_model, remat=remat)
+    merged = by_hand(base, adapters)
+
+    def of_adapters(adapters):
+        return loss(lora.attach(base, adapters, LORA), config)
+
+    gradients, got = jax.grad(of_adapters, has_aux=True)(adapters)
+    whole, want = jax.grad(loss, has_aux=True)(merged, config)
+    np.testing.assert_allclose(got, want, atol=2e-5 * np.abs(want).max())
+    plain = forward_pass.logits(base, config, TOKENS, POSITIONS)
+    assert np.abs(got - plain).max() > 0.1 * np.abs(want).max()
+    for module, matrices in gradients["layers"].items():
+        for name, pair in matrices.items():
+            ours = adapters["layers"][module][name]
+            g = np.asarray(whole["layers"][module][name]["kernel"])
+            a = 4.0 * np.einsum("lio,lro->lir", g, ours["b"])
+            b = 4.0 * np.einsum("lir,lio->lro", ours["a"], g)
+            np.testing.assert_allclose(pair["a"], a, atol=1e-4 * np.abs(a).max(), err_msg=name)
+            np.testing.assert_allclose(pair["b"], b, atol=1e-4 * np.abs(b).max(), err_msg=name)
+
+
+def test_heads_before_tokens_change_nothing(tiny_model, start):
+    """The order of the kernel of TPUs, which projections with adapters write and read too."""
+    base, adapters = start
+    layer = jax.tree.map(lambda x: x[0], lora.attach(base, adapters, LORA)["layers"])
+    x = jax.random.normal(jax.random.key(2), (2, 23, tiny_model.hidden_size))
+    rope = model.rope_angles(jnp.asarray(POSITIONS), tiny_model)
+
+    def run(tpu_rows):
+        block = model.Block(tiny_model, tpu_rows=tpu_rows)
+        return block.apply(
+            {"params": layer}, x, rope, lambda q, k, v: self_attention(q, k, v, "reference")
+        )
+
+    np.testing.assert_allclose(run(True), run(False), atol=1e-4)
+
+
+def test_decoding_and_exported_matrices_are_the_merged_ones(tiny_model, start):
+    base, adapters = start
+    attached, want = lora.attach(base, adapters, LORA), by_hand(base, adapters)
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), lora.merge(attached), want
+    )
+    half = dataclasses.replace(tiny_model, dtype="bfloat16")
+    got = decoding_params(attached, half)
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(
+            np.asarray(x, np.float32), np.asarray(y, np.float32), rtol=2**-7, atol=1e-6
+        ),
+        got,
+        decoding_params(want, half),
+    )
+    assert got["layers"][1]["mlp"]["up_proj"]["kernel"].dtype == jnp.bfloat16
+    # Without adapters nothing is copied.
+    assert (
+        lora.merge(base)["layers"]["mlp"]["up_proj"]["kernel"]
+        is (base["layers"]["mlp"]["up_proj"]["kernel"])
+    )
+
+
+def test_an_update_makes_no_matrix_of_the_base(tiny_model, start):
+    """Neither the sum with the adapters, nor a float32 copy, nor a gradient."""
+    base, adapters = start
+    config = dataclasses.replace(tiny_model, dtype="bfloat16", param_dtype="bfloat16")
+    base = jax.tree.map(lambda x: x.astype(jnp.bfloat16), base)
+
+    def text(trained):
+        def value(trained):
+            params = trained if trained is base else lora.attach(base, trained, LORA)
+            return loss(params, config)[0]
+
+        return jax.jit(jax.grad(value)).lower(trained).as_text()
+
+    D, F = config.hidden_size, config.intermediate_size
+    assert f"tensor<{D}x{F}xf32>" not in text(adapters)
+    assert f"tensor<2x{D}x{F}xf32>" not in text(adapters)
+    assert f"tensor<2x{D}x{F}xbf16>" in text(adapters)
