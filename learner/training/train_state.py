@@ -8,16 +8,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from learner import checks
 from learner.devices import distributed, sharding
 from learner.qwen3 import model
-from learner.qwen3.config import DTYPES, Qwen3Config
-from learner.training import lora
+from learner.qwen3.config import Qwen3Config
+from learner.training import eight_bit, lora
 from learner.training.lora import LoraConfig
 
 Decay = Literal["constant", "linear", "cosine"]
+MOMENT_DTYPES = ("float32", "bfloat16", "int8")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,8 +37,9 @@ class OptimizerConfig:
       b1, b2: decay rates of the two moments, in [0, 1).
       eps: added to the denominator, > 0.
       max_grad_norm: larger gradients are scaled down to this global norm; 0 turns that off.
-      moment_dtype: "float32" or "bfloat16", of the first moment. The second is always float32:
-        with b2 near 1 it changes by less than bfloat16 can hold.
+      moment_dtype: "float32", "bfloat16" or "int8". "bfloat16" is for the first moment only: with
+        b2 near 1 the second changes by less than it can hold. "int8" is for both, quantised in
+        blocks (`learner.training.eight_bit`): a quarter of the memory.
 
     Raises:
       ValueError: a field is out of its range.
@@ -61,7 +63,7 @@ class OptimizerConfig:
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)!r}: allowed are numbers in [0, 1)")
         checks.integers(self, warmup_steps=0)
-        checks.choices(self, decay=get_args(Decay), moment_dtype=DTYPES)
+        checks.choices(self, decay=get_args(Decay), moment_dtype=MOMENT_DTYPES)
         if self.decay != "constant" and (
             self.total_steps is None or self.total_steps <= self.warmup_steps
         ):
@@ -108,17 +110,21 @@ def learning_rate_schedule(config: OptimizerConfig) -> Callable[[Any], Any]:
 
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
     """Global-norm clipping followed by AdamW."""
-    adamw = optax.adamw(
-        learning_rate_schedule(config),
-        b1=config.b1,
-        b2=config.b2,
-        eps=config.eps,
-        weight_decay=config.weight_decay,
-        mu_dtype=jnp.dtype(config.moment_dtype),
-        # Weight decay leaves out the scales of norms, whose path says "norm".
-        mask=lambda params: jax.tree_util.tree_map_with_path(
+    if config.moment_dtype == "int8":
+        adam = eight_bit.scale_by_adam(config.b1, config.b2, config.eps)
+    else:
+        dtype = jnp.dtype(config.moment_dtype)
+        adam = optax.scale_by_adam(config.b1, config.b2, config.eps, mu_dtype=dtype)
+
+    def decays(params: Any) -> Any:  # All but the scales of norms, whose path says "norm".
+        return jax.tree_util.tree_map_with_path(
             lambda path, _: "norm" not in jax.tree_util.keystr(path).lower(), params
-        ),
+        )
+
+    adamw = optax.chain(
+        adam,
+        optax.add_decayed_weights(config.weight_decay, decays),
+        optax.scale_by_learning_rate(learning_rate_schedule(config)),
     )
     if config.max_grad_norm == 0:
         return adamw
@@ -173,6 +179,10 @@ def abstract_train_state(
         places = jax.tree.map(lambda _: whole, shapes)
 
     def placed(leaf: Any, where: Any = whole) -> Any:
+        try:
+            where.shard_shape(leaf.shape)
+        except ValueError:  # Of blocks of 8-bit moments there may be too few for the last axis.
+            where = NamedSharding(mesh, PartitionSpec(*where.spec[: leaf.ndim - 1]))
         return leaf.update(sharding=where)
 
     transform = make_optimizer(optimizer)

@@ -5,6 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from learner.devices import sharding
@@ -76,6 +77,14 @@ def test_bfloat16_moments():
     assert (ends[0] != ends[1]).any()
 
 
+def test_checkpoints_of_adamw_still_fit():
+    """The state has the structure of `optax.adamw`'s, which earlier runs have saved."""
+    params = {"kernel": jnp.ones((2, 3))}
+    config = OptimizerConfig(max_grad_norm=0.0)
+    ours, theirs = make_optimizer(config).init(params), optax.adamw(1e-6).init(params)
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+
+
 @pytest.mark.parametrize(
     ("decay", "want"),
     [
@@ -123,7 +132,7 @@ def test_every_leaf_lives_on_the_mesh(tiny_model):
         ("max_grad_norm", -1.0),
         ("warmup_steps", -1),
         ("decay", "exponential"),
-        ("moment_dtype", "int8"),
+        ("moment_dtype", "int4"),
     ],
 )
 def test_bad_optimizer_is_named(field, value):

@@ -81,7 +81,7 @@ def one_step(start, mesh, rows, completions_per_row=1):
         tokenizer,
         jax.tree.map(jnp.array, before),
         task(),
-        reference_params=jax.device_put(reference, where),
+        frozen_params=jax.device_put(reference, where),
     )
     return result
 
@@ -139,18 +139,29 @@ def test_a_step_is_the_same_on_any_layout(start, plain_step, layout, accumulatio
             )
 
 
-def test_memory_is_what_lies_on_a_device(tiny_model, tiny_params, byte_tokenizer):
+@pytest.mark.parametrize("rank", [0, 2])
+def test_memory_is_what_lies_on_a_device(tiny_model, tiny_params, byte_tokenizer, rank):
+    """Of adapters too, with their base, which is the reference as well, and moments in 8 bits."""
     mesh = sharding.make_mesh(data=2, fsdp=2, tensor=2)
-    config = GRPOConfig(max_new_tokens=40, sampling_rows=64, prompts_per_step=8, group_size=4)
-    trainer = GRPOTrainer(config, tiny_model, mesh, byte_tokenizer)
+    config = GRPOConfig(
+        max_new_tokens=40,
+        sampling_rows=64,
+        prompts_per_step=8,
+        group_size=4,
+        lora=LoraConfig(rank=rank),
+        objective=ObjectiveConfig(kl_coef=0.1 if rank else 0.0),
+        optimizer=OptimizerConfig(moment_dtype="int8" if rank else "float32"),
+    )
     params = distributed.put(tiny_params, model.param_shardings(tiny_model, mesh))
+    frozen = params if rank else None
+    trainer = GRPOTrainer(config, tiny_model, mesh, byte_tokenizer, frozen)
     state = trainer.init_state(params, jax.random.key(0))
 
     def on_first_device(tree):
         return sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(tree))
 
     memory = trainer.memory()
-    assert memory["state"] == on_first_device(state)
+    assert memory["state"] == on_first_device((state, frozen))
     assert memory["gradients"] == on_first_device(state.params)
     # 32 completions, over all devices.
     c, longest = tiny_model, trainer.capacities[-1]
@@ -414,10 +425,10 @@ def test_adapters(tiny_model, one_device, byte_tokenizer, letter_task):
         lora=LoraConfig(rank=4, targets=("q_proj", "up_proj", "down_proj")),
         objective=ObjectiveConfig(kl_coef=1e-3),
     )
-    more = {"base_params": base, "reference_params": base}
-    trainer = GRPOTrainer(config, tiny_model, one_device, byte_tokenizer, **more)
+    trainer = GRPOTrainer(config, tiny_model, one_device, byte_tokenizer, base)
     state = trainer.init_state(base, jax.random.key(1))
-    jax.tree.map(np.testing.assert_array_equal, host(trainer.policy_params(state)), before)
+    merged = host(lora.merge(trainer.policy_params(state)))
+    jax.tree.map(np.testing.assert_array_equal, merged, before)
     count = sum(leaf.size for leaf in jax.tree.leaves(state.params))
     assert count == 2 * 4 * ((32 + 32) + (32 + 64) + (64 + 32))
     assert sum(leaf.size for leaf in jax.tree.leaves(state.opt_state)) < 2 * count + 8
@@ -429,7 +440,7 @@ def test_adapters(tiny_model, one_device, byte_tokenizer, letter_task):
     jax.tree.map(np.testing.assert_array_equal, host(base), before)
 
     state = results[-1].state
-    merged = host(trainer.policy_params(state))
+    merged = host(lora.merge(trainer.policy_params(state)))
     pair = host(state.params)["layers"]["mlp"]["up_proj"]
     scale = config.lora.alpha / config.lora.rank
     np.testing.assert_allclose(
@@ -451,7 +462,7 @@ def test_adapters_on_a_mesh(start, one_device):
     for mesh in (one_device, sharding.make_mesh(2, 2, 2)):
         base = jax.device_put(before, model.param_shardings(model_config, mesh))
         *_, result = run(
-            config, model_config, mesh, tokenizer, base, task(), stop=2, base_params=base
+            config, model_config, mesh, tokenizer, base, task(), stop=2, frozen_params=base
         )
         trained = lora.init(jax.random.fold_in(jax.random.key(1), 3), config.lora, model_config)
         moved.append(change(result.state.params, host(trained)))
@@ -557,7 +568,7 @@ def test_non_finite_update_keeps_the_weights(
             byte_tokenizer,
             tiny_params,
             letter_task,
-            reference_params=reference,
+            frozen_params=reference,
         )
     assert error.value.step == 0
     assert np.isnan(error.value.metrics["loss"])
@@ -693,11 +704,9 @@ def test_bad_combinations_are_named(tiny_model, tiny_params, one_device, byte_to
             sharding.make_mesh(2, 2, 2),
             byte_tokenizer,
         )
-    with pytest.raises(ValueError, match=r"base_params given.*lora\.rank=0"):
-        GRPOTrainer(CONFIG, tiny_model, one_device, byte_tokenizer, base_params=tiny_params)
-    with pytest.raises(ValueError, match=r"kl_coef=0\.0"):
+    with pytest.raises(ValueError, match=r"frozen_params given.*kl_coef=0\.0, lora\.rank=0"):
         GRPOTrainer(CONFIG, tiny_model, one_device, byte_tokenizer, tiny_params)
-    with pytest.raises(ValueError, match="reference_params missing"):
+    with pytest.raises(ValueError, match="frozen_params missing"):
         GRPOTrainer(
             dataclasses.replace(CONFIG, objective=ObjectiveConfig(kl_coef=0.1)),
             tiny_model,

@@ -1,0 +1,99 @@
+"""Adam's moments in 8 bits, quantised in blocks (Dettmers et al., arXiv 2110.02861).
+
+A block of numbers along the last axis keeps its largest magnitude in float32, and of each number a
+code of 8 bits. Codes are of the paper's dynamic data type: the tenth of a block's range below its
+largest magnitude has half of them, evenly spaced, each tenth below that half of what is left. So
+large numbers are precise, and small ones are not lost: a first moment spans seven orders of
+magnitude, a second one, which has no sign, eight. Here the values stand at the upper ends of the
+even intervals (in the paper at their means), so that the largest magnitude itself is exact: else it
+would shrink with every update.
+
+Blocks are smaller than the paper's 2,048, so that they do not straddle the devices of a mesh.
+"""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+#: Numbers of a block, or the largest divisor of this that divides the last axis.
+BLOCK = 64
+
+
+def quantise(x: Array, signed: bool) -> tuple[Array, Array]:
+    """Codes, and the largest magnitude of each block.
+
+    A number other than 0 never becomes 0: a second moment of 0 would let the next step be as large
+    as `eps` allows.
+
+    Args:
+        x: f32[..., n]; not negative unless `signed`.
+
+    Returns:
+        i8[..., n] if signed, else u8[..., n]; f32[..., n / block].
+    """
+    bits = 7 if signed else 8
+    blocks = x.reshape(*x.shape[:-1], -1, math.gcd(BLOCK, x.shape[-1]))
+    largest = jnp.max(jnp.abs(blocks), axis=-1)
+    magnitudes = jnp.abs(blocks) / jnp.where(largest > 0, largest, 1.0)[..., None]
+    # Decade i has 2 ** i codes, the last one those of magnitudes above a tenth.
+    passed = [(magnitudes > 10.0**-i).astype(jnp.int32) for i in range(1, bits)]
+    decades = functools.reduce(jnp.add, passed)
+    fractions = (magnitudes / _upper_end(decades, bits) - 0.1) / 0.9
+    steps = jnp.round(fractions * jnp.exp2(decades.astype(jnp.float32)))
+    # No step up from the lower end of a decade is the upper end of the one below.
+    codes = (1 << decades) - 1 + steps.astype(jnp.int32)
+    codes = jnp.where(magnitudes > 0, jnp.clip(codes, 1, (1 << bits) - 1), 0)
+    if signed:
+        codes = jnp.where(blocks < 0, -codes, codes)
+    return codes.reshape(x.shape).astype(jnp.int8 if signed else jnp.uint8), largest
+
+
+def dequantise(codes: Array, largest: Array) -> Array:
+    """The numbers of `quantise`, f32[..., n]."""
+    signed = codes.dtype == jnp.int8
+    numbers = jnp.abs(codes.astype(jnp.int32))
+    decades = 31 - jax.lax.clz(jnp.maximum(numbers, 1))
+    steps = (numbers + 1).astype(jnp.float32) / jnp.exp2(decades.astype(jnp.float32)) - 1
+    values = _upper_end(decades, 7 if signed else 8) * (0.1 + 0.9 * steps)
+    values = jnp.where(numbers > 0, jnp.where(codes < 0, -values, values), 0.0)
+    blocks = values.reshape(*largest.shape, -1) * largest[..., None]
+    return blocks.reshape(codes.shape)
+
+
+def _upper_end(decades: Array, bits: int) -> Array:
+    """The largest magnitude of a decade, whose values are above a tenth of it."""
+    return jnp.power(jnp.float32(10), (decades - bits + 1).astype(jnp.float32))
+
+
+def scale_by_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
+    """`optax.scale_by_adam` that keeps its moments in 8 bits between updates.
+
+    An update itself is that of float32: it divides by the second moment before that is quantised.
+    Each moment is {"codes": tree, "largest": tree}, trees like that of the parameters.
+    """
+    adam = optax.scale_by_adam(b1, b2, eps)
+
+    def packed(state: Any) -> Any:
+        return state._replace(mu=_packed(state.mu, True), nu=_packed(state.nu, False))
+
+    def update(gradients: Any, state: Any, params: Any = None) -> Any:
+        moments = {name: _unpacked(getattr(state, name)) for name in ("mu", "nu")}
+        changes, state = adam.update(gradients, state._replace(**moments), params)
+        return changes, packed(state)
+
+    return optax.GradientTransformation(lambda params: packed(adam.init(params)), update)
+
+
+def _packed(moments: Any, signed: bool) -> dict[str, Any]:
+    pairs = jax.tree.map(lambda x: quantise(x, signed), moments)
+    codes, largest = (jax.tree.map(lambda _, pair, i=i: pair[i], moments, pairs) for i in range(2))
+    return {"codes": codes, "largest": largest}
+
+
+def _unpacked(moments: dict[str, Any]) -> Any:
+    return jax.tree.map(dequantise, moments["codes"], moments["largest"])
