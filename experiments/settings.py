@@ -34,8 +34,9 @@ class ModelSettings:
     Attributes:
       path: a Hugging Face checkpoint folder, or "tiny", "sums" or "sums_tiny", the embedded models
         of the configurations of these names.
-      dtype: "float32" or "bfloat16", of activations and matrix products. Parameters and optimizer
-        are float32 always: small updates would be lost in bfloat16.
+      dtype: "float32", "bfloat16" or, for GPUs without it, "float16", of activations and matrix
+        products, and of what adapters are added to. Parameters that are trained are float32 always:
+        small updates would be lost in 16 bits.
       remat: what the backward pass finds kept of every block, the rest being computed again:
         "none" (all of it), "dots", "outputs", "full" or "offload"; see `Qwen3Config`.
       scan_unroll: blocks for each iteration of the scan over layers.

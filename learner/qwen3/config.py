@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from learner import checks
 
-DTYPES = ("float32", "bfloat16")
+DTYPES = ("float32", "bfloat16", "float16")
 
 #: What the backward pass keeps of a block; the rest is computed again. See `Qwen3Config.remat`.
 REMAT = ("none", "dots", "outputs", "full", "offload")
@@ -56,9 +56,9 @@ class Qwen3Config:
         max_position_embeddings: the longest supported sequence, in tokens.
         initializer_range: standard deviation of fresh weights.
         bos_token_id, eos_token_id, pad_token_id: as the file states them.
-        dtype: "float32" or "bfloat16", of activations and matrix products. Norms, softmax and
-            log-probabilities are float32 always.
-        param_dtype: "float32" or "bfloat16", of the stored parameters.
+        dtype: "float32", "bfloat16" or, for GPUs without it, "float16", of activations and matrix
+            products. Norms, softmax and log-probabilities are float32 always.
+        param_dtype: of the stored parameters; one of the same.
         remat: what the backward pass finds kept of every block, from the most memory to the
             least: "none" all of it (nothing is computed twice); "dots" the outputs of the seven
             projections; "outputs" those of attention and feed-forward layer; "full" only its
@@ -110,6 +110,11 @@ class Qwen3Config:
                 f"num_attention_heads={self.num_attention_heads}: allowed are multiples of "
                 f"num_key_value_heads={self.num_key_value_heads}"
             )
+
+    @property
+    def residual_dtype(self) -> str:
+        """Of the sum of all blocks' outputs, which float16 has neither range nor digits for."""
+        return "float32" if self.dtype == "float16" else self.dtype
 
     @classmethod
     def from_hf(cls, mapping: Mapping[str, Any], **compute: Any) -> Self:

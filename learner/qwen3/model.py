@@ -100,7 +100,7 @@ class RMSNorm(nn.Module):
         inverse = jax.lax.rsqrt(
             jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.config.rms_norm_eps
         )
-        return (x32 * inverse * scale.astype(jnp.float32)).astype(x.dtype)
+        return (x32 * inverse * scale.astype(jnp.float32)).astype(self.config.dtype)
 
 
 class Projection(nn.Module):
@@ -289,10 +289,10 @@ class Qwen3(nn.Module):
 
 
 def embed(embedding: Array, tokens: Array, config: Qwen3Config) -> Array:
-    """Rows of the embedding [V, D] for tokens i32[...]: [..., D] in `config.dtype`."""
+    """Rows of the embedding [V, D] for tokens i32[...]: [..., D] in `config.residual_dtype`."""
     # Whole rows on every device: a lookup in split rows would have to move the activations.
     rows = nn.with_logical_constraint(embedding, ("vocab", "activation"))
-    return jnp.take(rows, tokens, axis=0).astype(config.dtype)
+    return jnp.take(rows, tokens, axis=0).astype(config.residual_dtype)
 
 
 def embed_split(embedding: Array, tokens: Array, config: Qwen3Config) -> Array:
@@ -303,7 +303,7 @@ def embed_split(embedding: Array, tokens: Array, config: Qwen3Config) -> Array:
     float32 nor as a gradient; what moves are activations, far fewer than the vocabulary has rows.
     """
     tokens = nn.with_logical_constraint(tokens, ("data_batch", "length"))
-    x = jnp.take(embedding, tokens, axis=0).astype(config.dtype)
+    x = jnp.take(embedding, tokens, axis=0).astype(config.residual_dtype)
     x = nn.with_logical_constraint(x, ("data_batch", "length", "embed"))
     return nn.with_logical_constraint(x, ("batch", "length", "activation"))
 

@@ -496,7 +496,7 @@ def test_unsupported_configurations_are_refused_by_field(changes, message):
 
 
 def test_compute_options_are_checked():
-    with pytest.raises(ValueError, match=r"dtype='float16'.*bfloat16"):
-        Qwen3Config.from_hf(PUBLISHED_4B, dtype="float16")
+    with pytest.raises(ValueError, match=r"dtype='float64'.*bfloat16"):
+        Qwen3Config.from_hf(PUBLISHED_4B, dtype="float64")
     with pytest.raises(ValueError, match="hidden_size"):
         Qwen3Config.from_hf(PUBLISHED_4B, hidden_size=4)
