@@ -147,7 +147,7 @@ class SFTTrainer:
             return -jnp.sum(batch.weights * jnp.where(mask, logprobs, 0.0)), sums
 
         state = abstract_train_state(model_config, config.optimizer, mesh)
-        self._update = Updater(loss, state, config.optimizer, mesh)
+        self._update = Updater(loss, state, config.optimizer, mesh, model_config.dtype)
 
     def run(
         self,

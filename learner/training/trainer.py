@@ -162,7 +162,7 @@ class GRPOTrainer:
         rows = sharding.batch_sharding(mesh)
         self._score = jax.jit(lambda params, batch: forward(params, batch)[0], out_shardings=rows)
         self._abstract = abstract_train_state(model_config, config.optimizer, mesh, config.lora)
-        self._update = Updater(loss, self._abstract, config.optimizer, mesh)
+        self._update = Updater(loss, self._abstract, config.optimizer, mesh, model_config.dtype)
 
     def init_state(self, params: Any, key: jax.Array) -> TrainState:
         """The state at the start: of all parameters, or of fresh adapters.

@@ -8,6 +8,11 @@ The loop over micro-batches is the host's, not a scan: a scan would need rows of
 padded to the widest, and a program for every number of micro-batches, which changes with the rows
 that teach something. Here there is one program for each width, and since calls are asynchronous
 the devices need not wait for the host between them.
+
+In float16, gradients of most tokens would be 0: there they are those of the loss times a large
+number, and divided by it in float32 (loss scaling, arXiv 1710.03740). Where one is too large for
+float16 the update is tried again with a smaller number. The search begins anew in every update,
+which so depends on its arguments alone.
 """
 
 import dataclasses
@@ -28,6 +33,9 @@ from learner.training.train_state import (
     learning_rate_schedule,
     make_optimizer,
 )
+
+# Powers of two, which round nothing.
+_LOSS_SCALES = (2.0**16, 2.0**12, 2.0**8, 2.0**4, 1.0)
 
 
 @jax.tree_util.register_dataclass
@@ -59,6 +67,7 @@ class Updater:
       state: of `train_state.abstract_train_state`; where its leaves live.
       optimizer: the optimizer.
       mesh: the mesh; rows of micro-batches are split over ("data", "fsdp").
+      dtype: of the backward pass.
     """
 
     def __init__(
@@ -67,20 +76,28 @@ class Updater:
         state: TrainState,
         optimizer: OptimizerConfig,
         mesh: Mesh,
+        dtype: str = "float32",
     ) -> None:
         self._mesh = mesh
+        self._scales = _LOSS_SCALES if dtype == "float16" else (None,)
         transform = make_optimizer(optimizer)
         schedule = learning_rate_schedule(optimizer)
         state_shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
         replicated = sharding.replicated(mesh)
 
-        def first(params: Any, batch: Any, extra: Any) -> Any:
-            (value, sums), gradients = jax.value_and_grad(loss, has_aux=True)(params, batch, extra)
+        def first(params: Any, batch: Any, extra: Any, scale: Any) -> Any:
+            def scaled(params: Any) -> Any:
+                value, sums = loss(params, batch, extra)
+                return value if scale is None else value * scale, (value, sums)
+
+            (_, (value, sums)), gradients = jax.value_and_grad(scaled, has_aux=True)(params)
+            if scale is not None:
+                gradients = jax.tree.map(lambda x: x / scale, gradients)
             return gradients, value, sums
 
-        def accumulate(total: Any, params: Any, batch: Any, extra: Any) -> Any:
+        def accumulate(total: Any, params: Any, batch: Any, extra: Any, scale: Any) -> Any:
             gradients, losses, sums = total
-            gradient, value, more = first(params, batch, extra)
+            gradient, value, more = first(params, batch, extra, scale)
             return (
                 jax.tree.map(jnp.add, gradients, gradient),
                 losses + value,
@@ -131,12 +148,18 @@ class Updater:
           The new state and the result; if that is not finite, the new state is the old one.
         """
         rows = sharding.batch_sharding(self._mesh)
-        with sharding.use(self._mesh):
-            batches = (distributed.put(micro_batch, rows) for micro_batch in micro_batches)
-            total = self._first(state.params, next(batches), extra)
-            for batch in batches:
-                total = self._accumulate(total, state.params, batch, extra)
-            return self._apply(state, total, np.int32(count_step))
+        if len(self._scales) > 1:
+            micro_batches = list(micro_batches)
+        for scale in self._scales:
+            with sharding.use(self._mesh):
+                batches = (distributed.put(micro_batch, rows) for micro_batch in micro_batches)
+                total = self._first(state.params, next(batches), extra, scale)
+                for batch in batches:
+                    total = self._accumulate(total, state.params, batch, extra, scale)
+                state, result = self._apply(state, total, np.int32(count_step))
+            if scale is not None and result.finite:
+                break
+        return state, result
 
     def lower(
         self, state: TrainState, micro_batch: Any, extra: Any = None
@@ -155,10 +178,11 @@ class Updater:
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), micro_batch
         )
         with sharding.use(self._mesh):
-            total = self._first.eval_shape(state.params, batch, extra)
+            total = self._first.eval_shape(state.params, batch, extra, self._scales[0])
             steps = jax.ShapeDtypeStruct((), jnp.int32)
+            gradients = self._accumulate.lower(total, state.params, batch, extra, self._scales[0])
             return {
-                "gradients": self._accumulate.lower(total, state.params, batch, extra),
+                "gradients": gradients,
                 "optimizer": self._apply.lower(state, total, steps),
             }
 
