@@ -49,7 +49,11 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--mesh", help="data x fsdp x tensor; derived if not given, with the two that follow")
     add("--rows", type=int, default=1, help="rows of a micro-batch on each row shard")
     add("--completions", type=int, default=32, help="sampled at a time on each row shard")
-    add("--dtype", choices=DTYPES, default="bfloat16", help="of activations, decoding and cache")
+    add(
+        "--dtype",
+        choices=DTYPES,
+        help="of activations, decoding and cache; by default the chip's",
+    )
     add("--remat", choices=REMAT, default="full", help="what the backward pass finds kept")
     add("--json", type=Path, help="file for all figures")
     for field in dataclasses.fields(Work):
@@ -142,7 +146,7 @@ def advice(programs: list[Program], layout: Layout, work: Work, config: Qwen3Con
             found.append(f"--remat=full (now {config.remat})")
         found.append(f"a larger fsdp axis (--mesh, now {layout.mesh}): it splits the state")
     if not work.lora_rank:
-        found += ["--moment_dtype=bfloat16", "--lora_rank=16: no moments of the model's parameters"]
+        found += ["--moment_dtype=int8", "--lora_rank=16: no gradients of the model's parameters"]
     return found
 
 
@@ -168,10 +172,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             "GB of one device."
         )
         for name in options.config.split(","):
-            config = model_config(name, dtype=options.dtype, remat=options.remat)
             for target in chosen:
+                dtype = options.dtype or target.chip.half
+                config = model_config(name, dtype=dtype, remat=options.remat)
                 layout, programs = layout_lib.plan(config, target, work, given)
-                row = {"config": name, **summary(config, target, work, layout, programs)}
+                row = {
+                    "config": name,
+                    "dtype": dtype,
+                    **summary(config, target, work, layout, programs),
+                }
                 print(table(row, programs), flush=True)
                 if not row["fits"]:
                     print("\nWhat to change:\n")

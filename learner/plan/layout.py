@@ -21,8 +21,10 @@ USABLE = 0.92
 
 _MOST_ROWS, _MOST_COMPLETIONS = 4, 64
 _MOST_TRIES = 4  # Layouts that are compiled for one target.
-# Bytes of a parameter while its gradient is made: itself, two moments, the gradient, its sum.
-_STATE_BYTES = 20
+# Bytes of a parameter while its gradient is made, its moments aside: itself, the gradient, its sum.
+_UPDATE_BYTES = 12
+# Of its moments by `Work.moment_dtype`.
+_MOMENT_BYTES = {"float32": 8, "bfloat16": 6, "int8": 2}
 # Of an exchange in every layer, whatever its size; only to rank layouts.
 _EXCHANGE_SECONDS = 5e-6
 
@@ -37,7 +39,7 @@ class Work:
         group_size: completions to a prompt.
         prompts_per_step: of one update.
         completions_per_row: completions that share a row.
-        moment_dtype: of Adam's first moment.
+        moment_dtype: of Adam's moments, see `learner.training.train_state.OptimizerConfig`.
         lora_rank: of adapters; 0 trains all parameters.
         kl_coef: above 0 there is a reference model.
     """
@@ -106,7 +108,9 @@ def layouts(config: Qwen3Config, target: Target, work: Work) -> list[Layout]:
     parameters = sum(x.size for x in jax.tree.leaves(model.abstract_params(config)))
     memory = USABLE * target.chip.memory
     itemsize = 4 if config.dtype == "float32" else 2
-    state = parameters * (_STATE_BYTES if work.lora_rank == 0 else 4)
+    state = parameters * (_UPDATE_BYTES + _MOMENT_BYTES[work.moment_dtype])
+    if work.lora_rank:  # The base alone: adapters are small.
+        state = parameters * itemsize
     per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
     cache = itemsize * per_token * (work.max_new_tokens + work.prompt_length / work.group_size)
     row = 4 * itemsize * config.num_hidden_layers * config.hidden_size
@@ -162,6 +166,8 @@ def plan(
         ValueError: no layout is possible, or the chips have no compiler here.
     """
     config = for_chip(config, target.chip)
+    if work.lora_rank:  # As in a run: the base of adapters is kept in the dtype of the products.
+        config = dataclasses.replace(config, param_dtype=config.dtype)
     devices, tries = target.devices(), _MOST_TRIES
     for one in [layout] if layout else layouts(config, target, work):
         while True:

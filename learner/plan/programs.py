@@ -95,7 +95,7 @@ def abstract_trainer(config: Qwen3Config, training: GRPOConfig, mesh: Mesh) -> G
 def for_chip(config: Qwen3Config, chip: Chip) -> Qwen3Config:
     """The model with the attention kernel of a chip, where that one can do it."""
     name = _ATTENTION[chip.platform]
-    if obstacle(name, config) or chip.name == "t4":  # cuDNN's needs an A100 or later.
+    if obstacle(name, config) or chip.half != "bfloat16":  # cuDNN's needs an A100 or later.
         name = "reference"
     return dataclasses.replace(config, attention=name)
 
@@ -122,15 +122,16 @@ def compiled(
         prompt_length + training.completions_per_row * training.max_new_tokens, 1
     )
     tokens = row_tokens * training.micro_batch_rows // sharding.num_row_shards(mesh)
+    state = abstract_train_state(config, training.optimizer, mesh, training.lora)
     made = {}
     for name in (name for name in PARTS if name in lowered):
         times = steps if name == "segment" else 1
         made[name], text = compile_program(name, lowered[name], chip, times)
         if name == "gradients" and text:
-            found = tuple(promises.broken(text, config, mesh, tokens))
+            adapters = state.params if training.lora.rank else None
+            found = tuple(promises.broken(text, config, mesh, tokens, adapters))
             made[name] = dataclasses.replace(made[name], broken=found)
 
-    state = abstract_train_state(config, training.optimizer, mesh, training.lora)
     params = sharding.device_bytes(abstract_train_state(config, training.optimizer, mesh).params)
     frozen = params if training.objective.kl_coef > 0 or training.lora.rank else 0
     resident = sharding.device_bytes(state) + frozen

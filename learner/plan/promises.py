@@ -11,6 +11,7 @@ import inspect
 import itertools
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -24,7 +25,9 @@ from learner.qwen3.logprobs import token_logprobs
 _CHUNK = inspect.signature(token_logprobs).parameters["chunk"].default
 
 
-def broken(text: str, config: Qwen3Config, mesh: Mesh, tokens: int) -> list[str]:
+def broken(
+    text: str, config: Qwen3Config, mesh: Mesh, tokens: int, adapters: Any = None
+) -> list[str]:
     """Broken promises, each with its instruction; empty if all are kept.
 
     Args:
@@ -32,6 +35,7 @@ def broken(text: str, config: Qwen3Config, mesh: Mesh, tokens: int) -> list[str]
         config: the model; its layers scanned.
         mesh: what it was compiled for.
         tokens: in the rows of one device.
+        adapters: what is trained in place of the model's parameters, of any leaves with shapes.
     """
     module = Module.parse(text)
     visits = [(i, times) for _, i, times in module.visits()]
@@ -39,7 +43,8 @@ def broken(text: str, config: Qwen3Config, mesh: Mesh, tokens: int) -> list[str]
     scans = [i for i, _ in visits if i.opcode == "while" and module.iterations(i) == loops]
     found = [*_parameters(visits, config, mesh), *_logits(visits, config, mesh)]
     if config.dtype == "bfloat16":
-        found += _bfloat16(visits, scans, config, mesh, tokens)
+        trained = {tuple(sorted(x.shape)) for x in jax.tree.leaves(adapters)}
+        found += _bfloat16(visits, scans, config, mesh, tokens, trained)
     if len(scans) < 2:
         found.append(f"parameters: {len(scans)} loops over layers; there must be two, one each way")
     return list(dict.fromkeys(found))
@@ -88,6 +93,7 @@ def _bfloat16(
     config: Qwen3Config,
     mesh: Mesh,
     tokens: int,
+    trained: set[tuple[int, ...]],
 ) -> Iterator[str]:
     vector = max(config.hidden_size, config.num_attention_heads * config.head_dim)
     # Of the tokens whose log-probabilities devices compute together, one number each.
@@ -106,7 +112,7 @@ def _bfloat16(
     for scan in scans:
         for shape in scan.shapes:
             size = math.prod(shape.dims)
-            if shape.dtype != "f32" or tuple(sorted(shape.dims)) in own:
+            if shape.dtype != "f32" or tuple(sorted(shape.dims)) in own | trained:
                 continue
             stacked = shape.dims[:1] == (config.num_hidden_layers,)
             kept = stacked and size > config.num_hidden_layers * vector

@@ -35,11 +35,12 @@ class Chip:
     Attributes:
         name: as in `CHIPS`.
         platform: "tpu" or "cuda".
-        flops: dense bfloat16 operations a second (float16 where there is no bfloat16).
+        flops: dense operations a second in `half`.
         bandwidth: bytes a second of its memory.
         memory: bytes.
         link: bytes a second that it sends to the other chips of a slice or machine.
         per_host: chips that one host drives, of slices of several hosts.
+        half: dtype of 16 bits that its matrix units take.
         clock: cycles a second, for TPUs: what `estimated_cycles` of a program count.
         description: of a GPU for its compiler: text of a `GpuTargetConfigProto`, as openxla/xla
             keeps one for each card in `xla/backends/gpu/target_config/specs`.
@@ -52,6 +53,7 @@ class Chip:
     memory: float
     link: float
     per_host: int = 8
+    half: str = "bfloat16"
     clock: float | None = None
     description: str = ""
 

@@ -177,6 +177,22 @@ def test_layouts_divide_the_model_and_stay_on_a_host():
             assert found or name == "Qwen3-8B", (name, chips)
 
 
+def test_layouts_of_single_cards():
+    """By weights and state alone; what the compilers say is in docs/scaling.md."""
+    for name, chip, work, found in (
+        ("Qwen3-0.6B", "t4", Work(moment_dtype="int8"), True),
+        ("Qwen3-4B", "l4", Work(lora_rank=16), True),
+        ("Qwen3-4B", "l4", Work(moment_dtype="int8"), False),
+        ("Qwen3-4B", "a100_40gb", Work(moment_dtype="int8"), False),
+        ("Qwen3-4B", "t4", Work(lora_rank=16), False),
+    ):
+        target = Target.parse(chip)
+        config = published(name, dtype=target.chip.half, remat="full")
+        assert bool(layout.layouts(config, target, work)) == found, (name, chip)
+        kernel = "reference" if chip == "t4" else "cudnn"
+        assert programs.for_chip(config, target.chip).attention == kernel
+
+
 def test_what_does_not_fit_is_halved_where_it_is_too_much():
     target = Target.parse("v5e-8")
     over = int(target.chip.memory)
@@ -198,7 +214,7 @@ def test_advice_begins_with_what_needs_most(tiny_model):
     found = command.advice(made, one, work, tiny_model)
     assert found[0] == "fewer rows at a time (--rows, now 4)"
     assert "--remat=full (now none)" in found
-    assert "--moment_dtype=bfloat16" in found
+    assert "--moment_dtype=int8" in found
 
 
 def test_operations_of_an_update_are_those_of_its_products(tiny_model):
