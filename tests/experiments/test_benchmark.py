@@ -19,6 +19,7 @@ from experiments import settings as settings_lib
 from experiments import store as files
 from experiments.benchmark import __main__ as benchmark
 from experiments.benchmark import table as benchmark_table
+from experiments.benchmark.asking import ask
 from experiments.benchmark.questions import BenchmarkQuestions, open_set
 from experiments.configs import tiny
 from experiments.errors import UserError
@@ -296,6 +297,14 @@ def test_the_tiny_model_and_the_checkpoint_of_a_run(source, tmp_path):
     assert "# MAPF-FrozenLake benchmark (PARTIAL)" in page
     assert page.count("(PARTIAL: 6 of 24 instances)") == page.count("\n## ")
     assert json.loads((out / "results.json").read_text())["partial"]
+
+    # One that is asked as a whole is asked everything anew, with as many rows at a time.
+    kept = log.read_text()
+    log.write_text("".join(kept.splitlines(keepends=True)[:2]))
+    words = [f"--set={source}", f"--out={out}", *sampled]
+    options = benchmark.checked(benchmark.parser().parse_args(words))
+    ask(out, {"tiny": "tiny"}, options, Reporter(), whole=["tiny"])
+    assert log.read_text() == kept
 
     # A run whose checkpoint holds the same weights answers alike.
     root = tmp_path / "run"
