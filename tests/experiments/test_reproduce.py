@@ -171,7 +171,7 @@ def start(folder, *options):
     words = ["--model=tiny", f"--out={folder / 'out'}", "--workers=2", "--seeds=0,1"]
     words += ["--variants=fixed_random,v6", "--per_cell=1", "--config.loop.rounds=2"]
     # So that each seed ends elsewhere after two steps a round.
-    own += ["--config.training.optimizer.learning_rate=3e-3"]
+    own += ["--config.training.optimizer.learning_rate=1e-3"]
     own += ["--config.training.optimizer.warmup_steps=0"]
     return subprocess.Popen(
         [sys.executable, "-m", "experiments.reproduce", *words, *own, *options],
