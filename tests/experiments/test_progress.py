@@ -43,7 +43,8 @@ def test_there_is_no_bar_where_output_is_no_terminal(capsys, monkeypatch):
 
 
 def test_a_missing_account_of_weights_and_biases_is_one_line(tmp_path, monkeypatch):
-    pytest.importorskip("wandb")
+    wandb = pytest.importorskip("wandb")
+    wandb.teardown()  # It reads its environment once.
     monkeypatch.setenv("WANDB_API_KEY", "")
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -51,3 +52,4 @@ def test_a_missing_account_of_weights_and_biases_is_one_line(tmp_path, monkeypat
     message = r"log\.wandb_project='lakes': .*API key.*WANDB_MODE=offline needs no account"
     with pytest.raises(UserError, match=message), open_writers(settings, tmp_path, 1):
         pass
+    wandb.teardown()

@@ -77,12 +77,14 @@ def test_texts_are_shown_as_they_are(tmp_path):
 
 
 def test_weights_and_biases_gets_numbers_and_escaped_texts(tmp_path, monkeypatch):
-    pytest.importorskip("wandb")
+    wandb = pytest.importorskip("wandb")
+    wandb.teardown()  # It reads its environment once.
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     with metrics.weights_and_biases("watch", tmp_path, "abc123", {"seed": 3}) as write:
         write(0, {"validation/valid": 0.5, "completion/1": EVIL})
         write(1, {"reward": 0.25})
+    wandb.teardown()
     (run,) = (tmp_path / "wandb").glob("offline-run-*-abc123")
     (media,) = (run / "files" / "media" / "html" / "completion").glob("1_0_*.html")
     assert media.read_text() == f"<pre>{html.escape(EVIL)}</pre>"
