@@ -5,7 +5,8 @@
     python -m learner.plan --config=Qwen3-0.6B,Qwen3-1.7B,Qwen3-4B --max_new_tokens=4096 \\
         --json=experiments/configs/hardware.json
 
-derives. Needs the checkpoint's folder: `--config.model.path=/models/Qwen3-4B`.
+derives; `cards.json` is for single cards of 16 to 40 GB, made by the command in docs/scaling.md.
+Needs the checkpoint's folder: `--config.model.path=/models/Qwen3-4B`.
 """
 
 import json
@@ -16,10 +17,17 @@ import ml_collections
 from experiments.configs import qwen3_0_6b
 from learner.devices import sharding
 
-_TARGETS = json.loads(Path(__file__).with_name("hardware.json").read_text())["targets"]
+_PLANS = [
+    json.loads(Path(__file__).with_name(f"{name}.json").read_text())
+    for name in ("hardware", "cards")
+]
 
-#: Model and chips -> the mesh and batch sizes that go with them.
-LAYOUTS = {f"{target['config']}@{target['chip']}": target for target in _TARGETS}
+#: Model and chips -> the mesh and batch sizes that go with them, and what is trained how.
+LAYOUTS = {
+    f"{target['config']}@{target['chip']}": plan["work"] | target
+    for plan in _PLANS
+    for target in plan["targets"]
+}
 
 
 def get_config(name: str = "Qwen3-0.6B@h200") -> ml_collections.ConfigDict:
@@ -37,4 +45,7 @@ def get_config(name: str = "Qwen3-0.6B@h200") -> ml_collections.ConfigDict:
     config.mesh.data, config.mesh.fsdp, config.mesh.tensor = data, fsdp, tensor
     config.training.micro_batch_rows = layout["rows"] * data * fsdp
     config.training.sampling_rows = layout["completions"] * data * fsdp
+    config.model.dtype = layout["dtype"]
+    config.training.optimizer.moment_dtype = layout["moment_dtype"]
+    config.training.lora.rank = layout["lora_rank"]
     return config

@@ -16,10 +16,12 @@ from learner.qwen3.config import published
 
 MODELS = ("Qwen3-0.6B", "Qwen3-1.7B", "Qwen3-4B")
 CHIPS = ("v5e-8", "v5p-64", "v6e-8", "h100-8", "h200")
+CARDS = {f"Qwen3-0.6B@{card}" for card in ("t4", "l4", "a100_40gb")}
 
 
 def test_every_model_has_a_layout_that_fits_on_every_target():
-    assert set(hardware.LAYOUTS) == {f"{model}@{chips}" for model in MODELS for chips in CHIPS}
+    slices = {f"{model}@{chips}" for model in MODELS for chips in CHIPS}
+    assert set(hardware.LAYOUTS) == slices | CARDS
     for name, layout in hardware.LAYOUTS.items():
         assert layout["fits"], name
         assert layout["peak"] <= USABLE * Target.parse(layout["chip"]).chip.memory, name
@@ -35,6 +37,9 @@ def test_configurations_are_valid_and_divide_over_their_mesh(name):
     model.check_mesh(published(name.partition("@")[0]), AbstractMesh(sizes, sharding.MESH_AXES))
     assert mesh.data * mesh.fsdp * mesh.tensor == target.count
     assert mesh.tensor <= target.per_host
+    assert settings.model.dtype == ("float16" if target.name == "t4" else "bfloat16")
+    optimizer = settings.training.optimizer
+    assert optimizer.moment_dtype == ("int8" if name in CARDS else "float32")
     # The publication's budget, whatever the chips.
     assert settings.environment.num_instances == 4000
     assert (settings.loop.rounds, settings.training.epochs) == (3, 2.0)
