@@ -43,15 +43,19 @@ class Table:
         return cls(title, columns, [[row.get(name) for name in columns] for row in rows], note)
 
     @classmethod
-    def compared(cls, title: str, found: Mapping[str, Mapping[str, Any]], reference: str) -> Self:
-        """A table of `statistics.compare`, in percent and points."""
+    def compared(
+        cls, title: str, found: Mapping[str, Mapping[str, Any]], reference: str, scale: int = 100
+    ) -> Self:
+        """A table of `statistics.compare`: of rates, in percent and points, or with scale 1."""
         rows = []
         for name, one in found.items():
             difference = one["difference"]
             tested = [difference and p_value(difference[key]) for key in ("p", "p_holm")]
-            shown = [f"{100 * value:.1f}" for value in one["values"].values()]
-            minus = difference and estimate(difference, "+")
-            rows.append((name, estimate(one, "", " %"), minus, *tested, ", ".join(shown)))
+            digits, unit = (1, " %") if scale == 100 else (2, "")
+            shown = [f"{scale * value:.{digits}f}" for value in one["values"].values()]
+            minus = difference and estimate(difference, "+", "", scale)
+            mean = estimate(one, "", unit, scale)
+            rows.append((name, mean, minus, *tested, ", ".join(shown)))
         columns = ("mean (95 %)", f"minus {reference} (95 %)", "p", "p (Holm)", "by seed")
         return cls(title, ("variant", *columns), rows)
 

@@ -177,7 +177,7 @@ def _comparison(study: _Study, gallery: Gallery) -> Iterator[dict[str, Any]]:
 def _kind(metric: Found) -> str | None:
     """The rate that a metric is made of, if it is made of one."""
     kind = metric["name"].partition("_")[0]
-    return kind if kind in ("valid", "optimal") else None
+    return kind if kind in study_results.RATES else None
 
 
 def _scale(metric: Found) -> int:

@@ -85,6 +85,8 @@ METRICS = {
     "optimal_area": "optimal, mean over training",
     "reading": "correlation of designs with p (1 - p)",
 }
+RATES = ("valid", "greedy", "optimal")
+"""Of answers, by what a point of `study.json` calls their number; all other metrics are none."""
 _TRAINED = ("instances", "steps", "updates")
 # Means over the steps of a round, by what a step calls them.
 _TRAINING = {
@@ -320,7 +322,7 @@ def _scores(points: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Every metric of a finished run, from its points as `study.json` has them."""
     steps = [point["steps"] for point in points]
     result = {}
-    for name in ("valid", "greedy", "optimal"):
+    for name in RATES:
         rates = [point[name] / point["answers"] for point in points]
         result[f"{name}_final"] = rates[-1]
         result[f"{name}_area"] = float(np.trapezoid(rates, steps) / (steps[-1] - steps[0]))
@@ -343,7 +345,8 @@ def markdown(found: Mapping[str, Any]) -> str:
             if row["metric"] == metric["name"]
         }
         title = metric["label"][0].upper() + metric["label"][1:]
-        tables.append(Table.compared(title, rows, named[found["reference"]]))
+        scale = 100 if metric["name"].partition("_")[0] in RATES else 1
+        tables.append(Table.compared(title, rows, named[found["reference"]], scale))
     short = shortfalls(found)
     return render("comparison.md", found=found, labels=named, shortfalls=short, tables=tables)
 
