@@ -213,6 +213,7 @@ MOMENTS = (
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 def test_killed_five_times_the_tables_are_the_same(tmp_path):
     alone, killed = tmp_path / "alone", tmp_path / "killed"
     plan = finish(start(alone, "--dry_run"))
