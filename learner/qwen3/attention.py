@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import PartitionSpec
 
 from learner.checks import first_line
 from learner.qwen3.config import Qwen3Config
@@ -188,7 +189,7 @@ def _attend(implementation: str, *args: Array) -> Array:
     """
     if implementation == "splash":
         axes = ("batch", "length", "heads", "head_dim")
-        return over_mesh(_KERNELS[implementation], axes, *args)
+        return over_mesh(_KERNELS[implementation], axes, *args[:3], rows=args[3:])
     return _KERNELS[implementation](*args)
 
 
@@ -338,16 +339,25 @@ _KERNELS: dict[str, Callable[..., Array]] = {
 }
 
 
-def over_mesh(function: Callable[..., Any], axes: Sequence[str], *args: Array) -> Any:
+def over_mesh(
+    function: Callable[..., Any],
+    axes: Sequence[str],
+    *args: Array,
+    rows: Sequence[Array] = (),
+    whole: Sequence[Array] = (),
+) -> Any:
     """Every device calls a function that knows nothing of meshes with its own rows and heads.
 
     Left to itself, XLA would first gather what the function takes of all rows on each.
 
     Args:
-        axes: logical axes of the arguments and of the result; of arguments [P, G] only the first.
+        axes: logical axes of `args` and of the result.
+        rows: further arguments, of which only the first axis is split.
+        whole: further arguments, not split.
     """
     if jax.sharding.get_abstract_mesh().empty:
-        return function(*args)
-    rows, heads = (nn.logical_to_mesh_axes(names) for names in (axes[:1], axes))
-    specs = tuple(rows if x.ndim == 2 else heads for x in args)
-    return jax.shard_map(function, in_specs=specs, out_specs=heads, check_vma=False)(*args)
+        return function(*args, *rows, *whole)
+    by_row, heads = (nn.logical_to_mesh_axes(names) for names in (axes[:1], axes))
+    specs = (heads,) * len(args) + (by_row,) * len(rows) + (PartitionSpec(),) * len(whole)
+    run = jax.shard_map(function, in_specs=specs, out_specs=heads, check_vma=False)
+    return run(*args, *rows, *whole)

@@ -15,6 +15,7 @@ from jax import Array
 
 from learner.qwen3.attention import LANES, MASKED, Choice, choose, over_mesh, problem
 from learner.qwen3.config import Qwen3Config
+from learner.qwen3.model import normalize, rotate
 
 _IN_BOUNDS = "promise_in_bounds"
 _AXES = ("batch", "activation", "kv_heads")
@@ -39,23 +40,22 @@ def choose_decoding(config: Qwen3Config) -> Choice:
         return Choice(name, "the configuration asks for its kernels")
     P, G, S = 1, 2, LANES
     rng = np.random.default_rng(0)
-    new, prompts = [(P, G, H, h), (P, G, K, h), (P, G, K, h)], [(P, K, h, S), (P, K, S, h)]
-    own = [(P, G, K, h, S), (P, G, K, S, h)]
-    args = [rng.normal(size=x).astype(jnp.dtype(config.dtype)) for x in (*new, *prompts, *own)]
-    mask, counts = np.ones((P, 1, 1, S), bool), np.array([[0, S // 2]], np.int32)
+    new = [(P, G, heads * h) for heads in (H, K, K)]
+    caches = [(P, K, h, S), (P, K, S, h), (P, G, K, h, S), (P, G, K, S, h)]
+    args = [rng.normal(size=x).astype(jnp.dtype(config.dtype)) for x in (*new, *caches)]
+    angles = [np.float32(rng.uniform(size=(P, G, 1, h // 2))) for _ in range(2)]
+    lengths, counts = np.array([S - 1], np.int32), np.array([[0, S // 2]], np.int32)
     if wrong := problem(
-        functools.partial(cached_attention, implementation=name),
-        cached_attention,
-        [*args, mask, counts],
+        functools.partial(cached_attention, eps=1e-6, implementation=name),
+        functools.partial(cached_attention, eps=1e-6),
+        [*args, *angles, lengths, counts, np.ones((2, h), np.float32)],
     ):
         return Choice("reference", f"the kernel failed when tried: {wrong}")
     return Choice(name, "its kernel agrees with the reference")
 
 
-def _implementation(name: str) -> Callable[..., Any]:
+def _kernel(name: str) -> Callable[..., Any]:
     """Kernels are imported where they are needed: each takes its platform's part of Pallas."""
-    if name == "reference":
-        return _append_and_attend
     module = {"splash": "decode_tpu", "cudnn": "decode_gpu"}[name]
     return importlib.import_module(f"learner.qwen3.{module}").append_and_attend  # type: ignore[no-any-return]
 
@@ -68,8 +68,13 @@ def cached_attention(
     prompt_values: Array,
     keys: Array,
     values: Array,
-    prompt_mask: Array,
+    cos: Array,
+    sin: Array,
+    lengths: Array,
     counts: Array,
+    norms: Array,
+    *,
+    eps: float,
     implementation: str = "reference",
 ) -> tuple[Array, Array, Array]:
     """Put a token of each sample into its cache; attend to its prompt and its own tokens.
@@ -78,21 +83,63 @@ def cached_attention(
     softmax over their own tokens begins (arXiv 1805.02867), so that the two are never put together.
 
     Args:
-        q: [P, G, H, h].
-        k, v: [P, G, K, h].
+        q: [P, G, H * h]; k, v: [P, G, K * h], projections of the token.
         prompt_keys: [P, K, h, T]; prompt_values: [P, K, T, h].
         keys: [P, G, K, h, S]; values: [P, G, K, S, h].
-        prompt_mask: bool, broadcast to [P, K, G * R, T].
+        cos, sin: f32[P, G, 1, h / 2], of the rotation at the token's position.
+        lengths: i32[P], tokens of the prompts.
         counts: i32[P, G], own tokens before the new one, less than S.
+        norms: f32[2, h], scales of the norms of queries and of keys.
+        eps: of these norms.
         implementation: of `choose_decoding`; S is a multiple of `LANES` for a kernel.
 
     Returns:
-        Keys and values with the token in them, and [P, G, H, h] in the dtype of `q`. Scores and
+        Keys and values with the token in them, and [P, G, H * h] in the dtype of `q`. Scores and
         softmax are float32.
     """
-    P, G, H, h = q.shape
-    K = keys.shape[2]
-    R = H // K
+    P, G, K, h, _ = keys.shape
+    caches = (prompt_keys[:, None], prompt_values[:, None], keys, values)
+    rows, whole = [lengths, counts], []
+    attend: Callable[..., Any] = _attend_reference
+    if implementation != "reference":
+        attend = _kernel(implementation)
+    if implementation == "splash":
+        attend = functools.partial(attend, eps=eps)
+        cos, sin = (jnp.concatenate(x, axis=-1)[:, :, 0] for x in ([cos, cos], [-sin, sin]))
+        rows, whole = [*rows, cos, sin], [norms]
+    else:
+        q, k, v = (x.reshape(P, G, -1, h) for x in (q, k, v))
+        q, k = (
+            rotate(normalize(x, scale, eps), (cos, sin))
+            for x, scale in ((q, norms[0]), (k, norms[1]))
+        )
+        q = q.reshape(P, G, K, -1, h)
+    keys, values, out = over_mesh(attend, _AXES, q, k, v, *caches, rows=rows, whole=whole)
+    return keys, values, out.reshape(P, G, -1)
+
+
+def _attend_reference(
+    q: Array,
+    k: Array,
+    v: Array,
+    prompt_keys: Array,
+    prompt_values: Array,
+    keys: Array,
+    values: Array,
+    lengths: Array,
+    counts: Array,
+) -> tuple[Array, Array, Array]:
+    """`cached_attention` of normalised and rotated queries and keys, for every platform.
+
+    Args:
+        q: [P, G, K, R, h].
+        k, v: [P, G, K, h].
+        prompt_keys: [P, 1, K, h, T]; prompt_values: [P, 1, K, T, h]; the others as there.
+
+    Returns:
+        Keys and values with the new token, and [P, G, K, R, h] in the dtype of `q`.
+    """
+    P, G, K, R, h = q.shape
 
     def by_prompt(x: Array) -> Array:  # [P, G, K, R, n] -> [P, K, G * R, n]
         return x.transpose(0, 2, 1, 3, 4).reshape(P, K, G * R, -1)
@@ -100,46 +147,18 @@ def cached_attention(
     def by_sample(x: Array) -> Array:  # and back
         return x.reshape(P, K, G, R, -1).transpose(0, 2, 1, 3, 4)
 
-    rows = q.reshape(P, G, K, R, h)
-    scores = _product(by_prompt(rows), prompt_keys) * h**-0.5
-    scores = jnp.where(prompt_mask, scores, MASKED)
+    scores = _product(by_prompt(q), prompt_keys[:, 0]) * h**-0.5
+    there = jnp.arange(prompt_keys.shape[-1]) < lengths[:, None]
+    scores = jnp.where(there[:, None, None], scores, MASKED)
     top = jnp.max(scores, axis=-1, keepdims=True)
     weights = jnp.exp(scores - top)
     total = jnp.sum(weights, axis=-1, keepdims=True)
-    out = _product(weights.astype(prompt_values.dtype), prompt_values)
-    shared = (by_sample(x) for x in (out, top, total))
-    attend = _implementation(implementation)
-    keys, values, out = over_mesh(attend, _AXES, rows, k, v, keys, values, counts, *shared)
-    return keys, values, out.reshape(P, G, H, h)
+    out = _product(weights.astype(prompt_values.dtype), prompt_values[:, 0])
+    out, top, total = (by_sample(x) for x in (out, top, total))
 
-
-def _append_and_attend(
-    q: Array,
-    k: Array,
-    v: Array,
-    keys: Array,
-    values: Array,
-    counts: Array,
-    out: Array,
-    top: Array,
-    total: Array,
-) -> tuple[Array, Array, Array]:
-    """Put a token into every slot of a cache; attend to it, to those before it, and to the prompt.
-
-    Args:
-        q: [P, G, K, R, h].
-        k, v: [P, G, K, h], of the new token.
-        keys: [P, G, K, h, S]; values: [P, G, K, S, h].
-        counts: i32[P, G], tokens before the new one, less than S.
-        out, top, total: of the prompt: the sum of values, f32[P, G, K, R, h], weighted with
-            exp(score - top); the largest score, and the sum of weights, f32[P, G, K, R, 1].
-
-    Returns:
-        Keys and values with the new token, and [P, G, K, R, h] in the dtype of `q`.
-    """
     keys, values = _append(keys, k, counts, axis=-1), _append(values, v, counts, axis=-2)
     there = jnp.arange(keys.shape[-1]) <= counts[..., None, None, None]
-    scores = jnp.where(there, _product(q, keys) * q.shape[-1] ** -0.5, MASKED)
+    scores = jnp.where(there, _product(q, keys) * h**-0.5, MASKED)
     highest = jnp.maximum(top, jnp.max(scores, axis=-1, keepdims=True))
     weights, shrink = jnp.exp(scores - highest), jnp.exp(top - highest)
     total = shrink * total + jnp.sum(weights, axis=-1, keepdims=True)

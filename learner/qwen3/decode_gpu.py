@@ -1,10 +1,11 @@
-"""Decoding's attention to own tokens as a kernel for GPUs: in one pass, no further than filled.
+"""Decoding's attention as kernels for GPUs: in one pass each, and no further than filled.
 
-XLA writes the scores of all slots into memory and reads them once for each step of the softmax, and
-its products read the whole capacity of every slot.
+XLA writes the scores of all prompts and slots into memory and reads them once for each step of the
+softmax, and its products read the whole capacity of every slot.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,67 +15,147 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
+from learner.qwen3.attention import MASKED
+
 # With three stages this is 72 KiB of shared memory at a head_dim of 128: an L4 has 99.
 _BLOCK = 64
-# Rows that a product of matrices in Triton has at least.
-_ROWS = 16
+# Rows that a product of matrices in Triton has at least, and here at most.
+_LEAST, _MOST = 16, 64
 
 
 def append_and_attend(
     q: Array,
     k: Array,
     v: Array,
+    prompt_keys: Array,
+    prompt_values: Array,
     keys: Array,
     values: Array,
+    lengths: Array,
     counts: Array,
-    out: Array,
-    top: Array,
-    total: Array,
     *,
     interpret: bool = False,
 ) -> tuple[Array, ...]:
     """As the reference of `learner.qwen3.cached_attention`, but with the cache changed in place.
 
-    S must be a multiple of 128. `interpret` runs the kernel's steps one by one on any platform.
+    S must be a multiple of 128, T one of 16. `interpret` runs the kernels' steps one by one on any
+    platform.
     """
     P, G, K, R, h = q.shape
-    N, S = P * G, keys.shape[-1]
-    rows = max(_ROWS, pl.next_power_of_2(R))
+    N, S, T = P * G, keys.shape[-1], prompt_keys.shape[-1]
+    queries = (q * h**-0.5).astype(q.dtype).transpose(0, 2, 1, 3, 4).reshape(P, K, G * R, h)
+    options = plgpu.CompilerParams(num_warps=4, num_stages=3)
 
     def flat(x: Array) -> Array:
-        return x.reshape(N, *x.shape[2:])
+        return x.reshape(-1, *x.shape[2:])
+
+    def estimate(keys: Array) -> pl.CostEstimate:
+        n = N * K * R * keys.shape[-1]
+        return pl.CostEstimate(flops=4 * n * h, transcendentals=n, bytes_accessed=2 * keys.nbytes)
+
+    def of_prompt(*shape: int) -> pl.BlockSpec:
+        return pl.BlockSpec((None, None, *shape), lambda p, k, i: (p, k, 0, 0))
+
+    rows = min(_MOST, max(_LEAST, pl.next_power_of_2(G * R)))
+    state = [of_prompt(G * R, width) for width in (h, 1, 1)]
+    shared = pl.pallas_call(
+        functools.partial(_prompt_kernel, rows=rows, block=math.gcd(T, _BLOCK)),
+        grid=(P, K, pl.cdiv(G * R, rows)),
+        in_specs=[
+            pl.BlockSpec((None,), lambda p, k, i: (p,)),
+            *map(of_prompt, (G * R, h, T), (h, T, h)),
+        ],
+        out_specs=state,
+        out_shape=[jax.ShapeDtypeStruct((P, K, G * R, n), jnp.float32) for n in (h, 1, 1)],
+        compiler_params=options,
+        cost_estimate=estimate(prompt_keys),
+        interpret=interpret,
+    )(lengths, queries, flat(prompt_keys), flat(prompt_values))
 
     def head(*shape: int) -> pl.BlockSpec:
         return pl.BlockSpec((None, None, *shape), lambda n, k: (n, k) + (0,) * len(shape))
 
-    cache, narrow = [head(h, S), head(S, h)], head(rows, 1)
+    def of_slot(width: int) -> pl.BlockSpec:
+        return pl.BlockSpec((None, None, G * R, width), lambda n, k: (n // G, k, 0, 0))
+
+    rows = max(_LEAST, pl.next_power_of_2(R))
+    cache = [head(h, S), head(S, h)]
     results = pl.pallas_call(
-        functools.partial(_kernel, queries=R, block=_BLOCK),
+        functools.partial(_kernel, samples=G, queries=R, rows=rows),
         grid=(N, K),
         in_specs=[
             pl.BlockSpec((None,), lambda n, k: (n,)),
-            *[head(rows, h), head(h), head(h)],
-            *[head(rows, h), narrow, narrow],
+            *[of_slot(h), head(h), head(h)],
+            *map(of_slot, (h, 1, 1)),
             *cache,
         ],
-        out_specs=[*cache, head(rows, h)],
+        out_specs=[*cache, head(R, h)],
         out_shape=[
             *(jax.ShapeDtypeStruct(flat(x).shape, x.dtype) for x in (keys, values)),
             jax.ShapeDtypeStruct((N, K, R, h), q.dtype),
         ],
         input_output_aliases={7: 0, 8: 1},
-        compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=3),
-        cost_estimate=pl.CostEstimate(
-            flops=4 * N * K * rows * h * S,
-            transcendentals=N * K * rows * S,
-            bytes_accessed=keys.nbytes + values.nbytes,
-        ),
+        compiler_params=options,
+        cost_estimate=estimate(keys),
         interpret=interpret,
-    )(
-        counts.reshape(N),
-        *map(flat, ((q * h**-0.5).astype(q.dtype), k, v, out, top, total, keys, values)),
-    )
+    )(counts.reshape(N), queries, flat(k), flat(v), *shared, flat(keys), flat(values))
     return tuple(x.reshape(P, G, *x.shape[1:]) for x in results)
+
+
+def _more(
+    carry: tuple[Array, ...], scores: Array, weighted: Callable[[Array], Array]
+) -> tuple[Array, ...]:
+    """An online softmax (out, top, total) that goes on with scores [rows, n]."""
+    out, top, total = carry
+    highest = jnp.maximum(top, jnp.max(scores, axis=1, keepdims=True))
+    weights, shrink = jnp.exp(scores - highest), jnp.exp(top - highest)
+    total = shrink * total + jnp.sum(weights, axis=1, keepdims=True)
+    return shrink * out + weighted(weights), highest, total
+
+
+def _over_blocks(
+    carry: tuple[Array, ...], rows: Array, keys: Any, values: Any, count: Array, block: int
+) -> tuple[Array, ...]:
+    """`_more` with the first `count` tokens of keys [h, n] and values [n, h] in memory."""
+
+    def step(number: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
+        places = pl.ds(number * block, block)
+        before = number * block + jnp.arange(block) < count
+        scores = jnp.where(before[None], plgpu.dot(rows, keys[:, places]), MASKED)
+        return _more(carry, scores, lambda x: plgpu.dot(x.astype(values.dtype), values[places, :]))
+
+    return jax.lax.fori_loop(0, pl.cdiv(count, block), step, carry)
+
+
+def _rows(first: Any, rows: int, end: Any) -> tuple[Any, Any]:
+    """Rows from the first on, as many as there are up to the end: how to load and to store them."""
+    there = first + jnp.arange(rows)[:, None] < end
+    at = pl.ds(first, rows)
+    return (
+        lambda x: plgpu.load(x.at[at], mask=there, other=0),
+        lambda x, value: plgpu.store(x.at[at], value, mask=there),
+    )
+
+
+def _prompt_kernel(
+    lengths: Any,
+    q: Any,
+    keys: Any,
+    values: Any,
+    out: Any,
+    top: Any,
+    total: Any,
+    *,
+    rows: int,
+    block: int,
+) -> None:
+    """One head of one prompt and some rows of queries to it, of all its samples."""
+    load, store = _rows(pl.program_id(2) * rows, rows, q.shape[0])
+    shape = (rows, q.shape[1])
+    begin = (jnp.zeros(shape), jnp.full((rows, 1), MASKED), jnp.zeros((rows, 1)))
+    end = _over_blocks(begin, load(q), keys, values, lengths[...], block)
+    for x, value in zip((out, top, total), end, strict=True):
+        store(x, value)
 
 
 def _kernel(
@@ -91,37 +172,25 @@ def _kernel(
     new_values: Any,
     result: Any,
     *,
+    samples: int,
     queries: int,
-    block: int,
+    rows: int,
 ) -> None:
     """One head of one slot: an online softmax that begins at the prompt and the new token.
 
     Rows beyond the queries are there for the products alone.
     """
-    there = jnp.arange(q.shape[0])[:, None] < queries
-    load = functools.partial(plgpu.load, mask=there, other=0)
-    count, rows, new_k, new_v = counts[...], load(q), k[...], v[...]
-
-    def more(carry: tuple[Array, ...], scores: Array, weighted: Callable[[Array], Array]) -> Any:
-        out, top, total = carry
-        highest = jnp.maximum(top, jnp.max(scores, axis=1, keepdims=True))
-        weights, shrink = jnp.exp(scores - highest), jnp.exp(top - highest)
-        total = shrink * total + jnp.sum(weights, axis=1, keepdims=True)
-        return shrink * out + weighted(weights), highest, total
-
-    def step(number: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
-        places = pl.ds(number * block, block)
-        before = number * block + jnp.arange(block) < count
-        scores = jnp.where(before[None], plgpu.dot(rows, keys[:, places]), -jnp.inf)
-        return more(carry, scores, lambda x: plgpu.dot(x.astype(values.dtype), values[places, :]))
-
-    products = rows.astype(jnp.float32) * new_k.astype(jnp.float32)[None]
-    carry = more(
+    first = pl.program_id(0) % samples * queries
+    load, _ = _rows(first, rows, first + queries)
+    count, row, new_k, new_v = counts[...], load(q), k[...], v[...]
+    products = row.astype(jnp.float32) * new_k.astype(jnp.float32)[None]
+    carry = _more(
         (load(prompt_out), load(prompt_top), load(prompt_total)),
         jnp.sum(products, axis=1, keepdims=True),
         lambda x: x * new_v.astype(jnp.float32)[None],
     )
-    out, _, total = jax.lax.fori_loop(0, pl.cdiv(count, block), step, carry)
-    plgpu.store(result, (out / total).astype(result.dtype), mask=there)
+    out, _, total = _over_blocks(carry, row, keys, values, count, _BLOCK)
+    _, store = _rows(0, rows, queries)
+    store(result, (out / total).astype(result.dtype))
     new_keys[:, pl.ds(count, 1)] = new_k[:, None]
     new_values[pl.ds(count, 1), :] = new_v[None]

@@ -1,8 +1,9 @@
-"""Decoding's attention to own tokens as a kernel for TPUs: in place, and no further than filled.
+"""Decoding's attention as a kernel for TPUs: from projections on, in place, no further than filled.
 
 XLA's scatter into the cache makes the compiler keep a second copy of it in another layout, and its
-products read the whole capacity of every sequence slot. Here one kernel puts the newest token into
-the cache and reads, of every slot, the blocks that hold its tokens.
+products read the whole capacity of every sequence slot; what is between its products, norms,
+rotation and the steps of two softmaxes, takes as long as they do. Here one kernel reads of every
+prompt and of every sample the blocks that hold tokens, and puts the newest token into the cache.
 """
 
 import functools
@@ -14,144 +15,240 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from learner.qwen3.attention import LANES
+from learner.qwen3.attention import LANES, MASKED
 
 _BLOCKS = (512, 256, 128)
+# Of a block of keys, at most; the kernel holds eight such blocks.
+_BLOCK_BYTES = 1 << 20
+# Samples of a prompt that the kernel holds at once.
+_SAMPLES = 16
 # Tokens of a tile of values, which is what can be written at least.
 _ROWS = 16
+# Numbers of a register's column.
+_SUBLANES = 8
 
 
 def append_and_attend(
     q: Array,
     k: Array,
     v: Array,
+    prompt_keys: Array,
+    prompt_values: Array,
     keys: Array,
     values: Array,
+    lengths: Array,
     counts: Array,
-    out: Array,
-    top: Array,
-    total: Array,
+    cos: Array,
+    sin: Array,
+    norms: Array,
     *,
+    eps: float,
     interpret: bool = False,
 ) -> tuple[Array, ...]:
-    """As the reference of `learner.qwen3.cached_attention`, but with the cache changed in place.
+    """As `learner.qwen3.cached_attention.cached_attention`, but with the cache changed in place.
 
-    S must be a multiple of `LANES`. `interpret` runs the kernel's steps one by one on any platform.
+    Args:
+        q: [P, G, K * R * h], k, v: [P, G, K * h], projections.
+        prompt_keys: [P, 1, K, h, T]; prompt_values: [P, 1, K, T, h].
+        keys: [P, G, K, h, S]; values: [P, G, K, S, h], S a multiple of `LANES`.
+        lengths: i32[P], tokens of the prompts.
+        counts: i32[P, G], own tokens before the new one, less than S.
+        cos, sin: f32[P, G, h], of the rotation; the sines of the first half are negative.
+        norms: f32[2, h], scales of queries and of keys.
+        eps: of the norms.
+        interpret: run the kernel's steps one by one on any platform.
+
+    Returns:
+        Keys and values with the new token, and [P, G, K * R * h] in the dtype of `q`.
     """
-    P, G, K, R, h = q.shape
-    N, S = P * G, keys.shape[-1]
-    block = next(size for size in _BLOCKS if S % size == 0)
+    P, G, K, h, S = keys.shape
+    T, R = prompt_keys.shape[-1], q.shape[-1] // (K * h)
+    own, shared = _block(S, K * h * keys.itemsize), _block(T, K * h * keys.itemsize)
+    together = next(n for n in range(min(G, _SAMPLES), 0, -1) if G % n == 0)
+    parts, first, blocks = G // together, -(-T // shared), S // own
+    rows = -(-(R + 2) // _SUBLANES) * _SUBLANES
 
     def flat(x: Array) -> Array:
-        return x.reshape(N, *x.shape[2:])
+        return x.reshape(-1, *x.shape[2:])
 
-    def filled(n: Any, j: Any, counts: Any) -> Any:
-        """The j-th block of a slot, or again the last one that holds tokens: not read again."""
-        return jnp.minimum(j, jnp.maximum(counts[n] - 1, 0) // block)
+    def by_part(x: Array) -> Array:
+        return x.reshape(P * parts, together, -1)
 
-    def slot(*shape: int) -> pl.BlockSpec:
-        return pl.BlockSpec((1, *shape), lambda n, j, counts: (n,) + (0,) * len(shape))
+    # Steps of a part: the blocks of its prompt, and then those of each sample.
+    def sample(i: Any, j: Any) -> Any:
+        return i * together + jnp.maximum(j - first, 0) // blocks
+
+    def of_part(width: int) -> pl.BlockSpec:
+        return pl.BlockSpec((1, together, width), lambda i, j, *_: (i, 0, 0))
+
+    def of_prompt(i: Any, j: Any, lengths: Any) -> Any:
+        """The j-th block, or again the last one that holds tokens: not read again."""
+        return jnp.minimum(j, jnp.maximum(lengths[i // parts] - 1, 0) // shared)
+
+    def of_sample(i: Any, j: Any, counts: Any) -> Any:
+        filled = jnp.maximum(counts[sample(i, j)] - 1, 0) // own
+        return jnp.minimum(jnp.maximum(j - first, 0) % blocks, filled)
 
     grid = pltpu.PrefetchScalarGridSpec(
-        num_scalar_prefetch=1,
-        grid=(N, S // block),
+        num_scalar_prefetch=2,
+        grid=(P * parts, first + together * blocks),
         in_specs=[
-            slot(K, R, h),
-            slot(K, h),
-            slot(K, h),
-            slot(K, R, h),
-            slot(K, R, h),
-            slot(K, R, h),
-            pl.BlockSpec((1, K, h, block), lambda n, j, counts: (n, 0, 0, filled(n, j, counts))),
-            pl.BlockSpec((1, K, block, h), lambda n, j, counts: (n, 0, filled(n, j, counts), 0)),
+            *map(of_part, (K * R * h, K * h, K * h, h, h)),
+            pl.BlockSpec((2, h), lambda i, j, *_: (0, 0)),
+            pl.BlockSpec(
+                (1, K, h, shared), lambda i, j, n, _: (i // parts, 0, 0, of_prompt(i, j, n))
+            ),
+            pl.BlockSpec(
+                (1, K, shared, h), lambda i, j, n, _: (i // parts, 0, of_prompt(i, j, n), 0)
+            ),
+            pl.BlockSpec(
+                (1, K, h, own), lambda i, j, _, n: (sample(i, j), 0, 0, of_sample(i, j, n))
+            ),
+            pl.BlockSpec(
+                (1, K, own, h), lambda i, j, _, n: (sample(i, j), 0, of_sample(i, j, n), 0)
+            ),
         ],
         out_specs=[
-            pl.BlockSpec((1, K, h, LANES), lambda n, j, counts: (n, 0, 0, counts[n] // LANES)),
-            pl.BlockSpec((1, K, _ROWS, h), lambda n, j, counts: (n, 0, counts[n] // _ROWS, 0)),
-            slot(K, R, h),
+            pl.BlockSpec(
+                (1, K, h, LANES),
+                lambda i, j, _, n: (sample(i, j), 0, 0, n[sample(i, j)] // LANES),
+            ),
+            pl.BlockSpec(
+                (1, K, _ROWS, h),
+                lambda i, j, _, n: (sample(i, j), 0, n[sample(i, j)] // _ROWS, 0),
+            ),
+            of_part(K * R * h),
         ],
         scratch_shapes=[
-            pltpu.VMEM((K, R, h), jnp.float32),
-            pltpu.VMEM((K, R, 1), jnp.float32),
-            pltpu.VMEM((K, R, 1), jnp.float32),
+            pltpu.VMEM((K * together * rows, width), jnp.float32) for width in (h, h, 1, 1)
         ],
     )
     cache = [jax.ShapeDtypeStruct(flat(x).shape, x.dtype) for x in (keys, values)]
-    # Narrow arrays would be laid out anew on their way.
-    state = (jnp.broadcast_to(x, q.shape) for x in (out, top, total))
-    results = pl.pallas_call(
-        functools.partial(_kernel, heads=K, block=block),
+    *changed, out = pl.pallas_call(
+        functools.partial(_kernel, parts=parts, blocks=(first, blocks), rows=rows, eps=eps),
         grid_spec=grid,
-        out_shape=[*cache, jax.ShapeDtypeStruct((N, K, R, h), q.dtype)],
-        input_output_aliases={7: 0, 8: 1},  # Counted from the counts on.
+        out_shape=[*cache, jax.ShapeDtypeStruct((P * parts, together, K * R * h), q.dtype)],
+        input_output_aliases={10: 0, 11: 1},  # Counted from the lengths on.
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
         cost_estimate=pl.CostEstimate(
-            flops=4 * N * K * R * h * S,
-            transcendentals=N * K * R * S,
-            bytes_accessed=keys.nbytes + values.nbytes,
+            flops=4 * P * G * K * R * h * (S + T),
+            transcendentals=P * G * K * R * (S + T),
+            bytes_accessed=sum(x.nbytes for x in (keys, values, prompt_keys, prompt_values)),
         ),
         interpret=interpret,
     )(
-        counts.reshape(N),
-        *map(flat, ((q * h**-0.5).astype(q.dtype), k, v, *state, keys, values)),
+        lengths,
+        counts.reshape(-1),
+        *map(by_part, (q, k, v, cos, sin)),
+        norms,
+        *map(flat, (prompt_keys, prompt_values, keys, values)),
     )
-    return tuple(x.reshape(P, G, *x.shape[1:]) for x in results)
+    return *(x.reshape(P, G, *x.shape[1:]) for x in changed), out.reshape(q.shape)
+
+
+def _block(capacity: int, token_bytes: int) -> int:
+    """Tokens of a block; the whole capacity where it is no multiple of `LANES`."""
+    sizes = [size for size in _BLOCKS if capacity % size == 0]
+    return next((x for x in sizes if x * token_bytes <= _BLOCK_BYTES), (sizes or [capacity])[-1])
 
 
 def _kernel(
+    lengths: Any,
     counts: Any,
     q: Any,
     k: Any,
     v: Any,
-    prompt_out: Any,
-    prompt_top: Any,
-    prompt_total: Any,
+    cos: Any,
+    sin: Any,
+    norms: Any,
+    prompt_keys: Any,
+    prompt_values: Any,
     keys: Any,
     values: Any,
     new_keys: Any,
     new_values: Any,
     result: Any,
+    states: Any,
     out: Any,
     top: Any,
     total: Any,
     *,
-    heads: int,
-    block: int,
+    parts: int,
+    blocks: tuple[int, int],
+    rows: int,
+    eps: float,
 ) -> None:
-    """One block of one slot: an online softmax that begins at the prompt and the new token."""
-    slot, number = pl.program_id(0), pl.program_id(1)
-    count = counts[slot]
+    """One block of a prompt or of a sample: an online softmax that goes on from the one before.
+
+    In what is kept from step to step a sample has `rows` rows for each head: its R queries, its
+    key, and its value.
+    """
+    first, each = blocks
+    part, step = pl.program_id(0), pl.program_id(1)
+    _, K, h, block = keys.shape
+    samples, R = q.shape[1], q.shape[2] // (K * h)
+    length = lengths[part // parts]
+    number = jnp.maximum(step - first, 0)
+    sample, number = number // each, number % each
+    count = counts[part * samples + sample]
     last = jnp.maximum(count - 1, 0) // block
 
-    def row_of(x: Any, head: int) -> Array:
-        return x[0, head : head + 1].astype(jnp.float32)
+    def own(head: int) -> Any:
+        return pl.ds(pl.multiple_of((head * samples + sample) * rows, rows), rows)
 
-    @pl.when(number == 0)
+    def every(head: int, row: int) -> Any:
+        return pl.ds(head * samples * rows + row, samples, stride=rows)
+
+    def normed(x: Array, scale: Array) -> Array:
+        """Normalised and rotated, rounded as `learner.qwen3.model` does: f32[samples, h]."""
+        inverse = jax.lax.rsqrt(jnp.mean(x * x, axis=1, keepdims=True) + eps)
+        x = (x * inverse * scale).astype(q.dtype).astype(jnp.float32)
+        x = x * cos[0] + pltpu.roll(x, h // 2, 1) * sin[0]
+        return x.astype(q.dtype).astype(jnp.float32)
+
+    def head_of(x: Any, number: int) -> Array:
+        return x[0, :, number * h : (number + 1) * h].astype(jnp.float32)
+
+    def attend(at: Any, keys: Array, values: Array, there: Array) -> None:
+        scores = jnp.dot(states[at].astype(keys.dtype), keys, preferred_element_type=jnp.float32)
+        scores = jnp.where(there, scores, MASKED)
+        before = top[at]
+        after = jnp.maximum(before, jnp.max(scores, axis=1, keepdims=True))
+        weights, shrink = jnp.exp(scores - after), jnp.exp(before - after)
+        top[at] = after
+        total[at] = shrink * total[at] + jnp.sum(weights, axis=1, keepdims=True)
+        out[at] = shrink * out[at] + jnp.dot(
+            weights.astype(values.dtype), values, preferred_element_type=jnp.float32
+        )
+
+    @pl.when(step == 0)
     def _begin() -> None:
-        for head in range(heads):
-            products = q[0, head].astype(jnp.float32) * row_of(k, head)
-            score, before = jnp.sum(products, axis=1, keepdims=True), prompt_top[0, head, :, :1]
-            top[head] = after = jnp.maximum(before, score)
-            weight, shrink = jnp.exp(score - after), jnp.exp(before - after)
-            total[head] = shrink * prompt_total[0, head, :, :1] + weight
-            out[head] = shrink * prompt_out[0, head] + weight * row_of(v, head)
+        states[:] = jnp.zeros_like(states)
+        top[:] = jnp.full_like(top, MASKED)
+        out[:], total[:] = jnp.zeros_like(out), jnp.zeros_like(total)
+        for head in range(K):
+            queries = [normed(head_of(q, head * R + r), norms[:1]) for r in range(R)]
+            queries = [(x * h**-0.5).astype(q.dtype).astype(jnp.float32) for x in queries]
+            own_rows = (*queries, normed(head_of(k, head), norms[1:]), head_of(v, head))
+            for row, x in enumerate(own_rows):
+                states[every(head, row)] = x
 
-    @pl.when((number <= last) & (count > 0))
-    def _block() -> None:
-        places = number * block + jax.lax.broadcasted_iota(jnp.int32, (q.shape[2], block), 1)
-        for head in range(heads):
-            scores = jnp.dot(q[0, head], keys[0, head], preferred_element_type=jnp.float32)
-            scores = jnp.where(places < count, scores, -jnp.inf)
-            before = top[head]
-            after = jnp.maximum(before, jnp.max(scores, axis=1, keepdims=True))
-            weights, shrink = jnp.exp(scores - after), jnp.exp(before - after)
-            top[head] = after
-            total[head] = shrink * total[head] + jnp.sum(weights, axis=1, keepdims=True)
-            out[head] = shrink * out[head] + jnp.dot(
-                weights.astype(values.dtype), values[0, head], preferred_element_type=jnp.float32
-            )
+    @pl.when((step < first) & (step * prompt_keys.shape[3] < length))
+    def _prompt() -> None:
+        width = prompt_keys.shape[3]
+        shape = (samples * rows, width)
+        places = step * width + jax.lax.broadcasted_iota(jnp.int32, shape, 1)
+        for head in range(K):
+            of_head = pl.ds(head * samples * rows, samples * rows)
+            attend(of_head, prompt_keys[0, head], prompt_values[0, head], places < length)
 
-    @pl.when(number == last)
+    @pl.when((step >= first) & (number <= last) & (count > 0))
+    def _own() -> None:
+        places = number * block + jax.lax.broadcasted_iota(jnp.int32, (rows, block), 1)
+        for head in range(K):
+            attend(own(head), keys[0, head], values[0, head], places < count)
+
+    @pl.when((step >= first) & (number == last))
     def _append() -> None:
         # What is behind the new token is not looked at; where it begins a tile, nothing is kept.
         within = count - last * block
@@ -160,20 +257,30 @@ def _kernel(
             start = jnp.minimum(within // size, block // size - 1) * size
             return pl.ds(pl.multiple_of(start, size), size)
 
-        h = q.shape[3]
         lane = jax.lax.broadcasted_iota(jnp.int32, (h, LANES), 1)
-        row = jax.lax.broadcasted_iota(jnp.int32, (_ROWS, h), 0)
-        for head in range(heads):
-            result[0, head] = (out[head] / total[head]).astype(result.dtype)
+        place = jax.lax.broadcasted_iota(jnp.int32, (_ROWS, h), 0)
+        for head in range(K):
+            at = own(head)
+            state = states[at]
+            key, value = state[R : R + 1], state[R + 1 : R + 2]
+            score, before = jnp.sum(state * key, axis=1, keepdims=True), top[at]
+            after = jnp.maximum(before, score)
+            weight, shrink = jnp.exp(score - after), jnp.exp(before - after)
+            sums = shrink * total[at] + weight
+            out[at] = (shrink * out[at] + weight * value) / sums
             # A column for every lane: a row for every sublane, transposed.
-            column = jnp.broadcast_to(row_of(k, head), (LANES, h)).T
+            column = jnp.broadcast_to(key, (LANES, h)).T
             new_keys[0, head] = jnp.where(
-                lane == count % LANES,
-                column.astype(new_keys.dtype),
-                keys[0, head, :, tile(LANES)],
+                lane == count % LANES, column.astype(new_keys.dtype), keys[0, head, :, tile(LANES)]
             )
             new_values[0, head] = jnp.where(
-                row == count % _ROWS,
-                row_of(v, head).astype(new_values.dtype),
+                place == count % _ROWS,
+                jnp.broadcast_to(value, (_ROWS, h)).astype(new_values.dtype),
                 values[0, head, tile(_ROWS)],
             )
+
+    @pl.when(step == pl.num_programs(1) - 1)
+    def _end() -> None:
+        for number in range(K * R):
+            x = out[every(*divmod(number, R))]
+            result[0, :, number * h : (number + 1) * h] = x.astype(result.dtype)

@@ -79,11 +79,18 @@ def rotate(x: Array, rope: tuple[Array, Array], by_product: bool = False) -> Arr
     return rotated.astype(x.dtype)
 
 
+def normalize(x: Array, scale: Array, eps: float) -> Array:
+    """Root mean square normalisation over the last axis (arXiv 1910.07467), in float32."""
+    x32 = x.astype(jnp.float32)
+    inverse = jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
+    return (x32 * inverse * scale.astype(jnp.float32)).astype(x.dtype)
+
+
 # Modules ---------------------------------------------------------------------
 
 
 class RMSNorm(nn.Module):
-    """Root mean square normalisation over the last axis (arXiv 1910.07467), in float32."""
+    """`normalize` with a scale for each number of an axis."""
 
     config: Qwen3Config
     axis: str
@@ -96,11 +103,7 @@ class RMSNorm(nn.Module):
             (x.shape[-1],),
             jnp.dtype(self.config.param_dtype),
         )
-        x32 = x.astype(jnp.float32)
-        inverse = jax.lax.rsqrt(
-            jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.config.rms_norm_eps
-        )
-        return (x32 * inverse * scale.astype(jnp.float32)).astype(self.config.dtype)
+        return normalize(x, scale, self.config.rms_norm_eps).astype(self.config.dtype)
 
 
 class Projection(nn.Module):
@@ -136,8 +139,9 @@ class Projection(nn.Module):
 class Attention(nn.Module):
     """Projections, per-head norms of queries and keys, rotation; `attend` does the rest.
 
-    With `tpu_rows` the projections write and read the order that the kernel of TPUs has, heads
-    before tokens: copies from one order to the other take a twentieth of an update.
+    In decoding `attend` does norms and rotation too, and takes [tokens, heads * h]. With
+    `tpu_rows` the projections write and read the order that the kernel of TPUs has, heads before
+    tokens: copies from one order to the other take a twentieth of an update.
     """
 
     config: Qwen3Config
@@ -154,7 +158,7 @@ class Attention(nn.Module):
         v_proj = Projection(c, (D, width), ("embed", "kv_heads"), name="v_proj")
         o_proj = Projection(c, (H * h, D), ("heads", "embed"), name="o_proj")
         q_norm, k_norm = (RMSNorm(c, "head_dim", name=name) for name in ("q_norm", "k_norm"))
-        by_product = on_tpu(c, self.decoding)
+        by_product = on_tpu(c)
         if self.tpu_rows:
 
             def to_heads(x: Array, matrix: Array) -> Array:
@@ -171,12 +175,10 @@ class Attention(nn.Module):
             q, k = (rotate(n, (cos, sin), by_product) for n in (q_norm(q), k_norm(k)))
             return o_proj(exchanged(attend(*map(exchanged, (q, k, v)))), from_heads)
         flat, lead = x.reshape(-1, D), x.shape[:-1]
-        q = q_proj(flat)
+        q, k, v = (project(flat) for project in (q_proj, k_proj, v_proj))
         if self.decoding:
-            # Else XLA for TPUs makes the heads a part of the product, for which it keeps a second
-            # copy of the matrices in another layout.
-            q = jax.lax.optimization_barrier(q)
-        q, k, v = (n.reshape(*lead, -1, h) for n in (q, k_proj(flat), v_proj(flat)))
+            return o_proj(attend(q, k, v)).reshape(x.shape)
+        q, k, v = (n.reshape(*lead, -1, h) for n in (q, k, v))
         q, k = (rotate(n, rope, by_product) for n in (q_norm(q), k_norm(k)))
         out = attend(q, k, v)
         return o_proj(out.reshape(-1, H * h)).reshape(x.shape)
@@ -206,9 +208,9 @@ class MLP(nn.Module):
         return Projection(c, *narrow, name="down_proj")(hidden).reshape(x.shape)
 
 
-def on_tpu(config: Qwen3Config, decoding: bool) -> bool:
+def on_tpu(config: Qwen3Config) -> bool:
     """Whether whole sequences go through the attention kernel of TPUs."""
-    return not decoding and choose(config).name == "splash"
+    return choose(config).name == "splash"
 
 
 @jax.custom_vjp
@@ -283,7 +285,7 @@ class Qwen3(nn.Module):
             metadata_params={nn.PARTITION_NAME: "layers"},
         )
         # Completions that share a prompt are cut out of their rows first.
-        block = Block(c, tpu_rows=on_tpu(c, False) and shared is None, name="layers")
+        block = Block(c, tpu_rows=on_tpu(c) and shared is None, name="layers")
         x, _ = layers(block, embed_split(embedding, tokens, c), None)
         return RMSNorm(c, "norm", name="final_norm")(x)
 

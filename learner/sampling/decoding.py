@@ -143,27 +143,31 @@ def decode_step(
     """
     positions = lengths[:, None] + counts
     rope = jax.tree.map(lambda table: table.at[positions].get(mode=_IN_BOUNDS), rope)
-    prompt_mask = (jnp.arange(prompts.capacity) < lengths[:, None])[:, None, None]
     implementation = choose_decoding(config).name if cache.capacity % LANES == 0 else "reference"
     keys, values = list(cache.keys), list(cache.values)
 
     x = embed(params["embedding"], tokens, config)
     for i, layer in enumerate(params["layers"]):
+        norms = jnp.stack([layer["attention"][name]["scale"] for name in ("q_norm", "k_norm")])
 
-        def attend(q: Array, k: Array, v: Array, i: int = i) -> Array:
+        def attend(q: Array, k: Array, v: Array, i: int = i, norms: Array = norms) -> Array:
+            shape = (*tokens.shape, -1)
             keys[i], values[i], out = cached_attention(
-                q,
-                k,
-                v,
+                q.reshape(shape),
+                k.reshape(shape),
+                v.reshape(shape),
                 prompts.keys[i],
                 prompts.values[i],
                 keys[i],
                 values[i],
-                prompt_mask,
+                *rope,
+                lengths,
                 counts,
-                implementation,
+                norms,
+                eps=config.rms_norm_eps,
+                implementation=implementation,
             )
-            return out
+            return out.reshape(*q.shape)
 
         x = nn.with_logical_constraint(x, ("batch", "length", "activation"))
         x = Block(config, decoding=True).apply({"params": layer}, x, rope, attend)
