@@ -18,14 +18,17 @@ its part of the prompts, in slots of its own on its own devices (`learner.device
 why), and all get all completions.
 
 Everything that compiles has one of few shapes: P and G are fixed during a call, the capacity for
-completions has two sizes for each power of two (with a kernel, which reads only what is filled,
-every second power is one), that for prompts four, and prompts are prefilled in powers of two.
+completions has two sizes for each power of two, that for prompts four, and prompts are prefilled in
+powers of two. Kernels read only what is filled, so with one there are two capacities for
+completions in all, whose segments compile side by side while prompts are prefilled, and that for
+prompts is the largest so far.
 """
 
 import collections
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import chex
@@ -55,6 +58,9 @@ _PREFILL_TOKENS = 1 << 14
 
 # The capacity for prompts is a multiple of at least this many tokens.
 _PROMPT_MULTIPLE = 32
+
+# The capacity for completions that a kernel reads is at least this many tokens.
+_LEAST_CAPACITY = 1024
 
 # Where others wait, a segment ends when this fraction of the sequence slots is free.
 _REFILL_FRACTION = 1 / 8
@@ -152,6 +158,8 @@ class Sampler:
         self.max_rows = max_rows
         self.vocab_size = limit
         self._steps = min(segment_tokens, sampling.max_new_tokens)
+        self._prompt_capacity = 0
+        self._compiled: dict[Any, Future[Callable[..., Any]]] = {}
         # What follows is compiled when it is first called.
         self._row_shards = sharding.num_row_shards(own_mesh)
         self._local_mesh = local_mesh = distributed.local_mesh(own_mesh)
@@ -332,10 +340,14 @@ class Sampler:
         waiting = collections.deque(
             sorted(range(len(requests)), key=lambda i: -len(requests[i].prompt))
         )
-        longest_prompt = len(requests[waiting[0]].prompt)
-        prompt_cache = self.new_prompts((prompt_slots,), _capacity(longest_prompt))
+        prompt_capacity = _capacity(len(requests[waiting[0]].prompt))
+        if self._has_kernel:
+            prompt_capacity = max(prompt_capacity, self._prompt_capacity)
+            self._prompt_capacity = prompt_capacity
+        prompt_cache = self.new_prompts((prompt_slots,), prompt_capacity)
         cache: Cache | None = None
         state = Sequences.idle(prompt_slots, sequence_slots)
+        segments = self._segments(params, prompt_cache, state, automaton)
         owner = np.full(prompt_slots, -1)  # the prompt in each slot
         begun = np.full(prompt_slots, num_samples)  # its samples that have been started
         while True:
@@ -363,7 +375,7 @@ class Sampler:
             floor = max(0, int(running.sum()) - refill) if more else 0
             starts = state.counts
             with sharding.use(self._local_mesh):
-                cache, *out = self.segment(
+                cache, *out = segments(cache.capacity)(
                     params,
                     prompt_cache,
                     cache,
@@ -385,6 +397,33 @@ class Sampler:
                     logprobs=logprobs[: end - start, row, column],
                     finish=None if finish == RUNNING else FinishReason(finish),
                 )
+
+    def _segments(
+        self, params: Params, prompts: Cache, state: Sequences, automaton: TokenAutomaton | None
+    ) -> Callable[[int], Callable[..., Any]]:
+        """The segment for each capacity of a call; with a kernel all begin to compile at once."""
+        if not self._has_kernel:
+            return lambda capacity: self.segment
+        args = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
+            (params, prompts, jax.device_put(state, self._rows), automaton),
+        )
+        shapes = tuple(x.shape for x in jax.tree.leaves((prompts.keys[0], state, automaton)))
+
+        def compiled(capacity: int) -> Callable[..., Any]:
+            params, prompts, state, automaton = args
+            cache = self.new_samples.eval_shape(state.last.shape, capacity)
+            floor = jax.ShapeDtypeStruct((), jnp.int32)
+            with sharding.use(self._local_mesh):
+                lowered = self.segment.lower(params, prompts, cache, state, automaton, floor)
+            return lowered.compile()
+
+        if (shapes, self.capacities[0]) not in self._compiled:
+            threads = ThreadPoolExecutor()
+            for capacity in self.capacities:
+                self._compiled[shapes, capacity] = threads.submit(compiled, capacity)
+            threads.shutdown(wait=False)
+        return lambda capacity: self._compiled[shapes, capacity].result()
 
     def _fill(self, params: Params, cache: Cache, prompts: dict[int, Sequence[int]]) -> Cache:
         """Prefill the prompts of these slots."""
@@ -459,14 +498,17 @@ class Sampler:
             )
         return automaton
 
+    @property
+    def _has_kernel(self) -> bool:
+        return choose_decoding(self.config).name != "reference"
+
     def _own_capacity(self, tokens: int) -> int:
         """Tokens that the cache holds of a completion, to have room for so many."""
         longest = self.sampling.max_new_tokens
-        if choose_decoding(self.config).name == "reference":
+        if not self._has_kernel:
             return min(geometric_bucket(tokens, 32, 2), longest)
-        # The kernel reads no more than is filled, so that few sizes will do: 1024, 4096, 16384, ...
-        doublings = max(0, (tokens - 1).bit_length() - 10)
-        return min(1024 << (doublings + doublings % 2), -(-longest // LANES) * LANES)
+        quarter = max(_LEAST_CAPACITY, -(-longest // 4))
+        return -(-(quarter if tokens <= quarter < longest else longest) // LANES) * LANES
 
     def _slots(self, num_prompts: int, num_samples: int) -> tuple[int, int]:
         """`slot_counts` of a call; of several processes those of one, for its prompts."""

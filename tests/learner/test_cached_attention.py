@@ -122,6 +122,7 @@ def test_samples_are_those_of_the_reference(interpreted, monkeypatch, name):
 
     want = sample()
     choose_kernel(monkeypatch, name)
+    monkeypatch.setattr("learner.sampling.sampler._LEAST_CAPACITY", 128)
     assert choose_decoding(config).name == name
     got = sample()
     assert want.lengths.max() == 132
@@ -129,6 +130,20 @@ def test_samples_are_those_of_the_reference(interpreted, monkeypatch, name):
     chex.assert_trees_all_equal(got.tokens, want.tokens)
     chex.assert_trees_all_equal(got.finish, want.finish)
     chex.assert_trees_all_close(got.logprobs, want.logprobs, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("longest", "capacities"),
+    [(100, [128]), (1024, [1024]), (4096, [1024, 4096]), (32768, [8192, 32768])],
+)
+def test_with_a_kernel_there_are_two_capacities(monkeypatch, tiny_model, longest, capacities):
+    choose_kernel(monkeypatch, "splash")
+    config = dataclasses.replace(
+        tiny_model, attention="splash", head_dim=128, max_position_embeddings=2 * longest
+    )
+    sampler = Sampler(config, sharding.make_mesh(), SamplingParams(max_new_tokens=longest), 0)
+    assert sampler.capacities == capacities
+    choose_decoding.cache_clear()
 
 
 @pytest.mark.parametrize("name", MODULES)
