@@ -55,7 +55,11 @@ def keep_compiled(folder: Path) -> None:
     """Keeps compiled programs of accelerators in a folder, so that a resumed run compiles nothing.
 
     Unless JAX_COMPILATION_CACHE_DIR names another one. Not on CPUs: what is compiled for one may
-    not run on another, and a run's folder may move.
+    not run on another, and a run's folder may move. Small programs are kept too: there are more of
+    them than of those that JAX takes for worth it.
     """
-    if jax.default_backend() != "cpu" and not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        if jax.default_backend() == "cpu":
+            return
         jax.config.update("jax_compilation_cache_dir", str(folder.resolve()))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)

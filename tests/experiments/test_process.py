@@ -1,9 +1,18 @@
 """What commands set in their process."""
 
+import collections
+
 import jax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from experiments import process
+from experiments.settings import ModelSettings
+from learner.devices import sharding
+from learner.qwen3 import model
+from learner.qwen3.config import Qwen3Config
+from learner.sampling.distribution import SamplingParams
+from learner.sampling.sampler import Sampler
 
 
 @pytest.mark.parametrize(
@@ -20,3 +29,44 @@ def test_programs_of_accelerators_are_kept(tmp_path, monkeypatch, backend, envir
         assert jax.config.jax_compilation_cache_dir == expected
     finally:
         jax.config.update("jax_compilation_cache_dir", before)
+
+
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    """What a run keeps, in a folder of its own; the number of each event of JAX's cache."""
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: getattr(jax.config, name) for name in names}
+    counts = collections.Counter()
+
+    def count(event, **_):
+        counts[event.rpartition("/")[2]] += 1
+
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")
+    process.keep_compiled(tmp_path)
+    monkeypatch.undo()
+    compilation_cache.reset_cache()
+    jax.monitoring.register_event_listener(count)
+    yield counts
+    jax.monitoring.unregister_event_listener(count)
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+def test_what_has_been_compiled_is_not_compiled_again(kept):
+    """All programs of sampling, small ones too, come from the folder."""
+    config = Qwen3Config.from_folder(ModelSettings().folder)
+    params = model.init_params(jax.random.key(0), config)
+
+    def sample():
+        jax.clear_caches()
+        kept.clear()
+        sampler = Sampler(config, sharding.make_mesh(), SamplingParams(max_new_tokens=40), 0)
+        sampler(params, [[1, 2, 3]], jax.random.split(jax.random.key(0), 1), num_samples=2)
+        return dict(kept)
+
+    first, second = sample(), sample()
+    assert first["cache_misses"] > 2
+    assert second.get("cache_misses", 0) == 0
+    assert second["cache_hits"] >= first["cache_misses"]
