@@ -5,7 +5,8 @@
     python -m learner.plan --config=Qwen3-0.6B,Qwen3-1.7B,Qwen3-4B --max_new_tokens=4096 \\
         --json=experiments/configs/hardware.json
 
-derives; `cards.json` is for single cards of 16 to 40 GB, made by the command in docs/scaling.md.
+derives; `cards.json` and `adapters.json` are for single cards of 16 to 40 GB, made by the commands
+in docs/scaling.md.
 Needs the checkpoint's folder: `--config.model.path=/models/Qwen3-4B`.
 """
 
@@ -19,7 +20,7 @@ from learner.devices import sharding
 
 _PLANS = [
     json.loads(Path(__file__).with_name(f"{name}.json").read_text())
-    for name in ("hardware", "cards")
+    for name in ("hardware", "cards", "adapters")
 ]
 
 #: Model and chips -> the mesh and batch sizes that go with them, and what is trained how.

@@ -18,10 +18,12 @@ MODELS = ("Qwen3-0.6B", "Qwen3-1.7B", "Qwen3-4B")
 CHIPS = ("v5e-8", "v5p-64", "v6e-8", "h100-8", "h200")
 CARDS = {f"Qwen3-0.6B@{card}" for card in ("t4", "l4", "a100_40gb")}
 
+ADAPTERS = {"Qwen3-4B@l4"}
+
 
 def test_every_model_has_a_layout_that_fits_on_every_target():
     slices = {f"{model}@{chips}" for model in MODELS for chips in CHIPS}
-    assert set(hardware.LAYOUTS) == slices | CARDS
+    assert set(hardware.LAYOUTS) == slices | CARDS | ADAPTERS
     for name, layout in hardware.LAYOUTS.items():
         assert layout["fits"], name
         assert layout["peak"] <= USABLE * Target.parse(layout["chip"]).chip.memory, name
@@ -40,6 +42,7 @@ def test_configurations_are_valid_and_divide_over_their_mesh(name):
     assert settings.model.dtype == ("float16" if target.name == "t4" else "bfloat16")
     optimizer = settings.training.optimizer
     assert optimizer.moment_dtype == ("int8" if name in CARDS else "float32")
+    assert (settings.training.lora.rank > 0) == (name in ADAPTERS)
     # The publication's budget, whatever the chips.
     assert settings.environment.num_instances == 4000
     assert (settings.loop.rounds, settings.training.epochs) == (3, 2.0)
