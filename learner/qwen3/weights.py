@@ -265,7 +265,7 @@ def save(
         folder: made if it does not exist; weights in it are replaced.
         params: in several processes, all call this, and the first one writes.
         tokenizer: a Hugging Face tokenizer to save beside, or None.
-        dtype: "float32" or "bfloat16" of the file; None is that of `params`.
+        dtype: "float32", "bfloat16" or "float16" of the file; None is that of `params`.
         generation_config: the contents of `generation_config.json`, such as sampling options
             (`read_generation_config` of the model this one came from); None states the special
             ids of `config` and nothing else.
