@@ -179,17 +179,21 @@ def _configurations(run: Run) -> Iterator[Lines]:
 
 
 def _engineer(run: Run) -> Iterator[Lines]:
-    lines = [
-        Series(
-            f"before round {each.number + 1}",
-            [float(step["step"]) for step in each.engineer_steps],
-            [step["metrics"]["reward"] for step in each.engineer_steps],
-            look=i,
-        )
-        for i, each in enumerate(each for each in run.rounds if each.engineer_steps)
-    ]
-    if lines:
-        yield Lines("engineer_reward", "reward of tried designs", "step", "mean reward", lines)
+    for metric, title, unit, tried in (
+        ("reward", "reward of tried designs", "mean reward", True),
+        ("loss", "loss of lessons from hindsight", "nats a token", False),
+    ):
+        lines = []
+        for each in run.rounds:
+            # Only designs that were tried have answers.
+            steps = [step for step in each.engineer_steps if ("answers" in step) == tried]
+            numbers = [float(step["step"]) for step in steps]
+            values = [step["metrics"][metric] for step in steps]
+            if steps:
+                before = f"before round {each.number + 1}"
+                lines.append(Series(before, numbers, values, look=len(lines)))
+        if lines:
+            yield Lines(f"engineer_{metric}", title, "step", unit, lines)
 
 
 # Failures

@@ -84,7 +84,9 @@ def runs(request, tmp_path_factory, url):
     ]
     options["current"] += [
         *trial,
+        "--config.loop.rounds=3",
         "--config.engineer.training.steps=1",
+        "--config.engineer.training.hindsight_steps=1",
         "--config.engineer.training.group_size=2",
     ]
     options["oracle"] += trial
@@ -148,6 +150,17 @@ def test_the_designs_are_those_of_their_designers(runs):
     assert [len(json.loads(line)["answers"]) for line in trained.splitlines()] == [2]
     assert read(runs / "endpoint", "rounds", "0", "design", "judgement.json")["scores"] == SCORES
     assert not (runs / "current" / "rounds" / "0" / "design" / "judgement.json").exists()
+
+
+def test_the_second_design_comes_after_lessons_from_the_first(runs):
+    first, second = (
+        [json.loads(line) for line in (runs / "current" / path).read_text().splitlines()]
+        for path in (f"rounds/{i}/engineer_training.jsonl" for i in (0, 1))
+    )
+    assert ["answers" in step for step in first] == [True]
+    assert ["answers" in step for step in second] == [False, True]
+    assert second[0]["metrics"]["loss"] > 0
+    assert "loss of lessons from hindsight" in (runs / "current" / "report.html").read_text()
 
 
 def test_designs_are_judged_on_what_nothing_trains_on_or_validates_with(runs):
