@@ -53,6 +53,7 @@ def test_a_branch_of_the_same_options_tells_the_same_story(whole, tmp_path):
     assert (code, "the run is finished" in out) == (0, True)
 
 
+@pytest.mark.slow
 def test_another_designer_takes_over(whole, tmp_path):
     options = (f"--branch={whole}@1", "--config.engineer.designer=random", "--config.seed=7")
     code, _, err = start(tmp_path / "other", *options)

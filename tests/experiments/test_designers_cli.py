@@ -84,11 +84,14 @@ def runs(request, tmp_path_factory, url):
     ]
     options["current"] += [
         *trial,
-        "--config.loop.rounds=3",
         "--config.engineer.training.steps=1",
-        "--config.engineer.training.hindsight_steps=1",
         "--config.engineer.training.group_size=2",
     ]
+    if not fast:  # A second design, for which there are lessons.
+        options["current"] += [
+            "--config.loop.rounds=3",
+            "--config.engineer.training.hindsight_steps=1",
+        ]
     options["oracle"] += trial
     options["adversary"] += trial
     for name, extra in options.items():
@@ -152,6 +155,7 @@ def test_the_designs_are_those_of_their_designers(runs):
     assert not (runs / "current" / "rounds" / "0" / "design" / "judgement.json").exists()
 
 
+@pytest.mark.slow
 def test_the_second_design_comes_after_lessons_from_the_first(runs):
     first, second = (
         [json.loads(line) for line in (runs / "current" / path).read_text().splitlines()]

@@ -125,6 +125,7 @@ def test_training_is_close_to_float32(tiny_model, one_device):
     assert size < 2.5 * count  # Here blocks have 8 to 64 numbers.
 
 
+@pytest.mark.slow
 def test_lives_on_the_mesh_and_in_checkpoints(tiny_model, tmp_path):
     mesh = sharding.make_mesh(2, 2, 2)
     optimizer = OptimizerConfig(learning_rate=1e-3, moment_dtype="int8")

@@ -222,6 +222,7 @@ def test_mixed_sizes_and_numbers_of_agents():
             )
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_has_a_plan_and_nothing_else_changes():
     instances = random_instances(5, 5, 0.3, 64, 3)
     poor, rich = solve(instances, max_states=20), solve(instances)
