@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 
 from learner import checks
+from learner.devices.preemption import INTERRUPTED_EXIT_CODE
 
 
 class UserError(ValueError):
@@ -32,13 +33,15 @@ def user_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def ended_in_one_line(*others: type[Exception]) -> Iterator[None]:
-    """Ends the program with one line where the body raises what the user can mend.
+    """Ends the program with one line where the body raises what the user can mend; 130 on Ctrl-C.
 
     Args:
       others: errors of this kind besides `UserError` and `OSError`.
     """
     try:
         yield
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED_EXIT_CODE)
     except Exception as error:
         if not isinstance(error, (UserError, OSError, *others)):
             raise

@@ -14,6 +14,7 @@ from experiments import export
 from experiments import settings as settings_lib
 from experiments import store as files
 from experiments.configs import tiny
+from experiments.errors import ended_in_one_line
 from experiments.policy import load_params, load_policy
 from learner.training import lora, train_state
 from learner.training.checkpoints import Checkpoints
@@ -55,6 +56,12 @@ def assert_refused(arguments, message, capsys):
     assert error.startswith("error: ")
     assert message in error
     assert "\n" not in error
+
+
+def test_ctrl_c_ends_a_command_without_a_traceback():
+    with pytest.raises(SystemExit) as ended, ended_in_one_line():
+        raise KeyboardInterrupt
+    assert ended.value.code == 130
 
 
 def test_transformers_computes_what_was_trained(settings, tmp_path, capsys):
