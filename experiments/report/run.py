@@ -183,7 +183,7 @@ def _engineer(run: Run) -> Iterator[Lines]:
         ("reward", "reward of tried designs", "mean reward", True),
         ("loss", "loss of lessons from hindsight", "nats a token", False),
     ):
-        lines = []
+        lines: list[Series] = []
         for each in run.rounds:
             # Only designs that were tried have answers.
             steps = [step for step in each.engineer_steps if ("answers" in step) == tried]
