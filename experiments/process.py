@@ -32,17 +32,17 @@ def quieten(level: int = absl_logging.ERROR) -> None:
     """Hides what libraries say that nobody can use, or that is raised as well.
 
     That accelerators are missing, Orbax's messages below a level (it reports every step of every
-    save; its warnings say that it only reads), and the tracebacks of its threads, whose errors the
-    main thread raises.
+    save; its warnings say that it only reads), that a checkpoint has no score (those between two
+    validations have none), and the tracebacks of its threads, whose errors the main thread raises.
     """
     logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
     absl_logging.set_verbosity(level)
-    absl_logging.get_absl_logger().addFilter(_without_traceback)
+    absl_logging.get_absl_logger().addFilter(_of_use)
     sys.unraisablehook = _unless_of_a_failed_save
 
 
-def _without_traceback(record: logging.LogRecord) -> bool:
-    return not record.exc_info
+def _of_use(record: logging.LogRecord) -> bool:
+    return not record.exc_info and "`tracked_metric`" not in record.msg
 
 
 def _unless_of_a_failed_save(unraisable: Any) -> None:
