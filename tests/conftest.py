@@ -36,7 +36,11 @@ def pytest_configure(config):
 
     The slow run, which computes for longer, has them compiled as users have. Processes that tests
     start inherit the choice.
+
+    Files go to the workers of xdist in the order of their names, as those of whole runs, which take
+    longest, come early in it. By default the ones with few tests, and those are they, come last.
     """
+    config.option.loadscopereorder = False
     if "not slow" in config.option.markexpr:
         os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
         if importlib.metadata.version("jaxlib").startswith(_FLAGS_KNOWN_TO):

@@ -132,7 +132,7 @@ def test_killed_runs_end_like_the_undisturbed_one(undisturbed, tmp_path, marks):
         os.kill(run.process.pid, signal.SIGTERM if number == 0 else signal.SIGKILL)
         code, _, err = run.end()
         if number == 0:
-            assert code == 75, err[-3000:]
+            assert (code, err) == (75, "")
             steps = len((workdir / mark).read_text().splitlines())
             assert (workdir / "checkpoints" / str(steps)).is_dir()
     code, out, err = start(workdir).end()
@@ -169,7 +169,7 @@ FAULTS = [whole_runs.Fault(path, code) for path, code in REFUSED]
 FAULTS.insert(10, whole_runs.Fault(limit=100_000))
 
 
-@pytest.mark.parametrize("faults", [FAULTS[9:11], pytest.param(FAULTS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("faults", [FAULTS[10:11], pytest.param(FAULTS, marks=pytest.mark.slow)])
 def test_runs_that_storage_fails_end_like_the_undisturbed_one(undisturbed, tmp_path, faults):
     whole, _ = undisturbed
     workdir = tmp_path / "failing"

@@ -26,8 +26,9 @@ def start(folder, cache, steps):
     return subprocess.Popen([sys.executable, script, folder, str(steps)], env=environment)
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.slow)])
-def test_killed_at_random_moments(tmp_path, kills):
+@pytest.mark.slow
+def test_killed_at_random_moments(tmp_path):
+    kills = 20
     steps = 12 * kills
     whole, killed, cache = (tmp_path / name for name in ("whole", "killed", "cache"))
     begin = time.monotonic()
