@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 #: The default of the models that are part of this package, in folders of `experiments/models`.
 TINY_MODEL = "tiny"
-_EMBEDDED = (TINY_MODEL, "sums", "sums_tiny")
+_EMBEDDED = (TINY_MODEL, "sums", "sums_ladder", "sums_tiny")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +32,8 @@ class ModelSettings:
     """Which model, and how it is computed.
 
     Attributes:
-      path: a Hugging Face checkpoint folder, or "tiny", "sums" or "sums_tiny", the embedded models
-        of the configurations of these names.
+      path: a Hugging Face checkpoint folder, or "tiny", "sums", "sums_ladder" or "sums_tiny", the
+        embedded models of the configurations of these names.
       dtype: "float32", "bfloat16" or, for GPUs without it, "float16", of activations and matrix
         products, and of what adapters are added to. Parameters that are trained are float32 always:
         small updates would be lost in 16 bits.

@@ -10,7 +10,7 @@ import mapf_jax
 from engineer import context, proposal
 from experiments import settings as settings_lib
 from experiments import warm_start
-from experiments.configs import sums, sums_tiny, tiny
+from experiments.configs import sums, sums_ladder, sums_tiny, tiny
 from experiments.families import demonstrations
 from experiments.families.lakes import texts as lakes
 from experiments.families.lakes.family import Lakes
@@ -99,7 +99,7 @@ def test_a_context_of_a_real_validation_is_within_the_models_window(settings, mo
     assert isinstance(proposal.parse("no design", space), proposal.Unreadable)
 
 
-@pytest.mark.parametrize("config", [sums, sums_tiny])
+@pytest.mark.parametrize("config", [sums, sums_ladder, sums_tiny])
 def test_a_model_of_sums_adds_and_designs_as_well_as_its_card_says(config):
     if config is sums_tiny:
         pytest.importorskip("reasoning_gym")
