@@ -47,26 +47,23 @@ class Outcome:
     obstacle: str = ""
 
 
-def compare(
-    cases: Mapping[str, Case], turns: int = 1, limit: float | None = None
-) -> dict[str, Outcome]:
+def compare(cases: Mapping[str, Case], turns: int = 1) -> dict[str, Outcome]:
     """What engines measure, by label; one that fails gets no further turn.
 
     Args:
       cases: the engines.
       turns: processes of each, one after one of every other engine.
-      limit: seconds that a process may take; None is any time.
     """
     outcomes = {label: Outcome([]) for label in cases}
     for _ in range(turns):
         for label, case in cases.items():
             if not outcomes[label].obstacle:
                 print(f"measuring {label}", file=sys.stderr, flush=True)
-                _measure(case, outcomes[label], limit)
+                _measure(case, outcomes[label])
     return outcomes
 
 
-def _measure(case: Case, outcome: Outcome, limit: float | None) -> None:
+def _measure(case: Case, outcome: Outcome) -> None:
     paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]
     variables = {
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
@@ -74,24 +71,18 @@ def _measure(case: Case, outcome: Outcome, limit: float | None) -> None:
         "TRANSFORMERS_VERBOSITY": "error",
     }
     engine = f"experiments.speed.{case.engine}"
-    command = [case.python, "-m", "experiments.speed.engines", engine]
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+    done = subprocess.run(
+        [case.python, "-m", "experiments.speed.engines", engine],
+        input=json.dumps(case.task),
+        capture_output=True,
         text=True,
         env=os.environ | variables,
+        check=False,
     )
-    try:
-        written, errors = process.communicate(json.dumps(case.task), limit)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        written, errors = process.communicate()
-        outcome.obstacle = f"stopped after {limit:g} s"
-    outcome.measurements += map(json.loads, written.splitlines())
-    if process.returncode and not outcome.obstacle:
-        lines = [line.strip() for line in errors.splitlines() if line.strip()] or ["no message"]
+    outcome.measurements += map(json.loads, done.stdout.splitlines())
+    if done.returncode:
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        lines = lines or ["no message"]
         last = next((line for line in reversed(lines) if "Error" in line), lines[-1])
         outcome.obstacle = f"failed: {last[:300]}"
 

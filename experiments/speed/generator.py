@@ -1,8 +1,7 @@
 """Speed of the exact generator: `python -m experiments.speed.generator --out=docs/benchmarks`.
 
 Exactly labelled instances a second by number of agents, lake size and hole ratio, beside
-w9-pathfinding on all cores in the same run; a training set of 4,000 instances; the
-benchmark of 3,150 instances. Also says how many instances stayed undecided.
+w9-pathfinding on all cores in the same run. Also says how many instances stayed undecided.
 """
 
 import argparse
@@ -171,50 +170,6 @@ def labels(
     )
 
 
-def training_set(num_instances: int) -> Table:
-    """Seconds of a set over sizes 3 to 10 at wait ratio one half, first and second call."""
-    config = mapf_jax.EnvironmentConfig.uniform(range(3, 11), hole_ratio=0.2, wait_ratio=0.5)
-    rows = []
-    for seed, call in ((1, "first, with compilation"), (0, "second")):
-        begin = time.perf_counter()
-        _, report = mapf_jax.generate(jax.random.key(seed), config, num_instances)
-        took = time.perf_counter() - begin
-        rows.append(
-            {
-                "call": call,
-                "instances": report.made,
-                "need a wait": sum(row.made_wait for row in report.sizes) / report.made,
-                "seconds": took,
-                "instances/s": report.made / took,
-            }
-        )
-    title = "A training set: sizes 3 to 10, 20% holes, half of it needs a wait, two agents"
-    return Table.of(title, rows)
-
-
-def benchmark_set(quick: bool) -> Table:
-    """Seconds of the benchmark by number of agents, compilation included."""
-    jax.clear_caches()  # What the other tables have compiled would not count.
-    rows = []
-    for agents in (3,) if quick else (3, 4, 5):
-        sizes = (3, 4) if quick else tuple(range(3, 11))
-        begin = time.perf_counter()
-        made = mapf_jax.benchmark_instances(0, num_agents=(agents,), sizes=sizes)
-        took = time.perf_counter() - begin
-        connected = sum(report.connected for report in made.reports)
-        rows.append(
-            {
-                "agents": agents,
-                "instances": len(made.ids),
-                "need a wait": sum(report.made_wait for report in made.reports) / len(made.ids),
-                "candidates solved": connected,
-                "undecided": sum(report.undecided for report in made.reports) / connected,
-                "seconds": took,
-            }
-        )
-    return Table.of("The benchmark set", rows, "Compilation is included.")
-
-
 def tables(options: argparse.Namespace) -> Iterator[Table]:
     """The tables of the page, each measured when it is asked for."""
     quick = options.quick
@@ -225,8 +180,6 @@ def tables(options: argparse.Namespace) -> Iterator[Table]:
         for number in (2, 3) if quick else (2, 3, 4, 5):
             count = 64 if quick else 4000 if number < 4 else 1000
             yield labels(number, sizes, count, pool)
-    yield training_set(200 if quick else 4000)
-    yield benchmark_set(quick)
 
 
 if __name__ == "__main__":

@@ -24,23 +24,20 @@ def _loaded(task: Task) -> tuple[Any, Any, Any]:
 
 
 def own_sampler(task: Task) -> Measurements:
-    """`Sampler` with so many slots, given so many prompts at once; rows split over the devices."""
+    """`Sampler`, greedy; rows split over the CPU's devices."""
     import jax
-    import numpy as np
 
     from learner.sampling.sampler import Sampler, SamplingParams
 
     config, mesh, params = _loaded(task)
-    prompts, budgets = task["prompts"], np.array(task["budgets"])
-    sampling = SamplingParams(max_new_tokens=task["new_tokens"], temperature=task["temperature"])
-    sampler = Sampler(config, mesh, sampling, 0, max_rows=task["slots"])
+    prompts = task["prompts"]
+    sampling = SamplingParams(max_new_tokens=task["new_tokens"], temperature=0.0)
+    sampler = Sampler(config, mesh, sampling, 0, max_rows=len(prompts))
     keys = jax.random.split(jax.random.key(0), len(prompts))
-    parts = [slice(i, i + task["at_once"]) for i in range(0, len(prompts), task["at_once"])]
 
     def work() -> dict[str, Any]:
-        made = [sampler(params, prompts[p], keys[p], budgets=budgets[p]) for p in parts]
-        ids = [row for samples in made for row in samples.tokens.tolist()]
-        return {"tokens": int(budgets.sum()), "ids": ids}
+        ids = sampler(params, prompts, keys).tokens
+        return {"tokens": ids.size, "ids": ids.tolist()}
 
     return timed(work)
 
@@ -120,11 +117,12 @@ def reward(text: str) -> float:
     return sum(ord(character) % 2 == 0 for character in text) / max(len(text), 1)
 
 
-def _own_trainer(task: Task) -> tuple[Any, Any]:
-    """(trainer, state) of the task's model and options."""
+def own_trainer(task: Task) -> Measurements:
+    """Whole steps: sampling, scoring, update."""
     import jax
 
     from experiments import process
+    from experiments.families import ProblemTask
     from learner import tokens
     from learner.training.train_state import OptimizerConfig
     from learner.training.trainer import GRPOConfig, GRPOTrainer
@@ -132,7 +130,7 @@ def _own_trainer(task: Task) -> tuple[Any, Any]:
     process.keep_freed_memory()
     config, mesh, params = _loaded(task)
     training = GRPOConfig(
-        prompts_per_step=task["num_prompts"],
+        prompts_per_step=len(task["prompts"]),
         group_size=task["group_size"],
         completions_per_row=task["completions_per_row"],
         micro_batch_rows=task["micro_batch_rows"],
@@ -141,18 +139,8 @@ def _own_trainer(task: Task) -> tuple[Any, Any]:
         degenerate_groups="keep",
         optimizer=OptimizerConfig(learning_rate=1e-6, moment_dtype="float32"),
     )
-    tokenizer = tokens.load_tokenizer(task["folder"])
-    trainer = GRPOTrainer(training, config, mesh, tokenizer)
-    return trainer, trainer.init_state(params, jax.random.key(0))
-
-
-def own_trainer(task: Task) -> Measurements:
-    """Whole steps: sampling, scoring, update."""
-    import jax
-
-    from experiments.families import ProblemTask
-
-    trainer, state = _own_trainer(task)
+    trainer = GRPOTrainer(training, config, mesh, tokens.load_tokenizer(task["folder"]))
+    state = trainer.init_state(params, jax.random.key(0))
     prompts = ProblemTask(
         [{"prompt": prompt} for prompt in task["prompts"]],
         lambda problem: problem["prompt"],
@@ -171,35 +159,6 @@ def own_trainer(task: Task) -> Measurements:
     return timed(work)
 
 
-def own_update(task: Task) -> Measurements:
-    """Only the update, on random completions of full length."""
-    import numpy as np
-
-    from learner.training.rollout import Rollout
-    from learner.training.task import Completion
-
-    trainer, state = _own_trainer(task)
-    ids = np.array(task["completions"], np.int32)
-    count, length = ids.shape
-    batch = Rollout(
-        indices=np.arange(task["num_prompts"]),
-        prompts=task["prompt_ids"],
-        tokens=ids,
-        logprobs=np.full((count, length), -8.0, np.float32),
-        lengths=np.full(count, length, np.int32),
-        truncated=np.ones(count, bool),
-        completions=[Completion("", length, True)] * count,
-        rewards=np.asarray(np.random.default_rng(0).uniform(size=count), np.float32),
-    )
-
-    def work() -> dict[str, Any]:
-        nonlocal state
-        _, state = trainer.update(state, batch)
-        return {"tokens": ids.size}
-
-    return timed(work)
-
-
 def trl(task: Task) -> Measurements:
     """Whole steps of TRL's GRPOTrainer: the same model, prompts, groups, lengths, reward."""
     import datasets
@@ -209,7 +168,7 @@ def trl(task: Task) -> Measurements:
 
     model = transformers.AutoModelForCausalLM.from_pretrained(task["folder"], dtype=torch.float32)
     tokenizer = transformers.AutoTokenizer.from_pretrained(task["folder"])
-    rows = task["num_prompts"] * task["group_size"]
+    rows = len(task["prompts"]) * task["group_size"]
     config = library.GRPOConfig(
         output_dir=f"{task['folder']}/scratch",
         per_device_train_batch_size=task["peer_micro_batch_rows"],
@@ -257,41 +216,3 @@ def trl(task: Task) -> Measurements:
     )
     trainer.train()
     yield {"seconds": ends[1] - begins[1], "tokens": rows * task["new_tokens"]}
-
-
-def torch_update(task: Task) -> Measurements:
-    """The same update in plain torch: transformers' Qwen3 with sdpa, autograd, fused AdamW."""
-    import torch
-    import transformers
-
-    model = transformers.AutoModelForCausalLM.from_pretrained(task["folder"], dtype=torch.float32)
-    model.train()
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=1e-6, betas=(0.9, 0.95), weight_decay=0.0, fused=True
-    )
-    group = task["group_size"]
-    completions = torch.tensor(task["completions"])
-    prompts = torch.tensor(task["prompt_ids"]).repeat_interleave(group, dim=0)
-    count, length = completions.shape
-    inputs = torch.cat([prompts, completions], dim=1)
-    rewards = torch.rand(count, generator=torch.Generator().manual_seed(0)).reshape(-1, group)
-    centred = rewards - rewards.mean(dim=1, keepdim=True)
-    advantages = (centred / (rewards.std(dim=1, keepdim=True, correction=0) + 1e-6)).reshape(-1)
-    old = torch.full((count, length), -8.0)
-    rows = task["peer_micro_batch_rows"]
-
-    def work() -> dict[str, Any]:
-        optimizer.zero_grad(set_to_none=True)
-        for first in range(0, count, rows):
-            part = slice(first, first + rows)
-            logits = model(inputs[part], logits_to_keep=length + 1, use_cache=False).logits[:, :-1]
-            chosen = logits.gather(-1, completions[part, :, None])[..., 0]
-            ratio = torch.exp(chosen - logits.logsumexp(dim=-1) - old[part])
-            advantage = advantages[part, None]
-            gain = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.28) * advantage)
-            (-gain.sum() / (count * length)).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        return {"tokens": count * length}
-
-    return timed(work)

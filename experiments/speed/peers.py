@@ -20,21 +20,21 @@ World = tuple[str, int, bool, Runs]
 
 
 def measure(task: Task) -> Measurements:
-    """A measurement for each world and batch; speeds are summed over the batch."""
+    """A measurement for each batch; speeds are summed over it."""
     library = task["library"]
     version = importlib.metadata.version(library)
-    for environment, agents, shared_grid, runs in LIBRARIES[library](task):
-        for batch, steps, run in runs:
-            speed = steps / seconds(run, task["repeats"])
-            yield {
-                "library": f"{library} {version}",
-                "environment": environment,
-                "agents": agents,
-                "shared grid": shared_grid,
-                "batch": batch,
-                "env steps/s": speed,
-                "agent steps/s": speed * agents,
-            }
+    environment, agents, shared_grid, runs = LIBRARIES[library](task)
+    for batch, steps, run in runs:
+        speed = steps / seconds(run, task["repeats"])
+        yield {
+            "library": f"{library} {version}",
+            "environment": environment,
+            "agents": agents,
+            "shared grid": shared_grid,
+            "batch": batch,
+            "env steps/s": speed,
+            "agent steps/s": speed * agents,
+        }
 
 
 def _scanned(
@@ -77,35 +77,27 @@ def _scanned(
         yield batch, batch * length, functools.partial(waited, *given)
 
 
-def jumanji(task: Task) -> Iterator[World]:
-    """Connector (the nearest relative: paths of several agents on a grid), and two more."""
+def jumanji(task: Task) -> World:
+    """Connector, the nearest relative: paths of several agents on a grid."""
     import jax
-    import jax.numpy as jnp
-    import jumanji as library
     from jumanji.environments import Connector
     from jumanji.environments.routing.connector.generator import UniformRandomGenerator
     from jumanji.wrappers import AutoResetWrapper
 
-    def world(name: str, env: Any) -> World:
-        env = AutoResetWrapper(env)
-        values = jnp.asarray(env.action_spec.num_values)
+    env = AutoResetWrapper(Connector(generator=UniformRandomGenerator(grid_size=8, num_agents=4)))
+    values = env.action_spec.num_values
 
-        def step(state: Any, action: Any, key: Any) -> tuple[Any, Any]:
-            state, timestep = env.step(state, action)
-            return state, timestep.reward
+    def step(state: Any, action: Any, key: Any) -> tuple[Any, Any]:
+        state, timestep = env.step(state, action)
+        return state, timestep.reward
 
-        def draw(key: Any) -> Any:
-            return jax.random.randint(key, values.shape, 0, values)
+    def draw(key: Any) -> Any:
+        return jax.random.randint(key, values.shape, 0, values)
 
-        return name, values.shape[0], True, _scanned(task, lambda k: env.reset(k)[0], step, draw)
-
-    lines = UniformRandomGenerator(grid_size=8, num_agents=4)
-    yield world("Connector 8x8", Connector(generator=lines))
-    for name in ("LevelBasedForaging-v0", "RobotWarehouse-v0"):
-        yield world(name, library.make(name))
+    return "Connector 8x8", 4, True, _scanned(task, lambda key: env.reset(key)[0], step, draw)
 
 
-def jaxmarl(task: Task) -> Iterator[World]:
+def jaxmarl(task: Task) -> World:
     """Overcooked, two agents on a grid."""
     import jax
     import jaxmarl as library
@@ -122,43 +114,21 @@ def jaxmarl(task: Task) -> Iterator[World]:
         return {agent: jax.random.randint(own, (), 0, n) for own, (agent, n) in pairs}
 
     runs = _scanned(task, lambda key: env.reset(key)[1], step, draw)
-    yield "overcooked", env.num_agents, True, runs
+    return "overcooked", env.num_agents, True, runs
 
 
-def xminigrid(task: Task) -> Iterator[World]:
-    """An empty 8x8 room."""
-    import jax
-    import xminigrid as library
-    from xminigrid.wrappers import GymAutoResetWrapper
-
-    env, params = library.make("MiniGrid-Empty-8x8")
-    env = GymAutoResetWrapper(env)
-
-    def step(timestep: Any, action: Any, key: Any) -> tuple[Any, Any]:
-        timestep = env.step(params, timestep, action)
-        return timestep, timestep.reward
-
-    def draw(key: Any) -> Any:
-        return jax.random.randint(key, (), 0, env.num_actions(params))
-
-    runs = _scanned(task, functools.partial(env.reset, params), step, draw)
-    yield "MiniGrid-Empty-8x8", 1, False, runs
-
-
-def gymnax(task: Task) -> Iterator[World]:
-    """Single agents on a grid."""
+def gymnax(task: Task) -> World:
+    """FrozenLake, one agent."""
     import gymnax as library
 
-    def world(name: str) -> World:
-        env, params = library.make(name)
+    env, params = library.make("FrozenLake-misc")
 
-        def step(state: Any, action: Any, key: Any) -> tuple[Any, Any]:
-            return env.step(key, state, action, params)[1:3]
+    def step(state: Any, action: Any, key: Any) -> tuple[Any, Any]:
+        return env.step(key, state, action, params)[1:3]
 
-        draw = env.action_space(params).sample
-        return name, 1, False, _scanned(task, lambda k: env.reset(k, params)[1], step, draw)
-
-    yield from map(world, ("FourRooms-misc", "FrozenLake-misc"))
+    draw = env.action_space(params).sample
+    runs = _scanned(task, lambda key: env.reset(key, params)[1], step, draw)
+    return "FrozenLake-misc", 1, False, runs
 
 
 def _looped(env: Any, actions: list[Any], over: Callable[[Any], bool]) -> Runs:
@@ -174,7 +144,7 @@ def _looped(env: Any, actions: list[Any], over: Callable[[Any], bool]) -> Runs:
     yield 1, len(actions), run
 
 
-def pogema(task: Task) -> Iterator[World]:
+def pogema(task: Task) -> World:
     """Multi-agent path finding in NumPy."""
     import numpy as np
     import pogema as library
@@ -182,25 +152,20 @@ def pogema(task: Task) -> Iterator[World]:
     config = library.GridConfig(size=8, num_agents=4, density=0.2, max_episode_steps=100, seed=0)
     length = max(64, min(2000, task["steps"] // 64))
     actions = np.random.default_rng(0).integers(0, 5, (length, 4)).tolist()
-    yield "Pogema 8x8", 4, True, _looped(library.pogema_v0(grid_config=config), actions, all)
+    return "Pogema 8x8", 4, True, _looped(library.pogema_v0(grid_config=config), actions, all)
 
 
-def gymnasium(task: Task) -> Iterator[World]:
-    """FrozenLake 8x8, one in a Python loop and many in a SyncVectorEnv."""
+def gymnasium(task: Task) -> World:
+    """FrozenLake 8x8, one agent."""
     import gymnasium as library
     import numpy as np
 
-    name, options = "FrozenLake-v1", {"map_name": "8x8"}
-    length, batch = max(64, min(20_000, task["steps"] // 16)), 64
+    length = max(64, min(20_000, task["steps"] // 16))
     actions = np.random.default_rng(0).integers(0, 4, length).tolist()
-    yield f"{name} 8x8", 1, False, _looped(library.make(name, **options), actions, bool)
-    vector = library.make_vec(name, num_envs=batch, vectorization_mode="sync", **options)
-    vector.reset(seed=0)
-    many = np.random.default_rng(0).integers(0, 4, (max(8, length // batch), batch))
-    run = (batch, many.size, lambda: [vector.step(action) for action in many])
-    yield f"{name} 8x8, SyncVectorEnv", 1, False, iter([run])
+    env = library.make("FrozenLake-v1", map_name="8x8")
+    return "FrozenLake-v1 8x8", 1, False, _looped(env, actions, bool)
 
 
-LIBRARIES: dict[str, Callable[[Task], Iterator[World]]] = {
-    each.__name__: each for each in (jumanji, jaxmarl, xminigrid, gymnax, pogema, gymnasium)
+LIBRARIES: dict[str, Callable[[Task], World]] = {
+    each.__name__: each for each in (jumanji, jaxmarl, gymnax, pogema, gymnasium)
 }

@@ -25,7 +25,6 @@ SIZE = 8  # Width of the lakes.
 _HOLE_RATIO = 0.2
 HOLES = int(_HOLE_RATIO * SIZE * SIZE)
 _MAX_STEPS = 100  # As many as the peers' environments have, where it can be chosen.
-_PEER_SECONDS = 1200
 _TARGET_AGENTS = 4  # The number of agents of which the ratio to the peers is stated.
 
 
@@ -49,8 +48,7 @@ def measure(agents: int, batch: int, steps: int, pool_size: int, repeats: int) -
       repeats: of which the median counts.
 
     Returns:
-      A row of the table. Its bytes are those that a step of one environment at least reads and
-      writes, its bandwidth that of adding 1 to an array of the batch's size.
+      A row of the table.
     """
     wrapper, pool = environment(agents, pool_size)
     reset = jax.jit(jax.vmap(wrapper.reset, in_axes=(0, None)))
@@ -74,68 +72,39 @@ def measure(agents: int, batch: int, steps: int, pool_size: int, repeats: int) -
 
     took = seconds(lambda: jax.block_until_ready(run(state, actions, pool)), repeats)
     speed = batch * length / took
-    carried = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) // batch
-    # State read and written, actions, terrain and starts and goals from the pool, rewards and
-    # counts of ends read and written by whoever sums them up.
-    cell = pool.starts.dtype.itemsize
-    touched = 2 * carried + agents * (1 + 1 + 2 * cell) + 2 * (4 * agents + 8)
-    bytes_a_second = bandwidth(touched * batch // 2)
     return {
         "agents": agents,
         "batch": batch,
         "env steps/s": speed,
         "agent steps/s": speed * agents,
-        "bytes per step": touched,
-        "bandwidth GB/s": bytes_a_second / 1e9,
-        "fraction of roofline": speed * touched / bytes_a_second,
     }
-
-
-def bandwidth(size: int) -> float:
-    """Bytes a second, read and written, of adding 1 to an array of `size` bytes again and again."""
-    count = max(size // 4, 16_384)
-    rounds = max(4, (1 << 25) // count)
-    array = jnp.zeros((count,), jnp.int32)
-    add = jax.jit(lambda x: jax.lax.fori_loop(0, rounds, lambda _, x: x + 1, x))
-    return 2 * 4 * count * rounds / seconds(lambda: jax.block_until_ready(add(array)), repeats=3)
 
 
 def tables(own: Sequence[Mapping[str, Any]], outcomes: Mapping[str, Outcome]) -> Iterator[Table]:
     """The tables of the page, from rows of `measure` and what the peers measured by name."""
-    yield Table.of(
-        "Environment steps per second",
-        own,
-        "The roofline is the speed at which the bytes that a step must touch pass through memory "
-        "at the bandwidth measured on an array of the same size.",
-    )
+    yield Table.of("Environment steps per second", own)
     rows = [row for outcome in outcomes.values() for row in outcome.measurements]
     failed = [{"library": n, "note": o.obstacle} for n, o in outcomes.items() if o.obstacle]
-    if rows or failed:
-        yield Table.of(
-            "Other libraries",
-            rows + failed,
-            "Other games on other maps: this is what a step of a grid world costs there, not the "
-            "cost of the same computation.",
+    yield Table.of(
+        "Other libraries",
+        rows + failed,
+        "Other games on other maps: this is what a step of a grid world costs there, not the "
+        "cost of the same computation.",
+    )
+    if shared := [row for row in rows if row["shared grid"]]:
+        unit = "agent steps/s"
+        best = max(shared, key=lambda row: row[unit])
+        name = "{library} {environment}, {agents} agents, batch {batch}".format(**best)
+        yield Table(
+            f"Against the best multi-agent grid world, in {unit}",
+            ("agents", "batch", unit, "best peer", f"its {unit}", "ratio"),
+            [
+                (r["agents"], r["batch"], r[unit], name, best[unit], r[unit] / best[unit])
+                for r in own
+                if r["agents"] == _TARGET_AGENTS
+            ],
+            "The peer's best speed at any batch size.",
         )
-    shared = [row for row in rows if row["shared grid"]]
-    same = [row for row in shared if row["agents"] == _TARGET_AGENTS]
-    for others, which, unit in (
-        (same, f"grid world of {_TARGET_AGENTS} agents", "env steps/s"),
-        (shared, "multi-agent grid world", "agent steps/s"),
-    ):
-        if others:
-            best = max(others, key=lambda row: row[unit])
-            name = "{library} {environment}, {agents} agents, batch {batch}".format(**best)
-            yield Table(
-                f"Against the best {which}, in {unit}",
-                ("agents", "batch", unit, "best peer", f"its {unit}", "ratio"),
-                [
-                    (r["agents"], r["batch"], r[unit], name, best[unit], r[unit] / best[unit])
-                    for r in own
-                    if r["agents"] == _TARGET_AGENTS
-                ],
-                "The peer's best speed at any batch size.",
-            )
 
 
 def measured(options: argparse.Namespace) -> Iterator[Table]:
@@ -150,7 +119,7 @@ def measured(options: argparse.Namespace) -> Iterator[Table]:
         name: Case("peers:measure", task | {"library": name}, pythons.get(name, sys.executable))
         for name in peers.LIBRARIES
     }
-    outcomes = compare(cases, limit=_PEER_SECONDS)
+    outcomes = compare(cases)
     numbers, batches = ([4], [1, 1024]) if quick else ([2, 4, 8], [1, 64, 1024, 8192, 65536])
     steps, pool_size, repeats = (1 << 18, 1024, 1) if quick else (1 << 23, 16_384, 5)
     own = []

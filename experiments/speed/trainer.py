@@ -1,10 +1,9 @@
-"""Speed of the trainer, beside TRL's GRPOTrainer and plain torch.
+"""Speed of the trainer, beside TRL's GRPOTrainer.
 
     python -m experiments.speed.trainer [--quick] [--out=docs/benchmarks] [--trl_python=...]
 
-Completion tokens a second on the CPU of a whole GRPO step (sampling, scoring, update) beside TRL,
-and of the update alone beside torch, at equal model, weights, prompts, groups, lengths, rewards and
-precision (float32).
+Completion tokens a second on the CPU of a whole GRPO step (sampling, scoring, update) at equal
+model, weights, prompts, groups, lengths, rewards and precision (float32).
 """
 
 import sys
@@ -34,20 +33,13 @@ def tables(
     micro_batch_rows: int = 8,
     config: Qwen3Config = SMALL,
 ) -> Iterator[Table]:
-    """Whole steps beside TRL, updates beside torch; `GRPOConfig` has the options that it shares."""
+    """Whole steps; `GRPOConfig` has the options that it shares."""
     characters = "".join(chr(0x4E00 + i) for i in range(config.vocab_size - 1))
     tokenizer = tokens.character_tokenizer(characters)
     rng = np.random.default_rng(0)
-    count = num_prompts * group_size
     ids = rng.integers(0, len(characters), (num_prompts, prompt_tokens - 1))
-    prompts = ["".join(characters[i] for i in row) for row in ids]
-    chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
-    completions = rng.integers(0, len(characters), (count, new_tokens))
     task = {
-        "prompts": prompts,
-        "prompt_ids": [tokens.encode_chat(tokenizer, chat) for chat in chats],
-        "completions": completions.tolist(),
-        "num_prompts": num_prompts,
+        "prompts": ["".join(characters[i] for i in row) for row in ids],
         "group_size": group_size,
         "new_tokens": new_tokens,
         "completions_per_row": group_size,
@@ -56,37 +48,30 @@ def tables(
         "devices": 1,
         "scan_unroll": config.num_hidden_layers,
     }
-    size = (
-        f"{num_prompts} prompts of {prompt_tokens} tokens, {group_size} "
-        f"completions of {new_tokens} each"
-    )
+    alone = {"completions_per_row": 1, "micro_batch_rows": micro_batch_rows}
     with tempfile.TemporaryDirectory() as folder:
         params = model.init_params(jax.random.key(0), config)
         weights.save(folder, params, config, tokenizer)
         task["folder"] = folder
-        alone = task | {"completions_per_row": 1, "micro_batch_rows": micro_batch_rows}
-        at_once = task | {"peer_micro_batch_rows": count}
-        steps = {
-            "this project": Case("learner_engines:own_trainer", task),
-            "this project, one completion a row": Case("learner_engines:own_trainer", alone),
-            "TRL GRPOTrainer": Case("learner_engines:trl", task, trl_python),
-        }
-        updates = {
-            "this project": Case("learner_engines:own_update", task),
-            "this project, one completion a row": Case("learner_engines:own_update", alone),
-            "torch": Case("learner_engines:torch_update", task),
-            "torch, all rows at once": Case("learner_engines:torch_update", at_once),
-        }
-        for title, cases in (("Whole GRPO step", steps), ("Update alone", updates)):
-            yield commands.comparison(
-                f"{title}: {size}",
-                compare(cases, rounds),
-                "completion tokens/s",
-                f"{rounds} processes of each in turns, and the best of them. float32, the "
-                "same weights, AdamW, clipped gradients, DAPO's loss without KL. This project puts "
-                "all completions of a prompt into one row, which computes the prompt once; the "
-                "gradient is the same.",
-            )
+        outcomes = compare(
+            {
+                "this project": Case("learner_engines:own_trainer", task),
+                "this project, one completion a row": Case(
+                    "learner_engines:own_trainer", task | alone
+                ),
+                "TRL GRPOTrainer": Case("learner_engines:trl", task, trl_python),
+            },
+            rounds,
+        )
+    yield commands.comparison(
+        f"Whole GRPO step: {num_prompts} prompts of {prompt_tokens} tokens, {group_size} "
+        f"completions of {new_tokens} each",
+        outcomes,
+        "completion tokens/s",
+        f"{rounds} processes of each in turns, and the best of them. float32, the same weights, "
+        "AdamW, clipped gradients, DAPO's loss without KL. This project puts all completions of a "
+        "prompt into one row, which computes the prompt once; the gradient is the same.",
+    )
 
 
 if __name__ == "__main__":

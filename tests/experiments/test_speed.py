@@ -22,11 +22,10 @@ def test_the_simulator_writes_its_speed_and_its_circumstances(tmp_path, capsys, 
     for row in own:
         assert row["env steps/s"] > 0
         assert row["agent steps/s"] == pytest.approx(4 * row["env steps/s"])
-        speed = row["fraction of roofline"] * row["bandwidth GB/s"] * 1e9
-        assert speed == pytest.approx(row["env steps/s"] * row["bytes per step"])
     assert own[1]["env steps/s"] > own[0]["env steps/s"]
-    assert all(row["env steps/s"] > 0 for row in others)
-    assert {row["batch"] for row in others} == {1, 64}
+    (gymnasium,) = others
+    assert gymnasium["env steps/s"] > 0
+    assert (gymnasium["batch"], gymnasium["shared grid"]) == (1, False)
     assert content["facts"]["backend"] == "cpu"
     page = (tmp_path / "simulator.md").read_text()
     assert "A quick run" in page
@@ -58,12 +57,6 @@ def test_an_engine_that_fails_says_why_and_gets_no_further_turn(engine, obstacle
     outcome = engines.compare({"x": Case(engine, {})}, 2)["x"]
     assert outcome.measurements == []
     assert outcome.obstacle.startswith(obstacle)
-
-
-def test_an_engine_that_takes_too_long_is_stopped():
-    task = {"library": "gymnasium", "steps": 1 << 40, "repeats": 10**9}
-    outcome = engines.compare({"x": Case("peers:measure", task)}, limit=0.2)["x"]
-    assert outcome == Outcome([], "stopped after 0.2 s")
 
 
 def test_the_first_call_is_not_timed():
@@ -101,14 +94,10 @@ def test_the_ratios_are_against_the_best_grids_that_agents_share():
         ),
         "d": Outcome([], "not installed"),
     }
-    speeds, others, same, by_agent = simulator.tables(own, outcomes)
+    speeds, others, by_agent = simulator.tables(own, outcomes)
     assert [row[0] for row in speeds.rows] == [4, 2]
     assert others.columns[-1] == "note"
     assert others.rows[-1] == ["d", None, None, None, None, None, None, "not installed"]
-    # As many agents: environment steps; other numbers of agents: steps of agents.
-    (row,) = same.rows
-    assert "a 1 slow" in row[3]
-    assert row[-1] == pytest.approx(800)
     (row,) = by_agent.rows
     assert "b 1 fast" in row[3]
     assert row[-1] == pytest.approx(4 * 8e6 / (2 * 2e5))
@@ -145,12 +134,6 @@ def test_the_generator_counts_rates_and_outcomes(monkeypatch):
         assert (compared > 0) == (reached > 0) == (theirs is not None)
         assert compared <= reached <= count
         assert differ == 0
-
-
-@pytest.mark.slow
-def test_the_generator_makes_the_training_set_twice():
-    """Compiles programs of three widths, which is most of what it takes."""
-    assert [row[1] for row in generator.training_set(40).rows] == [40, 40]
 
 
 def test_a_comparison_is_with_the_first_engine():

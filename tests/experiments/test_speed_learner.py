@@ -29,32 +29,23 @@ def rows(table):
 @pytest.mark.slow
 def test_tables_of_the_sampler_on_a_cpu(monkeypatch):
     monkeypatch.setattr(records, "cores", lambda: list(range(6)))
-    even, uneven = sampler.tables(
-        sys.executable, rounds=1, slots=4, prompt_tokens=8, new_tokens=12, completions=6,
-        config=TINY,
-    )  # fmt: skip
-    own, own_on_one, transformers, tunix, tunix_on_one = rows(even)
-    assert (own["engine"], own_on_one["engine"]) == ("own", "own, one device")
+    (table,) = sampler.tables(
+        sys.executable, rounds=1, slots=4, prompt_tokens=8, new_tokens=12, config=TINY
+    )
+    own, transformers, tunix = rows(table)
     assert own["own is faster by"] == 1
-    assert own["same tokens"] == own_on_one["same tokens"] == transformers["same tokens"] == 1
+    assert own["same tokens"] == transformers["same tokens"] == 1
     assert transformers["own is faster by"] == pytest.approx(
         own["tokens/s, best"] / transformers["tokens/s, best"]
     )
-    for missing in (tunix, tunix_on_one):
-        assert missing["tokens/s, best"] is None
-        assert missing["note"].startswith("failed: ModuleNotFoundError: No module named")
-    for table in (even, uneven):
-        assert "the CPU is 2 devices of JAX" in table.note
-    refilled, fixed = rows(uneven)
-    assert refilled["same tokens"] == fixed["same tokens"] == 1
-    assert fixed["refilled is faster by"] == pytest.approx(
-        refilled["tokens/s, best"] / fixed["tokens/s, best"]
-    )
+    assert tunix["tokens/s, best"] is None
+    assert tunix["note"].startswith("failed: ModuleNotFoundError: No module named")
+    assert "the CPU is 2 devices of JAX" in table.note
 
 
 @pytest.mark.slow
 def test_tables_of_the_trainer_on_a_cpu():
-    whole, updates = trainer.tables(
+    (whole,) = trainer.tables(
         sys.executable, rounds=1, num_prompts=2, group_size=2, prompt_tokens=8, new_tokens=8,
         micro_batch_rows=2, config=TINY,
     )  # fmt: skip
@@ -64,10 +55,3 @@ def test_tables_of_the_trainer_on_a_cpu():
     assert own["seconds of the update"] > 0
     assert alone["seconds of sampling"] > 0
     assert trl["note"].startswith("failed: ModuleNotFoundError: No module named 'trl'")
-    own, alone, torch, at_once = rows(updates)
-    assert "seconds of sampling" not in own
-    for row in (own, alone, torch, at_once):
-        assert row["note"] == ""
-        assert row["this project is faster by"] == pytest.approx(
-            own["completion tokens/s, best"] / row["completion tokens/s, best"]
-        )
