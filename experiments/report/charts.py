@@ -5,7 +5,7 @@ import io
 import itertools
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ _NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """One line of a chart.
+    """One line of a chart, or one row of estimates.
 
     Attributes:
       name: as the legend has it.
@@ -56,7 +56,7 @@ class Lines:
       y_label: name of the vertical axis, with its unit.
       series: the lines.
       y_range: (low, high) of the vertical axis; chosen by the data if None.
-      begins: where something new begins: dotted upright lines.
+      begins: where dotted upright lines stand, such as where a round begins.
       markers: mark every point; for lines of few points.
     """
 
@@ -84,8 +84,7 @@ class Lines:
         columns = _legend_columns([line.name for line in named])
         legend_rows = math.ceil(len(named) / columns) if len(named) > 1 else 0
         figure, axes = _axes(2.75 + 0.19 * legend_rows)
-        for begin in self.begins:
-            axes.axvline(begin, color=style.LIGHT["ink"], linewidth=0.8, linestyle=":")
+        self._draw_begins(axes, 0.8)
         names = list(dict.fromkeys(x for line in self.series for x in line.x if isinstance(x, str)))
         for line in self.series:
             x = [names.index(x) if isinstance(x, str) else x for x in line.x]
@@ -95,14 +94,22 @@ class Lines:
             axes.set_xlim(-0.25, len(names) - 0.75)
         else:
             axes.xaxis.get_major_locator().set_params(integer=True, steps=[1, 2, 5, 10])
-        if self.y_range is not None:
-            # Points on an end are drawn whole.
-            reach = 0.03 * (self.y_range[1] - self.y_range[0])
-            axes.set_ylim(self.y_range[0] - reach, self.y_range[1] + reach)
-        axes.set(title=self.title, xlabel=self.x_label, ylabel=self.y_label)
+        axes.set(title=self.title, xlabel=self.x_label, ylabel=self.y_label, ylim=self._limits())
         if legend_rows:
             figure.legend(loc="outside lower center", ncols=columns)
         return figure
+
+    def _draw_begins(self, axes: Any, width: float) -> None:
+        for begin in self.begins:
+            axes.axvline(begin, color=style.LIGHT["ink"], linewidth=width, linestyle=":")
+
+    def _limits(self) -> tuple[float, float] | None:
+        """Of the axis of `y`; points on an end are drawn whole."""
+        if self.y_range is None:
+            return None
+        low, high = self.y_range
+        reach = 0.03 * (high - low)
+        return low - reach, high + reach
 
     def _draw_line(self, axes: Any, x: Sequence[float], line: Series) -> None:
         y, low, high = (np.array(values, float) for values in (line.y, line.low, line.high))
@@ -125,100 +132,43 @@ class Lines:
             axes.vlines(x, low, high, color=look.light, linewidth=1.2)
 
 
-@dataclasses.dataclass(frozen=True)
-class Estimate:
-    """One row of a chart of estimates.
+class Estimates(Lines):
+    """Estimates with intervals, one below the other, over the axis of `y`.
 
-    Attributes:
-      name: what is estimated.
-      value: the estimate, None if there is none.
-      low: lower end of its interval, None if there is none.
-      high: its upper end.
-      points: what the estimate is made of, by name.
-      look: number of its `style.look`.
+    Of each series the first point is the estimate; the others are what it is made of, by name.
     """
-
-    name: str
-    value: float | None
-    low: float | None = None
-    high: float | None = None
-    points: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    look: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class Estimates:
-    """Estimates with intervals, one below the other.
-
-    Attributes:
-      name: of its files, as of `Lines`.
-      title: what it shows.
-      x_label: what is estimated, with its unit.
-      rows: from top to bottom.
-      reference: where an upright line stands, such as at no difference.
-      x_range: (low, high) of the axis; chosen by the data if None.
-    """
-
-    name: str
-    title: str
-    x_label: str
-    rows: Sequence[Estimate]
-    reference: float | None = None
-    x_range: tuple[float, float] | None = None
-
-    def table(self) -> Table:
-        """As of `Lines`: every estimate and then its points."""
-        rows: list[tuple[Any, ...]] = []
-        for row in self.rows:
-            rows.append((row.name, "mean", row.value, row.low, row.high))
-            rows += [(row.name, name, value, None, None) for name, value in row.points.items()]
-        return Table(self.title, ("name", "what", self.x_label, "low", "high"), rows)
 
     def draw(self) -> Any:
         """A Matplotlib figure."""
-        figure, axes = _axes(1.0 + 0.36 * len(self.rows))
-        if self.reference is not None:
-            axes.axvline(self.reference, color=style.LIGHT["ink"], linewidth=1.0, linestyle=":")
-        for place, row in enumerate(self.rows):
+        figure, axes = _axes(1.0 + 0.36 * len(self.series))
+        self._draw_begins(axes, 1.0)
+        for place, row in enumerate(self.series):
             look = style.look(row.look)
-            points = list(row.points.values())
-            axes.plot(
-                points,
-                [place + 0.22] * len(points),
-                linestyle="",
-                marker="o",
-                markersize=3,
-                markeredgewidth=0,
-                color=look.light,
-                alpha=0.7,
-            )
-            if row.low is not None and row.high is not None:
-                axes.hlines(place, row.low, row.high, color=look.light, linewidth=2.2)
-            if row.value is not None:
-                axes.plot([row.value], [place], marker=look.marker, color=look.light, markersize=7)
-        names = [textwrap.fill(row.name, 24) for row in self.rows]
+            value, *points = row.y
+            dots = {"marker": "o", "markersize": 3, "markeredgewidth": 0, "alpha": 0.7}
+            heights = [place + 0.22] * len(points)
+            axes.plot(points, heights, linestyle="", color=look.light, **dots)
+            ends = np.array([*row.low, *row.high], float)
+            if np.isfinite(ends).all():
+                axes.hlines(place, *ends, color=look.light, linewidth=2.2)
+            if value is not None:
+                axes.plot([value], [place], marker=look.marker, color=look.light, markersize=7)
+        names = [textwrap.fill(row.name, 24) for row in self.series]
         axes.set_yticks(range(len(names)), names)
         axes.set_ylim(len(names) - 0.4, -0.6)
-        if self.x_range is not None:
-            reach = 0.03 * (self.x_range[1] - self.x_range[0])
-            axes.set_xlim(self.x_range[0] - reach, self.x_range[1] + reach)
         axes.grid(visible=False, axis="y")
-        axes.set(title=self.title, xlabel=self.x_label)
+        axes.set(title=self.title, xlabel=self.y_label, xlim=self._limits())
         return figure
 
 
 def on_one_scale(charts: Sequence[Estimates]) -> list[Estimates]:
     """Charts, those of one unit on the scale that shows all of them, for small multiples."""
-    shown: dict[str, list[float]] = {chart.x_label: [] for chart in charts}
+    shown: dict[str, list[float]] = {chart.y_label: [] for chart in charts}
     for chart in charts:
-        for row in chart.rows:
-            values = (row.value, row.low, row.high, *row.points.values(), chart.reference)
-            shown[chart.x_label] += [value for value in values if value is not None]
-    ends = {unit: (min(s), max(s)) if len(set(s)) > 1 else None for unit, s in shown.items()}
-    return [dataclasses.replace(chart, x_range=ends[chart.x_label]) for chart in charts]
-
-
-Chart = Lines | Estimates
+        ends = (end for row in chart.series for end in (*row.y, *row.low, *row.high))
+        shown[chart.y_label] += [end for end in (*ends, *chart.begins) if end is not None]
+    ranges = {unit: (min(s), max(s)) if len(set(s)) > 1 else None for unit, s in shown.items()}
+    return [dataclasses.replace(chart, y_range=ranges[chart.y_label]) for chart in charts]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,7 +200,7 @@ class Gallery:
         self._root = root
         self.names: list[str] = []
 
-    def add(self, chart: Chart, remark: str = "") -> Drawn:
+    def add(self, chart: Lines, remark: str = "") -> Drawn:
         """Draws a chart and writes its files.
 
         Args:

@@ -17,7 +17,7 @@ from typing import Any
 from experiments.families import Family
 from experiments.pages import render
 from experiments.report import answers, style
-from experiments.report.charts import Estimate, Estimates, Gallery, Lines, Series, on_one_scale
+from experiments.report.charts import Estimates, Gallery, Lines, Series, on_one_scale
 from experiments.run_reading import Run, is_run, read_json, read_run
 from experiments.settings import family_of
 from experiments.statistics import adjust, minimum_detectable_difference, paired
@@ -163,8 +163,8 @@ def _comparison(study: _Study, gallery: Gallery) -> Iterator[dict[str, Any]]:
     means = on_one_scale([_means(study, metric) for metric in metrics])
     differences = on_one_scale([_differences(study, metric) for metric in metrics])
     for metric, *charts in zip(metrics, means, differences, strict=True):
-        rows, start = study.rows(metric), charts[0].reference
-        remark = "" if start is None else f"Dotted: before training, {start:.1f}%."
+        rows = study.rows(metric)
+        remark = "".join(f"Dotted: before training, {start:.1f}%." for start in charts[0].begins)
         yield {
             "label": metric["label"],
             "scale": _scale(metric),
@@ -186,34 +186,34 @@ def _scale(metric: Found) -> int:
 
 
 def _means(study: _Study, metric: Found) -> Estimates:
-    kind, scale = _kind(metric), _scale(metric)
-    before = _mean([scale * _rate(point, kind) for point in study.starts]) if kind else None
+    kind, starts = _kind(metric), study.starts
+    before = [100 * plain.fmean(_rate(start, kind) for start in starts)] if kind and starts else []
     rows = [
-        _estimate(study.labels[row["variant"]], row, i, scale)
-        for i, row in enumerate(study.rows(metric))
+        _estimate(study, row, row, i, _scale(metric)) for i, row in enumerate(study.rows(metric))
     ]
     unit = "percent" if kind else metric["label"]
-    return Estimates(metric["name"], metric["label"], unit, rows, before)
+    return Estimates(metric["name"], metric["label"], "what", unit, rows, begins=before)
 
 
 def _differences(study: _Study, metric: Found) -> Estimates:
     rows = [
-        _estimate(study.labels[row["variant"]], row["difference"], i, _scale(metric))
+        _estimate(study, row, row["difference"], i, _scale(metric))
         for i, row in enumerate(study.rows(metric))
         if row["difference"]
     ]
     title = f"minus {study.labels[study.found['reference']]}"
     unit = "points" if _kind(metric) else "difference"
-    return Estimates(f"{metric['name']}_difference", title, unit, rows, 0.0)
+    return Estimates(f"{metric['name']}_difference", title, "what", unit, rows, begins=[0.0])
 
 
-def _estimate(name: str, found: Found, look: int, scale: int) -> Estimate:
-    """A mean or a difference of `study.json`."""
+def _estimate(study: _Study, row: Found, found: Found, look: int, scale: int) -> Series:
+    """A mean or a difference of `study.json`, with the seeds that it is made of."""
     mean, low, high = (
         None if found[key] is None else scale * found[key] for key in ("mean", "low", "high")
     )
-    points = {f"seed {seed}": scale * value for seed, value in found["values"].items()}
-    return Estimate(name, mean, low, high, points, look)
+    seeds = {f"seed {seed}": scale * value for seed, value in found["values"].items()}
+    names, values = ["mean", *seeds], [mean, *seeds.values()]
+    return Series(study.labels[row["variant"]], names, values, [low], [high], look)
 
 
 def _pairs(study: _Study, rows: Sequence[Found]) -> dict[str, Any] | None:

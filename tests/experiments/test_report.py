@@ -552,7 +552,7 @@ def test_a_study_shows_its_comparison_with_intervals(study_page):
     }
     low, high = (100 * difference[name] for name in ("low", "high"))
     assert f"+22.2 ({low:+.1f} to {high:+.1f})" in page.text
-    drawn = {(line["name"], line["what"]): line for line in data(root, "valid_final_difference")}
+    drawn = {(line["series"], line["what"]): line for line in data(root, "valid_final_difference")}
     assert float(drawn["the checkpoint", "mean"]["points"]) == pytest.approx(100 * 2 / 9)
     assert float(drawn["the checkpoint", "mean"]["low"]) == pytest.approx(low)
     assert float(drawn["the checkpoint", "seed 2"]["points"]) == pytest.approx(100 / 3)
@@ -673,12 +673,13 @@ def test_estimates_are_drawn_where_they_are(tmp_path):
     chart = charts.Estimates(
         "est",
         "title",
+        "what",
         "points",
         (
-            charts.Estimate("one", 1.0, -0.5, 2.5, {"seed 0": 0.0, "seed 1": 2.0}),
-            charts.Estimate("none", None, look=1),
+            charts.Series("one", ["mean", "seed 0", "seed 1"], [1.0, 0.0, 2.0], [-0.5], [2.5]),
+            charts.Series("none", ["mean"], [None], [None], [None], look=1),
         ),
-        0.0,
+        begins=[0.0],
     )
     (axes,) = chart.draw().axes
     charts.Gallery(tmp_path).add(chart)
