@@ -130,15 +130,11 @@ def _conclude(root: Path, found: Mapping[str, Any]) -> str:
             failed.append(checks.one_line(error))
     questions = read_set(folder)
     outcomes = read_outcomes(folder, questions)
-    results = study.results(questions, outcomes)
-    tables = [*results.tables(), *study.tables(results, outcomes)]
-    records.write(
-        folder / "results", "Benchmark", tables, results.notes(), about, results.to_json()
-    )
+    benchmark.write(folder, study, questions, outcomes, about)
     tables = reproduction.tables(study, questions, outcomes, judgements)
     lacking = [*failed, *reproduction.missing(study, questions, outcomes, tables)]
-    beside = dataclasses.replace(results, beside=True)
-    notes = [*beside.notes(), *(f"Missing: {sentence}" for sentence in lacking)]
+    notes = dataclasses.replace(study.results(questions, outcomes), beside=True).notes()
+    notes += [f"Missing: {sentence}" for sentence in lacking]
     content = {"tables": [table.to_dict() for table in tables], "missing": lacking}
     records.write(root / "tables", "The publication's tables", tables, notes, about, content)
     for table in tables:

@@ -17,18 +17,20 @@ add rows. Without a model it only makes the tables anew.
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from experiments import process, records
 from experiments.benchmark.asking import ask, file_name, read_outcomes
 from experiments.benchmark.oracles import ORACLES
-from experiments.benchmark.questions import BUILTIN, read_set
+from experiments.benchmark.questions import BUILTIN, BenchmarkQuestions, read_set
 from experiments.benchmark.solvers import ENDPOINT, Options
 from experiments.benchmark.study import MeasuredStudy
-from experiments.benchmark.table import Outcomes, Results, Row
+from experiments.benchmark.table import Outcomes
 from experiments.errors import UserError, user_errors
 from experiments.progress import Reporter
+from experiments.records import Table
 from experiments.settings import MeshSettings
 from learner import checks
 from learner.devices import preemption, sharding
@@ -62,29 +64,37 @@ def run(arguments: argparse.Namespace, reporter: Reporter) -> None:
     with user_errors():
         options = checked(arguments)
         models = dict(zip(_names(arguments.model, arguments.name), arguments.model, strict=True))
-    study = MeasuredStudy.read(Path(arguments.study)) if arguments.study else None
-    checkpoints = study.models if study else {}
-    if models or checkpoints:
-        ask(root, models | checkpoints, options, reporter, whole=checkpoints)
+    study = MeasuredStudy.read(arguments.study)
+    if models or study.models:
+        ask(root, models | study.models, options, reporter, whole=study.models)
     questions = read_set(root)
-    outcomes = read_outcomes(root, questions)
-    if not outcomes:
-        return
-    if study is None:
-        results = Results(questions, [Row(name, {None: one}) for name, one in outcomes.items()])
-        tables = results.tables()
-    else:
-        results = study.results(questions, outcomes)
-        tables = [*results.tables(), *study.tables(results, outcomes)]
-    notes = results.notes()
+    if outcomes := read_outcomes(root, questions):
+        tables, notes = write(root, study, questions, outcomes, about)
+        for table in tables:
+            reporter.line(table.to_markdown())
+        for note in notes:
+            reporter.line(note)
+        reporter.line(f"written: {root / 'results.md'}, results.json")
+
+
+def write(
+    root: Path,
+    study: MeasuredStudy,
+    questions: BenchmarkQuestions,
+    outcomes: Mapping[str, Outcomes],
+    about: Mapping[str, Any],
+) -> tuple[list[Table], list[str]]:
+    """Writes the page of a benchmark.
+
+    Returns:
+      Its tables, and the notes on what they show.
+    """
+    results = study.results(questions, outcomes)
+    tables, notes = study.tables(results, outcomes), results.notes()
+    asked = [_described(one) for name, one in outcomes.items() if name not in study.models]
     title = "MAPF-FrozenLake benchmark" + (" (PARTIAL)" if questions.partial else "")
-    lines = [_described(one) for name, one in outcomes.items() if name not in checkpoints]
-    records.write(root / "results", title, tables, [*notes, *lines], about, results.to_json())
-    for table in tables:
-        reporter.line(table.to_markdown())
-    for note in notes:
-        reporter.line(note)
-    reporter.line(f"written: {root / 'results.md'}, results.json")
+    records.write(root / "results", title, tables, [*notes, *asked], about, results.to_json())
+    return tables, notes
 
 
 def _described(one: Outcomes) -> str:

@@ -15,7 +15,7 @@ from experiments.benchmark.study import MeasuredStudy, compared
 from experiments.benchmark.table import METRICS, PUBLISHED, Outcomes, Results
 from experiments.families.lakes import published
 from experiments.families.lakes.published import Group
-from experiments.pages import number
+from experiments.pages import estimate, number
 from experiments.records import Table
 from experiments.run_reading import read_run
 from experiments.statistics import student
@@ -93,23 +93,16 @@ def _data_ratios(study: MeasuredStudy) -> Table:
     sizes = list(dict.fromkeys([*map(str, printed["sizes"]), *study.found["rows"]]))
     rows: list[dict[str, Any]] = []
     for index, configs in sorted(chosen.items()):
-        of_size = {
-            size: estimate_ratio([config[size]["data_ratio"] for config in configs])
-            for size in study.found["rows"]
-        }
+        of_size = {}
+        for size in study.found["rows"]:
+            ratios = [config[size]["data_ratio"] for config in configs]
+            of_size[size] = estimate(student(dict(enumerate(ratios))), scale=1)
         rows.append({"source": "measured", "round": index, **of_size})
     for index in (1, 2):
         ratios = zip(map(str, printed["sizes"]), printed[f"for_round_{index}"], strict=True)
         rows.append({"source": PUBLISHED, "round": index, **dict(ratios)})
     ordered = [{name: row.get(name) for name in ("source", "round", *sizes)} for row in rows]
     return Table.of("Data ratio by lake size that V6 designs, mean over seeds", ordered)
-
-
-def estimate_ratio(values: Sequence[float]) -> str:
-    """A mean over seeds with its interval, as a ratio."""
-    found = student(dict(enumerate(values)))
-    between = "" if found["low"] is None else f" ({found['low']:.2f} to {found['high']:.2f})"
-    return f"{found['mean']:.2f}{between}"
 
 
 def judge(study: MeasuredStudy, solver: Solver, path: Path) -> None:

@@ -1,4 +1,7 @@
-"""The benchmark as a measure of a study: its checkpoints are the models, its variants the rows."""
+"""The benchmark as a measure of a study: its checkpoints are the models, its variants the rows.
+
+A benchmark without one is that of a study without runs: whoever was asked is a row of its own.
+"""
 
 import dataclasses
 import functools
@@ -31,16 +34,18 @@ class MeasuredStudy:
     found: Mapping[str, Any]
 
     @classmethod
-    def read(cls, root: Path) -> Self:
-        """The study in a folder.
+    def read(cls, folder: str | None) -> Self:
+        """The study in a folder; one without runs if none is given.
 
         Raises:
           UserError: there is none.
         """
-        path = root / "study.json"
+        if folder is None:
+            return cls(Path(), {"variants": [], "runs": [], "reference": None})
+        path = Path(folder, "study.json")
         if not path.is_file():
-            raise UserError(f"study={root}: no study is there")
-        return cls(root, files.read_file(path))
+            raise UserError(f"study={folder}: no study is there")
+        return cls(path.parent, files.read_file(path))
 
     @functools.cached_property
     def labels(self) -> dict[str, str]:
@@ -106,7 +111,7 @@ class MeasuredStudy:
         return Results(questions, [*self.rows(outcomes), *self.others(outcomes)])
 
     def tables(self, results: Results, outcomes: Mapping[str, Outcomes]) -> list[Table]:
-        """Comparisons of the variants by numbers of agents, waits and rounds."""
+        """Those of all rows, then comparisons of the variants by agents, waits and rounds."""
         last, groups = self.rows(outcomes), {"": Group()}
         groups |= {f", {g.num_agents} agents": g for g in results.kind("num_agents")}
         groups |= {f", {g.wait_ratio:.0%} need a wait": g for g in results.kind("wait_ratio")}
@@ -114,12 +119,14 @@ class MeasuredStudy:
         rounds = max((done for _, _, done in self.checkpoints), default=0)
         for done in range(1, rounds):
             shown.append((self.rows(outcomes, done=done), f", after round {done - 1}", Group()))
-        reference = self.labels[self.found["reference"]]
-        return results.marked(
-            compared(metric, f"by variant{title}", results, rows, reference, group)
-            for metric in METRICS
-            for rows, title, group in shown
-        )
+        made = results.tables()
+        if reference := self.labels.get(self.found["reference"]):
+            made += results.marked(
+                compared(metric, f"by variant{title}", results, rows, reference, group)
+                for metric in METRICS
+                for rows, title, group in shown
+            )
+        return made
 
 
 def compared(

@@ -22,6 +22,7 @@ from experiments.run_reading import Run, is_run, read_json, read_run
 from experiments.settings import family_of
 from experiments.statistics import adjust, minimum_detectable_difference, paired
 from experiments.study import results as study_results
+from experiments.study.results import rate_of
 
 FILE = "study.json"
 _DRAWN_VARIANTS, _DRAWN_ANSWERS = 2, 3
@@ -167,53 +168,42 @@ def _comparison(study: _Study, gallery: Gallery) -> Iterator[dict[str, Any]]:
         remark = "".join(f"Dotted: before training, {start:.1f}%." for start in charts[0].begins)
         yield {
             "label": metric["label"],
-            "scale": _scale(metric),
+            "scale": 100 if rate_of(metric) else 1,
             "rows": rows,
             "drawn": [gallery.add(charts[0], remark), gallery.add(charts[1])],
-            "pairs": _pairs(study, rows) if len(study.labels) > 2 and _kind(metric) else None,
+            "pairs": _pairs(study, rows) if len(study.labels) > 2 and rate_of(metric) else None,
         }
 
 
-def _kind(metric: Found) -> str | None:
-    """The rate that a metric is made of, if it is made of one."""
-    kind = metric["name"].partition("_")[0]
-    return kind if kind in study_results.RATES else None
-
-
-def _scale(metric: Found) -> int:
-    """Rates are shown in percent."""
-    return 100 if _kind(metric) else 1
-
-
 def _means(study: _Study, metric: Found) -> Estimates:
-    kind, starts = _kind(metric), study.starts
+    kind, starts = rate_of(metric), study.starts
     before = [100 * plain.fmean(_rate(start, kind) for start in starts)] if kind and starts else []
-    rows = [
-        _estimate(study, row, row, i, _scale(metric)) for i, row in enumerate(study.rows(metric))
-    ]
-    unit = "percent" if kind else metric["label"]
+    rows, unit = _estimates(study, metric), "percent" if kind else metric["label"]
     return Estimates(metric["name"], metric["label"], "what", unit, rows, begins=before)
 
 
 def _differences(study: _Study, metric: Found) -> Estimates:
-    rows = [
-        _estimate(study, row, row["difference"], i, _scale(metric))
-        for i, row in enumerate(study.rows(metric))
-        if row["difference"]
-    ]
+    rows, unit = (
+        _estimates(study, metric, "difference"),
+        "points" if rate_of(metric) else "difference",
+    )
     title = f"minus {study.labels[study.found['reference']]}"
-    unit = "points" if _kind(metric) else "difference"
     return Estimates(f"{metric['name']}_difference", title, "what", unit, rows, begins=[0.0])
 
 
-def _estimate(study: _Study, row: Found, found: Found, look: int, scale: int) -> Series:
-    """A mean or a difference of `study.json`, with the seeds that it is made of."""
-    mean, low, high = (
-        None if found[key] is None else scale * found[key] for key in ("mean", "low", "high")
-    )
-    seeds = {f"seed {seed}": scale * value for seed, value in found["values"].items()}
-    names, values = ["mean", *seeds], [mean, *seeds.values()]
-    return Series(study.labels[row["variant"]], names, values, [low], [high], look)
+def _estimates(study: _Study, metric: Found, part: str | None = None) -> list[Series]:
+    """The means of all variants, or a part of their rows, with the seeds that each is made of."""
+    scale, lines = 100 if rate_of(metric) else 1, []
+    for i, row in enumerate(study.rows(metric)):
+        if found := row[part] if part else row:
+            mean, low, high = (
+                None if found[key] is None else scale * found[key]
+                for key in ("mean", "low", "high")
+            )
+            seeds = {f"seed {seed}": scale * value for seed, value in found["values"].items()}
+            names, values = ["mean", *seeds], [mean, *seeds.values()]
+            lines.append(Series(study.labels[row["variant"]], names, values, [low], [high], i))
+    return lines
 
 
 def _pairs(study: _Study, rows: Sequence[Found]) -> dict[str, Any] | None:

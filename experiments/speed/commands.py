@@ -52,7 +52,6 @@ def run(
     description: str,
     tables: Callable[[argparse.Namespace], Iterable[Table]],
     argv: Sequence[str] | None = None,
-    notes: Sequence[str] = (),
     on_cpu: bool = False,
     **more: Mapping[str, Any],
 ) -> None:
@@ -66,7 +65,6 @@ def run(
       tables: from the options to tables, which may take as long to come as the measurements do.
         The devices of JAX are first asked for after the first one.
       argv: of the command line; None is that of this process.
-      notes: as of `records.write`.
       on_cpu: this process and those of engines leave accelerators alone.
       **more: further options by name, as `argparse` describes them.
     """
@@ -82,7 +80,7 @@ def run(
     if on_cpu:
         os.environ["JAX_PLATFORMS"] = "cpu"
         jax.config.update("jax_platforms", "cpu")
-    notes = [*notes, *(["A quick run: a few short measurements."] if options.quick else [])]
+    notes = ["A quick run: a few short measurements."] if options.quick else []
     load = round(os.getloadavg()[0], 2)
     about: dict[str, Any] = {}
     finished: list[Table] = []

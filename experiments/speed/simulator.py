@@ -82,7 +82,14 @@ def measure(agents: int, batch: int, steps: int, pool_size: int, repeats: int) -
 
 def tables(own: Sequence[Mapping[str, Any]], outcomes: Mapping[str, Outcome]) -> Iterator[Table]:
     """The tables of the page, from rows of `measure` and what the peers measured by name."""
-    yield Table.of("Environment steps per second", own)
+    yield Table.of(
+        "Environment steps per second",
+        own,
+        f"{SIZE} x {SIZE} lakes, {_HOLE_RATIO:.0%} holes, rule 'fail', at most {_MAX_STEPS} "
+        "steps an episode, auto-reset from a pool of instances, a reward for every agent. Actions "
+        "are drawn beforehand; one compiled scan; compilation and a warm-up are not counted; the "
+        "median of the repeats. Each peer runs in a process of its own with its own auto-reset.",
+    )
     rows = [row for outcome in outcomes.values() for row in outcome.measurements]
     failed = [{"library": n, "note": o.obstacle} for n, o in outcomes.items() if o.obstacle]
     yield Table.of(
@@ -141,12 +148,6 @@ def _interpreter(text: str) -> tuple[str, str]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures, prints the page, and writes it if a folder is given."""
-    notes = [
-        f"{SIZE} x {SIZE} lakes, {_HOLE_RATIO:.0%} holes, rule 'fail', at most {_MAX_STEPS} "
-        "steps an episode, auto-reset from a pool of instances, a reward for every agent. Actions "
-        "are drawn beforehand; one compiled scan; compilation and a warm-up are not counted; the "
-        "median of the repeats. Each peer runs in a process of its own with its own auto-reset."
-    ]
     peer_python = {
         "type": _interpreter,
         "action": "append",
@@ -154,7 +155,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "metavar": "NAME=INTERPRETER",
         "help": "an interpreter to measure a library with, if it wants other versions",
     }
-    commands.run("simulator", __doc__, measured, argv, notes, peer_python=peer_python)
+    commands.run("simulator", __doc__, measured, argv, peer_python=peer_python)
 
 
 if __name__ == "__main__":

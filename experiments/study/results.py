@@ -345,10 +345,16 @@ def markdown(found: Mapping[str, Any]) -> str:
             if row["metric"] == metric["name"]
         }
         title = metric["label"][0].upper() + metric["label"][1:]
-        scale = 100 if metric["name"].partition("_")[0] in RATES else 1
+        scale = 100 if rate_of(metric) else 1
         tables.append(Table.compared(title, rows, named[found["reference"]], scale))
     short = shortfalls(found)
     return render("comparison.md", found=found, labels=named, shortfalls=short, tables=tables)
+
+
+def rate_of(metric: Mapping[str, Any]) -> str | None:
+    """The rate that a metric is made of, which is shown in percent; None if it is made of none."""
+    rate = metric["name"].partition("_")[0]
+    return rate if rate in RATES else None
 
 
 def labels(found: Mapping[str, Any]) -> dict[str, str]:
