@@ -8,7 +8,7 @@ for, and so does BCa. The tests hold these numbers.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,22 +57,19 @@ def wilson(successes: float, trials: float) -> Interval:
     return Interval(low, high)
 
 
-def minimum_detectable_difference(
-    half_width: float, seeds: int, comparisons: int, level: float = LEVEL
-) -> float:
+def minimum_detectable_difference(half_width: float, seeds: int, comparisons: int) -> float:
     """The smallest mean difference that is significant among m comparisons, by Holm's correction.
 
-    The smallest of m p-values has to be below (1 - level) / m: the difference is the quantile of
+    The smallest of m p-values has to be below (1 - LEVEL) / m: the difference is the quantile of
     Student's distribution for that, times the standard error.
 
     Args:
       half_width: half of Student's interval of the difference.
       seeds: values that it was computed from, at least 2.
       comparisons: m.
-      level: of the interval; 1 - level is the error allowed to all comparisons together.
     """
     single, corrected = scipy.special.stdtrit(
-        seeds - 1, [(1 + level) / 2, 1 - (1 - level) / (2 * comparisons)]
+        seeds - 1, [(1 + LEVEL) / 2, 1 - (1 - LEVEL) / (2 * comparisons)]
     )
     return float(half_width * corrected / single)
 
@@ -145,21 +142,20 @@ def compare(values: Mapping[str, Mapping[Any, float]], reference: str) -> dict[s
       correction over all names; None for the reference.
     """
     against = values.get(reference, {})
-    differences = {
-        name: {**paired(own, against), "p_holm": None}
-        for name, own in values.items()
-        if name != reference
-    }
-    adjust(differences.values())
+    pairs = {name: (own, against) for name, own in values.items() if name != reference}
+    differences = paired_together(pairs)
     return {
         name: {**student(own), "difference": differences.get(name)} for name, own in values.items()
     }
 
 
-def adjust(differences: Iterable[dict[str, Any]], name: str = "p_holm") -> list[dict[str, Any]]:
-    """Adds p-values after Holm's correction under a name; returns those that have any."""
-    tested = [difference for difference in differences if difference["p"] is not None]
+def paired_together(
+    pairs: Mapping[Any, tuple[Mapping[Any, float], Mapping[Any, float]]],
+) -> dict[Any, dict[str, Any]]:
+    """`paired` of each pair, with `p_holm` after Holm's correction over all that have a p-value."""
+    found = {name: {**paired(*pair), "p_holm": None} for name, pair in pairs.items()}
+    tested = [difference for difference in found.values() if difference["p"] is not None]
     adjusted = holm([difference["p"] for difference in tested])
     for difference, p in zip(tested, adjusted, strict=True):
-        difference[name] = p
-    return tested
+        difference["p_holm"] = p
+    return found

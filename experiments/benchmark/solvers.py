@@ -191,20 +191,18 @@ class LocalSolver(Solver):
 
     def _read(self, spec: str) -> tuple[Settings, dict[str, Any]]:
         """Settings to start from, and what fixes the weights."""
-        if spec == settings_lib.TINY_MODEL:
-            settings = settings_lib.from_config(tiny.get_config())
-            return settings, {"kind": "tiny", "model": spec, **_fingerprint(settings.model.folder)}
         run, _, which = spec.rpartition("@")
         kept = Path(run, "rounds", which, "weights")
-        if run and (which == START or kept.is_dir()):
+        if spec == settings_lib.TINY_MODEL:
+            kind, settings = "tiny", settings_lib.from_config(tiny.get_config())
+        elif run and (which == START or kept.is_dir()):
+            kind = "weights"
             with user_errors():
                 settings = settings_lib.from_config(checks.json_object(Path(run, "config.json")))
             if which != START:
                 model = dataclasses.replace(settings.model, path=str(kept))
                 settings = dataclasses.replace(settings, model=model)
-            source = {"kind": "weights", "model": settings.model.path}
-            return settings, {**source, **_fingerprint(settings.model.folder)}
-        if checkpoint := find_checkpoint(spec):
+        elif checkpoint := find_checkpoint(spec):
             self._checkpoint = checkpoint
             options = (checkpoint.run / "config.json").read_bytes()
             return checkpoint.settings, {
@@ -213,16 +211,18 @@ class LocalSolver(Solver):
                 "step": checkpoint.step,
                 "config": hashlib.sha256(options).hexdigest(),
             }
-        folder = Path(spec)
-        if not (folder / "config.json").is_file():
+        elif Path(spec, "config.json").is_file():
+            kind = "folder"
+            with user_errors():
+                settings = Settings(model=ModelSettings(path=spec))
+        else:
             raise UserError(
                 f"model={spec}: neither a run's folder (or RUN:STEP, RUN@ROUND) nor a "
                 f"checkpoint's folder; allowed are also {settings_lib.TINY_MODEL!r}, "
                 f"{ENDPOINT}URL#MODEL and the oracles {', '.join(ORACLES)}"
             )
-        with user_errors():
-            settings = Settings(model=ModelSettings(path=spec))
-        return settings, {"kind": "folder", "model": spec, **_fingerprint(folder)}
+        model = settings.model
+        return settings, {"kind": kind, "model": model.path, **_fingerprint(model.folder)}
 
     def answer(self, questions: BenchmarkQuestions, rows: np.ndarray) -> Iterator[list[Given]]:
         """Each answer when it has ended, longest prompts first; first those that do not fit."""

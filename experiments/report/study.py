@@ -20,7 +20,7 @@ from experiments.report import answers, style
 from experiments.report.charts import Estimates, Gallery, Lines, Series, on_one_scale
 from experiments.run_reading import Run, is_run, read_json, read_run
 from experiments.settings import family_of
-from experiments.statistics import adjust, minimum_detectable_difference, paired
+from experiments.statistics import minimum_detectable_difference, paired_together
 from experiments.study import results as study_results
 from experiments.study.results import rate_of
 
@@ -108,7 +108,7 @@ def page(root: Path, gallery: Gallery) -> str:
         before=[_rate(point, "valid") for point in study.starts],
         comparison=comparison,
         tested=tested,
-        detectable=_detectable(study, tested) if tested else None,
+        detectable=_detectable(tested) if tested else None,
         short=study_results.shortfalls(found),
         learning=[list(map(gallery.add, of(study))) for of in (_mean_curves, _single_curves)],
         configurations=list(map(gallery.add, _configurations(study))),
@@ -147,12 +147,12 @@ def _total(found: Found) -> float:
 # Comparison
 
 
-def _detectable(study: _Study, tested: Sequence[Found]) -> float:
+def _detectable(tested: Sequence[Found]) -> float:
     """The minimum detectable difference, by the median of the variants' intervals."""
     differences = [row["difference"] for row in tested]
     return plain.median(
         minimum_detectable_difference(
-            (one["high"] - one["low"]) / 2, len(one["values"]), len(tested), study.found["level"]
+            (one["high"] - one["low"]) / 2, len(one["values"]), len(tested)
         )
         for one in differences
     )
@@ -209,21 +209,23 @@ def _estimates(study: _Study, metric: Found, part: str | None = None) -> list[Se
 def _pairs(study: _Study, rows: Sequence[Found]) -> dict[str, Any] | None:
     """Every variant against every other one, with p-values corrected over all pairs."""
     ranked = sorted((row for row in rows if row["mean"] is not None), key=lambda row: -row["mean"])
-    pairs = {}
-    for one, other in itertools.combinations(ranked, 2):
-        pair = paired(one["values"], other["values"])
-        if pair["values"]:
-            pairs[one["variant"], other["variant"]] = pair
-    tested = adjust(pairs.values(), "holm")
+    together = paired_together(
+        {
+            (one["variant"], other["variant"]): (one["values"], other["values"])
+            for one, other in itertools.combinations(ranked, 2)
+            if one["values"].keys() & other["values"].keys()
+        }
+    )
+    tested = [pair for pair in together.values() if pair["p_holm"] is not None]
     if not tested:
         return None
     alpha = 1 - study.found["level"]
     return {
         "header": ["variant", "mean", *(study.labels[row["variant"]] for row in ranked)],
         "ranked": ranked,
-        "found": pairs,
+        "found": together,
         "tested": len(tested),
-        "significant": sum(pair["holm"] < alpha for pair in tested),
+        "significant": sum(pair["p_holm"] < alpha for pair in tested),
     }
 
 

@@ -150,6 +150,19 @@ def test_differences_without_any_spread_are_not_certain():
     assert apart["p"] == pytest.approx(expected.pvalue)
     low, high = expected.confidence_interval()
     assert (apart["low"], apart["high"]) == pytest.approx((low, high))
-    adjusted = [dict(apart), dict(same), {**apart, "p": 0.01}]
-    assert len(statistics.adjust(adjusted)) == 2  # One has no p-value.
-    assert [one.get("p_holm") for one in adjusted] == [apart["p"], None, 0.02]
+
+
+def test_several_differences_are_corrected_together():
+    other = {0: 0.4, 1: 0.4, 2: 0.4}
+    pairs = {
+        "alike": ({0: 0.5, 1: 0.5}, other),  # It has no p-value.
+        "apart": ({0: 0.5, 1: 0.6, 2: 0.8}, other),
+        "further": ({0: 0.5, 1: 0.51, 2: 0.52}, other),
+    }
+    found = statistics.paired_together(pairs)
+    assert found["alike"]["p_holm"] is None
+    tested = [found[name] for name in ("apart", "further")]
+    assert [one["p"] for one in tested] == [
+        statistics.paired(*pairs[n])["p"] for n in ("apart", "further")
+    ]
+    assert [one["p_holm"] for one in tested] == statistics.holm([one["p"] for one in tested])
