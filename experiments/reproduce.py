@@ -32,7 +32,7 @@ from experiments.benchmark.study import MeasuredStudy
 from experiments.configs.studies import published
 from experiments.errors import UserError
 from experiments.progress import Reporter
-from experiments.study import command
+from experiments.study import __main__ as command
 from experiments.study.results import times
 from experiments.study.runs import Job, Work, hours
 from experiments.study.variants import Study, Variant
@@ -41,7 +41,6 @@ from learner import checks
 #: The base of the study and the set of the benchmark, by `--scale`.
 SCALES = {"tiny": ("tiny", "small"), "full": ("qwen3_4b", "builtin")}
 
-_CONFIG = command_line.define_config()
 flags.adopt_module_key_flags(command)
 flags.DEFINE_alias("out", "workdir")
 _MODEL = flags.DEFINE_string(
@@ -74,7 +73,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _load(root: Path) -> tuple[Study, ml_collections.ConfigDict]:
-    base, study = _CONFIG.value, published.STUDY
+    base, study = command.CONFIG.value, published.STUDY
     base.model.path = _MODEL.value
     variants = [*study.variants, *map(_designer, _ENDPOINTS.value)]
     if _VARIANTS.value:

@@ -22,11 +22,11 @@ from experiments import command_line, settings
 from experiments import store as files
 from experiments.errors import user_errors
 from experiments.pages import render
-from experiments.study import command, sensitivity
+from experiments.study import __main__ as command
+from experiments.study import sensitivity
 from experiments.study.results import labels
 from experiments.study.variants import Study, Variant
 
-_CONFIG = command_line.define_config()
 flags.adopt_module_key_flags(command)
 _RANDOM = flags.DEFINE_integer("random", 3, "Random configurations.", lower_bound=0)
 
@@ -35,10 +35,10 @@ def main(argv: Sequence[str]) -> None:
     """Computes what is missing, writes the tables and says whether the regime is flat."""
 
     def family() -> Any:
-        return settings.family_of(_CONFIG.value.to_dict())
+        return settings.family_of(command.CONFIG.value.to_dict())
 
     def load(root: Path) -> tuple[Study, ml_collections.ConfigDict]:
-        base = _CONFIG.value.copy_and_resolve_references()
+        base = command.CONFIG.value.copy_and_resolve_references()
         base.environment.num_instances *= base.loop.rounds
         base.loop.rounds = 1
         base.engineer.designer = "fixed"

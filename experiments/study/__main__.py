@@ -12,27 +12,106 @@ Exit codes: 0 when all runs are finished; 1 for what the user can mend and if a 
 (EX_TEMPFAIL) after SIGTERM or Ctrl-C, when everything is saved and the same command goes on.
 """
 
-from collections.abc import Sequence
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import ml_collections
 from absl import app, flags
 from ml_collections import config_flags
 
 from experiments import command_line
-from experiments.study import command, variants
+from experiments.errors import UserError, ended_in_one_line
+from experiments.pages import render
+from experiments.progress import Reporter
+from experiments.records import Table
+from experiments.study import runs, variants
+from experiments.study.results import labels
+from experiments.study.variants import Study
+from learner.devices import preemption
 
-_CONFIG = command_line.define_config()
-flags.adopt_module_key_flags(command)
+CONFIG = command_line.define_config()
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the study.", required=True)
+_WORKERS = flags.DEFINE_integer(
+    "workers",
+    0,
+    "Processes at a time; 0 is one for each processor core, or for each mesh of GPUs.",
+    lower_bound=0,
+)
+_SEEDS = flags.DEFINE_list("seeds", None, "Seeds in place of the study's own, such as 0,1.")
+TABLES_ONLY = flags.DEFINE_bool(
+    "tables_only", False, "Compute nothing: write the tables of the runs that there are."
+)
+DRY_RUN = flags.DEFINE_bool(
+    "dry_run", False, "Compute nothing: say what is to be computed, and how long that takes."
+)
+
+
+def run(
+    argv: Sequence[str],
+    load: Callable[[Path], tuple[Study, ml_collections.ConfigDict]],
+    conclude: Callable[[Path, dict[str, Any]], str] | None = None,
+    further: Callable[[Path, Sequence[runs.Job]], runs.Work] | None = None,
+) -> None:
+    """Computes what is missing of a study and writes its tables; ends the program on errors.
+
+    Args:
+      argv: what is left of the command line.
+      load: the study and the options that its variants have in common, by the study's folder.
+      conclude: what comes after the tables if all runs have ended, from the folder and what
+        `study.json` holds; returns a line to be printed.
+      further: the work of `conclude`, from the folder and all runs, for a dry run.
+    """
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected arguments {argv[1:]}; options look like --name=value")
+    begin = time.monotonic()
+    reporter = Reporter()
+    root = Path(_WORKDIR.value)
+    with ended_in_one_line():
+        if TABLES_ONLY.value and not (root / "runs").is_dir():
+            raise UserError(f"workdir={root}: no study is there to write tables of")
+        study, base = load(root)
+        if _SEEDS.value is not None:
+            study = study.with_seeds(_SEEDS.value)
+        if DRY_RUN.value:
+            all_jobs = runs.jobs(study, study.settings(base))
+            places = len(runs.slots(root, _WORKERS.value, all_jobs[0].settings))
+            work = runs.forecast(root, all_jobs, places)
+            work += [further(root, all_jobs)] if further else []
+            rows = [
+                (*one[:-1], "unknown" if one.hours is None else one.hours)
+                for one in (*work, runs.together(work))
+            ]
+            reporter.line(Table("To be computed", runs.Work._fields, rows).to_markdown())
+            return
+        workers = None if TABLES_ONLY.value else _WORKERS.value
+        found, whole = runs.compute(root, study, base, workers, reporter)
+        for line in render("summary.md", found=found, labels=labels(found)).splitlines():
+            reporter.line(line)
+        if conclude is not None and whole:
+            try:
+                with preemption.Preemption().watch():
+                    reporter.line(conclude(root, found))
+            except preemption.Preempted:
+                whole = False
+    if not whole:
+        reporter.line("asked to leave: saved; the same command goes on from here")
+        sys.exit(preemption.EXIT_CODE)
+    reporter.line(f"done in {time.monotonic() - begin:.0f} s; tables: {root / 'comparison.md'}")
+    if found["state"]["failed"]:
+        sys.exit(1)
 
 
 def main(argv: Sequence[str]) -> None:
     """Computes what is missing and writes the tables."""
 
-    def load(_: object) -> tuple[variants.Study, ml_collections.ConfigDict]:
+    def load(_: object) -> tuple[Study, ml_collections.ConfigDict]:
         file = config_flags.get_config_filename(flags.FLAGS["config"])
-        return variants.load(file), _CONFIG.value
+        return variants.load(file), CONFIG.value
 
-    command.run(argv, load)
+    run(argv, load)
 
 
 if __name__ == "__main__":
