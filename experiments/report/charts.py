@@ -161,12 +161,13 @@ class Estimates(Lines):
         return figure
 
 
-def on_one_scale(charts: Sequence[Estimates]) -> list[Estimates]:
+def on_one_scale(charts: Sequence[Lines]) -> list[Lines]:
     """Charts, those of one unit on the scale that shows all of them, for small multiples."""
     shown: dict[str, list[float]] = {chart.y_label: [] for chart in charts}
     for chart in charts:
         ends = (end for row in chart.series for end in (*row.y, *row.low, *row.high))
-        shown[chart.y_label] += [end for end in (*ends, *chart.begins) if end is not None]
+        begins = chart.begins if isinstance(chart, Estimates) else ()
+        shown[chart.y_label] += [end for end in (*ends, *begins) if end is not None]
     ranges = {unit: (min(s), max(s)) if len(set(s)) > 1 else None for unit, s in shown.items()}
     return [dataclasses.replace(chart, y_range=ranges[chart.y_label]) for chart in charts]
 

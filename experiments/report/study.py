@@ -232,59 +232,48 @@ def _pairs(study: _Study, rows: Sequence[Found]) -> dict[str, Any] | None:
 # Learning curves
 
 
-def _mean_curves(study: _Study) -> Iterator[Lines]:
+def _mean_curves(study: _Study) -> list[Lines]:
     """Charts of the means of all variants."""
-    labels, finished = study.labels, study.finished
-    kinds = ("valid", "optimal") if finished else ()
-    curves = {(v, kind): _curve(runs, kind) for v, runs in finished.items() for kind in kinds}
-    rates = [rate for _, curve in curves.values() for rate in curve]
-    for kind in kinds:
-        yield Lines(
+    looks = {variant: i for i, variant in enumerate(study.labels)}
+    charts = [
+        Lines(
             f"learning_{kind}",
             f"{kind} answers, means over seeds",
             "training steps, a point after every round",
             "percent",
             [
-                Series(label, *curves[variant, kind], look=i)
-                for i, (variant, label) in enumerate(labels.items())
-                if variant in finished
+                _curve(study.labels[variant], runs, kind, looks[variant])
+                for variant, runs in study.finished.items()
             ],
-            y_range=(min(rates), max(rates) + 1),
         )
+        for kind in ("valid", "optimal")
+    ]
+    return on_one_scale(charts) if study.finished else []
 
 
-def _single_curves(study: _Study) -> Iterator[Lines]:
-    """Charts of each variant with its seeds."""
-    labels, finished, reference = study.labels, study.finished, study.found["reference"]
-    curves = [_curve([run], "valid")[1] for runs in finished.values() for run in runs]
-    rates = list(itertools.chain(*curves))
-    for i, (variant, label) in enumerate(labels.items()):
-        if variant not in finished:
-            continue
-        runs = finished[variant]
-        lines = [
-            Series(f"seed {run['seed']}", *_curve([run], "valid"), look=i, faint="-")
-            for run in runs
-        ]
-        lines.append(Series("mean", *_curve(runs, "valid"), look=i))
-        if variant != reference and reference in finished:
-            name = f"mean of {labels[reference]}"
-            lines.append(Series(name, *_curve(finished[reference], "valid"), look=None))
-        yield Lines(
-            f"learning_valid_{variant}",
-            label,
-            "training steps",
-            "percent valid",
-            lines,
-            y_range=(min(rates), max(rates) + 1),
-        )
+def _single_curves(study: _Study) -> list[Lines]:
+    """Charts of each variant with its seeds, on one scale."""
+    finished, reference, charts = study.finished, study.found["reference"], []
+    for look, (variant, label) in enumerate(study.labels.items()):
+        if runs := finished.get(variant):
+            lines = [_curve(f"seed {run['seed']}", [run], "valid", look, "-") for run in runs]
+            lines.append(_curve("mean", runs, "valid", look))
+            if variant != reference and reference in finished:
+                name = f"mean of {study.labels[reference]}"
+                lines.append(_curve(name, finished[reference], "valid", None))
+            title = f"learning_valid_{variant}"
+            charts.append(Lines(title, label, "training steps", "percent valid", lines))
+    return on_one_scale(charts)
 
 
-def _curve(runs: Sequence[Found], kind: str) -> tuple[list[float], list[float]]:
-    """(training steps, percent of the validation answers) after every round, means over runs."""
+def _curve(
+    name: str, runs: Sequence[Found], kind: str, look: int | None, faint: str = ""
+) -> Series:
+    """Percent of the validation answers after every round, means over runs."""
     rounds = list(zip(*(run["points"] for run in runs), strict=True))
     steps = [plain.fmean(point["steps"] for point in points) for points in rounds]
-    return steps, [plain.fmean(100 * _rate(point, kind) for point in points) for points in rounds]
+    rates = [plain.fmean(100 * _rate(point, kind) for point in points) for points in rounds]
+    return Series(name, steps, rates, look=look, faint=faint)
 
 
 # Configurations
