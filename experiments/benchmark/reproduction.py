@@ -95,8 +95,8 @@ def _data_ratios(study: MeasuredStudy) -> Table:
     for index, configs in sorted(chosen.items()):
         of_size = {}
         for size in study.found["rows"]:
-            ratios = [config[size]["data_ratio"] for config in configs]
-            of_size[size] = estimate(student(dict(enumerate(ratios))), scale=1)
+            values = dict(enumerate(config[size]["data_ratio"] for config in configs))
+            of_size[size] = estimate(student(values), scale=1)
         rows.append({"source": "measured", "round": index, **of_size})
     for index in (1, 2):
         ratios = zip(map(str, printed["sizes"]), printed[f"for_round_{index}"], strict=True)

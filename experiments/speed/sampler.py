@@ -10,6 +10,7 @@ import math
 import sys
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -89,7 +90,7 @@ def tables(
 
 
 if __name__ == "__main__":
-    quick = {"rounds": 2, "new_tokens": 128}
+    quick: dict[str, Any] = {"rounds": 2, "new_tokens": 128}
     commands.run(
         "sampler",
         __doc__,
