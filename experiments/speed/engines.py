@@ -1,9 +1,9 @@
 """Engines that are measured in processes of their own, several of them in turns.
 
 An engine is a function from a task (a JSON object) to measurements (JSON objects), made one after
-the other. `compare` runs it as `python -m experiments.speed.engines MODULE:ENGINE`, with an
-interpreter of its own if its library wants other versions. So modules of engines import the
-standard library alone at their top. The process reads the task and writes a measurement a line.
+the other. `compare` runs it as `python engines.py MODULE:ENGINE`, with an interpreter of its own if
+its library wants other versions. So modules of engines import the standard library alone at their
+top. The process reads the task and writes a measurement a line.
 """
 
 import contextlib
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 import timeit
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -70,9 +71,8 @@ def _measure(case: Case, outcome: Outcome) -> None:
         "PYTHONWARNINGS": "ignore",
         "TRANSFORMERS_VERBOSITY": "error",
     }
-    engine = f"experiments.speed.{case.engine}"
     done = subprocess.run(
-        [case.python, "-m", "experiments.speed.engines", engine],
+        [case.python, __file__, f"experiments.speed.{case.engine}"],
         input=json.dumps(case.task),
         capture_output=True,
         text=True,
@@ -109,6 +109,10 @@ def seconds(function: Callable[[], Any], repeats: int) -> float:
 def main() -> None:
     """Runs one engine: from the task on standard input to a line for each measurement."""
     module, _, name = sys.argv[1].partition(":")
+    del sys.path[0]  # The folder of this file.
+    # The package itself asks for what another interpreter need not have.
+    sys.modules["experiments"] = package = types.ModuleType("experiments")
+    package.__path__ = [str(Path(__file__).parents[1])]
     with contextlib.redirect_stdout(sys.stderr):  # What libraries print must not mix in.
         for measurement in getattr(importlib.import_module(module), name)(json.load(sys.stdin)):
             print(json.dumps(measurement), file=sys.__stdout__, flush=True)

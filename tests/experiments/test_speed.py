@@ -3,6 +3,7 @@
 import concurrent.futures
 import json
 import time
+import venv
 
 import numpy as np
 import pytest
@@ -57,6 +58,13 @@ def test_an_engine_that_fails_says_why_and_gets_no_further_turn(engine, obstacle
     outcome = engines.compare({"x": Case(engine, {})}, 2)["x"]
     assert outcome.measurements == []
     assert outcome.obstacle.startswith(obstacle)
+
+
+def test_an_engine_needs_nothing_but_its_library(tmp_path):
+    venv.create(tmp_path, with_pip=False)
+    case = Case("peers:measure", {"library": "gymnasium"}, str(tmp_path / "bin" / "python"))
+    outcome = engines.compare({"x": case})["x"]
+    assert "PackageNotFoundError: No package metadata was found for gymnasium" in outcome.obstacle
 
 
 def test_the_first_call_is_not_timed():
