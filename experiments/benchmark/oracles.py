@@ -5,8 +5,6 @@ what a model can reach.
 """
 
 import dataclasses
-import functools
-import itertools
 from collections.abc import Callable, Mapping
 
 import jax
@@ -16,12 +14,9 @@ import numpy as np
 import mapf_jax
 from mapf_jax import dynamics, plans
 from mapf_jax.solver.blocks import in_blocks
-from mapf_jax.solver.prioritized import prioritized_plan
 
 _BLOCK = 128
-_ALL_ORDERS = 120  # of five agents
 _NO_PLAN = "No plan found."
-_STEPS_PER_WIDTH = 16  # No path of the prioritised planner is longer than so many widths.
 
 
 Paths = np.ndarray
@@ -30,37 +25,13 @@ Paths = np.ndarray
 
 def exact(instances: mapf_jax.Instance, keys: jax.Array) -> list[Paths | None]:
     """The optimal plans that the instances carry, made by the exact solver."""
-    solution = instances.solution
-    assert solution is not None
-    known = np.asarray(solution.status) == mapf_jax.Status.OPTIMAL
-    return [paths if there else None for paths, there in zip(solution.paths, known, strict=True)]
+    assert instances.solution is not None
+    return _planned(instances.solution, mapf_jax.Status.OPTIMAL)
 
 
-def prioritized(
-    instances: mapf_jax.Instance, keys: jax.Array, num_orders: int = 1
-) -> list[Paths | None]:
-    """Plans of agents one by one, each by its shortest path round the earlier ones.
-
-    Args:
-      instances: batch [B].
-      keys: not used.
-      num_orders: orders of the agents that are tried; the cheapest plan counts. One order is the
-        same for all instances of a number of agents.
-    """
-    blocked, starts, goals, active = (
-        np.asarray(array)
-        for array in (instances.blocked, instances.starts, instances.goals, instances.active)
-    )
-    found = []
-    for b, agents in enumerate(active.sum(-1)):
-        lake = (blocked[b], starts[b, :agents], goals[b, :agents])
-        orders = itertools.islice(itertools.permutations(range(agents)), num_orders)
-        horizon = _STEPS_PER_WIDTH * blocked.shape[-1]
-        made = [prioritized_plan(*lake, np.array(order), horizon) for order in orders]
-        whole = [path for path in made if len(path)]
-        costs = [plans.arrivals(path, lake[2]).sum() for path in whole]
-        found.append(whole[int(np.argmin(costs))] if whole else None)
-    return found
+def lacam(instances: mapf_jax.Instance, keys: jax.Array) -> list[Paths | None]:
+    """The first plans that are found, without a search for better ones."""
+    return _planned(mapf_jax.solve(instances, max_states=0), mapf_jax.Status.FEASIBLE)
 
 
 def random_moves(instances: mapf_jax.Instance, keys: jax.Array) -> list[Paths | None]:
@@ -104,16 +75,15 @@ class Oracle:
 
 ORACLES: Mapping[str, Oracle] = {
     "exact": Oracle("the optimal plans of the exact solver", exact),
-    "prioritized": Oracle(
-        "agents one by one in one fixed order, each by its shortest path round the earlier ones",
-        prioritized,
-    ),
-    "prioritized-all": Oracle(
-        "the cheapest such plan of all orders of the agents",
-        functools.partial(prioritized, num_orders=_ALL_ORDERS),
-    ),
+    "lacam": Oracle("the first plans that LaCAM finds, a planner for many agents", lacam),
     "random": Oracle("random moves that break no rule by themselves", random_moves, random=True),
 }
+
+
+def _planned(solution: mapf_jax.Solution, status: mapf_jax.Status) -> list[Paths | None]:
+    """The plans of a batch that have a status."""
+    there = np.asarray(solution.status) == status
+    return [paths if has else None for paths, has in zip(solution.paths, there, strict=True)]
 
 
 @jax.jit

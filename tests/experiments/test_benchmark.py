@@ -75,7 +75,7 @@ def run(source, out, *options):
 @pytest.fixture(scope="module")
 def oracles(source, tmp_path_factory):
     out = tmp_path_factory.mktemp("oracles") / "out"
-    models = ["--model=exact", "--model=prioritized", "--model=prioritized-all", "--model=random"]
+    models = ["--model=exact", "--model=lacam", "--model=random"]
     assert run(source, out, *models) == 0
     return out
 
@@ -88,11 +88,9 @@ def test_oracles_are_parsed_and_verified(oracles):
     whole = {name: one["figures"][0] for name, one in measured.items()}
     assert whole["exact"]["valid"]["successes"] == 23
     assert whole["exact"]["optimal"]["successes"] == whole["exact"]["optimal"]["trials"] == 23
-    assert whole["prioritized"]["valid"]["successes"] <= 23
-    ranks = [whole[name]["optimal"]["successes"] for name in
-             ("random", "prioritized", "prioritized-all", "exact")]  # fmt: skip
-    assert ranks == sorted(ranks)
-    assert ranks[0] < ranks[1]
+    assert whole["lacam"]["valid"]["successes"] == 23
+    ranks = [whole[name]["optimal"]["successes"] for name in ("random", "lacam", "exact")]
+    assert ranks[0] < ranks[1] < ranks[2]
     for record in read_lines(oracles / "models" / "random" / "answers.jsonl"):
         alone = ("parsable", "legal_moves", "starts_correct", "agent_count", "no_holes")
         assert all(record["checks"][check] for check in (*alone, "in_bounds")), record["text"]
@@ -100,9 +98,9 @@ def test_oracles_are_parsed_and_verified(oracles):
 
 def test_fractions_are_those_of_the_answers(oracles):
     """Counted again from the log and the names alone."""
-    records = read_lines(oracles / "models" / "prioritized" / "answers.jsonl")
+    records = read_lines(oracles / "models" / "lacam" / "answers.jsonl")
     results = json.loads((oracles / "results.json").read_text())
-    (measured,) = [one for one in results["measured"] if one["model"] == "prioritized"]
+    (measured,) = [one for one in results["measured"] if one["model"] == "lacam"]
     for figure in measured["figures"]:
 
         def belongs(record, figure=figure):
@@ -166,7 +164,7 @@ def test_a_cut_log_is_mended_and_other_options_are_refused(source, oracles, caps
     assert run(None, oracles) == 0
     assert "measured | random" in (oracles / "results.md").read_text()
     for options, words in (
-        (("--model=nowhere",), "prioritized-all"),
+        (("--model=nowhere",), "lacam"),
         (("--model=exact", "--limit=0"), "limit=0"),
         (("--model=exact", "--name=a", "--name=b"), "2 times for 1 models"),
         (("--model=tiny", "--thinking_tokens=5"), "only with --thinking"),

@@ -11,7 +11,6 @@ import reference
 
 from mapf_jax import INFINITE_COST, Instance, Status, pad_instance, solve, verify
 from mapf_jax.solver import cost_tables, joint_astar, joint_search, lakes, search
-from mapf_jax.solver.prioritized import prioritized_plan
 from mapf_jax.types import make_instance, stack
 
 
@@ -416,22 +415,6 @@ def test_cells_that_no_instance_has_are_refused(name, cells):
     absent = dataclasses.replace(bad, active=np.array([True, False]))
     if (name, cells[0]) != ("starts", (1, 1)):
         assert solve(stack([absent])).status[0] == Status.OPTIMAL
-
-
-def test_prioritised_plans_are_valid_and_cost_no_less_than_the_optimum():
-    instances = random_instances(6, 5, 0.3, 60, 3)
-    solution = solve(instances)
-    made = 0
-    for i, blocked in enumerate(instances.blocked):
-        lake = (blocked, instances.starts[i], instances.goals[i])
-        path = prioritized_plan(*lake, np.array([2, 0, 1]), 80)
-        if len(path):
-            made += 1
-            cells = [cells_of(step) for step in path]
-            starts, goals = cells_of(instances.starts[i]), cells_of(instances.goals[i])
-            assert not reference.failed_checks(blocked.tolist(), starts, goals, 5, cells)
-            assert reference.sum_of_costs(goals, cells) >= solution.cost[i]
-    assert made > 20
 
 
 def test_shortest_costs():
