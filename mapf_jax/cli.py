@@ -160,9 +160,8 @@ def _parser() -> argparse.ArgumentParser:
 def _generate(args: argparse.Namespace) -> None:
     config = _read_config(args.config) if args.config else None
     shape = ["sizes", "hole_ratio", "wait_ratio"]
-    counted = ["num_agents"] if config and config.agents else []
     for beside, options in (
-        ("config", shape + counted),
+        ("config", shape),
         ("benchmark", [*shape, "config", "num_agents", "num_instances", "shared_cells"]),
     ):
         for name in options:

@@ -21,8 +21,6 @@ class EnvironmentConfig:
         exactly `floor(hole_ratio * N * N)` of them.
       wait_ratio: fraction of the instances of that size that need at least one wait action in
         every optimal solution, in [0, 1].
-      agents: ascending pairs (number of agents in 2..5, fraction of the instances of every size);
-        the fractions sum to 1. A mapping is accepted too. Empty leaves the number to the generator.
 
     Raises:
       ValueError: a field is out of its range; the message names field, value and range.
@@ -32,27 +30,19 @@ class EnvironmentConfig:
     data_ratio: tuple[float, ...]
     hole_ratio: tuple[float, ...]
     wait_ratio: tuple[float, ...]
-    agents: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
-        sizes = _ascending("sizes", self.sizes, MIN_SIZE, MAX_SIZE)
-        if not sizes:
-            raise ValueError("sizes=(): at least one lake size is needed")
-        checked: dict[str, Any] = {"sizes": sizes}
+        sizes = tuple(map(_size, self.sizes))
+        if not sizes or list(sizes) != sorted(set(sizes)):
+            raise ValueError(f"sizes={sizes}: at least one, ascending and distinct, is needed")
+        object.__setattr__(self, "sizes", sizes)
         for name in PARAMETERS:
-            checked[name] = _ratios(name, [f"size {size}" for size in sizes], getattr(self, name))
-        agents = dict(self.agents)
-        counts = _ascending("agents", agents, MIN_AGENTS, MAX_AGENTS)
-        fractions = _ratios("agents", [f"{n} agents" for n in counts], list(agents.values()))
-        checked["agents"] = tuple(zip(counts, fractions, strict=True))
-        for name, parts in (("data_ratio", checked["data_ratio"]), ("agents", fractions)):
-            if parts and abs(math.fsum(parts) - 1) > 1e-6:
-                raise ValueError(
-                    f"{name}={parts}: the fractions sum to {math.fsum(parts):.6g}, "
-                    "they must sum to 1"
-                )
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
+            object.__setattr__(self, name, _ratios(name, sizes, getattr(self, name)))
+        total = math.fsum(self.data_ratio)
+        if abs(total - 1) > 1e-6:
+            raise ValueError(
+                f"data_ratio={self.data_ratio}: the fractions sum to {total:.6g}, not to 1"
+            )
 
     @classmethod
     def uniform(
@@ -64,17 +54,11 @@ class EnvironmentConfig:
         return cls.from_dict(dict.fromkeys(sizes, row))
 
     def to_dict(self) -> dict[str, dict[str, float]]:
-        """`{"3": {"data_ratio": .., "hole_ratio": .., "wait_ratio": ..}, ...}`.
-
-        Where the configuration says how many agents there are, also `"agents": {"2": .., ...}`.
-        """
-        rows = {
+        """`{"3": {"data_ratio": .., "hole_ratio": .., "wait_ratio": ..}, ...}`."""
+        return {
             str(size): {name: getattr(self, name)[i] for name in PARAMETERS}
             for i, size in enumerate(self.sizes)
         }
-        if self.agents:
-            rows["agents"] = {str(count): fraction for count, fraction in self.agents}
-        return rows
 
     @classmethod
     def from_dict(cls, mapping: Mapping[Any, Mapping[str, Any]]) -> "EnvironmentConfig":
@@ -85,11 +69,7 @@ class EnvironmentConfig:
         """
         if not isinstance(mapping, Mapping):
             raise ValueError(f"configuration={mapping!r}: a mapping from sizes is needed")
-        agents = mapping.get("agents", {})
-        if not isinstance(agents, Mapping):
-            raise ValueError(f"agents={agents!r}: a mapping from numbers of agents is needed")
-        rows = [(_integer("sizes", key), row) for key, row in mapping.items() if key != "agents"]
-        rows.sort(key=lambda pair: pair[0])
+        rows = sorted(((_size(key), row) for key, row in mapping.items()), key=lambda row: row[0])
         for size, row in rows:
             if not isinstance(row, Mapping):
                 raise ValueError(f"size {size}: {row!r} is not a mapping of {PARAMETERS}")
@@ -98,11 +78,8 @@ class EnvironmentConfig:
                     raise ValueError(f"size {size}: unknown field {name!r}, allowed: {PARAMETERS}")
                 if name not in row:
                     raise ValueError(f"size {size}: {name} is missing")
-        return cls(
-            tuple(size for size, _ in rows),
-            **{name: tuple(row[name] for _, row in rows) for name in PARAMETERS},
-            agents=tuple(sorted((_integer("agents", n), part) for n, part in agents.items())),
-        )
+        columns = {name: tuple(row[name] for _, row in rows) for name in PARAMETERS}
+        return cls(tuple(size for size, _ in rows), **columns)
 
 
 def num_holes(hole_ratio: float, size: int) -> int:
@@ -118,34 +95,27 @@ def max_hole_ratio(size: int, num_agents: int) -> float:
     return (size * size - 2 * num_agents) / (size * size)
 
 
-def _integer(name: str, value: Any) -> int:
+def _size(value: Any) -> int:
+    """A lake size as it is given, a string or a number."""
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError):
         number = None
     if number is None or isinstance(value, bool) or (isinstance(value, float) and number != value):
-        raise ValueError(f"{name}: {value!r} is not an integer")
+        raise ValueError(f"sizes: {value!r} is not an integer")
+    if not MIN_SIZE <= number <= MAX_SIZE:
+        raise ValueError(f"sizes: {number} is not allowed, only {MIN_SIZE} to {MAX_SIZE}")
     return number
 
 
-def _ascending(name: str, values: Iterable[Any], lowest: int, highest: int) -> tuple[int, ...]:
-    numbers = tuple(_integer(name, value) for value in values)
-    for number in numbers:
-        if not lowest <= number <= highest:
-            raise ValueError(f"{name}: {number} is not allowed, only {lowest} to {highest}")
-    if list(numbers) != sorted(set(numbers)):
-        raise ValueError(f"{name}={numbers}: must be ascending and distinct")
-    return numbers
-
-
-def _ratios(name: str, owners: Sequence[str], values: Any) -> tuple[float, ...]:
-    if not isinstance(values, Sequence) or len(values) != len(owners):
+def _ratios(name: str, sizes: Sequence[int], values: Any) -> tuple[float, ...]:
+    if not isinstance(values, Sequence) or len(values) != len(sizes):
         raise ValueError(
-            f"{name}={values!r}: one number for each of the {len(owners)} sizes is needed"
+            f"{name}={values!r}: one number for each of the {len(sizes)} sizes is needed"
         )
-    for owner, value in zip(owners, values, strict=True):
+    for size, value in zip(sizes, values, strict=True):
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ValueError(f"{name} of {owner}: {value!r} is not a number")
+            raise ValueError(f"{name} of size {size}: {value!r} is not a number")
         if not 0.0 <= value <= 1.0:
-            raise ValueError(f"{name} of {owner}: {value} is outside [0, 1]")
+            raise ValueError(f"{name} of size {size}: {value} is outside [0, 1]")
     return tuple(float(value) for value in values)

@@ -65,8 +65,7 @@ class SizeReport:
 
 @dataclasses.dataclass(frozen=True)
 class GenerationReport:
-    """Achieved ratios beside the asked ones, for a whole set; a row for each size and number of
-    agents."""
+    """Achieved ratios beside the asked ones, for a whole set; a row for each size."""
 
     asked: int
     made: int
@@ -302,17 +301,16 @@ def generate(
       key: PRNG key; equal keys and configurations give equal sets.
       config: what to make.
       num_instances: how many, at least 1.
-      num_agents: agents of every instance, where the configuration does not say (`config.agents`).
+      num_agents: agents of every instance, 2 to 5.
       exclude: `fingerprints` of instances that must not be made.
-      max_candidates: lakes drawn of one size and number of agents before it gives up.
+      max_candidates: lakes drawn of one size before it gives up.
       spread: how the solving is shared by several processes; see `Spread`. The set does not depend
         on it.
       distinct: no agent starts on a goal; otherwise it may start on another's.
 
     Returns:
       (instances, report): a batch of at most `num_instances` instances in random order, its maps
-      as wide as the largest size of the configuration; agents that an instance does not have are
-      not active.
+      as wide as the largest size of the configuration.
 
     Raises:
       ValueError: an argument is out of range.
@@ -322,22 +320,20 @@ def generate(
         raise ValueError(f"num_instances={num_instances}: at least 1 is needed")
     if not MIN_AGENTS <= num_agents <= MAX_AGENTS:
         raise ValueError(f"num_agents={num_agents}: only {MIN_AGENTS} to {MAX_AGENTS} are allowed")
-    agents = config.agents or ((num_agents, 1.0),)
     seen = set(exclude)
     wanted: list[tuple[CandidatePool, int, float]] = []  # (pool, instances, wait ratio).
     totals = apportion(num_instances, config.data_ratio)
-    for size, total, holes, waits in zip(
+    for size, asked, holes, waits in zip(
         config.sizes, totals, config.hole_ratio, config.wait_ratio, strict=True
     ):
-        for (count, _), asked in zip(agents, apportion(total, [r for _, r in agents]), strict=True):
-            size_key = jax.random.fold_in(key, size)
-            if count != 2:
-                size_key = jax.random.fold_in(size_key, count)
-            number = num_holes(holes, size)
-            pool = CandidatePool(
-                size_key, size, number, count, seen, max_candidates, spread, distinct
-            )
-            wanted.append((pool, asked, waits))
+        size_key = jax.random.fold_in(key, size)
+        if num_agents != 2:
+            size_key = jax.random.fold_in(size_key, num_agents)
+        number = num_holes(holes, size)
+        pool = CandidatePool(
+            size_key, size, number, num_agents, seen, max_candidates, spread, distinct
+        )
+        wanted.append((pool, asked, waits))
     for pool, asked, waits in wanted:
         if asked:
             pool.take(asked, round(asked * waits))
@@ -346,8 +342,8 @@ def generate(
         missing = num_instances - sum(len(other.taken) for other, *_ in wanted)
         if missing and asked and len(pool.taken) >= asked:
             pool.take(missing, round(missing * waits))
-    width, most = max(config.sizes), max(count for count, _ in agents)
-    made = [finish(pool.size, pool.taken, width, most) for pool, *_ in wanted if pool.taken]
+    width = max(config.sizes)
+    made = [finish(pool.size, pool.taken, width, num_agents) for pool, *_ in wanted if pool.taken]
     if not made:
         raise NoInstanceError(
             f"config={config}: no solvable instance was found among "
