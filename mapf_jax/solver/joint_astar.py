@@ -167,7 +167,7 @@ def _search(
             base -= 1 if not by_cost and here[i] != goals[i] else 0
             arrived = arrived and here[i] == goals[i]
         if arrived:
-            return FOUND, int(paid[node]), _path(state, parent, node, n, goals)
+            return FOUND, int(paid[node]), path_to(state, parent, node, n, goals)
         later = time[node] + 1
         for i in range(agents):
             cell, count = cells[i], 0
@@ -360,14 +360,14 @@ def mixed(mixed: np.uint64, cell: int) -> np.uint64:
 
 
 @compiled
-def _path(
+def path_to(
     state: np.ndarray, parent: np.ndarray, node: int, n: int, goals: np.ndarray
 ) -> np.ndarray:
-    """int16[T, A]: the cells on the way to a state."""
+    """int[T, A]: the cells on the way to a state; n stands for the goal."""
     steps, last = 0, node
     while parent[last] >= 0:
         steps, last = steps + 1, parent[last]
-    path = np.empty((steps + 1, len(goals)), np.int16)
+    path = np.empty((steps + 1, len(goals)), goals.dtype)
     for t in range(steps, -1, -1):
         for i in range(len(goals)):
             path[t, i] = goals[i] if state[node, i] == n else state[node, i]

@@ -15,7 +15,7 @@ import numpy as np
 
 from mapf_jax.dynamics import MOVES, WAIT
 from mapf_jax.solver.compiled import compiled
-from mapf_jax.solver.joint_astar import mixed
+from mapf_jax.solver.joint_astar import mixed, path_to
 from mapf_jax.solver.lakes import distances
 from mapf_jax.types import INFINITE_COST, Status
 
@@ -105,7 +105,7 @@ def _search(
                 constraint[constraints, 2], constraint[constraints, 3] = 0, -1
                 states, constraints = states + 1, constraints + 1
                 if np.all(step.after == goals):
-                    return _FEASIBLE, _path(state, parent, states - 1)
+                    return _FEASIBLE, path_to(state, parent, states - 1, n, goals)
             stack[height] = slot[where]
             height += 1
         while height and first[stack[height - 1]] < 0:
@@ -291,16 +291,3 @@ def _slot_of(cells: np.ndarray, slot: np.ndarray, state: np.ndarray) -> np.uint6
     while slot[where] >= 0 and not np.array_equal(state[slot[where]], cells):
         where = (where + np.uint64(1)) & mask
     return where
-
-
-@compiled
-def _path(state: np.ndarray, parent: np.ndarray, node: int) -> np.ndarray:
-    """int32[T, A]: the cells on the way to a state."""
-    steps, before = 0, parent[node]
-    while before >= 0:
-        steps, before = steps + 1, parent[before]
-    path = np.empty((steps + 1, state.shape[1]), np.int32)
-    for t in range(steps, -1, -1):
-        path[t] = state[node]
-        node = parent[node]
-    return path
