@@ -21,9 +21,8 @@ from typing import Any
 import chex
 import numpy as np
 
-from mapf_jax.padding import stack_padded, stack_plans
+from mapf_jax.padding import in_blocks, stack_padded, stack_plans
 from mapf_jax.plans import arrivals, waiting
-from mapf_jax.solver.blocks import in_blocks
 from mapf_jax.text import FROZEN, HOLE
 from mapf_jax.types import (
     CHECKS,

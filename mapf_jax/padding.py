@@ -1,12 +1,17 @@
-"""Ragged instances and plans brought to one static shape."""
+"""Ragged instances and plans brought to one static shape, and batches to a few."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import chex
+import jax
 import numpy as np
 
 from mapf_jax.types import Array, Instance, Plan, stack
 
+T = TypeVar("T")
+
+BLOCK = 512  # Instances that are computed at once.
 #: Map widths to choose from, so that lake sizes share compiled programs.
 WIDTHS = (5, 8, 10, 16, 32)
 _STEPS = 16  # Plan lengths are rounded up to a multiple, so that few shapes are compiled.
@@ -89,3 +94,26 @@ def stack_plans(plans: Sequence[np.ndarray | None], num_agents: int) -> Plan:
         positions[i, len(plan) :] = positions[i, len(plan) - 1]
     parsable = np.array([plan is not None for plan in plans], bool)
     return Plan(positions=positions, num_steps=num_steps, parsable=parsable, num_agents=counts)
+
+
+def in_blocks(function: Callable[..., T], *arrays: object, block: int) -> T:
+    """Calls a jitted batched function on rows of fixed number, for which it is compiled once.
+
+    Args:
+      function: pytrees of arrays with a leading axis in, a pytree of arrays with that axis out.
+      *arrays: pytrees of arrays [B, ...], B >= 1.
+      block: rows of a call; the last call repeats rows to fill up.
+
+    Returns:
+      The results for the B rows, with NumPy leaves.
+    """
+    batch = len(jax.tree.leaves(arrays)[0])
+
+    def call(first: int) -> T:
+        rows = np.arange(first, first + block) % batch
+        result = function(*jax.tree.map(lambda leaf: np.asarray(leaf)[rows], arrays))
+        keep = min(block, batch - first)
+        return jax.tree.map(lambda leaf: np.asarray(leaf)[:keep], result)
+
+    results = [call(first) for first in range(0, batch, block)]
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *results)

@@ -13,7 +13,7 @@ import numpy as np
 
 import mapf_jax
 from mapf_jax import dynamics, plans
-from mapf_jax.solver.blocks import in_blocks
+from mapf_jax.padding import in_blocks
 
 _BLOCK = 128
 _NO_PLAN = "No plan found."

@@ -24,7 +24,7 @@ from experiments.families.lakes.published import Group
 from experiments.progress import Reporter
 from mapf_jax import benchmark, formats
 from mapf_jax.bridges import hub_records
-from mapf_jax.solver.blocks import BLOCK
+from mapf_jax.padding import BLOCK
 
 BUILTIN: Mapping[str, Callable[..., mapf_jax.benchmark.BenchmarkSet]] = {
     "builtin": mapf_jax.benchmark_instances,

@@ -28,7 +28,7 @@ from learner import checks, tokens
 from learner.qwen3 import weights
 from learner.sampling.completer import Completer
 from learner.sampling.sampler import SamplingParams
-from mapf_jax.solver.blocks import BLOCK
+from mapf_jax.padding import BLOCK
 
 ENDPOINT = "endpoint:"
 START = "start"
