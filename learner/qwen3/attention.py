@@ -294,8 +294,26 @@ def _cudnn(q: Array, k: Array, v: Array, valid: Array | None = None) -> Array:
     return attend(mask=(jnp.tri(Q, T, T - Q, bool) & valid[:, None])[:, None])
 
 
+def heads_first_attention(q: Array, k: Array, v: Array) -> Array:
+    """`self_attention` by splash attention in its own order.
+
+    Args:
+        q: [B, H, T, h], already times h^-1/2; k, v: [B, K, T, h].
+
+    Returns:
+        [B, H, T, h].
+    """
+    kernel = functools.partial(_KERNELS["splash"], heads_first=True)
+    return over_mesh(kernel, ("batch", "heads", "length", "head_dim"), q, k, v)
+
+
 def _splash(
-    q: Array, k: Array, v: Array, valid: Array | None = None, interpret: bool = False
+    q: Array,
+    k: Array,
+    v: Array,
+    valid: Array | None = None,
+    interpret: bool = False,
+    heads_first: bool = False,
 ) -> Array:
     """Splash attention, JAX's sparse flash kernel for TPUs, of the rows and heads of one device.
 
@@ -303,17 +321,22 @@ def _splash(
     what stands before the queries on the left, where it is masked. It has no scale of its own, so
     queries are scaled before, in their own dtype.
 
-    `interpret` runs the kernel's steps one by one on any platform.
+    `interpret` runs the kernel's steps one by one on any platform; with `heads_first` arguments
+    and result are those of `heads_first_attention`.
     """
     from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
-    B, Q, H, h = q.shape
-    behind, before = -Q % LANES, (Q - k.shape[1]) % LANES
-    heads_first = [
-        jnp.pad(x.transpose(0, 2, 1, 3), ((0, 0), (0, 0), (left, behind), (0, 0)))
-        for x, left in (((q * h**-0.5).astype(q.dtype), 0), (k, before), (v, before))
+    if not heads_first:
+        scaled = (q * q.shape[-1] ** -0.5).astype(q.dtype)
+        q, k, v = (x.transpose(0, 2, 1, 3) for x in (scaled, k, v))
+        return _splash(q, k, v, valid, interpret, heads_first=True).transpose(0, 2, 1, 3)
+    B, H, Q, _ = q.shape
+    behind, before = -Q % LANES, (Q - k.shape[2]) % LANES
+    padded = [
+        jnp.pad(x, ((0, 0), (0, 0), (left, behind), (0, 0)))
+        for x, left in ((q, 0), (k, before), (v, before))
     ]
-    tokens, T = heads_first[0].shape[2], heads_first[1].shape[2]
+    tokens, T = padded[0].shape[2], padded[1].shape[2]
     size = next(size for size in _SPLASH_BLOCKS if tokens % size == T % size == 0)
     fields = dataclasses.fields(splash.BlockSizes)
     tiles: dict[str, Any] = {x.name: size for x in fields if x.name.startswith("block_")}
@@ -329,7 +352,7 @@ def _splash(
         there = jnp.pad(valid, ((0, 0), (before, 0)))
         there = jnp.pad(there, ((0, 0), (0, behind)), constant_values=True).astype(jnp.int32)
         segments = splash.SegmentIds(jnp.ones((B, tokens), jnp.int32), there)
-    return jax.vmap(kernel)(*heads_first, segments).transpose(0, 2, 1, 3)[:, :Q]
+    return jax.vmap(kernel)(*padded, segments)[:, :, :Q]
 
 
 _KERNELS: dict[str, Callable[..., Array]] = {
@@ -345,6 +368,7 @@ def over_mesh(
     *args: Array,
     rows: Sequence[Array] = (),
     whole: Sequence[Array] = (),
+    out_axes: Sequence[str] | None = None,
 ) -> Any:
     """Every device calls a function that knows nothing of meshes with its own rows and heads.
 
@@ -354,10 +378,11 @@ def over_mesh(
         axes: logical axes of `args` and of the result.
         rows: further arguments, of which only the first axis is split.
         whole: further arguments, not split.
+        out_axes: of the result, if they are others.
     """
     if jax.sharding.get_abstract_mesh().empty:
         return function(*args, *rows, *whole)
-    by_row, heads = (nn.logical_to_mesh_axes(names) for names in (axes[:1], axes))
+    by_row, heads, out_specs = map(nn.logical_to_mesh_axes, (axes[:1], axes, out_axes or axes))
     specs = (heads,) * len(args) + (by_row,) * len(rows) + (PartitionSpec(),) * len(whole)
-    run = jax.shard_map(function, in_specs=specs, out_specs=heads, check_vma=False)
+    run = jax.shard_map(function, in_specs=specs, out_specs=out_specs, check_vma=False)
     return run(*args, *rows, *whole)

@@ -15,7 +15,7 @@ from jax import Array
 
 from learner.qwen3.attention import LANES, MASKED, Choice, choose, over_mesh, problem
 from learner.qwen3.config import Qwen3Config
-from learner.qwen3.model import normalize, rotate
+from learner.qwen3.model import normalize, rotate, whole_heads
 
 _IN_BOUNDS = "promise_in_bounds"
 _AXES = ("batch", "activation", "kv_heads")
@@ -105,7 +105,7 @@ def cached_attention(
         attend = _kernel(implementation)
     if implementation == "splash":
         attend = functools.partial(attend, eps=eps)
-        cos, sin = (jnp.concatenate(x, axis=-1)[:, :, 0] for x in ([cos, cos], [-sin, sin]))
+        cos, sin = whole_heads((cos, sin))
         rows, whole = [*rows, cos, sin], [norms]
     else:
         q, k, v = (x.reshape(P, G, -1, h) for x in (q, k, v))

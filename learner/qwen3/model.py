@@ -10,6 +10,7 @@ A matrix of a block may have a low-rank adapter beside its "kernel": see `Projec
 
 import dataclasses
 import functools
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +23,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
 
 from learner.devices import sharding
-from learner.qwen3.attention import SharedPrompt, choose, self_attention
+from learner.qwen3.attention import SharedPrompt, choose, heads_first_attention, self_attention
 from learner.qwen3.config import Qwen3Config
 
 Params = dict[str, Any]
@@ -58,6 +59,19 @@ def rope_angles(positions: Array, config: Qwen3Config) -> tuple[Array, Array]:
     exponents = jnp.arange(0, config.head_dim, 2, dtype=jnp.float32) / config.head_dim
     angles = positions[..., None, None].astype(jnp.float32) * config.rope_theta**-exponents
     return jnp.cos(angles), jnp.sin(angles)
+
+
+def whole_heads(rope: tuple[Array, Array]) -> tuple[Array, Array]:
+    """The rotation as kernels of TPUs take it: x * cos + (x with its halves exchanged) * sin.
+
+    Args:
+        rope: of `rope_angles`.
+
+    Returns:
+        Two f32[..., h]; the sines of the first half are negative.
+    """
+    cos, sin = (x[..., 0, :] for x in rope)
+    return jnp.concatenate([cos, cos], axis=-1), jnp.concatenate([-sin, sin], axis=-1)
 
 
 def rotate(x: Array, rope: tuple[Array, Array], by_product: bool = False) -> Array:
@@ -96,14 +110,17 @@ class RMSNorm(nn.Module):
     axis: str
 
     @nn.compact
-    def __call__(self, x: Array) -> Array:
+    def __call__(
+        self, x: Array, function: Callable[[Array, Array, float], Array] = normalize
+    ) -> Array:
+        """The norm of x, or what another function of x, the scales and epsilon does besides."""
         scale = self.param(
             "scale",
             nn.with_logical_partitioning(nn.initializers.ones, (self.axis,)),
             (x.shape[-1],),
             jnp.dtype(self.config.param_dtype),
         )
-        return normalize(x, scale, self.config.rms_norm_eps).astype(self.config.dtype)
+        return function(x, scale, self.config.rms_norm_eps).astype(self.config.dtype)
 
 
 class Projection(nn.Module):
@@ -140,8 +157,8 @@ class Attention(nn.Module):
     """Projections, per-head norms of queries and keys, rotation; `attend` does the rest.
 
     In decoding `attend` does norms and rotation too, and takes [tokens, heads * h]. With
-    `tpu_rows` the projections write and read the order that the kernel of TPUs has, heads before
-    tokens: copies from one order to the other take a twentieth of an update.
+    `tpu_rows` it takes heads before tokens, and queries times h^-1/2, as
+    `learner.qwen3.heads_tpu` makes them; `rope` is that of `whole_heads`.
     """
 
     config: Qwen3Config
@@ -158,7 +175,7 @@ class Attention(nn.Module):
         v_proj = Projection(c, (D, width), ("embed", "kv_heads"), name="v_proj")
         o_proj = Projection(c, (H * h, D), ("heads", "embed"), name="o_proj")
         q_norm, k_norm = (RMSNorm(c, "head_dim", name=name) for name in ("q_norm", "k_norm"))
-        by_product = on_tpu(c)
+        flat, lead = x.reshape(-1, D), x.shape[:-1]
         if self.tpu_rows:
 
             def to_heads(x: Array, matrix: Array) -> Array:
@@ -167,19 +184,16 @@ class Attention(nn.Module):
             def from_heads(x: Array, matrix: Array) -> Array:
                 return jnp.einsum("bnth,nhd->btd", x, matrix.reshape(H, h, -1))
 
-            def exchanged(x: Array) -> Array:
-                return x.transpose(0, 2, 1, 3)
-
-            q, k, v = (project(x, to_heads) for project in (q_proj, k_proj, v_proj))
-            cos, sin = map(exchanged, rope)
-            q, k = (rotate(n, (cos, sin), by_product) for n in (q_norm(q), k_norm(k)))
-            return o_proj(exchanged(attend(*map(exchanged, (q, k, v)))), from_heads)
-        flat, lead = x.reshape(-1, D), x.shape[:-1]
+            cos, sin = rope
+            order = functools.partial(_kernel_of_heads().heads_first, cos=cos, sin=sin)
+            q, k = (project(flat).reshape(*lead, -1, h) for project in (q_proj, k_proj))
+            q, k = q_norm(q, functools.partial(order, factor=h**-0.5)), k_norm(k, order)
+            return o_proj(attend(q, k, v_proj(x, to_heads)), from_heads)
         q, k, v = (project(flat) for project in (q_proj, k_proj, v_proj))
         if self.decoding:
             return o_proj(attend(q, k, v)).reshape(x.shape)
         q, k, v = (n.reshape(*lead, -1, h) for n in (q, k, v))
-        q, k = (rotate(n, rope, by_product) for n in (q_norm(q), k_norm(k)))
+        q, k = (rotate(n, rope, on_tpu(c)) for n in (q_norm(q), k_norm(k)))
         out = attend(q, k, v)
         return o_proj(out.reshape(-1, H * h)).reshape(x.shape)
 
@@ -211,6 +225,11 @@ class MLP(nn.Module):
 def on_tpu(config: Qwen3Config) -> bool:
     """Whether whole sequences go through the attention kernel of TPUs."""
     return choose(config).name == "splash"
+
+
+def _kernel_of_heads() -> Any:
+    """Imported where it is needed: it takes the part of Pallas for TPUs."""
+    return importlib.import_module("learner.qwen3.heads_tpu")
 
 
 @jax.custom_vjp
@@ -267,7 +286,13 @@ class Qwen3(nn.Module):
             columns = nn.with_logical_partitioning(normal, ("embed", "vocab"))
             self.param("unembedding", columns, (c.hidden_size, c.vocab_size), dtype)
         rope = rope_angles(positions, c)
-        attend = functools.partial(self_attention, implementation=choose(c).name, shared=shared)
+        attend: Attend = functools.partial(
+            self_attention, implementation=choose(c).name, shared=shared
+        )
+        # Completions that share a prompt are cut out of their rows first.
+        tpu_rows = shared is None and on_tpu(c) and _kernel_of_heads().works(c)
+        if tpu_rows:
+            rope, attend = whole_heads(rope), heads_first_attention
 
         def body(block: Block, x: Array, _: None) -> tuple[Array, None]:
             x = nn.with_logical_constraint(x, ("batch", "length", "activation"))
@@ -284,8 +309,7 @@ class Qwen3(nn.Module):
             unroll=min(c.scan_unroll, c.num_hidden_layers),
             metadata_params={nn.PARTITION_NAME: "layers"},
         )
-        # Completions that share a prompt are cut out of their rows first.
-        block = Block(c, tpu_rows=on_tpu(c) and shared is None, name="layers")
+        block = Block(c, tpu_rows=tpu_rows, name="layers")
         x, _ = layers(block, embed_split(embedding, tokens, c), None)
         return RMSNorm(c, "norm", name="final_norm")(x)
 

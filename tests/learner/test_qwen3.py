@@ -17,7 +17,7 @@ from transformers import Qwen3Config as TorchConfig
 from transformers import Qwen3ForCausalLM
 
 from learner.devices import sharding
-from learner.qwen3 import attention, model, weights
+from learner.qwen3 import attention, heads_tpu, model, weights
 from learner.qwen3.config import REMAT, Qwen3Config, published
 from learner.sampling.sampler import Sampler, SamplingParams
 
@@ -320,6 +320,40 @@ def test_rotation_by_a_product_is_the_same():
     (out, gradient), (want, want_gradient) = run(True), run(False)
     chex.assert_trees_all_equal(out, want)
     chex.assert_trees_all_close(gradient, want_gradient, atol=0.02, rtol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("length", "heads", "dtype", "axes"),
+    [
+        (160, 12, "float32", None),
+        (512, 2, "bfloat16", None),
+        (130, 4, "bfloat16", {"fsdp": 2, "tensor": 2}),
+    ],
+)
+def test_heads_of_the_tpu_kernel_are_those_of_the_reference(length, heads, dtype, axes):
+    """Norm, rotation, order and factor; rows that are no whole tiles, several blocks of heads."""
+    config = published("Qwen3-0.6B", dtype=dtype)
+    x, g = jax.random.normal(jax.random.key(0), (2, 2, length, heads, 128), dtype)
+    scale = 1 + jax.random.normal(jax.random.key(1), (128,)) / 8
+    positions = jnp.broadcast_to(jnp.arange(length), (2, length))
+    cos, sin = model.whole_heads(model.rope_angles(positions, config))
+
+    def run(function):
+        def both(x, scale):
+            out, vjp = jax.vjp(lambda *a: function(*a, 1e-6, cos, sin, 128**-0.5), x, scale)
+            return out, *vjp(g.transpose(0, 2, 1, 3))
+
+        return jax.jit(both)(x, scale)
+
+    want = run(heads_tpu.reference)
+    with sharding.use(sharding.make_mesh(**axes)) if axes else contextlib.nullcontext():
+        got = run(functools.partial(heads_tpu.heads_first, interpret=True))
+    eps = float(jnp.finfo(dtype).eps)
+    for mine, theirs in zip(got, want, strict=True):
+        assert mine.dtype == theirs.dtype
+        error = np.abs(np.asarray(mine, np.float32) - np.asarray(theirs, np.float32))
+        # The reference rounds on its way back, too.
+        assert error.max() <= 4 * eps * np.abs(np.asarray(theirs, np.float32)).max()
 
 
 def test_reference_attention_equals_that_of_jax_in_blocks_too(monkeypatch):
