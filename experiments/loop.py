@@ -150,7 +150,7 @@ class Loop:
         settings, problems = self._settings, self._problems.training(index)
         self._preemption.agree()
         if index > progress.round:
-            progress.round, progress.step = index, 0
+            progress.begin_round(index)
         task = self._family.task(problems)
         if progress.task:
             task.restore(progress.task)
@@ -162,7 +162,13 @@ class Loop:
         write = metrics.json_lines(path, begin) if distributed.is_first() else None
         key = problem_sets.round_key(settings, problem_sets.TRAINING, index)
         results = self._trainer.run(
-            progress.state, task, key, begin, steps, self._preemption.release
+            progress.state,
+            task,
+            key,
+            begin,
+            steps,
+            self._preemption.release,
+            progress.prompt_scores,
         )
         with (
             self._preemption.hold(),

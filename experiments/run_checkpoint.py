@@ -21,6 +21,7 @@ from learner.devices import distributed
 from learner.devices.preemption import Preempted
 from learner.training import lora, train_state
 from learner.training.checkpoints import Checkpoints, DamagedCheckpointError
+from learner.training.curriculum import PromptScores
 from learner.training.task import Task
 from learner.training.train_state import TrainState
 from learner.training.trainer import StepResult
@@ -36,6 +37,7 @@ class Progress:
       round, step: so many training steps of this round are done.
       total: those of earlier rounds too; it names the checkpoint.
       task: the state of the task.
+      prompt_scores: of the round, if prompts are replayed.
       rewards: means of the steps since the last regular checkpoint, which score the next one.
     """
 
@@ -44,11 +46,16 @@ class Progress:
     step: int = 0
     total: int = 0
     task: dict[str, Any] = dataclasses.field(default_factory=dict)
+    prompt_scores: PromptScores | None = None
     rewards: list[float] = dataclasses.field(default_factory=list)
+
+    def begin_round(self, index: int) -> None:
+        """Goes on to another round, whose prompts are new."""
+        self.round, self.step, self.prompt_scores = index, 0, None
 
     def advance(self, result: StepResult, task: Task) -> None:
         """Takes over what a step of the round has left."""
-        self.state, self.task = result.state, task.state()
+        self.state, self.task, self.prompt_scores = result.state, task.state(), result.prompt_scores
         self.step, self.total = result.step + 1, self.total + 1
         self.rewards.append(result.metrics["reward"])
 
@@ -97,6 +104,8 @@ class SavedProgress(Checkpoints):
                 way = f"go on from it with --resume_from={error.older[-1]}"
             raise UserError(f"{error}; {way}") from error
         self.remove_after(step)
+        if metadata.get("prompt_scores"):
+            metadata["prompt_scores"] = PromptScores.from_dict(metadata["prompt_scores"])
         return Progress(state, **metadata.pop("position"), **metadata)
 
     def after_step(self, progress: Progress, last: bool, leave: bool) -> None:
@@ -126,6 +135,7 @@ class SavedProgress(Checkpoints):
             "position": {name: getattr(progress, name) for name in ("round", "step", "total")},
             "task": progress.task,
             "rewards": progress.rewards,
+            "prompt_scores": progress.prompt_scores.to_dict() if progress.prompt_scores else None,
         }
         self.save(progress.total, progress.state, metadata, score, keep)
 

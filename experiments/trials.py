@@ -24,6 +24,7 @@ from experiments.settings import Settings
 from experiments.validation import complete_all
 from learner.chat import Completion, Message
 from learner.sampling.completer import Completer
+from learner.training.curriculum import CurriculumConfig
 from learner.training.task import Scores, Task
 from learner.training.train_state import TrainState
 from learner.training.trainer import GRPOConfig, GRPOTrainer
@@ -140,6 +141,7 @@ class Trials:
             thinking_tokens=engineer.thinking_tokens,
             temperature=engineer.temperature,
             degenerate_groups="drop",
+            curriculum=CurriculumConfig(),
         )
         return self.make_trainer(config)
 

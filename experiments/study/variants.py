@@ -57,7 +57,8 @@ class Budget(NamedTuple):
       instances: training instances asked of the generator.
       steps: training steps.
       updates: optimizer updates, if every step has a signal.
-      answers: completions sampled in training, those of every further draw included.
+      answers: completions sampled in training, those of every further draw and of candidates
+        included.
       validated: completions of validation prompts.
       engineer_steps: steps of training as engineer.
       trial_steps: training steps of trials, of designs or for them.
@@ -80,7 +81,6 @@ class Budget(NamedTuple):
         steps = rounds * training.num_steps(instances)
         engineer = settings.engineer
         trials = engineer.training.steps * engineer.training.group_size
-        draws = 1 + training.max_resamples * (training.degenerate_groups == "resample")
         if engineer.designer in PROBING_DESIGNERS:
             trials = num_candidates(settings.load_family().space)
         return cls(
@@ -88,7 +88,7 @@ class Budget(NamedTuple):
             instances=rounds * instances,
             steps=steps,
             updates=steps * training.updates_per_step,
-            answers=steps * draws * training.prompts_per_step * training.group_size,
+            answers=steps * training.most_draws * training.prompts_per_step * training.group_size,
             validated=(rounds + 1) * settings.validation.num_instances,
             engineer_steps=(rounds - 1) * engineer.training.steps
             + max(rounds - 2, 0) * engineer.training.hindsight_steps,

@@ -6,6 +6,7 @@ from typing import Literal, get_args
 
 from learner import checks, tokens
 from learner.training import grpo
+from learner.training.curriculum import CurriculumConfig
 from learner.training.lora import LoraConfig
 from learner.training.train_state import OptimizerConfig
 
@@ -22,7 +23,8 @@ class GRPOConfig:
     Attributes:
       prompts_per_step: P, prompts sampled from in one step.
       group_size: G, completions to each; at least 2.
-      epochs: passes over the task's prompts; may be a fraction.
+      epochs: passes over the task's prompts; may be a fraction. Candidates of a curriculum count as
+        passed over, so that the completions sampled stay as many.
       updates_per_step: optimizer updates on the completions of one step, each on its part of the
         groups, so every completion is used once (unlike mu in DeepSeekMath, arXiv 2402.03300, which
         counts passes over all of them). 1 is strictly on-policy.
@@ -54,6 +56,7 @@ class GRPOConfig:
         too many are not used. "keep" lets them take part with advantage 0. Where they are left
         out they lose the KL and entropy terms too.
       max_resamples: see `degenerate_groups`.
+      curriculum: which prompts are trained on; any but "uniform" excludes "resample".
       lora: adapters to train in place of all parameters; off by default.
 
     Raises:
@@ -77,6 +80,7 @@ class GRPOConfig:
     mask_truncated: bool = False
     degenerate_groups: DegenerateGroups = "drop"
     max_resamples: int = 2
+    curriculum: CurriculumConfig = dataclasses.field(default_factory=CurriculumConfig)
     lora: LoraConfig = dataclasses.field(default_factory=LoraConfig)
 
     def __post_init__(self) -> None:
@@ -95,6 +99,11 @@ class GRPOConfig:
         )
         checks.positive(self, "epochs", "temperature")
         checks.choices(self, degenerate_groups=get_args(DegenerateGroups))
+        if self.degenerate_groups == "resample" and self.curriculum.method != "uniform":
+            raise ValueError(
+                "degenerate_groups='resample': allowed with curriculum.method="
+                f"{self.curriculum.method!r} are 'drop' and 'keep'"
+            )
         if self.thinking_tokens and not self.thinking:
             raise ValueError(f"thinking_tokens={self.thinking_tokens}: only with thinking=True")
         if self.updates_per_step > self.prompts_per_step:
@@ -103,6 +112,17 @@ class GRPOConfig:
                 f"prompts_per_step={self.prompts_per_step}"
             )
 
+    @property
+    def candidates(self) -> int:
+        """Groups that a step always samples for each of `prompts_per_step`."""
+        curriculum = self.curriculum
+        return curriculum.candidates if curriculum.method == "learnability" else 1
+
+    @property
+    def most_draws(self) -> int:
+        """The most times that a step samples `prompts_per_step` groups."""
+        return self.candidates + self.max_resamples * (self.degenerate_groups == "resample")
+
     def num_steps(self, num_prompts: int) -> int:
         """Steps that `epochs` passes over so many prompts take.
 
@@ -110,7 +130,8 @@ class GRPOConfig:
         last step that is not full goes on with the beginning of the next pass.
         """
         # The small number keeps 1.1 * 100 / 10, which is 11.000000000000002, at 11.
-        return math.ceil(self.epochs * num_prompts / self.prompts_per_step - 1e-9)
+        prompts = self.prompts_per_step * self.candidates
+        return math.ceil(self.epochs * num_prompts / prompts - 1e-9)
 
     def row_shape(self, longest_row: int, longest_completion: int) -> tuple[int, int]:
         """The length and the window of a micro-batch: few pairs, as each is compiled once.

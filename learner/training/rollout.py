@@ -55,6 +55,11 @@ class Rollout:
         """bool[P], whether the rewards of a group differ (`grpo.has_signal`)."""
         return grpo.has_signal(self.groups)
 
+    @property
+    def learnability(self) -> np.ndarray:
+        """f64[P], the variance of each group's rewards; 0 exactly where there is no signal."""
+        return np.where(self.signal, self.groups.var(axis=1, dtype=np.float64), 0.0)
+
     def metrics(self) -> dict[str, float]:
         """Numbers for the log: rewards, non-degenerate groups, lengths."""
         ended = self.lengths[~self.truncated]

@@ -2,8 +2,9 @@
 
 The weights are those of training, on the same mesh: there is nothing to synchronise. While it
 samples, a step holds a decoding copy of them besides (`learner.sampling.decoding.decoding_params`).
-A step depends on its arguments alone (state, task state, key, step number): a run that is killed
-and resumed from a checkpoint goes on with bitwise the same weights on the same machine.
+A step depends on its arguments alone (state, task state, key, step number, scores of prompts): a
+run that is killed and resumed from a checkpoint goes on with bitwise the same weights on the same
+machine.
 """
 
 import contextlib
@@ -30,13 +31,14 @@ from learner.training.completion_rows import (
     micro_batches,
     pack_rows,
 )
+from learner.training.curriculum import PromptScores, replay_indices
 from learner.training.grpo_config import GRPOConfig as GRPOConfig
 from learner.training.rollout import Rollout
 from learner.training.task import Scores, Task, prompt_indices
 from learner.training.train_state import TrainState, abstract_train_state, create_train_state
 from learner.training.update import NonFiniteError, Updater, UpdateResult, not_finite
 
-# What the key is folded with; `prompt_indices` folds it with 0.
+# What the key is folded with; `prompt_indices` folds it with 0, `replay_indices` with 4.
 _SAMPLING, _RESAMPLING, _ADAPTERS = 1, 2, 3
 
 
@@ -50,10 +52,12 @@ class StepResult:
       metrics: numbers for the log; those of the update are absent without one. Those that begin
         with `metrics.MACHINE` depend on the machine and its load.
       indices: i64[N], the prompt of every completion (N = P * G, or a multiple of that after
-        resampling), prompt-major.
+        resampling or with candidates), prompt-major.
       completions: N completions.
       scores: what the task said; of several draws the rewards and records follow each other, and
         each metric is the mean of its values.
+      prompt_scores: those of all prompts after it, which the next step needs; None unless prompts
+        are replayed.
     """
 
     step: int
@@ -62,6 +66,7 @@ class StepResult:
     indices: np.ndarray
     completions: Sequence[Completion]
     scores: Scores
+    prompt_scores: PromptScores | None = None
 
 
 class GRPOTrainer:
@@ -198,11 +203,12 @@ class GRPOTrainer:
         start_step: int,
         num_steps: int,
         sampling: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+        prompt_scores: PromptScores | None = None,
     ) -> Iterator[StepResult]:
         """Steps `start_step` to `num_steps` - 1, each yielded as soon as it is done.
 
-        The caller keeps checkpoints and logs between the steps. To resume, restore the state and
-        the task's state as they were after step k - 1 and start at k.
+        The caller keeps checkpoints and logs between the steps. To resume, restore the state, the
+        task's state and the scores of prompts as they were after step k - 1 and start at k.
 
         Args:
           state: where to start from; donated.
@@ -212,10 +218,11 @@ class GRPOTrainer:
             `GRPOConfig.num_steps`.
           sampling: a context in which completions are sampled and scored. What it raises ends the
             run, and `state` is still whole.
+          prompt_scores: `StepResult.prompt_scores` of the step before; None before the first.
         """
         for step in range(start_step, num_steps):
-            result = self.step(state, task, key, step, sampling)
-            state = result.state
+            result = self.step(state, task, key, step, sampling, prompt_scores)
+            state, prompt_scores = result.state, result.prompt_scores
             yield result
 
     def step(
@@ -225,6 +232,7 @@ class GRPOTrainer:
         key: jax.Array,
         step: int,
         sampling: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+        prompt_scores: PromptScores | None = None,
     ) -> StepResult:
         """One step; see `run`.
 
@@ -237,13 +245,15 @@ class GRPOTrainer:
         config = self.config
         seconds: dict[str, float] = {}
         draws: list[tuple[Rollout, Scores]] = []
-        resamples = config.max_resamples * (config.degenerate_groups == "resample")
+        method = config.curriculum.method
+        if method == "replay" and prompt_scores is None:
+            prompt_scores = PromptScores.unknown(len(task))
         with sampling():
             params = self.policy_params(state)
-            for attempt in range(1 + resamples):
-                draws.append(self._draw(params, task, key, step, attempt, seconds))
+            for attempt in range(config.most_draws):
+                draws.append(self._draw(params, task, key, step, attempt, seconds, prompt_scores))
                 signals = sum(int(rollout.signal.sum()) for rollout, _ in draws)
-                if signals >= config.prompts_per_step:
+                if attempt + 1 >= config.candidates and signals >= config.prompts_per_step:
                     break
             del params
         rollouts, scored = zip(*draws, strict=True)
@@ -252,9 +262,17 @@ class GRPOTrainer:
         for what, values in given.items():
             if not np.isfinite(values).all():
                 raise NonFiniteError(step, f"{what} is not finite", {}, state, drawn)
-        # Groups with a signal first, in the order they were drawn; always the same number.
-        chosen = np.argsort(~drawn.signal, kind="stable")[: config.prompts_per_step]
+        # Groups with a signal first, in the order they were drawn; always the same number. Or the
+        # most learnable ones.
+        first = -drawn.learnability if method == "learnability" else ~drawn.signal
+        chosen = np.argsort(first, kind="stable")[: config.prompts_per_step]
         batch = drawn.take(np.sort(chosen))
+        replayed = {}
+        if prompt_scores is not None:
+            replayed = {
+                "replayed_fraction": float((prompt_scores.steps[drawn.indices] >= 0).mean())
+            }
+            prompt_scores = prompt_scores.updated(step, drawn.indices, drawn.learnability)
 
         with metrics.timed(seconds, "update"):
             updates, state = self.update(state, batch)
@@ -263,6 +281,7 @@ class GRPOTrainer:
         used = {"sample": sampled, "update": of_update.get("update_tokens", 0.0)}
         logged = {
             **drawn.metrics(),
+            **replayed,
             "draws": float(len(draws)),
             "groups_used": float(batch.signal.sum()),
             **{f"task/{name}": float(value) for name, value in scores.metrics.items()},
@@ -276,7 +295,7 @@ class GRPOTrainer:
                 what = f"{name} {value} is not finite"
                 raise NonFiniteError(step, what, logged, state, batch, weights_kept=not updates)
         indices = np.repeat(drawn.indices, config.group_size)
-        return StepResult(step, state, logged, indices, drawn.completions, scores)
+        return StepResult(step, state, logged, indices, drawn.completions, scores, prompt_scores)
 
     def memory(self) -> dict[str, int]:
         """Bytes of one device: what a step keeps there, activations and short-lived copies aside.
@@ -344,15 +363,19 @@ class GRPOTrainer:
         step: int,
         attempt: int,
         seconds: dict[str, float],
+        prompt_scores: PromptScores | None,
     ) -> tuple[Rollout, Scores]:
-        """Samples and scores `prompts_per_step` groups; `attempt` is 0, or counts the resamples."""
-        config = self.config
-        number = step
-        if attempt:
+        """Samples and scores `prompts_per_step` groups; `attempt` counts those of the step."""
+        config, number = self.config, step * self.config.candidates + attempt
+        count = config.prompts_per_step
+        if attempt >= config.candidates:
             # A second endless stream, so that the first one keeps its passes over all prompts.
             key = jax.random.fold_in(key, _RESAMPLING)
             number = step * config.max_resamples + attempt - 1
-        indices = prompt_indices(key, number, config.prompts_per_step, len(task))
+        if prompt_scores is None:
+            indices = prompt_indices(key, number, count, len(task))
+        else:
+            indices = replay_indices(config.curriculum, key, step, count, prompt_scores)
         key = jax.random.fold_in(jax.random.fold_in(key, _SAMPLING), number)
         with metrics.timed(seconds, "sample"):
             chats = [task.messages(int(i)) for i in indices]

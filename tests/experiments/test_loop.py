@@ -21,17 +21,17 @@ def start(workdir, *options, fault=None):
     return whole_runs.Run(workdir, *more, *options, fault=fault)
 
 
-def story(workdir):
+def story(workdir, rounds=3):
     """What a run is about: configurations, validations, designs and training figures."""
     files = [workdir / "initial" / "validation.json"]
-    for index in range(3):
+    for index in range(rounds):
         folder = workdir / "rounds" / str(index)
         files += [folder / name for name in ("environment.yaml", "validation.json")]
         files += [folder / "answers.jsonl", folder / "instances.jsonl"]
-        if index < 2:
+        if index < rounds - 1:
             files.append(folder / "design" / "design.json")
     told = {str(path.relative_to(workdir)): path.read_text() for path in files}
-    for index in range(3):
+    for index in range(rounds):
         lines = (workdir / "rounds" / str(index) / "train.jsonl").read_text().splitlines()
         told[f"train {index}"] = [
             {k: v for k, v in json.loads(line).items() if not k.startswith("machine/")}
@@ -139,6 +139,24 @@ def test_killed_runs_end_like_the_undisturbed_one(undisturbed, tmp_path, marks):
     assert code == 0, err[-3000:]
     assert "resuming" in out
     assert story(workdir) == story(whole)
+
+
+def test_prompts_are_replayed_the_same_after_a_resume(tmp_path):
+    options = ("--config.training.curriculum.method=replay", "--config.loop.rounds=2")
+    options += ("--config.engineer.designer=fixed",)
+    whole, workdir = tmp_path / "whole", tmp_path / "resumed"
+    code, _, err = start(whole, *options).end()
+    assert code == 0, err[-3000:]
+    told = story(whole, 2)
+    for index in range(2):  # What is known of a round's prompts says nothing of the next round's.
+        replayed = [line["replayed_fraction"] for line in told[f"train {index}"]]
+        assert replayed == [0, 0.5, 0.5, 0.5]
+    shutil.copytree(whole, workdir)
+    (workdir / "report.html").unlink()  # A finished run would only say so.
+    code, out, err = start(workdir, *options, "--resume_from=6").end()
+    assert code == 0, err[-3000:]
+    assert "resuming after step 2 of round 2" in out
+    assert story(workdir, 2) == told
 
 
 # In the order in which a run writes. The largest file that is not of a checkpoint is the report.

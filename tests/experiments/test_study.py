@@ -434,6 +434,12 @@ def test_unequal_budgets_are_refused():
         UserError, match=r"answers differs between variants, \{'a': 30720, 'b': 122880\}"
     ):
         further.settings(bases.tiny_base())
+    best = {"training.curriculum.method": "learnability", "training.curriculum.candidates": 4}
+    chosen = Study("", (Variant("a", "a"), Variant("b", "b", best)), "a")
+    with pytest.raises(UserError, match=r"steps differs between variants, \{'a': 120, 'b': 30\}"):
+        chosen.settings(bases.tiny_base())
+    quarter = Variant("b", "b", best | {"training.prompts_per_step": 8})  # The same candidates.
+    dataclasses.replace(chosen, variants=(Variant("a", "a"), quarter)).settings(bases.tiny_base())
     free = ("instances", "steps", "updates", "answers")
     dataclasses.replace(study, may_differ=free).settings(bases.tiny_base())
 
