@@ -18,7 +18,7 @@ MODELS = ("Qwen3-0.6B", "Qwen3-1.7B", "Qwen3-4B")
 CHIPS = ("v5e-8", "v5p-64", "v6e-8", "h100-8", "h200")
 CARDS = {f"Qwen3-0.6B@{card}" for card in ("t4", "l4", "a100_40gb")}
 
-ADAPTERS = {"Qwen3-4B@l4"}
+ADAPTERS = {"Qwen3-4B@l4", "Qwen3-4B@a100_40gb"}
 
 
 def test_every_model_has_a_layout_that_fits_on_every_target():
