@@ -27,7 +27,6 @@ FILES = (
     "rounds/1/answers.jsonl",
     "rounds/1/validation.json",
 )
-FAST = ("rounds/0/answers.jsonl",)
 OPTIONS = (
     "--config.loop.rounds=2",
     "--config.environment.num_instances=16",
@@ -76,12 +75,9 @@ def test_a_whole_run_has_nothing_to_mend(whole):
     assert lines == [f"{whole}: 26 files are whole, and checkpoints [1, 2, 3, 4]"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "damage"),
-    [
-        pytest.param(name, ("cut", "gone")[i % 2], marks=() if name in FAST else pytest.mark.slow)
-        for i, name in enumerate(FILES)
-    ],
+    ("name", "damage"), [(name, ("cut", "gone")[i % 2]) for i, name in enumerate(FILES)]
 )
 def test_a_run_is_whole_again_after_its_advice(whole, tmp_path, name, damage):
     folder = shutil.copytree(whole, tmp_path / "run")
