@@ -15,7 +15,7 @@ from jax import Array
 
 from learner.qwen3.attention import LANES, MASKED, Choice, choose, over_mesh, problem
 from learner.qwen3.config import Qwen3Config
-from learner.qwen3.model import normalize, rotate, whole_heads
+from learner.qwen3.rotary import normalize, rotate, whole_heads
 
 _IN_BOUNDS = "promise_in_bounds"
 _AXES = ("batch", "activation", "kv_heads")

@@ -19,7 +19,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from learner.qwen3.attention import LANES, over_mesh, problem
 from learner.qwen3.config import Qwen3Config
-from learner.qwen3.model import normalize, rope_angles, rotate, whole_heads
+from learner.qwen3.rotary import normalize, rope_angles, rotate, whole_heads
 
 _BLOCKS = (512, 256, 128)
 _HEADS = 8  # Of a block, at most.
@@ -100,7 +100,7 @@ def _heads_first(
     h = cos.shape[-1]
     grid, tokens, heads, rotation, whole, _ = _blocks(x.shape, h)
     return pl.pallas_call(
-        functools.partial(_forwards, eps=eps, factor=factor),
+        functools.partial(_forward_kernel, eps=eps, factor=factor),
         grid=grid,
         in_specs=[tokens, rotation, rotation, whole],
         out_specs=heads,
@@ -110,14 +110,14 @@ def _heads_first(
     )(x, cos, sin, scale)
 
 
-def _backward(
+def _bwd(
     eps: float, factor: float, interpret: bool, kept: tuple[Array, ...], gradient: Array
 ) -> Any:
     x, cos, sin, scale = kept
     h = cos.shape[-1]
     grid, tokens, heads, rotation, whole, part = _blocks(x.shape, h)
     of_x, of_scale = pl.pallas_call(
-        functools.partial(_backwards, eps=eps, factor=factor),
+        functools.partial(_backward_kernel, eps=eps, factor=factor),
         grid=grid,
         in_specs=[heads, tokens, rotation, rotation, whole],
         out_specs=[tokens, part],
@@ -131,11 +131,11 @@ def _backward(
     return of_x, None, None, jnp.sum(of_scale, axis=(0, 1, 2))
 
 
-def _forward(*args: Any) -> Any:
+def _fwd(*args: Any) -> Any:
     return _heads_first(*args), args[:4]
 
 
-_heads_first.defvjp(_forward, _backward)
+_heads_first.defvjp(_fwd, _bwd)
 
 
 def _blocks(shape: tuple[int, ...], h: int) -> Any:
@@ -157,7 +157,7 @@ def _inverse(x: Array, eps: float) -> Array:
     return jax.lax.rsqrt(jnp.mean(x * x, axis=1, keepdims=True) + eps)
 
 
-def _forwards(
+def _forward_kernel(
     x: Any, cos: Any, sin: Any, scale: Any, out: Any, *, eps: float, factor: float
 ) -> None:
     h = cos.shape[-1]
@@ -170,7 +170,7 @@ def _forwards(
         out[0, head] = y.astype(x.dtype)
 
 
-def _backwards(
+def _backward_kernel(
     gradient: Any,
     x: Any,
     cos: Any,

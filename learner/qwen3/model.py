@@ -10,7 +10,6 @@ A matrix of a block may have a low-rank adapter beside its "kernel": see `Projec
 
 import dataclasses
 import functools
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +24,7 @@ from jax.sharding import Mesh
 from learner.devices import sharding
 from learner.qwen3.attention import SharedPrompt, choose, heads_first_attention, self_attention
 from learner.qwen3.config import Qwen3Config
+from learner.qwen3.rotary import normalize, rope_angles, rotate, whole_heads
 
 Params = dict[str, Any]
 Attend = Callable[[Array, Array, Array], Array]
@@ -42,62 +42,6 @@ _KEEP = {
         offload_dst="pinned_host",
     ),
 }
-
-
-# Rotary embedding -------------------------------------------------------------
-
-
-def rope_angles(positions: Array, config: Qwen3Config) -> tuple[Array, Array]:
-    """Cosines and sines of the rotary embedding (arXiv 2104.09864).
-
-    Args:
-        positions: i32[...].
-
-    Returns:
-        Two f32[..., 1, h / 2]; the axis of size 1 is for the heads.
-    """
-    exponents = jnp.arange(0, config.head_dim, 2, dtype=jnp.float32) / config.head_dim
-    angles = positions[..., None, None].astype(jnp.float32) * config.rope_theta**-exponents
-    return jnp.cos(angles), jnp.sin(angles)
-
-
-def whole_heads(rope: tuple[Array, Array]) -> tuple[Array, Array]:
-    """The rotation as kernels of TPUs take it: x * cos + (x with its halves exchanged) * sin.
-
-    Args:
-        rope: of `rope_angles`.
-
-    Returns:
-        Two f32[..., h]; the sines of the first half are negative.
-    """
-    cos, sin = (x[..., 0, :] for x in rope)
-    return jnp.concatenate([cos, cos], axis=-1), jnp.concatenate([-sin, sin], axis=-1)
-
-
-def rotate(x: Array, rope: tuple[Array, Array], by_product: bool = False) -> Array:
-    """Rotate the pairs (x[i], x[i + h / 2]) of the last axis: x [..., heads, h].
-
-    `by_product` lets a matrix exchange the halves, which changes no bit. On TPUs halves of the 128
-    lanes take the time of whole ones, and XLA keeps x in float32 in memory to split it.
-    """
-    cos, sin = rope
-    if by_product:
-        h = x.shape[-1]
-        exchange = jnp.roll(jnp.eye(h, dtype=x.dtype), h // 2, axis=0)
-        other = jnp.matmul(x, exchange, precision=jax.lax.Precision.HIGHEST)
-        rotated = x.astype(jnp.float32) * jnp.concatenate([cos, cos], axis=-1)
-        rotated += other.astype(jnp.float32) * jnp.concatenate([-sin, sin], axis=-1)
-        return rotated.astype(x.dtype)
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return rotated.astype(x.dtype)
-
-
-def normalize(x: Array, scale: Array, eps: float) -> Array:
-    """Root mean square normalisation over the last axis (arXiv 1910.07467), in float32."""
-    x32 = x.astype(jnp.float32)
-    inverse = jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
-    return (x32 * inverse * scale.astype(jnp.float32)).astype(x.dtype)
 
 
 # Modules ---------------------------------------------------------------------
@@ -177,6 +121,7 @@ class Attention(nn.Module):
         q_norm, k_norm = (RMSNorm(c, "head_dim", name=name) for name in ("q_norm", "k_norm"))
         flat, lead = x.reshape(-1, D), x.shape[:-1]
         if self.tpu_rows:
+            from learner.qwen3.heads_tpu import heads_first  # Takes Pallas' part for TPUs.
 
             def to_heads(x: Array, matrix: Array) -> Array:
                 return jnp.einsum("btd,dnh->bnth", x, matrix.reshape(x.shape[-1], -1, h))
@@ -185,7 +130,7 @@ class Attention(nn.Module):
                 return jnp.einsum("bnth,nhd->btd", x, matrix.reshape(H, h, -1))
 
             cos, sin = rope
-            order = functools.partial(_kernel_of_heads().heads_first, cos=cos, sin=sin)
+            order = functools.partial(heads_first, cos=cos, sin=sin)
             q, k = (project(flat).reshape(*lead, -1, h) for project in (q_proj, k_proj))
             q, k = q_norm(q, functools.partial(order, factor=h**-0.5)), k_norm(k, order)
             return o_proj(attend(q, k, v_proj(x, to_heads)), from_heads)
@@ -227,9 +172,13 @@ def on_tpu(config: Qwen3Config) -> bool:
     return choose(config).name == "splash"
 
 
-def _kernel_of_heads() -> Any:
-    """Imported where it is needed: it takes the part of Pallas for TPUs."""
-    return importlib.import_module("learner.qwen3.heads_tpu")
+def _orders_heads(config: Qwen3Config) -> bool:
+    """Whether the kernel that writes heads before tokens is there."""
+    if not on_tpu(config):
+        return False
+    from learner.qwen3 import heads_tpu
+
+    return heads_tpu.works(config)
 
 
 @jax.custom_vjp
@@ -290,7 +239,7 @@ class Qwen3(nn.Module):
             self_attention, implementation=choose(c).name, shared=shared
         )
         # Completions that share a prompt are cut out of their rows first.
-        tpu_rows = shared is None and on_tpu(c) and _kernel_of_heads().works(c)
+        tpu_rows = shared is None and _orders_heads(c)
         if tpu_rows:
             rope, attend = whole_heads(rope), heads_first_attention
 

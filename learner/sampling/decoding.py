@@ -19,7 +19,8 @@ from jax import Array
 from learner.qwen3.attention import LANES, choose, self_attention
 from learner.qwen3.cached_attention import cached_attention, choose_decoding
 from learner.qwen3.config import Qwen3Config
-from learner.qwen3.model import Block, Params, RMSNorm, embed, merged, rope_angles
+from learner.qwen3.model import Block, Params, RMSNorm, embed, merged
+from learner.qwen3.rotary import rope_angles
 
 _IN_BOUNDS = "promise_in_bounds"
 

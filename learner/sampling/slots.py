@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from learner.qwen3 import model
+from learner.qwen3 import model, rotary
 from learner.qwen3.config import Qwen3Config
 from learner.qwen3.logprobs import limit_vocabulary
 from learner.qwen3.model import Params
@@ -117,7 +117,7 @@ def segment(
     """
     # Made once: in every step, XLA's CPU backend would fuse the cosines and sines into every layer
     # and compute them there for every head, a twentieth of the time of a small model.
-    rope = model.rope_angles(jnp.arange(prompts.capacity + cache.capacity), config)
+    rope = rotary.rope_angles(jnp.arange(prompts.capacity + cache.capacity), config)
     fold = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))
     keys = fold(jax.random.wrap_key_data(sequences.key_data, impl=KEY_IMPL), sequences.samples)
     stops = jnp.array(sampling.stop_token_ids, jnp.int32)

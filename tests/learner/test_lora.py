@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from learner.qwen3 import heads_tpu, model
+from learner.qwen3 import heads_tpu, model, rotary
 from learner.qwen3.attention import self_attention
 from learner.sampling.decoding import decoding_params
 from learner.training import lora
@@ -76,7 +76,7 @@ def test_heads_before_tokens_change_nothing(tiny_model, start, monkeypatch):
     base, adapters = start
     layer = jax.tree.map(lambda x: x[0], lora.attach(base, adapters, LORA)["layers"])
     x = jax.random.normal(jax.random.key(2), (2, 23, tiny_model.hidden_size))
-    rope = model.rope_angles(jnp.asarray(POSITIONS), tiny_model)
+    rope = rotary.rope_angles(jnp.asarray(POSITIONS), tiny_model)
     attend = functools.partial(self_attention, implementation="reference")
 
     def heads_first(q, k, v):
@@ -86,7 +86,7 @@ def test_heads_before_tokens_change_nothing(tiny_model, start, monkeypatch):
 
     def run(tpu_rows):
         block = model.Block(tiny_model, tpu_rows=tpu_rows)
-        of_order = (model.whole_heads(rope), heads_first) if tpu_rows else (rope, attend)
+        of_order = (rotary.whole_heads(rope), heads_first) if tpu_rows else (rope, attend)
 
         def total(layer, x):
             return jnp.sum(jnp.sin(block.apply({"params": layer}, x, *of_order)))

@@ -17,7 +17,7 @@ from transformers import Qwen3Config as TorchConfig
 from transformers import Qwen3ForCausalLM
 
 from learner.devices import sharding
-from learner.qwen3 import attention, heads_tpu, model, weights
+from learner.qwen3 import attention, heads_tpu, model, rotary, weights
 from learner.qwen3.config import REMAT, Qwen3Config, published
 from learner.sampling.sampler import Sampler, SamplingParams
 
@@ -311,10 +311,10 @@ def test_rotation_by_a_product_is_the_same():
     """To the bit in bfloat16; the gradient's two parts are rounded before they are added."""
     config = published("Qwen3-0.6B")
     x = jax.random.normal(jax.random.key(0), (3, 7, 2, config.head_dim), jnp.bfloat16)
-    rope = model.rope_angles(jnp.broadcast_to(jnp.arange(7), (3, 7)), config)
+    rope = rotary.rope_angles(jnp.broadcast_to(jnp.arange(7), (3, 7)), config)
 
     def run(by_product):
-        out, vjp = jax.vjp(lambda x: model.rotate(x, rope, by_product), x)
+        out, vjp = jax.vjp(lambda x: rotary.rotate(x, rope, by_product), x)
         return out, *vjp(x)
 
     (out, gradient), (want, want_gradient) = run(True), run(False)
@@ -336,7 +336,7 @@ def test_heads_of_the_tpu_kernel_are_those_of_the_reference(length, heads, dtype
     x, g = jax.random.normal(jax.random.key(0), (2, 2, length, heads, 128), dtype)
     scale = 1 + jax.random.normal(jax.random.key(1), (128,)) / 8
     positions = jnp.broadcast_to(jnp.arange(length), (2, length))
-    cos, sin = model.whole_heads(model.rope_angles(positions, config))
+    cos, sin = rotary.whole_heads(rotary.rope_angles(positions, config))
 
     def run(function):
         def both(x, scale):
