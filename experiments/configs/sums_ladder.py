@@ -7,7 +7,6 @@ and which ones do changes while the model climbs. The model is embedded:
 
 import dataclasses
 
-import jax
 import ml_collections
 
 from engineer.texts import plain_texts
@@ -32,11 +31,6 @@ class Ladder(Sums):
 
     space = dataclasses.replace(Sums.space, rows=tuple(map(str, range(3, 13))))
     texts = plain_texts(space, "to add numbers", ("is_number", "right_value"))
-
-    def lessons(self, key, count, exclude):
-        """For the warm start: a third as many of each length as of the one before, from 2 on."""
-        counts = {str(2 + i): round(count * 0.65 * 0.35**i) for i in range(11)}
-        return self.drawn(jax.random.fold_in(key, 0), counts, exclude)
 
 
 family = Ladder()

@@ -61,7 +61,8 @@ class Sums(families.Family):
 
     def lessons(self, key, count, exclude):
         """For the warm start: a third as many of each length as of the one before, from 2 on."""
-        counts = {length: round(count * 0.65 * 0.35**i) for i, length in enumerate("2345678")}
+        lengths = ("2", *self.space.rows)
+        counts = {length: round(count * 0.65 * 0.35**i) for i, length in enumerate(lengths)}
         return self.drawn(jax.random.fold_in(key, 0), counts, exclude)
 
 
