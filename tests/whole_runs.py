@@ -1,6 +1,7 @@
 """Whole runs in processes of their own, which come from one that has imported what they need."""
 
 import dataclasses
+import fcntl
 import multiprocessing
 import os
 import resource
@@ -116,6 +117,25 @@ class Run:
         code = self.process.exitcode
         assert code is not None, "still running after 500 seconds"
         return code, self._out.read_text(), self._err.read_text()
+
+
+def three_rounds(folder: Path, *options: str, fault: Fault | None = None) -> Run:
+    """A run of three rounds of four steps that designs twice, as `undisturbed` is, started."""
+    more = ("--config.loop.rounds=3", "--config.environment.num_instances=32")
+    more += ("--config.checkpoint.every_steps=2", "--config.log.tensorboard=True")
+    return Run(folder, *more, *options, fault=fault)
+
+
+def undisturbed(common: Path) -> tuple[Path, str]:
+    """Folder and printed text of such a run that nobody stopped; made once, in a common folder."""
+    folder, printed = common / "undisturbed", common / "undisturbed.txt"
+    with Path(common, "undisturbed.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not printed.exists():
+            code, out, err = three_rounds(folder).end()
+            assert code == 0, err[-3000:]
+            printed.write_text(out)
+    return folder, printed.read_text()
 
 
 def _main(line: list[str], out: Path, err: Path, fault: Fault | None) -> None:

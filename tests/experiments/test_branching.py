@@ -10,19 +10,14 @@ from experiments.settings import MeshSettings
 
 
 def start(workdir, *options):
-    more = ("--config.loop.rounds=3", "--config.environment.num_instances=16")
-    more += ("--config.checkpoint.keep=1",)
-    code, out, err = whole_runs.Run(workdir, *more, *options).end()
+    code, out, err = whole_runs.three_rounds(workdir, *options).end()
     assert "Traceback" not in err
     return code, out, err
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("branching") / "whole"
-    code, _, err = start(folder)
-    assert code == 0, err[-3000:]
-    return folder
+def whole(undisturbed):
+    return undisturbed[0]
 
 
 def story(root):
@@ -34,6 +29,7 @@ def story(root):
     return told
 
 
+@pytest.mark.slow
 def test_a_branch_of_the_same_options_tells_the_same_story(whole, tmp_path):
     options = (f"--branch={whole}@0", "--config.checkpoint.of_rounds=weights")
     code, out, err = start(tmp_path / "same", *options)

@@ -50,7 +50,7 @@ def doctor(folder):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def small(tmp_path_factory):
     folder = tmp_path_factory.mktemp("doctor") / "run"
     code, _, err = whole_runs.Run(folder, *OPTIONS).end()
     assert code == 0, err[-3000:]
@@ -69,18 +69,19 @@ def contents(folder):
     return kept
 
 
-def test_a_whole_run_has_nothing_to_mend(whole):
+def test_a_whole_run_has_nothing_to_mend(undisturbed):
+    whole, _ = undisturbed
     code, lines = doctor(whole)
     assert code == 0
-    assert lines == [f"{whole}: 26 files are whole, and checkpoints [1, 2, 3, 4]"]
+    assert lines == [f"{whole}: 38 files are whole, and checkpoints [4, 8, 10, 12]"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "damage"), [(name, ("cut", "gone")[i % 2]) for i, name in enumerate(FILES)]
 )
-def test_a_run_is_whole_again_after_its_advice(whole, tmp_path, name, damage):
-    folder = shutil.copytree(whole, tmp_path / "run")
+def test_a_run_is_whole_again_after_its_advice(small, tmp_path, name, damage):
+    folder = shutil.copytree(small, tmp_path / "run")
     path = folder / name
     before = contents(folder)
     if damage == "cut":
@@ -104,20 +105,20 @@ def test_a_run_is_whole_again_after_its_advice(whole, tmp_path, name, damage):
     assert doctor(folder)[0] == 0
 
 
-def test_a_damaged_checkpoint_is_named(whole, tmp_path):
-    folder = shutil.copytree(whole, tmp_path / "run")
-    newest = folder / "checkpoints" / "4"
+def test_a_damaged_checkpoint_is_named(undisturbed, tmp_path):
+    folder = shutil.copytree(undisturbed[0], tmp_path / "run")
+    newest = folder / "checkpoints" / "12"
     largest = max((p for p in newest.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
     data = bytearray(largest.read_bytes())
     data[len(data) // 2] ^= 1
     largest.write_bytes(data)
     code, lines = doctor(folder)
     assert code == 1
-    assert "and checkpoints [1, 2, 3]" in lines[0]
-    assert "checkpoint 4 is damaged" in lines[1]
+    assert "and checkpoints [4, 8, 10]" in lines[0]
+    assert "checkpoint 12 is damaged" in lines[1]
     assert lines[2:] == [
-        "1. remove checkpoints/4",
-        "2. start the run's command once with --resume_from=3",
+        "1. remove checkpoints/12",
+        "2. start the run's command once with --resume_from=10",
     ]
 
 

@@ -15,12 +15,6 @@ import whole_runs
 import yaml
 
 
-def start(workdir, *options, fault=None):
-    more = ("--config.loop.rounds=3", "--config.environment.num_instances=32")
-    more += ("--config.checkpoint.every_steps=2", "--config.log.tensorboard=True")
-    return whole_runs.Run(workdir, *more, *options, fault=fault)
-
-
 def story(workdir, rounds=3):
     """What a run is about: configurations, validations, designs and training figures."""
     files = [workdir / "initial" / "validation.json"]
@@ -38,15 +32,6 @@ def story(workdir, rounds=3):
             for line in lines
         ]
     return told
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    """(workdir, printed text) of a run that nobody stopped."""
-    folder = tmp_path_factory.mktemp("runs")
-    code, out, err = start(folder / "whole").end()
-    assert code == 0, err[-3000:]
-    return folder / "whole", out
 
 
 def test_three_rounds_two_designs_and_a_report(undisturbed):
@@ -122,7 +107,7 @@ def test_killed_runs_end_like_the_undisturbed_one(undisturbed, tmp_path, marks):
     whole, _ = undisturbed
     workdir = tmp_path / "killed"
     for number, mark in enumerate(marks):
-        run = start(workdir)
+        run = whole_runs.three_rounds(workdir)
         path, least = workdir / mark, int(number == 0)  # The first time there is a step to save.
         while run.process.is_alive():
             if path.exists() and path.stat().st_size >= least:
@@ -135,17 +120,18 @@ def test_killed_runs_end_like_the_undisturbed_one(undisturbed, tmp_path, marks):
             assert (code, err) == (75, "")
             steps = len((workdir / mark).read_text().splitlines())
             assert (workdir / "checkpoints" / str(steps)).is_dir()
-    code, out, err = start(workdir).end()
+    code, out, err = whole_runs.three_rounds(workdir).end()
     assert code == 0, err[-3000:]
     assert "resuming" in out
     assert story(workdir) == story(whole)
 
 
+@pytest.mark.slow
 def test_prompts_are_replayed_the_same_after_a_resume(tmp_path):
     options = ("--config.training.curriculum.method=replay", "--config.loop.rounds=2")
     options += ("--config.engineer.designer=fixed",)
     whole, workdir = tmp_path / "whole", tmp_path / "resumed"
-    code, _, err = start(whole, *options).end()
+    code, _, err = whole_runs.three_rounds(whole, *options).end()
     assert code == 0, err[-3000:]
     told = story(whole, 2)
     for index in range(2):  # What is known of a round's prompts says nothing of the next round's.
@@ -153,7 +139,7 @@ def test_prompts_are_replayed_the_same_after_a_resume(tmp_path):
         assert replayed == [0, 0.5, 0.5, 0.5]
     shutil.copytree(whole, workdir)
     (workdir / "report.html").unlink()  # A finished run would only say so.
-    code, out, err = start(workdir, *options, "--resume_from=6").end()
+    code, out, err = whole_runs.three_rounds(workdir, *options, "--resume_from=6").end()
     assert code == 0, err[-3000:]
     assert "resuming after step 2 of round 2" in out
     assert story(workdir, 2) == told
@@ -187,17 +173,17 @@ FAULTS = [whole_runs.Fault(path, code) for path, code in REFUSED]
 FAULTS.insert(10, whole_runs.Fault(limit=100_000))
 
 
-@pytest.mark.parametrize("faults", [FAULTS[10:11], pytest.param(FAULTS, marks=pytest.mark.slow)])
-def test_runs_that_storage_fails_end_like_the_undisturbed_one(undisturbed, tmp_path, faults):
+@pytest.mark.slow
+def test_runs_that_storage_fails_end_like_the_undisturbed_one(undisturbed, tmp_path):
     whole, _ = undisturbed
     workdir = tmp_path / "failing"
-    for fault in faults:
-        code, _, err = start(workdir, fault=fault).end()
+    for fault in FAULTS:
+        code, _, err = whole_runs.three_rounds(workdir, fault=fault).end()
         said = os.strerror(fault.code or errno.EFBIG)
         assert (code, err.count("\n")) == (1, 1), (fault, err[-3000:])
         assert re.fullmatch(f"error: {workdir}/.*{re.escape(fault.path)}: {said}\n", err), fault
     # What is left is done on storage that is slow.
-    code, _, err = start(workdir, fault=whole_runs.Fault(seconds=0.1)).end()
+    code, _, err = whole_runs.three_rounds(workdir, fault=whole_runs.Fault(seconds=0.1)).end()
     assert code == 0, err[-3000:]
     assert story(workdir) == story(whole)
 
@@ -216,17 +202,17 @@ def test_a_damaged_checkpoint_is_refused_and_an_older_one_goes_on_to_the_same_en
     damaged = bytearray(path.read_bytes())
     damaged[len(damaged) // 2] ^= 4
     path.write_bytes(damaged)
-    code, _, err = start(workdir).end()
+    code, _, err = whole_runs.three_rounds(workdir).end()
     assert code == 1
     assert re.fullmatch(
         r"error: .*: checkpoint 12 is damaged .*; go on from it with --resume_from=10",
         err.strip().splitlines()[-1],
     )
-    code, out, err = start(workdir, "--resume_from=10").end()
+    code, out, err = whole_runs.three_rounds(workdir, "--resume_from=10").end()
     assert code == 0, err[-3000:]
     assert "resuming after step 2 of round 3" in out
     assert story(workdir) == story(whole)
-    code, _, err = start(workdir, "--resume_from=11").end()
+    code, _, err = whole_runs.three_rounds(workdir, "--resume_from=11").end()
     assert code == 1
     assert err.strip().endswith("no checkpoint 11, there are [4, 8, 10, 12]")
 
@@ -237,7 +223,9 @@ def test_a_number_that_is_not_finite_stops_the_run(undisturbed, tmp_path):
     for name in ("initial", "validation", "rounds/0"):  # Only the training is of interest.
         shutil.copytree(whole / name, tmp_path / name)
     options = ("optimizer.learning_rate=1e38", "optimizer.max_grad_norm=0.0")
-    code, out, err = start(tmp_path, *(f"--config.training.{o}" for o in options)).end()
+    code, out, err = whole_runs.three_rounds(
+        tmp_path, *(f"--config.training.{o}" for o in options)
+    ).end()
     assert code == 1
     assert "is not finite" in err
     assert "Traceback" not in err
@@ -249,8 +237,8 @@ def test_a_number_that_is_not_finite_stops_the_run(undisturbed, tmp_path):
 
 
 def test_other_options_and_bad_options_stop_at_once(undisturbed, tmp_path):
-    whole, _ = undisturbed
-    code, _, err = start(whole, "--config.seed=1").end()
+    begun = shutil.copytree(undisturbed[0], tmp_path / "begun")
+    code, _, err = whole_runs.three_rounds(begun, "--config.seed=1").end()
     assert code != 0
     assert "seed was 0 and is 1" in err
     (tmp_path / "bad.jsonl").write_text("{}")
@@ -263,7 +251,7 @@ def test_other_options_and_bad_options_stop_at_once(undisturbed, tmp_path):
         ("--config.loop.rouns=3", "loop.rouns: unknown field (did you mean loop.rounds?)"),
         ("--config.loop.rounds=three", "--config.loop.rounds=three: invalid literal for int()"),
     ):
-        code, _, err = start(tmp_path / "new", option).end()
+        code, _, err = whole_runs.three_rounds(tmp_path / "new", option).end()
         assert code != 0
         assert message in err
         assert err.count("\n") == 1
