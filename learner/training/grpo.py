@@ -104,6 +104,16 @@ def merge_sums(a: Sums, b: Sums) -> Sums:
     return {name: how.get(name[-4:], jnp.add)(a[name], b[name]) for name in a}
 
 
+def no_sums(like: Sums) -> Sums:
+    """The identity of `merge_sums`: the sums of no rows, each f32[].
+
+    Args:
+      like: has their names.
+    """
+    start = {"_min": jnp.inf, "_max": -jnp.inf}
+    return {name: jnp.float32(start.get(name[-4:], 0.0)) for name in like}
+
+
 def token_means(sums: Sums) -> dict[str, float]:
     """Numbers for the log: sums over the number of tokens; `tokens` and extremes as they are."""
     count = max(float(sums["tokens"]), 1.0)

@@ -1,13 +1,13 @@
 """One optimizer update from any number of micro-batches of any widths.
 
-One compiled function gives the gradients of the first micro-batch, another one adds those of each
-further one to the sum, which it is given to write into (donated), and a third one applies them. So
-a single micro-batch needs no memory for a sum.
+One compiled function adds the gradients of a micro-batch to a sum that it writes into (donated),
+and another one applies the sum. The sum starts at zero: a function of its own for the first
+micro-batch would double the time to compile.
 
-The loop over micro-batches is the host's, not a scan: a scan would need rows of one width, so all
-padded to the widest, and a program for every number of micro-batches, which changes with the rows
-that teach something. Here there is one program for each width, and since calls are asynchronous
-the devices need not wait for the host between them.
+The host loops over micro-batches. A scan would need all rows padded to the widest, and a program
+for every number of micro-batches, which changes with the rows that teach something. Here there is
+one program for each width, and calls are asynchronous, so the devices do not wait for the host
+between them.
 
 In float16, gradients of most tokens would be 0: there they are those of the loss times a large
 number, and divided by it in float32 (loss scaling, arXiv 1710.03740). Where one is too large for
@@ -85,7 +85,11 @@ class Updater:
         state_shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
         replicated = sharding.replicated(mesh)
 
-        def first(params: Any, batch: Any, extra: Any, scale: Any) -> Any:
+        def zero(params: Any, batch: Any, extra: Any) -> Any:
+            _, sums = jax.eval_shape(loss, params, batch, extra)
+            return jax.tree.map(jnp.zeros_like, params), jnp.float32(0), grpo.no_sums(sums)
+
+        def accumulate(total: Any, params: Any, batch: Any, extra: Any, scale: Any) -> Any:
             def scaled(params: Any) -> Any:
                 value, sums = loss(params, batch, extra)
                 return value if scale is None else value * scale, (value, sums)
@@ -93,15 +97,10 @@ class Updater:
             (_, (value, sums)), gradients = jax.value_and_grad(scaled, has_aux=True)(params)
             if scale is not None:
                 gradients = jax.tree.map(lambda x: x / scale, gradients)
-            return gradients, value, sums
-
-        def accumulate(total: Any, params: Any, batch: Any, extra: Any, scale: Any) -> Any:
-            gradients, losses, sums = total
-            gradient, value, more = first(params, batch, extra, scale)
             return (
-                jax.tree.map(jnp.add, gradients, gradient),
-                losses + value,
-                grpo.merge_sums(sums, more),
+                jax.tree.map(jnp.add, total[0], gradients),
+                total[1] + value,
+                grpo.merge_sums(total[2], sums),
             )
 
         def apply(state: TrainState, total: Any, steps: jax.Array) -> Any:
@@ -125,7 +124,7 @@ class Updater:
             return new_state, result
 
         total_shardings = (state_shardings.params, replicated, replicated)
-        self._first = jax.jit(first, out_shardings=total_shardings)
+        self._zero = jax.jit(zero, out_shardings=total_shardings)
         self._accumulate = jax.jit(accumulate, out_shardings=total_shardings, donate_argnums=0)
         self._apply = jax.jit(apply, out_shardings=(state_shardings, replicated), donate_argnums=0)
 
@@ -152,9 +151,11 @@ class Updater:
             micro_batches = list(micro_batches)
         for scale in self._scales:
             with sharding.use(self._mesh):
-                batches = (distributed.put(micro_batch, rows) for micro_batch in micro_batches)
-                total = self._first(state.params, next(batches), extra, scale)
-                for batch in batches:
+                total = None
+                for micro_batch in micro_batches:
+                    batch = distributed.put(micro_batch, rows)
+                    if total is None:
+                        total = self._zero(state.params, batch, extra)
                     total = self._accumulate(total, state.params, batch, extra, scale)
                 state, result = self._apply(state, total, np.int32(count_step))
             if scale is not None and result.finite:
@@ -166,8 +167,6 @@ class Updater:
     ) -> dict[str, jax.stages.Lowered]:
         """The programs of an update, ready to compile without any arrays: `learner.plan`.
 
-        The gradients are those of a further micro-batch, which need the most memory.
-
         Args:
           state: `jax.ShapeDtypeStruct`s with shardings, of `train_state.abstract_train_state`.
           micro_batch: arrays of any values with rows leading.
@@ -178,7 +177,7 @@ class Updater:
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), micro_batch
         )
         with sharding.use(self._mesh):
-            total = self._first.eval_shape(state.params, batch, extra, self._scales[0])
+            total = self._zero.eval_shape(state.params, batch, extra)
             steps = jax.ShapeDtypeStruct((), jnp.int32)
             gradients = self._accumulate.lower(total, state.params, batch, extra, self._scales[0])
             return {
