@@ -14,8 +14,8 @@ class Completion:
     """One sampled completion as text.
 
     Attributes:
-      text: the completion without special tokens; it begins with `<think>` where the chat template
-        has opened the model's thought, as if the model had.
+      text: the completion without special tokens; it begins with `<think>` if the chat template
+        opened the model's thought, as if the model had written it.
       num_tokens: generated tokens, the stop token included.
       truncated: True if the token budget ended the completion, not a stop token.
     """
@@ -26,7 +26,7 @@ class Completion:
 
     @property
     def answer(self) -> str:
-        """What follows the thinking; empty where that was cut off."""
+        """The text after the thinking; empty if the thinking was cut off."""
         _, ended, after = self.text.rpartition(THINK_END)
         visible = after.partition(THINK_BEGIN)[0]
         return visible.lstrip() if ended else visible

@@ -1,4 +1,4 @@
-"""Checks of what users give: errors name the field or file and what is allowed, in one line."""
+"""Checks of user input; an error is one line with the field or file and what is allowed."""
 
 import json
 import reprlib
@@ -10,15 +10,13 @@ from typing import Any
 _QUOTES = reprlib.Repr()
 _QUOTES.maxlevel, _QUOTES.maxstring, _QUOTES.maxlong, _QUOTES.maxother = 2, 120, 120, 120
 
-_LONGEST = 2000
-
 
 def one_line(error: BaseException) -> str:
-    """What an error says, in one line of at most 2,000 characters; of an OSError with its file."""
+    """An error's message in one line of at most 2,000 characters; an OSError's names its file."""
     text = str(error)
     if isinstance(error, OSError) and error.filename is not None:
         text = f"{error.filename}: {error.strerror}"
-    return " ".join(text.split())[:_LONGEST]
+    return " ".join(text.split())[:2000]
 
 
 def first_line(error: BaseException) -> str:
@@ -32,7 +30,7 @@ def shortened(value: Any) -> str:
 
 
 def json_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; `ValueError` with the path if there is another thing in it."""
+    """The JSON object in a file; raises `ValueError` with the path if it holds anything else."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -81,6 +79,6 @@ def _numbers(
     for name in names:
         value = getattr(options, name)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        # An integer beyond the largest float is none that can be computed with.
+        # Larger integers have no float to compute with.
         if not (is_number and abs(value) <= sys.float_info.max and fits(value)):
             raise ValueError(f"{name}={shortened(value)}: allowed are {allowed}")

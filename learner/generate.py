@@ -21,7 +21,7 @@ from learner.qwen3.config import DTYPES, Qwen3Config
 from learner.sampling.completer import Completer
 from learner.sampling.sampler import Chunk, FinishReason, SamplingParams
 
-# Tokens between two looks at the device: small, so that the text flows.
+# Tokens generated before the host prints them: few, so that the text flows.
 _SEGMENT_TOKENS = 8
 _DEFAULT_NEW_TOKENS = 1024
 
@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
 def sampling_params(
     arguments: argparse.Namespace, defaults: dict[str, Any], tokenizer: Any, capacity: int
 ) -> SamplingParams:
-    """What the command line asks for, else the checkpoint's `generation_config.json`.
+    """Options of the command line, else of the checkpoint's `generation_config.json`.
 
     Args:
         capacity: tokens that the model's window leaves for the completion.
@@ -82,7 +82,7 @@ def sampling_params(
 
 
 def readable(tokenizer: Any, chunks: Iterator[Chunk]) -> Iterator[tuple[str, Chunk]]:
-    """The text that each chunk adds; a character whose bytes are not complete yet waits."""
+    """The text that each chunk adds; a character waits until all of its bytes are there."""
     ids: list[int] = []
     shown = ""
     for chunk in chunks:
@@ -98,7 +98,7 @@ def run(arguments: argparse.Namespace, out: TextIO, log: TextIO) -> None:
     """Load, complete, report.
 
     Raises:
-        ValueError: an argument is impossible, or there is no such model.
+        ValueError: an argument is invalid, or there is no such model.
     """
     folder = hub.model_folder(arguments.model)
     dtype = arguments.dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")

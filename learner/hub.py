@@ -16,10 +16,10 @@ def model_folder(name: str | Path, files: Sequence[str] = MODEL_FILES) -> Path:
 
     Args:
         name: a folder, or "owner/model". A folder of that name comes first.
-        files: patterns of the files that are needed, of those on the hub.
+        files: patterns of the files to download.
 
     Raises:
-        ValueError: it is neither, or the hub could not be reached and has not been before.
+        ValueError: it is neither, or its files are not in the cache and cannot be downloaded.
     """
     folder = Path(name).expanduser()
     if folder.is_dir():

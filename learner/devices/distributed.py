@@ -1,21 +1,21 @@
-"""Several processes as one program: starting them, what they tell each other, arrays between them.
+"""Several processes as one program: starting them, exchanging values, placing arrays.
 
-All processes run the same program on the same values and reach the same calls in the same order;
-what is in the hands of one alone (files, its part of the completions) reaches the others through
-`on_first`, `gather` and `sharded_map`. What may fail on one of them alone goes through `on_all`, so
-that none waits for it. With one process none of these communicates.
+All processes run the same program on the same values and make the same calls in the same order.
+`on_first`, `gather` and `sharded_map` share what only one process has (files, its part of the
+completions). `on_all` runs what may fail on one process alone, so that no other waits for it. With
+one process none of these communicates.
 
-Updates are one program over the devices of all processes (`put` places its inputs). Sampling is
-not: a process takes the decoding copy of the weights as its own devices hold it (`local_copy`) and
-runs the slots of its part of the prompts alone. In one program for all, every token would wait for
-all hosts and a free sequence slot for the slowest of them; this way they meet when all completions
-are there. It costs that prompts are dealt out beforehand, so a process with short completions waits
-for the one with the longest, and that a copy of the weights has to fit the devices of one process:
-mesh axis `tensor` must not reach beyond it.
+An update is one program over the devices of all processes (`put` places its inputs). Sampling is
+not: each process samples its part of the prompts alone, with the decoding copy of the weights on
+its own devices (`local_copy`). In one program, every token would wait for all hosts, and a free
+sequence slot for the slowest of them; this way the processes meet once, when all completions are
+done. The price: prompts are dealt out beforehand, so a process with short completions waits for
+the one with the longest, and a copy of the weights must fit the devices of one process, so mesh
+axis `tensor` must not span several processes.
 
-Where one process fails or is killed, the others cannot go on. Between processes on CPUs and GPUs
-the next exchange fails at once (`lost_process`); where it hangs, the coordination service of
-`jax.distributed` ends a process that has not heard of another one for `HEARTBEAT_SECONDS`.
+If one process fails or is killed, the others cannot go on. Between processes on CPUs and GPUs the
+next exchange fails at once (`lost_process`). If it hangs instead, the coordination service of
+`jax.distributed` ends a process that has not heard from another one for `HEARTBEAT_SECONDS`.
 """
 
 import math
@@ -36,14 +36,14 @@ from learner.tokens import geometric_bucket
 
 T = TypeVar("T")
 
-#: What a process exits with when another one is gone: the EX_UNAVAILABLE of sysexits.h.
+#: Exit code of a process that lost another one: EX_UNAVAILABLE of sysexits.h.
 LOST_PROCESS_EXIT_CODE = 69
-#: After so long without a sign of life of a process jax ends the others, with SIGABRT.
+#: If a process is silent for this long, JAX ends the others with SIGABRT.
 HEARTBEAT_SECONDS = 40
-# At its exit jax waits so long for the other processes to come to theirs.
+# How long JAX waits at exit for the other processes to exit.
 _SHUTDOWN_SECONDS = 30
 _SECONDS_TO_NOTICE = 5
-# How failed exchanges name themselves: gloo, NCCL, the coordination service.
+# Words in the errors of failed exchanges: gloo, NCCL, the coordination service.
 _LOST = ("gloo", "connection closed by peer", "connection reset", "nccl", "coordination service",
          "unavailable:", "heartbeat", "barrier")  # fmt: skip
 _alone = threading.local()
@@ -54,18 +54,18 @@ def start(
     num_processes: int | None = None,
     process_id: int | None = None,
 ) -> None:
-    """Joins the other processes, if there are any. Call before anything else of jax.
+    """Joins the other processes, if there are any. Call it before any other JAX function.
 
-    Without arguments jax finds out whether it was started by Slurm, Open MPI, or on a TPU pod, and
-    what it then needs; elsewhere the process stays alone.
+    Without arguments JAX detects Slurm, Open MPI or a TPU pod and takes what it needs from there;
+    elsewhere the process stays alone.
 
     Args:
       coordinator: HOST:PORT of process 0, which the others can reach.
-      num_processes: of them all; 1 means alone, whatever the surroundings are.
-      process_id: of this one, from 0.
+      num_processes: number of processes; 1 stays alone and detects nothing.
+      process_id: number of this process, from 0.
 
     Raises:
-      ValueError: some of the three are missing and cannot be found out, or are out of range.
+      ValueError: an argument is out of range, or is missing and cannot be detected.
     """
     if num_processes is not None and num_processes < 1:
         raise ValueError(f"num_processes={num_processes}: allowed are integers from 1 up")
@@ -78,14 +78,14 @@ def start(
         raise ValueError(f"process_id={process_id}: allowed are {last}")
     if coordinator is not None and not coordinator.rpartition(":")[2].isdigit():
         raise ValueError(f"coordinator={coordinator!r}: HOST:PORT is needed")
-    # Its handler of SIGTERM would take the place of the one that makes a process leave.
+    # Its handler of SIGTERM would replace that of `learner.devices.preemption`.
     jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
             coordinator,
             num_processes,
             process_id,
-            # With everything given nothing is to be found out, least of all which devices to use.
+            # With all arguments given there is nothing to detect, least of all the devices.
             cluster_detection_method=None if missing else "deactivate",
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
             shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
@@ -102,11 +102,11 @@ def start(
 
 
 def leave(code: int) -> NoReturn:
-    """Ends this process without waiting for others that may be gone, as it would at its exit."""
+    """Ends this process at once; a normal exit would wait for processes that may be gone."""
     sys.stdout.flush()
     sys.stderr.flush()
     if together() and is_first():
-        # The others hang on its coordination service: time for them to notice by themselves.
+        # The others need its coordination service: this gives them time to notice the loss.
         time.sleep(_SECONDS_TO_NOTICE)
     os._exit(code)
 
@@ -114,13 +114,13 @@ def leave(code: int) -> NoReturn:
 def lost_process(error: BaseException) -> bool:
     """Whether an exchange failed because another process is gone."""
     if isinstance(error, OSError) and error.errno is not None:
-        return False  # Of a file or a server ("temporarily unavailable"), not of an exchange.
+        return False  # From a file or a server ("temporarily unavailable"), not an exchange.
     text = str(error).lower()
     return num_processes() > 1 and any(sign in text for sign in _LOST)
 
 
 def together() -> bool:
-    """Whether there are other processes. Asks nothing of jax's devices, unlike the others here."""
+    """Whether there are other processes. Unlike the functions below, it needs no devices."""
     return jax.distributed.is_initialized() and jax.process_count() > 1
 
 
@@ -130,7 +130,7 @@ def num_processes() -> int:
 
 
 def is_first() -> bool:
-    """Whether this is the process that writes files and talks to people."""
+    """Whether this is the process that writes files and prints."""
     return jax.process_index() == 0
 
 
@@ -138,9 +138,9 @@ def is_first() -> bool:
 
 
 def on_first(function: Callable[[], T]) -> T:
-    """What `function` returns or raises on the first process, for all of them.
+    """Calls `function` on the first process; all processes return or raise its result.
 
-    Within it that process is on its own: it may call anything of this module.
+    Inside `function` that process counts as alone: it may call anything in this module.
 
     Args:
       function: its result is pickled.
@@ -166,16 +166,16 @@ def on_first(function: Callable[[], T]) -> T:
 
 
 def on_all(function: Callable[[], T]) -> T:
-    """What `function` returns on this process; where it raises on one of them, all raise.
+    """Calls `function` on every process and returns its own result; if one raises, all raise.
 
-    For what may fail on one alone, such as reading its copy of a file.
+    For what may fail on one process alone, such as reading its copy of a file.
 
     Args:
-      function: exchanges nothing with other processes.
+      function: must not communicate with other processes.
 
     Raises:
-      ValueError, RuntimeError: it raised on another process (one or the other, as there); the
-        message says on which.
+      ValueError, RuntimeError: it raised on another process, which the message names; a
+        `ValueError` if it was one there.
     """
     if num_processes() == 1:
         return function()
@@ -195,10 +195,10 @@ def on_all(function: Callable[[], T]) -> T:
 
 
 def gather(value: T) -> list[T]:
-    """The values of all processes, in the order of the processes; they are pickled."""
+    """The values of all processes, in the order of the processes; values are pickled."""
     if num_processes() == 1:
         return [value]
-    # With their senders: the rows are in the order of the devices.
+    # With the number of the sender: rows arrive in the order of the devices.
     data = pickle.dumps((jax.process_index(), value))
     sizes = multihost_utils.process_allgather(np.int32(len(data)))
     rows = multihost_utils.process_allgather(_padded(data, int(sizes.max())))
@@ -207,12 +207,12 @@ def gather(value: T) -> list[T]:
 
 
 def sharded_map(function: Callable[[np.ndarray], T], count: int) -> T:
-    """`function(np.arange(count))`, every process working on its part of the indices.
+    """`function(np.arange(count))`, each process computing its part of the indices.
 
     Args:
       function: from i64[n] to a list of n values or a pytree of host arrays [n, ...]; the result
         for an index must not depend on the others.
-      count: at least 1. Where it is less than the number of processes, the first does it all.
+      count: at least 1. If it is below the number of processes, the first one computes all.
     """
     if num_processes() == 1:
         return function(np.arange(count))
@@ -226,14 +226,14 @@ def sharded_map(function: Callable[[np.ndarray], T], count: int) -> T:
 
 
 def _padded(data: bytes, size: int) -> np.ndarray:
-    """u8 of at least `size`, of few different lengths, as each is compiled once."""
+    """u8[at least `size`]; few different lengths, as each is compiled once."""
     row = np.zeros(geometric_bucket(size, 1024, 2), np.uint8)
     row[: len(data)] = np.frombuffer(data, np.uint8)
     return row
 
 
 def _portable(error: Exception | None) -> Exception | None:
-    """The error itself if other processes can be sent it, else one that says the same."""
+    """The error itself if it can be pickled, else one with the same message."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
@@ -245,11 +245,11 @@ def _portable(error: Exception | None) -> Exception | None:
 
 
 def put(tree: Any, where: Any) -> Any:
-    """Arrays placed by shardings that may reach over several processes.
+    """Places arrays by shardings that may span several processes.
 
     Args:
-      tree: of host arrays that are the same on every process, or of arrays on devices.
-      where: a sharding, or a tree of them of which the tree's may be a prefix.
+      tree: host arrays, equal on every process, or arrays on devices.
+      where: a sharding, or a tree of shardings that is a prefix of `tree`.
     """
     if jax.process_count() == 1:
         return jax.device_put(tree, where)
@@ -264,10 +264,10 @@ def put(tree: Any, where: Any) -> Any:
 
 
 def local_mesh(mesh: Mesh) -> Mesh:
-    """The part of a mesh that is this process's.
+    """This process's part of a mesh.
 
     Raises:
-      ValueError: its axis `tensor` reaches over several processes.
+      ValueError: its axis `tensor` spans several processes.
     """
     if jax.process_count() == 1:
         return mesh
@@ -281,9 +281,9 @@ def local_mesh(mesh: Mesh) -> Mesh:
 
 
 def local_copy(tree: Any) -> Any:
-    """Arrays that are split over mesh axis `tensor` at most, as `local_mesh` holds them.
+    """Arrays, split over mesh axis `tensor` at most, as arrays on `local_mesh`.
 
-    Nothing is copied: these are the same buffers.
+    Nothing is copied: the buffers are the same.
     """
     if jax.process_count() == 1:
         return tree

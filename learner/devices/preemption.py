@@ -1,12 +1,11 @@
-"""Leaving in good order when the machine is taken away (SIGTERM) or on Ctrl-C (SIGINT).
+"""Clean exit when a cluster takes the machine back (SIGTERM) or on Ctrl-C (SIGINT).
 
-A cluster that needs a machine back sends SIGTERM and, some seconds later, SIGKILL. Inside `watch`
-either signal raises `Preempted` at once, except inside `hold`, which lets the body end first. So
-training holds it for the length of an update, while anything that leaves complete files only may
-be stopped anywhere.
+A cluster sends SIGTERM and, some seconds later, SIGKILL. Inside `watch` either signal raises
+`Preempted` at once, except inside `hold`, which lets its body end first. Training holds the signal
+during an update; code that never leaves an incomplete file may be stopped anywhere.
 
-Of several processes none may leave alone, as the others would wait for it: there the signal is
-only noted, and acted on where all of them call `agree`.
+With several processes none may leave alone, as the others would wait for it: the signal is only
+noted, and takes effect where all of them call `agree`.
 """
 
 import contextlib
@@ -17,14 +16,14 @@ from typing import Any
 
 from learner.devices import distributed
 
-#: What a process that was preempted exits with: the EX_TEMPFAIL ("try again") of sysexits.h.
+#: Exit code of a preempted process: EX_TEMPFAIL ("try again") of sysexits.h.
 EXIT_CODE = 75
-#: What a process exits with after Ctrl-C: what shells expect.
+#: Exit code after Ctrl-C, as shells expect it.
 INTERRUPTED_EXIT_CODE = 128 + signal.SIGINT
 
 
 class Preempted(BaseException):
-    """The process was asked to leave. No `Exception`: a general handler must not swallow it.
+    """The process was asked to leave. Not an `Exception`, so that no general handler swallows it.
 
     Attributes:
       exit_code: what the process should exit with.
@@ -39,8 +38,8 @@ class Preemption:
     """Turns SIGTERM and SIGINT into `Preempted` while `watch` is entered; for the main thread.
 
     Attributes:
-      requested: whether the signal has come; of several processes, whether they have agreed that
-        it has, and so the same on all.
+      requested: whether the signal has come; with several processes, whether all have agreed that
+        it has, so that it is the same on all.
     """
 
     def __init__(self) -> None:
@@ -51,9 +50,9 @@ class Preemption:
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
-        """Handles the signals inside; puts the handlers from before back at the end.
+        """Handles the signals inside; restores the previous handlers at the end.
 
-        Whoever is impatient presses Ctrl-C again, which then does what it did before.
+        A second Ctrl-C does what it did before `watch`.
         """
 
         def handle(number: int, frame: FrameType | None) -> None:
@@ -68,7 +67,7 @@ class Preemption:
                 raise Preempted(self._exit_code)
 
         numbers = [signal.SIGTERM]
-        if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # As it is in the background.
+        if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # Background jobs ignore it.
             numbers.append(signal.SIGINT)
         before: dict[int, Any] = {number: signal.signal(number, handle) for number in numbers}
         try:
@@ -78,9 +77,9 @@ class Preemption:
                 signal.signal(number, handler)
 
     def agree(self) -> None:
-        """A point that all processes reach: one of them has the signal, so all leave here.
+        """Called by all processes at the same point: if one has the signal, all leave here.
 
-        Inside `hold` they leave at its end. A single process need not wait for such a point.
+        Inside `hold` they leave at its end. A single process does nothing here.
         """
         if distributed.together():
             self.requested = any(distributed.gather(self._noted))
@@ -89,7 +88,7 @@ class Preemption:
 
     @contextlib.contextmanager
     def release(self) -> Iterator[None]:
-        """Inside `hold`, a part that the signal may stop at once, where one process is alone."""
+        """Inside `hold`, lets the signal stop the body at once if the process is alone."""
         held, self._held = self._held, 0
         try:
             if self.requested and not distributed.together():
@@ -100,7 +99,7 @@ class Preemption:
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
-        """Puts the signal off to the end of the body, which asks `requested` where it can stop."""
+        """Delays the signal to the end of the body, which can check `requested` to stop earlier."""
         self._held += 1
         try:
             yield

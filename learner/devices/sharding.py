@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 MESH_AXES = ("data", "fsdp", "tensor")
 BATCH_AXES = ("data", "fsdp")
 
-# Logical axis -> mesh axes. The axes after the gap are those of activations.
+# Logical axis -> mesh axes; axes of activations follow the gap.
 RULES: tuple[tuple[str, str | tuple[str, ...] | None], ...] = (
     ("layers", None),
     ("embed", "fsdp"),
@@ -43,7 +43,7 @@ def mesh_size(text: str) -> tuple[int, int, int]:
     """Sizes of data, fsdp and tensor from a text such as "1x8x1".
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the text has another form.
     """
     if not re.fullmatch(r"[1-9]\d*x[1-9]\d*x[1-9]\d*", text):
         raise ValueError(f"mesh is {text!r}; it must be data x fsdp x tensor, such as '1x8x1'")
@@ -56,13 +56,13 @@ def make_mesh(
 ) -> Mesh:
     """A mesh of `data` x `fsdp` x `tensor` devices.
 
-    With several processes it takes the devices of all of them. Those of one process then are a
-    block with `tensor` whole, and `fsdp` as far as they reach, so that the axes that communicate
-    most stay within a process.
+    With several processes it takes the devices of all of them. Those of one process form a block
+    with all of `tensor` and as much of `fsdp` as fits, so that the axes that communicate most stay
+    within a process.
 
     Args:
-        devices: those to use, as many as the product; if None, the first ones of `jax.devices()`,
-            or all of several processes.
+        devices: as many as the product; None takes the first ones of `jax.devices()`, or all of
+            them with several processes.
 
     Raises:
         ValueError: a size is not positive or the number of devices does not fit.
@@ -109,9 +109,9 @@ def _across_processes(
 
 
 def folded(mesh: Mesh, times: int) -> Mesh | None:
-    """The same devices, `times` as many of them along `tensor` and as many fewer along `fsdp`.
+    """The same devices, with `tensor` `times` as long and `fsdp` that much shorter.
 
-    None if that is not possible, or devices of several processes would be along `tensor`.
+    None if `times` does not divide `fsdp` or `tensor` would span several processes.
     """
     data, fsdp, tensor = mesh.devices.shape
     if fsdp % times:
@@ -125,9 +125,9 @@ def folded(mesh: Mesh, times: int) -> Mesh | None:
 
 @contextlib.contextmanager
 def use(mesh: Mesh) -> Iterator[None]:
-    """Trace and run inside: the model's constraints on activations then follow `RULES`.
+    """Trace and run inside it, so that the model's constraints on activations follow `RULES`.
 
-    Without it the model runs all the same, and XLA alone decides where activations live.
+    Without it the model runs too, and XLA alone decides where activations live.
     """
     with jax.set_mesh(mesh), nn.logical_axis_rules(RULES):
         yield
@@ -139,7 +139,7 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def check_rows(name: str, rows: int, mesh: Mesh | AbstractMesh) -> None:
-    """Raise `ValueError` if the mesh does not divide so many rows."""
+    """Raise `ValueError` if `rows` is not a multiple of `num_row_shards`."""
     if rows % num_row_shards(mesh):
         raise ValueError(
             f"{name}={rows}: allowed are multiples of {num_row_shards(mesh)} (data * fsdp of the "
@@ -148,7 +148,7 @@ def check_rows(name: str, rows: int, mesh: Mesh | AbstractMesh) -> None:
 
 
 def num_row_shards(mesh: Mesh | AbstractMesh) -> int:
-    """Over how many parts rows are split."""
+    """Number of parts that rows are split into."""
     return mesh.shape["data"] * mesh.shape["fsdp"]
 
 
@@ -158,7 +158,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def device_bytes(tree: Any) -> int:
-    """Bytes that arrays, or abstract ones with shardings, take of one device."""
+    """Bytes on one device of arrays, or of `jax.ShapeDtypeStruct`s with shardings."""
     return sum(
         math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
     )

@@ -2,9 +2,9 @@
 
     python -m learner.plan --config=Qwen3-4B --chips=v5e-8,v5p-64,h200 --json=plan.json
 
-Every program of sampling and of an update is compiled for each target. What is printed of memory,
-bytes and cycles is the compiler's word; seconds, and all that follows from them, are predicted from
-it. Exits with 1 if something does not compile, does not fit, or breaks a promise of the update.
+Every program of sampling and of an update is compiled for each target. The compiler reports memory,
+bytes and cycles; seconds, and all that follows from them, are predicted from these. Exits with 1 if
+something does not compile, does not fit, or breaks a promise of the update.
 """
 
 import argparse
@@ -29,12 +29,12 @@ from learner.plan.programs import Program
 from learner.plan.targets import Target
 from learner.qwen3.config import DTYPES, NAMES, REMAT, Qwen3Config, published
 
-# Of a program, in the table.
+# Fields of a program, as columns of the table.
 _COLUMNS = (
     *("arguments", "outputs", "reused", "temporaries", "elsewhere", "total"),
     *("bytes_ideal", "bytes_moved"),
 )
-# Of the publication's budget, which hours are predicted for: instances of a round, epochs, rounds.
+# The publication's budget, for which hours are predicted: instances of a round, epochs, rounds.
 _INSTANCES, _EPOCHS, _ROUNDS = 4000, 2, 3
 _VERSIONS = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin")
 
@@ -75,7 +75,7 @@ def model_config(name: str, **compute: Any) -> Qwen3Config:
         compute: compute options, as of `Qwen3Config.from_hf`.
 
     Raises:
-        ValueError: there is none, or an option is invalid.
+        ValueError: there is no such model, or an option is invalid.
     """
     if name.removeprefix("Qwen/") in NAMES:
         return published(name, **compute)
@@ -85,7 +85,7 @@ def model_config(name: str, **compute: Any) -> Qwen3Config:
 def summary(
     config: Qwen3Config, target: Target, work: Work, layout: Layout, programs: list[Program]
 ) -> dict[str, Any]:
-    """The figures of a target; None where the compiler says nothing to predict them from."""
+    """Metrics of a target; None where the compiler reports no cycles to predict them from."""
     named = {program.name: program for program in programs}
     chip, step, gradients = target.chip, named["segment"], named["gradients"]
     row: dict[str, Any] = {
@@ -109,7 +109,7 @@ def summary(
     per_row = layout.rows * work.completions_per_row * layout.shards
     micro_batches = math.ceil(completions / per_row)
     update = micro_batches * gradients.seconds + (named["optimizer"].seconds or 0)
-    # Rows with several completions compute their prompt once, which these operations do not know.
+    # Counts every prompt, though rows with several completions compute theirs once.
     flops = programs_lib.update_flops(
         config, completions, work.prompt_length, work.max_new_tokens
     ) / (target.count * chip.flops)
@@ -125,7 +125,7 @@ def summary(
 
 
 def table(row: dict[str, Any], programs: list[Program]) -> str:
-    """A target in lines: its programs, in gigabytes (1e9 bytes) of one device, and what follows."""
+    """A target in Markdown: its programs, in gigabytes (1e9 bytes) a device, and predictions."""
     text = Path(__file__).with_name("target.md").read_text()
     template = jinja2.Template(text, trim_blocks=True, undefined=jinja2.StrictUndefined)
     return template.render(row=row, programs=programs, columns=_COLUMNS, rounds=_ROUNDS)
@@ -200,7 +200,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _record(program: Program) -> dict[str, Any]:
-    """What is written of a program."""
+    """A program as JSON values."""
     values = dataclasses.asdict(program)
     return {"program": values.pop("name"), "compiles": not program.problem, **values}
 

@@ -1,9 +1,9 @@
-"""What a compiled program costs one device: bytes that it moves, and on a TPU its time.
+"""Cost of a compiled program on one device: bytes that it moves, and on a TPU its time.
 
-The compiler for TPUs writes how many cycles it reckons with behind nearly every instruction. Some
-carry none, kernels (custom calls) and exchanges between chips above all: they count by their bytes.
-Transfers that run beside other instructions take no time of their own, but a program is never
-faster than its bytes pass through memory.
+The compiler for TPUs estimates the cycles of nearly every instruction. Those without an estimate,
+mostly kernels (custom calls) and exchanges between chips, count by their bytes. Transfers that
+overlap other instructions take no time of their own, but a program is never faster than its bytes
+pass through memory.
 """
 
 import re
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from learner.plan.hlo import COLLECTIVES, Computation, Instruction, Module
 from learner.plan.targets import Chip
 
-# What moves nothing itself. The end of a transfer that runs beside others counts at its start.
+# Opcodes that move nothing themselves. Asynchronous transfers count at their start.
 _FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "while", "call",
     "conditional", "opt-barrier", "partition-id", "replica-id", "iota",
@@ -30,12 +30,12 @@ _MARKERS = (
 
 
 class Cost(NamedTuple):
-    """Of one device.
+    """The cost of a program on one device.
 
     Attributes:
-        nbytes: read from and written to its memory.
-        cycles: as the compiler reckons, where it does.
-        seconds: see the module; None where the compiler reckons no cycles.
+        nbytes: bytes read from and written to its memory.
+        cycles: the compiler's estimate; None where it gives none.
+        seconds: predicted, see the module; None where the compiler estimates no cycles.
     """
 
     nbytes: float
@@ -49,7 +49,7 @@ def cost(text: str, chip: Chip, unknown_iterations: int = 1) -> Cost:
     Args:
         text: `jax.stages.Compiled.as_text`.
         chip: what it was compiled for.
-        unknown_iterations: of loops that end when they find something, as decoding does.
+        unknown_iterations: of loops without a known trip count, such as that of decoding.
     """
     module = Module.parse(text)
     nbytes, cycles, seconds = 0.0, 0, 0.0
@@ -71,12 +71,12 @@ def cost(text: str, chip: Chip, unknown_iterations: int = 1) -> Cost:
 
 def _moved(module: Module, computation: Computation, instruction: Instruction) -> int:
     """Bytes that an instruction reads from and writes to the device's memory."""
-    said = re.search(r'"bytes_accessed":"?(\d+)', instruction.attributes)
+    stated = re.search(r'"bytes_accessed":"?(\d+)', instruction.attributes)
     if instruction.opcode == "custom-call":
         if any(f'"{marker}"' in instruction.attributes for marker in _MARKERS):
             return 0
-        if said:
-            return int(said[1])
+        if stated:
+            return int(stated[1])
     operands = [computation.instructions[name] for name in instruction.operands]
     if instruction.opcode == "fusion":
         return _fusion_bytes(module, instruction, operands)
@@ -95,7 +95,7 @@ def _moved(module: Module, computation: Computation, instruction: Instruction) -
 
 
 def _fusion_bytes(module: Module, fusion: Instruction, operands: list[Instruction]) -> int:
-    """As `_moved`: of an operand only what is read, of a result only what is written anew."""
+    """`_moved` of a fusion: only the parts of operands and results that it reads and writes."""
     total = 0
     fused = module.computations[fusion.called[0]]
     for number, operand in enumerate(operands):
@@ -128,7 +128,7 @@ def _parameter(fused: Computation, number: int) -> Instruction:
 def _users(
     module: Module, fused: Computation, value: Instruction
 ) -> Iterator[tuple[Instruction, bool]]:
-    """Who takes a value, whatever changes its shape alone; and whether as its first operand."""
+    """Users of a value, also through mere reshapes; and whether it is their first operand."""
     for user in fused.users[value.name]:
         if user.opcode in _RESHAPES and user.name != fused.root:
             yield from _users(module, fused, user)
@@ -142,14 +142,14 @@ def _users(
 
 
 def _source(fused: Computation, instruction: Instruction) -> Instruction:
-    """What made a value, before changes of its shape alone."""
+    """The instruction that made a value, before mere reshapes."""
     while instruction.opcode in _RESHAPES:
         instruction = fused.instructions[instruction.operands[0]]
     return instruction
 
 
 def _update(computation: Computation, instruction: Instruction) -> Instruction:
-    """What is written in place."""
+    """The operand that is written in place."""
     place = 1 if instruction.opcode == "dynamic-update-slice" else -1
     return computation.instructions[instruction.operands[place]]
 
@@ -159,5 +159,5 @@ def _nbytes(instruction: Instruction) -> int:
 
 
 def _size(instruction: Instruction) -> int:
-    """Bytes of a result that are in the device's memory."""
+    """Bytes of a result in the device's main memory."""
     return sum(shape.nbytes for shape in instruction.shapes if not shape.on_chip)

@@ -1,8 +1,8 @@
-"""Reading a compiled program: what one device computes, moves and sends, in HLO's text form.
+"""A parser of compiled programs in HLO's text form: what one device computes, moves and sends.
 
-The reader knows what it needs of that form (openxla.org/xla/operation_semantics): computations,
-instructions with shapes and attributes, how often loops run, and, where the compiler says it, how
-many cycles an instruction takes.
+It reads what `learner.plan` needs of that form (openxla.org/xla/operation_semantics):
+computations, instructions with shapes and attributes, trip counts of loops, and the compiler's
+estimates of cycles.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ class Shape:
     Attributes:
         dtype: in HLO's spelling: "f32", "bf16", "s32", "pred".
         dims: its dimensions.
-        on_chip: whether it lies in a memory of the chip's own and not in that of the device.
+        on_chip: whether it is in on-chip memory, not in the device's main memory.
     """
 
     dtype: str
@@ -35,7 +35,7 @@ class Shape:
 
     @property
     def nbytes(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
         bits = _BITS.get(self.dtype)
         if bits is None:
             digits = re.match(r"[a-z]+(\d+)", self.dtype)
@@ -55,8 +55,8 @@ class Instruction:
         opcode: such as "dot" or "all-gather".
         shapes: of the result; several for a tuple, without its nesting.
         operands: names of instructions of the same computation.
-        number: of a parameter its place, of an integer constant its value; None otherwise.
-        attributes: what stands behind the operands.
+        number: the place of a parameter or the value of an integer constant; None otherwise.
+        attributes: the text after the operands.
     """
 
     name: str
@@ -68,13 +68,13 @@ class Instruction:
 
     @property
     def source(self) -> str:
-        """Where it comes from, as JAX names it: functions and modules, separated by strokes."""
+        """Where it comes from, as JAX names it: functions and modules, separated by slashes."""
         found = re.search(r'op_name="([^"]*)"', self.attributes)
         return found[1] if found else ""
 
     @property
     def cycles(self) -> int | None:
-        """What the compiler reckons with; None if it says nothing."""
+        """The compiler's estimate; None if it gives none."""
         found = re.search(r'"estimated_cycles":"(\d+)"', self.attributes)
         return int(found[1]) if found else None
 
@@ -89,7 +89,7 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
-    """Instructions by name, in order; the last one to be computed is `root`."""
+    """Instructions by name, in order; `root` names the result."""
 
     name: str
     instructions: Mapping[str, Instruction]
@@ -127,7 +127,7 @@ class Module:
         computations: dict[str, Computation] = {}
         instructions: dict[str, Instruction] = {}
         name, entry, root = "", "", ""
-        # The configuration of a kernel may go on in further lines.
+        # The configuration of a kernel may span several lines.
         for line in re.sub(r'\n(?="|}})', " ", text).splitlines():
             header = re.match(r"(ENTRY )?%?([\w.\-]+)\s.*{$", line)
             if header and " = " not in line.partition("->")[0]:
@@ -145,12 +145,12 @@ class Module:
         return cls(computations, entry)
 
     def visits(self, unknown_iterations: int = 1) -> Iterator[tuple[Computation, Instruction, int]]:
-        """All instructions that run, those of loops and branches too, and how often.
+        """All instructions that run, loops and branches included, and how often each runs.
 
         Fused computations run as one instruction.
 
         Args:
-            unknown_iterations: of loops that end when they find something.
+            unknown_iterations: of loops without a known trip count.
         """
         inner = ("while", "call", "conditional", "async-start")
         pending = [(self.entry, 1)]
@@ -166,10 +166,7 @@ class Module:
                     pending += [(called, often) for called in instruction.called]
 
     def iterations(self, loop: Instruction) -> int | None:
-        """How often a loop runs that counts up from 0, as those of `jax.lax.scan` do.
-
-        None if it ends when it finds something.
-        """
+        """Trip count of a loop that counts up from 0, as `jax.lax.scan` does; else None."""
         if known := re.search(r'"known_trip_count":{"n":"(\d+)"}', loop.attributes):
             return int(known[1])
         condition = self.computations[loop.called[0]]
@@ -212,7 +209,7 @@ def _instruction(line: str) -> Instruction | None:
 
 
 def _closing(text: str) -> int:
-    """The index behind the parenthesis that closes the first one of a text."""
+    """The index after the parenthesis that closes the first one of a text."""
     depth = 0
     for match in re.finditer(r"[()]", text):
         depth += 1 if match[0] == "(" else -1

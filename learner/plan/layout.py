@@ -1,4 +1,4 @@
-"""How a model lies on a slice of chips: the mesh, and how much of a batch is on it at a time."""
+"""Layouts of a model on a slice of chips: the mesh, and how much of a batch runs at a time."""
 
 import dataclasses
 import itertools
@@ -16,31 +16,31 @@ from learner.training.lora import LoraConfig
 from learner.training.train_state import OptimizerConfig
 from learner.training.trainer import GRPOConfig
 
-#: Fraction of a device's memory that programs may fill; the rest is the runtime's, and fragments.
+#: Fraction of a device's memory for programs; the rest is for the runtime and fragmentation.
 USABLE = 0.92
 
 _MOST_ROWS, _MOST_COMPLETIONS = 4, 64
 _MOST_TRIES = 4  # Layouts that are compiled for one target.
-# Bytes of a parameter while its gradient is made, its moments aside: itself, the gradient, its sum.
+# Bytes per parameter in an update, without moments: itself, its gradient, the gradients' sum.
 _UPDATE_BYTES = 12
-# Of its moments by `Work.moment_dtype`.
+# Bytes per parameter of its moments, by `Work.moment_dtype`.
 _MOMENT_BYTES = {"float32": 8, "bfloat16": 6, "int8": 2}
-# Of an exchange in every layer, whatever its size; only to rank layouts.
+# Latency of an exchange in a layer, whatever its size; only to rank layouts.
 _EXCHANGE_SECONDS = 5e-6
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What is trained, whatever the chips.
+    """The training to plan for, on any chips.
 
     Attributes:
         prompt_length: tokens of the longest prompt.
         max_new_tokens: tokens of the longest completion.
         group_size: completions to a prompt.
-        prompts_per_step: of one update.
+        prompts_per_step: prompts of one update.
         completions_per_row: completions that share a row.
-        moment_dtype: of Adam's moments, see `learner.training.train_state.OptimizerConfig`.
-        lora_rank: of adapters; 0 trains all parameters.
+        moment_dtype: dtype of Adam's moments, see `learner.training.train_state.OptimizerConfig`.
+        lora_rank: rank of adapters; 0 trains all parameters.
         kl_coef: above 0 there is a reference model.
     """
 
@@ -61,8 +61,8 @@ class Layout:
     Attributes:
         data, fsdp, tensor: sizes of the mesh axes.
         rows: rows of a micro-batch on each row shard.
-        completions: sampled at a time for each row shard; decoding may lay rows out otherwise
-            (`learner.sampling.sampler`).
+        completions: completions sampled at a time for each row shard; decoding may place rows
+            differently (`learner.sampling.sampler`).
     """
 
     data: int
@@ -73,16 +73,16 @@ class Layout:
 
     @property
     def shards(self) -> int:
-        """Over how many parts rows are split."""
+        """Number of row shards."""
         return self.data * self.fsdp
 
     @property
     def mesh(self) -> str:
-        """As options spell it."""
+        """The sizes of the axes, as option `--mesh` spells them."""
         return f"{self.data}x{self.fsdp}x{self.tensor}"
 
     def training(self, work: Work) -> GRPOConfig:
-        """The options of training; as many prompts as let all completions run at a time."""
+        """The options of training, with as many prompts as can be sampled at a time."""
         completions = self.completions * self.shards
         return GRPOConfig(
             prompts_per_step=max(1, completions // work.group_size),
@@ -98,12 +98,12 @@ class Layout:
 
 
 def layouts(config: Qwen3Config, target: Target, work: Work) -> list[Layout]:
-    """Layouts that should fit, the fastest first, by weights, state and caches alone.
+    """Layouts that should fit, the fastest first, judged by weights, state and caches alone.
 
-    Most of a step is decoding, which reads the weights, split over `tensor` and what of `fsdp`
-    decoding folds into it, and the caches of its completions once a token. Processes sample alone,
-    so all that stays on a host. Of those that decode alike, updates are fastest with the smallest
-    `tensor`, which has no exchange of activations.
+    Most of a step is decoding. For each token it reads the caches of its completions and the
+    weights, split over `tensor` and the part of `fsdp` that decoding folds into it, all on one
+    host, as processes sample alone. Among layouts that decode equally fast, updates are fastest
+    with the smallest `tensor`, which exchanges the fewest activations.
     """
     parameters = sum(x.size for x in jax.tree.leaves(model.abstract_params(config)))
     memory = USABLE * target.chip.memory
@@ -129,7 +129,7 @@ def layouts(config: Qwen3Config, target: Target, work: Work) -> list[Layout]:
             and config.num_key_value_heads % (tensor * n) == 0
         )
         weights, resident = itemsize * parameters / split, state / (fsdp * tensor)
-        # Half of it besides: while it grows, the cache is there in two sizes.
+        # 1.5 times: while the cache grows, it exists in two sizes.
         most = int((memory - weights - resident) / (1.5 * cache / tensor))
         batch = work.prompts_per_step * work.group_size // (data * fsdp)
         if resident > 0.85 * memory or most < 1 or batch < 1:
@@ -153,8 +153,8 @@ def plan(
 ) -> tuple[Layout, list[Program]]:
     """Compile a model for a slice, with the first layout that fits or, if none does, the last one.
 
-    What does not fit is tried again with half of what is too much: completions at a time if
-    sampling needs more than there is, rows if the update does.
+    A layout that does not fit is tried again with half the completions at a time if sampling is
+    too large, and half the rows if the update is.
 
     Args:
         config: the model.
@@ -188,7 +188,7 @@ def plan(
 
 
 def _smaller(layout: Layout, programs: list[Program], target: Target) -> Layout | None:
-    """Half of what does not fit; None if it cannot be halved."""
+    """The layout with half of what does not fit; None if that cannot be halved."""
     parts = {PARTS[p.name] for p in programs if not fits([p], target)}
     rows, completions = layout.rows, layout.completions
     if "update" in parts:

@@ -34,7 +34,7 @@ PARTS = {
     "optimizer": "update",
 }
 
-# The kernels of each platform, whatever machine this is; `learner.qwen3.attention.choose`.
+# What `learner.qwen3.attention.choose` would choose on each platform.
 _ATTENTION = {"tpu": "splash", "cuda": "cudnn"}
 
 
@@ -44,16 +44,16 @@ class Program:
 
     Attributes:
         name: of `PARTS`.
-        problem: why it does not compile; empty if it does, and what follows is empty if not.
-        broken: promises that the gradients do not keep, `learner.plan.promises`.
+        problem: why it does not compile, all fields below being empty then; empty if it does.
+        broken: promises that the gradients break, `learner.plan.promises`.
         arguments, outputs: of the program.
         reused: arguments whose memory the outputs take over.
         temporaries: what the compiler adds.
-        elsewhere: what lives on the device at that time and is no argument.
-        compile_seconds: here.
+        elsewhere: what else is on the device while the program runs.
+        compile_seconds: on this machine.
         bytes_ideal: arguments and new outputs, once each.
-        bytes_moved: what it reads and writes; of a segment, in one step of decoding.
-        cycles: as the compiler reckons; None for GPUs.
+        bytes_moved: what it reads and writes; for a segment, in one step of decoding.
+        cycles: the compiler's estimate; None for GPUs.
         seconds: predicted from cycles and bytes, `learner.plan.cost`; None for GPUs.
     """
 
@@ -73,14 +73,14 @@ class Program:
 
     @property
     def total(self) -> int:
-        """Bytes of the device while it runs."""
+        """Bytes in use on the device while it runs."""
         return self.arguments + self.outputs - self.reused + self.temporaries + self.elsewhere
 
 
 def abstract_trainer(config: Qwen3Config, training: GRPOConfig, mesh: Mesh) -> GRPOTrainer:
     """A trainer without any arrays, whose programs can be lowered."""
     params = abstract_train_state(config, training.optimizer, mesh).params
-    # What shapes depend on of a tokenizer.
+    # The parts of a tokenizer that shapes depend on.
     vocabulary = {"last": config.vocab_size - 1}
     tokenizer = types.SimpleNamespace(eos_token_id=1, pad_token_id=0, get_vocab=lambda: vocabulary)
     return GRPOTrainer(
@@ -93,7 +93,7 @@ def abstract_trainer(config: Qwen3Config, training: GRPOConfig, mesh: Mesh) -> G
 
 
 def for_chip(config: Qwen3Config, chip: Chip) -> Qwen3Config:
-    """The model with the attention kernel of a chip, where that one can do it."""
+    """The model with the attention kernel of a chip, if that supports the model."""
     name = _ATTENTION[chip.platform]
     if obstacle(name, config) or chip.half != "bfloat16":  # cuDNN's needs an A100 or later.
         name = "reference"
@@ -150,18 +150,18 @@ def compiled(
 def compile_program(
     name: str, lowered: jax.stages.Lowered, chip: Chip, times: int = 1
 ) -> tuple[Program, str]:
-    """A program and its text.
+    """Compile a program; returns it and its HLO text.
 
     Args:
-        name: what it is called.
-        lowered: for devices of the chip.
-        chip: what they are.
-        times: how often its loop runs that ends when it finds something; the cost is that of one.
+        name: of the program.
+        lowered: the program, for devices of the chip.
+        chip: what the devices are.
+        times: iterations of its loop, if that has no known trip count; the cost is that of one.
     """
     start = time.perf_counter()
     try:
         program = lowered.compile()
-    except jax.errors.JaxRuntimeError as error:  # The compiler of TPUs says what does not fit.
+    except jax.errors.JaxRuntimeError as error:  # The TPU compiler reports what does not fit.
         return Program(name, problem=first_line(error)[:300]), ""
     seconds = time.perf_counter() - start
     memory: Any = program.memory_analysis()
@@ -185,15 +185,15 @@ def compile_program(
 
 
 def update_flops(config: Qwen3Config, rows: int, prompt: int, completion: int) -> float:
-    """Operations of an update that a model needs, without what is computed again.
+    """Operations that an update of a model needs, without recomputation.
 
     Six for each parameter of a product and token (arXiv 2001.08361, forwards and backwards), the
     output matrix only for completions, and half of all pairs of tokens in attention.
 
     Args:
         config: the model.
-        rows: of so many tokens each.
-        prompt, completion: tokens.
+        rows: number of rows.
+        prompt, completion: tokens of each row.
     """
     params = model.abstract_params(config)
     matrices = sum(x.size for x in jax.tree.leaves(params["layers"]))

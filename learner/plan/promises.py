@@ -1,4 +1,4 @@
-"""What the gradients of a compiled update must not do, read off the program of one device.
+"""Promises about the gradients of a compiled update, checked in the program of one device.
 
 - `parameters`: no device holds all layers of a matrix that is split; outside the loops over layers
   no more than one layer of weights is gathered.
@@ -31,11 +31,11 @@ def broken(
     """Broken promises, each with its instruction; empty if all are kept.
 
     Args:
-        text: of the compiled gradients, `jax.stages.Compiled.as_text`.
-        config: the model; its layers scanned.
+        text: `jax.stages.Compiled.as_text` of the gradients.
+        config: the model, with scanned layers.
         mesh: what it was compiled for.
-        tokens: in the rows of one device.
-        adapters: what is trained in place of the model's parameters, of any leaves with shapes.
+        tokens: number of tokens in the rows of one device.
+        adapters: what is trained in place of the model's parameters; any leaves with shapes.
     """
     module = Module.parse(text)
     visits = [(i, times) for _, i, times in module.visits()]
@@ -96,7 +96,7 @@ def _bfloat16(
     trained: set[tuple[int, ...]],
 ) -> Iterator[str]:
     vector = max(config.hidden_size, config.num_attention_heads * config.head_dim)
-    # Of the tokens whose log-probabilities devices compute together, one number each.
+    # One number for each token whose log-probability the devices compute together.
     statistics = _CHUNK * mesh.shape["fsdp"]
     for instruction, _ in visits:
         for shape in instruction.shapes:
@@ -106,7 +106,7 @@ def _bfloat16(
             if instruction.opcode.startswith("all-gather") and large:
                 yield f"bfloat16: {_described(instruction)} gathers float32"
     own, _ = _stacks(config, mesh)
-    # The largest that may be float32: cosines and sines of the rotation, a head a token.
+    # The largest that may be float32: cosines and sines of the rotation, one head per token.
     rotation = tokens * config.head_dim
     smallest = max(rotation + 1, tokens * min(_widths(config.hidden_size, "fsdp", mesh)))
     for scan in scans:

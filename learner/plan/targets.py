@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jinja2
 
-# The TPU runtime looks for its machine otherwise, and lets one process have it.
+# Otherwise the TPU runtime looks for its machine, and admits one process only.
 _ENVIRONMENT = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "JAX_PLATFORMS": "cpu",
@@ -30,7 +30,7 @@ _ENVIRONMENT = {
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """What a chip, one device of JAX, can do at most by its vendor's data sheet.
+    """The limits of a chip, one device of JAX, from its vendor's data sheet.
 
     Attributes:
         name: as in `CHIPS`.
@@ -39,9 +39,9 @@ class Chip:
         bandwidth: bytes a second of its memory.
         memory: bytes.
         link: bytes a second that it sends to the other chips of a slice or machine.
-        per_host: chips that one host drives, of slices of several hosts.
-        half: dtype of 16 bits that its matrix units take.
-        clock: cycles a second, for TPUs: what `estimated_cycles` of a program count.
+        per_host: chips of one host, in slices of several hosts.
+        half: 16-bit dtype of its matrix units.
+        clock: cycles a second, as a program's `estimated_cycles` counts them; TPUs only.
         description: of a GPU for its compiler: text of a `GpuTargetConfigProto`, as openxla/xla
             keeps one for each card in `xla/backends/gpu/target_config/specs`.
     """
@@ -59,7 +59,7 @@ class Chip:
 
 
 def _chip(name: str, *, gpu: Mapping[str, Any] | None = None, **limits: Any) -> Chip:
-    """A chip from its entry in `chips.json`; `gpu` is what the compiler must know of one."""
+    """A chip from its entry in `chips.json`; `gpu` is what the compiler needs for a GPU."""
     description = ""
     if gpu is not None:
         template = jinja2.Template((_FOLDER / "gpu.textproto").read_text())
@@ -68,24 +68,24 @@ def _chip(name: str, *, gpu: Mapping[str, Any] | None = None, **limits: Any) -> 
 
 
 _FOLDER = Path(__file__).parent
-#: Memory of GPUs as their drivers report it, of TPUs as their compiler does.
+#: Chips by name. Memory is what a GPU's driver or the TPU compiler reports.
 CHIPS = {
     name: _chip(name, **entry)
     for name, entry in json.loads((_FOLDER / "chips.json").read_text()).items()
 }
 
-# TPUs of which a slice is named by its TensorCores, two a chip.
+# TPUs whose slices are named by their TensorCores, two per chip.
 _TWO_CORES = ("v5p",)
 _WHEELS = {"tpu": ("libtpu", "tpu"), "cuda": ("jax_cuda12_plugin", "gpu")}
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """Some chips that one run has for itself.
+    """The chips of one run.
 
     Attributes:
         name: such as "v5p-64" or "h100-8".
-        chip: which.
+        chip: kind of the chips.
         count: number of chips, and of devices.
     """
 
@@ -95,19 +95,19 @@ class Target:
 
     @property
     def per_host(self) -> int:
-        """Chips that one host drives; the smaller slices of v5e and v6e have one for eight."""
+        """Chips of one host; the smaller slices of v5e and v6e have one host for up to eight."""
         if self.count <= 8 and self.chip.name in ("v5e", "v6e"):
             return self.count
         return min(self.count, self.chip.per_host)
 
     @classmethod
     def parse(cls, name: str) -> "Target":
-        """The target of a name: a chip, a dash and its number; no number means one.
+        """The target of a name: a chip, a dash and the number; no number means one.
 
         A slice of TPUs has the name its cloud gives it: v5p-64 has 64 cores, which are 32 chips.
 
         Raises:
-            ValueError: there is no such chip, or no slice of so many.
+            ValueError: there is no such chip, or no slice of that size.
         """
         found = re.fullmatch(r"(\w+?)(?:-([1-9]\d*))?", name)
         if found is None or found[1] not in CHIPS:
@@ -146,7 +146,7 @@ class Target:
             )
             return described.devices
         shape = _slice(self.count, 3 if self.chip.name in _TWO_CORES else 2)
-        # Elsewhere the compiler knows the hosts.
+        # In other cases the compiler knows the hosts.
         one_host = {"chips_per_host_bounds": [2, 4, 1]} if self.per_host == 8 else {}
         described = topologies.get_topology_desc(
             platform="tpu", topology_name=f"{self.chip.name}:{shape}", **one_host
@@ -155,14 +155,14 @@ class Target:
 
 
 def _slice(count: int, dimensions: int) -> str:
-    """How so many chips lie in a slice, "4x8" say; fewer than four are part of a host's four."""
+    """Topology of a slice, such as "4x8"; fewer than four chips are part of a host's four."""
     exponent = max(2, count.bit_length() - 1)
     sizes = [1 << (exponent + i) // dimensions for i in range(dimensions)]
     return "2x2x1" if sizes == [1, 2, 2] else "x".join(map(str, sizes))
 
 
 def use_compilers() -> None:
-    """Let the compilers work without their machines; before JAX looks for any."""
+    """Let the compilers work without their machines; call it before JAX looks for devices."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     jax.config.update("jax_platforms", "cpu")
