@@ -1,10 +1,9 @@
-"""How queries meet keys and values; the one place where an implementation is chosen.
+"""Attention of whole sequences, and the choice of its implementation.
 
-Whole sequences go through the kernel of the platform where it applies (cuDNN on GPUs, splash
-attention on TPUs), and through a plain reference everywhere else. All three do causal attention of
-the last tokens of a row to the whole of it. Rows are padded on the right, which needs no mask: a
-token never sees what is behind it. Where completions share the prompt of a row, each is cut out and
-put behind the prompt, whose padding is then masked.
+The kernel of the platform is used where it applies (cuDNN on GPUs, splash attention on TPUs), else
+a plain reference. All three compute causal attention of the last tokens of a row to the whole row.
+Rows are padded on the right, which needs no mask: a token never sees later ones. If completions
+share the prompt of a row, each is cut out and put after the prompt, whose padding is then masked.
 
 Letters in shapes: B rows, T tokens, Q of them with queries, H query heads, K key/value heads,
 R = H / K query heads per key/value head, h head width.
@@ -31,7 +30,7 @@ MASKED = float(jnp.finfo(jnp.float32).min)
 # Queries whose scores exist at once in the reference: bounds its memory for long rows.
 _QUERY_BLOCK = 512
 
-#: Lanes of a TPU's vector unit: its kernels work on tiles of a multiple of so many tokens.
+#: Lanes of a TPU's vector unit: kernels work on tiles of a multiple of this many tokens.
 LANES = 128
 _SPLASH_BLOCKS = (512, 256, 128)
 
@@ -39,11 +38,11 @@ _SPLASH_BLOCKS = (512, 256, 128)
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SharedPrompt:
-    """Rows of a prompt and A completions behind it that do not see each other.
+    """Rows of a prompt followed by A completions that do not see each other.
 
     Attributes:
-        prompt_lengths: i32[B]; the prompt of a row stands in its first slots.
-        starts, lengths: i32[B, A], where the completions stand, in order; a length may be 0.
+        prompt_lengths: i32[B]; a row begins with its prompt.
+        starts, lengths: i32[B, A], slots of the completions, in order; a length may be 0.
         prompt_capacity: slots that hold the longest prompt, at most T.
         window: slots that hold the longest completion, at most T.
     """
@@ -70,14 +69,14 @@ class Choice:
 def choose(config: Qwen3Config, platform: str | None = None) -> Choice:
     """Choose the implementation for a model; the same choice on every call.
 
-    A kernel is first tried on one short row, forwards and backwards, against the reference, which
-    takes its place where it fails (an old driver, say).
+    A kernel is first compared with the reference on one short row, forwards and backwards. If it
+    fails (an old driver, say), the reference is chosen.
 
     Args:
         platform: "cpu", "gpu" or "tpu"; None is JAX's default one.
 
     Raises:
-        ValueError: `config.attention` asks for a kernel that cannot do this model.
+        ValueError: `config.attention` asks for a kernel that does not support this model.
     """
     if config.attention != "auto":
         if config.attention != "reference" and (why := obstacle(config.attention, config)):
@@ -95,7 +94,7 @@ def choose(config: Qwen3Config, platform: str | None = None) -> Choice:
 
 
 def obstacle(name: str, config: Qwen3Config) -> str | None:
-    """What about the model a kernel cannot do."""
+    """Why a kernel does not support a model; None if it does."""
     if name == "cudnn":
         if config.dtype != "bfloat16":
             return f"it needs dtype 'bfloat16' and this is {config.dtype!r}"
@@ -107,7 +106,7 @@ def obstacle(name: str, config: Qwen3Config) -> str | None:
 
 
 def _try(name: str, config: Qwen3Config) -> str | None:
-    """`problem` of a kernel, forwards and backwards: of whole rows, and of their last halves."""
+    """`problem` of a kernel, forwards and backwards, on whole rows and on their last halves."""
     K = config.num_key_value_heads
     rng = np.random.default_rng(0)
     qkv = [
@@ -134,21 +133,21 @@ def problem(
     """What is wrong with a kernel on this machine; None if nothing is.
 
     Args:
-        kernel, reference: functions of the same arrays to arrays that should be alike.
+        kernel, reference: functions of `args` whose results should agree.
         args: NumPy arrays.
     """
 
     def run(function: Callable[..., Any]) -> list[np.ndarray]:
-        # Compiled first and then called: this works in the midst of tracing another program too.
+        # Compiled before it is called, which works while another program is traced too.
         out = jax.jit(function).lower(*args).compile()(*args)
         return [np.asarray(x, np.float32) for x in jax.tree.leaves(out)]
 
     try:
         got, want = run(kernel), run(reference)
-    except Exception as error:  # Whatever a driver or a compiler may raise means the same here.
+    except Exception as error:  # Drivers and compilers may raise anything.
         return f"{type(error).__name__}: {first_line(error)[:200]}"
     for a, b in zip(got, want, strict=True):
-        # Some units in the last of bfloat16's eight bits.
+        # A few units in the last place of bfloat16's eight bits.
         if not np.abs(a - b).max() <= 0.03 * max(1.0, np.abs(b).max()):
             return "its result differs from the reference"
     return None
@@ -160,12 +159,12 @@ def problem(
 def self_attention(
     q: Array, k: Array, v: Array, implementation: str, shared: SharedPrompt | None = None
 ) -> Array:
-    """Causal grouped-query attention of whole rows, padded on the right if at all, to themselves.
+    """Causal grouped-query self-attention of whole rows, which may be padded on the right.
 
     Args:
         q: [B, T, H, h]; k, v: [B, T, K, h] with H a multiple of K.
-        implementation: `Choice.name`; used for plainly causal rows, or else the reference.
-        shared: where the completions to the prompts stand if there are several in a row, or None.
+        implementation: `Choice.name`.
+        shared: the layout of rows with several completions to a prompt; None with at most one.
 
     Returns:
         [B, T, H, h], in the dtype of `q`; finite and meaningless in the padding. Scores and softmax
@@ -181,8 +180,8 @@ def _attend(implementation: str, *args: Array) -> Array:
 
     Args:
         implementation: `Choice.name`.
-        *args: q [B, Q, H, h]; k, v [B, T, K, h]; and, where not all keys are there, which ones,
-            bool[B, T]. A token always sees itself.
+        *args: q [B, Q, H, h]; k, v [B, T, K, h]; optionally, which keys are valid, bool[B, T]. A
+            token always sees itself.
 
     Returns:
         [B, Q, H, h].
@@ -196,11 +195,10 @@ def _attend(implementation: str, *args: Array) -> Array:
 def _shared_attention(
     q: Array, k: Array, v: Array, rows: SharedPrompt, implementation: str
 ) -> Array:
-    """`self_attention` where completions share prompts.
+    """`self_attention` of rows whose completions share a prompt.
 
-    The prompts attend to themselves, and every completion, cut out of its row, to its prompt and to
-    itself. So nothing is computed for pairs of completions, which in one square of the whole row
-    would be most pairs.
+    Prompts attend to themselves. Each completion, cut out of its row, attends to its prompt and to
+    itself. So nothing is computed for tokens of different completions, most pairs of a whole row.
     """
     B, T, H, h = q.shape
     A, P, M = rows.starts.shape[1], rows.prompt_capacity, rows.window
@@ -227,7 +225,7 @@ def _shared_attention(
         jnp.pad(valid, ((0, 0), (0, M)), constant_values=True),
     ).reshape(B, A * M, H, h)
 
-    # Back into the rows: every slot takes from its prompt or from its completion.
+    # Back into rows: each slot comes from its prompt or its completion.
     ends = rows.starts + rows.lengths
     completion = jnp.minimum(jnp.sum(slots[:, None] >= ends[:, None], axis=2), A - 1)
     time = slots - jnp.take_along_axis(rows.starts, completion, axis=1)
@@ -240,8 +238,7 @@ def _shared_attention(
 def _reference(q: Array, k: Array, v: Array, valid: Array | None = None) -> Array:
     """`_attend` for every platform and dtype, in blocks of queries if there are many.
 
-    The backward pass computes a block's probabilities again, so memory grows with Q and not with
-    Q times T.
+    The backward pass recomputes a block's probabilities, so memory grows with Q, not Q times T.
     """
     B, Q, H, h = q.shape
     slots = jnp.arange(k.shape[1])
@@ -256,7 +253,7 @@ def _reference(q: Array, k: Array, v: Array, valid: Array | None = None) -> Arra
     padding = count * _QUERY_BLOCK - Q
     blocks = jnp.pad(q, ((0, 0), (0, padding), (0, 0), (0, 0)))
     blocks = jnp.moveaxis(blocks.reshape(B, count, _QUERY_BLOCK, H, h), 1, 0)
-    # Queries of padding stand at the last slot: any slot that exists does.
+    # Queries of padding take the last slot: any slot that exists does.
     numbers = jnp.minimum(jnp.arange(count * _QUERY_BLOCK), Q - 1).reshape(count, _QUERY_BLOCK)
 
     @jax.checkpoint
@@ -317,11 +314,11 @@ def _splash(
 ) -> Array:
     """Splash attention, JAX's sparse flash kernel for TPUs, of the rows and heads of one device.
 
-    The kernel takes whole tiles: rows are padded on the right, where no token of theirs looks, and
-    what stands before the queries on the left, where it is masked. It has no scale of its own, so
-    queries are scaled before, in their own dtype.
+    The kernel takes whole tiles: rows are padded on the right, which no token of theirs sees, and
+    keys before the queries on the left, where they are masked. It does not scale, so queries are
+    scaled first, in their own dtype.
 
-    `interpret` runs the kernel's steps one by one on any platform; with `heads_first` arguments
+    `interpret` runs the kernel's steps one by one on any platform. With `heads_first`, arguments
     and result are those of `heads_first_attention`.
     """
     from jax.experimental.pallas.ops.tpu import splash_attention as splash
@@ -370,15 +367,15 @@ def over_mesh(
     whole: Sequence[Array] = (),
     out_axes: Sequence[str] | None = None,
 ) -> Any:
-    """Every device calls a function that knows nothing of meshes with its own rows and heads.
+    """Run a function that knows no mesh on each device, with the device's own rows and heads.
 
-    Left to itself, XLA would first gather what the function takes of all rows on each.
+    Otherwise XLA would first gather the function's inputs for all rows on every device.
 
     Args:
         axes: logical axes of `args` and of the result.
-        rows: further arguments, of which only the first axis is split.
+        rows: further arguments, split along their first axis only.
         whole: further arguments, not split.
-        out_axes: of the result, if they are others.
+        out_axes: logical axes of the result, if they differ.
     """
     if jax.sharding.get_abstract_mesh().empty:
         return function(*args, *rows, *whole)

@@ -1,4 +1,4 @@
-"""How the newest token of every sample meets its prompt and its own tokens, in caches.
+"""Attention of each sample's newest token to the caches of its prompt and its own tokens.
 
 Letters in shapes: P prompts, G samples of each, S the capacity for the own tokens of a sample, T
 that for a prompt; H query heads, K key/value heads, R = H / K, h head width.
@@ -27,8 +27,8 @@ _product = functools.partial(jnp.matmul, preferred_element_type=jnp.float32)
 def choose_decoding(config: Qwen3Config) -> Choice:
     """The implementation for a model, and why; the same on every call.
 
-    "splash" and "cudnn" are kernels of ours here, for TPUs and for GPUs: each goes with the one of
-    that name. A kernel is first tried, as those of `learner.qwen3.attention` are.
+    Here "splash" and "cudnn" are our own kernels for TPUs and GPUs, used with the kernels of these
+    names for whole sequences. A kernel is first tried, as in `learner.qwen3.attention.choose`.
     """
     name = choose(config).name
     if name == "reference":
@@ -79,8 +79,8 @@ def cached_attention(
 ) -> tuple[Array, Array, Array]:
     """Put a token of each sample into its cache; attend to its prompt and its own tokens.
 
-    All samples of a prompt meet its keys in one matrix product. What that gives is where the
-    softmax over their own tokens begins (arXiv 1805.02867), so that the two are never put together.
+    All samples of a prompt share one matrix product with its keys. The result starts an online
+    softmax over their own tokens (arXiv 1805.02867), so that the two are never concatenated.
 
     Args:
         q: [P, G, H * h]; k, v: [P, G, K * h], projections of the token.
@@ -91,7 +91,7 @@ def cached_attention(
         counts: i32[P, G], own tokens before the new one, less than S.
         norms: f32[2, h], scales of the norms of queries and of keys.
         eps: of these norms.
-        implementation: of `choose_decoding`; S is a multiple of `LANES` for a kernel.
+        implementation: name of `choose_decoding`; kernels need S to be a multiple of `LANES`.
 
     Returns:
         Keys and values with the token in them, and [P, G, H * h] in the dtype of `q`. Scores and
@@ -134,7 +134,7 @@ def _attend_reference(
     Args:
         q: [P, G, K, R, h].
         k, v: [P, G, K, h].
-        prompt_keys: [P, 1, K, h, T]; prompt_values: [P, 1, K, T, h]; the others as there.
+        prompt_keys: [P, 1, K, h, T]; prompt_values: [P, 1, K, T, h]; others as in that function.
 
     Returns:
         Keys and values with the new token, and [P, G, K, R, h] in the dtype of `q`.

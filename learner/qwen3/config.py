@@ -1,4 +1,4 @@
-"""What a dense Qwen3 checkpoint is: its published numbers, and how we choose to compute it."""
+"""Dense Qwen3 models: the sizes of published ones, and options of how they are computed."""
 
 import dataclasses
 import types
@@ -13,7 +13,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 #: What the backward pass keeps of a block; the rest is computed again. See `Qwen3Config.remat`.
 REMAT = ("none", "dots", "outputs", "full", "offload")
 
-#: How whole sequences meet themselves; see `learner.qwen3.attention`.
+#: Implementations of self-attention; see `learner.qwen3.attention`.
 ATTENTION = ("auto", "reference", "cudnn", "splash")
 
 _SIZES = (
@@ -29,8 +29,8 @@ _REQUIRED = (*_SIZES, "rope_theta")
 _COMPUTE = ("dtype", "param_dtype", "remat", "scan_unroll", "attention")
 _POSITIVE = (*_SIZES, "head_dim", "max_position_embeddings", "scan_unroll")
 
-# The published dense models (Qwen3 technical report, arXiv 2505.09388, table 1), by name: what the
-# files `Qwen/<name>/config.json` on the Hugging Face hub say.
+# The published dense models (Qwen3 technical report, arXiv 2505.09388, table 1), by name, as in
+# `Qwen/<name>/config.json` on the Hugging Face hub.
 _PUBLISHED = checks.json_object(Path(__file__).with_name("published.json"))
 NAMES = tuple(_PUBLISHED)
 
@@ -59,7 +59,7 @@ class Qwen3Config:
         dtype: "float32", "bfloat16" or, for GPUs without it, "float16", of activations and matrix
             products. Norms, softmax and log-probabilities are float32 always.
         param_dtype: of the stored parameters; one of the same.
-        remat: what the backward pass finds kept of every block, from the most memory to the
+        remat: what is kept of every block for the backward pass, from the most memory to the
             least: "none" all of it (nothing is computed twice); "dots" the outputs of the seven
             projections; "outputs" those of attention and feed-forward layer; "full" only its
             input; "offload" its input too, but in the memory of the host.
@@ -113,7 +113,7 @@ class Qwen3Config:
 
     @property
     def residual_dtype(self) -> str:
-        """Of the sum of all blocks' outputs, which float16 has neither range nor digits for."""
+        """Dtype of the residual stream; float16 lacks the range and precision for it."""
         return "float32" if self.dtype == "float16" else self.dtype
 
     @classmethod
@@ -188,7 +188,7 @@ class Qwen3Config:
 
 
 def _refuse_unsupported(mapping: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
-    """Raise `ValueError` for a field that would change the arithmetic in a way we do not have."""
+    """Raise `ValueError` for a field that asks for arithmetic that is not implemented."""
     rope_type = rope.get("rope_type", rope.get("type", "default"))
     layer_types = mapping.get("layer_types") or []
     if isinstance(layer_types, list) and set(map(str, layer_types)) == {"full_attention"}:

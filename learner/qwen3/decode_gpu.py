@@ -1,4 +1,4 @@
-"""Decoding's attention as kernels for GPUs: in one pass each, and no further than filled.
+"""Attention of decoding as kernels for GPUs, each one pass over the filled part of a cache.
 
 XLA writes the scores of all prompts and slots into memory and reads them once for each step of the
 softmax, and its products read the whole capacity of every slot.
@@ -19,7 +19,7 @@ from learner.qwen3.attention import MASKED
 
 # With three stages this is 72 KiB of shared memory at a head_dim of 128: an L4 has 99.
 _BLOCK = 64
-# Rows that a product of matrices in Triton has at least, and here at most.
+# Fewest rows of a matrix product in Triton, and most rows of one here.
 _LEAST, _MOST = 16, 64
 
 
@@ -36,9 +36,9 @@ def append_and_attend(
     *,
     interpret: bool = False,
 ) -> tuple[Array, ...]:
-    """As the reference of `learner.qwen3.cached_attention`, but with the cache changed in place.
+    """As the reference of `learner.qwen3.cached_attention`, but changes the cache in place.
 
-    S must be a multiple of 128, T one of 16. `interpret` runs the kernels' steps one by one on any
+    S must be a multiple of 128, T of 16. `interpret` runs the kernels' steps one by one on any
     platform.
     """
     P, G, K, R, h = q.shape
@@ -105,7 +105,7 @@ def append_and_attend(
 def _more(
     carry: tuple[Array, ...], scores: Array, weighted: Callable[[Array], Array]
 ) -> tuple[Array, ...]:
-    """An online softmax (out, top, total) that goes on with scores [rows, n]."""
+    """Continue an online softmax (out, top, total) with scores [rows, n]."""
     out, top, total = carry
     highest = jnp.maximum(top, jnp.max(scores, axis=1, keepdims=True))
     weights, shrink = jnp.exp(scores - highest), jnp.exp(top - highest)
@@ -128,7 +128,7 @@ def _over_blocks(
 
 
 def _rows(first: Any, rows: int, end: Any) -> tuple[Any, Any]:
-    """Rows from the first on, as many as there are up to the end: how to load and to store them."""
+    """Functions that load and store `rows` rows from `first` on, masked from `end` on."""
     there = first + jnp.arange(rows)[:, None] < end
     at = pl.ds(first, rows)
     return (
@@ -149,7 +149,7 @@ def _prompt_kernel(
     rows: int,
     block: int,
 ) -> None:
-    """One head of one prompt and some rows of queries to it, of all its samples."""
+    """One head of one prompt, and some rows of the queries of all its samples."""
     load, store = _rows(pl.program_id(2) * rows, rows, q.shape[0])
     shape = (rows, q.shape[1])
     begin = (jnp.zeros(shape), jnp.full((rows, 1), MASKED), jnp.zeros((rows, 1)))
@@ -176,9 +176,9 @@ def _kernel(
     queries: int,
     rows: int,
 ) -> None:
-    """One head of one slot: an online softmax that begins at the prompt and the new token.
+    """One head of one slot: an online softmax that starts from the prompt and the new token.
 
-    Rows beyond the queries are there for the products alone.
+    Rows beyond the queries only fill up the products.
     """
     first = pl.program_id(0) % samples * queries
     load, _ = _rows(first, rows, first + queries)

@@ -1,9 +1,9 @@
-"""Decoding's attention as a kernel for TPUs: from projections on, in place, no further than filled.
+"""Attention of decoding as a kernel for TPUs, which takes projections and works in place.
 
 XLA's scatter into the cache makes the compiler keep a second copy of it in another layout, and its
-products read the whole capacity of every sequence slot; what is between its products, norms,
-rotation and the steps of two softmaxes, takes as long as they do. Here one kernel reads of every
-prompt and of every sample the blocks that hold tokens, and puts the newest token into the cache.
+products read the whole capacity of every sequence slot. The steps between its products (norms,
+rotation, two softmaxes) take as long as the products. Here one kernel reads only the blocks of
+prompts and samples that hold tokens, and puts the newest token into the cache.
 """
 
 import functools
@@ -18,13 +18,13 @@ from jax.experimental.pallas import tpu as pltpu
 from learner.qwen3.attention import LANES, MASKED
 
 _BLOCKS = (512, 256, 128)
-# Of a block of keys, at most; the kernel holds eight such blocks.
+# Most bytes of a block of keys; the kernel holds eight such blocks.
 _BLOCK_BYTES = 1 << 20
-# Samples of a prompt that the kernel holds at once.
+# Most samples of a prompt that the kernel holds at once.
 _SAMPLES = 16
-# Tokens of a tile of values, which is what can be written at least.
+# Tokens of a tile of values, the least that can be written.
 _ROWS = 16
-# Numbers of a register's column.
+# Rows of a vector register.
 _SUBLANES = 8
 
 
@@ -45,7 +45,7 @@ def append_and_attend(
     eps: float,
     interpret: bool = False,
 ) -> tuple[Array, ...]:
-    """As `learner.qwen3.cached_attention.cached_attention`, but with the cache changed in place.
+    """As `learner.qwen3.cached_attention.cached_attention`, but changes the cache in place.
 
     Args:
         q: [P, G, K * R * h], k, v: [P, G, K * h], projections.
@@ -82,7 +82,7 @@ def append_and_attend(
         return pl.BlockSpec((1, together, width), lambda i, j, *_: (i, 0, 0))
 
     def of_prompt(i: Any, j: Any, lengths: Any) -> Any:
-        """The j-th block, or again the last one that holds tokens: not read again."""
+        """The j-th block, or the last one that holds tokens, which is not read twice."""
         return jnp.minimum(j, jnp.maximum(lengths[i // parts] - 1, 0) // shared)
 
     def of_sample(i: Any, j: Any, counts: Any) -> Any:
@@ -128,7 +128,7 @@ def append_and_attend(
         functools.partial(_kernel, parts=parts, blocks=(first, blocks), rows=rows, eps=eps),
         grid_spec=grid,
         out_shape=[*cache, jax.ShapeDtypeStruct((P * parts, together, K * R * h), q.dtype)],
-        input_output_aliases={10: 0, 11: 1},  # Counted from the lengths on.
+        input_output_aliases={10: 0, 11: 1},  # Arguments count from `lengths` on.
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
         cost_estimate=pl.CostEstimate(
             flops=4 * P * G * K * R * h * (S + T),
@@ -178,9 +178,9 @@ def _kernel(
     rows: int,
     eps: float,
 ) -> None:
-    """One block of a prompt or of a sample: an online softmax that goes on from the one before.
+    """One block of a prompt or of a sample: continues the online softmax of the block before.
 
-    In what is kept from step to step a sample has `rows` rows for each head: its R queries, its
+    In the memory kept from step to step, a sample has `rows` rows for each head: its R queries, its
     key, and its value.
     """
     first, each = blocks
@@ -250,7 +250,7 @@ def _kernel(
 
     @pl.when((step >= first) & (number == last))
     def _append() -> None:
-        # What is behind the new token is not looked at; where it begins a tile, nothing is kept.
+        # Nothing reads past the new token, so a tile that begins with it keeps nothing else.
         within = count - last * block
 
         def tile(size: int) -> Any:

@@ -1,9 +1,9 @@
-"""What is between a projection and attention as a kernel for TPUs: norm, rotation, order of heads.
+"""A kernel for TPUs between projections and attention: norm, rotation, and the order of heads.
 
-A product makes all heads of a token, attention takes all tokens of a head. Where XLA goes from one
-to the other it makes heads a dimension of the product, whose 128 columns fill half of a v6e's
-matrix unit, and norm and rotation take several times as long as their bytes. The kernel reads and
-writes each once, in tiles that stay whole.
+A projection makes all heads of a token; attention takes all tokens of a head. To get from one to
+the other, XLA makes heads a dimension of the product, whose 128 columns fill half of a v6e's matrix
+unit, and norm and rotation take several times as long as moving their bytes. The kernel reads and
+writes each number once, in whole tiles.
 """
 
 import functools
@@ -22,7 +22,7 @@ from learner.qwen3.config import Qwen3Config
 from learner.qwen3.rotary import normalize, rope_angles, rotate, whole_heads
 
 _BLOCKS = (512, 256, 128)
-_HEADS = 8  # Of a block, at most.
+_HEADS = 8  # Most heads of a block.
 
 
 def heads_first(
@@ -40,7 +40,7 @@ def heads_first(
         x: [B, T, n, h], h a multiple of `LANES`.
         scale: [h], eps: of the norm.
         cos, sin: f32[B, T, h], of the rotation; the sines of the first half are negative.
-        factor: what comes out is multiplied by.
+        factor: multiplies the result.
         interpret: run the kernel's steps one by one on any platform.
 
     Returns:

@@ -27,16 +27,16 @@ def token_logprobs(
 ) -> tuple[Array, Array]:
     """Log-probability of each target token, and the entropy of its distribution.
 
-    The tokens are cut into chunks along their last axis, and the backward pass computes the
-    logits of each chunk anew, so about `chunk` x V logits exist at a time on a device (at least one
+    The tokens are cut into chunks along their last axis, and the backward pass recomputes the
+    logits of each chunk, so about `chunk` x V logits exist at a time on a device (at least one
     position of each of its rows).
 
     Under a mesh (`sharding.use`), which splits the rows of the first axis over
-    `sharding.BATCH_AXES`, every device has a part of the vocabulary: that of the tensor axis, which
-    divides V, and of this one of as many parts as `fsdp` has devices, which take up their rows of a
-    chunk together. So none has the whole matrix or its gradient. Gradients meet once, after the
-    last chunk. Where the devices of `fsdp` do not divide the vocabulary each computes with all of
-    it.
+    `sharding.BATCH_AXES`, each device computes with a part of the vocabulary. Axis `tensor`, which
+    must divide V, splits it; `fsdp` splits these parts again, and its devices gather their rows of
+    a chunk. So no device has the whole matrix or its gradient, and gradients are reduced once,
+    after the last chunk. If `fsdp` does not divide a part of the vocabulary, each of its devices
+    computes with all of that part.
 
     Args:
         hidden: [..., T, D], final hidden states; their dtype is that of the matrix products.
@@ -44,8 +44,8 @@ def token_logprobs(
         targets: i32[..., T], each in [0, V).
         temperature: divides the logits; positive.
         chunk: number of tokens whose logits may exist at once on a device.
-        vocab_size: if given, ids from there on are no part of the distribution (a tokenizer may
-            know fewer ids than the model has rows).
+        vocab_size: if given, ids from this one on are not part of the distribution (a tokenizer
+            may know fewer ids than the model has rows).
         entropy_gradient: False if the entropies are only reported: no gradient then flows through
             them, and the backward pass has less to do.
 
@@ -84,7 +84,7 @@ def token_logprobs(
 def limit_vocabulary(logits: Array, vocab_size: int | None, first: Array | int = 0) -> Array:
     """Logits [..., V] that make ids from `vocab_size` on impossible; unchanged if it is None.
 
-    Their logit is finite, since the gradient of an entropy with infinite ones is not a number.
+    Their logits are finite: the gradient of an entropy with infinite ones is NaN.
 
     Args:
         first: the id of the first logit.
@@ -97,7 +97,7 @@ def limit_vocabulary(logits: Array, vocab_size: int | None, first: Array | int =
 
 # With l the logits, Z their log-sum-exp, p = exp(l - Z) and y the target: log p_y = l_y - Z and
 # H = Z - sum(p l). Hence d log p_y / d l = onehot(y) - p and dH / d l = -p (l - Z + H). Written
-# out because differentiating log_softmax passes several times more often over the logits.
+# out because differentiating log_softmax makes several times as many passes over the logits.
 
 
 _ROWS = P(None, sharding.BATCH_AXES)  # The first axis counts chunks.
@@ -107,7 +107,7 @@ _MATRIX = P("fsdp", "tensor")
 def _on_devices(
     local: Callable[..., Any], out_specs: Any, hidden: Array, unembedding: Array, *columns: Array
 ) -> Any:
-    """`local` of each device's rows and part of the matrix, or of all where nothing is split."""
+    """Run `local` on each device's rows and part of the matrix, or on all if nothing is split."""
     if columns[0].ndim < 3 or jax.sharding.get_abstract_mesh().empty:
         return local(hidden, unembedding, *columns)
     in_specs = (_ROWS, _MATRIX, *[_ROWS] * len(columns))
@@ -118,7 +118,7 @@ def _on_devices(
 def _is_split(axis: str) -> bool:
     """Whether `local` of `_on_devices` sees one part of several along a mesh axis.
 
-    Not along an axis of one device: XLA runs such a sum and even copies for it.
+    Not along an axis of one device: XLA would run a sum over it, and even copy for it.
     """
     mesh = jax.sharding.get_abstract_mesh()
     return axis in mesh.manual_axes and mesh.shape[axis] > 1
@@ -130,7 +130,7 @@ class _Columns(NamedTuple):
     Attributes:
         matrix: [D, columns], in the dtype of the products.
         first: the id of the first column.
-        axes: mesh axes that split the vocabulary; rows are put together along `fsdp` among them.
+        axes: mesh axes that split the vocabulary; rows are gathered along `fsdp` if it is in them.
     """
 
     matrix: Array
@@ -139,7 +139,7 @@ class _Columns(NamedTuple):
 
     @classmethod
     def of(cls, part: Array, dtype: Any) -> "_Columns":
-        """From the part of the matrix as it is stored, [D over fsdp, V over tensor]."""
+        """From the stored part of the matrix, [D over fsdp, V over tensor]."""
         matrix = part.astype(dtype)
         axes = tuple(axis for axis in ("tensor",) if _is_split(axis))
         if _is_split("fsdp") and part.shape[1] % jax.lax.axis_size("fsdp") == 0:
@@ -151,11 +151,11 @@ class _Columns(NamedTuple):
         return cls(matrix, number * matrix.shape[1], axes)
 
     def sum(self, parts: Any) -> Any:
-        """Over the vocabulary."""
+        """The sum over the vocabulary."""
         return jax.lax.psum(parts, self.axes) if self.axes else parts
 
     def rows(self, own: Any) -> Any:
-        """[rows, ...] of all devices that share a vocabulary, from those of each."""
+        """Gather [rows, ...] from all devices that share a vocabulary."""
         if "fsdp" not in self.axes:
             return own
         return jax.tree.map(lambda x: jax.lax.all_gather(x, "fsdp", axis=0, tiled=True), own)
@@ -174,7 +174,7 @@ class _Columns(NamedTuple):
         return jax.lax.psum(rows, "tensor") if "tensor" in self.axes else rows
 
     def gradient(self, total: Array) -> Array:
-        """The gradient of the part as it is stored, from that of `matrix` by this device's rows."""
+        """The gradient of the stored part, from that of `matrix` over this device's rows."""
         if "fsdp" in self.axes:
             total = jax.lax.all_to_all(total, "fsdp", 0, 1, tiled=True)
         elif _is_split("fsdp"):
@@ -185,7 +185,7 @@ class _Columns(NamedTuple):
 def _logits(
     hidden: Array, matrix: Array, temperature: float, vocab_size: int | None, first: Array | int
 ) -> Array:
-    """f32[tokens, V] from hidden [..., D] and the matrix in its dtype, whose first id is given."""
+    """f32[tokens, V] from hidden [..., D] and a matrix of its dtype, whose first id is `first`."""
     flat = hidden.reshape(-1, hidden.shape[-1])
     logits = jnp.matmul(flat, matrix, preferred_element_type=jnp.float32)
     return limit_vocabulary(logits, vocab_size, first) / temperature
@@ -253,7 +253,7 @@ def _backward(
                 factor = factor + entropy_bar * (log_p + ent)
             onehot = first + jnp.arange(logits.shape[-1]) == target
             logits_bar = jnp.where(onehot, logp_bar, 0.0) - factor * jnp.exp(log_p)
-            # In the dtype of the model, as every other matrix product of the backward pass.
+            # In the dtype of the model, like every other matrix product of the backward pass.
             logits_bar = (logits_bar / temperature).astype(h.dtype)
             h_bar = jnp.matmul(logits_bar, matrix.T).reshape(h.shape)
             flat = h.reshape(-1, h.shape[-1])

@@ -48,7 +48,7 @@ _KEEP = {
 
 
 class RMSNorm(nn.Module):
-    """`normalize` with a scale for each number of an axis."""
+    """`normalize` with learned scales along an axis."""
 
     config: Qwen3Config
     axis: str
@@ -57,7 +57,7 @@ class RMSNorm(nn.Module):
     def __call__(
         self, x: Array, function: Callable[[Array, Array, float], Array] = normalize
     ) -> Array:
-        """The norm of x, or what another function of x, the scales and epsilon does besides."""
+        """`function` of x, the scales and epsilon: the norm, or a kernel that includes it."""
         scale = self.param(
             "scale",
             nn.with_logical_partitioning(nn.initializers.ones, (self.axis,)),
@@ -70,11 +70,11 @@ class RMSNorm(nn.Module):
 class Projection(nn.Module):
     """A matrix without bias; `shape` is (in, out) and `axes` its logical axes.
 
-    Its parts on the devices of `fsdp` are put together first: left to itself, XLA multiplies them
-    one after the other, which on TPUs adds up the whole result in memory once for each.
+    Its parts on the devices of `fsdp` are gathered first: left to itself, XLA multiplies them one
+    after the other, which on TPUs accumulates the whole result in memory once for each part.
 
-    Where the parameters hold "a" [in, rank] and "b" [rank, out] beside the "kernel", their product
-    is a part of the matrix: x W + (x A) B, so that W + A B and its gradient are nowhere in memory.
+    If the parameters hold "a" [in, rank] and "b" [rank, out] beside the "kernel", their product is
+    added to the matrix, as x W + (x A) B: neither W + A B nor its gradient is ever in memory.
     """
 
     config: Qwen3Config
@@ -83,7 +83,7 @@ class Projection(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array, product: Callable[[Array, Array], Array] = jnp.matmul) -> Array:
-        """The product of x [tokens, in] and the matrix, or another one of both."""
+        """`product` of x [tokens, in] and the matrix."""
         c = self.config
         init = nn.with_logical_partitioning(nn.initializers.normal(c.initializer_range), self.axes)
         matrix = self.param("kernel", init, self.shape, jnp.dtype(c.param_dtype))
@@ -121,7 +121,7 @@ class Attention(nn.Module):
         q_norm, k_norm = (RMSNorm(c, "head_dim", name=name) for name in ("q_norm", "k_norm"))
         flat, lead = x.reshape(-1, D), x.shape[:-1]
         if self.tpu_rows:
-            from learner.qwen3.heads_tpu import heads_first  # Takes Pallas' part for TPUs.
+            from learner.qwen3.heads_tpu import heads_first  # Imports Pallas for TPUs.
 
             def to_heads(x: Array, matrix: Array) -> Array:
                 return jnp.einsum("btd,dnh->bnth", x, matrix.reshape(x.shape[-1], -1, h))
@@ -157,8 +157,8 @@ class MLP(nn.Module):
         gate = Projection(c, *widen, name="gate_proj")(flat)
         up = Projection(c, *widen, name="up_proj")(flat)
         if self.tpu_rows:
-            # Else XLA computes the gated product, and both gradients behind it, again for every
-            # tile of the matrix products that they go into.
+            # Otherwise XLA recomputes the gated product, and both of its gradients, for every tile
+            # of the matrix products that take them.
             gate, up = map(gradient_in_memory, (gate, up))
             hidden = jax.lax.optimization_barrier(nn.silu(gate) * up)
         else:
@@ -173,7 +173,7 @@ def on_tpu(config: Qwen3Config) -> bool:
 
 
 def _orders_heads(config: Qwen3Config) -> bool:
-    """Whether the kernel that writes heads before tokens is there."""
+    """Whether the kernel that writes heads before tokens can be used."""
     if not on_tpu(config):
         return False
     from learner.qwen3 import heads_tpu
@@ -183,7 +183,7 @@ def _orders_heads(config: Qwen3Config) -> bool:
 
 @jax.custom_vjp
 def gradient_in_memory(x: Array) -> Array:
-    """x itself, whose gradient is written to memory before anything is made of it."""
+    """The identity; its gradient is written to memory before it is used."""
     return x
 
 
@@ -195,11 +195,10 @@ gradient_in_memory.defvjp(
 class Block(nn.Module):
     """One pre-norm transformer block: x [..., D] -> [..., D].
 
-    `attend(q, k, v)` says how the queries meet keys and values: the whole masked sequence in
-    training, a cache in decoding. Tokens are flattened to two dimensions for every matrix
-    product: XLA's CPU backward pass of the three-dimensional form is 2.7 times slower. `decoding`
-    says that there is one token of each sample, `tpu_rows` that the kernel of TPUs takes rows as
-    they are; both say how it is computed, not what.
+    `attend(q, k, v)` is the attention: over the whole masked sequence in training, over a cache in
+    decoding. Tokens are flattened to two dimensions for every matrix product: XLA's CPU backward
+    pass of the three-dimensional form is 2.7 times slower. `decoding` means one token of each
+    sample, `tpu_rows` that the kernel of TPUs takes rows as they are; neither changes the result.
     """
 
     config: Qwen3Config
@@ -273,9 +272,9 @@ def embed(embedding: Array, tokens: Array, config: Qwen3Config) -> Array:
 def embed_split(embedding: Array, tokens: Array, config: Qwen3Config) -> Array:
     """`embed` for training, where `fsdp` splits both the rows of tokens and the width D.
 
-    Each device looks its part of the width up for all rows of its group, and then the group
-    exchanges parts of the width for rows. So the whole embedding is on no device, neither in
-    float32 nor as a gradient; what moves are activations, far fewer than the vocabulary has rows.
+    Each device looks up its part of the width for all rows of its group; then the group exchanges
+    parts of the width for rows. So no device holds the whole embedding, neither in float32 nor as a
+    gradient. Only activations move, far fewer than the vocabulary has rows.
     """
     tokens = nn.with_logical_constraint(tokens, ("data_batch", "length"))
     x = jnp.take(embedding, tokens, axis=0).astype(config.residual_dtype)
@@ -284,7 +283,7 @@ def embed_split(embedding: Array, tokens: Array, config: Qwen3Config) -> Array:
 
 
 def merged(layers: Params) -> Params:
-    """Parameters of blocks, stacked or of one, with each adapter added to its matrix."""
+    """Parameters of one block, or of stacked blocks, with each adapter added to its matrix."""
     if "a" in layers:
         kernel = layers["kernel"]
         total = kernel.astype(jnp.float32) + jnp.matmul(layers["a"], layers["b"])
@@ -303,7 +302,7 @@ def init_params(key: Array, config: Qwen3Config) -> Params:
 
 def _boxed_init(key: Array, config: Qwen3Config) -> Params:
     one = jnp.zeros((1, 1), jnp.int32)
-    # Kernels refuse so short a row, and the parameters do not depend on them.
+    # Kernels refuse such a short row, and the parameters do not depend on them.
     return Qwen3(dataclasses.replace(config, attention="reference")).init(key, one, one)["params"]
 
 
@@ -320,7 +319,7 @@ def logical_axes(config: Qwen3Config) -> Params:
 
 
 def undivided(config: Qwen3Config, mesh: Mesh) -> tuple[str, str] | None:
-    """A dimension of the model that does not divide over its mesh axis, and the axis, if any."""
+    """A dimension of the model that does not divide over its mesh axis, and the axis; or None."""
     for field, axis in (
         ("num_attention_heads", "tensor"),
         ("num_key_value_heads", "tensor"),
@@ -369,7 +368,7 @@ def hidden_states(
 
     Args:
         tokens: i32[B, T], each in [0, V); positions: i32[B, T].
-        shared: where the completions stand if there are several in a row, or None.
+        shared: the layout of rows with several completions; None with at most one.
 
     Returns:
         [B, T, D] in `config.dtype`; meaningless in the padding.

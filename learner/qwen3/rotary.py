@@ -1,4 +1,4 @@
-"""Rotary embedding and root mean square norm: what blocks and the kernels of TPUs do to heads."""
+"""Rotary embedding and root mean square norm, for blocks and for the kernels of TPUs."""
 
 import jax
 import jax.numpy as jnp
@@ -37,8 +37,8 @@ def whole_heads(rope: tuple[Array, Array]) -> tuple[Array, Array]:
 def rotate(x: Array, rope: tuple[Array, Array], by_product: bool = False) -> Array:
     """Rotate the pairs (x[i], x[i + h / 2]) of the last axis: x [..., heads, h].
 
-    `by_product` lets a matrix exchange the halves, which changes no bit. On TPUs halves of the 128
-    lanes take the time of whole ones, and XLA keeps x in float32 in memory to split it.
+    `by_product` exchanges the halves by a matrix product, which changes no bit. On TPUs half of the
+    128 lanes takes as long as all, and XLA keeps x in float32 in memory to split it.
     """
     cos, sin = rope
     if by_product:

@@ -1,7 +1,7 @@
 """Hugging Face safetensors in and out, by one table that is read in both directions.
 
-Reading has one tensor of the checkpoint on the host at a time: what a process needs of it is read,
-goes to its devices, and is cast, transposed and put into its place there. Writing has one file.
+Reading holds one tensor of the checkpoint on the host at a time: a process reads the part that it
+needs and casts, transposes and stores it on its devices. Writing holds one file.
 """
 
 import functools
@@ -34,8 +34,7 @@ _FILE_DTYPES = ("F32", "F16", "BF16")
 _LM_HEAD = "lm_head.weight"
 _EMBEDDING = "model.embed_tokens.weight"
 
-
-# Of every layer: the tensor's name in a checkpoint, and the path of the parameter.
+# For every layer: the tensor's name in a checkpoint, and the path of the parameter.
 _BLOCK = {
     "input_layernorm": ("input_norm", "scale"),
     "self_attn.q_proj": ("attention", "q_proj", "kernel"),
@@ -93,15 +92,14 @@ def _tensors(config: Qwen3Config) -> dict[str, _Tensor]:
 def load(folder: str | Path, config: Qwen3Config, mesh: Mesh | None = None) -> Params:
     """Read a checkpoint straight onto the mesh, tensor by tensor.
 
-    Of every tensor this process reads the slices that its devices hold, each once, and nothing
-    else. So beside the parameters themselves it takes the memory of about one tensor of the
-    checkpoint on the host, and of one slice of it on every device.
+    This process reads only the slices of each tensor that its devices hold, each once. So besides
+    the parameters it takes memory for about one tensor of the checkpoint on the host, and for one
+    slice of it on every device.
 
     Args:
         folder: has `model.safetensors`, or `model.safetensors.index.json` and its files.
         config: of the model; values are cast to `config.param_dtype`.
-        mesh: the parameters are placed by `param_shardings`; None means one device, the
-            first.
+        mesh: where `param_shardings` places the parameters; None means the first device.
 
     Raises:
         ValueError: there are no weights, a file is cut off or not of the format, or a tensor is
@@ -148,7 +146,7 @@ def _file_sharding(tensor: _Tensor, where: NamedSharding) -> NamedSharding:
 
 @functools.cache
 def _programs(transpose: bool, dtype: Any, where: NamedSharding) -> tuple[Any, Any]:
-    """Compiled once for all loads: a tensor as ours, and a tensor into a stack of layers."""
+    """Compiled once for all loads: convert a tensor, and insert one into a stack of layers."""
 
     def convert(tensor: jax.Array) -> jax.Array:
         return (tensor.T if transpose else tensor).astype(dtype)
@@ -161,7 +159,7 @@ def _programs(transpose: bool, dtype: Any, where: NamedSharding) -> tuple[Any, A
 
 
 def _open(folder: Path, stack: ExitStack) -> dict[str, Any]:
-    """Every tensor by name, to be indexed with slices: that reads."""
+    """Every tensor by name; indexing one with slices reads it."""
     tensors: dict[str, Any] = {}
     for file_name in _weight_files(folder):
         path = folder / file_name
@@ -177,7 +175,7 @@ def _open(folder: Path, stack: ExitStack) -> dict[str, Any]:
 
 
 def _read(tensor: Any, where: NamedSharding) -> jax.Array:
-    """A tensor as it is in its file, every slice read once and placed."""
+    """A tensor as stored in its file, every slice read once and placed."""
     parts: dict[Any, np.ndarray] = {}
 
     def part(index: Any) -> np.ndarray:
@@ -263,8 +261,8 @@ def save(
 
     Args:
         folder: made if it does not exist; weights in it are replaced.
-        params: in several processes, all call this, and the first one writes.
-        tokenizer: a Hugging Face tokenizer to save beside, or None.
+        params: with several processes, all call this, and the first one writes.
+        tokenizer: a Hugging Face tokenizer to save too, or None.
         dtype: "float32", "bfloat16" or "float16" of the file; None is that of `params`.
         generation_config: the contents of `generation_config.json`, such as sampling options
             (`read_generation_config` of the model this one came from); None states the special
@@ -301,9 +299,9 @@ def save(
     values = flatten_dict(params)
     for file, names in split.filename_to_tensors.items():
         contents = {}
-        for name in names:  # The gathering takes all processes.
+        for name in names:  # All processes take part, as `_extract` may gather.
             tensor, value = tensors[name], values[tensors[name].path]
-            # Where other processes have the rest of it: a whole copy for everybody.
+            # If other processes hold the rest of it, all get a whole copy.
             split_up = not value.is_fully_addressable
             whole = sharding.replicated(value.sharding.mesh) if split_up else None
             layer = None if tensor.layer is None else jnp.int32(tensor.layer)
