@@ -5,7 +5,6 @@ that for a prompt; H query heads, K key/value heads, R = H / K, h head width.
 """
 
 import functools
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +16,6 @@ from learner.qwen3.attention import LANES, MASKED, Choice, choose, over_mesh, pr
 from learner.qwen3.config import Qwen3Config
 from learner.qwen3.rotary import normalize, rotate, whole_heads
 
-_IN_BOUNDS = "promise_in_bounds"
 _AXES = ("batch", "activation", "kv_heads")
 
 _product = functools.partial(jnp.matmul, preferred_element_type=jnp.float32)
@@ -52,12 +50,6 @@ def choose_decoding(config: Qwen3Config) -> Choice:
     ):
         return Choice("reference", f"the kernel failed when tried: {wrong}")
     return Choice(name, "its kernel agrees with the reference")
-
-
-def _kernel(name: str) -> Callable[..., Any]:
-    """Kernels are imported where they are needed: each takes its platform's part of Pallas."""
-    module = {"splash": "decode_tpu", "cudnn": "decode_gpu"}[name]
-    return importlib.import_module(f"learner.qwen3.{module}").append_and_attend  # type: ignore[no-any-return]
 
 
 def cached_attention(
@@ -101,13 +93,17 @@ def cached_attention(
     caches = (prompt_keys[:, None], prompt_values[:, None], keys, values)
     rows, whole = [lengths, counts], []
     attend: Callable[..., Any] = _attend_reference
-    if implementation != "reference":
-        attend = _kernel(implementation)
     if implementation == "splash":
-        attend = functools.partial(attend, eps=eps)
+        from learner.qwen3 import decode_tpu  # Each kernel imports Pallas for its platform.
+
+        attend = functools.partial(decode_tpu.append_and_attend, eps=eps)
         cos, sin = whole_heads((cos, sin))
         rows, whole = [*rows, cos, sin], [norms]
     else:
+        if implementation == "cudnn":
+            from learner.qwen3 import decode_gpu
+
+            attend = decode_gpu.append_and_attend
         q, k, v = (x.reshape(P, G, -1, h) for x in (q, k, v))
         q, k = (
             rotate(normalize(x, scale, eps), (cos, sin))
@@ -173,4 +169,4 @@ def _append(cache: Array, new: Array, counts: Array, axis: int) -> Array:
     places = cache.at[rows, columns, :, :, counts]
     if axis == -2:
         places = cache.at[rows, columns, :, counts]
-    return places.set(new, mode=_IN_BOUNDS)
+    return places.set(new, mode="promise_in_bounds")

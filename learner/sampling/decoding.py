@@ -22,8 +22,6 @@ from learner.qwen3.config import Qwen3Config
 from learner.qwen3.model import Block, Params, RMSNorm, embed, merged
 from learner.qwen3.rotary import rope_angles
 
-_IN_BOUNDS = "promise_in_bounds"
-
 
 class Cache(NamedTuple):
     """Keys and values, one array per layer: of P prompts, or of the own tokens of P x G samples.
@@ -87,11 +85,7 @@ def resize(cache: Cache, capacity: int) -> Cache:
 
 
 def prefill(
-    params: Params,
-    config: Qwen3Config,
-    cache: Cache,
-    tokens: Array,
-    slots: Array,
+    params: Params, config: Qwen3Config, cache: Cache, tokens: Array, slots: Array
 ) -> Cache:
     """Run n prompts and put them into slots of the cache.
 
@@ -143,7 +137,7 @@ def decode_step(
         The cache with that token in it, and the final hidden states [P, G, D].
     """
     positions = lengths[:, None] + counts
-    rope = jax.tree.map(lambda table: table.at[positions].get(mode=_IN_BOUNDS), rope)
+    rope = jax.tree.map(lambda table: table.at[positions].get(mode="promise_in_bounds"), rope)
     implementation = choose_decoding(config).name if cache.capacity % LANES == 0 else "reference"
     keys, values = list(cache.keys), list(cache.values)
 
