@@ -139,9 +139,7 @@ class GRPOTrainer:
         def loss(params: Any, batch: MicroBatch, frozen: Any) -> Any:
             policy = lora.attach(frozen, params, config.lora) if rank else params
             logprobs, entropies = forward(policy, batch)
-            reference_logprobs = None
-            if kl_coef > 0:
-                reference_logprobs, _ = forward(frozen, batch)
+            reference_logprobs = forward(frozen, batch)[0] if kl_coef > 0 else None
             return grpo.objective(
                 objective,
                 logprobs,
@@ -156,9 +154,7 @@ class GRPOTrainer:
 
         self._weights = jax.jit(
             lambda mask: grpo.token_weights(
-                mask,
-                objective.loss_normalization,
-                objective.constant_length,
+                mask, objective.loss_normalization, objective.constant_length
             )
         )
         self._advantages = jax.jit(
@@ -269,9 +265,8 @@ class GRPOTrainer:
         batch = drawn.take(np.sort(chosen))
         replayed = {}
         if prompt_scores is not None:
-            replayed = {
-                "replayed_fraction": float((prompt_scores.steps[drawn.indices] >= 0).mean())
-            }
+            sampled_before = prompt_scores.steps[drawn.indices] >= 0
+            replayed = {"replayed_fraction": float(sampled_before.mean())}
             prompt_scores = prompt_scores.updated(step, drawn.indices, drawn.learnability)
 
         with metrics.timed(seconds, "update"):

@@ -180,10 +180,7 @@ class Updater:
             total = self._zero.eval_shape(state.params, batch, extra)
             steps = jax.ShapeDtypeStruct((), jnp.int32)
             gradients = self._accumulate.lower(total, state.params, batch, extra, self._scales[0])
-            return {
-                "gradients": gradients,
-                "optimizer": self._apply.lower(state, total, steps),
-            }
+            return {"gradients": gradients, "optimizer": self._apply.lower(state, total, steps)}
 
 
 class NonFiniteError(RuntimeError):
