@@ -16,13 +16,7 @@ import numpy as np
 
 from mapf_jax import formats
 from mapf_jax.environment_config import num_holes
-from mapf_jax.generator import (
-    CandidatePool,
-    NoInstanceError,
-    SizeReport,
-    apportion,
-    finish,
-)
+from mapf_jax.generator import CandidatePool, NoInstanceError, SizeReport, apportion, finish
 from mapf_jax.plans import join
 from mapf_jax.types import Instance
 

@@ -29,7 +29,6 @@ FREE, HOLE, OUTSIDE = range(3)
 #: The number of the cell of an absent agent.
 ABSENT = 0
 
-
 #: By rule, bool[..., A]: which agents break it.
 Violations = dict[ViolationKind, jax.Array]
 

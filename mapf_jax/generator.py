@@ -26,7 +26,6 @@ _BATCH = 2048  # Candidates drawn at once.
 _SLICE = 64  # They are solved in multiples of this number.
 MAX_CANDIDATES = 1 << 17  # Default budget of a lake size.
 
-
 #: `spread(function, count)` is `function(np.arange(count))`, a list with one value for each index
 #: that does not depend on the others, so several processes may each make a part of it.
 Spread = Callable[[Callable[[np.ndarray], list[Any]], int], list[Any]]

@@ -6,12 +6,7 @@ import numpy as np
 
 from mapf_jax.dynamics import MOVES
 from mapf_jax.solver.compiled import compiled, inlined
-from mapf_jax.solver.cost_tables import (
-    Tables,
-    build_tables,
-    most_entangled_first,
-    no_tables,
-)
+from mapf_jax.solver.cost_tables import Tables, build_tables, most_entangled_first, no_tables
 from mapf_jax.solver.joint_astar import (
     FOUND,
     NONE,
