@@ -13,7 +13,7 @@ from learner import checks
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json")
 
 THINK_BEGIN, THINK_END = "<think>", "</think>"
-# What Qwen3 was shown to go on from when its thought is cut off (arXiv 2505.09388, section 4.3).
+# How Qwen3's thought is ended when it is cut off (arXiv 2505.09388, section 4.3).
 _EARLY_STOP = (
     "\n\nConsidering the limited time by the user, I have to give the solution based on the "
     f"thinking directly now.\n{THINK_END}"
@@ -22,17 +22,16 @@ _EARLY_STOP = (
 
 @dataclasses.dataclass(frozen=True)
 class ThinkingBudget:
-    """A limit on how long a completion may think, as Qwen3 has it (arXiv 2505.09388, section 4.3).
+    """A limit on how long a completion may think, as Qwen3's (arXiv 2505.09388, section 4.3).
 
-    A completion begins in thought and leaves it with a trigger, `</think>` say. After `max_tokens`
-    tokens without it, the tokens `closing_ids` are put in their place, whatever the model would
-    have said, and the completion goes on after them. Their log-probabilities are 0: the model did
-    not choose them.
+    A completion begins in thought and leaves it with a trigger such as `</think>`. After
+    `max_tokens` tokens without it, the tokens `closing_ids` are forced, and the completion goes on
+    after them. Their log-probabilities are 0: the model did not choose them.
 
     Attributes:
         max_tokens: at least 0.
-        closing_ids: what ends the thought; the last of them are the trigger, so that what follows
-            begins after it in any case.
+        closing_ids: tokens that end the thought; the last of them are the trigger, so that the rest
+            of the completion always follows a trigger.
         trigger_length: how many tokens the trigger has, at least 1.
 
     Raises:
@@ -49,11 +48,11 @@ class ThinkingBudget:
 
     @property
     def trigger(self) -> tuple[int, ...]:
-        """The tokens that end a thought, whoever says them."""
+        """The tokens that end a thought, whether chosen or forced."""
         return self.closing_ids[-self.trigger_length :]
 
     def forced(self, tokens: np.ndarray) -> np.ndarray:
-        """The tokens of completions, i32[N, M], that end a thought which was cut off: bool[N, M].
+        """bool[N, M]: which tokens of completions, i32[N, M], were forced to end a thought.
 
         Only for a trigger of one token.
         """
@@ -87,14 +86,14 @@ def load_tokenizer(folder: str | Path) -> Any:
 
 
 def character_tokenizer(characters: str, texts: Sequence[str] = ()) -> Any:
-    """A tokenizer made on the fly that takes every character for a token.
+    """A tokenizer with one token for each character.
 
-    For small tasks whose models are trained from nothing. A chat is its messages one after
+    For small tasks whose models are trained from scratch. A chat is its messages one after
     another, each ended by the token <|im_end|>, which ends completions and fills rows too.
 
     Args:
         characters: all that may occur, each once; ids are given in this order.
-        texts: longer ones that are one token each wherever they occur.
+        texts: strings that are one token each wherever they occur.
 
     Raises:
         ValueError: a character occurs twice, or there is none.
@@ -216,8 +215,8 @@ def bucket(n: int, sizes: int | Sequence[int]) -> int:
 def geometric_bucket(n: int, multiple: int, per_doubling: int) -> int:
     """The smallest allowed length that holds n tokens: few lengths, little padding.
 
-    Allowed are the multiples of a step, which is `multiple` doubled as often as leaves at least
-    `per_doubling` of them from one power of two to the next. So at most 1 / per_doubling of a long
+    Allowed are the multiples of a step: `multiple`, doubled as often as leaves at least
+    `per_doubling` lengths from one power of two to the next. So at most 1 / per_doubling of a long
     row is padding. More tokens never get a shorter length.
     """
     power = 1 << max(0, max(0, n - 1).bit_length() - 1)  # of two, below n

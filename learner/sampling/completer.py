@@ -1,4 +1,4 @@
-"""From chats to completions: the one path of training, validation, design and benchmarks."""
+"""From chats to completions, for training, validation, design and benchmarks alike."""
 
 import dataclasses
 import functools
@@ -23,10 +23,10 @@ _ENDINGS = 2**32 - 1
 
 @dataclasses.dataclass(frozen=True)
 class Ending:
-    """What a completion that stopped too early is finished with.
+    """How a completion that stopped too early is finished.
 
     Attributes:
-      trigger: token ids without which a completion is not whole; appended where they are missing.
+      trigger: token ids that every completion must contain; appended where they are missing.
       automaton: which tokens may follow them.
       max_new_tokens: budget of what follows, stop token included.
     """
@@ -40,18 +40,18 @@ class Completer:
     """Completes chats with one way of sampling; compiled once for each shape.
 
     Attributes:
-      sampler: what it samples with.
+      sampler: the sampler of the completions.
 
     Args:
       model_config: the model.
       mesh: where parameters and rows live.
       tokenizer: of `transformers`, with a chat template.
-      sampling: how tokens are chosen; the stop tokens are the tokenizer's whatever it says.
+      sampling: how tokens are chosen; its stop tokens are replaced by the tokenizer's.
       max_rows: rows sampled at a time; bounds the memory of the key/value cache.
       thinking: let the chat template open the model's thinking.
       automaton: which tokens a completion may have; None allows all.
       ending: how completions are finished that a stop token ended before their trigger.
-      segment_tokens: tokens that the device generates before the host looks again.
+      segment_tokens: tokens that the device generates before it returns to the host.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Completer:
             ends = self._finisher(
                 params,
                 [[*prompts[i // count], *rows[i]] for i in early],
-                # By the number of the completion: how many others stopped early does not matter.
+                # Keys depend on the number of the completion, not on which others stopped early.
                 jax.vmap(jax.random.fold_in, (None, 0))(
                     jax.random.fold_in(key, _ENDINGS), np.array(early)
                 ),
@@ -119,7 +119,7 @@ class Completer:
     def sample(
         self, params: Any, chats: Sequence[Sequence[Message]], key: jax.Array, count: int = 1
     ) -> tuple[list[list[int]], Samples, list[Completion]]:
-        """As `__call__` without `ending`: prompts' token ids, what was sampled, and its texts."""
+        """As `__call__` without `ending`: prompts' token ids, samples, and completions."""
         prompts, samples = self._sample(params, chats, key, count)
         return prompts, samples, self._decode(*_rows(samples))
 
@@ -150,7 +150,7 @@ class Completer:
 
     @functools.cached_property
     def _opening(self) -> str:
-        """What the chat template says of a completion in the model's place."""
+        """The beginning of a completion that the chat template writes for the model."""
         opened = tokens.opens_thought(self._tokenizer, self._thinking)
         return f"{tokens.THINK_BEGIN}\n" if opened else ""
 

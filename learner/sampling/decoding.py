@@ -48,8 +48,8 @@ def decoding_params(params: Params, config: Qwen3Config) -> Params:
 
     Scales of norms are float32, as they are applied.
 
-    A copy, also where the parameters have that dtype already and nothing is cast: slicing stacked
-    weights anew at every step would copy them at every step.
+    Always a copy, even if nothing is cast: slicing stacked weights in every step would copy them in
+    every step.
     """
 
     def cast_leaf(path: tuple[Any, ...], x: Array) -> Array:

@@ -87,7 +87,7 @@ def filter_logits(logits: Array, sampling: SamplingParams) -> Array:
 
 
 def _nucleus_edge(logits: Array, top_p: float) -> Array:
-    """The largest edge f32[..., 1] such that tokens with logits from there up have top_p.
+    """The largest edge f32[..., 1] such that tokens with logits >= edge have probability top_p.
 
     Bisection over all float32 numbers: 32 sums over the vocabulary are much faster than sorting
     it, on accelerators above all. The bits of floats, read as integers, have the floats' order
@@ -111,15 +111,15 @@ def _nucleus_edge(logits: Array, top_p: float) -> Array:
 
     lowest = jnp.full_like(highest, jnp.iinfo(jnp.int32).min)
     edge, _ = jax.lax.fori_loop(0, 32, halve, (lowest, highest + 1))
-    # The search may stop between two logits, among them bits that are no number.
+    # The search may stop between two logits, even at bits that are not a number.
     inside = jnp.where(ordered >= edge, ordered, highest)
     return jax.lax.bitcast_convert_type(flip(jnp.min(inside, axis=-1, keepdims=True)), jnp.float32)
 
 
 def most_likely(logits: Array) -> Array:
-    """The first token i32[...] of the largest logit of f32[..., V]; the last one if one is NaN.
+    """The first token i32[...] with the largest logit of f32[..., V]; the last one if any is NaN.
 
-    `argmax` in two plain reductions: of pairs, XLA's CPU backend takes ten times as long.
+    `argmax` as two plain reductions: XLA's CPU backend takes ten times as long to reduce pairs.
     """
     V = logits.shape[-1]
     best = jnp.max(logits, axis=-1, keepdims=True)

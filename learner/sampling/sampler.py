@@ -8,20 +8,20 @@ host takes the tokens, gives free sequence slots the next sample of their prompt
 whose sequences have all ended the next prompt. So one long completion keeps one sequence slot busy
 and not the batch.
 
-There is no second engine that weights must be sent to. A call decodes with a copy of the parameters
-that is gone with the call: unstacked layers in `config.dtype`, on the same devices as a mesh for
-decoding. An update is fastest where devices split rows (`fsdp`), as it computes on many tokens at a
-time; decoding where they split the model (`tensor`), as it reads all weights for each token. So
-`fsdp` becomes `tensor` in it, as far as heads and the devices of a process allow. The copy costs a
-pass over the weights and, while the call runs, its memory. Of several processes each samples for
-its part of the prompts, in slots of its own on its own devices (`learner.devices.distributed` says
-why), and all get all completions.
+There is no second engine to send weights to. A call decodes with a temporary copy of the
+parameters: unstacked layers in `config.dtype`, on the same devices, arranged as a mesh for
+decoding. An update is fastest if devices split rows (`fsdp`), as it computes on many tokens at a
+time; decoding is fastest if they split the model (`tensor`), as it reads all weights for each
+token. So decoding folds `fsdp` into `tensor`, as far as heads and the devices of a process allow.
+The copy costs a pass over the weights and, while the call runs, its memory. With several processes,
+each samples its part of the prompts in slots of its own on its own devices
+(`learner.devices.distributed` says why), and all get all completions.
 
-Everything that compiles has one of few shapes: P and G are fixed during a call, the capacity for
-completions has two sizes for each power of two, that for prompts four, and prompts are prefilled in
-powers of two. Kernels read only what is filled, so with one there are two capacities for
-completions in all, whose segments compile side by side while prompts are prefilled, and that for
-prompts is the largest so far.
+Few shapes are compiled: P and G are fixed during a call, the capacity for completions has two sizes
+for each power of two, that for prompts four, and prompts are prefilled in powers of two. Kernels
+read only what is filled, so with a kernel there are just two capacities for completions, whose
+segments compile in parallel while prompts are prefilled, and the capacity for prompts is the
+largest so far.
 """
 
 import collections
@@ -119,7 +119,7 @@ class Sampler:
         pad_id: fills prompts and ended completions.
         max_rows: completions that run at a time; bounds the cache. Any number of completions may
             be asked for: the next begins where one has ended.
-        segment_tokens: tokens that the device generates before the host looks again.
+        segment_tokens: tokens that the device generates before it returns to the host.
         vocab_size: ids from there on are never sampled (a tokenizer may know fewer ids than the
             model has rows); None allows all.
 
@@ -308,7 +308,7 @@ class Sampler:
         return sorted({self._own_capacity(n + 1) for n in range(self.sampling.max_new_tokens)})
 
     def memory(self, params: Params, num_prompts: int, num_samples: int) -> dict[str, int]:
-        """Bytes of one device that a call takes besides the parameters, keys of prompts aside.
+        """Bytes of one device that a call takes besides the parameters and the prompts' cache.
 
         Args:
             params: may be `jax.ShapeDtypeStruct`s with shardings.
@@ -323,7 +323,7 @@ class Sampler:
         return {"weights": sharding.device_bytes(whole), "cache": sharding.device_bytes(cache)}
 
     def _decoding_copy(self, params: Params) -> Params:
-        """The parameters for `_run`; with several processes all of them have to call this."""
+        """The parameters for `_run`; with several processes, all must call this."""
         with sharding.use(self.mesh):
             return distributed.local_copy(self.prepare(params))
 
@@ -503,7 +503,7 @@ class Sampler:
         return choose_decoding(self.config).name != "reference"
 
     def _own_capacity(self, tokens: int) -> int:
-        """Tokens that the cache holds of a completion, to have room for so many."""
+        """The cache's capacity for completions of up to `tokens` tokens."""
         longest = self.sampling.max_new_tokens
         if not self._has_kernel:
             return min(geometric_bucket(tokens, 32, 2), longest)
@@ -511,14 +511,14 @@ class Sampler:
         return -(-(quarter if tokens <= quarter < longest else longest) // LANES) * LANES
 
     def _slots(self, num_prompts: int, num_samples: int) -> tuple[int, int]:
-        """`slot_counts` of a call; of several processes those of one, for its prompts."""
+        """`slot_counts` of this process in a call, for its prompts."""
         shards = sharding.num_row_shards(self._local_mesh)
         per_shard = self.max_rows // self._row_shards
         return slots.slot_counts(num_prompts, num_samples, shards, per_shard)
 
 
 def _capacity(prompt_length: int) -> int:
-    """Tokens that the cache holds of a prompt; its last token is not part of it."""
+    """The cache's capacity for prompts; it does not hold a prompt's last token."""
     return geometric_bucket(prompt_length - 1, _PROMPT_MULTIPLE, 4)
 
 

@@ -1,8 +1,8 @@
 """Sequence slots on the device: their state, and the compiled segment that decodes in all of them.
 
-There are P prompt slots and G sequence slots for each, one completion in a sequence slot. A segment
-is a loop over at most so many tokens, which ends early when enough sequences have ended and others
-wait; between segments `learner.sampling.sampler` refills the free slots.
+There are P prompt slots with G sequence slots each; a sequence slot holds one completion. A segment
+is a loop over a fixed number of tokens, which ends early when enough sequences have ended and
+others wait; between segments `learner.sampling.sampler` refills the free slots.
 """
 
 import enum
@@ -112,8 +112,8 @@ def segment(
 
     Returns:
         The cache, the sequences, and what was generated: tokens i32[steps, P, G] and
-        log-probabilities f32[steps, P, G]. Of a sequence the first ones count, as many as its
-        count rose by.
+        log-probabilities f32[steps, P, G]. Of each sequence, the first ones are valid, as many as
+        its count rose by.
     """
     # Made once: in every step, XLA's CPU backend would fuse the cosines and sines into every layer
     # and compute them there for every head, a twentieth of the time of a small model.

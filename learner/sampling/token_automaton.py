@@ -68,9 +68,9 @@ class TokenAutomaton:
     def thinking(cls, budget: ThinkingBudget, then: Self | None = None) -> Self:
         """Free thought within the budget; then a completion in `then`, or anything.
 
-        A state counts the tokens of thought and, of the trigger, those that stand at their end (as
-        Knuth, Morris and Pratt find a pattern). Behind these states are the closing tokens that
-        are forced, less what stands of the trigger already. `then` begins after the trigger.
+        A state counts the tokens of thought, and how many tokens of the trigger they end with (as
+        in Knuth-Morris-Pratt matching). After these states come the forced closing tokens, less the
+        part of the trigger that is there already. `then` begins after the trigger.
         """
         if then is None:
             then = cls.create(tokens=[[-1]], targets=[[0]], free=[True])

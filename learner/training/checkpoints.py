@@ -1,4 +1,4 @@
-"""Checkpoints that a kill cannot halve: the training state and a small JSON record beside it."""
+"""Atomic checkpoints: the training state and a small JSON record beside it."""
 
 import contextlib
 import hashlib
@@ -29,10 +29,10 @@ from learner.training.train_state import TrainState
 
 _STATE, _METADATA, _DIGEST = "state", "metadata", "digest"
 _SCORE, _KEPT = "score", "kept"
-# A checkpoint that is to go is first renamed into this folder: removing its files takes more than
+# A checkpoint is renamed into this folder before it is removed: removing its files takes more than
 # one system call, and a kill in between would leave a part of it among the others.
 _REMOVED = "removed"
-# How TensorStore, whose errors are no `OSError`s, says that one is behind them.
+# How TensorStore's errors, which are no `OSError`s, name the one that caused them.
 _OS_ERROR = re.compile(r"os_error_code='(\d+)'")
 
 
@@ -82,7 +82,7 @@ class Checkpoints(contextlib.AbstractContextManager):
             cleanup_tmp_directories=not read_only,
             async_options=ocp.options.AsyncOptions(barrier_sync_fn=_barrier),
             todelete_subdir=_REMOVED,
-            # Of several processes the first looks at the folder, so that all see the same.
+            # The first process lists the folder for all, so that all see the same.
             single_host_load_and_broadcast=True,
         )
         try:
@@ -111,14 +111,14 @@ class Checkpoints(contextlib.AbstractContextManager):
         """Copies the state, and writes the copy in the background as checkpoint `step`.
 
         The next save, `steps`, `restore` and `close` wait for it. A process that is killed
-        meanwhile leaves the checkpoint before as the latest.
+        meanwhile leaves the previous checkpoint as the latest.
 
         Args:
           step: its name, larger than those of all others.
           state: what to save; it may be donated as soon as this returns.
           metadata: anything JSON can hold; a task's state, say.
-          score: how good it is, for `keep_best`; None if that is not known.
-          keep: it stays, however many come after it; only with a score.
+          score: how good it is, for `keep_best`; None if unknown.
+          keep: never remove it to save space; only with a score.
 
         Raises:
           ValueError: `step` is not larger than the latest.
@@ -129,7 +129,7 @@ class Checkpoints(contextlib.AbstractContextManager):
             raise ValueError(f"step={step}: the latest checkpoint is {latest}, allowed are larger")
         self._sweep()
         if jax.default_backend() == "cpu":
-            # There Orbax may write from the very buffers that the next step donates.
+            # On CPUs Orbax may write from the buffers that the next step donates.
             state = jax.block_until_ready(jax.tree.map(jnp.copy, state))
         with self._storage_errors():
             self._manager.save(
@@ -146,7 +146,7 @@ class Checkpoints(contextlib.AbstractContextManager):
             )
 
     def wait(self) -> None:
-        """Returns when the last save is on disk; raises what went wrong with it."""
+        """Waits until the last save is on disk; raises its error if it failed."""
         with self._storage_errors():
             self._manager.wait_until_finished()
 
@@ -195,8 +195,8 @@ class Checkpoints(contextlib.AbstractContextManager):
             if restored[_METADATA][_DIGEST] != _digest(state, metadata):
                 raise ValueError("its digest is not that of what was saved")
         except RuntimeError:
-            raise  # Of the devices and the other processes.
-        except Exception as error:  # Of many kinds: broken files end in any of Orbax's own errors.
+            raise  # From devices or other processes.
+        except Exception as error:  # Broken files raise many kinds of errors in Orbax.
             if distributed.lost_process(error):
                 raise
             older = [other for other in steps if other < step]
@@ -218,7 +218,7 @@ class Checkpoints(contextlib.AbstractContextManager):
 
     @contextlib.contextmanager
     def _storage_errors(self) -> Iterator[None]:
-        """Raises what the operating system said, with the folder, for errors that wrap it."""
+        """Raises errors that wrap an `OSError` as that `OSError`, with the folder."""
         try:
             yield
         except OSError:
@@ -240,7 +240,7 @@ class Checkpoints(contextlib.AbstractContextManager):
 
 
 class _Kept(PreservationPolicy):
-    """Preserves what was saved to be kept."""
+    """Preserves checkpoints that were saved with `keep`."""
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         return [bool((one.metrics or {}).get(_KEPT)) for one in checkpoints]
@@ -253,7 +253,7 @@ def _score(metrics: Mapping[str, float]) -> float:
 def _digest(state: TrainState, metadata: Mapping[str, Any]) -> str:
     """SHA-256 of the metadata and of a sum over each array; no mesh changes it.
 
-    Orbax and its files know no digest of the values: a flipped bit of them would be restored.
+    Orbax stores no digest of the values: it would restore a flipped bit.
     """
     sums = [int(total) for total in jax.device_get(_weighted_sums(jax.tree.leaves(state)))]
     return hashlib.sha256(json.dumps([metadata, sums], sort_keys=True).encode()).hexdigest()
@@ -261,7 +261,7 @@ def _digest(state: TrainState, metadata: Mapping[str, Any]) -> str:
 
 @jax.jit
 def _weighted_sums(arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    """Of all arrays by one program: of several, processes may wait for each other's crosswise."""
+    """Sums of all arrays in one program: with several, processes may wait for each other."""
     return [_weighted_sum(array) for array in arrays]
 
 
@@ -277,9 +277,9 @@ def _weighted_sum(array: jax.Array) -> jax.Array:
 def _barrier(*, key: str, timeout_ms: int) -> None:
     """Orbax's own barrier between the threads that save in the background.
 
-    Where writing has failed on one process, its thread still comes to a barrier on its way out, and
-    would stand there for the whole time-out of 20 minutes, as would the others at an earlier one.
-    It is let through with its error, which the next call of the main thread raises.
+    If writing fails on one process, its thread still reaches a barrier on its way out and would
+    wait there for the whole time-out of 20 minutes, as would the others at an earlier one. Here it
+    raises its error instead, which the next call of the main thread raises again.
     """
     error = sys.exc_info()[1]
     if error is not None and threading.current_thread() is not threading.main_thread():

@@ -26,20 +26,20 @@ from learner.training.rollout import Rollout
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class MicroBatch:
-    """R rows of a prompt and up to A completions to it, each of at most M tokens, and their loss.
+    """R rows, each a prompt and up to A completions of at most M tokens, with inputs of the loss.
 
-    Supervised training needs nothing behind `weights`.
+    Supervised training uses no field after `weights`.
 
     Attributes:
       tokens: i32[R, T], prompt, its completions one after another, padding.
       prompt_lengths: i32[R], at least 1.
-      completion_lengths: i32[R, A], stop tokens included; 0 for a completion that is not there.
+      completion_lengths: i32[R, A], stop tokens included; 0 for an absent completion.
       prompt_capacity: static, slots that hold the longest prompt; only counts where A > 1.
       weights: f32[R, A, M], of the tokens in the loss.
       sampled_logprobs: f32[R, A, M], the sampler's.
       advantages: f32[R, A].
-      old_logprobs: f32[R, A, M] by the trainer, or None where the sampler's or the current ones
-        stand for them.
+      old_logprobs: f32[R, A, M], the trainer's before the update; None where the sampler's or the
+        current ones are used for them.
     """
 
     tokens: Any
@@ -61,7 +61,7 @@ def pack_rows(
     pad_id: int,
     prompt_capacity: int,
 ) -> MicroBatch:
-    """NumPy rows of the shape asked for, without weights; missing rows have no completion.
+    """NumPy rows of the given shape, without weights; rows beyond the prompts have no completion.
 
     Args:
       prompts: token ids, at least one each.
@@ -119,8 +119,8 @@ def completion_logprobs(
     starts = ends - rows.completion_lengths
 
     slots = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), rows.tokens.shape)
-    completion = jnp.sum(slots[:, :, None] >= ends[:, None, :], axis=2)  # A behind the last one.
-    # One completion sees all of its row: causality is mask enough, and a kernel may do it.
+    completion = jnp.sum(slots[:, :, None] >= ends[:, None, :], axis=2)  # A after the last one.
+    # A single completion sees its whole row: causal attention without a mask, as kernels do it.
     shared = None
     if starts.shape[1] > 1:
         shared = SharedPrompt(
@@ -130,8 +130,8 @@ def completion_logprobs(
     positions = jnp.where(slots < prompt, slots, prompt + slots - start)
     hidden = model.hidden_states(params, config, rows.tokens, positions, shared)
 
-    # Token t of a completion stands at start + t and is predicted by the token before it, the first
-    # one by the last token of the prompt.
+    # Token t of a completion is at start + t, predicted by the token before it, or for the first
+    # token by the last one of the prompt.
     times = jnp.arange(window, dtype=jnp.int32)
     target = jnp.minimum(starts[:, :, None] + times, length - 1)
     source = jnp.where(times == 0, prompt[:, :, None] - 1, target - 1)
@@ -162,7 +162,7 @@ def micro_batches(
       batch: N completions.
       chosen: i64[n], ascending numbers of those to use.
       advantages: f32[N].
-      weights: f32[N, M], of all completions of the update together, whatever the cuts.
+      weights: f32[N, M], computed over all completions of the update.
     """
     group, width = chosen // config.group_size, config.completions_per_row
     rows = [
@@ -181,7 +181,7 @@ def micro_batches(
         some = [rows[i] for i in part]
         longest = max(int(batch.lengths[row].max()) for row in some)
         length, window = config.row_shape(int(totals[part].max()), longest)
-        # Index N stands for a completion that is not there.
+        # Index N stands for an absent completion.
         index = np.full((config.micro_batch_rows, width), len(batch.lengths))
         for i, row in enumerate(some):
             index[i, : len(row)] = row

@@ -19,7 +19,7 @@ from learner.training.task import prompt_indices
 
 Method = Literal["uniform", "learnability", "replay"]
 
-# What the key of a run on a task is folded with; the trainer has 1 to 3, `prompt_indices` 0.
+# Folded into the key of a run on a task; the trainer uses 1 to 3, `prompt_indices` 0.
 _REPLAY = 4
 
 
@@ -58,7 +58,7 @@ class CurriculumConfig:
 
 @dataclasses.dataclass(frozen=True)
 class PromptScores:
-    """What "replay" knows of a task's n prompts.
+    """Scores of a task's n prompts, for "replay".
 
     Attributes:
       scores: f64[n], of the newest group.
@@ -108,7 +108,7 @@ def replay_probabilities(config: CurriculumConfig, known: PromptScores, step: in
 def replay_indices(
     config: CurriculumConfig, key: jax.Array, step: int, count: int, known: PromptScores
 ) -> np.ndarray:
-    """The prompts of a step with "replay": i64[count], distinct where there are so many.
+    """The prompts of a step with "replay": i64[count], distinct if there are that many.
 
     Args:
       key: a typed JAX key of the whole run on the task. New prompts come in the order of the first

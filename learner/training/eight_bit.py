@@ -1,12 +1,12 @@
 """Adam's moments in 8 bits, quantised in blocks (Dettmers et al., arXiv 2110.02861).
 
-A block of numbers along the last axis keeps its largest magnitude in float32, and of each number a
-code of 8 bits. Codes are of the paper's dynamic data type: the tenth of a block's range below its
-largest magnitude has half of them, evenly spaced, each tenth below that half of what is left. So
-large numbers are precise, and small ones are not lost: a first moment spans seven orders of
-magnitude, a second one, which has no sign, eight. Here the values stand at the upper ends of the
-even intervals (in the paper at their means), so that the largest magnitude itself is exact: else it
-would shrink with every update.
+A block of numbers along the last axis stores its largest magnitude in float32, and a code of 8 bits
+for each number. Codes are of the paper's dynamic data type: the decade below the largest magnitude
+of a block has half of them, evenly spaced, each decade below that half of the rest. So large
+numbers are precise, and small ones are not lost: a first moment spans seven orders of magnitude, a
+second one, which has no sign, eight. Here a code stands for the upper end of its interval (in the
+paper for the mean), so that the largest magnitude itself is exact: else it would shrink with every
+update.
 
 Blocks are smaller than the paper's 2,048, so that they do not straddle the devices of a mesh.
 """
@@ -73,7 +73,7 @@ def _upper_end(decades: Array, bits: int) -> Array:
 def scale_by_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
     """`optax.scale_by_adam` that keeps its moments in 8 bits between updates.
 
-    An update itself is that of float32: it divides by the second moment before that is quantised.
+    The update itself is in float32: it divides by the second moment before that is quantised.
     Each moment is {"codes": tree, "largest": tree}, trees like that of the parameters.
     """
     adam = optax.scale_by_adam(b1, b2, eps)

@@ -22,7 +22,7 @@ KLEstimator = Literal["k1", "k3"]
 ImportanceCorrection = Literal["none", "token", "sequence"]
 
 Sums = dict[str, jax.Array]
-"""What a loss reports of its tokens, each f32[]; it adds up over micro-batches (`merge_sums`)."""
+"""Statistics of a loss over its tokens, each f32[]; they add up by `merge_sums`."""
 
 # Keeps the division finite; a group without any spread has advantage 0 anyway.
 _STD_EPSILON = 1e-6
@@ -154,7 +154,7 @@ def group_advantages(
 
 
 def has_signal(rewards: chex.Array) -> Any:
-    """Which groups of f32[P, G] teach anything, bool[P]: those whose rewards are not all equal.
+    """bool[P]: which groups of f32[P, G] are non-degenerate, their rewards not all equal.
 
     Dynamic sampling keeps only these (DAPO, arXiv 2503.14476, section 3.2).
     """
@@ -162,7 +162,7 @@ def has_signal(rewards: chex.Array) -> Any:
 
 
 def completion_mask(lengths: jax.Array, window: int) -> jax.Array:
-    """Which tokens take part in the loss: bool[..., window] of i32[...] completion lengths."""
+    """The tokens of completions of lengths i32[...], as a mask bool[..., window]."""
     return jnp.arange(window) < lengths[..., None]
 
 
