@@ -12,7 +12,7 @@ from learner.training.train_state import OptimizerConfig
 
 DegenerateGroups = Literal["drop", "resample", "keep"]
 
-# Between a power of two and the next. A compilation costs the same for all, padding more for long.
+# Lengths from a power of two to the next. All cost the same to compile; long ones more padding.
 _LENGTHS, _LENGTHS_OF_LONG_ROWS, _LONG_ROW = 4, 8, 4096
 
 

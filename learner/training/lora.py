@@ -3,11 +3,11 @@
 A matrix W [in, out] of the frozen base becomes W + alpha / rank * A B, with A [in, rank] and
 B [rank, out] trained. An update multiplies by W and by A and B (`learner.qwen3.model.Projection`):
 the base stays in the dtype it is stored in, and gradients and moments are those of the adapters.
-(The libraries that there are adapt modules from outside, which does not reach into a scan over
-stacked layers.)
+(Existing libraries adapt modules from outside, which does not reach into a scan over stacked
+layers.)
 
-Sampling adds A B to W. It needs a copy of W with the layers apart anyway (`decoding_params`), so
-the sum takes no memory, where A and B would take theirs, and two more products for every matrix
+Sampling adds A B to W. It copies W into separate layers anyway (`decoding_params`), so the sum
+takes no further memory, while A and B on their own would, and two more products for every matrix
 and token.
 """
 
@@ -88,7 +88,7 @@ def attach(base: model.Params, adapters: Any, lora: LoraConfig) -> model.Params:
 
 
 def merge(params: model.Params) -> model.Params:
-    """Plain parameters to export, of those of `attach`; matrices without adapters are the same."""
+    """Plain parameters to export, from those of `attach`; others than adapted ones are the same."""
     if "a" in params:
         return _merge(params)
     return {k: merge(v) if isinstance(v, dict) else v for k, v in params.items()}

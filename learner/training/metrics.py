@@ -1,4 +1,4 @@
-"""Where the metrics of every step go, and those of the machine among them."""
+"""Writers of the metrics of every step, and the metrics of the machine."""
 
 import contextlib
 import html
@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-#: Names that begin so depend on the machine and its load; two equal runs may differ in them.
+#: Prefix of metrics that depend on the machine and its load; equal runs may differ in them.
 MACHINE = "machine/"
 
 #: Numbers, and texts of any origin, by name.
@@ -37,12 +37,12 @@ def machine(seconds: Mapping[str, float], tokens: Mapping[str, float]) -> dict[s
 
     Args:
       seconds: spent in each part of the step.
-      tokens: that some of the parts made or used.
+      tokens: number of tokens that parts of the step made or used.
 
     Returns:
       `machine/PART_seconds`, `machine/PART_tokens_per_second`, and in GiB `machine/device_memory`
-      and `machine/device_memory_peak` of the fullest local device where the backend tells (a CPU
-      does not), and on Linux `machine/host_memory` of this process.
+      and `machine/device_memory_peak` of the fullest local device if the backend reports them (a
+      CPU does not), and on Linux `machine/host_memory` of this process.
     """
     metrics = {f"{MACHINE}{part}_seconds": value for part, value in seconds.items()}
     for part, count in tokens.items():
@@ -61,14 +61,14 @@ def machine(seconds: Mapping[str, float], tokens: Mapping[str, float]) -> dict[s
 
 
 def json_lines(path: Path, steps: int) -> Writer:
-    """One line of JSON a step, in a file that is continued, each on disk at once.
+    """Appends one line of JSON for each step to a file, each on disk at once.
 
-    A metric that is NaN or infinite, for which JSON has no word, is a `ValueError`.
+    A metric that is NaN or infinite, which JSON cannot hold, is a `ValueError`.
 
     Args:
       path: the file; its folder is made if needed.
-      steps: how many lines of what is there to keep: a resumed run writes the later steps anew,
-        and a line that a kill cut short goes with them.
+      steps: how many lines of an existing file to keep: a resumed run writes the later steps anew,
+        and a line that a kill cut short is dropped with them.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     kept = path.read_text().splitlines()[:steps] if path.exists() else []
@@ -77,12 +77,12 @@ def json_lines(path: Path, steps: int) -> Writer:
         with where.open(mode) as file:
             file.write(text)
             file.flush()
-            os.fsync(file.fileno())  # A checkpoint that outlives a loss of power counts on it.
+            os.fsync(file.fileno())  # A checkpoint that survives a loss of power relies on it.
 
     def write(step: int, metrics: Metrics) -> None:
         put(path, "a", json.dumps({"step": step, **metrics}, allow_nan=False) + "\n")
 
-    # Replaced and not cut, so that a kill at this moment loses nothing.
+    # Replaced, not truncated, so that a kill at this moment loses nothing.
     temporary = path.with_name(path.name + ".tmp")
     put(temporary, "w", "".join(line + "\n" for line in kept))
     temporary.replace(path)
@@ -95,7 +95,7 @@ def tensorboard(folder: Path, first_step: int = 0) -> Iterator[Writer]:
 
     Args:
       folder: of the event files.
-      first_step: metrics of this step and later ones that are there are not shown any more.
+      first_step: metrics already written for this step and later ones are no longer shown.
     """
     from tensorboardX import SummaryWriter
 
@@ -117,7 +117,7 @@ def tensorboard(folder: Path, first_step: int = 0) -> Iterator[Writer]:
 def weights_and_biases(
     project: str, folder: Path, run_id: str, config: Mapping[str, Any]
 ) -> Iterator[Writer]:
-    """A run of Weights & Biases, which ignores steps that it has; needs the extra `wandb`.
+    """A run of Weights & Biases, which ignores steps it already has; needs the extra `wandb`.
 
     Args:
       project: its name.

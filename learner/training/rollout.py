@@ -1,4 +1,4 @@
-"""What one round of sampling brought: prompts, completions and rewards, as host arrays."""
+"""The result of sampling: prompts, completions and rewards, as host arrays."""
 
 import dataclasses
 import json
@@ -97,7 +97,7 @@ class Rollout:
         )
 
     def save(self, folder: Path) -> None:
-        """Writes `arrays.npz` and `texts.jsonl` (one line a completion), for a look at it."""
+        """Writes `arrays.npz` and `texts.jsonl` (one line for each completion), to look at."""
         folder.mkdir(parents=True, exist_ok=True)
         arrays: dict[str, Any] = {k: v for k, v in vars(self).items() if isinstance(v, np.ndarray)}
         prompts = tokens.pad_right(self.prompts, max(map(len, self.prompts)), -1)

@@ -60,7 +60,7 @@ class Example(NamedTuple):
 
 
 class SFTStep(NamedTuple):
-    """What one step gives back; the next step donates the state."""
+    """The result of one step; the next step donates the state."""
 
     state: TrainState
     metrics: dict[str, float]
@@ -169,8 +169,8 @@ class SFTTrainer:
 
         Args:
           state: donated.
-          examples: any number; few different numbers of rows and lengths compile seldom.
-          step: only named in an error.
+          examples: any number; few different numbers of rows and lengths compile less often.
+          step: named in errors only.
 
         Raises:
           NonFiniteError: loss or gradient was NaN or infinite.

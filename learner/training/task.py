@@ -1,4 +1,4 @@
-"""What a user of another domain writes: prompts out, completions in, scores back."""
+"""The interface that a user of another domain implements: prompts, and scores of completions."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -13,14 +13,14 @@ from learner.chat import Message as Message
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """What a task says about a list of N completions.
+    """A task's scores of a list of N completions.
 
     Attributes:
       rewards: f32[N], one reward for each completion, finite.
       metrics: numbers about the whole list, for the log.
-      records: one mapping for each completion whenever the task has something to say of it, so that
-        nobody has to score it again; else empty. They hold what the caller of the run shows of a
-        completion (its group, whether it is valid, what failed); the learner passes them on.
+      records: one mapping for each completion, or empty. They hold what the caller of the run shows
+        of a completion (its group, whether it is valid, what failed), so that nobody has to score
+        it again; the learner passes them on.
     """
 
     rewards: np.ndarray
@@ -29,7 +29,7 @@ class Scores:
 
     @classmethod
     def concatenate(cls, parts: Sequence["Scores"]) -> "Scores":
-        """Those of several lists as one; each metric is the mean of its values."""
+        """Scores of several lists as one; each metric is the mean of its values."""
         names = {name: None for part in parts for name in part.metrics}
         return cls(
             rewards=np.concatenate([part.rewards for part in parts]),
@@ -63,7 +63,7 @@ class Task(Protocol):
         ...
 
     def state(self) -> dict[str, Any]:
-        """What has to be kept beside the weights to resume, as JSON values."""
+        """What a resumed run needs besides the weights, as JSON values."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -82,7 +82,7 @@ class TrainState:
       step: i32[], training steps taken, with or without an update of the weights.
       updates: i32[], optimizer updates applied; what the learning-rate schedule counts.
       params: what is trained: the model's parameters, or adapters to them
-      (`learner.training.lora`).
+        (`learner.training.lora`).
       opt_state: the optimizer's state.
     """
 
@@ -116,7 +116,7 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
         dtype = jnp.dtype(config.moment_dtype)
         adam = optax.scale_by_adam(config.b1, config.b2, config.eps, mu_dtype=dtype)
 
-    def decays(params: Any) -> Any:  # All but the scales of norms, whose path says "norm".
+    def decays(params: Any) -> Any:  # All but the scales of norms, whose path contains "norm".
         return jax.tree_util.tree_map_with_path(
             lambda path, _: "norm" not in jax.tree_util.keystr(path).lower(), params
         )
@@ -181,7 +181,7 @@ def abstract_train_state(
     def placed(leaf: Any, where: Any = whole) -> Any:
         try:
             where.shard_shape(leaf.shape)
-        except ValueError:  # Of blocks of 8-bit moments there may be too few for the last axis.
+        except ValueError:  # 8-bit moments may have too few blocks to split the last axis.
             where = NamedSharding(mesh, PartitionSpec(*where.spec[: leaf.ndim - 1]))
         return leaf.update(sharding=where)
 

@@ -1,7 +1,7 @@
 """On-policy training on a `Task`: choose prompts, sample, score, update; one step at a time.
 
-The weights are those of training, on the same mesh: there is nothing to synchronise. While it
-samples, a step holds a decoding copy of them besides (`learner.sampling.decoding.decoding_params`).
+Sampling uses the weights of training on the same mesh: there is nothing to synchronise. While it
+samples, a step also holds a decoding copy of them (`learner.sampling.decoding.decoding_params`).
 A step depends on its arguments alone (state, task state, key, step number, scores of prompts): a
 run that is killed and resumed from a checkpoint goes on with bitwise the same weights on the same
 machine.
@@ -38,13 +38,13 @@ from learner.training.task import Scores, Task, prompt_indices
 from learner.training.train_state import TrainState, abstract_train_state, create_train_state
 from learner.training.update import NonFiniteError, Updater, UpdateResult, not_finite
 
-# What the key is folded with; `prompt_indices` folds it with 0, `replay_indices` with 4.
+# Folded into the key; `prompt_indices` uses 0, `replay_indices` 4.
 _SAMPLING, _RESAMPLING, _ADAPTERS = 1, 2, 3
 
 
 @dataclasses.dataclass(frozen=True)
 class StepResult:
-    """What one step gives back.
+    """The result of one step.
 
     Attributes:
       step: its number.
@@ -54,10 +54,9 @@ class StepResult:
       indices: i64[N], the prompt of every completion (N = P * G, or a multiple of that after
         resampling or with candidates), prompt-major.
       completions: N completions.
-      scores: what the task said; of several draws the rewards and records follow each other, and
-        each metric is the mean of its values.
-      prompt_scores: those of all prompts after it, which the next step needs; None unless prompts
-        are replayed.
+      scores: the task's scores, of several draws by `Scores.concatenate`.
+      prompt_scores: scores of all prompts after the step, which the next step needs; None unless
+        prompts are replayed.
     """
 
     step: int
@@ -235,7 +234,7 @@ class GRPOTrainer:
         Raises:
           NonFiniteError: a log-probability, a reward, the loss, the gradient or any other metric
             was NaN or infinite. The last finite state and the completions are in the error. A
-            metric that does not exist (a mean of nothing) has to be left out by the task.
+            task must leave out a metric that does not exist (a mean of nothing).
           ValueError: the task returned rewards of a wrong shape.
         """
         config = self.config
@@ -297,8 +296,8 @@ class GRPOTrainer:
 
         Returns:
           "state" (parameters, moments, what is not trained), "gradients" while it updates;
-          "weights" and "cache" for the longest completions while it samples; "device", what there
-          is, 0 where it does not say.
+          "weights" and "cache" for the longest completions while it samples; "device", its
+          capacity, 0 if it does not report it.
         """
         config = self.config
         params = abstract_train_state(self._model_config, config.optimizer, self._mesh).params
@@ -312,7 +311,7 @@ class GRPOTrainer:
 
     @property
     def capacities(self) -> list[int]:
-        """As of the sampler."""
+        """As `Sampler.capacities`."""
         return self._completer.sampler.capacities
 
     def lower_sampling(self, prompt_length: int) -> dict[str, jax.stages.Lowered]:
@@ -360,7 +359,7 @@ class GRPOTrainer:
         seconds: dict[str, float],
         prompt_scores: PromptScores | None,
     ) -> tuple[Rollout, Scores]:
-        """Samples and scores `prompts_per_step` groups; `attempt` counts those of the step."""
+        """Samples and scores `prompts_per_step` groups; `attempt` counts the step's draws."""
         config, number = self.config, step * self.config.candidates + attempt
         count = config.prompts_per_step
         if attempt >= config.candidates:
@@ -410,7 +409,7 @@ class GRPOTrainer:
         if config.mask_truncated:
             keep &= ~batch.truncated
         sampled = np.arange(batch.tokens.shape[1]) < batch.lengths[:, None]
-        if self._thinking is not None:  # What ends a thought that is cut off the model did not say.
+        if self._thinking is not None:  # The model did not choose tokens that are forced.
             sampled &= ~self._thinking.forced(batch.tokens)
         update_of_row = np.arange(len(keep)) // config.group_size % config.updates_per_step
         parts = [
@@ -418,7 +417,7 @@ class GRPOTrainer:
         ]
         work: list[Any] = []
         for chosen in filter(len, parts):
-            # Over all N completions, those left out being empty: one shape, so compiled once.
+            # Over all N completions, with those left out empty, so that one shape is compiled.
             used = np.zeros_like(sampled)
             used[chosen] = sampled[chosen]
             weights = np.asarray(self._weights(used))

@@ -5,14 +5,13 @@ and another one applies the sum. The sum starts at zero: a function of its own f
 micro-batch would double the time to compile.
 
 The host loops over micro-batches. A scan would need all rows padded to the widest, and a program
-for every number of micro-batches, which changes with the rows that teach something. Here there is
-one program for each width, and calls are asynchronous, so the devices do not wait for the host
-between them.
+for every number of micro-batches, which changes with the number of non-degenerate groups. Here each
+width has one program, and calls are asynchronous, so the devices do not wait for the host.
 
-In float16, gradients of most tokens would be 0: there they are those of the loss times a large
-number, and divided by it in float32 (loss scaling, arXiv 1710.03740). Where one is too large for
-float16 the update is tried again with a smaller number. The search begins anew in every update,
-which so depends on its arguments alone.
+In float16 the gradients of most tokens would underflow: the loss is multiplied by a large number,
+and the gradients are divided by it in float32 (loss scaling, arXiv 1710.03740). If one overflows,
+the update is tried again with a smaller number. Every update begins with the largest number, so
+that it depends on its arguments alone.
 """
 
 import dataclasses
@@ -184,15 +183,15 @@ class Updater:
 
 
 class NonFiniteError(RuntimeError):
-    """A number that steers training was NaN or infinite, and the training stopped there.
+    """Training stopped because one of its numbers was NaN or infinite.
 
     Attributes:
       step: the training step.
       metrics: the metrics of the step, as far as they are known.
-      state: the last state of finite numbers, usable: that before the update, or after it where
-        the update was finite and another metric of the step was not.
+      state: the last finite state: that before the update, or after it if the update was finite
+        and another metric of the step was not.
       rollout: what the step trained on (`learner.training.rollout.Rollout`), None in supervised
-      training.
+        training.
     """
 
     def __init__(
@@ -213,5 +212,5 @@ class NonFiniteError(RuntimeError):
 
 
 def not_finite(metrics: dict[str, float]) -> str:
-    """What `NonFiniteError` says of an update whose loss or gradient norm is not finite."""
+    """The message of `NonFiniteError` for an update whose loss or gradient norm is not finite."""
     return f"loss {metrics.get('loss')} or gradient norm {metrics.get('grad_norm')} is not finite"
