@@ -1,7 +1,7 @@
-"""The reward of an answer in words, from the verifier's verdict and the answer's length.
+"""The reward of a text answer, from the verifier's verdict and the answer's length.
 
 The formulas are those of "From Trainee to Trainer" (arXiv 2606.17682), as secondary sources state
-them; the simulator's reward of a move is another one (`env.RewardWeights`).
+them. They are not the simulator's rewards of moves (`env.RewardWeights`).
 """
 
 import dataclasses
@@ -76,7 +76,7 @@ def next_short_fraction(
 
 
 class AnswerRewards(NamedTuple):
-    """Rewards of N answers, and what they are made of."""
+    """Rewards of N answers, and their parts."""
 
     total: np.ndarray  # f32[N], w_acc * accuracy + w_len * length.
     accuracy: np.ndarray  # f32[N], R_acc.

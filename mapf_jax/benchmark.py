@@ -1,6 +1,6 @@
 """The benchmark: 3,150 instances with three to five agents, made from a seed.
 
-Its make-up is that of the publication (arXiv 2606.17682): 3, 4 and 5 agents on lakes from 3x3, 4x4
+It is composed as the publication's (arXiv 2606.17682): 3, 4 and 5 agents on lakes from 3x3, 4x4
 and 5x5 up to 10x10; for each number of agents, size and wait-ratio subset (.25, .50, .75) 50
 instances, 10 for each hole ratio .1 to .5. The published instances are another draw.
 """
@@ -21,19 +21,19 @@ from mapf_jax.plans import join
 from mapf_jax.types import Instance
 
 SMALLEST_SIZE = {3: 3, 4: 4, 5: 5}  # By number of agents.
-FEWEST_AGENTS = 2  # Of a set of the same make for models that are not up to three.
+FEWEST_AGENTS = 2  # For a set of the same composition for models that cannot do three.
 LARGEST_SIZE = 10
 HOLE_RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5)
 WAIT_RATIOS = (0.25, 0.5, 0.75)
 PER_HOLE_RATIO = 10
-#: `checksum` of the set of seed 0, by which figures of different people compare.
+#: `checksum` of the set of seed 0, so that results of different people can be compared.
 CHECKSUM = "fc62a725c462296e061d6cf6216f999886fd3c5064f200d7578218010bead671"
 MAX_CANDIDATES = 1 << 15  # Lakes drawn for each number of agents, size and number of holes.
 
 
 @dataclasses.dataclass(frozen=True)
 class BenchmarkSet:
-    """The instances and what each was made for; N of them.
+    """N instances and the cell of the table that each was made for.
 
     Attributes:
       instances: batch shape [N], maps of width 10, 5 agents of which 3 to 5 are active.
@@ -42,7 +42,7 @@ class BenchmarkSet:
         has too few cells for starts and goals, or too few such lakes have a plan, the instance has
         fewer holes (see `reports`).
       wait_ratio: float32[N], the subset it belongs to.
-      reports: how each number of agents, size and number of holes was made.
+      reports: one for each number of agents, size and number of holes.
     """
 
     instances: Instance
@@ -53,7 +53,7 @@ class BenchmarkSet:
 
 
 def checksum(made: BenchmarkSet) -> str:
-    """SHA-256 of names, lakes, starts, goals and costs; of optimal plans there may be several."""
+    """SHA-256 of names, lakes, starts, goals and costs, not of plans: several may be optimal."""
     digest = hashlib.sha256()
     for number, name in enumerate(made.ids):
         record = formats.to_record(made.instances[number], name)
@@ -67,7 +67,7 @@ def _take(
 ) -> list[Instance]:
     """Candidates with `holes` holes, or else with fewer.
 
-    Where there are not enough of one stratum with any number of holes, the other fills up.
+    If one stratum has too few for every number of holes, the other one fills up.
     """
     taken: list[Instance] = []
     for stratum in (needs_wait, not needs_wait):
@@ -85,8 +85,8 @@ def benchmark_instances(
 ) -> BenchmarkSet:
     """Makes the benchmark, the same for the same seed. All instances are distinct.
 
-    Of a subset the fraction `wait_ratio` needs a wait. What a hole ratio cannot give is taken from
-    the next smaller number of holes that can.
+    In a subset, the fraction `wait_ratio` needs a wait. If there are too few lakes with a hole
+    ratio, lakes with the next smaller number of holes are taken.
 
     Args:
       seed: any integer.

@@ -1,8 +1,8 @@
 """The command line: `python -m mapf_jax generate|solve|verify|render|export`.
 
 Instances go in and out as JSON lines (see `formats`), in files or standard input and output, and
-are written as they are computed. Unusable input ends the command with one line that names file,
-line and field, and exit status 2; everything computed before that has been written.
+are written as they are computed. Invalid input ends the command with exit status 2 and one line
+that names file, line and field; everything computed before it has been written.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from mapf_jax.text import parse_answer
 from mapf_jax.types import Instance, Status
 
 _CHUNK = 4096  # Records that are computed, and written, together.
-_LONGEST = 2000  # Characters of an error: it may quote what it is given.
+_LONGEST = 2000  # Characters of an error, which may quote its input.
 _PICTURES = (*render.SUFFIXES, ".scen")
 _FORMATS = """\
 INPUT is a file, or - for standard input:
@@ -47,7 +47,7 @@ INPUT is a file, or - for standard input:
 
 @dataclasses.dataclass(frozen=True)
 class _Entry:
-    """One instance of the input: where it stands, its record, its instance and a plan if read."""
+    """One instance of the input: its place, its record, its instance and a plan if read."""
 
     where: str
     record: dict[str, Any]
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.run(args)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader has had enough. Python would complain once more when it closes the pipe.
+        # The reader has closed the pipe. Python would report that again when it closes its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         return 130
@@ -394,7 +394,7 @@ def _read_config(path: Path) -> EnvironmentConfig:
 
 
 def _print_report(report: GenerationReport, path: Path | None) -> None:
-    """What was asked and what was made, as a table for people and as JSON on demand."""
+    """Prints the report as a table, and writes it as JSON on demand."""
     if path is not None:
         path.write_text(json.dumps(report.to_dict(), indent=2) + "\n")
     print(f"{report.made} of {report.asked} instances", file=sys.stderr)

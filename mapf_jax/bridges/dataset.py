@@ -22,7 +22,7 @@ DATA_SOURCE = "mapf_frozenlake"
 
 _FOLDER = Path(__file__).parent
 _COLUMNS = yaml.safe_load((_FOLDER / "columns.yaml").read_text())
-#: The types of the columns as the card states them, and as `datasets` reads them there.
+#: The types of the columns as in the card, where `datasets` reads them.
 TYPES: list[dict[str, Any]] = _COLUMNS["types"]
 #: What every column means, in order.
 COLUMNS: dict[str, str] = _COLUMNS["meanings"]
@@ -75,7 +75,7 @@ def write_dataset(
     """Writes `data/SPLIT.parquet` for every split, and the card.
 
     Args:
-      folder: made if it does not exist; what it holds of this data set is replaced.
+      folder: made if it does not exist; files of this data set in it are replaced.
       splits: solved records by name of the split.
       list_holes: also list the cells of the holes in the prompts.
 

@@ -33,12 +33,12 @@ def read_published(record: Mapping[str, Any], name: str) -> dict[str, Any]:
       name: its name in errors, such as its file and line.
 
     Returns:
-      The instance as a record of `formats`, its `id` being the `sample_id`, and with the
-      `hole_ratio` that this one states.
+      The instance as a record of `formats`, with the `sample_id` as its `id`, and with the
+      `hole_ratio` in that name.
 
     Raises:
       ValueError: a field is missing or wrong, or the text holds no map, or several different ones,
-        of the size and the number of agents that the record states; names record and field.
+        of the record's size and number of agents; names record and field.
     """
     sample_id, text = record.get("sample_id"), record.get("text")
     match = _SAMPLE_ID.fullmatch(sample_id) if isinstance(sample_id, str) else None
@@ -68,7 +68,7 @@ def read_published(record: Mapping[str, Any], name: str) -> dict[str, Any]:
 def _maps(text: str, size: int, num_agents: int) -> list[Instance]:
     """Every square of cells in a text that has each letter of the agents exactly once.
 
-    The first row may follow other words on its line, and the last one precede some.
+    Other words may come before the first row on its line, and after the last row.
     """
     ends = sorted("".join("".join(letters_of(agent)) for agent in range(num_agents)))
     cells = {FROZEN, HOLE, *ends}

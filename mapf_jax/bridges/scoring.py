@@ -1,4 +1,4 @@
-"""Answers of any trainer verified together: records and texts in, rewards out."""
+"""Scores of answers for any trainer: records and texts in, rewards out, verified as one batch."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

@@ -17,14 +17,14 @@ class MapfReward:
     answers and the parts of the reward are logged.
 
     The weights follow the moving average `short_fraction` of the fraction of short answers, which
-    every call moves after it has used it; each process of a distributed run has its own, and a
-    resumed run begins with the one it is given.
+    every call updates after using it. Each process of a distributed run has its own, and a resumed
+    run begins with the given one.
     """
 
     def __init__(self, config: RewardConfig | None = None, short_fraction: float = 0.0) -> None:
         self.config = config or RewardConfig()
         self.short_fraction = short_fraction
-        self.__name__ = "mapf_reward"  # What TRL calls it in its logs.
+        self.__name__ = "mapf_reward"  # Its name in TRL's logs.
 
     def __call__(
         self,

@@ -22,7 +22,7 @@ __all__ = ["MapfTaskset"]
 
 
 class MapfTaskConfig(vf.TaskConfig):
-    """The reward, by the options of `verl_reward.compute_scores`; its weights do not move."""
+    """The reward, by the options of `verl_reward.compute_scores`; its weights are constant."""
 
     short_fraction: float = 1.0
     short_length: int = RewardConfig.short_length
@@ -47,7 +47,7 @@ class MapfTask(vf.Task[MapfData, vf.State, MapfTaskConfig]):
 
     @vf.metric
     async def components(self, trace: vf.Trace) -> dict[str, float]:
-        """What the reward is made of."""
+        """The parts of the reward."""
         return self._scores(trace.last_reply, trace.num_output_tokens)
 
     async def validate(self, runtime: vf.Runtime) -> bool:

@@ -7,8 +7,8 @@
 
 verl passes answers as text and scores them in several processes, so two things differ from this
 project's trainer: the named tokenizer counts the tokens again (without the end token), and the
-weights do not move but follow the option `short_fraction`. Without a tokenizer there is no length,
-and the score is R_acc alone.
+weights are constant, given by the option `short_fraction`. Without a tokenizer the length is
+unknown, and the score is R_acc alone.
 """
 
 import functools
@@ -36,7 +36,7 @@ def compute_scores(
       solution_strs: N answers.
       ground_truths: N records with `map`, `starts`, `goals` and `cost`.
       tokenizer: folder or hub name of the policy's tokenizer, to count tokens; None: no length.
-      short_fraction: fraction of short answers from which the weights follow; from 0.9 on they are
+      short_fraction: fraction of short answers, which gives the weights; from 0.9 on they are
         (0.8, 0.2).
       short_length: L1, tokens up to which length costs nothing.
       long_length: L2, tokens from which length costs most.
