@@ -4,11 +4,10 @@ In each step every agent moves up, down, left, right or waits, all at once. Forb
 the lake, entering a hole, two agents in one cell (vertex conflict) and two agents exchanging
 cells (swap conflict). Following, that is entering a cell that is left in the same step, is legal.
 
-Cells come in two forms. `positions` are (row, column) and may be anywhere, which is what verifying
-plans needs. A simulator knows that it stands on the lake and numbers the cells of the lake and
-of a border one cell wide around it row by row, from 0: one small integer a cell, with
-`terrain` telling what each of them is. Cell 0, a corner of the border that no move can reach, is
-where an absent agent is.
+Cells come in two forms. `positions` are (row, column) and may be anywhere, as verifying plans
+needs it. Agents of a simulator are always on the lake: there the cells of the lake and of a border
+one cell wide around it are numbered row by row, from 0, and `terrain` has the kind of each of them.
+Absent agents are in cell 0, a corner of the border that no move can reach.
 """
 
 from collections.abc import Callable
@@ -24,7 +23,7 @@ UP, DOWN, LEFT, RIGHT, WAIT = range(5)
 #: int8[5, 2], what an action adds to (row, column).
 MOVES = np.array([(-1, 0), (1, 0), (0, -1), (0, 1), (0, 0)], np.int8)
 
-#: What `terrain` says of a cell.
+#: Kinds of cells, as `terrain` has them.
 FREE, HOLE, OUTSIDE = range(3)
 #: The number of the cell of an absent agent.
 ABSENT = 0
@@ -80,7 +79,7 @@ def swap_conflicts(cells: Array, next_cells: Array) -> jax.Array:
 
 
 def terrain(instance: Instance) -> jax.Array:
-    """uint8[(S + 2) * (S + 2)]: what each numbered cell of a single instance is.
+    """uint8[(S + 2) * (S + 2)]: the kind of each numbered cell of a single instance.
 
     `FREE`, `HOLE`, or `OUTSIDE` for the border and for what lies beyond the lake's own size.
     """
@@ -129,9 +128,9 @@ def targets(cells: Array, actions: Array, width: int) -> jax.Array:
 
 
 def cell_violations(cells: Array, next_cells: Array, codes: Array) -> Violations:
-    """Every rule broken by one simultaneous move of agents that stand on the lake.
+    """Every rule broken by one simultaneous move of agents that are on the lake.
 
-    Their moves are never illegal ones.
+    Such moves are never of the kind ILLEGAL_MOVE.
 
     Args:
       cells: unsigned [A], distinct free cells (or `ABSENT`) before the step.
@@ -149,7 +148,7 @@ def cell_violations(cells: Array, next_cells: Array, codes: Array) -> Violations
 
 
 def blocked_moves(cells: Array, next_cells: Array, codes: Array) -> Violations:
-    """Which moves are not carried out when those in conflict stay where they are.
+    """Which moves are not carried out if agents in conflict stay where they are.
 
     A move out of the lake or into a hole is not carried out, nor is one of a pair that would
     exchange cells, nor one of several into the same cell, nor one into a cell that its occupant

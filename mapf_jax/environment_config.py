@@ -96,7 +96,7 @@ def max_hole_ratio(size: int, num_agents: int) -> float:
 
 
 def _size(value: Any) -> int:
-    """A lake size as it is given, a string or a number."""
+    """A lake size from a string or a number."""
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError):

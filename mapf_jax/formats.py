@@ -7,7 +7,7 @@
 (all on one line). `map` has rows of `F` (frozen) and `H` (hole), cells are [row, column], `paths`
 is [agent][time]; an agent whose path is shorter than another's stays at its end. Only id, map,
 starts and goals are required. The other four are the optimum, all or none of them; null counts as
-missing. `status` is `optimal` where they are given. With `feasible` cost, makespan and paths are
+missing. `status` is `optimal` where they are given. With `feasible`, cost, makespan and paths are
 those of a plan that may not be optimal; `unsolvable` and `unknown` have none of the four.
 """
 
@@ -39,7 +39,7 @@ from mapf_jax.verify import verify
 
 _JSON_TYPES = {str: "a string", list: "a list", bool: "true or false", int: "an integer"}
 _LABELS = ("cost", "makespan", "needs_wait", "paths")
-#: Those that a record has.
+#: The labels that a record of each status has.
 _KNOWN = {
     Status.OPTIMAL: _LABELS,
     Status.FEASIBLE: ("cost", "makespan", "paths"),
@@ -291,7 +291,7 @@ def _check_labels(
 
 
 def _status(record: Mapping[str, Any], name: str) -> Status | None:
-    """What a record claims to know, None if nothing."""
+    """The status that a record claims, None if it has no label."""
     present = [field for field in _LABELS if record.get(field) is not None]
     stated = record.get("status")
     if stated is None and not present:

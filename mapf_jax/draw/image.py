@@ -70,7 +70,7 @@ def animation(
 
 
 class _Canvas:
-    """Draws one story again and again."""
+    """Draws the pictures of one story."""
 
     def __init__(self, story: Story, cell: int) -> None:
         self._story = story

@@ -53,11 +53,11 @@ def instance_from_ascii(drawing: str) -> Instance:
 
 
 def ascii_frames(instance: Instance, plan: Plan | Solution) -> list[str]:
-    """One drawing for each time step of a single plan; none of one that `story.tell` cannot draw.
+    """One drawing for each time step of a single plan; none if `story.tell` cannot draw it.
 
-    Agents are digits (their last one from agent 10 on), goals `G g a b c`, `#` marks a cell with a
-    rule broken in it at that time; below the lake one line for each agent that breaks a rule names
-    the agent, its cell and the rule.
+    Agents are digits (the last digit from agent 10 on), goals `G g a b c`, `#` marks a cell in
+    which a rule is broken at that time. Below the lake, a line for each agent that breaks a rule
+    names the agent, its cell and the rule.
     """
     story = tell(instance, plan)
     size = len(story.blocked)
@@ -80,7 +80,7 @@ def ascii_frames(instance: Instance, plan: Plan | Solution) -> list[str]:
 def as_text(instance: Instance, plan: Plan | Solution | None = None) -> str:
     """The lake, then what a plan does on it, one drawing for each time step.
 
-    Of a plan that could not be read or is for another number of agents only that is said.
+    If the plan could not be read or is for another number of agents, the text only says so.
     """
     drawings = [ascii_instance(instance)]
     if plan is not None:
@@ -92,7 +92,7 @@ def as_text(instance: Instance, plan: Plan | Solution | None = None) -> str:
 def save(
     path: Path | str, instance: Instance, plan: Plan | Solution | None = None, cell: int = 48
 ) -> None:
-    """Draws one instance, with a plan if there is one, in the format that the suffix says.
+    """Draws one instance, with a plan if there is one, in the format of the file's suffix.
 
     Args:
       path: `.png` is one picture with the paths up to the first violation, `.gif` shows the plan

@@ -36,7 +36,7 @@ PALETTE = {
     "c6": "#26224B",
     "c7": "#9B9800",
 }
-MARGIN = 0.6  # Around the lake, for what leaves it.
+MARGIN = 0.6  # Around the lake, for agents that leave it.
 _OUTSIDE = 0.75  # What leaves the lake is drawn this far from the centre of its last cell.
 
 
@@ -116,7 +116,7 @@ def agents(story: Story, where: np.ndarray) -> list[list[Shape]]:
 
 
 def spread(story: Story, where: np.ndarray) -> np.ndarray:
-    """Points [agents, 2] brought near to the lake, and beside each other where some coincide."""
+    """Points [agents, 2] moved near to the lake, and side by side where some coincide."""
     where = _near(story, where)
     close = np.abs(where[:, None] - where[None]).max(-1) < 0.25
     place_in_line = np.tril(close, -1).sum(1) - (close.sum(1) - 1) / 2
@@ -142,7 +142,7 @@ def mark(story: Story, mark: Mark) -> Iterator[Shape]:
 
 
 def burst(story: Story, mark: Mark) -> Iterator[Shape]:
-    """A star below agents that are in one cell."""
+    """A star to be drawn below agents that are in one cell."""
     if mark.kind == ViolationKind.VERTEX:
         angles = np.pi * np.arange(24) / 12
         reach = np.where(np.arange(24) % 2, 0.62, 0.44)[:, None]

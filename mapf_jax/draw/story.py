@@ -1,4 +1,4 @@
-"""What a plan does on a lake, worked out once for every kind of picture."""
+"""What a plan does on a lake, computed once for all kinds of pictures."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ class Story:
     captions: Sequence[tuple[str, str]] = ()
 
     def marks(self, time: int) -> list[Mark]:
-        """Everything that is broken at a time."""
+        """Every rule that is broken at a time."""
         marks = []
         for agent in np.nonzero(self.kinds[time])[0]:
             kind = ViolationKind(int(self.kinds[time, agent]))
@@ -105,7 +105,7 @@ def tell(instance: Instance, plan: Plan | Solution | None = None) -> Story:
 
 
 def _involved(first: Mark, marks: Sequence[Mark]) -> list[Mark]:
-    """The marks that are about the same event."""
+    """The marks of the same event."""
     if first.kind == ViolationKind.VERTEX:
         return [mark for mark in marks if np.array_equal(mark.after, first.after)]
     if first.kind == ViolationKind.SWAP:

@@ -1,8 +1,8 @@
-"""Animated drawings as SVG: they move by style alone, without scripts, and need no other file.
+"""Drawings as SVG, animated by CSS alone, without scripts or other files.
 
 Colours are CSS variables with the palette as their default, so that a page can set its own
-(`--ink`, `--paper`, `--c0` and so on). What moves has the class `moving`. Where nothing may move,
-on paper or for readers who ask for less motion, the agents stand where the plan ends.
+(`--ink`, `--paper`, `--c0` and so on). Moving elements have the class `moving`. On paper, and for
+readers who ask for reduced motion, the agents stand where the plan ends.
 """
 
 from collections.abc import Iterable
@@ -22,8 +22,8 @@ _STILL = "@media print,(prefers-reduced-motion:reduce){.moving{animation:none!im
 def svg(instance: Instance, plan: Plan | Solution | None = None, name: str = "lake") -> str:
     """One instance, and a plan as it unfolds on it; broken rules are marked from their time on.
 
-    A dot runs along the times below the lake, on which those with a broken rule are red. `name`, of
-    letters and digits, begins the names of the animations; every drawing in a page needs its own.
+    A dot runs along a time line below the lake, where times with a broken rule are red. `name`, of
+    letters and digits, begins the names of the animations; each drawing in a page needs its own.
     """
     story = tell(instance, plan)
     size, last = len(story.blocked), len(story.positions) - 1

@@ -1,4 +1,4 @@
-"""What people who train agents use: environment, wrappers and the interfaces of other libraries."""
+"""The simulator for training agents: environment, wrappers and interfaces of other libraries."""
 
 from mapf_jax.env.checks import EnvironmentCheckError as EnvironmentCheckError
 from mapf_jax.env.checks import check_env as check_env

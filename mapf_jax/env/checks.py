@@ -1,4 +1,4 @@
-"""A check of the promises of an environment that programs rely on."""
+"""A check of the properties of an environment that programs rely on."""
 
 from typing import Any
 
@@ -20,11 +20,11 @@ def check_env(env: Any, instance: Instance, num_steps: int = 64, seed: int = 0) 
     Checked are: shapes and dtypes that never change, `jit` and `vmap` against plain calls, one
     trace for any values, determinism, untouched arguments, finite rewards, observations inside
     the observation space, action masks that allow waiting, ends that exclude each other, and
-    truncation at the step limit. Made for environments of others, too: `env` needs `reset`,
-    `step`, `action_space`, `observation_space`, and may have `needs_key` and `max_steps`.
+    truncation at the step limit. It checks other environments, too: `env` needs `reset`, `step`,
+    `action_space`, `observation_space`, and may have `needs_key` and `max_steps`.
 
     Args:
-      env: what is checked; a single environment, not a batch and not an auto-reset wrapper.
+      env: a single environment, not a batch and not an auto-reset wrapper.
       instance: an argument of `reset`.
       num_steps: random steps; after the end of an episode it is started again.
       seed: of everything random.
@@ -111,7 +111,7 @@ def _require(condition: Any, message: str) -> None:
 
 
 def _same(what: str, found: Any, expected: Any) -> None:
-    """Holds two trees against each other; fused arithmetic may round floats differently."""
+    """Compares two trees; fused arithmetic may round floats differently."""
     try:
         chex.assert_trees_all_equal_shapes_and_dtypes(found, expected)
         chex.assert_trees_all_close(found, expected, rtol=1e-5, atol=1e-6)

@@ -21,7 +21,7 @@ from mapf_jax import dynamics
 from mapf_jax.env import observations, spaces
 from mapf_jax.types import Array, Instance, State, StepInfo, TimeStep
 
-#: What happens to agents in conflict.
+#: Rules for agents in conflict.
 CONFLICT_RULES = ("fail", "block")
 MIN_SIZE, MAX_SIZE = 2, 126  # Positions of an instance are int8, and observations show -1.
 MAX_STEPS = 65_535  # Times are kept in at most 16 bits.
@@ -32,7 +32,7 @@ class RewardWeights:
     """Weights of the five terms of an agent's reward in a step.
 
     Attributes:
-      goal: times +1 when the agent comes to its goal and -1 when it leaves it again, so that over
+      goal: times +1 when the agent enters its goal and -1 when it leaves it again, so that over
         an episode it counts once, and only for an agent that is on its goal at the end.
       step: times the growth of the agent's cost in this step. 1 for a step in which it is not
         resting on its goal, 0 while it rests; an agent that leaves its goal again is charged for
@@ -55,7 +55,7 @@ class RewardWeights:
                 raise ValueError(f"reward.{name}={weight}: finite numbers are allowed")
 
 
-#: The weights that are used where none are given. A blocked agent has lost a step already.
+#: The default weights. A blocked agent has lost a step already.
 DEFAULT_REWARDS = {"fail": RewardWeights(), "block": RewardWeights(violation=0.0)}
 
 
@@ -149,12 +149,12 @@ class MapfFrozenLake:
         return (self.size + 2) ** 2
 
     def reset(self, instance: Instance) -> tuple[State, TimeStep]:
-        """The first state of a single instance's episode and what is seen of it.
+        """The first state of a single instance's episode, and its time step.
 
         The instance must be legal (active agents on distinct free cells); this is not checked.
 
         Raises:
-          ValueError: the instance has not this environment's static shape.
+          ValueError: the instance does not have this environment's static shape.
         """
         state = self.initial_state(instance)
         return state, self.first_timestep(state)
@@ -289,7 +289,7 @@ class MapfFrozenLake:
         return dynamics.cell_positions(state.cells, self.size)
 
     def _slipped(self, actions: jax.Array, key: jax.Array | None) -> jax.Array:
-        """The moves that come of the actions."""
+        """The moves that the actions lead to."""
         if self.needs_key != (key is not None):
             needed = "needs a PRNG key" if self.needs_key else "takes no key"
             raise ValueError(f"key: with slip_probability={self.slip_probability} step {needed}")
@@ -304,7 +304,7 @@ class MapfFrozenLake:
 
 
 def _terrain_at(state: State, cells: jax.Array) -> jax.Array:
-    """uint8[n], what the numbered cells are."""
+    """uint8[n], the kinds of numbered cells."""
     index = cells if state.offset is None else state.offset + cells
     # Moves from free cells lead at most into the border, so no index is out of bounds.
     return jnp.asarray(state.terrain).at[index].get(mode="promise_in_bounds")

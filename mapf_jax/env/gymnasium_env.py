@@ -1,8 +1,8 @@
 """The simulator as a Gymnasium environment, single and vectorised.
 
-Its import registers the names of `mapf_jax.env` with Gymnasium, for `gymnasium.make`.
-One actor moves all agents: an action is a vector with one move for each, the reward the sum of
-theirs (each one's own is in `info["rewards"]`).
+Importing it registers the names of `mapf_jax.env` with Gymnasium, for `gymnasium.make`. One actor
+moves all agents: an action is a vector with one move for each, the reward the sum of the agents'
+rewards (which are in `info["rewards"]`).
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ def gymnasium_space(space: spaces.Space) -> gymnasium.Space:
 
 
 NUM_DRAWN = 1024
-"""Lakes that are drawn where none are given; those whose goals are in reach are played."""
+"""Lakes that are drawn by default; those with reachable goals are played."""
 RENDER_MODES = ["ansi", "rgb_array"]
 
 
@@ -147,8 +147,8 @@ class MapfVectorEnv(VectorEnv):
     The autoreset mode is SAME_STEP: where an episode ends, the observation is the first of the
     next one, `info["final_obs"]` holds the last one of every environment (worth reading where
     `info["_final_obs"]` is True) and `info["final_info"]` what else is known of its last step. At
-    the top level, `info["action_mask"]` is of the observation and so of the next episode; all else
-    is of the step that was made, that is of the episode that ended.
+    the top level, `info["action_mask"]` belongs to the observation and so to the next episode; all
+    else belongs to the last step, and so to the episode that ended.
 
     Args:
       env: from `mapf_jax.env.make`.
@@ -211,7 +211,7 @@ class MapfVectorEnv(VectorEnv):
 
 
 def _info(timestep: TimeStep) -> dict[str, np.ndarray]:
-    """The parts of a time step that have no place of their own in Gymnasium."""
+    """The parts of a time step that Gymnasium has no other place for."""
     info = {"rewards": np.array(timestep.reward)}
     for name in ("violation", "at_goal", "success", "costs"):
         info[name] = np.array(getattr(timestep.info, name))
@@ -221,7 +221,7 @@ def _info(timestep: TimeStep) -> dict[str, np.ndarray]:
 
 
 def _as_numpy(value: Any) -> Any:
-    """A pytree of arrays as a pytree of NumPy arrays of one's own, truth values as int8."""
+    """A pytree of arrays copied to NumPy, truth values as int8."""
 
     def converted(leaf: Any) -> np.ndarray:
         array = np.array(leaf)

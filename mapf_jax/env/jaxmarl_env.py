@@ -15,10 +15,10 @@ from mapf_jax.types import Array, Instance
 
 
 class MapfJaxMarlEnv:
-    """What JaxMARL's trainers and wrappers ask of an environment; JaxMARL itself is not needed.
+    """The interface that JaxMARL's trainers and wrappers need; JaxMARL itself is not needed.
 
-    Of a single environment, for `jax.vmap`. Each agent, `agent_0`, `agent_1` and so on, sees
-    `observations.of_agent`. All are done at the same time, and the next episode then begins, with
+    A single environment, for `jax.vmap`. Each agent, `agent_0`, `agent_1` and so on, sees
+    `observations.of_agent`. All are done at the same time, and the next episode then begins with
     another instance. Agents that an instance does not have stay where they are, without a reward.
 
     Attributes:
@@ -69,8 +69,8 @@ class MapfJaxMarlEnv:
           actions: int[] by agent; one without an action waits.
 
         Returns:
-          Views, state, rewards float32[] and ends bool[] by agent (also under "__all__"), and facts
-          of the episode that went on or ended, an array [A] each: `success`, `truncated`, `costs`,
+          Views, state, rewards float32[] and ends bool[] by agent (ends also under "__all__"), and
+          facts about the episode of this step, an array [A] each: `success`, `truncated`, `costs`,
           `violation`, `at_goal`.
         """
         joint = jnp.stack([jnp.asarray(actions.get(agent, WAIT)) for agent in self.agents])

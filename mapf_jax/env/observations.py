@@ -1,6 +1,6 @@
 """What agents see: three views of a state, each with the space it lies in.
 
-A view that nobody reads costs nothing in a compiled program.
+XLA removes views that are not used from a compiled program.
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ def observe(kind: str, state: State, width: int, window: int) -> Any:
     """
     terrain = jnp.asarray(state.terrain)
     if state.offset is not None:
-        # Rows and not slices: XLA for TPUs copies slices of a batch one after the other.
+        # Rows, not slices: XLA for TPUs copies slices of a batch one after the other.
         lakes = terrain.reshape(-1, (width + 2) ** 2)
         terrain = lakes.at[state.offset // lakes.shape[1]].get(mode="promise_in_bounds")
     blocked = (terrain != dynamics.FREE).reshape(width + 2, width + 2)[1:-1, 1:-1]
@@ -83,9 +83,9 @@ def space_of_agent(kind: str, num_agents: int, width: int, window: int) -> space
 
 
 def of_agent(kind: str, observation: Any, agent: int) -> Any:
-    """One agent's own view, for interfaces that want one each; of NumPy's arrays or of JAX's.
+    """One agent's own view, of NumPy or JAX arrays, for interfaces with a view for each agent.
 
-    Of "egocentric" its own square; of the others all agents in turn, itself first.
+    For "egocentric" its own square; for the other kinds all agents in turn, itself first.
     """
     if kind == "egocentric":
         return observation[agent]
@@ -117,7 +117,7 @@ def _egocentric(
         columns = steps[:, :, 1, None, None] == offsets[None, None, None, :]
         return jnp.any(rows & columns & shown[:, :, None, None], axis=1)
 
-    # Place by place, for the same reason as in `observe`.
+    # Gathered cell by cell, for the same reason as in `observe`.
     rows, columns = jnp.clip(positions, 0, width - 1).T[:, :, None] + jnp.arange(window)
     surroundings = padded.at[rows[:, :, None], columns[:, None]].get(mode="promise_in_bounds")
 

@@ -18,7 +18,7 @@ class MapfParallelEnv(ParallelEnv[str, Any, int]):
 
     Each agent sees `observations.of_agent`: its own square, or all agents with itself first. With
     `action_mask` this is under "observation", the mask under "action_mask". All agents of an
-    episode come and go together; agents that an instance does not have take no part.
+    episode start and end together; agents that an instance does not have take no part.
 
     `reset(options={"instance": instance})` plays a given single instance.
 

@@ -4,11 +4,11 @@ Where a step ends an episode, `observation` and `action_mask` are already those 
 `final_observation`, `reward`, `terminated`, `truncated` and `info` are those of the episode that
 ended (the contract of Gymnasium's vector environments in SAME_STEP mode and of gymnax 1.0).
 
-`PoolAutoReset` goes on with an instance of a pool: of its own one, or of one that is an argument of
-`reset` and `step` and can change at any time without recompiling. `LogEpisodes` wraps it. Both are
-of a single environment, as the simulator is, and `jax.vmap` makes a batch of it. All environments
-share a pool with `in_axes=(0, None)` for `reset` and `(0, 0, None)` for `step`. With 0 in place of
-None each has its own pool, stacked along a leading axis; a pool of one instance repeats it.
+`PoolAutoReset` takes the next instance from a pool: its own, or an argument of `reset` and `step`,
+which can change at any time without recompiling. `LogEpisodes` wraps it. Like the simulator, both
+are a single environment, and `jax.vmap` makes a batch of it. All environments share a pool with
+`in_axes=(0, None)` for `reset` and `(0, 0, None)` for `step`. With 0 in place of None each has its
+own pool, stacked along a leading axis; a pool of one instance repeats it.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ class Pool:
     """N instances as the simulator reads them, shared by a batch of environments.
 
     Attributes:
-      terrain: uint8[N * (S + 2) * (S + 2)], as of `State`, one after the other.
+      terrain: uint8[N * (S + 2) * (S + 2)], as in `State`, one lake after the other.
       starts: unsigned [N, A], numbers of the start cells.
       goals: unsigned [N, A], likewise.
     """
@@ -50,7 +50,7 @@ class PoolState:
     """State of `PoolAutoReset`.
 
     Attributes:
-      episode: the episode under way; its terrain stays in the pool.
+      episode: the current episode; its terrain stays in the pool.
       index: int32[...], the instance in the pool.
       stream: uint32[...], names the sequence of instances; never changes.
       count: uint32[...], episodes before this one.
@@ -63,7 +63,7 @@ class PoolState:
 
 
 class _Wrapper:
-    """Has what it wraps has, such as `num_agents` and the spaces."""
+    """Forwards the attributes of what it wraps, such as `num_agents` and the spaces."""
 
     def __init__(self, env: Any) -> None:
         self.env = env
@@ -82,7 +82,7 @@ class PoolAutoReset(_Wrapper):
 
     Args:
       env: the environment.
-      instances: a batch for a pool of its own; without it `reset` and `step` need one.
+      instances: a batch for its own pool; without it, `reset` and `step` need a pool.
     """
 
     env: MapfFrozenLake
@@ -155,7 +155,7 @@ class PoolAutoReset(_Wrapper):
         return PoolState(episode, index, jnp.asarray(stream), jnp.asarray(count))
 
     def _episode(self, pool: Pool, state: PoolState) -> State:
-        """The episode under way with its lake, which is not copied out of the pool."""
+        """The current episode with its lake, which is not copied out of the pool."""
         offset = state.index * self.env.num_cells
         return dataclasses.replace(state.episode, terrain=pool.terrain, offset=offset)
 
@@ -168,7 +168,7 @@ class LogState:
     Attributes:
       inner: state of what is wrapped.
       rewards: float32[..., A], summed over the episode's steps so far.
-      length: int32[...], how many they are.
+      length: int32[...], number of these steps.
       done: bool[...], the last step ended the episode.
     """
 
@@ -181,17 +181,17 @@ class LogState:
 class LogEpisodes(_Wrapper):
     """Keeps an episode's rewards and length in the state; `TimeStep.info` has its cost and success.
 
-    `reset` and `step` hand all arguments to what is wrapped, an environment or a `PoolAutoReset`.
+    `reset` and `step` pass all arguments to the wrapped environment or `PoolAutoReset`.
     """
 
     def reset(self, *arguments: Any) -> tuple[LogState, TimeStep]:
-        """`reset` of what is wrapped, with nothing summed up yet."""
+        """`reset` of the wrapped environment, with empty sums."""
         inner, timestep = self.env.reset(*arguments)
         zeros = jnp.zeros_like(timestep.reward), jnp.zeros((), jnp.int32)
         return LogState(inner, *zeros, jnp.zeros((), bool)), timestep
 
     def step(self, state: LogState, *arguments: Any) -> tuple[LogState, TimeStep]:
-        """`step` of what is wrapped, summed up; anew after a step that ended an episode."""
+        """`step` of the wrapped environment; the sums restart after an episode's last step."""
         inner, timestep = self.env.step(state.inner, *arguments)
         rewards = jnp.where(state.done, 0.0, state.rewards) + timestep.reward
         length = jnp.where(state.done, 0, state.length) + 1
