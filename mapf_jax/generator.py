@@ -1,4 +1,4 @@
-"""From an `EnvironmentConfig` to distinct, exactly solved instances in the asked proportions.
+"""From an `EnvironmentConfig` to distinct, exactly solved instances in its proportions.
 
 The instances of one size are uniform over all solvable ones with its number of holes, given
 whether they need a wait: maps, starts and goals are drawn uniformly, unsolvable draws are
@@ -37,12 +37,12 @@ def here(function: Callable[[np.ndarray], list[Any]], count: int) -> list[Any]:
 
 
 class NoInstanceError(ValueError):
-    """Not a single solvable instance of a configuration was found."""
+    """No solvable instance of a configuration was found."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SizeReport:
-    """What was asked of one lake size and number of agents and what came out."""
+    """What was asked for and made of one lake size and number of agents."""
 
     size: int
     num_agents: int
@@ -52,19 +52,19 @@ class SizeReport:
     made_wait: int
     holes: int  # Of each lake.
     candidates: int  # Lakes drawn.
-    # Of the lakes looked at, those that let each agent reach its goal on its own; the others are
-    # unsolvable without a search.
+    # Lakes, of those tried, that let each agent reach its goal on its own; no search is needed to
+    # reject the others.
     connected: int
-    solvable: int  # Of the connected ones, those that have a plan.
-    # Of the connected ones, those too hard to solve. They are missing in the set, which is a bias
-    # towards easier instances as far as this number matters.
+    solvable: int  # Connected lakes that have a plan.
+    # Connected lakes that were too hard to solve. The set lacks them, so a large number is a bias
+    # towards easier instances.
     undecided: int
     exhausted: bool  # The budget of candidates ended before both strata were filled.
 
 
 @dataclasses.dataclass(frozen=True)
 class GenerationReport:
-    """Achieved ratios beside the asked ones, for a whole set; a row for each size."""
+    """Numbers of a whole set that were asked for and made, with a row for each size."""
 
     asked: int
     made: int
@@ -166,8 +166,8 @@ class CandidatePool:
     max_candidates: int
     spread: Spread = here
     distinct: bool = True
-    # What came of it: lakes drawn, candidates taken, whether it gave up, solved lakes by status,
-    # connected lakes that are not solved yet, candidates left by whether they need a wait.
+    # State: lakes drawn, candidates taken, whether it gave up, solved lakes by status, connected
+    # lakes that are not solved yet, candidates left by whether they need a wait.
     candidates: int = 0
     taken: list[Instance] = dataclasses.field(default_factory=list)
     exhausted: bool = False
@@ -180,7 +180,7 @@ class CandidatePool:
     def take(self, count: int, count_wait: int, fill: bool = True) -> list[Instance]:
         """`count` candidates, of which `count_wait` need a wait, as far as the budget allows.
 
-        With `fill`, what one stratum cannot give the other one does.
+        With `fill`, one stratum fills up for the other.
         """
         wanted = {True: count_wait, False: count - count_wait}
         while missing := sum(max(n - len(self.strata[w]), 0) for w, n in wanted.items()):
@@ -197,7 +197,7 @@ class CandidatePool:
         return taken
 
     def _solve_more(self, missing: int) -> bool:
-        """Solves about so many candidates more; False if the budget is used up."""
+        """Solves about `missing` more candidates; False if the budget is used up."""
         # Where starts and goals need more cells than there are, nothing can be drawn.
         enough = self.holes + (1 + self.distinct) * self.num_agents <= self.size**2
         while self.drawn is None or not len(self.drawn):
@@ -222,7 +222,7 @@ class CandidatePool:
         return True
 
     def report(self, asked: int, asked_wait: int) -> SizeReport:
-        """What was asked of the pool and what it gave."""
+        """What the pool was asked for and what it made."""
         return SizeReport(
             size=self.size,
             num_agents=self.num_agents,
@@ -303,8 +303,7 @@ def generate(
       num_agents: agents of every instance, 2 to 5.
       exclude: `fingerprints` of instances that must not be made.
       max_candidates: lakes drawn of one size before it gives up.
-      spread: how the solving is shared by several processes; see `Spread`. The set does not depend
-        on it.
+      spread: how several processes share the solving, see `Spread`; does not change the set.
       distinct: no agent starts on a goal; otherwise it may start on another's.
 
     Returns:
@@ -336,7 +335,7 @@ def generate(
     for pool, asked, waits in wanted:
         if asked:
             pool.take(asked, round(asked * waits))
-    # What a size could not give is asked of the others, the largest first.
+    # Other sizes, the largest number first, make what a size could not.
     for pool, asked, waits in sorted(wanted, key=lambda row: -row[1]):
         missing = num_instances - sum(len(other.taken) for other, *_ in wanted)
         if missing and asked and len(pool.taken) >= asked:

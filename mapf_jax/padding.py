@@ -15,14 +15,14 @@ BLOCK = 512  # Instances that are computed at once.
 #: Map widths to choose from, so that lake sizes share compiled programs.
 WIDTHS = (5, 8, 10, 16, 32)
 _STEPS = 16  # Plan lengths are rounded up to a multiple, so that few shapes are compiled.
-_COORDINATE_LIMIT = 9999  # Everything beyond is as far out of bounds.
+_COORDINATE_LIMIT = 9999  # Clips coordinates far out of bounds.
 
 
 def pad_instance(instance: Instance, width: int, num_agents: int) -> Instance:
     """An unsolved instance, or a batch, on a map of `width` with `num_agents` agents.
 
     The added cells are holes; the added agents are inactive and have (0, 0) as start and goal.
-    What was known of the optimum is dropped.
+    The solution is dropped.
 
     Raises:
       ValueError: the instance is wider or has more agents than that.

@@ -1,4 +1,4 @@
-"""What whole plans say. A plan is the cells int[..., T, A, 2] of A agents at T >= 1 times."""
+"""Functions of whole plans. A plan is the cells int[..., T, A, 2] of A agents at T >= 1 times."""
 
 from collections.abc import Sequence
 from typing import TypeVar

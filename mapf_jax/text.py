@@ -30,7 +30,7 @@ _PUBLISHED_LETTERS = 5
 #: The part of the prompt that is the same for every instance.
 RULES = Path(__file__).with_name("rules.txt").read_text()
 
-# Bounds the arrays of plans; a walk over every cell of a 32 x 32 lake has 1,023 steps.
+# Bounds the arrays of plans; a path through every cell of a 32 x 32 lake has 1,023 steps.
 MAX_STEPS = 1024
 _FENCE = re.compile(r"```[A-Za-z0-9]*", re.ASCII)
 _LINE = re.compile(r"(\d{1,6}):((?: ?\(-?\d{1,6}, ?-?\d{1,6}\))+)", re.ASCII)
@@ -40,7 +40,7 @@ _CELL = re.compile(r"\((-?\d{1,6}), ?(-?\d{1,6})\)", re.ASCII)
 def map_rows(instance: Instance) -> list[str]:
     """The lake with starts and goals marked, one string a row, cells separated by a blank.
 
-    A cell that is both has the letter of the start.
+    A cell that is both a start and a goal has the letter of the start.
 
     Raises:
       ValueError: the instance has more agents than there are letters.

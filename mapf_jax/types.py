@@ -15,7 +15,7 @@ import numpy as np
 
 Array = jax.Array | np.ndarray
 
-#: Marks "no such cost": no plan, none that is known, or not valid. Sums of a few fit in int32.
+#: Stands for the cost of a missing, unknown or invalid plan. Sums of a few fit in int32.
 INFINITE_COST = 1 << 20
 
 MAX_LAKE_SIZE = 256
@@ -29,10 +29,10 @@ def cell_type(width: int) -> np.dtype:
 class Status(enum.IntEnum):
     """What a solver found out about an instance."""
 
-    OPTIMAL = 0  #: There is a plan, and none is better, which is proven.
+    OPTIMAL = 0  #: There is a plan, and it is proven that none is better.
     FEASIBLE = 1  #: There is a plan.
-    UNSOLVABLE = 2  #: There is none, which is proven.
-    UNKNOWN = 3  #: None was found.
+    UNSOLVABLE = 2  #: It is proven that there is no plan.
+    UNKNOWN = 3  #: No plan was found.
 
 
 class _Batch:
@@ -46,7 +46,7 @@ class _Batch:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Solution(_Batch):
-    """The best plan that is known of an instance; it can be used as a `Plan`.
+    """The best known plan of an instance; it can be used as a `Plan`.
 
     Attributes:
       status: int8[...], a `Status`.
@@ -109,8 +109,8 @@ class Plan(_Batch):
       positions: int16[..., T, A, 2], from time `num_steps` on the last cells are repeated.
       num_steps: int32[...], number of moves, so entries 0..num_steps are the plan.
       parsable: bool[...], False if no plan could be read; the other fields are then filler.
-      num_agents: int32[...], the number of agents it speaks of (it may differ from the
-        instance's; `positions` is then padded or cut to A).
+      num_agents: int32[...], number of agents in the plan (it may differ from the instance's;
+        `positions` is then padded or cut to A).
     """
 
     positions: Array
@@ -120,7 +120,7 @@ class Plan(_Batch):
 
 
 def as_plan(instance: Instance, plan: Plan | Solution) -> Plan:
-    """A plan as it is, a solution as one (not `parsable` where it has none); single or a batch."""
+    """A plan unchanged, or a solution as a plan, not `parsable` without one; single or a batch."""
     if isinstance(plan, Plan):
         return plan
     return Plan(
@@ -132,7 +132,7 @@ def as_plan(instance: Instance, plan: Plan | Solution) -> Plan:
 
 
 class ViolationKind(enum.IntEnum):
-    """The rule that an agent breaks; of several the first one in this order.
+    """The rule that an agent breaks; if it breaks several, the first one in this order.
 
     The first five are the rules of movement (see `dynamics`), the others are about whole plans.
     """
@@ -150,7 +150,7 @@ class ViolationKind(enum.IntEnum):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Verdict(_Batch):
-    """What the verifier says of a plan. The eight checks are bool[...], True where they hold.
+    """The verifier's result for a plan. The eight checks are bool[...], True where they hold.
 
     All but `parsable` are False where the plan is not parsable or has another number of agents.
 
@@ -160,7 +160,7 @@ class Verdict(_Batch):
       conflict_free: no vertex conflict and no swap conflict.
       goals_reached: every agent ends on its goal.
       starts_correct: every agent begins on its start.
-      agent_count: the answer has a path for each agent and no other.
+      agent_count: the answer has exactly one path for each agent.
       no_holes: no agent is ever in a hole.
       in_bounds: no agent is ever outside the lake.
       valid: all eight checks hold.
@@ -170,8 +170,9 @@ class Verdict(_Batch):
       optimal: bool[...], valid and gap 0.
       violation_time: int32[...], time of the first broken rule, -1 if there is none. A rule about
         a move is broken at the time of arrival, a start at time 0, a goal at the last time.
-      violation_agent: int32[...], the agent that breaks it, of several at one time the lowest; -1.
-      violation_kind: int32[...], the `ViolationKind`, of several of one agent the lowest; NONE for
+      violation_agent: int32[...], the agent that breaks it, the lowest of several at that time, -1
+        if there is none.
+      violation_kind: int32[...], the `ViolationKind`, the lowest of several of that agent; NONE for
         valid plans, and where nothing but `parsable` and `agent_count` was checked.
     """
 
@@ -200,18 +201,18 @@ CHECKS = tuple(field.name for field in dataclasses.fields(Verdict))[:8]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class State:
-    """Where an episode of the simulator stands; holds no PRNG key and nothing twice.
+    """The state of an episode of the simulator; it holds no PRNG key and nothing twice.
 
     Cells are numbers as in `dynamics` (`positions(state)` of the environment gives rows and
     columns), in the smallest unsigned type that holds them: uint8 for lakes up to 14 x 14, uint16
     above; times likewise, uint8 up to 255 steps.
 
     Attributes:
-      terrain: uint8[..., (S + 2) * (S + 2)], what each cell is; None where it is kept elsewhere.
+      terrain: uint8[..., (S + 2) * (S + 2)], kind of each cell; None where it is kept elsewhere.
       cells: unsigned [..., A], cell of each agent; 0 for an agent that does not exist.
       goals: unsigned [..., A], its goal cell; likewise.
-      costs: unsigned [..., A], the last step in which it was not resting on its goal, that is its
-        cost if it stays there from now on.
+      costs: unsigned [..., A], the last step in which it was not resting on its goal: its cost if
+        it stays there from now on.
       time: unsigned [...], steps done.
       offset: int32[...], where the lake begins in a `terrain` of many lakes; None for its own.
     """
@@ -227,11 +228,11 @@ class State:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class StepInfo:
-    """What a step did, beside what an agent is told.
+    """What a step did, for logs and metrics, not for agents.
 
     Attributes:
       violation: uint8[..., A], the `ViolationKind` of each agent's move.
-      moves: int8[..., A], the actions after slipping; those asked for where nothing slips.
+      moves: int8[..., A], the actions after slipping.
       at_goal: bool[..., A], the agent exists and is on its goal after the step.
       success: bool[...], all agents are on their goals after the step.
       costs: int32[..., A], each agent's cost so far, see `State.costs`; their sum is the sum of
@@ -248,19 +249,19 @@ class StepInfo:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TimeStep:
-    """What a reset or a step of the simulator hands out.
+    """What a reset or a step of the simulator returns.
 
     Attributes:
       observation: what the agents see now (see `observations`). Under auto-reset the first one of
         the next episode where an episode has just ended.
       reward: float32[..., A], of each agent; 0 for one that does not exist, and after a reset.
       terminated: bool[...], the episode ended by success or by a violation: nothing comes after.
-      truncated: bool[...], it was cut off after its last step, and only the clock ended it; what
-        would have come after may be estimated. Never together with `terminated`.
+      truncated: bool[...], the step limit alone ended the episode; the value of what would have
+        followed may be estimated. Never together with `terminated`.
       final_observation: what the agents saw right after the step, before any auto-reset. The same
         as `observation` where no episode ended, and after a reset.
-      action_mask: bool[..., A, 5], False for moves into a hole or off the lake; it goes with
-        `observation`. None unless the environment was asked for it.
+      action_mask: bool[..., A, 5], False for moves into a hole or off the lake; it belongs to
+        `observation`. None unless the environment has the option.
       info: what the step did, before any auto-reset.
     """
 

@@ -20,19 +20,19 @@ _CHUNKS = 16, 256  # Instances that a thread takes at once, at least and at most
 
 
 def solve(instances: Instance, max_states: int = MAX_STATES, seconds: float = math.inf) -> Solution:
-    """The best plan that is found of every instance of a batch, and whether it is proven.
+    """The best plan found for every instance of a batch, and whether it is proven optimal.
 
-    An exact search comes first. What it leaves open, and maps wider than `MAX_EXACT_WIDTH`, get the
-    plan of `lacam`, which may not be one of the best. Results depend on `max_states` alone, not on
-    the machine, as long as `seconds` is infinite.
+    An exact search comes first. Instances that it leaves open, and maps wider than
+    `MAX_EXACT_WIDTH`, get the plan of `lacam`, which may not be optimal. Results depend on
+    `max_states` alone, not on the machine, as long as `seconds` is infinite.
 
     Args:
       instances: batch shape [B], any numbers of active agents.
       max_states: joint states of up to five agents that one exact search may keep (of more agents
-        as many as take the same memory); 0 leaves everything to `lacam`. All are tried with a small
-        part of it first.
-      seconds: when they are over, no further exact search is begun: those left are the instances
-        with the farthest goals.
+        as many as take the same memory); 0 leaves everything to `lacam`. All instances are tried
+        with a small part of it first.
+      seconds: after this time no further exact search begins; the instances with the farthest goals
+        come last.
 
     Returns:
       A `Solution` of batch shape [B] with NumPy leaves; where it has no plan, the paths rest on the
@@ -125,7 +125,7 @@ def solve(instances: Instance, max_states: int = MAX_STATES, seconds: float = ma
 def _check_cells(
     blocked: np.ndarray, starts: np.ndarray, goals: np.ndarray, active: np.ndarray
 ) -> None:
-    """Raises ValueError for what no instance may have; compiled code would not notice."""
+    """Raises ValueError for illegal starts and goals, which compiled code would not notice."""
     batch, width = blocked.shape[:2]
     for name, cells in (("starts", starts), ("goals", goals)):
         row, column = np.moveaxis(np.where(active[..., None], cells, 0).astype(np.int64), -1, 0)

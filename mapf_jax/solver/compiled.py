@@ -19,10 +19,10 @@ _settings: Any = numba.config
 
 
 def _cache() -> Path:
-    """The folder of what was compiled from these sources.
+    """The cache folder for code compiled from these sources.
 
-    Numba's own one forgets a function when its file changes, not when a function that it calls or
-    a constant that it reads does.
+    Numba's own cache drops a function when its file changes, not when a function that it calls or a
+    constant that it reads changes.
     """
     here = Path(__file__).parent
     sources = [*sorted(here.glob("*.py")), Path(dynamics.__file__), Path(types.__file__)]

@@ -1,10 +1,10 @@
 """Exact costs of pairs and triples of agents from all their joint cells: pattern databases.
 
-What a group still has to pay is at least what disjoint subsets of its agents have to pay on their
-own. Agents live on a graph of n cells; an agent that stays on its goal for good counts as being in
-cell n, so that a subset of k agents has (n + 1) ** k states. Tables hold what a subset pays on top
-of its agents' own shortest paths, in a byte: a search reads them everywhere at once, and how fast
-it is depends on how much of them its caches hold.
+The remaining cost of a group is at least the sum of the costs of disjoint subsets of its agents on
+their own. Agents live on a graph of n cells; an agent that stays on its goal for good counts as
+being in cell n, so that a subset of k agents has (n + 1) ** k states. Tables hold the cost of a
+subset above its agents' own shortest paths, in a byte: a search reads them at random, and its speed
+depends on how much of them the processor's caches hold.
 """
 
 import math
@@ -16,8 +16,8 @@ from mapf_jax.solver.compiled import compiled, zeros
 from mapf_jax.types import INFINITE_COST
 
 _LARGEST_TABLES = 0, 0, 200_000, 1 << 20  # States of a subset, by the number of its agents.
-_MOST_AGENTS = 8  # Subsets of more agents are too many to be worth their time.
-#: Stands where there is no plan. What is higher than the number before it is that number: a bound.
+_MOST_AGENTS = 8  # More agents have too many subsets to be worth their time.
+#: Stands for no plan. Higher costs are stored as the number before it, which is a lower bound.
 NO_PLAN = 255
 
 
@@ -83,9 +83,9 @@ def build_tables(
 
 @compiled
 def most_entangled_first(tables: Tables, starts: np.ndarray) -> np.ndarray:
-    """The agents by what pairs with them have to pay on top of shortest paths, most first.
+    """The agents by the cost of their pairs above shortest paths, highest first.
 
-    A search that moves them in this order finds out early which joint moves cost too much.
+    A search that moves them in this order soon finds which joint moves cost too much.
 
     Args:
       tables: of pairs, by cost.
@@ -119,11 +119,11 @@ def _costs_to_go(
 ) -> None:
     """Sets uint8[(n + 1) ** k] of k agents, all `NO_PLAN` before; the first one's cell counts most.
 
-    What is set is the cost less int32[k, n + 1], what each agent pays on its own.
+    Values are costs less `own`, int32[k, n + 1], the cost of each agent on its own.
 
-    Dial's algorithm backwards from all goals. Moves can be turned round: following turned round
-    is following. A set of bits holds all cells of the last agent that have one cost with the same
-    cells of the others, which make a number, their code. Such a set moves at once.
+    Dial's algorithm backwards from all goals. Moves can be reversed: following reversed is
+    following. A set of bits holds all cells of the last agent that have one cost with the same
+    cells of the others, whose numbers form their code. Such a set moves at once.
     """
     n, others = len(neighbours), len(goals) - 1
     states, last = n + 1, goals[others]

@@ -19,15 +19,15 @@ from mapf_jax.solver.cost_tables import NO_PLAN, Tables
 from mapf_jax.types import INFINITE_COST
 
 FOUND, NONE, OVERFLOW = 1, 0, -1
-_ESTIMATES = 1 << 12  # Estimates above the first one that a search tells apart.
+_ESTIMATES = 1 << 12  # Estimates above the first one that a search distinguishes.
 _WAIT = 1  # What a wait adds to the estimate.
-_AHEAD = 1  # With tables, successors up to so much above a state's estimate are made with it.
-_COLLISIONS = 8  # Numbers of collisions that a search tells apart, from 0 up.
-_AVOIDING = 512  # States after which it no longer counts them.
+_AHEAD = 1  # With tables, successors up to this much above a state's estimate are made with it.
+_COLLISIONS = 8  # Numbers of collisions that a search distinguishes, from 0 up.
+_AVOIDING = 512  # States after which it no longer counts collisions.
 
 
 class Group(NamedTuple):
-    """A agents that have to be planned together, on a graph of n cells."""
+    """A group of A agents that are planned together, on a graph of n cells."""
 
     neighbours: np.ndarray  # int16[n, 4], the cell that each move leads to, -1 where there is none.
     starts: np.ndarray  # int16[A], cells.
@@ -36,7 +36,7 @@ class Group(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What is searched for."""
+    """The objective of a search."""
 
     by_cost: bool  # The least sum of costs; otherwise any plan that meets the deadline.
     allow_wait: bool  # Whether agents may wait before they arrive.
@@ -52,7 +52,7 @@ class Workspace(NamedTuple):
     paid: np.ndarray  # int32[K], cost so far.
     time: np.ndarray  # int32[K].
     parent: np.ndarray  # int32[K], the state before it, -1 for the first one.
-    collisions: np.ndarray  # int32[K], with others on the way to it.
+    collisions: np.ndarray  # int32[K], collisions with other agents on the way to it.
     # Stacks of entries by estimate and collisions. An entry: state, its rank when it was entered,
     # least estimate of the successors still to be made, next entry.
     head: np.ndarray  # int32[_ESTIMATES * _COLLISIONS].
@@ -106,8 +106,8 @@ def search(
 def _search(
     group: Group, tables: Tables, task: Task, max_cost: int, others: np.ndarray, memory: Workspace
 ) -> tuple[int, int, np.ndarray]:
-    # One long function: Numba counts references to each array that a function is called with, which
-    # takes most of the time where that happens for every successor.
+    # One long function: Numba counts references to each array argument of a call, which would take
+    # most of the time if every successor made a call.
     neighbours, _, goals, distance = group
     by_cost, allow_wait, deadline = task
     slot, place, state, paid, time, parent, collisions, head, entry, used = memory
@@ -120,10 +120,10 @@ def _search(
     option, added = np.empty((agents, 6, 2), np.int64), np.empty((agents, 6), np.int64)
     partial = zeros(agents + 1)
     hashes = np.zeros(agents + 1, np.uint64)
-    # By table: where its row of values for the last agent's cells begins; what the agents that are
-    # not in it pay on top, and those that are.
+    # By table: where its row of values for the last agent's cells begins; the extra cost of the
+    # agents that are not in it, and of those that are.
     row, beside, excess = zeros(len(first)), zeros(len(first)), zeros(len(first))
-    # By set of agents that have moved, what disjoint tables of them say that they pay on top.
+    # By set of agents that have moved, their extra cost by disjoint tables.
     best = zeros(1 << agents if tabled else 1)
     nothing = np.empty((0, agents), np.int16)
     mask, free = np.uint64(len(slot) - 1), -1
@@ -153,7 +153,7 @@ def _search(
         head[stack] = entry[top, 3]
         estimate, met = divmod(stack, _COLLISIONS)
         node, rank, low = entry[top, 0], entry[top, 1], entry[top, 2]
-        # It may have been reached at less since.
+        # It may have been reached at a lower cost since.
         if rank != (paid[node] if by_cost else time[node]) or collisions[node] < met:
             entry[top, 3] = free
             free = top
@@ -194,7 +194,7 @@ def _search(
                             count += 1
             number[i] = count
 
-        # What the agents after each one pay on top, by tables of them.
+        # The extra cost of the agents after each one, by their tables.
         if tabled and by_cost:
             for i in range(agents):
                 rest[i] = 0
@@ -341,7 +341,7 @@ def _search(
 
 @compiled
 def _collisions(before: np.ndarray, after: np.ndarray, others: np.ndarray, later: int) -> int:
-    """How many others the agents meet by a step that ends at the time `later`."""
+    """Number of collisions with others in a step that ends at the time `later`."""
     count, last = 0, len(others) - 1
     for k in range(others.shape[1]):
         there, came_from = others[min(later, last), k], others[min(later - 1, last), k]

@@ -1,4 +1,4 @@
-"""Plans for any number of agents, quickly and without a proof that they are the best: LaCAM.
+"""Plans for any number of agents, quickly and without a proof of optimality: LaCAM.
 
 LaCAM searches depth first over the cells of all agents (Okumura, "LaCAM: search-based algorithm
 for quick multi-agent pathfinding", AAAI 2023). The successors of a state are made one at a time by
@@ -137,7 +137,7 @@ def _search(
 def _advance(
     step: _Step, cells: np.ndarray, order: np.ndarray, constraint: np.ndarray, taken: int
 ) -> bool:
-    """Sets `step.after`, which keeps a constraint and those that it adds to; False if it cannot."""
+    """Sets `step.after` by a constraint and those that it extends; False if that is impossible."""
     _, _, here, after, owner, _, _, _ = step
     for i in range(len(here)):
         if after[i] >= 0:
@@ -162,7 +162,7 @@ def _advance(
 
 @compiled
 def _choose(step: _Step, first: int) -> bool:
-    """Chooses where an agent goes, and before it those who stand in its way; False if it stays."""
+    """Chooses where an agent goes, and first the agents in its way; False if it stays."""
     _, _, here, after, owner, option, choice, _ = step
     depth, choice[0, 0] = 0, first
     _rank(step, first)
@@ -183,7 +183,7 @@ def _choose(step: _Step, first: int) -> bool:
             choice[depth, 0] = other
             _rank(step, other)
             continue
-        for k in range(depth, -1, -1):  # Those who make room for their partners pull them along.
+        for k in range(depth, -1, -1):  # Agents that swap with a partner pull it along.
             i = choice[k, 0]
             partner = choice[i, 3]
             free = owner[here[i], 1] < 0 and partner >= 0 and after[partner] < 0
@@ -195,7 +195,7 @@ def _choose(step: _Step, first: int) -> bool:
 
 @compiled
 def _rank(step: _Step, i: int) -> None:
-    """Puts the cells that an agent may choose in its order: the best one first."""
+    """Sorts the cells that an agent may choose, the best one first."""
     neighbours, distance, here, after, owner, option, choice, seed = step
     count = 0
     for move in range(WAIT + 1):
@@ -213,7 +213,7 @@ def _rank(step: _Step, i: int) -> None:
         option[i, k] = rank
         count += 1
     choice[i, 1], choice[i, 2], choice[i, 3] = 0, count, -1
-    # It makes room where two have to change places: one that it would push, or one behind it.
+    # It moves away where it has to swap with another: one that it would push, or one behind it.
     at, ahead = here[i], option[i, 0] & _CELL
     partner = owner[ahead, 0]
     if ahead == at:

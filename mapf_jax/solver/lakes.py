@@ -74,7 +74,7 @@ def _solve_lake(
     blocked: np.ndarray, starts: np.ndarray, goals: np.ndarray, active: np.ndarray,
     max_states: int, memory: Workspace, labels: np.ndarray,
 ) -> np.ndarray:  # fmt: skip
-    """The plan of one lake, int8[T, A, 2], and its row of `solve_lakes`' labels.
+    """The plan of one lake, int8[T, A, 2]; sets its row of `solve_lakes`' labels.
 
     Agents in different parts of a lake cannot meet: each part is solved on its own.
     """
@@ -148,8 +148,8 @@ def _solve_group(
 ) -> tuple[int, int, int, bool, np.ndarray]:
     """(status, cost, makespan, whether a wait is needed, plan int16[T, A]) of agents that can meet.
 
-    The plan is one of least cost, and of those one without waits where there is one. If FEASIBLE it
-    is of least cost, and the rest is not known.
+    The plan has the least cost, and no waits if such a plan exists. If FEASIBLE it has the least
+    cost, and the rest is not known.
     """
     agents = len(group.goals)
     shortest, longest = 0, 0
@@ -240,7 +240,7 @@ def _plan_apart(
     """A plan made of plans of sets of agents, which are joined where they cannot avoid each other.
 
     Independence detection (Standley, "Finding optimal solutions to cooperative pathfinding
-    problems", 2010): what sets have to pay on their own bounds what all have to pay.
+    problems", 2010): the costs of sets on their own bound the cost of all.
 
     Args:
       group: the agents.
@@ -303,7 +303,7 @@ def _plan_apart(
         _, first, second = _collisions(paths, sets)
         if first < 0:
             return FOUND, paths, bounds
-        # Another plan of one set may pass the other set's.
+        # Another plan of one set may avoid the other set's.
         retried = sets[first] if behind[sets[first]] else sets[second]
         if behind[retried]:
             continue
