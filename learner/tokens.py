@@ -79,7 +79,7 @@ def load_tokenizer(folder: str | Path) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    except Exception as error:  # Of many kinds, all of which mean that a file is broken.
+    except Exception as error:  # Broken files raise many kinds of errors.
         raise ValueError(
             f"the tokenizer in {str(folder)!r} cannot be read: {checks.first_line(error)}"
         ) from error

@@ -178,7 +178,7 @@ def from_records(records: Sequence[Mapping[str, Any]]) -> Instance:
     Maps are padded with holes to the widest lake, agents with inactive ones to the largest number,
     plans by staying to the longest one. The labels are checked as far as one plan can show: the
     paths must be valid and have the stored cost and at least the stored makespan, and wait where
-    a wait is said to be needed. That no plan is better is believed; `solve` proves it.
+    the record needs one. That no plan is better is not checked; `solve` proves it.
 
     Args:
       records: at least one; any mix of sizes, numbers of agents, solved and unsolved.

@@ -444,7 +444,7 @@ class Sampler:
         return cache
 
     def _prefill_rows(self, capacity: int) -> int:
-        """Prompts of so many tokens that are prefilled at a time, a power of two for each shard."""
+        """Prompts that are prefilled at a time with this capacity, a power of two on each shard."""
         per_shard = 1 << max(0, (_PREFILL_TOKENS // capacity).bit_length() - 1)
         return per_shard * sharding.num_row_shards(self._local_mesh)
 

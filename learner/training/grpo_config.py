@@ -124,7 +124,7 @@ class GRPOConfig:
         return self.candidates + self.max_resamples * (self.degenerate_groups == "resample")
 
     def num_steps(self, num_prompts: int) -> int:
-        """Steps that `epochs` passes over so many prompts take.
+        """Steps that `epochs` passes over `num_prompts` prompts take.
 
         The passes follow each other in one stream that is cut into steps of `prompts_per_step`; a
         last step that is not full goes on with the beginning of the next pass.

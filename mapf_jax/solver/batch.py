@@ -15,7 +15,7 @@ from mapf_jax.types import INFINITE_COST, Instance, Solution, Status, cell_type
 MAX_STATES = 1 << 20
 #: Wider maps have too many cells for the exact search, which numbers them with 15 bits.
 MAX_EXACT_WIDTH = 127
-_EASY_STATES = 1 << 17  # All instances are tried with so many before any gets more.
+_EASY_STATES = 1 << 17  # All instances are tried with this many before any gets more.
 _CHUNKS = 16, 256  # Instances that a thread takes at once, at least and at most.
 
 

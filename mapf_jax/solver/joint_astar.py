@@ -62,7 +62,7 @@ class Workspace(NamedTuple):
 
 @compiled
 def workspace(capacity: int, agents: int) -> Workspace:
-    """Memory for searches of up to `capacity` states of up to so many agents."""
+    """Memory for searches of up to `capacity` states of up to `agents` agents."""
     slots = 1
     while slots < 2 * capacity:
         slots *= 2
