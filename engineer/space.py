@@ -172,8 +172,7 @@ class ConfigurationSpace:
     row_suffix: str = ""
 
     def __post_init__(self) -> None:
-        names = tuple(parameter.name for parameter in self.parameters)
-        for kind, values in (("rows", self.rows), ("parameters", names)):
+        for kind, values in (("rows", self.rows), ("parameters", self.names)):
             folded = [value.lower() for value in values]
             if not values or len(set(folded)) != len(values):
                 raise ValueError(f"{kind}={values}: distinct names, at least one, are needed")

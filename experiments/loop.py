@@ -141,8 +141,7 @@ class Loop:
         if not self._begun:
             return Progress(self._trainer.init_state(params, jax.random.key(self._settings.seed)))
         progress = self._checkpoints.resume(self._policy, self._begun)
-        at = f"step {progress.step} of round {progress.round + 1}"
-        self._reporter.line(f"resuming after {at}")
+        self._reporter.line(f"resuming after step {progress.step} of round {progress.round + 1}")
         return progress
 
     def _train(self, index: int, progress: Progress) -> None:
