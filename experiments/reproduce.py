@@ -84,10 +84,9 @@ def _load(root: Path) -> tuple[Study, ml_collections.ConfigDict]:
                 f"{', '.join(one.name for one in variants)}"
             )
         variants = chosen
-    reference = study.reference
-    if reference not in [one.name for one in variants]:
-        reference = variants[0].name
-    study = Study(study.question, tuple(variants), reference, study.seeds, study.may_differ)
+    names = [one.name for one in variants]
+    reference = study.reference if study.reference in names else names[0]
+    study = dataclasses.replace(study, variants=tuple(variants), reference=reference)
     folder = root / "benchmark"
     if not command.DRY_RUN.value:
         ask(folder, {}, _options([]), Reporter())
