@@ -61,7 +61,6 @@ VARIANTS = {
 
 DEFAULT_VARIANT = "V6"
 
-
 TRAINING_DETAILS = ("objective", "reward", "schedule")
 """What the full form of module T shows; `RunRecord.training` holds a text for each."""
 

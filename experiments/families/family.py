@@ -33,10 +33,8 @@ Problem = Mapping[str, Any]
 Record = Mapping[str, Any]
 """What verification says of one completion, as JSON holds it; see `Family.task`."""
 
-
 _WORD = re.compile(r" ?[A-Za-z_]{2,}|</?[a-z]+>| \d\.\d\d(?!\d)")
 _MOST_WORDS = 256
-
 
 SCORED, NOT_SCORED = "scored", "could not be scored"
 """The check that a completion fails whose verification fails, and what to call that."""

@@ -27,7 +27,6 @@ _OF_THIS_PACKAGE: Mapping[str, Callable[..., Family]] = {
 #: What stands after a name, where anything does.
 _ARGUMENTS = {"lakes": "", "reasoning_gym": ":DATA_SET+DATA_SET"}
 
-
 _STARTING = 60.0  # Seconds of processor time to make problems, beside those for each.
 
 
