@@ -31,8 +31,8 @@ def failure_proportional(record: RunRecord, space: ConfigurationSpace, seed: int
 def learnability_proportional(record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
     """Sampling for learnability: a row's fraction ~ p (1 - p) + 0.02, p its valid rate.
 
-    Learnability, the variance of success, is that of arXiv 2408.15099 (No Regrets: Investigating and
-    Improving Regret Approximations for Curriculum Discovery), applied to rows, not single levels.
+    Learnability, the variance of success, is that of arXiv 2408.15099 (No Regrets: Investigating
+    and Improving Regret Approximations for Curriculum Discovery), for rows in place of levels.
     """
     rates = record.valid_rates(space.rows).values()
     weights = [p * (1.0 - p) + LEARNABILITY_FLOOR for p in rates]
