@@ -64,8 +64,8 @@ class Loop:
 
         Raises:
           UserError: an option does not go with another one or with the model.
-          NonFiniteError: loss or gradient was NaN or infinite; the folder `non_finite` has the
-            batch.
+          NonFiniteError: loss, gradient or reward was NaN or infinite; the folder `non_finite` has
+            the batch.
           Preempted: SIGTERM or SIGINT came; all work up to the current step is saved.
         """
         settings, store = self._settings, self._store
