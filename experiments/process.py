@@ -54,7 +54,7 @@ def _unless_of_a_failed_save(unraisable: Any) -> None:
 def keep_compiled(folder: Path) -> None:
     """Caches compiled programs in a folder, so that a resumed run compiles nothing.
 
-    JAX_COMPILATION_CACHE_DIR takes precedence. CPUs use no folder of their own, as a program
+    JAX_COMPILATION_CACHE_DIR takes precedence. Without it nothing is cached on CPUs, as a program
     compiled for one may not run on another, and a run's folder may move. Small programs are cached
     too: most are below JAX's default threshold.
     """
