@@ -1,9 +1,9 @@
 """Statistics of runs over seeds: intervals, paired tests, and Holm's correction.
 
-A study has few seeds, often five. Two variants with the same seeds give one difference per seed, and
-Student's interval of their mean is used. For normal differences its coverage is exact at any number
-of seeds; with mild skew or heavy tails it stays close. A bootstrap over five seeds does not: the
-nominal 95 % percentile interval covers some 83 %, and so does BCa. Tests check these numbers.
+A study has few seeds, often five. Two variants with the same seeds give one difference per seed,
+and Student's interval of their mean is used. For normal differences its coverage is exact at any
+number of seeds; with mild skew or heavy tails it stays close. A bootstrap over five seeds does not:
+the nominal 95 % percentile interval covers some 83 %, and so does BCa. Tests check these numbers.
 """
 
 import math
@@ -59,8 +59,8 @@ def wilson(successes: float, trials: float) -> Interval:
 def minimum_detectable_difference(half_width: float, seeds: int, comparisons: int) -> float:
     """The smallest mean difference that is significant among m comparisons, by Holm's correction.
 
-    The smallest of m p-values has to be below (1 - LEVEL) / m, so this is the corresponding quantile
-    of Student's distribution times the standard error.
+    The smallest of m p-values has to be below (1 - LEVEL) / m, so this is the corresponding
+    quantile of Student's distribution times the standard error.
 
     Args:
       half_width: half of Student's interval of the difference.

@@ -75,13 +75,13 @@ def validate(
 ) -> list[dict[str, Any]]:
     """Samples and verifies one completion of every problem, with the same key for all checkpoints.
 
-    Returns:
-      The records of the family's task, always with `optimal`, and with `id` of the problem and
-      `tokens`, `truncated` and `text` of the completion.
-
     Args:
       respond: of `validation_completers`.
       problems: of `validation_set`.
+
+    Returns:
+      The records of the family's task, always with `optimal`, and with `id` of the problem and
+      `tokens`, `truncated` and `text` of the completion.
 
     Raises:
       ValueError: the task has no record for some completion.
