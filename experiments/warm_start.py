@@ -3,8 +3,8 @@
     python -m experiments.warm_start --out=NEW_FOLDER
 
 The solutions are the family's own, for problems outside the validation set; the designs are
-demonstrations of `experiments.families.demonstrations.rule_design`. One supervised run teaches both,
-and stops early enough to leave room for reinforcement learning.
+demonstrations of `experiments.families.demonstrations.rule_design`. One supervised run teaches
+both, and stops early enough to leave room for reinforcement learning.
 """
 
 import json
