@@ -1,9 +1,9 @@
-"""What a design did with its evidence, in numbers; and, as an option, as an LLM judge sees it.
+"""Measures how a design used its evidence, by rules and optionally by an LLM judge.
 
-Questions about every design, after "From Trainee to Trainer" (arXiv 2606.17682), which looks at
-whether designs follow the evidence of failures, stay local, keep what works, back off where there
-is no signal, name causes and understand the task. The definitions are this project's own: those of
-measures stand in `measures.yaml`, those for a judge in `questions.yaml`.
+The questions follow "From Trainee to Trainer" (arXiv 2606.17682): do designs follow the evidence of
+failures, stay local, keep what works, back off where there is no signal, name causes and understand
+the task? The definitions are this project's own: `measures.yaml` has the measures, `questions.yaml`
+the questions for the judge.
 """
 
 import json
@@ -22,35 +22,35 @@ from engineer.space import Cell, Configuration, ConfigurationSpace
 from engineer.texts import macros
 
 SATURATED, HOPELESS = 0.9, 0.1
-"""Valid rates from which a row counts as saturated, and up to which as hopeless."""
+"""A row is saturated at or above the first valid rate, hopeless at or below the second."""
 CHANGED = 0.005
-"""Changes of less, in units of the width of the bounds, are rounding."""
+"""Smallest move that counts as a change, in units of the width of the bounds."""
 MISTAKE = 0.02
-"""Fall of a row's valid rate that makes the design before it a mistake for that row."""
+"""A design is a mistake for a row whose valid rate then falls by at least this much."""
 
 LOCAL = {"fraction_moved": 0.2, "value_moved": 0.1}
-"""Measures of a local design, at most."""
+"""Upper limits on the measures of a local design."""
 YES = 4
-"""Score from which a judge says yes."""
+"""Lowest judge score that counts as yes."""
 
 _FOLDER = Path(__file__).parent
 MEASURES: dict[str, dict[str, Any]] = yaml.safe_load((_FOLDER / "measures.yaml").read_text())
 """Name and meaning of each measure of a design, with p the latest valid rate of a row."""
 QUESTIONS: dict[str, str] = yaml.safe_load((_FOLDER / "questions.yaml").read_text())
-"""What an LLM judge is asked, by name."""
+"""Questions for the LLM judge, by name."""
 _JUDGE = macros("judge.txt")
 
 
 def analyse(
     record: RunRecord, config: Configuration, space: ConfigurationSpace
 ) -> dict[str, float | str | None]:
-    """Measures the design `config` for round `record.round` of the run as the designer knew it.
+    """Measures the design `config` for round `record.round`.
 
-    A row that was not validated takes no part. A number's change is in units of the width of its
-    bounds, and counts as one from `CHANGED` up.
+    Rows that were not validated are left out. Moves are in units of the width of the bounds; those
+    below `CHANGED` are rounding.
 
     Returns:
-      The numbers under the names of `MEASURES`; None where there is nothing to measure.
+      Values under the names of `MEASURES`; None where there is nothing to measure.
     """
     space.check(config)
     moves = relative_moves(record.config, config, space)
@@ -104,9 +104,9 @@ def analyse(
 def expected_signal(
     valid_rates: Mapping[str, float], config: Configuration, space: ConfigurationSpace
 ) -> float:
-    """Sum over rows of fraction x 4 p (1 - p), with p the valid rate of the row.
+    """Sum over rows of fraction x 4 p (1 - p), where p is the valid rate of the row.
 
-    The expected variance of success in units of its largest value, so in [0, 1].
+    This is the expected variance of success, scaled to [0, 1].
     """
     name = space.fraction_parameter
     return math.fsum(4.0 * p * (1.0 - p) * config[row, name] for row, p in valid_rates.items())
@@ -115,7 +115,7 @@ def expected_signal(
 def relative_moves(
     before: Configuration, after: Configuration, space: ConfigurationSpace
 ) -> dict[Cell, float]:
-    """By how much each number changed, in units of the width of its bounds."""
+    """Change of each number, in units of the width of its bounds."""
     moves = {}
     for cell in space.cells:
         low, high = space.bounds(*cell)
@@ -124,13 +124,13 @@ def relative_moves(
 
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """Spearman's rank correlation in [-1, 1], equal values sharing their mean rank.
+    """Spearman's rank correlation in [-1, 1]; ties get their mean rank.
 
-    None for fewer than two values, or if all values of one side are equal.
+    None for fewer than two values, or if all values on one side are equal.
     """
-    from scipy.stats import spearmanr  # Slow to import, and only needed once a design is there.
+    from scipy.stats import spearmanr  # Slow to import.
 
-    # What differs by rounding alone is equal.
+    # Differences due to rounding are ties.
     columns = [np.round(np.asarray(values, np.float64), 9) for values in (first, second)]
     if len(first) < 2 or any(np.ptp(column) == 0 for column in columns):
         return None
@@ -138,7 +138,7 @@ def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float |
 
 
 def _mistakes(record: RunRecord, space: ConfigurationSpace) -> dict[Cell, float]:
-    """The changes of the design before, in rows that then got worse."""
+    """Moves of the previous design in rows that then got worse."""
     if len(record.history) < 2:
         return {}
     earlier, latest = record.history[-2:]
@@ -157,11 +157,11 @@ def _mean(flags: Iterable[bool]) -> float | None:
 
 
 def rules(measures: Mapping[str, Any]) -> dict[str, bool | None]:
-    """What the measures of a design say to each of the `QUESTIONS`.
+    """Answers each of the `QUESTIONS` from the measures of a design.
 
     Returns:
-      None where the designer had no occasion, and where no rule can tell: whether a text names the
-      cause of failures and what it takes the task for is for a judge alone.
+      None where the question did not arise, and for questions that only a judge can answer: whether
+      the text names the cause of failures and understands the task.
     """
     followed = [measures["failure_following"], measures["signal_following"]]
     half = {
@@ -183,11 +183,11 @@ def rules(measures: Mapping[str, Any]) -> dict[str, bool | None]:
 def agreement(
     ruled: Sequence[bool | None], scores: Sequence[int | None]
 ) -> dict[str, float | int | None]:
-    """How far rules and a judge agree on one question, over the designs that both speak of.
+    """Agreement of rules and judge on one question, over the designs that both answer for.
 
     Returns:
-      designs, agreement (fraction of them), and kappa (Cohen 1960): what the agreement is above
-      that of chance in units of what it could be; None where one answer is all that there is.
+      designs, agreement (fraction of them) and Cohen's kappa (1960), the agreement beyond chance;
+      None where both always give the same answer.
     """
     both = [
         (rule, score >= YES)
@@ -209,7 +209,7 @@ def judge_design(
     """Asks a model to judge the answer to a context.
 
     Returns:
-      `scores`, a score or None by question, and `text`, all it said; None if no try gives a
+      `scores`, a score or None by question, and `text`, the whole reply; None if no try gives a
       readable judgement.
     """
     content = _JUDGE.request(QUESTIONS, context, answer)

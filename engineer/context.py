@@ -1,8 +1,8 @@
-"""What an engineer is shown: modules in an order, as the variants V1 to V6 or any other.
+"""Contexts for the engineer: ordered modules, as the variants V1 to V6 or any other combination.
 
-F failure breakdown, G guideline, H history, S summary, T training details, as in "From Trainee
-to Trainer" (arXiv 2606.17682), and beyond the publication D details of the validation, R what
-training showed, and E examples of failures.
+F failure breakdown, G guideline, H history, S summary and T training details are those of "From
+Trainee to Trainer" (arXiv 2606.17682). D validation details, R training results and E examples of
+failures are additions.
 """
 
 import dataclasses
@@ -19,20 +19,19 @@ Message = dict[str, str]
 
 @dataclasses.dataclass(frozen=True)
 class ContextSpec:
-    """A combination of modules. Module F, the evidence of failures, is always there.
+    """A combination of modules. Module F, the evidence of failures, is always included.
 
     Attributes:
       guideline: show module G.
-      history: module H: "none", "designed" (without the rounds that nobody designed, that is
-        the random round 0), or "all".
+      history: module H: "none", "designed" (without round 0, whose configuration nobody designed),
+        or "all".
       summary: show module S, and ask for the explanation that it carries forward.
       training: module T: "none", "bookkeeping" or "full".
-      current: show the configuration to be replaced, where module H does not. Not in the
-        publication.
+      current: show the configuration to be replaced if module H does not. Not in the publication.
       details: show module D, statistics of the validation beyond counts. Not in the publication.
-      results: show module R, what training showed. Not in the publication.
-      examples: number of failures drawn by module E, of training and never of validation. Not in
-        the publication.
+      results: show module R, the results of training. Not in the publication.
+      examples: number of failures drawn by module E, from training and never from validation. Not
+        in the publication.
     """
 
     guideline: bool = False
@@ -61,23 +60,22 @@ VARIANTS = {
 
 DEFAULT_VARIANT = "V6"
 
-
 TRAINING_DETAILS = ("objective", "reward", "schedule")
-"""What the full form of module T shows; `RunRecord.training` holds a text for each."""
+"""Parts of the full form of module T; `RunRecord.training` holds a text for each."""
 
 
 def module(name: str, *arguments: Any) -> str:
     """The text of one module.
 
     Args:
-      name: of its macro in `modules.txt`, which says what the module shows.
-      arguments: of the macro: the record of the run, the texts of the family, and so on.
+      name: its macro in `modules.txt`, which documents what the module shows.
+      arguments: of the macro, such as the record of the run and the texts of the family.
     """
     return getattr(_MODULES, name)(*arguments).removesuffix("\n")
 
 
 def shown_history(record: RunRecord, cold_start: bool) -> tuple[RoundRecord, ...]:
-    """The rounds that module H shows, with or without those that nobody designed."""
+    """The rounds that module H shows, with or without the cold start."""
     return tuple(past for past in record.history if cold_start or not past.cold_start)
 
 
@@ -85,7 +83,7 @@ def blocks(spec: ContextSpec, record: RunRecord, family: FamilyTexts) -> list[st
     """The texts of a context in order: instruction, modules, rows, output format.
 
     Raises:
-      ValueError: module T is to be in full, and `record.training` lacks one of `TRAINING_DETAILS`.
+      ValueError: module T is "full", and `record.training` lacks one of `TRAINING_DETAILS`.
     """
     full = spec.training == "full"
     if full and (
@@ -125,14 +123,13 @@ def fitted(
 ) -> tuple[list[Message], tuple[str, ...]] | None:
     """The longest context that fits, and what was left out of it.
 
-    Left out are, each only if all before it were not enough: the rounds of the history, oldest
-    first; the rest of module H; the drawn examples, last first; modules R and D; the full form of
-    module T, of which the bookkeeping stays; the explanation of module S; the current
-    configuration; the guideline. The instruction, module F and the output format are never cut, and
-    no module is cut within.
+    Parts are left out one by one until the rest fits: the rounds of the history, oldest first; the
+    rest of module H; the drawn examples, last first; modules R and D; the full form of module T
+    (the bookkeeping stays); the explanation of module S; the current configuration; the guideline.
+    The instruction, module F and the output format always stay, and no module is truncated.
 
     Returns:
-      The chat and one line for each thing left out; None if even the shortest does not fit.
+      The chat and one line for each part left out; None if even the shortest does not fit.
     """
     notes: list[str] = []
     for shorter, shown, note in _shortenings(spec, record):

@@ -1,4 +1,4 @@
-"""Controls of a comparison: designers that try before they choose, and shuffled evidence."""
+"""Controls: designers that try candidates before they choose, and shuffled evidence."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -17,8 +17,8 @@ RANDOM = 2
 
 
 def candidates(record: RunRecord, space: ConfigurationSpace, seed: int) -> list[Configuration]:
-    """The current configuration, the uniform one, what the rules propose, each row alone, and
-    random draws; those that are equal count once."""
+    """The current configuration, the uniform one, those of the rules, each row alone, and random
+    draws, without duplicates."""
     rules = (
         curricula.failure_proportional,
         curricula.learnability_proportional,
@@ -44,19 +44,19 @@ def num_candidates(space: ConfigurationSpace) -> int:
 class Probed:
     """The best of the candidates (an oracle), or the worst (an adversary).
 
-    It sees what no engineer does, the progress itself, and pays for it: one short training for each
-    candidate. The design holds the progress of all of them.
+    It sees what no engineer does, the progress itself, at the cost of one short training for each
+    candidate. The design records the progress of all of them.
 
     Attributes:
       progress: the progress of a short training under a configuration; higher is better.
-      worst: whether the worst is taken.
+      worst: take the worst instead of the best.
     """
 
     progress: Callable[[Configuration], float]
     worst: bool = False
 
     def __call__(self, record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
-        """The candidate with the most progress, or the least; the first of equal ones."""
+        """The candidate with the most progress, or the least; the first on ties."""
         found = {config: self.progress(config) for config in candidates(record, space, seed)}
         return Design(
             config=(min if self.worst else max)(found, key=found.__getitem__),
@@ -70,36 +70,36 @@ class Probed:
 
 @dataclasses.dataclass(frozen=True)
 class Shuffled:
-    """A designer that finds the outcomes of each row under the name of another.
+    """A designer that sees the outcomes of each row under the name of another.
 
-    What the inner designer gains over this is what reading its evidence is worth. Configurations
-    stay as they are, and so does the text of failures that were drawn.
+    The inner designer's gain over this control is the value of reading the evidence.
+    Configurations and the texts of drawn failures stay as they are.
 
     Attributes:
-      inner: who designs.
+      inner: the designer.
     """
 
     inner: Designer
 
     def __call__(self, record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
-        """The inner design from a record whose rows are permuted, all rounds alike."""
+        """The inner design from a record with permuted rows, the same in all rounds."""
         names = exchanged(space, np.random.default_rng(seed))
         return self.inner(with_rows_renamed(record, names), space, seed)
 
 
 def exchanged(space: ConfigurationSpace, rng: np.random.Generator) -> dict[str, str]:
-    """Another row's name for every row, at random; some may keep their own."""
+    """A random permutation of the row names; some may keep their own."""
     return dict(zip(space.rows, rng.permutation(list(space.rows)).tolist(), strict=True))
 
 
 def with_rows_renamed(
     record: RunRecord, names: Mapping[str, str], configs: bool = False
 ) -> RunRecord:
-    """A record whose evidence is told of other rows, in all rounds alike.
+    """A record with renamed rows in its evidence, the same in all rounds.
 
     Args:
       names: the new name of every row, in the order of the space.
-      configs: whether the rows of the configurations are renamed with them.
+      configs: rename the rows of the configurations too.
     """
 
     def renamed(past: RoundRecord) -> RoundRecord:

@@ -1,7 +1,7 @@
-"""Automatic and manual curricula as designers: baselines that read numbers and no language.
+"""Automatic and manual curricula as designers: baselines that read numbers, not language.
 
-All of them divide the training set over the rows and leave the other numbers of the current
-configuration alone, except for the manual curriculum, whose stages are whole configurations.
+The automatic ones divide the training set over the rows and leave the other numbers of the current
+configuration alone. The stages of the manual curriculum are whole configurations.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from engineer.record import RunRecord
 from engineer.space import Configuration, ConfigurationSpace, on_grid
 
 FAILURES_FLOOR, LEARNABILITY_FLOOR = 0.05, 0.02
-"""What every row gets of the weights by failures and by learnability, so that none vanishes."""
+"""Added to the weight of every row, so that none vanishes."""
 RATE, TEMPERATURE, EXPLORATION = 0.5, 0.05, 0.2
 """a, t (in units of the valid rate) and e of `progress_bandit`."""
 
@@ -31,9 +31,8 @@ def failure_proportional(record: RunRecord, space: ConfigurationSpace, seed: int
 def learnability_proportional(record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
     """Sampling for learnability: a row's fraction ~ p (1 - p) + 0.02, p its valid rate.
 
-    The learnability of a level, its variance of success, is that of arXiv 2408.15099 (No Regrets:
-    Investigating and Improving Regret Approximations for Curriculum Discovery), there of single
-    levels, here of rows.
+    Learnability, the variance of success, is that of arXiv 2408.15099 (No Regrets: Investigating
+    and Improving Regret Approximations for Curriculum Discovery), for rows in place of levels.
     """
     rates = record.valid_rates(space.rows).values()
     weights = [p * (1.0 - p) + LEARNABILITY_FLOOR for p in rates]
@@ -41,12 +40,12 @@ def learnability_proportional(record: RunRecord, space: ConfigurationSpace, seed
 
 
 def progress_bandit(record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
-    """Teacher-student curriculum learning (arXiv 1707.00183), its online bandit, on rounds.
+    """The online bandit of teacher-student curriculum learning (arXiv 1707.00183), over rounds.
 
-    The reward of a row in a round is the change of its valid rate since the validation before
-    (before round 0: the one before any training, if there was one). An exponential average
-    Q <- a |reward| + (1 - a) Q runs over the rounds, from Q = 0; the absolute value also brings
-    back a row that is being forgotten. Fractions are (1 - e) softmax(Q / t) + e / rows.
+    The reward of a row is the change of its valid rate since the previous validation (for round 0:
+    the one before training, if any). An exponential average Q <- a |reward| + (1 - a) Q runs over
+    the rounds from Q = 0; the absolute value also brings back rows that are being forgotten.
+    Fractions are (1 - e) softmax(Q / t) + e / rows.
     """
     validations = [past.breakdown for past in record.history]
     if record.initial is not None:
@@ -66,14 +65,14 @@ def progress_bandit(record: RunRecord, space: ConfigurationSpace, seed: int) -> 
 
 @dataclasses.dataclass(frozen=True)
 class StagedCurriculum:
-    """A curriculum made by hand: stages in a fixed order, the next as soon as one is mastered.
+    """A curriculum made by hand: fixed stages, each followed by the next once it is mastered.
 
-    A stage is mastered if the valid rate, averaged over the rows by their fractions of the stage,
-    reached `threshold` in a round that was trained on it. The last stage stays. A current
-    configuration that is no stage (the random start of a run) is followed by the first.
+    A stage is mastered when the valid rate, weighted by the fractions of the rows, reaches
+    `threshold` in a round trained on it. The last stage stays. A current configuration that is no
+    stage (the random start of a run) is followed by the first.
 
     Attributes:
-      stages: configurations of the space; if there are none, those of `default_stages`.
+      stages: configurations of the space; `default_stages` if empty.
       threshold: in [0, 1].
     """
 
@@ -81,7 +80,7 @@ class StagedCurriculum:
     threshold: float = 0.6
 
     def __call__(self, record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
-        """The configuration of the stage that is due."""
+        """The configuration of the next stage, or of the current one until it is mastered."""
         stages = self.stages or default_stages(space)
         if record.config not in stages:
             return Design(config=stages[0], source="staged")
@@ -102,12 +101,12 @@ class StagedCurriculum:
 
 
 def default_stages(space: ConfigurationSpace, count: int = 3) -> tuple[Configuration, ...]:
-    """Stages in which rows are opened in their order and all other numbers rise.
+    """Stages that open the rows in order while all other numbers rise.
 
     With R rows, stage k of `count` (from 1) divides 0.9 of the set equally over the first
-    ceil(k R / count) rows and the rest over all rows; the other numbers stand at k / count of the
-    way from their lower bound to the middle of where random draws lie. It takes for granted that
-    later rows and higher numbers are harder.
+    ceil(k R / count) rows and the rest over all rows; the other numbers are k / count of the way
+    from their lower bound to the middle of the random range. It assumes that later rows and higher
+    numbers are harder.
     """
     stages = []
     for k in range(1, count + 1):

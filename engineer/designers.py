@@ -17,7 +17,7 @@ Generate = Callable[[Sequence[Message], int], str]
 
 
 class NoAnswerError(Exception):
-    """A model could not be asked, for the stated reason; asking again may help."""
+    """A model gave no answer, for the stated reason; asking again may help."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,15 +27,14 @@ class Design(JsonValue):
     Attributes:
       config: the configuration, always one of the space.
       source: name of the designer.
-      context_messages: the chat that was asked; empty if no model was asked.
-      raw_texts: the answers in the order in which they were given, one for each try.
-      repairs: every change that shortening the context, reading and projecting the answer took.
-      kept_previous: True if the configuration is an earlier one because nobody proposed another
-        or the last one was not accepted (it may still be clipped to the bounds of the space; see
-        `repairs`).
+      context_messages: the chat that was sent; empty if no model was asked.
+      raw_texts: the answers in order, one for each try.
+      repairs: every change made to shorten the context and to read and project the answer.
+      kept_previous: True if an earlier configuration is used, because none was proposed or the last
+        one was rejected (it may still be clipped to the bounds of the space; see `repairs`).
       reason: why an earlier configuration was kept; empty if none was.
-      summary: the explanation that a context with module S carries forward; empty if the
-        context did not ask for one.
+      summary: the explanation that a context with module S carries forward; empty if the context
+        did not ask for one.
     """
 
     config: Configuration
@@ -51,7 +50,7 @@ class Design(JsonValue):
 Designer = Callable[[RunRecord, ConfigurationSpace, int], Design]
 """Designs the configuration of round `record.round`: (record, space, seed) -> the design.
 
-It is deterministic in its arguments (and the model, where one is asked).
+It is deterministic given its arguments (and the model, if one is asked).
 """
 
 
@@ -61,14 +60,12 @@ class ModelDesigner:
 
     Attributes:
       generate: answers chats.
-      family: of the environment family.
-      spec: which modules the model is shown.
-      tries: how often the model is asked until an answer can be read, at least 1. Every try has
-        its own seed.
-      trigger: text after which the configuration stands, if the answers have one.
+      family: texts of the environment family.
+      spec: the modules of the context.
+      tries: most samples drawn until one can be read, at least 1, each with its own seed.
+      trigger: text that precedes the configuration in an answer, if any.
       source: name under which the designs are recorded.
-      fits: whether the model's window holds a chat. As long as it does not, parts are left out of
-        the context in the order that `context.fitted` states.
+      fits: whether a chat fits the model's window; `context.fitted` shortens contexts that do not.
     """
 
     generate: Generate
@@ -80,10 +77,7 @@ class ModelDesigner:
     fits: Callable[[Sequence[Message]], bool] = lambda chat: True
 
     def __call__(self, record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
-        """The first answer that can be read, projected.
-
-        Without a readable answer it is the previous configuration.
-        """
+        """The first readable answer, projected; the previous configuration if there is none."""
         found = fitted(self.spec, record, self.family, self.fits)
         messages, left_out = found or ([], ())
         texts: list[str] = []
@@ -113,36 +107,32 @@ class ModelDesigner:
             keep(record, space, self.source, "; ".join(reasons)),
             context_messages=tuple(messages),
             raw_texts=tuple(texts),
-            summary=(self.spec.summary and record.summary) or "",  # That of what is kept.
+            summary=(self.spec.summary and record.summary) or "",  # Of the kept configuration.
         )
 
 
 def fixed(record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
-    """The baseline without an engineer: every round has the configuration of the one before."""
+    """The baseline without an engineer: every round keeps the previous configuration."""
     return keep(record, space, "fixed", "this designer changes nothing")
 
 
 def random(record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
-    """Domain randomisation: every round has a new random configuration.
-
-    It is a draw of `ConfigurationSpace.random` that depends on the seed and the round.
-    """
+    """Domain randomisation: a new draw of `ConfigurationSpace.random` from seed and round."""
     drawn = space.random(np.random.SeedSequence([seed, record.round]))
     return Design(config=drawn, source="random")
 
 
 @dataclasses.dataclass(frozen=True)
 class AcceptanceTest:
-    """Takes a design back after the fact: a designer around any other one.
+    """Wraps a designer and rolls back designs that made the validation worse.
 
-    Where the latest round's validation is worse than that of the round before by more than
-    `margin`, the next configuration is that of the round before, and the inner designer is not
-    asked. The weights are not taken back, only the environment. It does not fire twice in a row:
-    a configuration that was restored is given the chance to be improved on.
+    If the valid rate fell by more than `margin` in the latest round, the next round gets the
+    configuration of the round before, and the inner designer is not asked. Weights are not rolled
+    back. It never fires twice in a row, so that a restored configuration can be improved on.
 
     Attributes:
-      inner: who designs otherwise.
-      margin: fall of the valid rate over all rows, in [0, 1], that is still accepted.
+      inner: the designer otherwise.
+      margin: accepted fall of the valid rate over all rows, in [0, 1].
     """
 
     inner: Designer
@@ -171,7 +161,7 @@ def keep(
     reason: str,
     config: Configuration | None = None,
 ) -> Design:
-    """An earlier configuration (the latest if none is given), clipped to the space aloud."""
+    """An earlier configuration (by default the latest), with the repairs of clipping it."""
     earlier = record.config if config is None else config
     unchanged = proposal.Proposal.from_cells(earlier.cells())
     kept, repairs = proposal.project(unchanged, record.config, space)

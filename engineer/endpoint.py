@@ -1,9 +1,9 @@
-"""Any model behind an OpenAI-compatible server, as something that answers chats.
+"""Any model behind an OpenAI-compatible server, as a function that answers chats.
 
-Whatever a server does, a call ends within its time and tries, with a text, with `NoAnswerError`
+Whatever a server does, a call ends within its time and tries with a text, with `NoAnswerError`
 (asking again may help), or with a `RefusedError` that names what was refused. The key is read from
-the environment when it is needed; it goes to the configured server only, and into no message, no
-text and no attribute.
+the environment when it is needed; it is sent to the configured server only, and never appears in a
+message, text or attribute.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ import httpx
 from engineer.designers import NoAnswerError
 
 MAX_BYTES = 16 << 20
-"""Longest reply that is read; a longer one counts as broken."""
+"""Longest accepted reply; a longer one counts as broken."""
 _MAX_TOKENS = 1 << 53
 _TRANSIENT = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529})
 _DETAIL = 200
@@ -41,26 +41,26 @@ _UNKNOWN_FIELD = re.compile(
     re.IGNORECASE,
 )
 _BUDGET_FIELDS = ("max_tokens", "max_completion_tokens")
-_CHARACTERS = 3  # Of a token, where a server does not count.
+_CHARACTERS = 3  # Per token, where a server does not count.
 _LINE_END = re.compile(r"\r\n|\n|\r")
 _certificates = functools.cache(ssl.create_default_context)
-"""The system's, which also hold a company's own."""
+"""Uses the system's certificates, which may include a company's own."""
 
 
 class RefusedError(ValueError):
-    """The server refuses the request itself: address, key, model or parameters are not its own."""
+    """The server refuses the request itself: its address, key, model or parameters are wrong."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Reply:
-    """One answer, with what the server says about it.
+    """One answer with its metadata.
 
     Attributes:
       text: the answer.
-      finish: why it ended: "stop", "length" if its budget was used up, or what else the server
-        says; empty if it says nothing.
-      prompt_tokens: what the prompt counts as at the server; None if it says nothing credible.
-      completion_tokens: likewise for the answer, reasoning included.
+      finish: the server's finish reason, such as "stop", or "length" if the budget was used up;
+        empty if it gives none.
+      prompt_tokens: tokens of the prompt as the server counts them; None if not credible.
+      completion_tokens: likewise of the answer, reasoning included.
     """
 
     text: str
@@ -70,7 +70,7 @@ class Reply:
 
 
 class _FieldError(Exception):
-    """The server does not know these fields of the request, which it can be asked without."""
+    """The server does not know these optional fields of the request."""
 
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__(", ".join(names))
@@ -78,7 +78,7 @@ class _FieldError(Exception):
 
 
 class _TransientError(Exception):
-    """This attempt failed; `wait` is what the server asked for, in seconds."""
+    """This attempt failed; the server asks to wait for `wait` seconds."""
 
     def __init__(self, reason: str, wait: float = 0.0) -> None:
         super().__init__(reason)
@@ -87,22 +87,21 @@ class _TransientError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Server:
-    """A server: any that speaks OpenAI's chat completions protocol.
+    """A server that speaks OpenAI's chat completions protocol.
 
     Attributes:
       url: base address, such as "http://127.0.0.1:8000/v1".
-      model: name that the server knows the model by.
+      model: the server's name of the model.
       key_variable: environment variable that holds the key; it is read when it is needed and
-        written nowhere. Without such a variable no key is sent, which is what local servers want.
+        written nowhere. If it is not set no key is sent, as local servers expect.
       timeout: seconds that one request may take, from connecting to the last byte.
       tries: requests for one answer, at least 1.
-      stream: ask for the answer as a stream of events, which keeps connections alive under long
+      stream: ask for the answer as a stream of events, which keeps connections alive during long
         reasoning.
       budget_field: the field of a request that holds the budget of the answer.
       extra: further fields of every request, a JSON object such as {"reasoning_effort": "low"}.
-      token_limit: tokens, prompts and completions together and as the server counts them, after
-        which a run asks no more; 0 is no limit. A run that was stopped by it goes on with a higher
-        one.
+      token_limit: tokens of prompts and completions, as the server counts them, after which a run
+        sends no more requests; 0 is no limit. A run that it stopped resumes with a higher one.
 
     Raises:
       ValueError: a field is out of its range.
@@ -150,19 +149,18 @@ class Server:
 class Endpoint(Server):
     """A `Generate` that asks a server.
 
-    A second passes before its second request, twice as much before each further one, up to 60, and
-    up to a quarter more, so that many clients do not come back together. A server's Retry-After
-    counts instead if it is longer, up to 600.
+    Retries back off exponentially from 1 to 60 seconds with up to 25 % jitter. A longer Retry-After
+    of the server takes precedence, up to 600 seconds.
 
-    Where the server does not know them, the seed and the temperature are left out from then on,
-    and the budget goes under the other of its two usual names. A warning says so.
+    If the server does not know the seed or the temperature, later requests leave them out; if it
+    does not know the budget, they send it under the other of its two usual names. A warning says
+    so.
 
     Attributes:
       max_tokens: budget of an answer; None leaves it to the server.
       temperature: of sampling; None leaves it to the server.
-      usage: JSON lines file with the tokens of every reply, which `token_limit` is about; None
-        counts nothing.
-      sleep: waits; a test may replace it.
+      usage: JSON lines file with the tokens of every reply, for `token_limit`; None counts nothing.
+      sleep: waits between requests; tests replace it.
 
     Raises:
       ValueError: a field is out of its range, or there is no address or model.
@@ -172,7 +170,6 @@ class Endpoint(Server):
     temperature: float | None = None
     usage: Path | None = None
     sleep: Callable[[float], None] = time.sleep
-    # Fields that the server refused.
     _refused: set[str] = dataclasses.field(default_factory=set, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -192,19 +189,19 @@ class Endpoint(Server):
             raise ValueError("model='': the name of a model is needed")
 
     def __call__(self, messages: Sequence[Mapping[str, str]], seed: int) -> str:
-        """The text of an answer to one chat.
+        """The text of one answer to a chat.
 
         Raises:
-          NoAnswerError: every try failed for a passing reason (time-out, overload, a broken reply).
+          NoAnswerError: every try failed for a transient reason (time-out, overload, broken reply).
           RefusedError: the server refuses the request itself (address, key, model, parameters).
         """
         return self.ask(messages, seed).text
 
     def ask(self, messages: Sequence[Mapping[str, str]], seed: int) -> Reply:
-        """One answer to one chat; may be called from several threads.
+        """One answer to a chat, with its metadata; thread-safe.
 
         Raises:
-          NoAnswerError, RefusedError: as a call.
+          NoAnswerError, RefusedError: as in `__call__`.
         """
         reasons: list[str] = []
         if self.token_limit and (used := self._used()) >= self.token_limit:
@@ -232,12 +229,12 @@ class Endpoint(Server):
                 self.sleep(max(wait, min(error.wait, _LONGEST_RETRY_AFTER)))
 
     def _used(self) -> int:
-        """Tokens of all replies that the file knows, of this model at this server."""
+        """Tokens of all replies of this model at this server, from the usage file."""
         if self.usage is None or not self.usage.exists():
             return 0
         found = 0
         for line in self.usage.read_text().splitlines():
-            with contextlib.suppress(ValueError):  # Cut in two by a kill.
+            with contextlib.suppress(ValueError):  # A kill may truncate a line.
                 noted = json.loads(line)
                 if (noted["url"], noted["model"]) == (self.url, self.model):
                     found += noted["tokens"]
@@ -254,10 +251,10 @@ class Endpoint(Server):
         )
         noted = {"url": self.url, "model": self.model, "tokens": tokens}
         with self.usage.open("a") as file:
-            file.write("\n" + json.dumps(noted))  # After whatever a kill has cut in two.
+            file.write("\n" + json.dumps(noted))  # Not behind a truncated line.
 
     def _body(self, messages: Sequence[Mapping[str, str]], seed: int) -> dict[str, Any]:
-        """The fields of a request, without those that the server has refused before."""
+        """The fields of a request, without those that the server has refused."""
         budgets = [self.budget_field, *(f for f in _BUDGET_FIELDS if f != self.budget_field)]
         budget = next((field for field in budgets if field not in self._refused), None)
         optional = {"seed": seed % (1 << 31), "temperature": self.temperature}
@@ -282,8 +279,8 @@ class Endpoint(Server):
                 f"{self.key_variable}: the key must be of printable ASCII characters"
             )
         try:
-            # The exchange keeps the deadline; the second more is for what nothing can cancel.
-            with ThreadPool(1) as pool:  # Beside whatever event loop the caller may be in.
+            # The exchange keeps the deadline; the extra second is for what cannot be cancelled.
+            with ThreadPool(1) as pool:  # The caller may run an event loop of its own.
                 exchange = pool.apply_async(asyncio.run, [self._exchange(body, key)])
                 status, headers, raw = exchange.get(self.timeout + 1.0)
         except (TimeoutError, multiprocessing.TimeoutError):
@@ -313,11 +310,11 @@ class Endpoint(Server):
     async def _exchange(
         self, body: Mapping[str, Any], key: str
     ) -> tuple[int, httpx.Headers, bytes]:
-        """Status, headers and body, all within the time-out: dripping bytes do not extend it."""
+        """Status, headers and body, all within the time-out, even if bytes trickle in."""
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if key:
             headers["Authorization"] = f"Bearer {key}"
-        # Neither redirects nor proxies, which would carry the key to another address.
+        # No redirects or proxies: they would send the key to another address.
         client = httpx.AsyncClient(verify=_certificates(), trust_env=False, timeout=None)
         address = self.url.rstrip("/") + "/chat/completions"
         asked = client.stream("POST", address, content=json.dumps(body), headers=headers)
@@ -331,17 +328,17 @@ class Endpoint(Server):
 
 
 def _healed(text: str) -> str:
-    """The text without half characters: an escape such as \\ud83d may stand alone in JSON."""
+    """The text without lone surrogates, such as the JSON escape \\ud83d."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _masked(text: str, key: str) -> str:
-    """The text without the key, which a server may repeat."""
+    """The text without the key, which a server may echo."""
     return text.replace(key, "***") if key else text
 
 
 def _read(raw: bytes, stream: bool) -> Reply:
-    """The reply in a body, which is one object, or server-sent events until one says the end."""
+    """The reply in a body: one JSON object, or server-sent events."""
     events: Sequence[str | bytes] = [raw]
     finished = not stream
     if stream:
@@ -372,13 +369,13 @@ def _read(raw: bytes, stream: bool) -> Reply:
 
 
 def _count(usage: Any, of: str) -> int | None:
-    """Tokens as the server counts them, where it does so credibly."""
+    """Tokens as the server counts them; None if not credible."""
     count = usage.get(f"{of}_tokens") if isinstance(usage, dict) else None
     return count if type(count) is int and 0 <= count < _MAX_TOKENS else None
 
 
 def _seconds(retry_after: str) -> float:
-    """Retry-After in seconds, whether it is a number of them or a date (RFC 9110, 10.2.3)."""
+    """Retry-After, a number of seconds or a date (RFC 9110, 10.2.3), in seconds."""
     with contextlib.suppress(ValueError):
         return max(float(retry_after), 0.0)
     with contextlib.suppress(ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""What a validation and a round of training show, for any environment family; JSON in and out."""
+"""Results of a validation and of a round of training, for any environment family, as JSON."""
 
 import dataclasses
 import types
@@ -14,7 +14,7 @@ from engineer.space import ordered_rows
 
 
 class JsonValue:
-    """A dataclass with `to_dict` and `from_dict`, and so is every dataclass among its fields."""
+    """Base of dataclasses with `to_dict` and `from_dict`, which may be nested."""
 
     def to_dict(self) -> dict[str, Any]:
         """A mapping ready for JSON; `from_dict` is its inverse."""
@@ -41,7 +41,7 @@ def _written(value: Any) -> Any:
 
 
 def _read(kind: Any, value: Any) -> Any:
-    """A value of an annotated type from what JSON holds of it."""
+    """A value of an annotated type from its JSON form."""
     arguments = typing.get_args(kind)
     if isinstance(kind, types.UnionType):
         return None if value is None else _read(arguments[0], value)
@@ -52,7 +52,7 @@ def _read(kind: Any, value: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Statistics(JsonValue):
-    """Some numbers in short: how many, mean, least, median and largest."""
+    """Count, mean, minimum, median and maximum of some numbers."""
 
     count: int
     mean: float
@@ -62,7 +62,7 @@ class Statistics(JsonValue):
 
     @classmethod
     def of(cls, values: npt.ArrayLike) -> "Statistics | None":
-        """Of finite numbers [n]; None if there are none."""
+        """Statistics of finite numbers [n]; None if there are none."""
         array = np.asarray(values, np.float64)
         if array.size == 0:
             return None
@@ -77,17 +77,15 @@ class GroupOutcome(JsonValue):
     Attributes:
       name: of the row.
       answers: number of answers, at least 1.
-      valid: how many of them pass every check.
-      optimal: how many of the valid ones also are as good as can be.
-      failed: how many answers fail each check. An answer may fail several checks and is then
-        counted under each.
-      violation_time: when the answers that break a rule on their way first do so; in time steps.
-      gap: how far the valid answers are from the optimum, in units of cost.
+      valid: answers that pass every check.
+      optimal: valid answers that are also optimal.
+      failed: answers that fail each check; one that fails several counts under each.
+      violation_time: time step at which answers first break a rule.
+      gap: cost of valid answers above the optimum.
       length: tokens of all answers.
 
     Raises:
-      ValueError: a count is negative, or valid, optimal or a failure count is larger than the
-        number of answers that it can be about.
+      ValueError: the counts are negative or inconsistent.
     """
 
     name: str
@@ -157,13 +155,13 @@ class FailureBreakdown:
 
         Args:
           records: for each completion `group` (the name of its row), `valid` and `failed` (the
-            names of the checks it fails). Optional are `optimal` (equal to `valid` by default) and
-            the integers `violation_time` (when it first breaks a rule), `gap` (its distance from
-            the optimum, counted for valid completions) and `tokens`; None if unknown.
-          checks: names of the checks, in the order in which they are reported.
+            names of the checks it fails). Optional are `optimal` (`valid` by default) and the
+            integers `violation_time`, `gap` (counted for valid completions) and `tokens`; None if
+            unknown.
+          checks: names of the checks, in the order of reports.
           label: what a row is called.
-          alone: checks after whose failure nothing else can be judged. A completion that fails one
-            of them counts under that check alone, the first of them if it fails several.
+          alone: checks whose failure makes all others meaningless. A completion that fails one of
+            them counts under that check alone, the first if it fails several.
 
         Raises:
           ValueError: there is no record, a check is unknown, or a record contradicts itself (valid
@@ -234,11 +232,11 @@ class FailureBreakdown:
         return sum(outcome.optimal for outcome in self.by_group) / self.answers
 
     def failures(self, check: str) -> int:
-        """Number of answers of any row that fail `check`."""
+        """Number of answers over all rows that fail `check`."""
         return sum(outcome.failed[check] for outcome in self.by_group)
 
     def outcome(self, name: str) -> GroupOutcome | None:
-        """The outcomes of one row, None if the validation has no such row."""
+        """The outcomes of one row; None if the validation has no such row."""
         return next((row for row in self.by_group if row.name == name), None)
 
     def to_dict(self) -> dict[str, Any]:
@@ -284,7 +282,7 @@ class FailureBreakdown:
 
 @dataclasses.dataclass(frozen=True)
 class TrainingEvidence(JsonValue):
-    """What a round of training shows.
+    """Results of a round of training.
 
     Attributes:
       steps: number of training steps, at least 1.
@@ -293,8 +291,8 @@ class TrainingEvidence(JsonValue):
       nondegenerate_fraction: fraction of the groups whose rewards are not all equal, over all
         steps.
       valid_rate: fraction of valid training completions by row, where any were drawn.
-      asked: what the configuration asked for, by row and parameter.
-      achieved: what the generator made of it, likewise.
+      asked: the numbers of the configuration, by row and parameter.
+      achieved: the numbers of the generated set, likewise.
     """
 
     steps: int
@@ -316,14 +314,13 @@ class TrainingEvidence(JsonValue):
 
 @dataclasses.dataclass(frozen=True)
 class DrawnFailure(JsonValue):
-    """One whole answer that failed, as a text that a person or a model can read.
+    """One failed answer, as a text for a person or a model.
 
     Attributes:
       name: of its row.
       failed: the checks it failed.
-      text: the instance and what went wrong, drawn.
-      held_out: True if the instance is of the validation set. Such a failure is for people: no
-        context shows it.
+      text: a drawing of the instance and of what went wrong.
+      held_out: the instance is of the validation set; no context shows it.
     """
 
     name: str
@@ -334,7 +331,7 @@ class DrawnFailure(JsonValue):
 
 @dataclasses.dataclass(frozen=True)
 class Evidence(JsonValue):
-    """All that is known about one round: one validation, its training, and failures drawn."""
+    """The evidence of one round: its validation, its training, and drawn failures."""
 
     validation: FailureBreakdown
     training: TrainingEvidence | None = None

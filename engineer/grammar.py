@@ -1,15 +1,15 @@
-"""Which tokens may come next, so that an answer ends with a well-formed configuration.
+"""Constrained decoding of well-formed configurations.
 
 A finite automaton over token ids, built once for a space and a vocabulary as plain NumPy tables,
-which a sampler can use on the device without asking the host. The answer is one configuration in
-exactly the asked form: every row, every parameter, every number within its bounds with the decimals
-of its parameter. With `exact_fractions` the fractions sum to 1: the automaton counts, in units of
-the last decimal, what is left for those to come, and the last one gets the rest. Otherwise each is
-free and the projection rescales them. Reasoning before it is the sampler's matter.
+which a sampler can use on the device without asking the host. It accepts configurations in exactly
+the requested form: every row, every parameter, every number within its bounds with the decimals of
+its parameter. With `exact_fractions` the fractions sum to 1: the automaton counts the remainder in
+units of the last decimal, and the last fraction gets the rest. Otherwise each is free and the
+projection rescales them. The sampler handles reasoning before the configuration.
 
-Every text is tokenized as the tokenizer itself does (a model has seen no other way), in the
-whole configuration and not in parts, so any vocabulary serves: numbers that are one token,
-digits that are tokens, digits that merge. `docs/engineer.md` says why no library does this.
+Texts are tokenized as whole configurations by the tokenizer itself, as the model has seen them, so
+any vocabulary works: numbers that are one token, digits that are tokens, digits that merge.
+`docs/engineer.md` explains why no library does this.
 """
 
 import dataclasses
@@ -31,9 +31,9 @@ class TokenTables:
     """A finite automaton over token ids; an answer begins in state 0.
 
     Attributes:
-      tokens: i32[Q, K], tokens that each state allows, padded with -1.
+      tokens: i32[Q, K], allowed tokens of each state, padded with -1.
       targets: i32[Q, K], the state after each; 0 for padding.
-      longest: the most tokens that an answer can have, the stop token included.
+      longest: maximum number of tokens of an answer, stop token included.
     """
 
     tokens: np.ndarray
@@ -63,18 +63,18 @@ def build(
     exact_fractions: bool = True,
     opening: str = "",
 ) -> TokenTables:
-    """The automaton of all answers with a configuration of the space.
+    """Builds the automaton of all configurations of the space.
 
     Args:
-      space: what may be chosen.
-      tokenize: token ids of a text, without special tokens added to it.
+      space: the configurations.
+      tokenize: token ids of a text, without added special tokens.
       stop_ids: tokens that end an answer, at least one.
-      exact_fractions: fractions sum to 1.
+      exact_fractions: whether the fractions sum to 1.
       opening: text before the configuration.
 
     Raises:
-      ValueError: a parameter has too many values, the automaton too many states, or the tokenizer
-        joins two numbers in one token.
+      ValueError: a parameter has too many values, the automaton has too many states, or the
+        tokenizer joins two numbers in one token.
     """
     fields, ending = _fields(space, tokenize, opening)
     whole = 10 ** space.parameter(space.fraction_parameter).decimals
@@ -90,7 +90,7 @@ def build(
 
 
 def _values(space: ConfigurationSpace, cell: Cell) -> list[tuple[int, str]]:
-    """(units, text) of every value that one number may have, ascending."""
+    """(units, text) of every allowed value of one number, ascending."""
     bounds, decimals = space.bounds(*cell), space.parameter(cell[1]).decimals
     first, last = grid_range(bounds, decimals)
     if first > last:  # no number of so many decimals lies within the bounds
@@ -106,7 +106,7 @@ def _values(space: ConfigurationSpace, cell: Cell) -> list[tuple[int, str]]:
 def _fields(
     space: ConfigurationSpace, tokenize: Tokenize, opening: str
 ) -> tuple[list[_Field], tuple[int, ...]]:
-    """The numbers that can be chosen, in their order, and the tokens after the last one."""
+    """The numbers to be chosen in order, and the tokens after the last one."""
     values = {cell: _values(space, cell) for cell in space.cells}
     chosen = {cell: options[0][1] for cell, options in values.items()}
 
@@ -141,7 +141,7 @@ def _cut(whole: Sequence[tuple[int, ...]], before: int, after: int) -> list[tupl
 
 
 def _common(sequences: Sequence[tuple[int, ...]]) -> int:
-    """Length of the longest common beginning."""
+    """Length of the longest common prefix."""
     columns = zip(*sequences, strict=False)
     return sum(1 for _ in itertools.takewhile(lambda column: len(set(column)) == 1, columns))
 
@@ -158,10 +158,10 @@ def _configurations(
     counted: Sequence[bool],
     whole: int,
 ) -> list[dict[int, int]]:
-    """By state and token the state after it, of all configurations.
+    """The next state by state and token, over all configurations.
 
-    A state is (field, place within it, units left of the whole). States of equal meaning are
-    made once. `counted` are the fields whose numbers sum to 1, which is `whole` units.
+    A state is (field, position in it, units left of the whole); equal states are shared. `counted`
+    marks the fields whose numbers sum to 1, which is `whole` units.
     """
     states: list[dict[int, int]] = []
     made: dict[tuple[int, int], int] = {}
@@ -176,7 +176,7 @@ def _configurations(
         return len(states) - 1
 
     def chain(state: int, tokens: Sequence[int]) -> int:
-        """The state after some tokens; states on the way are made where there are none."""
+        """The state after some tokens; missing states are added."""
         for token in tokens:
             if token not in states[state]:
                 states[state][token] = new()
@@ -184,7 +184,7 @@ def _configurations(
         return state
 
     def grow(state: int, index: int, left: int) -> None:
-        """Adds everything after a state that stands before a field."""
+        """Adds everything that follows a state before field `index`."""
         if index == len(fields):
             state = chain(state, ending)
             states[state] |= dict.fromkeys(map(int, stop_ids), state)

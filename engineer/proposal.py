@@ -1,10 +1,9 @@
 """From the text of an answer to a configuration: read tolerantly, project strictly.
 
-The text is what a language model wrote. Whatever it is, reading takes time linear in its length,
-raises nothing, and gives either a `Proposal` or the reason why there is none. No YAML or JSON
-parser sees the text: one regular expression finds keys with their numbers, so nesting, aliases and
-tags mean nothing. Projection then makes any proposal a configuration of the space and reports
-every change it made.
+Reading any text takes time linear in its length, raises nothing, and returns a `Proposal` or the
+reason why there is none. One regular expression finds keys and their numbers; no YAML or JSON
+parser is involved, so nesting, aliases and tags have no effect. Projection turns any proposal into
+a configuration of the space and reports every change it made.
 """
 
 import dataclasses
@@ -18,24 +17,24 @@ import numpy as np
 from engineer.space import Cell, Configuration, ConfigurationSpace, by_row, plural
 
 MAX_TEXT = 65_536
-"""Characters of an answer that are read, counted from its end, where the configuration stands."""
+"""Characters of an answer that are read, from its end, where the configuration is."""
 MAX_EXPLANATION = 600
 _MAX_NOTES = 32
 
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _FENCE = re.compile(r"^[ \t]*(?:```|~~~)[^\n]*$", re.MULTILINE)
 _BETWEEN = re.compile(r"[\s,;\"'-]*")
-"""What may stand between two tokens of one configuration; anything else is prose and ends it."""
+"""Separators between two tokens of a configuration; anything else is prose and ends it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Proposal:
-    """What an answer proposes, as far as it could be read; not yet a configuration.
+    """The numbers that an answer proposes, not yet a configuration.
 
     Attributes:
       values: finite numbers by row and parameter name; rows and parameters may be missing, rows
-        may be unknown and numbers out of range.
-      notes: what was there but could not be read.
+        unknown and numbers out of range.
+      notes: a line for each number that could not be read.
       explanation: the end of the prose before the configuration, at most `MAX_EXPLANATION`
         characters on one line.
     """
@@ -46,13 +45,13 @@ class Proposal:
 
     @classmethod
     def from_cells(cls, cells: Mapping[Cell, float]) -> "Proposal":
-        """Numbers as if somebody had proposed them."""
+        """A proposal of these numbers."""
         return cls(by_row(cells))
 
 
 @dataclasses.dataclass(frozen=True)
 class Unreadable:
-    """No configuration could be read from an answer, and why."""
+    """The reason why no configuration could be read from an answer."""
 
     reason: str
 
@@ -61,20 +60,20 @@ def parse(text: str, space: ConfigurationSpace, trigger: str = "") -> Proposal |
     """Reads the last configuration of an answer.
 
     Reasoning in `<think>` blocks is skipped. The configuration may be YAML or JSON, fenced or
-    between prose, and of any of these shapes: a mapping from rows (the asked form), the same
-    under some other key, a mapping from each parameter name to numbers by row, or a list of
-    mappings that name their row (`size: 3`). It ends where prose or a number that it already has
-    follows. It counts as readable if it has a number for one of the space's rows. Of several
-    readable ones the last complete one counts (every parameter of every row), or the last one if
-    none is complete: a remark after the configuration does not replace it.
+    between prose, in any of these shapes: a mapping from rows (the requested form), the same under
+    some other key, a mapping from each parameter name to numbers by row, or a list of mappings that
+    name their row (`size: 3`). It ends at prose or at a number that it already has. It is readable
+    if it has a number for one of the space's rows. The last complete configuration (every parameter
+    of every row) is chosen, or else the last readable one, so that a later remark does not replace
+    it.
 
     Args:
-      text: the answer; anything.
-      space: the rows and parameters that are asked for.
-      trigger: where the answer has this text, only what follows its last occurrence is read, and
-        what stands before it is the explanation.
+      text: the answer; any text.
+      space: the expected rows and parameters.
+      trigger: if the answer contains this text, only what follows its last occurrence is read, and
+        what precedes it is the explanation.
     """
-    # The tail first: the end of an answer decides, and nothing below is to see a huge text.
+    # Cut to the tail first, so that nothing below sees a huge text.
     visible, opened, _ = text.rpartition("</think>")[2].partition("<think>")
     if opened and not visible.strip():
         return Unreadable("the answer ends within its reasoning")
@@ -99,7 +98,7 @@ def parse(text: str, space: ConfigurationSpace, trigger: str = "") -> Proposal |
 
 @dataclasses.dataclass
 class _Block:
-    """Numbers of one configuration as they are read; it begins at a place of the text."""
+    """Numbers of one configuration that begins at `start` of the text."""
 
     start: int
     cells: dict[Cell, float] = dataclasses.field(default_factory=dict)
@@ -107,10 +106,10 @@ class _Block:
 
 
 def _blocks(text: str, space: ConfigurationSpace) -> Iterator[_Block]:
-    """What may be configurations, in the order of the text.
+    """Candidate configurations, in the order of the text.
 
-    `row` or `name` is the row or parameter whose mapping the scan is in; `waiting` are the numbers
-    of a mapping that has not named its row yet.
+    `row` or `name` is the row or parameter of the current mapping; `waiting` holds the numbers of a
+    mapping that has not named its row yet.
     """
     tokens, row_key = _patterns(space)
     rows, parameters = ({_folded(n): n for n in names} for names in (space.rows, space.names))
@@ -169,7 +168,7 @@ def _blocks(text: str, space: ConfigurationSpace) -> Iterator[_Block]:
 def _patterns(space: ConfigurationSpace) -> tuple[re.Pattern[str], re.Pattern[str]]:
     """Patterns of a token (bracket, bullet, comment, key with the value on its line) and of a row.
 
-    White space is bounded: unbounded neighbours would make the search quadratic.
+    Repetitions of white space are bounded; unbounded ones would make the search quadratic.
     """
 
     def words(names: Sequence[str]) -> str:
@@ -212,11 +211,11 @@ def _number(written: str) -> float | None:
 def project(
     raw: Proposal, previous: Configuration, space: ConfigurationSpace
 ) -> tuple[Configuration, tuple[str, ...]]:
-    """The configuration of the space that a proposal means, and every change this took.
+    """Projects a proposal onto the space.
 
-    What is missing is kept from the previous configuration. Unknown rows are dropped, numbers are
-    clipped to their bounds and rounded where they must be whole. Fractions are clipped to at
-    least 0 and divided by their sum (uniform if all are 0).
+    Missing numbers are taken from the previous configuration. Unknown rows are dropped, numbers are
+    clipped to their bounds and rounded where they must be whole. Fractions are clipped to at least
+    0 and divided by their sum (uniform if all are 0).
 
     Returns:
       The configuration, and one readable line for each change.
@@ -262,7 +261,7 @@ def project(
     if not total:
         repairs.append(f"{fraction}: all 0, made uniform")
         scaled, total = [1.0] * len(scaled), len(scaled)
-    # Far below the tolerance of a configuration, which sums the fractions unscaled.
+    # Well below `SUM_TOLERANCE`, as a configuration sums the fractions unscaled.
     elif abs(total * largest - 1.0) > 1e-9 or largest > 1.0:
         repairs.append(f"{fraction}: sum {_short(total * largest)} rescaled to 1")
     else:
@@ -273,10 +272,10 @@ def project(
 
 
 def render_config(config: Configuration, space: ConfigurationSpace) -> str:
-    """The configuration in the form that is asked of an engineer; `parse` is its inverse.
+    """The configuration in the form requested of an engineer; `parse` is the inverse.
 
-    One line a row, numbers with the decimals of their parameter, or more where those would change
-    them.
+    One line for each row; numbers have the decimals of their parameter, or more where rounding
+    would change them.
     """
     return "\n".join(
         row_text(row, {name: number_text(config[row, name], space, name) for name in space.names})
@@ -285,12 +284,12 @@ def render_config(config: Configuration, space: ConfigurationSpace) -> str:
 
 
 def row_text(row: str, numbers: Mapping[str, str]) -> str:
-    """One line of the asked form from numbers as they are written, by parameter."""
+    """One line of the requested form, from formatted numbers by parameter."""
     return f"{row}: {{" + ", ".join(f"{name}: {text}" for name, text in numbers.items()) + "}"
 
 
 def number_text(number: float, space: ConfigurationSpace, name: str) -> str:
-    """A number of one parameter as it is written."""
+    """Formats a number of one parameter."""
     text = f"{number:.{space.parameter(name).decimals}f}"
     if float(text) == number:
         return text
@@ -301,5 +300,5 @@ def number_text(number: float, space: ConfigurationSpace, name: str) -> str:
 
 
 def _short(number: float) -> str:
-    """Two decimals for ordinary numbers, and no thousand digits for extraordinary ones."""
+    """Two decimals; scientific notation for huge numbers."""
     return f"{number:.2f}" if abs(number) < 1e6 else f"{number:.2e}"

@@ -1,4 +1,4 @@
-"""The record of a run, as far as an engineer may know it; JSON in and out."""
+"""The part of a run's record that an engineer may know, as JSON."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -7,20 +7,20 @@ from engineer.evidence import Evidence, FailureBreakdown, JsonValue
 from engineer.space import Configuration
 
 UNSEEN = 0.5
-"""Valid rate that is taken for a row that was not validated."""
+"""Assumed valid rate of a row that was not validated."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RoundRecord(JsonValue):
-    """One finished round: what was trained on and what came out.
+    """One finished round: its configuration and its evidence.
 
     Attributes:
       round: index of the round, from 0.
       config: the configuration of its training set.
-      evidence: the validation after its training, and the training itself.
-      cold_start: True if nobody designed the configuration (the start of a run).
-      summary: the engineer's own explanation of the configuration, if any. A context shows that of
-        the latest round alone (`RunRecord.summary`).
+      evidence: of its training and of the validation after it.
+      cold_start: the configuration was not designed (the start of a run).
+      summary: the engineer's own explanation of the configuration, if any. A context shows only
+        that of the latest round (`RunRecord.summary`).
     """
 
     round: int
@@ -49,7 +49,7 @@ class RunRecord(JsonValue):
       total_rounds: number of rounds of the whole run, round 0 included.
       epochs_per_round: passes over the training set in each round; may be a fraction.
       summary: the engineer's own explanation of the current configuration (module S), if any.
-      training: full training details (full module T) as texts by name, if any.
+      training: texts by name for the full form of module T, if any.
       initial: the validation before any training, if there was one. Curricula may use it; no
         context shows it.
     """

@@ -1,8 +1,8 @@
-"""What an engineer may choose: a table of numbers with their ranges, for any family.
+"""Configurations and their space, for any family.
 
-A configuration has a row for each kind of instance (a map size, a topic) and a column for each
-parameter of the generator. A space says which rows and columns there are, between which bounds
-each number lies, and which numbers are fractions of one whole.
+A configuration is a table with a row for each kind of instance (a map size, a topic) and a column
+for each parameter of the generator. A space defines the rows and columns, the bounds of each
+number, and which column holds fractions that sum to 1.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_]{0,39}")
 
 
 def ordered_rows(names: Iterable[str]) -> tuple[str, ...]:
-    """Distinct row names: by value if all are whole numbers, else in the order they come."""
+    """Distinct row names: ascending if all are whole numbers, else in order of appearance."""
     distinct = list(dict.fromkeys(names))
     if all(name.isdecimal() for name in distinct):
         distinct.sort(key=int)
@@ -31,7 +31,7 @@ def ordered_rows(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def plural(label: str) -> str:
-    """What several rows are called."""
+    """The plural of a row label."""
     return label if label.endswith("s") else f"{label}s"
 
 
@@ -93,10 +93,10 @@ class Configuration:
 
     @classmethod
     def from_dict(cls, mapping: Mapping[Any, Mapping[str, Any]]) -> "Configuration":
-        """Reads what `to_dict` writes; the names of rows may be numbers, as YAML reads them.
+        """Reads what `to_dict` writes; row names may be numbers, as YAML reads them.
 
         Raises:
-          ValueError: the rows do not all have the same parameters, or a number is none.
+          ValueError: the rows do not have the same parameters, or a value is not a number.
         """
         if not isinstance(mapping, Mapping) or not mapping:
             raise ValueError(f"configuration={mapping!r}: a mapping from rows is needed")
@@ -110,7 +110,7 @@ class Configuration:
 
     @classmethod
     def from_cells(cls, cells: Mapping[Cell, float]) -> "Configuration":
-        """The inverse of `cells`, with rows and errors as of `from_dict`."""
+        """The inverse of `cells`; row order and errors as in `from_dict`."""
         return cls.from_dict(by_row(cells))
 
 
@@ -120,12 +120,11 @@ class Parameter:
 
     Attributes:
       name: letters, digits and underscores.
-      bounds: (low, high) of every row in their order; one pair alone holds for all rows.
-      decimals: digits after the point that are shown, drawn and decoded, 0 to 6; with 0 the
-        numbers are whole. A number that an engineer writes with more digits is taken as it is,
-        unless `decimals` is 0.
-      random_high: random draws stay at or below this, if it is above the lower bound.
-      meaning: what the number does, one sentence without its name, for the words of a family.
+      bounds: (low, high) of every row in order; a single pair holds for all rows.
+      decimals: digits after the point that are shown, drawn and decoded, 0 to 6; 0 means whole
+        numbers. Additional digits that an engineer writes are kept unless `decimals` is 0.
+      random_high: upper limit of random draws, if it is above the lower bound.
+      meaning: what the number does, one sentence without its name, for the texts of a family.
     """
 
     name: str
@@ -153,15 +152,15 @@ class ConfigurationSpace:
     """Rows and parameters of an environment family.
 
     Attributes:
-      label: what a row is called, in words and in JSON ("size").
-      rows: names of the rows; in ascending order if they are whole numbers.
+      label: what a row is called, in texts and in JSON ("size").
+      rows: names of the rows, ascending if they are whole numbers.
       parameters: the columns.
-      fraction_parameter: the one that divides the training set over all rows: its numbers are
-        fractions, at least 0 with sum 1, and its bounds are (0, 1).
-      row_keys: further keys, besides the label and "name", under which a mapping may name its own
-        row where an answer is read; capitals do not matter.
-      row_suffix: a regular expression for what may follow the name of a row there; it must not
-        match unbounded repetitions.
+      fraction_parameter: the column that divides the training set over the rows: fractions with sum
+        1 and bounds (0, 1).
+      row_keys: keys besides the label and "name" under which a mapping in an answer may name its
+        row; case-insensitive.
+      row_suffix: a regular expression for what may follow a row name in an answer, without
+        unbounded repetitions.
     """
 
     label: str
@@ -172,8 +171,7 @@ class ConfigurationSpace:
     row_suffix: str = ""
 
     def __post_init__(self) -> None:
-        names = tuple(parameter.name for parameter in self.parameters)
-        for kind, values in (("rows", self.rows), ("parameters", names)):
+        for kind, values in (("rows", self.rows), ("parameters", self.names)):
             folded = [value.lower() for value in values]
             if not values or len(set(folded)) != len(values):
                 raise ValueError(f"{kind}={values}: distinct names, at least one, are needed")
@@ -215,7 +213,7 @@ class ConfigurationSpace:
         return tuple((row, name) for row in self.rows for name in self.names)
 
     def check(self, config: Configuration) -> None:
-        """Raises a ValueError that names what is wrong if a configuration is not of the space."""
+        """Raises a ValueError that names the problem if a configuration is not of the space."""
         if (config.rows, config.parameters) != (self.rows, self.names):
             raise ValueError(
                 f"configuration: rows {config.rows} and parameters {config.parameters}, "
@@ -235,7 +233,7 @@ class ConfigurationSpace:
             raise ValueError(f"{name}: the fractions sum to {total:.6g}, they must sum to 1")
 
     def uniform(self) -> Configuration:
-        """Equal fractions, and every other number in the middle of where random draws lie."""
+        """Equal fractions, and every other number in the middle of its random range."""
         cells: dict[Cell, float] = {}
         for row, name in self.cells:
             low, high = self.random_bounds(row, name)
@@ -261,7 +259,7 @@ class ConfigurationSpace:
         return Configuration.from_cells({cell: drawn[cell] for cell in self.cells})
 
     def divided(self, weights: Sequence[float]) -> dict[Cell, float]:
-        """Fractions in proportion to the weights of the rows, with the decimals that they have."""
+        """Fractions in proportion to row weights, rounded to the decimals of their parameter."""
         name = self.fraction_parameter
         fractions = round_fractions(weights, 10 ** self.parameter(name).decimals)
         return {(row, name): part for row, part in zip(self.rows, fractions, strict=True)}
@@ -273,9 +271,9 @@ class ConfigurationSpace:
 
 
 def grid_range(bounds: Bounds, decimals: int) -> tuple[int, int]:
-    """(first, last) in units of the last decimal place that lie within the bounds.
+    """(first, last) number within the bounds, in units of the last decimal place.
 
-    Empty (first > last) where no such number does.
+    first > last if there is none.
     """
     units = 10**decimals
     low, high = bounds
@@ -283,24 +281,24 @@ def grid_range(bounds: Bounds, decimals: int) -> tuple[int, int]:
 
 
 def on_grid(value: float, bounds: Bounds, decimals: int = 2) -> float:
-    """The number with so many decimals nearest to `value` within the bounds.
+    """Rounds `value` to a number of that many decimals within the bounds.
 
-    Where no such number lies within the bounds, their lower end.
+    The lower bound if no such number lies within them.
     """
     low, high = bounds
     first, last = grid_range(bounds, decimals)
     if first > last:
         return low
     units = min(max(round(value * 10**decimals), first), last)
-    # Binary rounding of the bound itself must not push the result over it.
+    # Floating-point rounding must not push the result over a bound.
     return min(max(units / 10**decimals, low), high)
 
 
 def round_fractions(weights: Sequence[float], units: int = 100) -> tuple[float, ...]:
     """Fractions proportional to `weights`, multiples of 1 / `units`, that sum to 1.
 
-    Largest remainders: every fraction is rounded down, and the units that are left go to the
-    largest remainders (the first of equal ones).
+    Largest-remainder method: every fraction is rounded down, and the remaining units go to the
+    largest remainders (the first on ties).
     """
     if not weights or not all(math.isfinite(w) and w >= 0 for w in weights) or not any(weights):
         raise ValueError(f"weights={tuple(weights)}: must be finite, >= 0, and not all 0")

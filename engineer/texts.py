@@ -1,4 +1,4 @@
-"""What an engineer knows of a family besides its space: checks, and templates of texts."""
+"""The checks and context texts of a family."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -11,11 +11,11 @@ from engineer.space import ConfigurationSpace, plural
 
 
 def macros(file: str, **names: Any) -> Any:
-    """The macros of a file as attributes: functions that return a text.
+    """Loads the macros of a template file: attributes that return a text when called.
 
     Args:
-      file: in the folder of this package.
-      **names: what its macros may call besides their arguments.
+      file: name of a file in this package.
+      **names: globals of the template.
     """
     return _TEMPLATES.from_string(Path(__file__).with_name(file).read_text(), globals=names).module
 
@@ -37,19 +37,19 @@ NO_SUMMARY = "no explanation yet"
 
 @dataclasses.dataclass(frozen=True)
 class FamilyTexts:
-    """The checks of a family, and the texts of a context that do not change from round to round.
+    """The checks of a family, and the texts of a context that are the same in every round.
 
     Attributes:
-      label: what a row is called; as in the space.
-      checks: what every answer is checked for; it is valid if it passes all of them.
-      alone: checks after whose failure nothing else can be judged of an answer.
-      instruction: what the task is, what may be changed, how the results are to be read.
-      guideline: module G, how the parameters bear on learnability, with advice on what to do.
-      neutral_guideline: the same without advice: a model that only does as it is told shows nothing
-        of what it reads in its failures.
-      output_format: how the configuration is to be written.
+      label: what a row is called, as in the space.
+      checks: names of the checks; an answer is valid if it passes all of them.
+      alone: checks whose failure makes all others meaningless.
+      instruction: the task, what may be changed, and how to read the results.
+      guideline: module G: how the parameters affect learnability, with advice.
+      neutral_guideline: the same without advice, so that designs show what a model reads in its
+        failures rather than how it follows advice.
+      output_format: the requested form of a configuration.
       failure_words: the failures shown, in this order, each with the checks that it counts.
-      explanation: of the designs in demonstrations, where a context carries one forward.
+      explanation: of the designs in demonstrations, if a context carries one forward.
     """
 
     label: str
@@ -64,7 +64,7 @@ class FamilyTexts:
 
 
 def plain_texts(space: ConfigurationSpace, task: str, checks: Sequence[str]) -> FamilyTexts:
-    """Texts for any space, made of the names and meanings of its parameters.
+    """Generic texts from the names and meanings of the parameters.
 
     Args:
       space: its parameters' `meaning`s are quoted.

@@ -6,5 +6,5 @@ import learner as learner  # Names the extra to install if it is missing.
 
 
 def train() -> None:
-    """What the console script for training calls: `python -m experiments.main`."""
+    """Entry point of the console script: `python -m experiments.main`."""
     runpy.run_module("experiments.main", run_name="__main__", alter_sys=True)

@@ -1,8 +1,8 @@
-"""What the processes of one run need in common, looked at before the run begins.
+"""Checks that the processes of one run agree, before it begins.
 
-Several processes that are not alike (another revision of the code on one host, another option,
-another model under the same path) would compute different programs and wait for each other for
-ever, or worse, would not. A folder that they do not share shows at the first checkpoint only.
+Processes that differ (in a revision of the code, an option, or the model under the same path) would
+run different programs and deadlock, or silently diverge. A folder that they do not share would only
+be noticed at the first checkpoint.
 """
 
 import hashlib
@@ -21,17 +21,17 @@ from learner.devices import distributed
 
 _CODE = ("mapf_jax", "engineer", "learner", "experiments")
 _CODE_FILES = ("*.py", "*.txt", "*.json", "*.yaml")
-# Of a file of weights its size and so much from its middle; other files are read whole.
+# Files of weights are compared by size and this much of their middle, others as a whole.
 _SAMPLE_BYTES = 1 << 16
 # Seconds that a file may take to appear on another host.
 _PATIENCE = 10.0
 
 
 def check_alike(settings: Settings) -> None:
-    """Makes sure that all processes have the same options, code, packages and model.
+    """Checks that all processes have the same options, code, packages and model.
 
     Raises:
-      UserError: on all of them; it names the first process that differs, and in what.
+      UserError: on all processes; names the differences of the first process that differs.
     """
     if not distributed.together():
         return
@@ -57,14 +57,14 @@ def check_alike(settings: Settings) -> None:
 
 
 def check_shared(root: Path) -> None:
-    """Makes sure that all processes reach one and the same folder, and can write there.
+    """Checks that all processes share one folder and can write to it.
 
     Raises:
-      UserError: on all of them, if the first does not see what another one writes.
+      UserError: on all processes, if the first does not see what another one writes.
     """
     if not distributed.together():
         return
-    # A new name each time: no file system has remembered that there is no such file.
+    # A new name each time: a file system may have cached that an old one does not exist.
     name = distributed.on_first(lambda: f".seen-{secrets.token_hex(4)}")
     marks = [root / f"{name}-{index}" for index in range(jax.process_count())]
     mine = marks[jax.process_index()]
@@ -89,7 +89,7 @@ def _mark(path: Path) -> None:
 
 
 def _unseen(marks: list[Path]) -> list[int]:
-    """The numbers of those that do not appear in time."""
+    """Indices of the files that do not appear in time."""
     end = time.monotonic() + _PATIENCE
     while True:
         unseen = [index for index, mark in enumerate(marks) if not mark.exists()]
@@ -99,7 +99,7 @@ def _unseen(marks: list[Path]) -> list[int]:
 
 
 def _digest(paths: Iterable[Path]) -> str:
-    """Of the names and contents of files."""
+    """A digest of the names and contents of files."""
     digest = hashlib.sha256()
     for path in sorted(path for path in paths if path.is_file()):
         digest.update(f"{path.name} {path.stat().st_size} ".encode())

@@ -1,8 +1,8 @@
-"""A run that begins with the rounds of another one: `--branch=RUN@ROUND`.
+"""Runs that start from a round of another run: `--branch=RUN@ROUND`.
 
-Its folder begins as a copy of that run's up to the end of the round: problems, training,
-validation, evidence and the checkpoint. The design that follows is its own. With the same options
-and seed it repeats the rest of that run.
+The folder starts as a copy of that run up to the end of the round: problems, training, validation,
+evidence and the checkpoint. The next design is its own. With the same options and seed it repeats
+the rest of that run.
 """
 
 import os
@@ -16,24 +16,24 @@ from experiments.run_checkpoint import end_of_round, find_checkpoint
 from experiments.settings import Settings
 from experiments.store import OtherOptionsError, RunStore
 
-#: Options in which a branch may differ from the run that it leaves.
+#: Options in which a branch may differ from its source.
 _OWN = (*files.FREE, "loop.rounds", "seed", "engineer.", "environment.")
-# What a start that was refused leaves in its folder.
+# Files that a refused start leaves in its folder.
 _REFUSED = {".lock", "config.json", "versions.json", files.DIGESTS}
-# What follows the validation of a round, and so belongs to the one that designs.
+# Files that follow the validation of a round, which a branch makes itself.
 _OF_DESIGN = shutil.ignore_patterns("design", "engineer_training.jsonl", "probe_set.jsonl")
 
 
 def branch(spec: str, store: RunStore, settings: Settings) -> list[str]:
-    """Begins a run with a copy of another run's first rounds, unless that has been done.
+    """Starts a run from a copy of another run's first rounds, unless that is done already.
 
     Args:
       spec: RUN@ROUND.
-      store: the run to begin; its folder holds none yet.
+      store: the new run; its folder holds none yet.
       settings: its options.
 
     Returns:
-      Lines about it for the user; none if it had been done.
+      Lines for the user; none if the copy was there already.
 
     Raises:
       UserError: there is no such run, round or checkpoint; the folder holds another run; or an
@@ -44,7 +44,7 @@ def branch(spec: str, store: RunStore, settings: Settings) -> list[str]:
         raise UserError(f"branch={spec!r}: allowed is RUN@ROUND, such as runs/tiny@0")
     made = store.root / files.BRANCH
     note = {"run": str(Path(source).resolve()), "round": int(index)}
-    if made.exists():  # Whatever has become of the other run.
+    if made.exists():  # The other run may be gone by now.
         before = files.read_file(made)
         if note.items() <= before.items():
             return []
@@ -76,14 +76,14 @@ def branch(spec: str, store: RunStore, settings: Settings) -> list[str]:
 def copy_rounds(
     source: Path, target: Path, rounds: int, note: dict[str, Any] | None = None
 ) -> None:
-    """Copies the first rounds of a run, without the last one's design, for another to go on there.
+    """Copies the first rounds of a run, without the last one's design, to continue from there.
 
-    The copy appears as a whole or not at all, in the place of whatever was there. The files of the
-    checkpoint, which are never written again, are linked where the file system can.
+    The copy atomically replaces the target. Checkpoint files, which are never rewritten, are hard
+    links where the file system supports them.
 
     Args:
-      rounds: how many; they are finished, and the checkpoint at their end is there.
-      note: kept in the copy.
+      rounds: number of rounds, all finished, with the checkpoint at their end.
+      note: written to the copy.
     """
     temporary = target.with_name(target.name + ".tmp")
     shutil.rmtree(temporary, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Flags that several commands have, with errors that say what is allowed."""
+"""Flags shared by several commands, with errors that say what is allowed."""
 
 import sys
 from pathlib import Path
@@ -12,21 +12,20 @@ from learner import checks
 _CONFIGS = Path(__file__).parent / "configs"
 _DEFAULT_CONFIG = "tiny"
 
-# Flags that are defined here count as those of the command that asks for them, whose --help lists
-# them.
+# Flags defined here belong to the calling command, whose --help lists them.
 flags.disclaim_key_flags()
 
 
 def config_names() -> list[str]:
-    """What `--config` may name without a path: the files of `experiments/configs`."""
+    """Names that `--config` takes without a path: the files of `experiments/configs`."""
     paths = (path.relative_to(_CONFIGS).with_suffix("") for path in _CONFIGS.rglob("*.py"))
     return sorted(path.as_posix() for path in paths if path.name != "__init__")
 
 
 def define_config() -> flags.FlagHolder:
     """Defines `--config=FILE` with overrides such as `--config.loop.rounds=2`."""
-    # The default is put in by `parse_flags`: the library would read a default, overrides and all,
-    # before anybody can catch its errors.
+    # `parse_flags` puts in the default: the library would read one, with its overrides, before its
+    # errors can be caught.
     return config_flags.DEFINE_config_file(
         "config",
         None,
@@ -59,14 +58,14 @@ def parse_flags(argv: list[str]) -> list[str]:
     try:
         return flags.FLAGS([others[0], f"--config={config_file(given)}", *others[1:]])
     except (flags.Error, TypeError) as error:
-        # The library quotes the whole traceback of a get_config() that fails; its end says why.
+        # The library quotes the whole traceback of a failing get_config(); its last line says why.
         sys.exit(f"error: {str(error).strip().splitlines()[-1]}")
-    except Exception as error:  # Whatever a file of a user's own does when it is imported.
+    except Exception as error:  # A user's own file may raise anything.
         sys.exit(f"error: config={given!r}: {type(error).__name__}: {checks.one_line(error)}")
 
 
 def config_file(given: str) -> str:
-    """The path that `--config` means, with its argument if any; without one the program ends."""
+    """The path that `--config` means, with its argument if any; exits if there is none."""
     if Path(_split(given)[0]).is_file():
         return given
     name, colon, argument = given.partition(":")
@@ -79,5 +78,5 @@ def config_file(given: str) -> str:
 
 
 def _split(config: str) -> tuple[str, str, str]:
-    """A configuration may take an argument: FILE.py:ARGUMENT."""
+    """Splits FILE.py:ARGUMENT; the argument is optional."""
     return config.replace(".py:", ".py\n").partition("\n")

@@ -1,4 +1,4 @@
-"""The engineer of a run: who designs, how its designs are sampled, and what is kept of them."""
+"""The engineer of a run: makes its designer, samples its designs and records them."""
 
 import dataclasses
 import functools
@@ -29,11 +29,11 @@ from learner.sampling.token_automaton import TokenAutomaton
 from learner.tokens import ThinkingBudget
 
 USAGE = "usage.jsonl"
-"""In a run's folder, the tokens of the replies of its servers."""
+"""Tokens of the replies of its servers, in a run's folder."""
 MODEL_DESIGNERS = ("current", "base")
-"""Designers that answer with the run's own sampler."""
+"""Designers that use the run's own sampler."""
 PROBING_DESIGNERS = ("oracle", "adversary")
-"""Designers that try configurations out before they choose one."""
+"""Designers that try configurations before they choose one."""
 _PROBE: Sequence[Message] = [{"role": "user", "content": "Answer with the word: ready"}]
 _BY_RULE: Mapping[str, Designer] = {
     "fixed": designers.fixed,
@@ -45,14 +45,14 @@ _BY_RULE: Mapping[str, Designer] = {
 
 
 def design_completer(settings: Settings, family: Family, policy: Policy) -> Completer:
-    """How designs are sampled.
+    """Makes the completer that samples designs.
 
-    Under the grammar a stop token in the midst of the reasoning ends an answer for the sampler; it
-    is then finished with the trigger and a configuration.
+    Under the grammar, an answer whose reasoning ends with a stop token is completed with the
+    trigger and a configuration.
 
     Raises:
-      ValueError: the model does not think in the way that is asked for, or a design under the
-        grammar may not fit the budget.
+      ValueError: the model does not support the requested thinking, or a design under the grammar
+        may not fit the budget.
     """
     engineer, limit = settings.engineer, _budget(settings.engineer, policy)
     options: dict[str, Any] = {"thinking": engineer.thinking}
@@ -62,7 +62,7 @@ def design_completer(settings: Settings, family: Family, policy: Policy) -> Comp
             functools.partial(policy.tokenizer.encode, add_special_tokens=False),
             tokens.stop_token_ids(policy.tokenizer),
             exact_fractions=engineer.exact_fractions,
-            # Where the automaton begins after the thought, a blank line does: models write it so.
+            # Models write a blank line between their thought and the configuration.
             opening="\n\n" if engineer.thinking else "",
         )
         longest = found.longest + (limit.max_tokens + len(limit.closing_ids) if limit else 0)
@@ -84,7 +84,7 @@ def design_completer(settings: Settings, family: Family, policy: Policy) -> Comp
 
 
 def _budget(engineer: EngineerSettings, policy: Policy) -> ThinkingBudget | None:
-    """The limit on what comes before a configuration: the model's thought, or reasoning."""
+    """The limit on the thinking or the reasoning before a configuration."""
     if engineer.trigger:
         trigger = policy.tokenizer.encode(engineer.trigger, add_special_tokens=False)
         return ThinkingBudget(engineer.reasoning_tokens, tuple(trigger), len(trigger))
@@ -108,12 +108,12 @@ def make_designer(
     progress: Callable[[Configuration], float] = _no_trial,
     usage: Path | None = None,
 ) -> Designer:
-    """The designer of a run; without what it asks, to see whether its settings are allowed.
+    """Makes the designer of a run; from the settings alone, only checks them.
 
     Args:
-      completer, params: of the model of `MODEL_DESIGNERS`.
-      progress: what a configuration teaches in a short training, for `PROBING_DESIGNERS`.
-      usage: of `Endpoint`.
+      completer, params: of the model, for `MODEL_DESIGNERS`.
+      progress: the progress of a short training under a configuration, for `PROBING_DESIGNERS`.
+      usage: see `Endpoint`.
 
     Raises:
       ValueError: a file that the settings name holds no configuration of the space.
@@ -163,23 +163,23 @@ def make_designer(
 
 
 def make_judge(settings: Settings, usage: Path | None = None) -> Generate | None:
-    """The model that judges designs, or None if there is to be none.
+    """The model that judges designs; None if none is configured.
 
     Raises:
-      ValueError: the address of its server is none.
+      ValueError: the address of its server is invalid.
     """
     judge = settings.engineer.judge
     return _asked_once(judge, usage=usage) if judge.url else None
 
 
 def ask_servers(settings: Settings) -> list[str]:
-    """Asks each server of a run for a word, so that a refusal does not come hours later.
+    """Sends each server of a run a short request, so that a refusal does not come hours later.
 
     Returns:
-      A line for each server that does not answer now; it may when it is needed.
+      A line for each server that does not answer now; it may later.
 
     Raises:
-      RefusedError: a server refuses what it is asked.
+      RefusedError: a server refuses the request.
     """
     engineer, lines = settings.engineer, []
     asked = {"engineer.endpoint": engineer.endpoint, "engineer.judge": engineer.judge}
@@ -205,10 +205,10 @@ def design_round(
     space: ConfigurationSpace,
     seed: int,
 ) -> None:
-    """Designs the next configuration and keeps how it came about; `design.json` comes last.
+    """Designs the next configuration and writes its files; `design.json` comes last.
 
     Raises:
-      UserError: a server refuses what it is asked.
+      UserError: a server refuses a request.
     """
     judge = make_judge(settings, store.root / USAGE)
     try:
@@ -231,7 +231,7 @@ def design_round(
 
 
 def _asked_once(server: Server, **options: Any) -> Generate:
-    """Of several processes the first asks the server, and tells the others what it said."""
+    """A `Generate` that asks the server on the first process and broadcasts the reply."""
     endpoint = Endpoint(**dataclasses.asdict(server), **options)
 
     def generate(chat: Sequence[Message], seed: int) -> str:
@@ -244,7 +244,7 @@ def start_config(settings: Settings, space: ConfigurationSpace, seed: int) -> Co
     """The configuration of round 0.
 
     Raises:
-      ValueError: the file that it is to be read from holds none of the space.
+      ValueError: its file holds no configuration of the space.
     """
     start = settings.engineer.start
     if start == "random":

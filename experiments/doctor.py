@@ -1,10 +1,10 @@
-"""Says which files of a run are whole, damaged or missing, and how to go on.
+"""Reports which files of a run are intact, damaged or missing, and how to go on.
 
 python -m experiments.doctor RUN
 
 It reads everything that a resumed run would read, checkpoints included, and changes nothing. Exit
-codes: 0 where the run's own command goes on from there, or has finished; 1 where something has to
-be done first, or the folder is no run.
+codes: 0 if the run is finished or its own command can resume it; 1 if something has to be repaired
+first, or the folder is no run.
 """
 
 import dataclasses
@@ -29,8 +29,8 @@ from learner import checks
 from learner.training.checkpoints import Checkpoints
 
 Parse = Callable[[Any], Any]
-# Files in the order in which a run writes them: what parses each, and which file beside it comes
-# last and, while it is there, keeps the run from making this one anew.
+# Files in the order in which a run writes them: the parser of each, and the file beside it that is
+# written last and, while it exists, keeps the run from making this one again.
 _COMMON: Mapping[str, tuple[Parse, str]] = {
     "validation/generated.json": (dict, "instances.jsonl"),
     "validation/instances.jsonl": (list, ""),
@@ -56,14 +56,14 @@ _OF_A_ROUND: Mapping[str, tuple[Parse, str]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """What a run cannot go on with.
+    """A file that keeps a run from going on.
 
     Attributes:
       path: relative to the run's folder.
       wrong: what is wrong with it.
-      remove: what has to go so that the run makes it anew, relative as well; None if it cannot.
-      step: the last of the training steps, over all rounds, from which it is made anew; None if it
-        is from every step.
+      remove: relative paths to remove so that the run makes it again; None if it cannot.
+      step: the latest training step, over all rounds, from which the run can make it again; None if
+        it can from every step.
     """
 
     path: Path
@@ -73,7 +73,7 @@ class Finding:
 
 
 def examine(root: Path, settings: Settings) -> tuple[int, list[Finding]]:
-    """How many files of a run are whole, and which are damaged or missing."""
+    """The number of intact files of a run, and findings on the others."""
     try:
         read_log(root / DIGESTS)
     except UserError as error:
@@ -87,7 +87,7 @@ def examine(root: Path, settings: Settings) -> tuple[int, list[Finding]]:
             if not (root / path).exists():
                 raise UserError("missing")
             if path.name == "train.jsonl":
-                found = len(read_log(root / path))  # A kill may have cut its last line in two.
+                found = len(read_log(root / path))  # A kill may truncate its last line.
                 if found < len(steps) and (root / path).with_name("validation.json").exists():
                     raise UserError(f"damaged: {found} of {len(steps)} steps")
             else:
@@ -98,7 +98,7 @@ def examine(root: Path, settings: Settings) -> tuple[int, list[Finding]]:
             before = {"train.jsonl": len(steps), "train_failures.json": 1}.get(path.name, 0)
             made_from = steps.stop - before if steps else None
             remove = [path, path.with_name(last or path.name)]
-            if made_from == 0:  # All training is done again, and the run has not finished.
+            if made_from == 0:  # All training is repeated, so the run is not finished.
                 remove += [Path("checkpoints"), Path("report.html")]
             there = tuple(one for one in dict.fromkeys(remove) if (root / one).exists())
             findings.append(Finding(path, wrong, there, made_from))
@@ -106,10 +106,10 @@ def examine(root: Path, settings: Settings) -> tuple[int, list[Finding]]:
 
 
 def _files(root: Path, settings: Settings) -> Iterator[tuple[Path, Parse, str, range]]:
-    """The files of a run, relative to its folder, as `_COMMON` and `_OF_A_ROUND` describe them.
+    """The files of a run, relative to its folder, with the values of `_COMMON` and `_OF_A_ROUND`.
 
-    The last value has the training steps of the round over all rounds; it is empty for a file that
-    no round has.
+    The last value is the range of training steps of the file's round, counted over all rounds;
+    empty for files outside rounds.
     """
     never = [] if settings.validation.temperature else ["greedy.jsonl"]  # All answers are greedy.
     for name, about in _COMMON.items():
@@ -130,7 +130,7 @@ def _files(root: Path, settings: Settings) -> Iterator[tuple[Path, Parse, str, r
 
 
 def check_checkpoints(root: Path, settings: Settings) -> tuple[list[int], list[Finding]]:
-    """The names of the whole checkpoints, and what is wrong with the others."""
+    """The steps of the intact checkpoints, and findings on the others."""
     folder = root / "checkpoints"
     if not folder.is_dir():
         return [], []
@@ -152,11 +152,11 @@ def check_checkpoints(root: Path, settings: Settings) -> tuple[list[int], list[F
 
 
 def advice(findings: Sequence[Finding], steps: Sequence[int]) -> list[str]:
-    """What to do, in order; nothing where nothing is wrong.
+    """What to do, in order; empty if there are no findings.
 
     Args:
       findings: of files and checkpoints.
-      steps: the whole checkpoints, ascending.
+      steps: the intact checkpoints, ascending.
     """
     if not findings:
         return []

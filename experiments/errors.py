@@ -1,4 +1,4 @@
-"""Errors of the user, told apart from errors of the program."""
+"""User errors, as opposed to errors of the program."""
 
 import contextlib
 import sys
@@ -9,10 +9,9 @@ from learner.devices.preemption import INTERRUPTED_EXIT_CODE
 
 
 class UserError(ValueError):
-    """What was asked for cannot be done; the message names the option, its value, what is allowed.
+    """A request cannot be met; the message names the option, its value and what is allowed.
 
-    Commands print the message alone. Any other error is one of the program and keeps its
-    traceback.
+    Commands print only the message. Any other error is a bug and keeps its traceback.
     """
 
 
@@ -20,8 +19,7 @@ class UserError(ValueError):
 def user_errors() -> Iterator[None]:
     """Turns a `ValueError` of the body into a `UserError`.
 
-    For code that does nothing but check what the user asked for against itself, a model or a
-    machine: its `ValueError`s are about that.
+    For code that only checks the user's request, whose `ValueError`s are about that request.
     """
     try:
         yield
@@ -33,10 +31,10 @@ def user_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def ended_in_one_line(*others: type[Exception]) -> Iterator[None]:
-    """Ends the program with one line where the body raises what the user can mend; 130 on Ctrl-C.
+    """Exits with one line if the body raises an error that the user can fix; 130 on Ctrl-C.
 
     Args:
-      others: errors of this kind besides `UserError` and `OSError`.
+      others: such errors besides `UserError` and `OSError`.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""What a run knows of its finished rounds, gathered from the files in its folder."""
+"""The evidence of finished rounds, from the files in a run's folder."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -19,11 +19,11 @@ from learner.training.trainer import StepResult
 T = TypeVar("T")
 
 FAILURES_DRAWN = 4
-"""Failures drawn of each round, of training and of validation alike."""
+"""Failures drawn for each round, from training and from validation each."""
 
 
 def run_record(store: RunStore, settings: Settings, family: Family, index: int) -> RunRecord:
-    """What is known when round `index` is designed."""
+    """The record that round `index` is designed from."""
     history = tuple(
         RoundRecord(
             round=past,
@@ -46,7 +46,7 @@ def run_record(store: RunStore, settings: Settings, family: Family, index: int) 
 
 
 def round_evidence(store: RunStore, family: Family, index: int) -> Evidence:
-    """The evidence of a round whose validation is finished; gathered once."""
+    """The evidence of a round whose validation is finished; computed once."""
     folder = store.round(index)
 
     def gathered() -> dict[str, Any]:
@@ -67,7 +67,7 @@ def round_evidence(store: RunStore, family: Family, index: int) -> Evidence:
 
 
 def _training_evidence(store: RunStore, folder: Path) -> TrainingEvidence:
-    """Reward, signal and achieved ratios of the round whose files are in `folder`."""
+    """Rewards, valid rates and achieved configuration of the round in `folder`."""
     lines = store.read(folder / "train.jsonl")
     rows = store.read(folder / "generated.json")["rows"]
     asked = store.read(folder / "environment.yaml")
@@ -110,7 +110,7 @@ def outcome_metrics(found: FailureBreakdown, prefix: str = "") -> dict[str, floa
 def training_failures(
     family: Family, problems: Sequence[Problem], result: StepResult
 ) -> list[dict[str, Any]]:
-    """`drawn_failures` of a step of training on problems."""
+    """`drawn_failures` of a training step."""
     chosen = [problems[i] for i in result.indices.tolist()]
     texts = [completion.text for completion in result.completions]
     return drawn_failures(family, result.scores.records, chosen, texts, False)
@@ -123,7 +123,7 @@ def drawn_failures(
     texts: Sequence[str],
     held_out: bool,
 ) -> list[dict[str, Any]]:
-    """Some of N verified completions that failed, drawn; as JSON holds `DrawnFailure`.
+    """Some failures among N verified completions, as `DrawnFailure.to_dict` gives them.
 
     Args:
       records: N records, as many as problems and texts.
@@ -152,7 +152,7 @@ def one_of_each_kind(rows: Sequence[T], kind: Callable[[T], Any], count: int) ->
 
 
 def _explanation(store: RunStore, index: int) -> str | None:
-    """The engineer's own, of the configuration that round `index` was trained with."""
+    """The engineer's explanation of the configuration that round `index` was trained on."""
     if index == 0:
         return None
     if store.read(store.round(index) / "generated.json")["note"]:

@@ -1,10 +1,10 @@
-"""Writes what a run has trained as a Hugging Face checkpoint.
+"""Exports the trained model of a run as a Hugging Face checkpoint.
 
     python -m experiments.export runs/tiny --out=models/trained
 
-The folder then loads like any other model: with `transformers`, servers that read such folders,
-`python -m learner.generate`, and as `--config.model.path` of another run. Adapters are added to the
-weights they belong to.
+The folder loads like any other model: in `transformers`, in servers, in `python -m
+learner.generate`, and as `--config.model.path` of another run. Adapters are merged into the
+weights.
 """
 
 import argparse
@@ -24,18 +24,17 @@ def export(run: str, out: Path, mesh: MeshSettings, dtype: str | None = None) ->
     """Writes weights, `config.json`, `generation_config.json` and the tokenizer into `out`.
 
     Args:
-      run: RUN, RUN:STEP or RUN@ROUND; RUN alone is its last checkpoint.
-      out: a folder outside the run that is empty or does not exist; what an interrupted call
-        has left there is replaced.
-      mesh: devices to hold the weights and, while they are read, the optimizer's moments.
-      dtype: of the weights in the files; None is that of the parameters.
+      run: RUN (its last checkpoint), RUN:STEP or RUN@ROUND.
+      out: an empty or new folder outside the run; files of an interrupted call are replaced.
+      mesh: devices for the weights and, while loading, the optimizer's moments.
+      dtype: of the exported weights; None is that of the parameters.
 
     Returns:
-      Which checkpoint it was.
+      The exported checkpoint.
 
     Raises:
-      UserError: there is no such checkpoint, `out` holds something or is not allowed, the model's
-        own folder is gone, or the mesh does not fit the model or the devices.
+      UserError: there is no such checkpoint, `out` is not empty or not allowed, the model's own
+        folder is gone, or the mesh does not fit the model or the devices.
     """
     checkpoint = find_checkpoint(run)
     if checkpoint is None:
@@ -56,7 +55,7 @@ def export(run: str, out: Path, mesh: MeshSettings, dtype: str | None = None) ->
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs the command; what the user can mend ends it with one line."""
+    """Runs the command; user errors end it with one line."""
     parser = argparse.ArgumentParser(
         prog="python -m experiments.export",
         description="Write what a run has trained as a Hugging Face checkpoint.",

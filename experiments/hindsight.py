@@ -1,9 +1,9 @@
-"""Keeps the current checkpoint reading: its own contexts, answered with what came after them.
+"""Supervised lessons in design from the run's own past, so that the checkpoint keeps reading.
 
-Off by default and beyond the publication. Training on problems wears down how a checkpoint reads
-its evidence (docs/studies/designers_sums). After a round the run knows which rows of the space
-taught something while it lasted. So each context that a design was made from is a lesson: its
-answer is the design that was used, with the set divided as hindsight says it should have been.
+Off by default and beyond the publication. Training on problems erodes how a checkpoint reads its
+evidence (docs/studies/designers_sums). After a round the run knows which rows of the space had a
+training signal. So each past context becomes a lesson: its answer is the design that was used, with
+the set divided as hindsight suggests.
 """
 
 import dataclasses
@@ -32,15 +32,15 @@ ROWS = 32
 
 
 def best_in_hindsight(record: RunRecord, index: int, space: ConfigurationSpace) -> Configuration:
-    """The configuration of round `index`, its set divided by the signal that its rows had.
+    """The configuration of round `index`, with the set divided by the signal of its rows.
 
-    A row's weight is the mean of p (1 - p) before and after the round, p being its valid rate, plus
-    0.05: the variance of success, and a rest so that no row vanishes. It is what the warm start's
-    demonstrations take from one validation (`families.demonstrations.rule_design`).
+    A row's weight is the mean of p (1 - p) before and after the round, where p is its valid rate,
+    plus 0.05, so that no row vanishes. The warm start's demonstrations use the same weight from a
+    single validation (`families.demonstrations.rule_design`).
 
     Args:
       record: of a run that has finished the round.
-      index: of a round that has one before it.
+      index: of the round, at least 1.
       space: the rows and bounds.
     """
     before, after = record.history[index - 1 : index + 1]
@@ -58,7 +58,7 @@ def best_in_hindsight(record: RunRecord, index: int, space: ConfigurationSpace) 
 
 
 class Hindsight:
-    """Trains a state on the designs that the rounds of its own run called for.
+    """Trains a state on designs corrected in hindsight.
 
     Args:
       settings: of the run.
@@ -90,10 +90,10 @@ class Hindsight:
     ) -> tuple[TrainState, list[dict[str, Any]]]:
         """The state after `engineer.training.hindsight_steps`, and each step's metrics, JSON-able.
 
-        It is the same state where only one round is finished, or no context fits.
+        The state is unchanged if only one round is finished or no context fits.
 
         Args:
-          state: where to start from; donated.
+          state: the initial state; donated.
           record: of the run so far.
           key: a typed JAX key of this round's lessons.
 
@@ -111,10 +111,10 @@ class Hindsight:
         return state, steps
 
     def _lessons(self, record: RunRecord, rng: np.random.Generator) -> Iterator[sft.Example]:
-        """Endless, over the contexts of all past designs; empty if there is none.
+        """An endless stream of lessons from all past designs; empty if there are none.
 
-        Half of them have the rows of all that they show exchanged at random, and of their answer
-        as well: what decides is the outcomes of a row, not its name.
+        In half of them the rows of context and answer are permuted at random, so that outcomes
+        decide, not names.
         """
         engineer, space = self._settings.engineer, self._family.space
         texts, tokenizer = engineer.texts(self._family.texts), self._policy.tokenizer

@@ -1,8 +1,8 @@
-"""The closed loop: generate, train, validate, design; each step recorded before the next.
+"""The closed loop: generate, train, validate, design; each step is recorded before the next.
 
-Every random choice is derived from the run's seed and the round, and every finished step leaves a
-file, so a run that was killed anywhere goes on as if it had not been. Several processes go through
-it together; the store says who touches the files.
+Every random choice derives from the run's seed and the round, and every finished step leaves a
+file, so a run that is killed anywhere resumes with the same results. Several processes run the loop
+together; the store decides which one touches the files.
 """
 
 import contextlib
@@ -36,9 +36,9 @@ class Loop:
     """One run in one folder.
 
     Args:
-      store: the files of the run; another run of the same options is continued.
-      reporter: where progress is shown.
-      resume_from: the checkpoint to go on from; None is the last one.
+      store: the files of the run; a run that is there is resumed.
+      reporter: shows progress.
+      resume_from: the checkpoint to resume from; None is the last one.
 
     Raises:
       UserError: the family cannot be loaded.
@@ -64,18 +64,18 @@ class Loop:
 
         Raises:
           UserError: an option does not go with another one or with the model.
-          NonFiniteError: a number that steers training was NaN or infinite; what the step trained
-            on is in the folder `non_finite`.
+          NonFiniteError: loss, gradient or reward was NaN or infinite; the folder `non_finite` has
+            the batch.
           Preempted: SIGTERM or SIGINT came; all work up to the current step is saved.
         """
         settings, store = self._settings, self._store
         with self._preemption.watch(), contextlib.ExitStack() as stack:
-            # Everything that can refuse its settings comes before anything that takes long.
+            # Whatever may reject the settings comes before anything slow.
             params = self._load()
             self._reporter.notes(plan(settings, self._trainer.memory(), self._trainer.capacities))
             self._checkpoints = stack.enter_context(SavedProgress(settings, store))
             self._begun = self._checkpoints.done(self._resume_from)
-            # TensorBoard hides what an interrupted run wrote of the steps to come.
+            # TensorBoard hides what an interrupted run wrote for steps after this one.
             opened = open_writers(settings, store.root, self._begun + 1)
             self._write_metrics = stack.enter_context(opened)
             self._problems = ProblemSets(settings, self._family, store, self._reporter, self._first)
@@ -98,7 +98,7 @@ class Loop:
                 self._report(f"round {index + 1}", store.round(index))
 
     def _load(self) -> Any:
-        """The parameters that the run starts from; whatever else of the model it needs is kept."""
+        """Sets up everything but the files of the run; returns the initial parameters."""
         settings = self._settings
         distributed.on_first(lambda: check_packages(settings))
         with user_errors():
@@ -125,7 +125,7 @@ class Loop:
         return params
 
     def _load_model(self) -> Any:
-        """Loads it, and checks whatever else of the settings depends on it."""
+        """Loads the model, and checks the settings that depend on it."""
         settings, family = self._settings, self._family
         self._policy = policy.load_policy(settings)
         self._sampled, self._greedy = validation_completers(settings, self._policy)
@@ -137,12 +137,11 @@ class Loop:
         return policy.load_params(settings, self._policy)
 
     def _start(self, params: Any) -> Progress:
-        """The progress of the last checkpoint, of the one asked for, or of a run's beginning."""
+        """The progress at the checkpoint to resume from, or at the start of a run."""
         if not self._begun:
             return Progress(self._trainer.init_state(params, jax.random.key(self._settings.seed)))
         progress = self._checkpoints.resume(self._policy, self._begun)
-        at = f"step {progress.step} of round {progress.round + 1}"
-        self._reporter.line(f"resuming after {at}")
+        self._reporter.line(f"resuming after step {progress.step} of round {progress.round + 1}")
         return progress
 
     def _train(self, index: int, progress: Progress) -> None:
@@ -196,7 +195,7 @@ class Loop:
                     break
 
     def _validate(self, params: Any, folder: Path, steps: int) -> None:
-        """Validates what so many steps in all have trained, unless that has been done."""
+        """Validates the parameters after `steps` steps in all, unless that is done already."""
         if self._store.exists(folder / "validation.json"):
             return
         if not steps:
@@ -228,17 +227,17 @@ class Loop:
         return Hindsight(self._settings, self._family, self._policy, self._engineer.fits)
 
     def _probe(self, index: int) -> tuple[list[Problem], jax.Array]:
-        """What shows the progress of a round's trials, and their key."""
+        """The probe set of a round's trials, and their key."""
         key = problem_sets.round_key(self._settings, problem_sets.ENGINEER, index)
         size = self._settings.engineer.training.probe_set_size
         return self._problems.probe(index, size, jax.random.fold_in(key, 0)), key
 
     def _train_engineer(self, index: int, progress: Progress) -> None:
-        """Trains the checkpoint on designing; again after a resume, whose state is older."""
+        """Trains the checkpoint as engineer; repeated after a resume, whose state is older."""
         options = self._settings.engineer.training
         if not (options.steps or options.hindsight_steps):
             return
-        assert self._engineer is not None  # Only the current checkpoint is trained as engineer.
+        assert self._engineer is not None  # The settings require the current checkpoint.
         steps: list[dict[str, Any]] = []
         record = evidence.run_record(self._store, self._settings, self._family, index + 1)
         with self._checkpoints.batch_kept(f"round-{index}-engineer", self._reporter):
@@ -252,7 +251,7 @@ class Loop:
         self._store.write(self._store.round(index) / "engineer_training.jsonl", steps)
 
     def _design(self, index: int, progress: Progress) -> None:
-        """Designs the configuration of the next round, unless that has been done."""
+        """Designs the configuration of the next round, unless that is done already."""
         settings, store, family = self._settings, self._store, self._family
         folder = store.round(index) / "design"
         if store.exists(folder / "design.json"):
@@ -272,7 +271,7 @@ class Loop:
         self._preemption.agree()
 
     def _report(self, title: str, folder: Path) -> None:
-        """Shows a validation, and the design that followed if there was one."""
+        """Shows a validation, and the design that followed, if any."""
         found = self._store.read(folder / "validation.json")
         path = folder / "design" / "design.json"
         ending = describe(self._store.read(path)) if self._store.exists(path) else ""

@@ -1,10 +1,9 @@
 """Starts or resumes one run: `python -m experiments.main --config=tiny`.
 
-Exit codes: 0 when the run is complete; 1 for what the user can mend, or a number that is not
-finite, with one line that says so; 75 (EX_TEMPFAIL) after SIGTERM and 130 after Ctrl-C, when
-everything is saved and the same command goes on from there. Of several processes (docs/hosts.md),
-69 (EX_UNAVAILABLE) where another one is gone, or 134 (SIGABRT) where jax noticed that first: all of
-them started again go on from the last checkpoint.
+Exit codes: 0 when the run is complete; 1, with one line, for a user error or a non-finite number;
+75 (EX_TEMPFAIL) after SIGTERM and 130 after Ctrl-C, when everything is saved and the same command
+resumes. With several processes (docs/hosts.md), 69 (EX_UNAVAILABLE) if another one is gone, or 134
+(SIGABRT) if JAX noticed that first: start all of them again to resume from the last checkpoint.
 """
 
 import contextlib
@@ -87,7 +86,7 @@ def main(argv: Sequence[str]) -> None:
     except preemption.Preempted as asked:
         reporter.line("asked to leave: saved; the same command goes on from here")
         sys.exit(asked.exit_code)
-    except KeyboardInterrupt:  # A second one, or where there is nothing to save.
+    except KeyboardInterrupt:  # A second one, or nothing to save yet.
         reporter.line("stopped; the same command goes on from what was saved last")
         sys.exit(preemption.INTERRUPTED_EXIT_CODE)
     except Exception as error:
@@ -110,7 +109,7 @@ def _run(reporter: Reporter) -> None:
             notes += directory.claim(settings)
             return notes, _RESUME_FROM.value, directory.finished(settings)
 
-        # The folder is the first process's alone, checkpoints apart.
+        # Only the first process touches the folder, except for checkpoints.
         notes, resume_from, page = distributed.on_first(enter)
         if page and resume_from is None:
             reporter.line(f"{directory.root}: the run is finished; report: {page}")
@@ -134,7 +133,7 @@ def _branch(directory: RunStore, settings: Settings) -> list[str]:
 
 
 def _write_report(root: Path) -> Path:
-    from experiments import report  # Only now: the import takes longer than all others.
+    from experiments import report  # Slow to import.
 
     return report.write(root)
 
@@ -152,7 +151,7 @@ def _read_options() -> tuple[Settings, RunStore]:
 
 
 def _leave(error: Exception) -> NoReturn:
-    """Ends this process at once: others, or threads that save, may wait for what never comes."""
+    """Exits at once, as other processes or saving threads may never finish."""
     if distributed.lost_process(error):
         logging.debug("where the error was raised", exc_info=True)
         print(

@@ -1,4 +1,4 @@
-"""Writes a family of environments to start from, the addition of numbers, into this folder.
+"""Writes a family of environments to start from, addition, into the current folder.
 
 python -m experiments.new_family my_task
 """
@@ -13,7 +13,7 @@ TEMPLATE = Path(__file__).parent / "families" / "template.py"
 
 
 def main(argv: Sequence[str]) -> None:
-    """Copies the template under another name and says how to run it."""
+    """Copies the template under a new name and prints how to run it."""
     names = argv[1:]
     if len(names) != 1 or not re.fullmatch("[a-z][a-z0-9_]*", names[0]):
         raise app.UsageError(

@@ -1,6 +1,6 @@
-"""All options of a run with default and meaning, as the classes that hold them say it.
+"""The page of all options, with defaults and meanings from the docstrings of their classes.
 
-`python -m experiments.main --list_options` prints the page, and docs/options.md holds it.
+`python -m experiments.main --list_options` prints it; docs/options.md is a copy.
 """
 
 import dataclasses
@@ -18,12 +18,12 @@ _ATTRIBUTE = re.compile(r"^  (\w+(?:, \w+)*): (.*(?:\n    .*)*)", re.MULTILINE)
 
 
 def page() -> str:
-    """The options in Markdown, a heading for each group and a line for each option."""
+    """The options in Markdown: a heading for each group, a line for each option."""
     return "\n".join([render("options.md"), *_group(Settings(), "")])
 
 
 def _group(options: Any, path: str) -> Iterator[str]:
-    """The lines of a group, then those of the groups in it."""
+    """The lines of a group, then those of its subgroups."""
     meanings = _meanings(type(options))
     values = [(field.name, getattr(options, field.name)) for field in dataclasses.fields(options)]
     if path:
@@ -41,7 +41,7 @@ def _group(options: Any, path: str) -> Iterator[str]:
 
 
 def _meanings(kind: type) -> dict[str, str]:
-    """What a class says of each of its fields, and under "" of itself, its bases included."""
+    """Docs of each field of a class and its bases, and under "" the summary of the class."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__[:-1]):
         text = inspect.cleandoc(base.__doc__ or "")

@@ -1,4 +1,4 @@
-"""Pages and paragraphs from `templates`; in HTML what is not markup already is escaped."""
+"""Pages and paragraphs from `templates`; HTML is escaped unless it is markup already."""
 
 import json
 import math
@@ -11,11 +11,11 @@ import numpy as np
 from engineer.analysis import MEASURES
 
 DASH = "\N{EN DASH}"
-"""What stands where there is no number."""
+"""Placeholder for a missing number."""
 
 
 def percent(fraction: float | None) -> str:
-    """A fraction in percent; a dash if there is none."""
+    """A fraction in percent; a dash for None."""
     return DASH if fraction is None else f"{100 * fraction:.1f}%"
 
 
@@ -25,7 +25,7 @@ def whole_percent(fraction: float) -> str:
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """A number with separated thousands; a dash if there is none."""
+    """A number with thousands separators; a dash for None."""
     return DASH if value is None else f"{value:,.{digits}f}"
 
 
@@ -52,7 +52,7 @@ def cell(value: Any) -> str:
 
 
 def interval(low: float | None, high: float | None, sign: str = "", scale: int = 100) -> str:
-    """The ends of an interval of fractions, in percent; nothing if there is none."""
+    """The ends of an interval of fractions, in percent; empty if an end is None."""
     if low is None or high is None:
         return ""
     digits = 1 if scale == 100 else 2
@@ -60,7 +60,7 @@ def interval(low: float | None, high: float | None, sign: str = "", scale: int =
 
 
 def estimate(found: Mapping[str, Any], sign: str = "", unit: str = "", scale: int = 100) -> str:
-    """A mean of fractions with its interval, in percent or as it is; a dash if there is none."""
+    """A mean with its interval, times `scale` (100 for percent); a dash if it is None."""
     if found["mean"] is None:
         return DASH
     between = interval(found["low"], found["high"], sign, scale)
@@ -69,24 +69,24 @@ def estimate(found: Mapping[str, Any], sign: str = "", unit: str = "", scale: in
 
 
 def p_value(value: float | None) -> str:
-    """A p-value with three decimals; a dash if there is none."""
+    """A p-value with three decimals; a dash for None."""
     if value is None:
         return DASH
     return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def render(template: str, **values: Any) -> str:
-    """A whole page.
+    """Renders a page.
 
     Args:
-      template: its file in `templates`.
-      **values: what the template shows.
+      template: a file in `templates`.
+      **values: the variables of the template.
     """
     return _TEMPLATES.get_template(template).render(values)
 
 
 def paragraphs(template: str, **values: Any) -> list[str]:
-    """The paragraphs of a template, each on a line of its own; arguments as of `render`."""
+    """Renders a template to its paragraphs, each as one line; arguments as in `render`."""
     return [
         " ".join(text.split()) for text in render(template, **values).split("\n\n") if text.strip()
     ]

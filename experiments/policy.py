@@ -21,13 +21,13 @@ from learner.training import lora
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """Everything about a model but its parameters.
+    """A model without its parameters.
 
     Attributes:
       config: the architecture.
       tokenizer: of `transformers`.
-      mesh: where parameters and rows live.
-      generation_config: of its folder, for those written from it.
+      mesh: devices of parameters and rows.
+      generation_config: of the model's folder; `save` copies it.
     """
 
     config: Qwen3Config
@@ -36,7 +36,7 @@ class Policy:
     generation_config: Mapping[str, Any] | None = None
 
     def completer(self, sampling: SamplingParams, max_rows: int, **options: Any) -> Completer:
-        """How this model completes chats; `options` are those of `Completer`."""
+        """Makes a completer of chats; `options` are those of `Completer`."""
         return Completer(self.config, self.mesh, self.tokenizer, sampling, max_rows, **options)
 
     def save(self, folder: Path, params: Any, dtype: str | None) -> None:
@@ -52,17 +52,17 @@ class Policy:
 
 
 def load_policy(settings: Settings, mesh_settings: MeshSettings | None = None) -> Policy:
-    """The model of a run, without its parameters; on another mesh than the run's if one is given.
+    """Loads the model of a run without its parameters, on the run's mesh or the given one.
 
     Raises:
-      ValueError: the model's folder is gone or not understood, or there are too few devices.
+      ValueError: the model's folder is missing or unsupported, or there are too few devices.
     """
     mesh = sharding.make_mesh(**dataclasses.asdict(mesh_settings or settings.mesh))
     model = settings.model
     config = Qwen3Config.from_folder(
         model.folder,
         dtype=model.dtype,
-        # What adapters are added to stays as it is, and is multiplied in that dtype anyway.
+        # The base of adapters is frozen, and multiplied in that dtype anyway.
         param_dtype=model.dtype if settings.training.lora.rank else "float32",
         remat=model.remat,
         scan_unroll=model.scan_unroll,
@@ -73,12 +73,12 @@ def load_policy(settings: Settings, mesh_settings: MeshSettings | None = None) -
 
 
 def load_params(settings: Settings, policy: Policy) -> Any:
-    """The parameters that a run starts from, placed on the mesh."""
+    """Loads the initial parameters of a run onto the mesh."""
     return weights.load(settings.model.folder, policy.config, policy.mesh)
 
 
 def describe(settings: Settings, policy: Policy, params: Any) -> Iterator[str]:
-    """Lines about the model: its parameters and devices, and the kernels of attention."""
+    """Lines about the model: its parameters, devices and attention kernels."""
     count, devices = sum(leaf.size for leaf in jax.tree.leaves(params)), policy.mesh.devices
     processes = f" of {jax.process_count()} processes" if jax.process_count() > 1 else ""
     yield (

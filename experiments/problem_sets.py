@@ -1,4 +1,4 @@
-"""The problems of a run: made once from configurations and kept in its folder."""
+"""The problem sets of a run, generated once and stored in its folder."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from experiments.settings import Settings
 from experiments.store import RunStore
 from experiments.validation import validation_set
 
-# What the run's key is folded with, so that no two uses share one.
+# Folded into the run's key, so that no two uses share one.
 GENERATION, TRAINING, DESIGN, COLD_START, ENGINEER, HINDSIGHT = range(6)
 
 
@@ -25,20 +25,20 @@ def round_key(settings: Settings, purpose: int, index: int) -> jax.Array:
 
 
 def round_seed(settings: Settings, purpose: int, index: int) -> int:
-    """The same for what takes an integer."""
+    """An integer seed for one purpose in one round."""
     entropy = [settings.seed, purpose, index]
     return int(np.random.SeedSequence(entropy).generate_state(1)[0]) >> 1
 
 
 class ProblemSets:
-    """Makes each set where it is not there yet; all processes call it together.
+    """Generates each set unless it is stored already; all processes call it together.
 
     Args:
-      reporter: is told what is made, and what fell short.
+      reporter: reports which sets are made, and shortfalls.
       first: the configuration of round 0.
 
     Raises:
-      UserError: no problem of some row of the validation set can be made.
+      UserError: some row of the validation set gets no problem.
     """
 
     def __init__(
@@ -59,13 +59,13 @@ class ProblemSets:
         """The training set of a round.
 
         Raises:
-          UserError: no problem of the configuration that round 0 starts from can be made.
+          UserError: the configuration of round 0 gets no problem.
         """
         path = self._store.round(index) / "instances.jsonl"
         return self._store.kept(path, lambda: self._make_training(index))
 
     def probe(self, index: int, size: int, key: jax.Array) -> list[Problem]:
-        """The probe set of a round: none of validation or of training up to this round."""
+        """The probe set of a round, disjoint from validation and all training so far."""
         path = self._store.round(index) / "probe_set.jsonl"
 
         def made() -> list[dict[str, Any]]:
@@ -96,7 +96,7 @@ class ProblemSets:
         except NoProblemError as error:
             if index == 0:
                 raise UserError(f"environment: {error}") from error
-            # A design without a single problem is no reason to stop the run.
+            # A design without any problem must not stop the run.
             path = self._store.round(index - 1) / "environment.yaml"
             config = self._store.read(path, Configuration.from_dict)
             note = f"previous configuration kept: {error}"
@@ -109,7 +109,7 @@ class ProblemSets:
         return _named(generated.problems, f"round-{index}")
 
     def _kept(self, name: str, rounds: int) -> list[Problem]:
-        """Those in the files of that name of the first rounds, where there are any."""
+        """The problems in the files of that name of the first rounds, if any."""
         paths = [self._store.round(index) / name for index in range(rounds)]
         return [p for path in paths if self._store.exists(path) for p in self._store.read(path)]
 

@@ -1,4 +1,4 @@
-"""What commands set in their process before they work: memory, and what libraries report."""
+"""Process-wide setup of commands: memory, logging and the compilation cache."""
 
 import ctypes
 import logging
@@ -17,8 +17,8 @@ _OPTIONS = ((-8, 1), (-4, 0), (-1, 2**31 - 1), (-2, 2**28))
 def keep_freed_memory() -> None:
     """Keeps freed memory in the process, which makes training on a CPU faster.
 
-    XLA asks for its temporary buffers anew at every call. The GNU C library hands large ones back
-    to the kernel each time, and the page faults of touching them again took about a quarter of the
+    XLA allocates its temporary buffers on every call. The GNU C library returns large ones to the
+    kernel each time, and the page faults of touching them again took about a quarter of the
     processor time of a training step of the tiny model. Does nothing with another C library.
     """
     library = ctypes.CDLL(None)
@@ -29,10 +29,10 @@ def keep_freed_memory() -> None:
 
 
 def quieten(level: int = absl_logging.ERROR) -> None:
-    """Hides what libraries say that nobody can use, or that is raised as well.
+    """Hides library messages that are useless, or are raised as errors anyway.
 
-    That accelerators are missing, Orbax's messages below a level (it reports every step of every
-    save; its warnings say that it only reads), that a checkpoint has no score (those between two
+    These are missing accelerators, Orbax's messages below a level (it reports every step of every
+    save; its warnings say that it only reads), checkpoints without a score (those between two
     validations have none), and the tracebacks of its threads, whose errors the main thread raises.
     """
     logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
@@ -46,17 +46,17 @@ def _of_use(record: logging.LogRecord) -> bool:
 
 
 def _unless_of_a_failed_save(unraisable: Any) -> None:
-    """TensorStore goes on telling the event loop of a save that has ended with an error."""
+    """Ignores TensorStore calling the closed event loop of a failed save."""
     if str(unraisable.exc_value) != "Event loop is closed":
         sys.__unraisablehook__(unraisable)
 
 
 def keep_compiled(folder: Path) -> None:
-    """Keeps compiled programs of accelerators in a folder, so that a resumed run compiles nothing.
+    """Caches compiled programs in a folder, so that a resumed run compiles nothing.
 
-    Unless JAX_COMPILATION_CACHE_DIR names another one. Not on CPUs: what is compiled for one may
-    not run on another, and a run's folder may move. Small programs are kept too: there are more of
-    them than of those that JAX takes for worth it.
+    JAX_COMPILATION_CACHE_DIR takes precedence. Without it nothing is cached on CPUs, as a program
+    compiled for one may not run on another, and a run's folder may move. Small programs are cached
+    too: most are below JAX's default threshold.
     """
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         if jax.default_backend() == "cpu":

@@ -1,4 +1,4 @@
-"""What a person sees of a run: bars with the time left on a terminal, plain lines elsewhere."""
+"""Progress output of a run: bars with the time left on a terminal, plain lines elsewhere."""
 
 import contextlib
 import sys
@@ -26,25 +26,25 @@ class Reporter:
     """
 
     def __init__(self, quiet: bool = False) -> None:
-        # Where a notebook starts a run, FORCE_COLOR would make its pipe a terminal.
+        # In a notebook, FORCE_COLOR would make rich take the pipe for a terminal.
         terminal = sys.stdout.isatty()
         self._console = Console(
             highlight=False, soft_wrap=True, quiet=quiet, force_terminal=terminal
         )
 
     def line(self, text: str) -> None:
-        """One line that stays."""
+        """Prints a line."""
         self._console.print(text, markup=False)
 
     def notes(self, texts: Iterable[str]) -> None:
-        """Lines that belong to the one before."""
+        """Prints indented lines below the previous one."""
         for text in texts:
             self.line(f"  {text}")
 
     def validation(
         self, title: str, found: FailureBreakdown, greedy: FailureBreakdown, ending: str = ""
     ) -> None:
-        """One line about a validation; of optimal answers only where not all valid ones are."""
+        """Prints a line about a validation; optimal rates only if they differ from valid ones."""
         all_optimal = all(row.optimal == row.valid for row in (*found.by_group, *greedy.by_group))
         kinds = ("valid",) if all_optimal else ("valid", "optimal")
 
@@ -59,7 +59,7 @@ class Reporter:
         )
 
     def compiling(self, title: str, capacities: Sequence[int]) -> None:
-        """One line before the first step of a process; `capacities` as of `plan`."""
+        """Prints a line before the first step of a process; `capacities` as in `plan`."""
         sampler = f"the sampler, for up to {len(capacities)} lengths" if capacities else "sampler"
         self.line(
             f"{title}: compiling the first step: {sampler}, log-probabilities and update (about "
@@ -68,7 +68,7 @@ class Reporter:
 
     @contextlib.contextmanager
     def bar(self, title: str, total: int, done: int = 0) -> Iterator[Advance]:
-        """A bar for a loop: call the value with (steps done, note) after each step."""
+        """A progress bar; call the yielded function with (steps done, note) after each step."""
         if self._console.is_terminal:
             with Progress(
                 TextColumn("{task.description}"),
@@ -97,17 +97,17 @@ class Reporter:
 
 
 def plan(settings: Settings, memory: Mapping[str, int], capacities: Sequence[int]) -> list[str]:
-    """What a run is going to do, and what it takes of a device, in a few lines.
+    """A few lines on what a run is going to do, and the device memory that it needs.
 
     Args:
       settings: of the run.
-      memory, capacities: as `learner.training.trainer.GRPOTrainer` tells them.
+      memory, capacities: of `learner.training.trainer.GRPOTrainer`.
     """
     return paragraphs("plan.md", settings=settings, memory=memory, capacities=capacities)
 
 
 def describe(design: Mapping[str, Any]) -> str:
-    """What a design, as JSON holds it, says of the next round; the end of a line."""
+    """The end of a line about a design, given in its JSON form."""
     config = ", ".join(
         f"{row}: " + " ".join(f"{name} {number:.2f}" for name, number in numbers.items())
         for row, numbers in design["config"].items()

@@ -1,4 +1,4 @@
-"""What measurements leave behind: tables, and pages that say how these came about."""
+"""Tables of measurements, and pages that record how they were made."""
 
 import csv
 import dataclasses
@@ -26,9 +26,9 @@ class Table:
 
     Attributes:
       title: heading, unique on its page.
-      columns: names, with units where a column has one.
-      rows: one value for each column: text, a number, a bool, or None where nothing was measured.
-      note: a sentence or more about how to read the table.
+      columns: names, with units if any.
+      rows: a value for each column: text, a number, a bool, or None if not measured.
+      note: how to read the table.
     """
 
     title: str
@@ -38,7 +38,7 @@ class Table:
 
     @classmethod
     def of(cls, title: str, rows: Sequence[Mapping[str, Any]], note: str = "") -> Self:
-        """A table of rows that name their values; None where a row lacks a column."""
+        """A table of rows given as mappings; None where a row lacks a column."""
         columns = list(dict.fromkeys(name for row in rows for name in row))
         return cls(title, columns, [[row.get(name) for name in columns] for row in rows], note)
 
@@ -46,7 +46,7 @@ class Table:
     def compared(
         cls, title: str, found: Mapping[str, Mapping[str, Any]], reference: str, scale: int = 100
     ) -> Self:
-        """A table of `statistics.compare`: of rates, in percent and points, or with scale 1."""
+        """A table of `statistics.compare`: rates in percent and points, or scale 1 for others."""
         rows = []
         for name, one in found.items():
             difference = one["difference"]
@@ -76,14 +76,14 @@ class Table:
 
 
 def cores() -> list[int]:
-    """Numbers of the CPU's cores that this process may use."""
+    """Indices of the CPU cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
 
 
 def facts() -> dict[str, Any]:
-    """The machine, the versions, the device, the date and the command of this process."""
+    """Machine, versions, device, date and command of this process."""
     devices = jax.devices()
     return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -112,9 +112,9 @@ def write(
 
     Args:
       path: of the files, without a suffix.
-      notes: paragraphs between the facts and the tables: protocol, caveats.
+      notes: paragraphs between the facts and the tables, such as protocol and caveats.
       about: `facts()`, taken before the measurements.
-      content: what the JSON file holds beside title, facts and notes.
+      content: further fields of the JSON file.
     """
     page = render("measurements.md", title=title, about=about, notes=notes, tables=tables)
     files.write_text(path.with_suffix(".md"), page)
@@ -129,7 +129,7 @@ def _processor() -> str:
 
 
 def _revision() -> str | None:
-    """The commit of this checkout, marked where tracked files differ from it."""
+    """The commit of this checkout, marked if tracked files have changes."""
     git = ["git", "-C", str(Path(__file__).parents[1])]
     try:
         done = subprocess.run(

@@ -3,12 +3,12 @@
 python -m experiments.reproduce --model=tiny --out=reproduction
 
 A study (`experiments/configs/studies/published.py`) trains every variant over seeds; the benchmark
-(`python -m experiments.benchmark`) is asked of the checkpoint after each round; `tables.md` and
-`tables.json` show what came of it beside the published figures, and say what is missing. The folder
-is that of the study, so `python -m experiments.report` makes its page; the benchmark's is in
-`benchmark/`. The same command goes on wherever it was stopped.
+(`python -m experiments.benchmark`) tests the checkpoint after each round; `tables.md` and
+`tables.json` show the results beside the published numbers, and list what is missing. The folder is
+a study's, so `python -m experiments.report` makes its page; the benchmark's is in `benchmark/`. The
+same command resumes wherever it was stopped.
 
-Options of all runs change with `--config.NAME=VALUE`, as for a run. Exit codes: as of `python -m
+`--config.NAME=VALUE` sets options of all runs. Exit codes are those of `python -m
 experiments.study`.
 """
 
@@ -67,7 +67,7 @@ _ASKED = flags.DEFINE_string(
 
 
 def main(argv: Sequence[str]) -> None:
-    """Computes what is missing and writes the tables, or says what that takes."""
+    """Computes what is missing and writes the tables, or forecasts the work."""
     process.quieten()
     command.run(argv, _load, _conclude, _benchmark)
 
@@ -84,21 +84,20 @@ def _load(root: Path) -> tuple[Study, ml_collections.ConfigDict]:
                 f"{', '.join(one.name for one in variants)}"
             )
         variants = chosen
-    reference = study.reference
-    if reference not in [one.name for one in variants]:
-        reference = variants[0].name
-    study = Study(study.question, tuple(variants), reference, study.seeds, study.may_differ)
+    names = [one.name for one in variants]
+    reference = study.reference if study.reference in names else names[0]
+    study = dataclasses.replace(study, variants=tuple(variants), reference=reference)
     folder = root / "benchmark"
     if not command.DRY_RUN.value:
         ask(folder, {}, _options([]), Reporter())
     if (folder / "instances.jsonl").exists():
-        # The models are to be asked nothing that they were trained on.
+        # Keep benchmark instances out of training.
         base[base.family].exclude = str(folder / "instances.jsonl")
     return study, base
 
 
 def _designer(endpoint: str) -> Variant:
-    """A server's model as the designer."""
+    """The variant with a server's model as designer."""
     url, _, model = endpoint.partition("#")
     name = "".join(c if c.isalnum() else "-" for c in model.lower()).strip("-")
     server = {"engineer.endpoint.url": url, "engineer.endpoint.model": model}
@@ -120,7 +119,7 @@ def _conclude(root: Path, found: Mapping[str, Any]) -> str:
     if not command.TABLES_ONLY.value:
         ask(folder, study.models, _options([]), reporter, whole=study.models)
         others = _options(shlex.split(_ASKED.value))
-        try:  # Whatever becomes of them, there are tables.
+        try:  # The tables are made even if a server fails.
             for one in _ENDPOINTS.value:
                 ask(folder, {one.rpartition("#")[2]: f"{ENDPOINT}{one}"}, others, reporter)
             if _JUDGE.value:
@@ -144,7 +143,7 @@ def _conclude(root: Path, found: Mapping[str, Any]) -> str:
 
 
 def _benchmark(root: Path, all_jobs: Sequence[Job]) -> Work:
-    """What the benchmark asks: of the weights before training, and of those after each round."""
+    """The work of the benchmark: the weights before training, and those after each round."""
     folder = root / "benchmark"
     each = reproduction.count(SCALES[_SCALE.value][1], _PER_CELL.value)
     rounds = [job.settings.loop.rounds - (job.shared is not None) for job in all_jobs]
@@ -156,7 +155,7 @@ def _benchmark(root: Path, all_jobs: Sequence[Job]) -> Work:
 
 
 def _parse(argv: list[str]) -> list[str]:
-    """Puts the study of the scale in the place of `--config`."""
+    """Sets `--config` to the study of the scale."""
     words = iter(argv[1:])
     scale = "tiny"
     for word in words:

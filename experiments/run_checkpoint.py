@@ -1,4 +1,4 @@
-"""Checkpoints of a run: where one stands, which one a text means, and its parameters."""
+"""Checkpoints of a run: writing, resuming, finding and loading them."""
 
 import contextlib
 import dataclasses
@@ -30,15 +30,15 @@ from learner.training.update import NonFiniteError
 
 @dataclasses.dataclass
 class Progress:
-    """What goes round the loop: the weights, and all that a checkpoint keeps beside them.
+    """The state of the loop, as a checkpoint stores it.
 
     Attributes:
       state: the training state.
-      round, step: so many training steps of this round are done.
-      total: those of earlier rounds too; it names the checkpoint.
+      round, step: the current round, and training steps done in it.
+      total: training steps over all rounds; names the checkpoint.
       task: the state of the task.
       prompt_scores: of the round, if prompts are replayed.
-      rewards: means of the steps since the last regular checkpoint, which score the next one.
+      rewards: mean rewards of the steps since the last regular checkpoint; the score of the next.
     """
 
     state: TrainState
@@ -50,21 +50,21 @@ class Progress:
     rewards: list[float] = dataclasses.field(default_factory=list)
 
     def begin_round(self, index: int) -> None:
-        """Goes on to another round, whose prompts are new."""
+        """Starts a round, whose prompts are new."""
         self.round, self.step, self.prompt_scores = index, 0, None
 
     def advance(self, result: StepResult, task: Task) -> None:
-        """Takes over what a step of the round has left."""
+        """Updates the progress with the result of a step."""
         self.state, self.task, self.prompt_scores = result.state, task.state(), result.prompt_scores
         self.step, self.total = result.step + 1, self.total + 1
         self.rewards.append(result.metrics["reward"])
 
 
 class SavedProgress(Checkpoints):
-    """The checkpoints of a run in training: when one is due, and what is saved where it stops.
+    """The checkpoints of a run in training: saves them when due, and whenever the run stops.
 
     Raises:
-      UserError: a checkpoint that is there cannot be read.
+      UserError: an existing checkpoint cannot be read.
     """
 
     def __init__(self, settings: Settings, store: RunStore) -> None:
@@ -75,13 +75,13 @@ class SavedProgress(Checkpoints):
         self._saved = time.monotonic()
 
     def done(self, resume_from: int | None) -> int:
-        """The training steps that the run goes on after.
+        """The training steps of the checkpoint to resume from; 0 if there is none.
 
         Args:
-          resume_from: the checkpoint to go on from; None is the last one.
+          resume_from: the checkpoint to resume from; None is the last one.
 
         Raises:
-          UserError: it is not there.
+          UserError: there is no such checkpoint.
         """
         there = self.steps()
         if resume_from not in (None, *there):
@@ -91,7 +91,7 @@ class SavedProgress(Checkpoints):
         return resume_from or max(there, default=0)
 
     def resume(self, policy: Policy, step: int) -> Progress:
-        """The progress that a checkpoint holds; newer ones are removed.
+        """Restores the progress of a checkpoint, and removes newer ones.
 
         Raises:
           UserError: it is damaged; the message says what to do.
@@ -109,11 +109,11 @@ class SavedProgress(Checkpoints):
         return Progress(state, **metadata.pop("position"), **metadata)
 
     def after_step(self, progress: Progress, last: bool, leave: bool) -> None:
-        """Saves after a step where that is due.
+        """Saves after a step if a checkpoint is due.
 
         Args:
-          last: whether it was the last one of its round.
-          leave: whether the process is going to stop.
+          last: the step was the last of its round.
+          leave: the process is about to stop.
         """
         kept, due = self._settings.checkpoint, last
         if kept.every_steps:
@@ -128,7 +128,7 @@ class SavedProgress(Checkpoints):
             self.wait()
 
     def _write(self, progress: Progress, regular: bool, keep: bool = False) -> None:
-        """Writes a checkpoint; a regular one has a score, any other keeps the rewards for it."""
+        """Writes a checkpoint; only a regular one has a score, others carry the rewards on."""
         score = float(np.mean(progress.rewards)) if regular else None
         progress.rewards = [] if regular else progress.rewards
         metadata = {
@@ -141,7 +141,7 @@ class SavedProgress(Checkpoints):
 
     @contextlib.contextmanager
     def saved_if_preempted(self, progress: Progress) -> Iterator[None]:
-        """Saves what the last step left where the next one is stopped while it samples."""
+        """Saves the progress of the last step if the next one is preempted while it samples."""
         try:
             yield
         except Preempted:
@@ -152,7 +152,7 @@ class SavedProgress(Checkpoints):
 
     @contextlib.contextmanager
     def batch_kept(self, name: str, reporter: Reporter) -> Iterator[None]:
-        """Keeps what a step trained on that stops with `NonFiniteError`, and says where."""
+        """Saves the batch of a step that fails with `NonFiniteError`, and reports where."""
         try:
             yield
         except NonFiniteError as error:
@@ -169,7 +169,7 @@ class SavedProgress(Checkpoints):
             raise
 
     def keep_weights(self, policy: Policy, params: Any, index: int) -> None:
-        """Writes the weights after a round, if the settings ask for it, unless that is done."""
+        """Writes the weights after a round, if the settings ask for it and it is not done yet."""
         folder = self._store.round(index) / "weights"
         if self._settings.checkpoint.of_rounds == "weights" and not self._store.exists(folder):
             begun = folder.with_name("weights.tmp")
@@ -192,16 +192,16 @@ class RunCheckpoint:
     settings: Settings
 
     def load(self, policy: Policy) -> Any:
-        """The parameters, adapters attached, placed on the mesh of the policy.
+        """Loads the parameters, with adapters attached, onto the mesh of the policy.
 
-        The optimizer's moments are read too, and dropped.
+        This also reads the optimizer's moments.
 
         Args:
-          policy: of `load_policy` for the run's settings; its mesh may be another one.
+          policy: of `load_policy` for the run's settings, on any mesh.
 
         Raises:
           FileNotFoundError: the checkpoint is gone.
-          ValueError: the model does not fit the mesh, or the base of adapters is not the model's.
+          ValueError: the model does not fit the mesh, or the adapters belong to another base model.
         """
         with Checkpoints(self.run / "checkpoints", read_only=True) as checkpoints:
             state, _ = checkpoints.restore(_abstract_state(self.settings, policy), self.step)
@@ -212,9 +212,9 @@ class RunCheckpoint:
 
 
 def find_checkpoint(spec: str) -> RunCheckpoint | None:
-    """The checkpoint that RUN, RUN:STEP or RUN@ROUND means; None if no run does.
+    """The checkpoint that RUN, RUN:STEP or RUN@ROUND means; None if there is no such run.
 
-    RUN alone is its last one, RUN@ROUND the one at the end of that round.
+    RUN means its last one, RUN@ROUND the one at the end of that round.
 
     Raises:
       UserError: the run has no such checkpoint, or its options cannot be read.
@@ -227,7 +227,7 @@ def find_checkpoint(spec: str) -> RunCheckpoint | None:
         return None
     with user_errors():
         settings = settings_lib.from_config(checks.json_object(folder / "config.json"))
-    # By the names of the folders: Orbax would wait for processes that do not ask.
+    # By folder names, as Orbax would synchronize with processes that do not call this.
     names = [path.name for path in (folder / "checkpoints").iterdir()]
     steps = sorted(int(name) for name in names if name.isdecimal())
     if not steps:
@@ -244,7 +244,7 @@ def find_checkpoint(spec: str) -> RunCheckpoint | None:
 
 
 def end_of_round(run: Path, index: int) -> int | None:
-    """The training steps up to the end of a round, which name its checkpoint; None before it."""
+    """Total training steps at the end of a round, which name its checkpoint; None before it."""
     folders = [run / "rounds" / str(i) for i in range(index + 1)]
     if not (folders[-1] / "validation.json").exists():
         return None

@@ -1,4 +1,4 @@
-"""Where the metrics of a run go beside its files: TensorBoard and Weights & Biases."""
+"""Metrics of a run in TensorBoard and Weights & Biases."""
 
 import contextlib
 import hashlib
@@ -19,10 +19,10 @@ from learner.training import metrics
 
 
 def check_packages(settings: Settings) -> None:
-    """Makes sure that what is asked for is installed.
+    """Checks that the packages of the configured logs are installed.
 
     Raises:
-      UserError: it is not.
+      UserError: one is not.
     """
     log = settings.log
     for package, wanted in (("tensorboardX", log.tensorboard), ("wandb", log.wandb_project)):
@@ -35,10 +35,12 @@ def check_packages(settings: Settings) -> None:
 
 @contextlib.contextmanager
 def open_writers(settings: Settings, root: Path, first_step: int) -> Iterator[metrics.Writer]:
-    """The writers of the first process as one, none of any other; steps count over all rounds.
+    """One writer for all configured logs; it only writes on the first process.
+
+    Steps count over all rounds.
 
     Raises:
-      UserError: Weights & Biases does not begin a run, such as without an account.
+      UserError: Weights & Biases cannot start a run, for example without an account.
     """
     with contextlib.ExitStack() as stack:
         writers: list[metrics.Writer] = []
@@ -70,7 +72,7 @@ _SAMPLES = 3
 
 
 def of_validation(store: RunStore, family: Family, folder: Path) -> dict[str, float | str]:
-    """What is worth logging of a validation and its round beside the rates of `outcome_metrics`.
+    """Metrics of a validation and its round besides those of `outcome_metrics`.
 
     Args:
       store: of the run; all its processes call this together.
@@ -78,8 +80,8 @@ def of_validation(store: RunStore, family: Family, folder: Path) -> dict[str, fl
       folder: of the validation in the run.
 
     Returns:
-      `completion/N`, some completions with their problems, a valid and a failed one among them if
-      there are both; and `configuration/PARAMETER_ROW`, the numbers that were trained on.
+      `completion/N`, some completions with their problems, both valid and failed ones if there are
+      any; and `configuration/PARAMETER_ROW`, the configuration of the training set.
     """
     problems = {p["id"]: p for p in store.read(store.root / "validation" / "instances.jsonl")}
     rows = store.read(folder / "answers.jsonl")
@@ -96,7 +98,7 @@ def of_validation(store: RunStore, family: Family, folder: Path) -> dict[str, fl
 
 
 def of_design(store: RunStore, folder: Path) -> dict[str, float | str]:
-    """How a design came about: its repairs and tries, and what was written, read and repaired."""
+    """Metrics of a design: repairs, tries, and a text with the configuration and the answers."""
     design: dict[str, Any] = store.read(folder / "design.json")
     made = [f"{row}: {numbers}" for row, numbers in design["config"].items()]
     lines = [f"by {design['source']}", *made, *design["repairs"], design["reason"]]

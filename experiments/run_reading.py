@@ -1,4 +1,4 @@
-"""The files of a run as reports and studies need them, however far the run has come."""
+"""Reads the files of a run, finished or not, for reports and studies."""
 
 import contextlib
 import dataclasses
@@ -23,9 +23,9 @@ class Validation:
 
     Attributes:
       breakdown: the outcomes by row.
-      greedy: those of greedy answers.
-      tokens: mean length of the answers, if it is known.
-      truncated: fraction of the answers that ran out of budget, if it is known.
+      greedy: the outcomes of greedy answers by row.
+      tokens: mean length of the answers, if known.
+      truncated: fraction of the answers that ran out of budget, if known.
       answers: the file with all answers.
     """
 
@@ -40,7 +40,7 @@ class Validation:
         return getattr(self.breakdown, f"{kind}_rate")
 
     def interval(self, kind: str) -> Interval:
-        """The 95 % score interval of that fraction."""
+        """The 95 % score interval of `rate`."""
         count = self.breakdown.answers
         return wilson(round(self.rate(kind) * count), count)
 
@@ -50,16 +50,15 @@ class Round:
     """One round, as far as it has come.
 
     Attributes:
-      index: as its folder is called, from 0.
-      config: what its training set was made from, once that is made.
-      generated: what the generator made of it: a `note` of the run, such as why another
-        configuration was used, and by name of the row the fields of `GeneratedRow`.
+      index: name of its folder, from 0.
+      config: the configuration of its training set, once that is made.
+      generated: the report of `generated.json`: a `note`, such as why another configuration was
+        used, and by row the fields of `GeneratedRow`.
       steps: the metrics of every training step so far.
       validation: of the weights after the round.
-      design: how the configuration of the next round came about: what `design.json` holds, with
-        `config` read, and beside it `measures`, `judgement`, `context` and `answers`; what is not
-        known of these is empty or None.
-      engineer_steps: the training of the engineer itself, where that was asked for.
+      design: the design of the next round: the fields of `design.json`, with `config` parsed, and
+        `measures`, `judgement`, `context` and `answers`, each empty or None if unknown.
+      engineer_steps: steps of training as engineer, if any.
     """
 
     index: int
@@ -72,7 +71,7 @@ class Round:
 
     @property
     def number(self) -> int:
-        """Its number where people read it, from 1."""
+        """Its number for people, from 1."""
         return self.index + 1
 
 
@@ -83,10 +82,9 @@ class Run:
     Attributes:
       root: its folder.
       settings: all options, nested.
-      versions: what it was made with.
-      seconds: wall time of the processes that worked on it, where it was noted. A study computes
-        the common beginning of its runs elsewhere.
-      branch: the run and the round that it left, if it began as a branch.
+      versions: of packages, and the machine.
+      seconds: wall time of its processes, if recorded; without a beginning shared in a study.
+      branch: its source run and round, if it is a branch.
       initial: the validation before training.
       rounds: those that have begun.
     """
@@ -101,7 +99,7 @@ class Run:
 
     @property
     def validations(self) -> list[tuple[int, Validation]]:
-        """(number of the round before it, validation) of all that are finished; 0 is the start."""
+        """(number of the round before, validation) of all finished ones; 0 is before training."""
         numbered = [(0, self.initial), *((each.number, each.validation) for each in self.rounds)]
         return [(number, found) for number, found in numbered if found is not None]
 
@@ -112,7 +110,7 @@ class Run:
 
     @property
     def measures(self) -> dict[int, Mapping[str, Any]]:
-        """The measures of all designs that have any, by the number of the round each is for."""
+        """The measures of all designs that have any, by number of the designed round."""
         return {
             each.number + 1: each.design["measures"]
             for each in self.rounds
@@ -125,12 +123,12 @@ class Run:
 
     @property
     def finished(self) -> int:
-        """How many rounds are finished."""
+        """Number of finished rounds."""
         return sum(each.validation is not None for each in self.rounds)
 
     @functools.cached_property
     def family(self) -> Family:
-        """The family of the problems; raises as `family_of` does."""
+        """The family of the problems; raises like `family_of`."""
         return family_of(self.settings)
 
     @property
@@ -140,19 +138,19 @@ class Run:
 
 
 def is_run(root: Path) -> bool:
-    """Whether a folder is that of a run."""
+    """Whether a folder is a run's."""
     return (root / "config.json").is_file()
 
 
 def read_run(root: Path) -> Run:
-    """Reads the folder of a run; what is not there yet is left out.
+    """Reads the folder of a run; missing files are left out.
 
     Raises:
       ValueError: a file of it is damaged; the message names it.
     """
     folders = [path for path in (root / "rounds").glob("*") if path.name.isdecimal()]
     rounds = [_round(path) for path in sorted(folders, key=lambda path: int(path.name))]
-    seconds = None  # A finished run has its report whatever became of its times.
+    seconds = None  # Damaged times must not prevent a report.
     with contextlib.suppress(UserError):
         times = files.read_log(root / files.TIMES)
         with files.damage_named(root / files.TIMES):
@@ -212,5 +210,5 @@ def _text(path: Path) -> str:
 
 
 def read_json(path: Path, parse: Callable[[Any], Any] = lambda value: value) -> Any:
-    """What a file holds, as of `store.read_file`; None if it is not there."""
+    """`store.read_file`, or None if there is no file."""
     return files.read_file(path, parse) if path.is_file() else None

@@ -1,13 +1,13 @@
-"""Measures how much the training configuration matters, before designers are compared.
+"""Measures how much the training configuration matters, before comparing designers.
 
 python -m experiments.sensitivity --config=sums --workdir=studies/sensitivity_sums
 
 A study (`python -m experiments.study`) whose variants are fixed configurations: that of the
 validation set, all data in each row, every other parameter at either end, and random draws. Each
-run has one round, with as much data as `--config` has in all its rounds. Beside the files of a
+run has one round, with as much data as `--config` has in all its rounds. Besides the files of a
 study it writes `sensitivity.md` and `sensitivity.json` (`experiments.study.sensitivity.analyse`).
 
-Exit codes: as of `python -m experiments.study`.
+Exit codes are those of `python -m experiments.study`.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ _RANDOM = flags.DEFINE_integer("random", 3, "Random configurations.", lower_boun
 
 
 def main(argv: Sequence[str]) -> None:
-    """Computes what is missing, writes the tables and says whether the regime is flat."""
+    """Computes what is missing, writes the tables and reports whether the regime is flat."""
 
     def family() -> Any:
         return settings.family_of(command.CONFIG.value.to_dict())

@@ -1,4 +1,4 @@
-"""All options of a run in one place: typed, documented, checked before anything is computed."""
+"""All options of a run: typed, documented and checked before anything is computed."""
 
 import dataclasses
 import difflib
@@ -22,7 +22,7 @@ from learner.training.trainer import GRPOConfig
 
 T = TypeVar("T")
 
-#: The default of the models that are part of this package, in folders of `experiments/models`.
+#: The default of the embedded models, in folders of `experiments/models`.
 TINY_MODEL = "tiny"
 _EMBEDDED = (TINY_MODEL, "sums", "sums_ladder", "sums_tiny")
 
@@ -34,12 +34,12 @@ class ModelSettings:
     Attributes:
       path: a Hugging Face checkpoint folder, or "tiny", "sums", "sums_ladder" or "sums_tiny", the
         embedded models of the configurations of these names.
-      dtype: "float32", "bfloat16" or, for GPUs without it, "float16", of activations and matrix
-        products, and of what adapters are added to. Parameters that are trained are float32 always:
-        small updates would be lost in 16 bits.
-      remat: what the backward pass finds kept of every block, the rest being computed again:
-        "none" (all of it), "dots", "outputs", "full" or "offload"; see `Qwen3Config`.
-      scan_unroll: blocks for each iteration of the scan over layers.
+      dtype: "float32", "bfloat16" or, for GPUs without it, "float16", of activations, matrix
+        products and the base of adapters. Trained parameters are always float32: 16 bits would lose
+        small updates.
+      remat: rematerialization, what every block saves for the backward pass: "none" (everything is
+        saved), "dots", "outputs", "full" or "offload"; see `Qwen3Config`.
+      scan_unroll: blocks in each iteration of the scan over layers.
     """
 
     path: str = TINY_MODEL
@@ -58,7 +58,7 @@ class ModelSettings:
 
     @property
     def folder(self) -> Path:
-        """Where the checkpoint lies."""
+        """The folder of the checkpoint."""
         embedded = Path(__file__).parent / "models" / self.path
         return embedded if self.path in _EMBEDDED else Path(self.path)
 
@@ -68,9 +68,9 @@ class MeshSettings:
     """Devices along each mesh axis; their product is the number of devices used.
 
     Attributes:
-      data: each has a part of the rows and all parameters.
-      fsdp: each has a part of the rows and of the parameters.
-      tensor: they compute a row together, each with a part of the heads.
+      data: shards the rows, replicates the parameters.
+      fsdp: shards the rows and the parameters.
+      tensor: shards the heads; its devices compute each row together.
     """
 
     data: int = 1
@@ -86,7 +86,7 @@ class LoopSettings:
     """The closed loop.
 
     Attributes:
-      rounds: rounds of training; each but the last is followed by a design.
+      rounds: rounds of training; a design follows each but the last.
     """
 
     rounds: int = 3
@@ -100,7 +100,7 @@ class EnvironmentSettings:
     """The training sets.
 
     Attributes:
-      num_instances: problems of a round's training set.
+      num_instances: problems in a round's training set.
     """
 
     num_instances: int = 4000
@@ -111,15 +111,15 @@ class EnvironmentSettings:
 
 @dataclasses.dataclass(frozen=True)
 class ValidationSettings:
-    """The fixed validation set, made from the family's own configuration of it.
+    """The fixed validation set, generated from the family's validation configuration.
 
     Attributes:
-      num_instances: in all.
+      num_instances: problems over all rows.
       seed: of the set; independent of the run's seed, so that runs are comparable.
       max_new_tokens: budget of an answer, stop token included.
       temperature: of sampling; 0 is greedy.
-      thinking_tokens: most tokens of thinking (`training.thinking`), after which Qwen3's text for
-        that ends it; 0 sets no limit.
+      thinking_tokens: limit on thinking (`training.thinking`), which Qwen3's text for early ends
+        then closes; 0 is no limit.
     """
 
     num_instances: int = 400
@@ -156,15 +156,15 @@ class EngineerTraining:
     """Training of the current checkpoint as engineer, by GRPO; beyond the publication.
 
     A design is a completion whose reward is the learning progress under it: a copy of the weights
-    is trained for a few steps on a small set made from the design, a trial, and the reward is by
-    how much its mean reward on a fixed probe set rises. No round trains on a problem of that set,
-    and none is of the validation set. The designs are sampled as `EngineerSettings` says, except
-    that top_p and top_k, which the objective knows nothing of, are off.
+    is trained for a few steps on a small set made from the design, a trial, and the reward is the
+    gain of its mean reward on a fixed probe set. The probe set is disjoint from training and
+    validation. Designs are sampled as in `EngineerSettings`, except that top_p and top_k are off,
+    as the objective does not account for them.
 
     Attributes:
       steps: GRPO steps before each design; 0 is off. Each costs group_size trials.
       hindsight_steps: supervised steps before each design but the first, on the contexts of past
-        designs, each answered as the round after it called for (`experiments.hindsight`); 0 is off.
+        designs, answered in hindsight (`experiments.hindsight`); 0 is off.
       group_size: designs compared in a step.
       trial_steps: training steps under a design.
       trial_instances: problems made from a design.
@@ -187,43 +187,43 @@ class EngineerTraining:
 
 @dataclasses.dataclass(frozen=True)
 class EngineerSettings:
-    """Who designs the next environment, from what, and how.
+    """Who designs the next environment, from which context, and how.
 
     Attributes:
       designer: "current" (the checkpoint being trained), "base" (the checkpoint that the run
-        started from), "endpoint" (any model behind a server), "fixed" (the start is kept),
-        "random" (a new draw each round), "failures" (data in proportion to failures),
-        "learnability" (in proportion to p (1 - p)), "progress" (bandit on learning progress),
-        "staged" (a curriculum by hand), or "oracle" and "adversary" (the best and the worst of many
-        configurations, by short trials as in `training`).
+        started from), "endpoint" (any model behind a server), "fixed" (keeps the start), "random"
+        (a new draw each round), "failures" (data in proportion to failures), "learnability" (in
+        proportion to p (1 - p)), "progress" (bandit on learning progress), "staged" (a manual
+        curriculum), or "oracle" and "adversary" (the best and the worst of many configurations, by
+        short trials as in `training`).
       start: the configuration of round 0: "random", "uniform", or a YAML file in the form of
         rounds/0/environment.yaml.
-      context: which modules a model reads, "V1" to "V6", or "own" for `modules`.
+      context: the modules that a model reads: "V1" to "V6", or "own" for `modules`.
       modules: the modules of context "own".
       show_current: show the configuration to be replaced in every context whose history does not.
-        The guideline speaks of keeping it, but the publication's V1 and V2 never show it, and V4 to
+        The guideline mentions keeping it, but the publication's V1 and V2 never show it, and V4 to
         V6 do not at the first design.
-      neutral_guideline: module G explains what the numbers do and gives no advice on them.
-      tries: samples drawn until a design can be read; then the last configuration is kept. A
-        greedy engineer (temperature 0) would only repeat itself and has one.
-      decoding: "parsed" (the answer is free and then read), or "grammar" (whatever the model
-        says, a well-formed configuration comes of it; not for endpoints).
-      exact_fractions: under the grammar fractions sum to 1 as they are decoded; otherwise the
-        projection rescales them.
+      neutral_guideline: module G explains what the numbers do but gives no advice.
+      tries: most samples drawn until a design can be read; then the last configuration is kept. A
+        greedy engineer (temperature 0) has one, as it would only repeat itself.
+      decoding: "parsed" (free text that is parsed), or "grammar" (constrained to a well-formed
+        configuration; not for endpoints).
+      exact_fractions: under the grammar, decode fractions that sum to 1; otherwise the projection
+        rescales them.
       thinking: let the chat template open the model's thinking.
-      thinking_tokens: most tokens of thinking, after which Qwen3's text for that ends it; 0 sets no
+      thinking_tokens: limit on thinking, which Qwen3's text for early ends then closes; 0 is no
         limit.
-      reasoning_tokens: under the grammar, most tokens of prose before `trigger`.
+      reasoning_tokens: under the grammar, limit on tokens of prose before `trigger`.
       trigger: the text that ends the prose and begins the configuration.
       max_new_tokens: budget of a design, thinking and reasoning included.
       temperature: of sampling; 0 is greedy.
       top_p: nucleus of sampling; 1 is off.
       top_k: candidates of sampling; 0 is off.
-      shuffle_evidence: a control: the designer finds each row's outcomes under another row's name.
-      rollback_margin: fall of the valid rate over a round after which the next round has the
-        configuration of the round before again; none is off.
-      stages: YAML file with a list of configurations for "staged"; empty for stages that open
-        the sizes in order.
+      shuffle_evidence: a control: the designer sees each row's outcomes under another row's name.
+      rollback_margin: fall of the valid rate in a round after which the previous configuration is
+        restored; none is off.
+      stages: YAML file with a list of configurations for "staged"; empty for default stages that
+        open the rows in order.
       stage_threshold: valid rate at which the next stage begins.
       endpoint: the server of "endpoint".
       judge: a server whose model judges each design that a model made, see
@@ -280,7 +280,7 @@ class EngineerSettings:
         self._check_together()
 
     def _check_together(self) -> None:
-        """Raises a ValueError for options that do not go with each other."""
+        """Raises a ValueError for incompatible options."""
         grammar, asked = self.decoding == "grammar", self.designer == "endpoint"
         steps, endpoint, judge = self.training.steps, self.endpoint, self.judge
         trained, hindsight = f"training.steps={steps}", self.training.hindsight_steps
@@ -326,7 +326,7 @@ class EngineerSettings:
         return dataclasses.replace(spec, current=spec.current or self.show_current)
 
     def texts(self, family: FamilyTexts) -> FamilyTexts:
-        """The texts of a family as a model reads them."""
+        """The texts of a family, with the chosen guideline."""
         if not self.neutral_guideline:
             return family
         return dataclasses.replace(family, guideline=family.neutral_guideline)
@@ -334,14 +334,14 @@ class EngineerSettings:
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointSettings:
-    """How training can be resumed.
+    """When checkpoints are saved, and which are kept.
 
     Attributes:
-      every_steps: training steps between two checkpoints; 0 is off. One is always made after a
-        round.
-      every_minutes: minutes after which the next step ends with one; 0 is off.
-      keep: how many of the newest are kept.
-      keep_best: how many are kept as well for the highest mean reward since the one before.
+      every_steps: training steps between two checkpoints; 0 is off. Every round ends with one.
+      every_minutes: minutes between two checkpoints; 0 is off.
+      keep: number of newest checkpoints kept.
+      keep_best: number of checkpoints kept in addition for the highest mean reward since the one
+        before.
       of_rounds: what is kept of every round: "state" (its last checkpoint, from which
         `--branch=RUN@ROUND` starts another run), "weights" (rounds/R/weights, a Hugging Face
         checkpoint in bfloat16, a sixth of the size) or "nothing".
@@ -361,7 +361,7 @@ class CheckpointSettings:
 
 @dataclasses.dataclass(frozen=True)
 class LogSettings:
-    """Where the metrics of every step go beside the JSON lines of the run's folder.
+    """Logs of the metrics of every step besides the JSON lines in the run's folder.
 
     Attributes:
       tensorboard: also write event files for TensorBoard (the extra `tensorboard`).
@@ -377,7 +377,7 @@ class Settings(FamilySettings):
     """One run.
 
     Attributes:
-      seed: everything random in a run follows from it, except the validation set.
+      seed: of everything random in a run except the validation set.
     """
 
     seed: int = 0
@@ -429,11 +429,11 @@ def default_config() -> ml_collections.ConfigDict:
 
 
 def from_config(config: Mapping[str, Any] | ml_collections.ConfigDict) -> Settings:
-    """Checks a configuration; fields that it leaves out have their defaults.
+    """Builds checked settings from a configuration; missing fields have their defaults.
 
     Raises:
-      UserError: a field is unknown, has a wrong type or an impossible value. The message names
-        the field with its path, the value and what is allowed.
+      UserError: a field is unknown, or has a wrong type or value. The message names the field with
+        its path, the value and what is allowed.
     """
     if isinstance(config, ml_collections.ConfigDict):
         config = config.to_dict()
@@ -442,7 +442,7 @@ def from_config(config: Mapping[str, Any] | ml_collections.ConfigDict) -> Settin
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
-    """The family of a run with these options, of which no others are looked at.
+    """The family of a run with these options; ignores all others.
 
     Raises:
       UserError: there is no such family, or its options are not allowed.
@@ -468,7 +468,7 @@ def check_field(path: str) -> None:
 
 
 def _unknown(name: str, allowed: list[str], path: str) -> str:
-    """Suggests an option of this name in another group, or one that is called alike."""
+    """Suggests an option of this name in another group, or one with a similar name."""
     paths: dict[str, list[str]] = {}
     for known in _paths(Settings, ""):
         paths.setdefault(known.rpartition(".")[2], []).append(known)
@@ -493,7 +493,7 @@ def _defaults(options: Any) -> dict[str, Any]:
         if dataclasses.is_dataclass(hint):
             result[name] = _defaults(result[name])
         elif result[name] is None:
-            # Such a field takes None or a value of the other type it is declared with.
+            # An optional field: None or a value of its other type.
             (kind_of_value,) = set(typing.get_args(hint)) - {type(None)}
             result[name] = ml_collections.config_dict.placeholder(kind_of_value)
     return result

@@ -1,10 +1,9 @@
 """Statistics of runs over seeds: intervals, paired tests, and Holm's correction.
 
-A study has few seeds, often five. Two variants that ran with the same seeds give one difference a
-seed, and Student's interval of their mean is used. It assumes about normal differences, and then it
-covers what it says at any number of seeds; with mild skew or heavy tails it stays close. A
-bootstrap over five seeds does not: its percentile interval covers some 83 % where 95 % are asked
-for, and so does BCa. The tests hold these numbers.
+A study has few seeds, often five. Two variants with the same seeds give one difference per seed,
+and Student's interval of their mean is used. For normal differences its coverage is exact at any
+number of seeds; with mild skew or heavy tails it stays close. A bootstrap over five seeds does not:
+the nominal 95 % percentile interval covers some 83 %, and so does BCa. Tests check these numbers.
 """
 
 import math
@@ -16,9 +15,9 @@ import scipy.special
 import scipy.stats
 
 LEVEL = 0.95
-"""Of all intervals."""
+"""Confidence level of all intervals."""
 ROUNDING = 1e-12
-"""Spread up to which values are equal."""
+"""Values that differ by less are equal."""
 
 
 class Interval(NamedTuple):
@@ -31,17 +30,17 @@ class Interval(NamedTuple):
 def wilson(successes: float, trials: float) -> Interval:
     """The 95 % score interval of a proportion (Wilson, "Probable inference", 1927).
 
-    SciPy's takes whole numbers only; this one also an effective number of trials.
+    Unlike SciPy's, it also takes an effective number of trials, which need not be whole.
 
     Args:
-      successes: of the trials, from 0 to `trials`.
-      trials: at least 0; with none the interval is all of [0, 1].
+      successes: from 0 to `trials`.
+      trials: at least 0; the interval of 0 trials is [0, 1].
 
     Returns:
       Both ends in [0, 1].
 
     Raises:
-      ValueError: there are more successes than trials, or fewer than none.
+      ValueError: `successes` is not between 0 and `trials`.
     """
     if not 0 <= successes <= trials:
         raise ValueError(f"successes={successes}: allowed are numbers from 0 to trials={trials}")
@@ -60,12 +59,12 @@ def wilson(successes: float, trials: float) -> Interval:
 def minimum_detectable_difference(half_width: float, seeds: int, comparisons: int) -> float:
     """The smallest mean difference that is significant among m comparisons, by Holm's correction.
 
-    The smallest of m p-values has to be below (1 - LEVEL) / m: the difference is the quantile of
-    Student's distribution for that, times the standard error.
+    The smallest of m p-values has to be below (1 - LEVEL) / m, so this is the corresponding
+    quantile of Student's distribution times the standard error.
 
     Args:
       half_width: half of Student's interval of the difference.
-      seeds: values that it was computed from, at least 2.
+      seeds: number of differences, at least 2.
       comparisons: m.
     """
     single, corrected = scipy.special.stdtrit(
@@ -88,7 +87,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def student(values: Mapping[Any, float]) -> dict[str, Any]:
-    """The mean of a value for each seed, with Student's interval.
+    """The mean of one value per seed, with Student's interval.
 
     Returns:
       values (by seed, as JSON holds them), mean, sd, low and high; None where there are too few.
@@ -108,14 +107,13 @@ def student(values: Mapping[Any, float]) -> dict[str, Any]:
 
 
 def paired(one: Mapping[Any, float], other: Mapping[Any, float]) -> dict[str, Any]:
-    """Student's inference about the mean of `one - other` over the seeds that both have.
+    """Student's interval and test of the mean of `one - other` over their common seeds.
 
-    Differences that are all equal and not 0, which happens with few seeds, as fractions are counts,
-    have neither an interval nor a p-value: without any spread the one would be a point, and any
-    such difference certain.
+    Equal differences other than 0, which occur with few seeds because fractions are counts, have
+    neither an interval nor a p-value: with no spread, any such difference would look certain.
 
     Returns:
-      values, mean, low, high as of `student`, and p of the paired t-test.
+      values, mean, low and high as in `student`, and p of the paired t-test.
     """
     differences = {seed: value - other[seed] for seed, value in one.items() if seed in other}
     result = {**student(differences), "p": None}
@@ -131,15 +129,15 @@ def paired(one: Mapping[Any, float], other: Mapping[Any, float]) -> dict[str, An
 
 
 def compare(values: Mapping[str, Mapping[Any, float]], reference: str) -> dict[str, dict[str, Any]]:
-    """Means over seeds of several ways of training, and their differences from one of them.
+    """Means over seeds of several variants, and their differences from the reference.
 
     Args:
       values: by name and seed.
-      reference: name of the one that the others are compared with.
+      reference: name of the variant that the others are compared with.
 
     Returns:
-      By name, as of `student`, with `difference` as of `paired`, with `p_holm` after Holm's
-      correction over all names; None for the reference.
+      By name `student`, with `difference`: `paired` with `p_holm` after Holm's correction over all
+      names; None for the reference.
     """
     against = values.get(reference, {})
     pairs = {name: (own, against) for name, own in values.items() if name != reference}

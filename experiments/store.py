@@ -1,33 +1,33 @@
 """The folder of a run: files a person can read, enough to resume.
 
     config.json                     all options, as of the last start
-    changes.jsonl                   what other starts before had otherwise
-    branch.json                     the run and round that it left, if it began as a branch
-    versions.json                   what the run was made with
+    changes.jsonl                   changes of options between starts
+    branch.json                     source run and round, if it is a branch
+    versions.json                   versions of packages, and the machine
     validation/                     the fixed set: instances.jsonl, generated.json
     initial/validation.json         the model before any training, and its answers.jsonl
     rounds/R/environment.yaml       the configuration of the training set
-    rounds/R/generated.json         what was asked for and made, by row
+    rounds/R/generated.json         requested and generated problems, by row
     rounds/R/instances.jsonl        the training set
     rounds/R/train.jsonl            one line a training step
     rounds/R/train_failures.json    some failures of its last step, drawn
     rounds/R/validation.json        outcomes by size; answers.jsonl, greedy.jsonl
-    rounds/R/evidence.json          what training and validation showed, for the engineer
-    rounds/R/engineer_training.jsonl  designs tried and what they taught, where that is trained
-    rounds/R/probe_set.jsonl        the instances that show what they taught
-    rounds/R/weights/               those after the round, where `checkpoint.of_rounds` asks
-    rounds/R/design/                how round R + 1 came about: context.md as it was read,
-                                    answers.md, design.json, analysis.json, record.json: all
-                                    that was known, and judgement.json if an LLM judged it
+    rounds/R/evidence.json          results of training and validation, for the engineer
+    rounds/R/engineer_training.jsonl  steps of training as engineer, with the designs tried
+    rounds/R/probe_set.jsonl        the probe set that measures their progress
+    rounds/R/weights/               weights after the round, if `checkpoint.of_rounds` asks
+    rounds/R/design/                the design of round R + 1: context.md, answers.md, design.json,
+                                    analysis.json, record.json (everything the engineer may know),
+                                    and judgement.json if an LLM judged it
     checkpoints/                    weights, optimizer, position
-    tensorboard/                    event files, if asked for
-    non_finite/                     the batch of a step that was stopped, for a look
+    tensorboard/                    event files, if enabled
+    non_finite/                     the batch of a step that failed
     usage.jsonl                     one line for each reply of a server, with its tokens
-    times.jsonl                     one line for each process that worked on it, with its seconds
-    digests.jsonl                   SHA-256 of every file of results when it was written
+    times.jsonl                     one line for each process of the run, with its seconds
+    digests.jsonl                   SHA-256 of every result file as written
     report.html, figures/, data/
 
-A file appears when it is complete, so what exists is finished and what is missing is done again.
+A file appears only when it is complete, so what exists is finished and what is missing is redone.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ TIMES = "times.jsonl"
 CHANGES = "changes.jsonl"
 BRANCH = "branch.json"
 DIGESTS = "digests.jsonl"
-#: Options that may change between two starts of a run, and groups of such.
+#: Options, and prefixes of groups of options, that may change between two starts of a run.
 FREE = (
     "mesh.",
     "log.",
@@ -73,14 +73,14 @@ _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers
 
 
 class OtherOptionsError(UserError):
-    """A run was started with other options than those given; the message begins with its folder."""
+    """A run was started with other options; the message begins with its folder."""
 
 
 class RunStore:
-    """The files of one run, and who touches them.
+    """The files of one run.
 
-    Several processes call `exists`, `read`, `write` and `kept` together. The first alone touches
-    the files, and tells the others what it read.
+    All processes call `exists`, `read`, `write` and `kept` together. Only the first touches the
+    files; it broadcasts what it reads.
 
     Args:
       root: the folder; created if needed.
@@ -95,14 +95,14 @@ class RunStore:
         return self.root / "rounds" / str(index)
 
     def exists(self, path: Path) -> bool:
-        """Whether a file is there, and so complete."""
+        """Whether a file exists, and so is complete."""
         return distributed.on_first(path.exists)
 
     def read(self, path: Path, parse: Callable[[Any], Any] = lambda value: value) -> Any:
-        """What `parse` makes of the value of a file; see `read_file`.
+        """Reads and parses a file; see `read_file`.
 
         Raises:
-          UserError: as there, or the file is not as the run wrote it.
+          UserError: as in `read_file`, or the file was changed since the run wrote it.
         """
 
         def read() -> Any:
@@ -119,23 +119,23 @@ class RunStore:
         """Writes a value as `write_file` does, and notes its digest."""
         if distributed.is_first():
             text = file_text(path, value)
-            # Before the file: what is there has its digest, whenever the run is killed.
+            # Before the file: whenever the run is killed, every file has its digest.
             line = {"path": str(path.relative_to(self.root)), "sha256": _digest(text.encode())}
             append_log(self.root / DIGESTS, [line])
             write_text(path, text)
 
     def kept(self, path: Path, make: Callable[[], Any]) -> Any:
-        """The value of a file; `make` makes it, on all processes, where there is none yet."""
+        """The value of a file; if there is none, `make` makes it on all processes."""
         if not self.exists(path):
             self.write(path, make())
         return self.read(path)
 
     @contextlib.contextmanager
     def locked(self, patience: float = 0.0) -> Iterator[None]:
-        """Keeps other processes of this machine out; the lock ends with the process.
+        """Locks out other processes of this machine; the lock ends with the process.
 
         Raises:
-          UserError: another process has it, and keeps it for so many seconds.
+          UserError: another process still holds the lock after `patience` seconds.
         """
         deadline = time.monotonic() + patience
         with (self.root / ".lock").open("w") as file:
@@ -152,7 +152,7 @@ class RunStore:
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
-        """Notes the wall time and the processor time of its body, however it ends."""
+        """Records the wall time and the processor time of its body, however it ends."""
         begin, processor = time.monotonic(), time.process_time()
         try:
             yield
@@ -164,21 +164,21 @@ class RunStore:
             append_log(self.root / TIMES, [times])
 
     def claim(self, settings: Settings) -> list[str]:
-        """Notes the options of a new run, or checks them against those of the run to resume.
+        """Writes the options of a new run, or checks them against those of the run to resume.
 
-        What says how it is computed and kept, not what, may change, and rounds may be added.
+        The options of `FREE` may change, and rounds may be added.
 
         Returns:
-          What has changed, option by option, which `changes.jsonl` keeps too.
+          A line for each change, as in `changes.jsonl`.
 
         Raises:
           UserError: other options have changed; the message names them.
         """
         path = self.root / "config.json"
-        open_log(self.root / DIGESTS)  # A kill may have cut its last line in two.
+        open_log(self.root / DIGESTS)  # A kill may truncate its last line.
         changed: list[str] = []
         made = any((self.root / name).exists() for name in ("validation", "rounds"))
-        if path.exists() and made:  # What was refused before it made anything is no run.
+        if path.exists() and made:  # A start refused before it made anything is no run.
             try:
                 changed = self.compare(settings, FREE)
             except OtherOptionsError as error:
@@ -193,13 +193,13 @@ class RunStore:
         return changed
 
     def compare(self, settings: Settings, free: tuple[str, ...]) -> list[str]:
-        """What differs from the options of the run here, option by option.
+        """A line for each option that differs from those of the run here.
 
         Args:
-          free: the options that may differ, and groups of such; rounds may always be added.
+          free: options and prefixes that may differ; rounds may always be added.
 
         Raises:
-          OtherOptionsError: others differ, or the family's file does.
+          OtherOptionsError: another option differs, or the family's file does.
         """
         path = self.root / "config.json"
         before, now, digest = read_file(path), settings.to_dict(), family_digest(settings)
@@ -230,7 +230,7 @@ class RunStore:
         return changed
 
     def finished(self, settings: Settings) -> Path | None:
-        """The report, if all rounds are finished and it was written after that."""
+        """The report, if it was written after the last round finished."""
         last = self.round(settings.loop.rounds - 1) / "evidence.json"
         page = self.root / "report.html"
         whole = last.exists() and page.exists() and page.stat().st_mtime >= last.stat().st_mtime
@@ -238,7 +238,7 @@ class RunStore:
 
 
 def _with_defaults(before: Any, now: Any, defaults: Any) -> Any:
-    """Options of an older version with the defaults of those that have come since."""
+    """Options of an older version, with defaults for those added since."""
     if not all(isinstance(one, dict) for one in (before, now, defaults)):
         return before
     since = {name: defaults[name] for name in now if name in defaults and name not in before}
@@ -261,7 +261,7 @@ def _digest(contents: bytes) -> str:
 
 
 def versions() -> dict[str, Any]:
-    """Versions of what computes, and the machine."""
+    """Versions of packages, and the machine."""
     devices = jax.devices()
     return {
         **package_versions(),
@@ -272,7 +272,7 @@ def versions() -> dict[str, Any]:
 
 
 def package_versions() -> dict[str, str]:
-    """Versions of Python and of the packages that a run's figures depend on."""
+    """Versions of Python and of the packages that a run's results depend on."""
     return {
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in _PACKAGES},
@@ -280,7 +280,7 @@ def package_versions() -> dict[str, str]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a file that is there wholly or not at all."""
+    """Writes a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("w") as file:
@@ -291,12 +291,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_file(path: Path, value: Any) -> None:
-    """Writes what `file_text` makes of a value; see `write_text`."""
+    """Writes `file_text` of a value atomically."""
     write_text(path, file_text(path, value))
 
 
 def file_text(path: Path, value: Any) -> str:
-    """A value as JSON or JSON lines by the suffix of its file, or a text under any other."""
+    """A value as JSON or JSON lines by the suffix of its file; a text for any other suffix."""
     if path.suffix == ".json":
         return json.dumps(value, indent=1, default=_of_numpy) + "\n"
     if path.suffix == ".jsonl":
@@ -305,7 +305,7 @@ def file_text(path: Path, value: Any) -> str:
 
 
 def _of_numpy(value: Any) -> Any:
-    """What JSON holds of a number or an array, which a family may well have in its records."""
+    """The JSON value of a NumPy number or array, which records of a family may contain."""
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     raise TypeError(f"{value!r}: {type(value).__name__} is nothing that JSON can hold")
@@ -313,7 +313,7 @@ def _of_numpy(value: Any) -> Any:
 
 @contextlib.contextmanager
 def damage_named(path: Path) -> Iterator[None]:
-    """Turns whatever is wrong with a file's contents into a `UserError` that names the file."""
+    """Turns errors about a file's contents into a `UserError` that names the file."""
     try:
         yield
     except UserError:
@@ -331,10 +331,10 @@ def damage_named(path: Path) -> Iterator[None]:
 
 
 def check_whole(path: Path, records: Sequence[Any]) -> None:
-    """Compares records of a run's file with what another file states of how many there are.
+    """Checks the number of records of a file against the number that another file states.
 
     Raises:
-      UserError: some are missing or too many, or numbers of training steps are not in order.
+      UserError: records are missing or in excess, or training steps are out of order.
     """
     if path.name == "train.jsonl":
         found = [record.get("step") for record in records if isinstance(record, dict)]
@@ -351,7 +351,7 @@ def check_whole(path: Path, records: Sequence[Any]) -> None:
 
 
 def check_steps(path: Path, steps: int) -> None:
-    """Raises `UserError` unless the log of a round's training has that many steps at least."""
+    """Raises `UserError` unless the training log of a round has at least that many steps."""
     found = len(read_log(path))
     if found < steps:
         raise UserError(
@@ -361,12 +361,12 @@ def check_steps(path: Path, steps: int) -> None:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The complete records of JSON lines that grow one by one; none where there is no file.
+    """The complete records of a log of JSON lines; empty if there is no file.
 
-    A last line that a kill cut in two is left out.
+    A truncated last line is left out.
 
     Raises:
-      UserError: another line is no JSON object, or as `check_whole`.
+      UserError: another line is no JSON object, or as in `check_whole`.
     """
     if not path.exists():
         return []
@@ -386,14 +386,14 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 
 def open_log(path: Path) -> list[dict[str, Any]]:
-    """The records of `read_log`; what is not complete is dropped from the file, made if needed."""
+    """`read_log` that also creates the file, or drops a truncated line from it."""
     records = read_log(path)
     write_file(path, records)
     return records
 
 
 def append_log(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    """Adds records; when this returns neither a kill nor a loss of power takes them away."""
+    """Appends records and syncs them to disk."""
     with path.open("a") as file:
         file.write(file_text(path, records))
         file.flush()
@@ -401,12 +401,12 @@ def append_log(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
 
 
 def read_file(path: Path, parse: Callable[[Any], Any] = lambda value: value) -> Any:
-    """What `parse` makes of the value of a JSON, JSON lines or YAML file, by its suffix.
+    """Reads a JSON, JSON lines or YAML file, by its suffix, and parses its value.
 
-    Of JSON lines it reads all: see `check_whole`.
+    JSON lines must be complete, see `check_whole`.
 
     Raises:
-      UserError: the file is damaged, or `parse` cannot use what it holds; the message names it.
+      UserError: the file is damaged, or `parse` rejects its value; the message names it.
     """
     with damage_named(path):
         text = path.read_text()
@@ -419,7 +419,7 @@ def read_file(path: Path, parse: Callable[[Any], Any] = lambda value: value) -> 
         return parse(records)
 
 
-# By name of a file of records the file beside it that states how many, and where it does.
+# By name of a file of records: the file that states their number, and how to read it.
 _COUNTS: Mapping[str, tuple[str, Callable[[Any], int]]] = {
     "instances.jsonl": ("generated.json", lambda found: found["made"]),
     "answers.jsonl": ("validation.json", lambda found: FailureBreakdown.from_dict(found).answers),
@@ -428,7 +428,7 @@ _COUNTS: Mapping[str, tuple[str, Callable[[Any], int]]] = {
 
 
 def differences(before: Any, now: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """(path, before, now) of every field in which two values differ, as JSON holds them."""
+    """(path, before, now) of every field in which two JSON-able values differ."""
     if isinstance(before, dict) and isinstance(now, dict):
         for name in {**before, **now}:
             yield from differences(before.get(name), now.get(name), f"{path}{name}.")

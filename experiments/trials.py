@@ -1,9 +1,9 @@
-"""Short trainings under other configurations: what these teach, and what that teaches an engineer.
+"""Trials: short trainings under candidate configurations, and training of an engineer by them.
 
-A copy of the weights is trained for a few steps under a configuration, a trial; its progress is by
-how much its mean reward on a probe set rises. Some designers choose by progress. And the current
-checkpoint can be trained as engineer (off by default, beyond the publication) by the algorithm that
-teaches it problems: a group of designs is sampled from one context, and progress is their reward.
+A trial trains a copy of the weights for a few steps under a configuration; its progress is the gain
+of the mean reward on a probe set. Some designers choose by progress. The current checkpoint can
+also be trained as engineer by GRPO (off by default, beyond the publication): a group of designs is
+sampled from one context, and their progress is the reward.
 """
 
 import dataclasses
@@ -30,8 +30,8 @@ from learner.training.train_state import TrainState
 from learner.training.trainer import GRPOConfig, GRPOTrainer
 from learner.training.update import NonFiniteError
 
-# What the key of a trial is folded with, and that of a round's training as engineer: there 0 is
-# that of the probe set.
+# Folded into the key of a trial, and into that of a round's training as engineer, where 0 is for
+# the probe set.
 _TRIAL_SET, _TRIAL, _COMPLETIONS = range(3)
 _DESIGNS, _STEPS = 1, 2
 WORST = -1.0
@@ -43,16 +43,16 @@ Progress = Callable[[Configuration], float]
 
 @dataclasses.dataclass(frozen=True)
 class Trials:
-    """Trains copies of a state under configurations, and states on designing.
+    """Makes trials, and trains the engineer by them.
 
     Attributes:
       settings: of the run.
       family: of the problems.
       make_trainer: a trainer of the run's model with another configuration.
       trainer: of the problems.
-      respond: how completions of the probe set are sampled.
-      exclude: problems of the validation set, of which no trial may have any.
-      pause: called after every step, a point that all processes reach; what it raises ends a trial.
+      respond: samples completions of the probe set.
+      exclude: problems of the validation set, which trials must not use.
+      pause: called after every step on all processes; an exception that it raises ends a trial.
     """
 
     settings: Settings
@@ -67,7 +67,7 @@ class Trials:
         """A function that makes a trial.
 
         Args:
-          state: where every trial starts; kept as it is.
+          state: the initial state of every trial; not modified.
           probe: problems that no trial trains on.
           key: a typed JAX key; the same for all trials, so that they differ in nothing else.
         """
@@ -90,22 +90,22 @@ class Trials:
         probe: Sequence[Problem],
         key: jax.Array,
     ) -> tuple[TrainState, list[dict[str, Any]]]:
-        """The state after training on the design that `record` asks for.
+        """The state after training on designs for the next round of `record`.
 
-        It is the same state if no context fits the model's window, as no design can be made then.
+        The state is unchanged if no context fits the model's window.
 
         Args:
-          state: where to start from; donated.
+          state: the initial state; donated.
           record: of the run.
           fits: whether the model's window holds a chat and a design.
-          probe: as of `progress`.
+          probe: as in `progress`.
           key: a typed JAX key of this round's training.
 
         Returns:
           The state, and for each step its metrics and every design with its progress, JSON-able.
 
         Raises:
-          ValueError: the settings of training do not go with groups of designs.
+          ValueError: the training settings are incompatible with groups of designs.
           NonFiniteError: loss or gradient of the training on designs was NaN or infinite.
         """
         engineer, space, steps = self.settings.engineer, self.family.space, []
@@ -173,15 +173,15 @@ class Trials:
 class DesignTask(Task):
     """A context as the only prompt, designs as completions, progress as reward.
 
-    The reward of a readable design is its progress, held within [-1, 1]; that of an unreadable one
-    is `WORST`. Equal designs are tried once.
+    The reward of a readable design is its progress, clipped to [-1, 1]; that of an unreadable one
+    is `WORST`. Equal designs share a trial.
 
     Attributes:
       chat: the context.
       config: the configuration that a design replaces.
-      space: what may be chosen.
+      space: the configurations.
       progress: makes a trial.
-      trigger: text after which the configuration stands, if the completions have one.
+      trigger: text that precedes the configuration in a completion, if any.
     """
 
     chat: Sequence[Message]
@@ -201,7 +201,7 @@ class DesignTask(Task):
         return self.chat
 
     def score(self, indices: np.ndarray, completions: Sequence[Completion]) -> Scores:
-        """Rewards of designs; records hold configuration and progress, or why there is none.
+        """Rewards of designs; records hold configuration and progress, or why it is unreadable.
 
         Raises:
           ValueError: progress is not finite.

@@ -1,4 +1,4 @@
-"""The fixed validation set, and a checkpoint's completions of it."""
+"""The fixed validation set, and the validation of a checkpoint."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,10 +24,10 @@ _COMPLETIONS = 1 << 20
 
 
 def validation_set(settings: Settings, family: Family) -> Generated:
-    """The problems; they depend on the options of validation and family, not on the run's seed.
+    """Generates the problems from the options of validation and family, not the run's seed.
 
     Raises:
-      UserError: no problem of some row can be made.
+      UserError: some row gets no problem.
     """
     validation = settings.validation
     key = jax.random.key(validation.seed)
@@ -42,7 +42,7 @@ def validation_set(settings: Settings, family: Family) -> Generated:
 
 
 def validation_completers(settings: Settings, policy: Policy) -> tuple[Completer, Completer]:
-    """How validation completions are sampled, and how greedy ones are; thinking is as in training.
+    """The completers of sampled and of greedy validation, with thinking as in training.
 
     At temperature 0 both are the same object.
 
@@ -73,14 +73,15 @@ def validate(
     problems: Sequence[Problem],
     params: Any,
 ) -> list[dict[str, Any]]:
-    """A record of one completion to every problem; the same key for every checkpoint.
-
-    Records are those of the family's task, always with `optimal`, and with `id` of the problem,
-    `tokens`, `truncated` and `text` of the completion.
+    """Samples and verifies one completion of every problem, with the same key for all checkpoints.
 
     Args:
       respond: of `validation_completers`.
       problems: of `validation_set`.
+
+    Returns:
+      The records of the family's task, always with `optimal`, and with `id` of the problem and
+      `tokens`, `truncated` and `text` of the completion.
 
     Raises:
       ValueError: the task has no record for some completion.
@@ -104,7 +105,7 @@ def validate(
 def complete_all(
     task: Task, respond: Completer, params: Any, key: jax.Array
 ) -> tuple[list[Completion], Scores]:
-    """One completion to every prompt of a task, and what the task says of them.
+    """One completion of every prompt of a task, and their scores.
 
     Raises:
       ValueError: the task has no record for some completion.
@@ -127,12 +128,11 @@ def write_validation(
     records: Sequence[dict[str, Any]],
     greedy: Sequence[dict[str, Any]],
 ) -> dict[str, float]:
-    """Writes `answers.jsonl`, then `validation.json`, which says that both are complete.
+    """Writes `answers.jsonl`, then `validation.json`, which marks both as complete.
 
     Args:
-      records: of the completions that count, as `validate` returns them.
-      greedy: of greedy ones; the same object where those are greedy. Otherwise they are written to
-        `greedy.jsonl`.
+      records: of `validate`.
+      greedy: of greedy completions; written to `greedy.jsonl` unless it is the same object.
 
     Returns:
       The rates of both for the log.

@@ -1,10 +1,10 @@
-"""Makes a tiny model for a family: a Qwen3 from scratch, taught to solve and to design.
+"""Trains a tiny Qwen3 from scratch to solve and to design, for any family.
 
     python -m experiments.warm_start --out=NEW_FOLDER
 
-The solutions are the family's own, of problems that are not in the validation set; the designs are
-demonstrations of `experiments.families.demonstrations.rule_design`. One supervised run teaches both
-to the same weights, and stops early enough that reinforcement learning has something left to do.
+The solutions are the family's own, for problems outside the validation set; the designs are
+demonstrations of `experiments.families.demonstrations.rule_design`. One supervised run teaches
+both, and stops early enough to leave room for reinforcement learning.
 """
 
 import json
@@ -64,7 +64,7 @@ Pair = tuple[list[dict[str, str]], str]
 
 
 def solution_pairs(family: Family, exclude: Sequence[Problem], seed: int, count: int) -> list[Pair]:
-    """Prompts of the family's lessons with valid completions."""
+    """Prompts of the family's lessons, with valid completions."""
     problems = family.lessons(jax.random.key(seed), count, exclude)
     task, solutions = family.task(problems), family.solutions(problems)
     return [([dict(m) for m in task.messages(i)], text) for i, text in enumerate(solutions)]
@@ -73,7 +73,7 @@ def solution_pairs(family: Family, exclude: Sequence[Problem], seed: int, count:
 def design_pairs(
     settings: settings_lib.Settings, family: Family, seed: int, count: int
 ) -> list[Pair]:
-    """Contexts of the configured variant with the answer of the simple rule."""
+    """Contexts of the configured variant, with the answers of the demonstrated rule."""
     engineer = settings.engineer
     texts = engineer.texts(family.texts)
     return [
@@ -85,7 +85,7 @@ def design_pairs(
 
 
 def tiny_architecture(tokenizer: Any, width: int, **options: Any) -> Qwen3Config:
-    """Qwen3 with heads of 32, embeddings tied as in the small ones; options of `Qwen3Config`."""
+    """Qwen3 with heads of 32 and tied embeddings; `options` are those of `Qwen3Config`."""
     return Qwen3Config(
         vocab_size=-(-len(tokenizer) // 64) * 64,
         hidden_size=width,
@@ -102,7 +102,7 @@ def tiny_architecture(tokenizer: Any, width: int, **options: Any) -> Qwen3Config
 
 
 def build_tokenizer(family: Family, pairs: Sequence[Pair]) -> Any:
-    """The tiny tokenizer, from what changes from text to text."""
+    """The family's new tokenizer, trained on texts without the family's constants."""
     texts = [text for messages, answer in pairs for text in (messages[0]["content"], answer)]
     for constant in family.constants:
         texts = [text.replace(constant, "") for text in texts]
@@ -112,11 +112,11 @@ def build_tokenizer(family: Family, pairs: Sequence[Pair]) -> Any:
 def examine_designs(
     settings: settings_lib.Settings, family: Family, policy: Policy, params: Any, seed: int
 ) -> dict[str, float]:
-    """How well the model designs for contexts it has not seen.
+    """Measures how well the model designs for new contexts.
 
     Returns:
-      Fractions of answers that are readable, and readable without any repair; and the mean absolute
-      difference of each parameter to the rule that was demonstrated, over the readable ones.
+      Fractions of answers that are readable, and readable without repair; and the mean absolute
+      difference of each parameter from the demonstrated rule, over the readable ones.
     """
     completer = design_completer(settings, family, policy)
     space = family.space
@@ -144,7 +144,7 @@ def examine_designs(
 
 
 def _lessons(name: str, tokenizer: Any, pairs: Sequence[Pair], budget: int) -> list[sft.Example]:
-    """The pairs encoded, without what is too long to be given as a completion in a run."""
+    """Encodes pairs, without those whose completion exceeds the budget of a run."""
     examples = [sft.encode_example(tokenizer, *pair) for pair in pairs]
     kept = [example for example in examples if len(example.completion) <= budget]
     print(f"{name}: {len(examples) - len(kept)} of {len(examples)} take more than {budget} tokens")
@@ -154,7 +154,7 @@ def _lessons(name: str, tokenizer: Any, pairs: Sequence[Pair], budget: int) -> l
 
 
 def main(argv: Sequence[str]) -> None:
-    """Trains and writes the checkpoint; what the user can mend ends it with one line."""
+    """Trains and writes the checkpoint; user errors end it with one line."""
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments {argv[1:]}; options look like --name=value")
     process.keep_freed_memory()
@@ -225,7 +225,7 @@ def _make(settings: settings_lib.Settings) -> None:
     curve = []
     begin = time.perf_counter()
     for step in range(_STEPS.value):
-        # Designs are far longer than solutions: in batches of their own neither pads the other.
+        # Designs are far longer than solutions; separate batches avoid padding.
         name = "solutions" if (step + 1) % _DESIGN_EVERY.value else "designs"
         rows = _MICRO_BATCH_ROWS if name == "designs" else _ROWS.value
         examples = lessons[name]
@@ -241,7 +241,7 @@ def _make(settings: settings_lib.Settings) -> None:
             }
             curve.append(row)
             print(json.dumps(row), flush=True)
-    # As a run validates it, which may be sampled.
+    # As a run validates it, possibly sampled.
     last = {"temperature": settings.validation.temperature, **rates(sampled)}
     print(json.dumps(last))
     weights.save(out, state.params, architecture, tokenizer)

@@ -28,7 +28,7 @@ def ask(
     options: argparse.Namespace,
     reporter: Reporter,
     whole: Collection[str] = (),
-) -> BenchmarkQuestions:
+) -> None:
     """Asks every model what it has not been asked yet; the questions are made if there are none.
 
     Args:
@@ -59,7 +59,6 @@ def ask(
                 if not (folders[name] / _OPTIONS).exists():
                     files.write_file(folders[name] / _OPTIONS, noted)
                 _ask(name, folders[name], solver, questions, reporter, name in whole)
-    return questions
 
 
 def read_outcomes(root: Path, questions: BenchmarkQuestions) -> dict[str, Outcomes]:

@@ -18,7 +18,6 @@ from mapf_jax.padding import in_blocks
 _BLOCK = 128
 _NO_PLAN = "No plan found."
 
-
 Paths = np.ndarray
 """Cells int[T, A, 2] of the agents of one instance at every time step."""
 

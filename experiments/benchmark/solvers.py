@@ -38,7 +38,6 @@ _CHARACTERS_PER_TOKEN = 3
 _FAILURES_IN_A_ROW = 20
 _FAILURES_AT_FIRST = 3  # Of a server that has never answered: its address is wrong, or it is down.
 
-
 Options = argparse.Namespace
 """How models answer: the options of the command, whose `--help` explains each.
 

@@ -1,4 +1,4 @@
-"""Families of environments; what a person who writes one needs is here."""
+"""Families of environments: everything that a new one needs to import."""
 
 from experiments.families.data_set import DataSet as DataSet
 from experiments.families.family import Family as Family

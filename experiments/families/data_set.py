@@ -1,4 +1,4 @@
-"""A family of problems that are there already, such as a data set with its answers."""
+"""A family of existing problems, such as a data set with answers."""
 
 from collections.abc import Sequence
 
@@ -11,13 +11,13 @@ from experiments.families.family import Family, Generated, Problem
 
 
 class DataSet(Family):
-    """The engineer chooses how much is drawn of each group; a subclass poses and verifies.
+    """The engineer chooses the fraction of each group; subclasses add `prompt` and `verify`.
 
     Args:
-      problems: distinct, each with `group`, the name of its row. Here each gets an `index` too.
+      problems: distinct, each with `group`, the name of its row; each also gets an `index`.
       label: what a group is called, such as "level".
       task: what the trained model learns, such as "to answer questions".
-      checks: names of what a completion is checked for.
+      checks: names of the checks of a completion.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class DataSet(Family):
     def generate(
         self, key: jax.Array, config: Configuration, count: int, exclude: Sequence[Problem]
     ) -> Generated:
-        """Draws without replacement; a group that is used up gives fewer."""
+        """Draws without replacement; an exhausted group gives fewer."""
         rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
         left = self.counts(config, count)
         taken = {problem["index"] for problem in exclude}

@@ -1,8 +1,8 @@
-"""Worked examples of the engineer's task, for the supervised warm start of a small model.
+"""Demonstrations of the engineer's task, for the supervised warm start of a small model.
 
-A small model cannot find the form of a configuration, or a sensible content, by itself. The rule
-here reads nothing but what the context shows, so that a model can learn it from (context, answer)
-pairs; reinforcement learning then takes it from there.
+A small model cannot discover the form of a configuration, or sensible content, by itself. The rule
+here reads only what the context shows, so that a model can learn it from (context, answer) pairs;
+reinforcement learning then continues from there.
 """
 
 from collections.abc import Sequence
@@ -29,18 +29,17 @@ def rule_design(
 ) -> Configuration:
     """The configuration of a simple rule, with the decimals of each parameter.
 
-    With p the latest valid rate of a row as the context shows it (two decimals; 0.5 for a row
-    that was not validated): the fraction of the data is proportional to p (1 - p) + 0.05, the
-    variance of success, which is the learning signal of a group of answers, plus a rest so that no
-    row vanishes. Every other number starts from the last configuration that the context shows (0.2
-    where it shows none) and goes up by 0.05 for p > 0.7 and down by 0.05 for p < 0.3, a whole
-    number by 1, within the bounds of the space: it is for numbers that make problems harder as
-    they grow.
+    Let p be the latest valid rate of a row as the context shows it (two decimals; 0.5 for a row
+    that was not validated). The fraction of a row is proportional to p (1 - p) + 0.05: the variance
+    of success, which is the learning signal of a group of answers, plus a constant so that no row
+    vanishes. Every other number starts from the last configuration that the context shows (0.2 if
+    it shows none) and goes up by 0.05 (whole numbers by 1) for p > 0.7 and down for p < 0.3, within
+    the bounds of the space. It assumes that higher numbers make problems harder.
 
     Args:
       record: the run so far.
       space: the rows and bounds.
-      spec: the modules; they decide which configurations are shown.
+      spec: the modules, which decide which configurations are shown.
     """
     past = () if spec.history == "none" else context.shown_history(record, spec.history == "all")
     shown = past[-1].config if past else None
@@ -68,13 +67,13 @@ def demonstration(
     space: ConfigurationSpace,
     family: FamilyTexts,
 ) -> tuple[list[Message], str]:
-    """A context from a random plausible run, and the answer of `rule_design` to it.
+    """A context from a random plausible run, and the answer of `rule_design`.
 
     Args:
-      seed: decides everything that is random.
+      seed: of everything random.
       spec: the modules of the context.
       space: the rows and bounds.
-      family: of the family.
+      family: its texts.
 
     Returns:
       The chat (one user message) and the answer: the configuration as `render_config` writes it,
@@ -92,9 +91,9 @@ def random_record(
 ) -> RunRecord:
     """A run of one to three finished rounds with consistent, plausible outcomes.
 
-    Valid rates spread over the whole range, tend to fall from row to row and move from round to
-    round; round 0 is a random draw, later configurations come from `rule_design` or are
-    random as well. Every answer that is not valid fails at least one check.
+    Valid rates cover the whole range, tend to fall from row to row and change from round to round.
+    Round 0 is a random draw; later configurations come from `rule_design` or are random too. Every
+    invalid answer fails at least one check.
     """
     rng = np.random.default_rng(seed)
     finished = int(rng.integers(1, 4))
@@ -142,7 +141,7 @@ def _random_breakdown(
     count = row_of.size
     valid = rng.random(count) < rate_of
     optimal = valid & (rng.random(count) < rng.uniform(0.5, 1.0))
-    # One check that certainly fails, and now and then others along with it.
+    # One check always fails, others occasionally.
     main = rng.choice(len(checks), size=count, p=rng.dirichlet(np.ones(len(checks))))
     fails = (rng.random((len(checks), count)) < 0.1) | (np.arange(len(checks))[:, None] == main)
     fails &= ~valid

@@ -1,8 +1,8 @@
-"""A family of environments: what a person of another domain writes to have the whole loop.
+"""The interface of a family of environments, all that a new domain needs for the whole loop.
 
-A family says which configurations there are, makes problems from one, poses them and verifies
-completions. Problems are JSON-able mappings, so a run can keep them in files that people read.
-`docs/extending.md` walks through one; `experiments.families` loads them by name.
+A family defines the space of configurations, generates problems from one, poses them and verifies
+completions. Problems are JSON-able mappings, so that a run can store them in readable files.
+`docs/extending.md` walks through an example.
 """
 
 import collections
@@ -28,33 +28,31 @@ from learner.devices import distributed
 from learner.training.task import Scores, Task
 
 Problem = Mapping[str, Any]
-"""One problem, as JSON holds it. The run adds an `id`."""
+"""One JSON-able problem. The run adds an `id`."""
 
 Record = Mapping[str, Any]
-"""What verification says of one completion, as JSON holds it; see `Family.task`."""
-
+"""The JSON-able result of verifying one completion; see `Family.task`."""
 
 _WORD = re.compile(r" ?[A-Za-z_]{2,}|</?[a-z]+>| \d\.\d\d(?!\d)")
 _MOST_WORDS = 256
 
-
 SCORED, NOT_SCORED = "scored", "could not be scored"
-"""The check that a completion fails whose verification fails, and what to call that."""
+"""The check that fails if verification itself fails, and what to call that."""
 
 
 class NoProblemError(ValueError):
-    """Not a single problem of a configuration could be made."""
+    """No problem of a configuration could be made."""
 
 
 @dataclasses.dataclass(frozen=True)
 class GeneratedRow:
-    """What was asked of one row of a configuration, and what came of it.
+    """The report of the generator on one row of a configuration.
 
     Attributes:
-      asked: problems asked for.
+      asked: problems requested.
       made: problems made.
-      achieved: the number that each parameter has in what was made.
-      details: whatever else the generator reports, JSON-able.
+      achieved: the value of each parameter in the problems made.
+      details: anything else that the generator reports, JSON-able.
     """
 
     asked: int
@@ -69,8 +67,8 @@ class Generated:
 
     Attributes:
       problems: distinct, in random order.
-      rows: by name of the row, for rows that something was asked of.
-      notes: a line for each wish that could not be met.
+      rows: by name, for rows with requested problems.
+      notes: a line for each request that could not be met.
 
     Raises:
       NoProblemError: there is no problem.
@@ -85,7 +83,7 @@ class Generated:
             raise NoProblemError("; ".join(self.notes) or "no problem could be made")
 
     def report(self) -> dict[str, Any]:
-        """What the run keeps of it beside the problems, JSON-able."""
+        """The report that a run stores besides the problems, JSON-able."""
         return {
             "asked": sum(row.asked for row in self.rows.values()),
             "made": len(self.problems),
@@ -97,11 +95,11 @@ class Family(ABC):
     """Subclass this and name an instance: `--config.family=path/to/file.py:name`.
 
     Attributes:
-      space: the configurations there are.
-      texts: the checks of completions, and what an engineer is told of the family.
-      validation_options: names of those of its own options, `--config.FAMILY.NAME`, that decide on
-        the problems of `validation`.
-      token_cost: taken off the reward for each token of a completion; an option of the run.
+      space: the configurations.
+      texts: the checks of completions, and the texts of an engineer's context.
+      validation_options: names of its own options, `--config.FAMILY.NAME`, that determine the
+        problems of `validation`.
+      token_cost: subtracted from the reward for each token of a completion; an option of the run.
     """
 
     space: ConfigurationSpace
@@ -119,10 +117,10 @@ class Family(ABC):
           key: a typed JAX key; the same key makes the same problems.
           config: one of `space`.
           count: how many problems; fewer may be made.
-          exclude: problems of which none may come again.
+          exclude: problems that must not be generated again.
 
         Returns:
-          Them with a report by row; `generated` makes it.
+          The problems with a report by row; see `generated`.
 
         Raises:
           NoProblemError: none could be made.
@@ -131,16 +129,16 @@ class Family(ABC):
     def generate_plain(
         self, key: Sequence[int], impl: str, config: Mapping[str, Any], *wanted: Any
     ) -> dict[str, Any]:
-        """`generate` for a sandbox, with arguments and result that JSON can hold.
+        """`generate` for a sandbox, with JSON-able arguments and result.
 
         Args:
           key: the data of the key.
           impl: the name of its implementation.
-          config: as `Configuration.to_dict` gives it.
+          config: of `Configuration.to_dict`.
           *wanted: `count` and `exclude`.
 
         Returns:
-          The fields of `Generated`; no problem and the reason among the notes if none was made.
+          The fields of `Generated`; if no problem could be made, the notes have the reason.
         """
         typed = jax.random.wrap_key_data(jnp.asarray(key, jnp.uint32), impl=impl)
         try:
@@ -149,11 +147,11 @@ class Family(ABC):
             return {"problems": [], "rows": {}, "notes": [str(error)]}
         if type(self).task is Family.task:
             for problem in made.problems:
-                self.prompt(problem)  # One that cannot be posed would end the run later.
+                self.prompt(problem)  # A problem without a prompt would end the run later.
         return dataclasses.asdict(made)
 
     def counts(self, config: Configuration, count: int) -> dict[str, int]:
-        """How many of `count` problems a configuration asks of each row, where it asks any."""
+        """How many of `count` problems each row of a configuration gets, without rows of 0."""
         fractions = config.column(self.space.fraction_parameter)
         parts = round_fractions(fractions, count)
         counts = {row: round(part * count) for row, part in zip(config.rows, parts, strict=True)}
@@ -162,13 +160,13 @@ class Family(ABC):
     def generated(
         self, problems: Sequence[Problem], config: Configuration, count: int
     ) -> Generated:
-        """Problems with the report that follows from them.
+        """Problems with a report computed from them.
 
         Args:
           problems: each with `group`, the name of its row, and a number for every parameter but
-            the fraction, under the parameter's name. What a row achieved is the mean of these.
-          config: what was asked for.
-          count: how many were asked for.
+            the fraction, under the parameter's name. A row achieves the mean of its problems.
+          config: the requested configuration.
+          count: the requested number of problems.
 
         Raises:
           NoProblemError: there is no problem.
@@ -189,20 +187,20 @@ class Family(ABC):
         return Generated(problems, rows, notes)
 
     def prompt(self, problem: Problem) -> str:
-        """The text of a problem's only message; needed unless `task` is another one."""
+        """The text of a problem's only message; required unless `task` is overridden."""
         raise NotImplementedError(f"{type(self).__name__}.prompt: a family needs it, or a task")
 
     def verify(self, problem: Problem, text: str) -> Record:
-        """What `ProblemTask` keeps of a completion; needed unless `task` is another one."""
+        """The record of a completion for `ProblemTask`; required unless `task` is overridden."""
         raise NotImplementedError(f"{type(self).__name__}.verify: a family needs it, or a task")
 
     def task(self, problems: Sequence[Problem]) -> Task:
         """The prompts of problems, and the verification of completions.
 
-        `Task.score` gives a record for each completion with `group` (the row of its problem),
+        `Task.score` returns a record for each completion with `group` (the row of its problem),
         `valid` and `failed` (names of failed checks of `texts.checks`). Optional are `optimal`,
-        `violation_time` and `gap` (`FailureBreakdown.from_records`), `accuracy` (the reward without
-        what only rewards form, such as length), and anything else that is worth keeping.
+        `violation_time` and `gap` (see `FailureBreakdown.from_records`), `accuracy` (the reward
+        without shaping such as length), and any other fields.
         """
         return ProblemTask(problems, self.prompt, self.verify, self.token_cost)
 
@@ -212,24 +210,24 @@ class Family(ABC):
         return self.space.uniform()
 
     def failure(self, check: str) -> str:
-        """What to call failing a check: its own name on a number of failures would mislead."""
+        """A phrase for failing a check, as the name of the check alone would mislead."""
         return NOT_SCORED if check == SCORED else f"fails {check.replace('_', ' ')}"
 
     def lessons(self, key: jax.Array, count: int, exclude: Sequence[Problem]) -> Sequence[Problem]:
-        """Problems for the warm start of a new model; arguments as of `generate`."""
+        """Problems for the warm start of a new model; arguments as in `generate`."""
         return self.generate(jax.random.fold_in(key, 0), self.validation, count, exclude).problems
 
     def solutions(self, problems: Sequence[Problem]) -> Sequence[str]:
-        """A valid completion of each problem, for the warm start; working may come before it."""
+        """A valid completion of each problem for the warm start; it may include working."""
         raise NotImplementedError(f"{type(self).__name__}.solutions: a warm start needs them")
 
     @property
     def constants(self) -> Sequence[str]:
-        """Texts that contexts or prompts repeat, each to be one token of a new model."""
+        """Recurring texts of contexts or prompts, each one token of a new model."""
         return self.texts.instruction, self.texts.guideline, self.texts.output_format
 
     def new_tokenizer(self, texts: Sequence[str]) -> Any:
-        """The tokenizer of a new model: characters, the words of `texts`, and `constants`.
+        """The tokenizer of a new model: characters, common words of `texts`, and `constants`.
 
         Args:
           texts: prompts, completions, contexts and designs without the constants.
@@ -257,7 +255,7 @@ class Family(ABC):
         """The outcomes of verified completions, by row in the order of the space.
 
         Raises:
-          ValueError: a record is not as `task` says.
+          ValueError: a record does not match `task`.
         """
         if unknown := {str(record["group"]) for record in records} - set(self.space.rows):
             raise ValueError(f"group={min(unknown)!r}: allowed are the rows {self.space.rows}")
@@ -273,11 +271,10 @@ class ProblemTask(Task):
     Args:
       problems: what to pose.
       prompt: the text of a problem's only message.
-      verify: a record as in `Family.task` of a problem and the text of a completion. What follows
-        may be left out: `group` if the problem has it, `valid` (no check failed), and `reward` if
-        that is 1 for a valid completion and 0 for any other. After a `SandboxError` the only
-        failed check is `SCORED`.
-      token_cost: taken off the reward for each token of a completion.
+      verify: from a problem and the text of a completion to a record as in `Family.task`. Defaults
+        are the problem's `group`, `valid` if no check failed, and a `reward` of 1 for a valid
+        completion and 0 otherwise. After a `SandboxError` the only failed check is `SCORED`.
+      token_cost: subtracted from the reward for each token of a completion.
     """
 
     def __init__(
@@ -298,7 +295,7 @@ class ProblemTask(Task):
         return [{"role": "user", "content": self._prompt(self._problems[index])}]
 
     def score(self, indices: np.ndarray, completions: Sequence[Completion]) -> Scores:
-        """A record and a reward for each completion; several processes share the verifying."""
+        """A record and a reward for each completion; verification is split over processes."""
 
         def record(i: int) -> Record:
             problem = self._problems[int(indices[i])]

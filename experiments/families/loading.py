@@ -1,4 +1,4 @@
-"""The family that a name means: one of this package, or one in a user's own file."""
+"""Loads a family by name: one of this package, or one in a user's own file."""
 
 import dataclasses
 import functools
@@ -24,16 +24,15 @@ _OF_THIS_PACKAGE: Mapping[str, Callable[..., Family]] = {
     "lakes": Lakes,
     "reasoning_gym": ReasoningGym,
 }
-#: What stands after a name, where anything does.
+#: Format of the argument after a name, if any.
 _ARGUMENTS = {"lakes": "", "reasoning_gym": ":DATA_SET+DATA_SET"}
 
-
-_STARTING = 60.0  # Seconds of processor time to make problems, beside those for each.
+_STARTING = 60.0  # Seconds of processor time to make problems, besides those for each.
 
 
 @functools.cache
 def _sandbox(path: Path, contents: bytes) -> Sandbox:
-    """The process that verifies for a file; one for each of its contents."""
+    """The sandbox of a file; one for each version of its contents."""
     return Sandbox(path)
 
 
@@ -45,16 +44,16 @@ def _generated(
     count: int,
     exclude: Sequence[Problem],
 ) -> Generated:
-    """What a generator of a user's own makes in `seconds` a problem, by a call of `generate_plain`.
+    """Calls a user's `generate_plain` with a limit of `seconds` per problem.
 
-    If it fails, it has made nothing.
+    A failure counts as no problem.
     """
     plain_key = np.asarray(jax.random.key_data(key)).tolist(), str(jax.random.key_impl(key))
     wanted = config.to_dict(), count, [dict(problem) for problem in exclude]
     try:
         found = call(*plain_key, *wanted, seconds=_STARTING + seconds * count)
     except SandboxError as error:
-        # Its own name is not one that a user knows.
+        # Users do not know `generate_plain`.
         raise NoProblemError(f"generate: {str(error).partition(': ')[2]}") from error
     rows = {name: families.GeneratedRow(**row) for name, row in found["rows"].items()}
     return Generated(found["problems"], rows, found["notes"])
@@ -62,7 +61,7 @@ def _generated(
 
 @dataclasses.dataclass(frozen=True)
 class FamilySettings:
-    """Which family a run has, and the options of each family of this package under its name.
+    """The family of a run, and the options of each family of this package under its name.
 
     Attributes:
       family: the family of environments: "lakes", `reasoning_gym:chain_sum+countdown` with any
@@ -70,10 +69,10 @@ class FamilySettings:
         `experiments.families.Family`.
       lakes: options of the family "lakes".
       reasoning_gym: options of the family "reasoning_gym".
-      token_cost: taken off the reward for each token of a completion, so that short ones are worth
-        more; lakes have a length part of their own.
-      verify_seconds: of processor time to verify one completion of a family from a file, or to make
-        one of its problems.
+      token_cost: subtracted from the reward for each token of a completion, to favour short ones;
+        lakes have a length reward of their own.
+      verify_seconds: limit on processor time to verify one completion of a family from a file, or
+        to make one of its problems.
     """
 
     family: str = "lakes"
@@ -101,20 +100,20 @@ class FamilySettings:
 
     @property
     def family_name(self) -> str:
-        """The name of a family of this package, which its options have too."""
+        """The name of a family of this package, also that of its options."""
         return self.family.partition(":")[0]
 
     @property
     def family_file(self) -> Path | None:
-        """The file of a user's own family."""
+        """The file of a user's own family; None if it is of this package."""
         path = Path(self.family.rpartition(":")[0])
         return path if path.suffix == ".py" and path.is_file() else None
 
     def load_family(self) -> Family:
-        """The family itself.
+        """Loads the family.
 
         Raises:
-          ValueError: the file does not hold one.
+          ValueError: the file does not define one.
         """
         if path := self.family_file:
             family = self._load_file(path)
@@ -147,7 +146,7 @@ class FamilySettings:
             )
         call, seconds = _sandbox(path, path.read_bytes()).call, self.verify_seconds
         generate = functools.partial(call, f"{attribute}.generate_plain")
-        vars(family).update(  # Found before those of the class.
+        vars(family).update(  # Instance attributes shadow the methods.
             generate=functools.partial(_generated, generate, seconds),
             verify=functools.partial(call, f"{attribute}.verify", seconds=seconds),
         )

@@ -1,9 +1,8 @@
-"""Functions in a process of their own, which may hang, crash or try to write without harm.
+"""Runs functions in a process of their own, where they may hang, crash or try to write harmlessly.
 
-Verifiers of others evaluate what a model wrote, some of them literally. `Sandbox` runs the
-functions of a file where time, memory and what the operating system may be asked for are limited.
-It guards against accidents, not against an attacker. This file is also what that process runs, so
-it imports nothing heavy.
+Third-party verifiers evaluate what a model wrote, some of them literally. `Sandbox` runs the
+functions of a file with limits on time, memory and system calls. It guards against accidents, not
+against an attacker. The sandboxed process runs this file too, so it imports nothing heavy.
 """
 
 import functools
@@ -18,8 +17,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-MEMORY = 4 << 30  # Bytes of address space, beyond what a file's imports take.
-_WAIT = 10  # Seconds on the clock for each of processor time: it may sleep or share a core.
+MEMORY = 4 << 30  # Bytes of address space, in addition to a file's imports.
+_WAIT = 10  # Limit on wall time in units of that on processor time.
 _REFUSED = (
     "ctypes.", "os.chmod", "os.chown", "os.exec", "os.fork", "os.kill", "os.link", "os.mkdir",
     "os.posix_spawn", "os.remove", "os.rename", "os.rmdir", "os.spawn", "os.symlink", "os.system",
@@ -36,7 +35,7 @@ class OutOfTimeError(SandboxError):
 
 
 class Sandbox:
-    """Runs functions of one file; the process starts with the first call and after each failure.
+    """Runs functions of one file; the process starts at the first call and after each failure.
 
     Args:
       path: a Python file, whose imports are neither limited nor timed.
@@ -47,12 +46,12 @@ class Sandbox:
         self._process: subprocess.Popen[str] | None = None
 
     def call(self, name: str, *arguments: Any, seconds: float) -> Any:
-        """The value of a function.
+        """Calls a function and returns its value.
 
         Args:
           name: of the function, or OBJECT.METHOD.
-          arguments: JSON-able, as is the value.
-          seconds: of processor time; ten times as many may pass on the clock.
+          arguments: JSON-able, like the value.
+          seconds: limit on processor time; the limit on wall time is ten times as high.
 
         Raises:
           OutOfTimeError: it took longer.
@@ -78,7 +77,7 @@ class Sandbox:
         return value
 
     def close(self) -> int | None:
-        """Ends the process, if there is one; says how it ended."""
+        """Ends the process, if any, and returns its exit code."""
         process, self._process = self._process, None
         if process is None:
             return None
@@ -87,7 +86,7 @@ class Sandbox:
 
     def _start(self) -> subprocess.Popen[str]:
         one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        # Accelerators are the run's own; a file may import what the run found where it stands.
+        # Accelerators belong to the run; a file may import whatever the run can.
         run = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}
         return subprocess.Popen(
             [sys.executable, "-P", "-B", __file__, str(self._path)],
@@ -106,10 +105,10 @@ def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def _serve(path: str) -> None:
-    """Answers calls, a line each, until the other side closes its end."""
+    """Answers calls, one per line, until the other side closes its end."""
     requests, replies = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     nothing = os.open(os.devnull, os.O_RDWR)
-    for standard in (0, 1):  # What the functions read and print is no part of the conversation.
+    for standard in (0, 1):  # Keeps the functions' own input and output out of the protocol.
         os.dup2(nothing, standard)
     for signum in (signal.SIGTERM, signal.SIGINT):  # The other side may finish its step.
         signal.signal(signum, signal.SIG_IGN)

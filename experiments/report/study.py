@@ -183,10 +183,8 @@ def _means(study: _Study, metric: Found) -> Estimates:
 
 
 def _differences(study: _Study, metric: Found) -> Estimates:
-    rows, unit = (
-        _estimates(study, metric, "difference"),
-        "points" if rate_of(metric) else "difference",
-    )
+    rows = _estimates(study, metric, "difference")
+    unit = "points" if rate_of(metric) else "difference"
     title = f"minus {study.labels[study.found['reference']]}"
     return Estimates(f"{metric['name']}_difference", title, "what", unit, rows, begins=[0.0])
 

@@ -3,13 +3,13 @@
 python -m experiments.study --config=experiments/configs/studies/designers.py \\
     --workdir=studies/designers_tiny
 
-Options of all variants change with `--config.NAME=VALUE`, as for a run. Started again with the same
-folder it computes what is missing; runs that are finished stay, runs that failed are tried again.
-Results are in `study.json` (its form: `experiments.study.results`) and `comparison.md` of the
-folder, which are also written when it is asked to leave.
+`--config.NAME=VALUE` sets options of all variants. Started again with the same folder, it computes
+what is missing and retries failed runs. Results are in `study.json` (see
+`experiments.study.results`) and `comparison.md` of the folder, which are also written when it is
+interrupted.
 
-Exit codes: 0 when all runs are finished; 1 for what the user can mend and if a run failed; 75
-(EX_TEMPFAIL) after SIGTERM or Ctrl-C, when everything is saved and the same command goes on.
+Exit codes: 0 when all runs are finished; 1 for user errors and if a run failed; 75 (EX_TEMPFAIL)
+after SIGTERM or Ctrl-C, when everything is saved and the same command resumes.
 """
 
 import sys
@@ -55,14 +55,14 @@ def run(
     conclude: Callable[[Path, dict[str, Any]], str] | None = None,
     further: Callable[[Path, Sequence[runs.Job]], runs.Work] | None = None,
 ) -> None:
-    """Computes what is missing of a study and writes its tables; ends the program on errors.
+    """Computes what is missing of a study and writes its tables; exits on errors.
 
     Args:
-      argv: what is left of the command line.
-      load: the study and the options that its variants have in common, by the study's folder.
-      conclude: what comes after the tables if all runs have ended, from the folder and what
-        `study.json` holds; returns a line to be printed.
-      further: the work of `conclude`, from the folder and all runs, for a dry run.
+      argv: the rest of the command line.
+      load: from the study's folder to the study and the common options of its variants.
+      conclude: called after the tables, once all runs have ended, with the folder and the content
+        of `study.json`; returns a line to print.
+      further: for a dry run, from the folder and all runs to the work of `conclude`.
     """
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments {argv[1:]}; options look like --name=value")

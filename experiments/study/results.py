@@ -1,29 +1,29 @@
-"""What a study found: `study.json` for programs, `comparison.md` for people.
+"""Results of a study: `study.json` for programs, `comparison.md` for people.
 
-`study.json` is one object. Rates are in [0, 1]; what is not known is null.
+`study.json` is one object. Rates are in [0, 1]; unknown values are null.
 
     schema          1
     name            of the study's folder
-    question        what was asked
+    question        of the study
     reference       name of the variant that the others are compared with
     seeds           [0, 1, ...]
-    level           of all intervals, 0.95
+    level           confidence level of all intervals, 0.95
     state           {planned, finished, failed, missing}: numbers of runs
-    variants        [{name, label, changes: {option: value}, budget: {...}}], in their order
+    variants        [{name, label, changes: {option: value}, budget: {...}}], in order
     budget          {equal: {part: value}, differs: {part: {variant: value}}}; the parts are those
-                    of `experiments.study.variants.Budget`: what a run may use, over all rounds
-    base            all options of the reference variant's first seed, as `config.json` of a run
-    versions        of the first finished run, as `versions.json` of a run; null if there is none
+                    of `experiments.study.variants.Budget`
+    base            all options of the reference variant's first seed, as in a run's `config.json`
+    versions        of the first finished run, as in its `versions.json`; null if there is none
     rows            names of the rows of a configuration, ["3", "4", "5"]
     checks          names of the checks
     runs            one object for each variant and seed, variants first:
       variant, seed, folder (relative to the study's), status: "finished", "failed" or "missing"
       error         one line, null unless it failed
-      seconds, cpu_seconds   of this run's own process or processes so far
-      shared        {folder, seconds, cpu_seconds} of the common beginning (validation before
-                    training, round 0), which several variants share and which was computed once;
-                    null if the run computed all of itself
-      used          {instances_asked, instances, steps, updates, answers}: what it really trained on
+      seconds, cpu_seconds   of this run's own processes so far
+      shared        {folder, seconds, cpu_seconds} of the beginning (validation before training,
+                    round 0) that several variants share and that was computed once; null if the
+                    run computed everything itself
+      used          {instances_asked, instances, steps, updates, answers}: actual use
       points        validation before training and after each finished round, in order:
         round       null before training, then 0, 1, ...
         steps, updates, instances   up to here, over all rounds
@@ -32,14 +32,14 @@
         failed      {check: answers that fail it}
         by_row      {row: {answers, valid, optimal, failed: {check: number}}}
         config      {row: {parameter: number}} of this round's training set; null before training,
-                    and so are the next three
-        achieved    the same, as the generator could make it
+                    like the next three
+        achieved    the same for the generated set
         training    {reward, valid, nondegenerate_fraction}: means over the round's steps
-        design      how `config` came about: {source, kept_previous, reason, repairs (number),
-                    tries (answers read)}; null for round 0 as well
+        design      of `config`: {source, kept_previous, reason, repairs (number), tries (number)};
+                    null for round 0 as well
         follows     Pearson's correlation, over rows, of the fractions of `config` with p (1 - p),
-                    p being a row's valid rate in the validation before; null for round 0, and where
-                    all rows are equal in one of the two
+                    where p is a row's valid rate in the previous validation; null for round 0, and
+                    if all rows are equal in one of the two
     metrics         [{name, label}]: valid_final, greedy_final and optimal_final (fraction of the
                     validation answers after the last round), and valid_area, ... (its mean over
                     training: area under the curve over training steps, by trapezoids); and reading,
@@ -86,9 +86,9 @@ METRICS = {
     "reading": "correlation of designs with p (1 - p)",
 }
 RATES = ("valid", "greedy", "optimal")
-"""Of answers, by what a point of `study.json` calls their number; all other metrics are none."""
+"""Rates of answers, by the name of their count in a point of `study.json`."""
 _TRAINED = ("instances", "steps", "updates")
-# Means over the steps of a round, by what a step calls them.
+# Means over the steps of a round, with the names of the metrics.
 _TRAINING = {
     "reward": "reward",
     "valid": "task/valid",
@@ -96,9 +96,9 @@ _TRAINING = {
 }
 
 FINISHED = "finished.json"
-"""In a run's folder, once it is complete."""
+"""Marks the folder of a complete run."""
 ERROR = "error.txt"
-"""In a run's folder, if its last process failed: why, in one line."""
+"""One line in a run's folder on why its last process failed."""
 
 
 def run_folder(variant: str, seed: int) -> Path:
@@ -112,14 +112,14 @@ def write(
     settings: Mapping[str, Mapping[int, Settings]],
     shared: Mapping[tuple[str, int], Path],
 ) -> dict[str, Any]:
-    """Writes both files from what the runs have left so far.
+    """Writes both files from the runs so far.
 
     Args:
       settings: of `Study.settings`.
-      shared: folder of the common beginning, relative to `root`, of the runs that have one.
+      shared: folder of the shared beginning, relative to `root`, of the runs that have one.
 
     Returns:
-      What `study.json` holds.
+      The content of `study.json`.
     """
     fraction = settings[study.reference][study.seeds[0]].load_family().space.fraction_parameter
     runs = [
@@ -201,7 +201,7 @@ def _run(
 
 
 def times(folder: Path) -> dict[str, float]:
-    """Wall and processor time of all processes that worked in a folder, in seconds."""
+    """Wall and processor time of all processes of a run, in seconds."""
     lines = files.read_log(folder / files.TIMES)
     return {
         name: round(sum(line[name] for line in lines), 1) for name in ("seconds", "cpu_seconds")
@@ -211,7 +211,7 @@ def times(folder: Path) -> dict[str, float]:
 def _points(
     run: Run, training: GRPOConfig, fraction: str
 ) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """The points of a run and what it has used, both as `study.json` has them."""
+    """`points` and `used` of a run, as in `study.json`."""
     used = collections.Counter(dict.fromkeys(("instances_asked", *_TRAINED, "answers"), 0))
     if run.initial is None:
         return [], used
@@ -250,7 +250,7 @@ def _points(
 
 
 def _validated(validation: Validation, used: Mapping[str, int]) -> dict[str, Any]:
-    """What was used up to a validation, and its counts over all rows and by row."""
+    """Use up to a validation, and its counts over all rows and by row."""
     found, names = validation.breakdown, ("answers", "valid", "optimal")
     return {
         **{name: used[name] for name in _TRAINED},
@@ -265,7 +265,7 @@ def _validated(validation: Validation, used: Mapping[str, int]) -> dict[str, Any
 
 
 def _design(design: Mapping[str, Any], note: str) -> dict[str, Any]:
-    """How a round's configuration came about; with a note, the design could not be used."""
+    """`design` of a point; a note means that the design could not be used."""
     return {
         "source": design["source"],
         "kept_previous": design["kept_previous"] or bool(note),
@@ -278,7 +278,7 @@ def _design(design: Mapping[str, Any], note: str) -> dict[str, Any]:
 def follows(
     by_row: Mapping[str, Mapping[str, Any]], config: Configuration, fraction: str
 ) -> float | None:
-    """How the fractions of a configuration follow the validation before it, as `study.json` says.
+    """`follows` of a point: how a configuration's fractions follow the previous validation.
 
     Args:
       by_row: of the point before.
@@ -296,10 +296,10 @@ def follows(
 
 
 def compare(study: Study, runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The comparison of all finished runs, as `study.json` has it.
+    """`comparison` of all finished runs.
 
     Args:
-      runs: as `study.json` has them.
+      runs: as in `study.json`.
     """
     scores: dict[str, dict[int, dict[str, float]]] = {
         variant.name: {} for variant in study.variants
@@ -319,14 +319,14 @@ def compare(study: Study, runs: Sequence[Mapping[str, Any]]) -> list[dict[str, A
 
 
 def _scores(points: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Every metric of a finished run, from its points as `study.json` has them."""
+    """Every metric of a finished run, from its points."""
     steps = [point["steps"] for point in points]
     result = {}
     for name in RATES:
         rates = [point[name] / point["answers"] for point in points]
         result[f"{name}_final"] = rates[-1]
         result[f"{name}_area"] = float(np.trapezoid(rates, steps) / (steps[-1] - steps[0]))
-    # Studies of before this was measured have no such field.
+    # Older studies lack this field.
     result["reading"] = float(np.mean([p.get("follows") or 0.0 for p in points[2:]] or [0.0]))
     return result
 
@@ -335,7 +335,7 @@ def _scores(points: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def markdown(found: Mapping[str, Any]) -> str:
-    """`comparison.md`, from what `study.json` holds."""
+    """`comparison.md`, from the content of `study.json`."""
     named = labels(found)
     tables = []
     for metric in found["metrics"]:
@@ -352,21 +352,21 @@ def markdown(found: Mapping[str, Any]) -> str:
 
 
 def rate_of(metric: Mapping[str, Any]) -> str | None:
-    """The rate that a metric is made of, which is shown in percent; None if it is made of none."""
+    """The rate behind a metric, which is shown in percent; None if there is none."""
     rate = metric["name"].partition("_")[0]
     return rate if rate in RATES else None
 
 
 def labels(found: Mapping[str, Any]) -> dict[str, str]:
-    """What to call each variant, by name."""
+    """Labels of the variants, by name."""
     return {variant["name"]: variant["label"] for variant in found["variants"]}
 
 
 def shortfalls(found: Mapping[str, Any]) -> list[str]:
-    """A sentence for each variant some of whose runs trained on less than their budget.
+    """A sentence for each variant with runs that trained on less than their budget.
 
-    The generator may find fewer instances than it is asked for, which makes fewer steps, and a step
-    whose answers are all worth the same makes no update.
+    The generator may find too few instances, which makes fewer steps, and a step whose groups are
+    all degenerate makes no update.
     """
     sentences = []
     for variant in found["variants"]:

@@ -1,9 +1,9 @@
-"""Computes the runs of a study: several at a time, common beginnings once, failures on their own.
+"""Computes the runs of a study in parallel processes; shared beginnings are computed once.
 
-runs/VARIANT/seed-N/   the folder of a run, as `experiments.store` describes, with log.txt, and
+runs/VARIANT/seed-N/   the folder of a run (see `experiments.store`), with log.txt, and
                        finished.json or error.txt
-shared/KEY-seed-N/     the common beginning of several runs: validation before training and
-                       round 0; their folders begin as copies of it
+shared/KEY-seed-N/     the shared beginning of several runs, validation before training and
+                       round 0; their folders start as copies of it
 compilation_cache/     compiled programs, shared by all processes
 """
 
@@ -40,7 +40,7 @@ _MEMORY = 0.9
 _POLL_SECONDS = 0.1
 
 WORKER = (sys.executable, "-m", "experiments.study.worker")
-"""What computes a run; the folder of the run comes behind it."""
+"""Command that computes a run; the run's folder is its argument."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,11 +48,11 @@ class Job:
     """One run to be computed.
 
     Attributes:
-      title: what people read.
-      folder: where, relative to the study's folder.
+      title: for people.
+      folder: relative to the study's folder.
       settings: its options.
-      variant: its name; None for a beginning that variants have in common.
-      shared: folder of the run that it begins as a copy of, if any, relative likewise.
+      variant: name of the variant; None for a shared beginning.
+      shared: folder of its shared beginning, if any, relative to the study's folder.
     """
 
     title: str
@@ -64,14 +64,14 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Slot:
-    """Where one process computes: its cores, or () for all, and what its environment has more."""
+    """Resources of one process: its cores (all if empty) and additional environment variables."""
 
     cores: tuple[int, ...]
     environment: Mapping[str, str]
 
 
 def beginning(settings: Settings) -> Settings:
-    """The run of one round that every run of `settings` begins with, whoever designs later."""
+    """The first round of every run with these settings, whoever designs later."""
     return dataclasses.replace(
         settings,
         loop=LoopSettings(rounds=1),
@@ -81,7 +81,7 @@ def beginning(settings: Settings) -> Settings:
 
 
 def jobs(study: Study, settings: Mapping[str, Mapping[int, Settings]]) -> list[Job]:
-    """All runs of a study, seed by seed, each common beginning before the runs that need it.
+    """All runs of a study, seed by seed, each shared beginning before the runs that need it.
 
     Args:
       settings: of `Study.settings`.
@@ -111,14 +111,14 @@ def jobs(study: Study, settings: Mapping[str, Mapping[int, Settings]]) -> list[J
 
 
 class Work(NamedTuple):
-    """What is to be computed of one kind.
+    """Remaining work of one kind.
 
     Attributes:
-      what: for people.
+      what: the kind, for people.
       finished, of: numbers of runs or checkpoints.
-      completions: to be sampled.
-      hours: for the rest, by the time of a completion in what has run, training included; None if
-        nothing has.
+      completions: still to be sampled.
+      hours: estimate for the rest, from the time per completion so far, training included; None if
+        nothing has run.
     """
 
     what: str
@@ -129,10 +129,10 @@ class Work(NamedTuple):
 
 
 def forecast(root: Path, all_jobs: Sequence[Job], workers: int) -> list[Work]:
-    """What is to be computed of a study, by variant; arguments as of `Runner`."""
+    """The remaining work of a study, by variant; arguments as in `Runner`."""
     own: dict[Path | None, int] = {None: 0}
     kinds: dict[str, list[Path]] = {}
-    for job in all_jobs:  # A common beginning comes before those that begin with it.
+    for job in all_jobs:  # A shared beginning comes before the runs that need it.
         budget, greedy = Budget.of(job.settings), job.settings.validation.temperature > 0
         own[job.folder] = budget.answers + budget.validated * (1 + greedy) - own[job.shared]
         kinds.setdefault(job.variant or "common beginnings", []).append(job.folder)
@@ -154,28 +154,27 @@ def together(work: Sequence[Work]) -> Work:
 
 
 def hours(left: int, seconds: float, done: int) -> float | None:
-    """How long completions take, by the time of others; None if there were none."""
+    """Estimated hours for `left` completions, from those done; None if there are none."""
     if not left:
         return 0.0
     return left * seconds / done / 3600 if done else None
 
 
 def _key(settings: Settings) -> str:
-    """A name for the options but for the seed."""
+    """A digest of the options without the seed."""
     options = {**settings.to_dict(), "seed": None}
     return hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def slots(root: Path, workers: int, settings: Settings) -> list[Slot]:
-    """Where the processes of a study compute.
+    """The resources of a study's processes.
 
-    On CPUs the cores are divided equally between them, as the number of threads decides how sums
-    are rounded; more workers than cores share them. On GPUs each has as many devices of its own as
-    the mesh takes; more workers than that share devices and divide their memory. On anything else
-    one process has all devices.
+    CPU cores are divided equally, as the number of threads decides how sums are rounded; more
+    workers than cores share them. On GPUs each process has the devices of its mesh; further workers
+    share devices and divide their memory. On other backends one process has all devices.
 
     Args:
-      workers: how many processes; 0 is one a core, or one for each mesh of GPUs.
+      workers: number of processes; 0 is one for each core, or for each mesh of GPUs.
       settings: of any run, for its mesh.
 
     Raises:
@@ -212,7 +211,7 @@ def slots(root: Path, workers: int, settings: Settings) -> list[Slot]:
 
 
 def _devices() -> tuple[str, int]:
-    """JAX's default backend and its devices, asked in a process that lets go of them again."""
+    """JAX's default backend and its number of devices, from a process that releases them."""
     program = "import jax; print(jax.default_backend(), jax.device_count())"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
@@ -233,20 +232,20 @@ def compute(
     """Computes what is missing of a study, and writes its files.
 
     Args:
-      base: the options that all variants have in common.
-      workers: as of `slots`; None computes nothing.
-      reporter: where progress is shown.
+      base: the common options of all variants.
+      workers: as in `slots`; None computes nothing.
+      reporter: shows progress.
 
     Returns:
-      (what `study.json` holds, False if it was asked to leave).
+      (content of `study.json`, False if interrupted).
 
     Raises:
-      UserError: an option is not allowed, or the study was begun with other options.
+      UserError: an option is not allowed, or the study was started with other options.
     """
     settings = study.settings(base)
     all_jobs = jobs(study, settings)
     with RunStore(root).locked():
-        for job in all_jobs:  # None may have been begun with other options.
+        for job in all_jobs:  # None may have other options than before.
             if (root / job.folder / "config.json").exists():
                 RunStore(root / job.folder).claim(job.settings)
         whole = True
@@ -265,9 +264,9 @@ class Runner:
     """Computes jobs on slots, each in a process of its own (`experiments.study.worker`).
 
     Args:
-      all_jobs: of `jobs`; those that are finished are left as they are.
+      all_jobs: of `jobs`; finished ones are skipped.
       places: of `slots`.
-      reporter: where progress is shown.
+      reporter: shows progress.
     """
 
     def __init__(
@@ -276,23 +275,23 @@ class Runner:
         self._root, self._reporter = root, reporter
         self._idle, self._num_slots = list(reversed(places)), len(places)
         self._finished = {job.folder for job in all_jobs if (root / job.folder / FINISHED).exists()}
-        # A beginning is of use only to runs that are still to come.
+        # A shared beginning is only needed by unfinished runs.
         needed = {job.shared for job in all_jobs if job.folder not in self._finished}
         self._waiting = [
             job
             for job in all_jobs
             if job.folder not in self._finished and (job.variant or job.folder in needed)
         ]
-        # With the job and the slot of each process, and when it began.
+        # Job, slot and start time of each process.
         self._running: dict[subprocess.Popen[str], tuple[Job, Slot, float]] = {}
         self._errors: dict[Path, str] = {}
         self._total, self._done, self._seconds = len(self._waiting), 0, 0.0
 
     def run(self) -> bool:
-        """Computes all jobs that are not finished; returns False if it was asked to leave.
+        """Computes all unfinished jobs; returns False if interrupted.
 
-        SIGTERM and SIGINT let every run save and leave. A run that fails has its error in its
-        folder and stops no other, but those that begin as a copy of it.
+        On SIGTERM and SIGINT every run saves and exits. A failed run has its error in its folder
+        and does not stop others, except those that start as a copy of it.
         """
         if self._finished:
             self._reporter.line(f"{len(self._finished)} runs are finished already")
@@ -315,7 +314,7 @@ class Runner:
         return not asked
 
     def _begin_some(self) -> None:
-        """Starts waiting jobs, in their order, as far as there are slots and beginnings."""
+        """Starts waiting jobs in order, as slots and shared beginnings allow."""
         for job in list(self._waiting):
             if job.shared in self._errors:
                 error = f"its common beginning ({job.shared}) failed: {self._errors[job.shared]}"
@@ -326,7 +325,7 @@ class Runner:
                 try:
                     process = self._start(job, self._idle[-1])
                     self._running[process] = job, self._idle.pop(), time.monotonic()
-                except OSError as error:  # No space left on the disk, maybe.
+                except OSError as error:  # For example a full disk.
                     self._end(job, 0.0, str(error))
 
     def _start(self, job: Job, slot: Slot) -> "subprocess.Popen[str]":
@@ -344,16 +343,16 @@ class Runner:
                 stdout=log,
                 stderr=log,
                 text=True,
-                start_new_session=True,  # Ctrl-C is for this process, which ends the others.
+                start_new_session=True,  # Ctrl-C reaches only this process, which ends the others.
             )
         assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # It died at once; `_end_some` says so.
+        with contextlib.suppress(BrokenPipeError):  # It died at once; `_end_some` reports it.
             process.stdin.write(json.dumps(job.settings.to_dict()) + "\n")
             process.stdin.flush()  # It stays open: its end asks the process to leave.
         return process
 
     def _end_some(self, leaving: bool = False) -> None:
-        """Takes up what became of the processes that have ended."""
+        """Handles the processes that have ended."""
         for process in [one for one in self._running if one.poll() is not None]:
             job, slot, begin = self._running.pop(process)
             self._idle.append(slot)
@@ -387,7 +386,7 @@ class Runner:
 
 @contextlib.contextmanager
 def _on_cores(cores: Sequence[int]) -> Iterator[None]:
-    """Makes processes that the body starts use these cores alone; JAX counts them as it starts."""
+    """Pins processes that the body starts to these cores; JAX counts them at its start."""
     if not cores or not hasattr(os, "sched_setaffinity"):
         yield
         return

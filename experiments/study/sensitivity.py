@@ -1,9 +1,9 @@
-"""How much the configuration of the training set matters: fixed configurations side by side.
+"""Measures how much the configuration of the training set matters, by fixed configurations.
 
-Before designers are compared it should be known that there is something to gain. Every fixed
-configuration trains from the same checkpoint with the same budget and seeds; an analysis of
-variance with seeds as blocks then says what the configuration explains, and what a comparison of
-designers could see.
+A comparison of designers only makes sense if configurations matter. Every fixed configuration
+trains from the same checkpoint with the same budget and seeds; an analysis of variance with seeds
+as blocks then estimates the effect of the configuration, and what a comparison of designers could
+detect.
 """
 
 from collections.abc import Mapping
@@ -23,9 +23,9 @@ from experiments.statistics import LEVEL, paired
 REFERENCE = "validation"
 """The configuration of the validation set."""
 SEEDS = 5
-"""Of the comparison of designers whose minimum detectable difference is given."""
+"""Seeds of the comparison of designers whose minimum detectable difference is reported."""
 ENOUGH = 3.0
-"""Minimum detectable differences between the best and the worst, below which a regime is flat."""
+"""A regime is flat if best and worst differ by fewer minimum detectable differences."""
 _POWER = 0.8
 _MOST_SEEDS = 1000
 
@@ -33,8 +33,8 @@ _MOST_SEEDS = 1000
 def configurations(family: Family, random: int) -> dict[str, Configuration]:
     """The fixed configurations, by name.
 
-    That of the validation set; all of the data in each row; every other parameter at either end of
-    where random draws lie, in all rows; and so many random ones.
+    That of the validation set; all data in each row; every other parameter at either end of its
+    random range, in all rows; and `random` random ones.
     """
     space, reference = family.space, family.validation.cells()
     changes = {
@@ -52,31 +52,31 @@ def configurations(family: Family, random: int) -> dict[str, Configuration]:
 
 
 def analyse(found: Mapping[str, Any], space: ConfigurationSpace) -> dict[str, Any]:
-    """What finished runs of fixed configurations say, in the metric `valid_final`.
+    """Analyses finished runs of fixed configurations in the metric `valid_final`.
 
     Only seeds that every configuration has finished count.
 
     Args:
-      found: what `study.json` holds; each variant has one round.
+      found: the content of `study.json`; each variant has one round.
       space: of the configurations.
 
     Returns:
       seeds            those counted
       configurations   {name: {mean, values: {seed: value}, signal, nondegenerate}}, best first:
-                       valid rate after training, `expected_signal` by the rates before it, and the
-                       fraction of groups that had one
+                       valid rate after training, `expected_signal` from the rates before it, and
+                       the fraction of non-degenerate groups
       start            valid rate before training
       explained        fraction of the variance of single runs that the configuration explains, by
                        components of variance
-      p                of the F test that all configurations are alike
-      best_minus_worst {values, mean, low, high, p}: both ends are chosen on the other seeds, as the
-                       best of several on the same runs looks better than it is
+      p                of the F test that all configurations are equal
+      best_minus_worst {values, mean, low, high, p}: best and worst are chosen on the other seeds to
+                       avoid selection bias
       detectable       minimum detectable difference of two designers over `SEEDS` seeds
-      ratio            of the two
-      seeds_for_best, seeds_for_half   seeds that tell a designer which reaches the best, or half of
-                       its lead, from the reference with a power of 0.8; null above 1,000, or where
-                       the best has no lead
-      signal_correlation   Spearman's, of `signal` and the mean
+      ratio            best_minus_worst / detectable
+      seeds_for_best, seeds_for_half   seeds to detect, with a power of 0.8, a designer that reaches
+                       the best configuration or half its lead over the reference; null above 1,000
+                       or without a lead
+      signal_correlation   Spearman's correlation of `signal` and `mean`
 
     Raises:
       ValueError: fewer than two seeds, or fewer than two configurations, are finished.
@@ -151,7 +151,7 @@ def variance(values: npt.NDArray[np.float64]) -> tuple[float, float, float]:
 
 
 def held_out_gap(values: npt.NDArray[np.float64]) -> list[float]:
-    """Best minus worst of f64[configurations, seeds] in each seed, chosen by the other seeds."""
+    """Best minus worst of f64[configurations, seeds] for each seed, chosen on the others."""
     gaps = []
     for seed in range(values.shape[1]):
         others = np.delete(values, seed, axis=1).mean(1)
@@ -160,11 +160,11 @@ def held_out_gap(values: npt.NDArray[np.float64]) -> list[float]:
 
 
 def seeds_needed(difference: float, residual: float) -> int | None:
-    """Seeds at which a paired t-test sees a difference with a power of 0.8; None above 1,000.
+    """Seeds for a paired t-test to detect a difference with a power of 0.8; None above 1,000.
 
     Args:
       difference: of two means.
-      residual: variance of a run beside what configuration and seed explain.
+      residual: variance of a run that configuration and seed do not explain.
     """
     if difference <= 0:
         return None

@@ -1,4 +1,4 @@
-"""What a study compares: variants that differ in a few options, with equal seeds and budget."""
+"""Studies: variants that differ in a few options, with equal seeds and budgets."""
 
 import dataclasses
 import functools
@@ -16,7 +16,7 @@ from experiments.designing import PROBING_DESIGNERS
 from experiments.errors import UserError, user_errors
 from experiments.settings import Settings
 
-# What the validation set depends on beside options of its family; see `experiments.validation`.
+# Options of the validation set besides those of its family; see `experiments.validation`.
 _SAME_VALIDATION = ("family", "validation.num_instances", "validation.seed")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 
@@ -27,7 +27,7 @@ class Variant:
 
     Attributes:
       name: of its folder.
-      label: what people read.
+      label: for people.
       changes: options that differ from the base configuration, by path ("engineer.designer").
     """
 
@@ -50,18 +50,17 @@ class Variant:
 
 
 class Budget(NamedTuple):
-    """What a run may use, all rounds together.
+    """The most that a run may use over all rounds.
 
     Attributes:
       rounds: rounds of training.
-      instances: training instances asked of the generator.
+      instances: training instances requested from the generator.
       steps: training steps.
-      updates: optimizer updates, if every step has a signal.
-      answers: completions sampled in training, those of every further draw and of candidates
-        included.
+      updates: optimizer updates, if every step has non-degenerate groups.
+      answers: completions sampled in training, including resampled ones and candidates.
       validated: completions of validation prompts.
       engineer_steps: steps of training as engineer.
-      trial_steps: training steps of trials, of designs or for them.
+      trial_steps: training steps of trials.
     """
 
     rounds: int
@@ -101,12 +100,11 @@ class Study:
     """Variants times seeds.
 
     Attributes:
-      question: what is asked, in a sentence or two.
+      question: of the study, in a sentence or two.
       variants: at least two.
       reference: name of the variant that the others are compared with.
       seeds: of the runs; the same for every variant, so that runs of one seed are pairs.
-      may_differ: parts of the `Budget` in which variants may differ, because that is what is
-        studied. All others must be equal.
+      may_differ: parts of the `Budget` in which variants may differ; all others must be equal.
     """
 
     question: str
@@ -127,7 +125,7 @@ class Study:
             raise ValueError(f"may_differ={self.may_differ}: allowed are {Budget._fields}")
 
     def with_seeds(self, seeds: Sequence[str]) -> "Study":
-        """The same study with other seeds, as a command line gives them.
+        """The same study with seeds from the command line.
 
         Raises:
           UserError: they are not distinct whole numbers.
@@ -141,7 +139,7 @@ class Study:
         """The options of every run, by variant and seed.
 
         Args:
-          base: the options that all variants have in common.
+          base: the common options of all variants.
 
         Raises:
           UserError: an option is not allowed, or the variants differ in budget or validation set.
@@ -172,14 +170,14 @@ class Study:
 
 
 def _check_equal(path: str, variants: Mapping[str, Any], allowed: str) -> None:
-    """Checks that what lies at a dotted path is the same in all variants."""
+    """Checks that the attribute at a dotted path is the same in all variants."""
     values = {name: operator.attrgetter(path)(of) for name, of in variants.items()}
     if len(set(values.values())) > 1:
         raise UserError(f"{path} differs between variants, {values}; allowed are {allowed}")
 
 
 def load(config: str) -> Study:
-    """The `STUDY` of a configuration file, named as after `--config`: FILE.py or FILE.py:BASE.
+    """The `STUDY` of a configuration file, given as for `--config`: FILE.py or FILE.py:BASE.
 
     Raises:
       UserError: the file has none.

@@ -1,8 +1,8 @@
 """One run of a study in a process of its own: `python -m experiments.study.worker FOLDER`.
 
-Its options are a line of JSON on the standard input. When the input ends, whoever started the
-process is gone: it saves and leaves. Exit codes as of `experiments.main`; the last line that is
-printed says what went wrong.
+Its options are a line of JSON on the standard input. When the input ends, the parent is gone, and
+the process saves and exits. Exit codes are those of `experiments.main`; the last line of output
+names the error.
 """
 
 import json

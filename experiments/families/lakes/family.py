@@ -29,7 +29,7 @@ from mapf_jax.generator import apportion
 
 _LESSON_HOLE_RATIOS, _LESSON_CANDIDATES = (0.0, 0.1, 0.2, 0.3, 0.4), 1 << 18
 _VOCAB_LIMIT = 1024
-# What a page, which may be light or dark, does not know.
+# Colours that the page, light or dark, does not define.
 _COLOURS = "--ice: light-dark(#edf4f9, #1d2b38); --hole: light-dark(#27384a, #7d8b99)"
 _QUESTION = ("map", "starts", "goals")
 
@@ -72,7 +72,7 @@ class Lakes(Family):
     def generate(
         self, key: jax.Array, config: Configuration, count: int, exclude: Sequence[Problem]
     ) -> Generated:
-        """Solvable instances with an optimal plan each; several processes share the solving."""
+        """Solvable instances, each with an optimal plan; solving is split over processes."""
         seen = self._excluded | _fingerprints(exclude)
         table, counts = config.to_dict(), self.options.counts
         chosen = {
@@ -129,7 +129,7 @@ class Lakes(Family):
         return Generated([r | {"id": str(i)} for i, r in enumerate(records)], rows, notes)
 
     def task(self, problems: Sequence[Problem]) -> "LakesTask":
-        """Paths of all agents as answers, verified by the rules."""
+        """Prompts whose answers are paths of all agents, verified by the rules."""
         options = self.options
         instances = _instances(problems)
         agents = np.asarray(instances.active).sum(-1).tolist()
@@ -148,7 +148,7 @@ class Lakes(Family):
         return Configuration.from_dict(dict.fromkeys(rows, cells))
 
     def lessons(self, key: jax.Array, count: int, exclude: Sequence[Problem]) -> Sequence[Problem]:
-        """Lakes of all sizes and of `_LESSON_HOLE_RATIOS`, a quarter in need of a wait."""
+        """Lakes of all sizes and `_LESSON_HOLE_RATIOS`; a quarter of them need a wait."""
         lakes = Lakes(dataclasses.replace(self.options, max_candidates=_LESSON_CANDIDATES))
         problems: list[Problem] = []
         for i, hole_ratio in enumerate(_LESSON_HOLE_RATIOS):
@@ -181,7 +181,7 @@ class Lakes(Family):
         return FAILURES[check]
 
     def draw(self, problem: Problem, completion: str) -> str:
-        """The lake with the plan as it unfolds, and what came of it, as markup without scripts."""
+        """The lake with the animated plan and its outcome, as markup without scripts."""
         instance, plan = _drawn(problem, completion)
         digest = hashlib.sha256(f"{problem['id']}\n{completion}".encode()).hexdigest()
         lines = "<br>".join(html.escape(text) for text, _ in tell(instance, plan).captions)
@@ -189,7 +189,7 @@ class Lakes(Family):
         return f'<div style="{_COLOURS}">{drawn}</div><p>{lines}</p>'
 
     def text(self, problem: Problem, completion: str) -> str:
-        """Every time step of a plan, or the lake and the completion if that is no plan."""
+        """Every time step of a plan; the lake and the completion if it is no plan."""
         instance, plan = _drawn(problem, completion)
         if plan.parsable and plan.num_agents == instance.starts.shape[-2]:
             return "\n\n".join(render.ascii_frames(instance, plan))
@@ -200,11 +200,11 @@ class LakesTask:
     """Prompts about solved instances, scored by the verifier.
 
     Its state is the moving average of the fraction of short completions, which weights the two
-    parts of the reward. It is updated after a list of completions has been scored.
+    parts of the reward. It is updated after each scored list of completions.
 
     Args:
       instances: batch with solutions.
-      groups: the row of a design that each of them belongs to.
+      groups: row of the configuration of each instance.
       reward: the reward.
       list_holes: also list the holes' cells in the prompt.
     """
@@ -230,9 +230,9 @@ class LakesTask:
         return [{"role": "user", "content": self._prompts[index]}]
 
     def score(self, indices: np.ndarray, completions: Sequence[Completion]) -> Scores:
-        """R = w_acc R_acc + w_len R_len of every completion; several processes share the verifying.
+        """R = w_acc R_acc + w_len R_len of every completion; verification is split over processes.
 
-        Records also hold the cost of a valid plan and the optimum.
+        Records also have the cost of a valid plan and the optimum.
         """
         chosen = self._instances[np.asarray(indices)]
         assert chosen.solution is not None
@@ -279,7 +279,7 @@ class LakesTask:
 
 
 def _fingerprints(problems: Sequence[Problem]) -> set[bytes]:
-    """Names of the instances; of the question alone, as labels need no verification for that."""
+    """Fingerprints of instances; labels are left out, to avoid verifying them."""
     bare = [{name: p[name] for name in _QUESTION if name in p} for p in problems]
     return set(mapf_jax.fingerprints(_instances(bare))) if bare else set()
 

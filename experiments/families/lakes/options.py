@@ -1,4 +1,4 @@
-"""The options of lakes: which there are, how they are validated and rewarded."""
+"""The options of lakes: instances, validation and reward."""
 
 import dataclasses
 from pathlib import Path
@@ -17,16 +17,17 @@ class LakesOptions:
     Attributes:
       sizes: lake sizes, ascending.
       num_agents: agents in every instance, 2 to 5.
-      agents: several numbers of agents instead, ascending: a design then has a row for each lake
-        size and number of agents, and so has the evidence.
-      exclude: JSON lines file of instances that are in no set, such as a benchmark's; "" for none.
+      agents: several numbers of agents instead, ascending; designs and evidence then have a row for
+        each lake size and number of agents.
+      exclude: JSON lines file of instances to exclude from all sets, such as a benchmark's; "" for
+        none.
       max_candidates: lakes drawn of one size before the generator gives up on it.
-      highest_hole_ratio: upper bound of every hole ratio; lakes with more holes have hardly any
-        solvable instances. A size too small for the starts and goals is bounded further.
+      highest_hole_ratio: upper bound of every hole ratio; denser lakes have hardly any solvable
+        instances. Small sizes have lower bounds, to leave room for starts and goals.
       list_holes: also list the holes' cells in the prompt.
-      validation_hole_ratio: of every size of the validation set.
-      validation_wait_ratio: likewise.
-      reward: what the publication's reward leaves open.
+      validation_hole_ratio: hole ratio of every size in the validation set.
+      validation_wait_ratio: wait ratio of every size in the validation set.
+      reward: parameters that the publication leaves open.
     """
 
     sizes: tuple[int, ...] = tuple(range(3, 11))
@@ -69,5 +70,5 @@ class LakesOptions:
         return tuple(self.agents) or (self.num_agents,)
 
     def row(self, size: int, agents: int) -> str:
-        """The name of the row of a design for such instances."""
+        """The row name of instances of this size and number of agents."""
         return f"{size}_{agents}" if self.agents else str(size)

@@ -82,9 +82,6 @@ class _Ladder:
         self.fixed = rows[:fixed]
         self.others = [row for row in rows[fixed:] if len(row["levels"]) > 1]
 
-    def __len__(self) -> int:
-        return max(len(row["levels"]) for row in self.fixed)
-
     def at(self, level: int) -> dict[str, int]:
         """The level of each attribute at a level of all."""
         return {row["name"]: min(level, len(row["levels"]) - 1) for row in self.fixed + self.others}
@@ -100,7 +97,8 @@ class _Ladder:
         usable = all(map(_ROW_NAME.fullmatch, names)) and tuple(names) == ordered_rows(names)
         if usable and len(self.fixed) == 1:
             return names
-        return [f"level_{level + 1}" for level in range(len(self))]
+        count = max(len(row["levels"]) for row in self.fixed)
+        return [f"level_{level + 1}" for level in range(count)]
 
     def heights(self, level: int, wanted: Mapping[str, int]) -> Iterator[dict[str, int]]:
         """Highest levels of the others that the data set accepts, those nearest to `wanted` first.
