@@ -26,7 +26,6 @@ from mapf_jax.draw import render
 
 SPACE = lakes.lake_space((3, 4))
 ANSWER = SPACE.random(4)
-FAST = ("current",)  # `base` designs in test_family.py, the others have unit tests.
 SCORES = dict.fromkeys(QUESTIONS, 3)
 
 
@@ -55,9 +54,8 @@ def url():
 
 
 @pytest.fixture(scope="module")
-def runs(request, tmp_path_factory, url):
+def runs(tmp_path_factory, url):
     """The folder of one run of every designer, and of some further ways of designing."""
-    fast = not any(item.get_closest_marker("slow") for item in request.session.items)
     folder = tmp_path_factory.mktemp("designers")
     start = folder / "start.yaml"
     start.write_text(render_config(SPACE.random(8), SPACE))
@@ -86,19 +84,15 @@ def runs(request, tmp_path_factory, url):
         *trial,
         "--config.engineer.training.steps=1",
         "--config.engineer.training.group_size=2",
+        "--config.loop.rounds=3",  # A second design, for which there are lessons.
+        "--config.engineer.training.hindsight_steps=1",
     ]
-    if not fast:  # A second design, for which there are lessons.
-        options["current"] += [
-            "--config.loop.rounds=3",
-            "--config.engineer.training.hindsight_steps=1",
-        ]
     options["oracle"] += trial
     options["adversary"] += trial
     for name, extra in options.items():
-        if name in FAST or not fast:
-            run = whole_runs.Run(folder / name, "--config.loop.rounds=2", *extra)
-            code, _, err = run.end()
-            assert code == 0, err[-3000:]
+        run = whole_runs.Run(folder / name, "--config.loop.rounds=2", *extra)
+        code, _, err = run.end()
+        assert code == 0, err[-3000:]
     return folder
 
 
@@ -106,10 +100,8 @@ def read(folder, *names):
     return json.loads(folder.joinpath(*names).read_text())
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in DESIGNERS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DESIGNERS)
 def test_every_designer_designs_the_next_round(runs, name):
     run = runs / name
     design = read(run, "rounds", "0", "design", "design.json")
@@ -167,6 +159,7 @@ def test_the_second_design_comes_after_lessons_from_the_first(runs):
     assert "loss of lessons from hindsight" in (runs / "current" / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_designs_are_judged_on_what_nothing_trains_on_or_validates_with(runs):
     names = [
         set(mapf_jax.fingerprints(formats.from_records(list(formats.read_jsonl(path)))))
@@ -198,9 +191,9 @@ def design_again(folder, **engineer):
     return made
 
 
-def test_a_server_designs_and_another_model_judges(runs, tmp_path, url):
+def test_a_server_designs_and_another_model_judges(undisturbed, tmp_path, url):
     made = design_again(
-        shutil.copytree(runs / "current", tmp_path / "run"),
+        shutil.copytree(undisturbed[0], tmp_path / "run"),
         designer="endpoint",
         endpoint={"url": url, "model": "m"},
         judge={"url": url, "model": "reader"},
@@ -225,8 +218,10 @@ def test_servers_are_asked_for_a_word_at_the_start(url):
     assert "engineer.endpoint: http://127.0.0.1:9 gave no answer: no connection" in line
 
 
-def test_a_run_stops_at_its_limit_of_tokens_and_goes_on_with_a_higher_one(runs, tmp_path, url):
-    folder = shutil.copytree(runs / "current", tmp_path / "run")
+def test_a_run_stops_at_its_limit_of_tokens_and_goes_on_with_a_higher_one(
+    undisturbed, tmp_path, url
+):
+    folder = shutil.copytree(undisturbed[0], tmp_path / "run")
     server = {"url": url, "model": "m", "token_limit": 1}
     made = design_again(folder, designer="endpoint", endpoint=server)
     shutil.rmtree(made)
@@ -236,15 +231,15 @@ def test_a_run_stops_at_its_limit_of_tokens_and_goes_on_with_a_higher_one(runs, 
     assert read(design_again(folder, designer="endpoint", endpoint=server), "design.json")
 
 
-def test_a_refusal_is_told_as_an_error_of_the_user(runs, tmp_path, url):
-    folder = shutil.copytree(runs / "current", tmp_path / "run")
+def test_a_refusal_is_told_as_an_error_of_the_user(undisturbed, tmp_path, url):
+    folder = shutil.copytree(undisturbed[0], tmp_path / "run")
     with pytest.raises(UserError, match=r"model 'unknown', .* status 401: .*; started again"):
         design_again(folder, designer="endpoint", endpoint={"url": url, "model": "unknown"})
     assert not (folder / "again").exists()
 
 
-def test_contexts_of_a_run_hold_no_validation_item(runs):
-    run = runs / "current"
+def test_contexts_of_a_run_hold_no_validation_item(undisturbed):
+    run, _ = undisturbed
     record = RunRecord.from_dict(read(run, "rounds", "0", "design", "record.json"))
     shown = (run / "rounds" / "0" / "design" / "context.md").read_text()
     assert (
