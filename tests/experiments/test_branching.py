@@ -37,7 +37,7 @@ def test_a_branch_of_the_same_options_tells_the_same_story(whole, tmp_path):
     lines = out.splitlines()
     assert lines[1] == f"  branch of {whole}@0"
     assert "  checkpoint.of_rounds was 'state' and is 'weights'" in lines
-    assert "resuming after step 2 of round 1" in lines
+    assert "resuming after step 4 of round 1" in lines
     assert story(tmp_path / "same") == story(whole)
     # The weights of a round are those of the checkpoint that the other run kept.
     export.export(f"{whole}@1", tmp_path / "exported", MeshSettings(), "bfloat16")
