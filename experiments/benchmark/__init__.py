@@ -1,1 +1,1 @@
-"""Models asked the fixed set: `python -m experiments.benchmark`."""
+"""The benchmark of models on fixed instances: `python -m experiments.benchmark`."""

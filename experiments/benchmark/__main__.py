@@ -1,17 +1,17 @@
-"""How well models plan: the benchmark of 3,150 instances, or any file of instances.
+"""Measures how well models plan, on the benchmark of 3,150 instances or on files of instances.
 
     python -m experiments.benchmark --model=runs/tiny --model=exact --out=benchmarks/tiny
 
-`--model` is a run's folder (its latest checkpoint, RUN:STEP, RUN@ROUND or RUN@start), a folder of a
-checkpoint, "tiny", "endpoint:URL#MODEL" or an oracle; it may be given several times. `--study` is
-the folder of a study, whose checkpoints are compared over seeds. The folder keeps every answer with
-its verdict as soon as there is one; the same command goes on where it was stopped, and other models
-add rows. Without a model it only makes the tables anew.
+`--model` is a run's folder (its latest checkpoint, RUN:STEP, RUN@ROUND or RUN@start), the folder of
+a checkpoint, "tiny", "endpoint:URL#MODEL" or an oracle; it is repeatable. `--study` is the folder
+of a study, whose checkpoints are compared over seeds. Each answer is written with its verdict as
+soon as it arrives; the same command resumes after an interruption, and other models add rows.
+Without a model the command only rewrites the tables.
 
-    set.json, instances.jsonl        what is asked
-    models/NAME/options.json         what the answers of a model depend on, and versions
-    models/NAME/answers.jsonl        its answers and verdicts, one a line
-    models/NAME/failures.jsonl       requests that brought no answer; the next start asks again
+    set.json, instances.jsonl        the questions
+    models/NAME/options.json         options that the answers of a model depend on, and versions
+    models/NAME/answers.jsonl        its answers and verdicts, one per line
+    models/NAME/failures.jsonl       requests without an answer; the next start repeats them
     results.md .json                 the tables
 """
 
@@ -38,7 +38,7 @@ from learner.qwen3.config import DTYPES
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command and returns its exit status: 0, 1 for what the user can mend, 75, 130."""
+    """Runs the command; returns 0, 1 for a user error, 75 after SIGTERM or 130 after Ctrl-C."""
     arguments = parser().parse_args(argv)
     process.quieten()
     reporter = Reporter()
@@ -55,10 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(arguments: argparse.Namespace, reporter: Reporter) -> None:
-    """Asks every model what it has not been asked yet, then prints and writes the tables.
+    """Asks every model its unanswered questions, then prints and writes the tables.
 
     Raises:
-      UserError: an option is not allowed, or not the one that the folder was begun with.
+      UserError: an option is not allowed or differs from that of the folder's first start.
     """
     about, root = records.facts(), Path(arguments.out)
     with user_errors():
@@ -87,7 +87,7 @@ def write(
     """Writes the page of a benchmark.
 
     Returns:
-      Its tables, and the notes on what they show.
+      Its tables and the notes on them.
     """
     results = study.results(questions, outcomes)
     tables, notes = study.tables(results, outcomes), results.notes()
@@ -98,7 +98,7 @@ def write(
 
 
 def _described(one: Outcomes) -> str:
-    """A model and how it was asked, for the page."""
+    """A model and its options, for the page."""
     options = one.noted["options"]
     line = f"`{one.noted['name']}`: " + ", ".join(
         f"{key} {value}" for key, value in options.items()
@@ -153,7 +153,7 @@ def parser() -> argparse.ArgumentParser:
     add = parser.add_argument_group("models behind a server").add_argument
     add("--concurrency", type=int, default=8, help="requests at a time")
     add("--timeout", type=float, default=300.0, help="seconds for one request")
-    # With their pauses two minutes: limits are often so many requests a minute.
+    # Eight tries take two minutes with their pauses: many servers limit requests per minute.
     add("--tries", type=int, default=8, help="requests for one answer in one start")
     add("--key_variable", default="OPENAI_API_KEY", help="environment variable with the key")
     add("--budget_field", default="max_tokens", help="field that holds the budget")
@@ -165,11 +165,11 @@ def parser() -> argparse.ArgumentParser:
 
 
 def checked(arguments: argparse.Namespace) -> Options:
-    """The options with the mesh read.
+    """The validated options, with the mesh parsed.
 
     Raises:
-      ValueError: a number is out of its range, the built-in set is not alone, or a limit on the
-        cost has no prices.
+      ValueError: a number is out of range, a built-in set is combined with other sets, or prices
+        for a limit on the cost are missing.
     """
     options = Options(**vars(arguments))
     options.set = options.set or [next(iter(BUILTIN))]

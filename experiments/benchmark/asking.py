@@ -1,4 +1,4 @@
-"""Asks models what they have not been asked yet, and keeps every answer with its verdict."""
+"""Asks models their unanswered questions and stores every answer with its verdict."""
 
 import argparse
 import re
@@ -29,19 +29,19 @@ def ask(
     reporter: Reporter,
     whole: Collection[str] = (),
 ) -> None:
-    """Asks every model what it has not been asked yet; the questions are made if there are none.
+    """Asks every model its unanswered questions; creates the questions if the folder has none.
 
     Args:
       root: folder of the benchmark.
-      models: what `make_solver` makes each of, by name.
+      models: argument of `make_solver` by name.
       options: of the command.
-      whole: models that are asked everything anew where a start was stopped among their answers:
-        the numbers of rows that are computed together decide how sums are rounded.
+      whole: models that answer all questions again after an interrupted start, because the number
+        of rows computed together affects rounding.
 
     Raises:
-      UserError: an option is not allowed, or not the one that the folder was begun with.
+      UserError: an option is not allowed or differs from that of the folder's first start.
     """
-    # Everything that can refuse its options comes before anything that takes long.
+    # Reject wrong options before any long computation.
     solvers = {name: make_solver(spec, options) for name, spec in models.items()}
     directory = files.RunStore(root)
     with directory.locked():
@@ -62,7 +62,7 @@ def ask(
 
 
 def read_outcomes(root: Path, questions: BenchmarkQuestions) -> dict[str, Outcomes]:
-    """What all models of a folder have answered, by their names in order, oracles last."""
+    """The outcomes of all models of a folder, sorted by name, oracles last."""
     found = []
     for path in sorted((root / "models").glob(f"*/{_OPTIONS}")):
         log = files.read_log(path.parent / _ANSWERS)
@@ -73,10 +73,10 @@ def read_outcomes(root: Path, questions: BenchmarkQuestions) -> dict[str, Outcom
 
 
 def verdicts(questions: BenchmarkQuestions, given: Sequence[Given]) -> list[dict[str, Any]]:
-    """The records of answers: what was given, and its verdict.
+    """The records of answers with their verdicts.
 
     Raises:
-      RuntimeError: a valid plan costs less than the optimum that its instance carries.
+      RuntimeError: a valid plan costs less than the optimum of its instance.
     """
     rows = np.array([one.row for one in given])
     instances = questions.instances[rows]
@@ -99,7 +99,7 @@ def verdicts(questions: BenchmarkQuestions, given: Sequence[Given]) -> list[dict
 
 
 def file_name(name: str) -> str:
-    """What the folder of a model is called."""
+    """The name of a model's folder."""
     return re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._") or "model"
 
 
@@ -111,7 +111,7 @@ def _ask(
     reporter: Reporter,
     whole: bool,
 ) -> None:
-    """Asks one model what it has not answered yet, and keeps what comes as it comes."""
+    """Asks one model its unanswered questions and stores each answer as it arrives."""
     records = files.open_log(folder / _ANSWERS)
     files.open_log(folder / _FAILURES)
     rows = _unanswered(records, questions)
@@ -141,13 +141,13 @@ def _ask(
 
 
 def _unanswered(known: Sequence[dict[str, Any]], questions: BenchmarkQuestions) -> np.ndarray:
-    """int[n], the rows of the questions that no record answers."""
+    """int[n], the rows of questions without a record."""
     answered = {record["id"] for record in known}
     return np.array([i for i, name in enumerate(questions.names) if name not in answered], int)
 
 
 def _check_options(name: str, folder: Path, solver: Solver) -> None:
-    """Refuses to go on with other options than a model was asked with before."""
+    """Raises `UserError` if a model's earlier answers were made with other options."""
     path = folder / _OPTIONS
     if path.exists():
         before = files.read_file(path)

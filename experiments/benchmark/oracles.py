@@ -1,6 +1,6 @@
-"""Answers of planners that are no language models, as text in the format that the prompt asks for.
+"""Planners as models: their plans become text in the answer format of the prompt.
 
-They are parsed and verified as a model's answers are, so they check the benchmark itself and bound
+These answers are parsed and verified like a model's, so they test the benchmark itself and bound
 what a model can reach.
 """
 
@@ -19,25 +19,25 @@ _BLOCK = 128
 _NO_PLAN = "No plan found."
 
 Paths = np.ndarray
-"""Cells int[T, A, 2] of the agents of one instance at every time step."""
+"""int[T, A, 2]: the cell of every agent of one instance at every time step."""
 
 
 def exact(instances: mapf_jax.Instance, keys: jax.Array) -> list[Paths | None]:
-    """The optimal plans that the instances carry, made by the exact solver."""
+    """The optimal plans stored in the instances, from the exact solver."""
     assert instances.solution is not None
     return _planned(instances.solution, mapf_jax.Status.OPTIMAL)
 
 
 def lacam(instances: mapf_jax.Instance, keys: jax.Array) -> list[Paths | None]:
-    """The first plans that are found, without a search for better ones."""
+    """The first plan that LaCAM finds for each instance, without improving it."""
     return _planned(mapf_jax.solve(instances, max_states=0), mapf_jax.Status.FEASIBLE)
 
 
 def random_moves(instances: mapf_jax.Instance, keys: jax.Array) -> list[Paths | None]:
-    """Every agent takes a random one of the moves that break no rule by themselves, or waits.
+    """Every agent takes a random action among those that break no rule by themselves.
 
-    It stays on the lake and out of holes, pays no heed to other agents, and rests once it has come
-    to its goal. The answer ends when all rest, or after as many steps as the lake has cells.
+    Agents stay on the lake and out of holes, ignore each other and stop at their goals. The answer
+    ends when all have stopped, or after as many steps as the lake has cells.
     """
     walks = in_blocks(_walks, instances, np.asarray(jax.random.key_data(keys)), block=_BLOCK)
     paths = np.concatenate([np.asarray(instances.starts)[:, None], walks], axis=1)
@@ -50,9 +50,10 @@ class Oracle:
     """A planner.
 
     Attributes:
-      description: what it is, for the page.
-      plans: (instances [B], PRNG keys [B]) to paths for each; None where none were found.
-      random: whether the keys change anything.
+      description: for the page.
+      plans: function of instances [B] and PRNG keys [B]; returns the paths of each instance, or
+        None if it finds none.
+      random: whether plans depend on the keys.
     """
 
     description: str
@@ -60,7 +61,7 @@ class Oracle:
     random: bool = False
 
     def answers(self, instances: mapf_jax.Instance, keys: jax.Array) -> list[str]:
-        """Texts of the plans up to where all agents stay on their goals, or of none."""
+        """The plans as texts, up to the step at which all agents have reached their goals."""
         counts, goals = np.asarray(instances.active).sum(-1), np.asarray(instances.goals)
         texts = []
         for paths, count, goal in zip(self.plans(instances, keys), counts, goals, strict=True):
@@ -80,7 +81,7 @@ ORACLES: Mapping[str, Oracle] = {
 
 
 def _planned(solution: mapf_jax.Solution, status: mapf_jax.Status) -> list[Paths | None]:
-    """The plans of a batch that have a status."""
+    """The plans of a batch; None for solutions with another status."""
     there = np.asarray(solution.status) == status
     return [paths if has else None for paths, has in zip(solution.paths, there, strict=True)]
 
@@ -88,7 +89,7 @@ def _planned(solution: mapf_jax.Solution, status: mapf_jax.Status) -> list[Paths
 @jax.jit
 @jax.vmap
 def _walks(instance: mapf_jax.Instance, key_data: jax.Array) -> jax.Array:
-    """int8[B, S * S, A, 2]: the cells of random walks after each step; keys uint32[B, 2]."""
+    """Cells int8[B, S * S, A, 2] of random walks after each step; `key_data` is uint32[B, 2]."""
     key = jax.random.wrap_key_data(key_data)
     width = instance.blocked.shape[-1]
     terrain = dynamics.terrain(instance)
@@ -103,7 +104,7 @@ def _walks(instance: mapf_jax.Instance, key_data: jax.Array) -> jax.Array:
             lambda action: dynamics.targets(cells, jnp.full(cells.shape, action), width)
         )(actions)
         legal = jnp.where(terrain[ends] == dynamics.FREE, 0.0, -jnp.inf)
-        # A key for each agent: how many others the batch has room for does not matter.
+        # A key for each agent, so that walks do not depend on the batch's maximum of agents.
         keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(key, time), agents)
         chosen = jax.vmap(jax.random.categorical)(keys, legal.T)
         cells = jnp.where(cells == goals, cells, ends[chosen, agents])

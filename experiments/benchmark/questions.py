@@ -1,7 +1,7 @@
-"""What a benchmark asks: named instances with their optimum and their place in the tables.
+"""The questions of a benchmark: named instances with their optima and their groups in the tables.
 
-In the folder of a benchmark lies `instances.jsonl` with all of it, and `set.json`, which says what
-it was made from. Both are made once; a second start reads them.
+The folder of a benchmark stores them in `instances.jsonl`, and their origin in `set.json`. The
+first start writes both files; later starts read them.
 """
 
 import argparse
@@ -28,14 +28,14 @@ from mapf_jax.padding import BLOCK
 
 BUILTIN: Mapping[str, Callable[..., mapf_jax.benchmark.BenchmarkSet]] = {
     "builtin": mapf_jax.benchmark_instances,
-    # For models that do not solve a single instance of the other.
+    # For models that solve no instance of "builtin".
     "small": functools.partial(mapf_jax.benchmark_instances, num_agents=(2, 3), sizes=(3, 4, 5)),
 }
-"""Sets that are made here, of the published make, from a seed and the instances of a hole ratio."""
+"""Sets generated as published, from a seed and the number of instances of each hole ratio."""
 _NAME = re.compile(
     r"\d+ag_\d+x\d+_hr(?P<hole_ratio>\d*\.?\d+)(?:_wr(?P<wait_ratio>\d*\.?\d+))?_\d+", re.ASCII
 )
-# A wait-ratio subset as names of files write it: wr0.25, wr25, wr_0_5, ...
+# A wait-ratio subset in the name of a file: wr0.25, wr25, wr_0_5, ...
 _SUBSET = re.compile(r"wr_?0*[._]?(25|50?|75)(?!\d)", re.ASCII)
 _SUBSETS = {"25": 0.25, "5": 0.5, "50": 0.5, "75": 0.75}
 
@@ -46,9 +46,9 @@ class BenchmarkQuestions:
 
     Attributes:
       names: N unique names.
-      instances: batch shape [N] with a solution, OPTIMAL or not, and NumPy leaves.
-      groups: N of them, each with all that is known of its instance's place in the benchmark.
-      about: what the set was made from, how many instances that has, how many were taken.
+      instances: batch shape [N], NumPy leaves, with solutions that need not be OPTIMAL.
+      groups: the N groups of the instances, with all fields that are known.
+      about: the content of `set.json`: the `options` of the set, and `of`, its full size.
     """
 
     names: tuple[str, ...]
@@ -67,34 +67,35 @@ class BenchmarkQuestions:
 
     @property
     def partial(self) -> bool:
-        """Whether only a part of what it was made from was taken."""
+        """Whether these are only a part of the set."""
         return len(self) < self.about["of"]
 
     def chat(self, row: int, list_holes: bool) -> list[dict[str, str]]:
-        """The question about one instance."""
+        """The question about one instance, as a chat."""
         return [{"role": "user", "content": mapf_jax.prompt(self.instances[row], list_holes)}]
 
     def keys(self, seed: int, rows: np.ndarray) -> jax.Array:
-        """PRNG keys [len(rows)]: each depends on the seed and on the name of its instance alone."""
+        """PRNG keys [len(rows)]; each depends only on the seed and the name of its instance."""
         digests = (hashlib.sha256(self.names[row].encode()).digest()[:4] for row in rows)
         numbers = np.array([int.from_bytes(digest, "big") for digest in digests], np.uint32)
         return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), numbers)
 
 
 def open_set(root: Path, options: argparse.Namespace, reporter: Reporter) -> BenchmarkQuestions:
-    """The questions in a folder, made if they are not there.
+    """The questions in a folder; creates them if there are none.
 
     Args:
-      options: of the command: `set`, one of `BUILTIN` or files of JSON lines, `set_seed`,
+      options: of the command: `set` (one of `BUILTIN`, or files of JSON lines), `set_seed`,
         `per_cell` and `limit`.
 
     Raises:
-      UserError: the folder holds others, or they cannot be made; the message names the option.
+      UserError: the folder has other questions, or they cannot be created; the message names the
+        option.
     """
     chosen = {"per_cell": options.per_cell, "limit": options.limit}
     if options.set[0] in BUILTIN:
         chosen |= {"set": options.set[0], "set_seed": options.set_seed}
-    else:  # Files by their content.
+    else:  # Files are identified by their content.
         chosen |= {"set": [f"{Path(path).name} {_sha256(path)}" for path in options.set]}
     if not (root / "set.json").exists():
         records, total = _make(options, reporter)
@@ -126,7 +127,7 @@ def read_set(root: Path) -> BenchmarkQuestions:
 
 
 def _make(options: argparse.Namespace, reporter: Reporter) -> tuple[list[dict[str, Any]], int]:
-    """The chosen records with their optimum, and how many there were to choose from."""
+    """The chosen records with their optima, and the number of all records."""
     if options.set[0] in BUILTIN:
         return _builtin(options, reporter)
     with user_errors():
@@ -139,7 +140,7 @@ def _make(options: argparse.Namespace, reporter: Reporter) -> tuple[list[dict[st
             raise ValueError(f"set: the id {name!r} occurs {count} times")
         chosen = _limited(_per_cell(records, options.per_cell), options.limit)
         _solve(chosen, reporter)
-        formats.from_records(chosen)  # The labels that were there are checked.
+        formats.from_records(chosen)  # Validates existing labels.
     return chosen, len(records)
 
 
@@ -163,9 +164,9 @@ def _builtin(options: argparse.Namespace, reporter: Reporter) -> tuple[list[dict
 
 
 def _read_sources(sources: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The records of the files, all in our format, with hole and wait ratio where known."""
+    """The records of the files in our format, with their hole and wait ratios if known."""
     for source in sources:
-        # The name of a file, or else of its folder, may tell the wait-ratio subset.
+        # The name of a file or of its folder may give the wait-ratio subset.
         names = (Path(source).stem, Path(source).parent.name)
         subset = next((_SUBSETS[found[-1]] for found in map(_SUBSET.findall, names) if found), None)
         with Path(source).open("rb") as file:
@@ -190,7 +191,7 @@ def _from_ours(record: dict[str, Any], where: str, subset: float | None) -> dict
 
 def _from_published(record: Mapping[str, Any], where: str, subset: float | None) -> dict[str, Any]:
     question = {**hub_records.read_published(record, where), "wait_ratio": subset}
-    if subset is not None:  # Names repeat from one subset to the next.
+    if subset is not None:  # Subsets repeat names.
         head, _, number = question["id"].rpartition("_")
         question["id"] = f"{head}_wr{subset}_{number}"
     return question
@@ -222,7 +223,7 @@ def _limited(records: list[dict[str, Any]], limit: int | None) -> list[dict[str,
 
 
 def _solve(records: list[dict[str, Any]], reporter: Reporter) -> None:
-    """Adds the optimum to those records that have none."""
+    """Solves the records without a cost, in place."""
     rows = [i for i, record in enumerate(records) if record.get("cost") is None]
     with reporter.bar("solving the set", total=len(rows)) as advance:
         for first in range(0, len(rows), BLOCK):

@@ -1,4 +1,4 @@
-"""The publication's tables (arXiv 2606.17682), from a study and its benchmark."""
+"""Reproduces the publication's tables (arXiv 2606.17682) from a study and its benchmark."""
 
 import dataclasses
 import statistics
@@ -32,13 +32,13 @@ class Shape:
     """One published table.
 
     Attributes:
-      title: what it is about.
+      title: for the page.
       variants: its rows, variants of the study.
-      reference: the row that the others are compared with.
+      reference: the variant that the others are compared with.
       beside: its published rows; all if empty.
-      subsets: its columns are the wait-ratio subsets, in valid answers, and not the numbers of
-        agents.
-      whole: it has lake sizes too, and whoever was asked beside the study's checkpoints.
+      subsets: its columns are the wait-ratio subsets, with valid answers only, instead of the
+        numbers of agents.
+      whole: it also has tables by lake size, and rows for models that are not in the study.
     """
 
     title: str
@@ -63,7 +63,7 @@ def tables(
     outcomes: Mapping[str, Outcomes],
     judgements: Path,
 ) -> list[Table]:
-    """All tables: the published ones in their shape, the figure of data ratios, behaviours."""
+    """All tables: those of `SHAPES`, the data ratios of the published figure, and behaviours."""
     made: list[Table] = []
     for shape in SHAPES:
         names = [name for name in shape.variants if name in study.labels]
@@ -84,7 +84,7 @@ def tables(
 
 
 def _data_ratios(study: MeasuredStudy) -> Table:
-    """What V6 designs, mean over seeds, as the publication's figure shows it."""
+    """The data ratios that V6 designs, means over seeds, as in the publication's figure."""
     printed = published.tables()["data_ratio_chosen"]
     chosen: dict[int, list[Mapping[str, Any]]] = {}
     for run in study.found["runs"]:
@@ -106,11 +106,11 @@ def _data_ratios(study: MeasuredStudy) -> Table:
 
 
 def judge(study: MeasuredStudy, solver: Solver, path: Path) -> None:
-    """Lets a model judge every design of a model, of those that nobody has judged yet.
+    """Asks an LLM judge about every design of a model that has no judgement yet.
 
     Args:
       solver: the judge.
-      path: JSON lines file of the judgements; what is there is not asked again.
+      path: JSON lines file that judgements are appended to; designs in it are skipped.
     """
     known = {(one["folder"], one["round"]) for one in files.open_log(path)}
     for run in study.found["runs"]:
@@ -127,10 +127,10 @@ def judge(study: MeasuredStudy, solver: Solver, path: Path) -> None:
 
 
 def behaviours(study: MeasuredStudy, judgements: Path) -> list[Table]:
-    """What designs do with their evidence by rules, by a judge, and how far these agree.
+    """How designs use their evidence, by rules and by a judge, and how well these agree.
 
     Args:
-      judgements: of `judge`.
+      judgements: the file that `judge` writes.
     """
     judged = {(one["folder"], one["round"]): one for one in files.read_log(judgements)}
     measures: dict[str, list[Mapping[str, Any]]] = {}
@@ -140,7 +140,7 @@ def behaviours(study: MeasuredStudy, judgements: Path) -> list[Table]:
         label = study.labels[run["variant"]]
         for each in read_run(study.root / run["folder"]).rounds:
             if not each.design or not each.design["answers"].strip():
-                continue  # Nobody designed, or a rule.
+                continue  # No design, or one by a rule.
             measures.setdefault(label, []).append(each.design["measures"])
             said = each.design["judgement"] or judged.get((run["folder"], each.index)) or {}
             if said.get("scores"):
@@ -166,7 +166,7 @@ def behaviours(study: MeasuredStudy, judgements: Path) -> list[Table]:
 def _means(
     title: str, names: Mapping[str, str], found: Mapping[str, Sequence[Mapping[str, Any]]]
 ) -> Table:
-    """Means of named numbers over the designs of each variant that have them."""
+    """The mean of each number by variant, over the designs that have it."""
     rows = []
     for name, text in names.items():
         cells: dict[str, Any] = {"": text}
@@ -183,7 +183,7 @@ def missing(
     outcomes: Mapping[str, Outcomes],
     made: Sequence[Table],
 ) -> list[str]:
-    """A sentence for everything that the publication has and the tables have not, or not yet."""
+    """A sentence for each result of the publication that the tables lack so far."""
     sentences = []
     for shape in SHAPES:
         if absent := [name for name in shape.variants if name not in study.labels]:
@@ -207,7 +207,7 @@ def missing(
 
 
 def count(name: str, per_cell: int | None) -> int:
-    """How many instances a built-in set has."""
+    """The number of instances of a built-in set."""
     makes = {"small": 2 * 3, "builtin": sum(11 - s for s in benchmark.SMALLEST_SIZE.values())}
     each = len(benchmark.HOLE_RATIOS) * (per_cell or benchmark.PER_HOLE_RATIO)
     return makes[name] * len(benchmark.WAIT_RATIOS) * each

@@ -1,4 +1,4 @@
-"""Who answers a benchmark: a model on this machine, a model behind a server, or an oracle."""
+"""Solvers that answer a benchmark: local models, models behind a server, and oracles."""
 
 import abc
 import argparse
@@ -32,31 +32,31 @@ from mapf_jax.padding import BLOCK
 
 ENDPOINT = "endpoint:"
 START = "start"
-"""RUN@START is the model that a run began with, asked as the run asks its own."""
-# Prompts of numbers and single letters; a guess for servers whose tokenizer is not known.
+"""RUN@START is the initial model of a run, with the run's options for sampling."""
+# Estimate for servers with an unknown tokenizer; prompts are mostly numbers and single letters.
 _CHARACTERS_PER_TOKEN = 3
 _FAILURES_IN_A_ROW = 20
-_FAILURES_AT_FIRST = 3  # Of a server that has never answered: its address is wrong, or it is down.
+_FAILURES_AT_FIRST = 3  # For a server that has never answered: wrong address, or it is down.
 
 Options = argparse.Namespace
-"""How models answer: the options of the command, whose `--help` explains each.
+"""The options of the command; its `--help` explains each.
 
-None leaves a choice to the model: to its run, its checkpoint or its server.
+None selects the default of the model's run, checkpoint or server.
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-    """What became of one question.
+    """The result of asking one question.
 
     Attributes:
-      row: which instance of the questions.
-      text: the answer; None if none could be had, which is no wrong answer.
-      tokens: of the answer, reasoning included; None if not known.
-      prompt_tokens: of the question; None if not known.
-      truncated: the budget ended the answer; None if not known.
-      note: why there is no answer, or what is odd about it.
-      refused: there is no answer because the server refused the question as such.
+      row: index of the question.
+      text: the answer; None if there is none, which does not count as a wrong answer.
+      tokens: length of the answer, reasoning included; None if unknown.
+      prompt_tokens: length of the question; None if unknown.
+      truncated: the answer ran out of budget; None if unknown.
+      note: why there is no answer, or a remark on it.
+      refused: there is no answer because the server refused the request itself.
     """
 
     row: int
@@ -72,16 +72,16 @@ class Solver(abc.ABC):
     """Answers questions.
 
     Attributes:
-      options: everything that its answers depend on beside the instances, as JSON holds it.
+      options: everything that its answers depend on except the instances, JSON-able.
     """
 
     options: dict[str, Any]
 
     def forecast(self, questions: BenchmarkQuestions, rows: np.ndarray) -> list[str]:
-        """What answering will take, in lines for a person, where that is known beforehand.
+        """Lines for people that estimate the cost of answering; empty if it is unknown.
 
         Raises:
-          UserError: it may take more than is allowed.
+          UserError: the cost may exceed the limit.
         """
         return []
 
@@ -90,13 +90,13 @@ class Solver(abc.ABC):
 
         Raises:
           NoAnswerError: there is none.
-          UserError: it answers no chats, or cannot be used with these options.
+          UserError: this solver answers no chats, or not with these options.
         """
         raise UserError(f"model={self.options['model']}: it answers nothing but the benchmark")
 
     @abc.abstractmethod
     def answer(self, questions: BenchmarkQuestions, rows: np.ndarray) -> Iterator[list[Given]]:
-        """What becomes of each of the rows int[n], in any order, as it comes.
+        """Yields the results of the questions in `rows` (int[n]) as they arrive, in any order.
 
         Raises:
           UserError: the model cannot be used with these options.
@@ -109,10 +109,10 @@ def make_solver(spec: str, options: Options) -> Solver:
     Args:
       spec: an oracle's name, "endpoint:URL#MODEL", "tiny", a run's folder, "RUN:STEP",
         "RUN@ROUND", or a checkpoint's folder.
-      options: how it answers.
+      options: of the command.
 
     Raises:
-      UserError: there is no such model, or the options do not go with it.
+      UserError: there is no such model, or it does not accept the options.
     """
     if spec in ORACLES:
         return OracleSolver(spec, options)
@@ -122,7 +122,7 @@ def make_solver(spec: str, options: Options) -> Solver:
 
 
 class OracleSolver(Solver):
-    """A planner that knows the instances and no language; of the options only the seed is used."""
+    """A planner that reads the instances directly; it uses no option except the seed."""
 
     def __init__(self, name: str, options: Options) -> None:
         self._oracle, self._seed = ORACLES[name], options.seed
@@ -131,7 +131,7 @@ class OracleSolver(Solver):
             self.options |= {"seed": options.seed}
 
     def answer(self, questions: BenchmarkQuestions, rows: np.ndarray) -> Iterator[list[Given]]:
-        """Blocks of answers."""
+        """Yields blocks of answers."""
         for first in range(0, len(rows), BLOCK):
             block = rows[first : first + BLOCK]
             texts = self._oracle.answers(
@@ -141,11 +141,11 @@ class OracleSolver(Solver):
 
 
 class LocalSolver(Solver):
-    """A model on this machine, sampled as a run samples its validation.
+    """A model on this machine, sampled as in the validation of a run.
 
     Args:
-      spec: "tiny", a run's folder with or without ":STEP", or a checkpoint's folder.
-      options: what is None there is as the run has it, or as the checkpoint recommends.
+      spec: "tiny", a run's folder, "RUN:STEP", "RUN@ROUND", "RUN@start", or a checkpoint's folder.
+      options: of the command; None selects the run's option or the checkpoint's recommendation.
 
     Raises:
       UserError: there is no such model, or a value is not allowed.
@@ -189,7 +189,7 @@ class LocalSolver(Solver):
         self.options = {**source, "seed": options.seed, **chosen}
 
     def _read(self, spec: str) -> tuple[Settings, dict[str, Any]]:
-        """Settings to start from, and what fixes the weights."""
+        """The model's settings, and the options that identify its weights."""
         run, _, which = spec.rpartition("@")
         kept = Path(run, "rounds", which, "weights")
         if spec == settings_lib.TINY_MODEL:
@@ -224,7 +224,7 @@ class LocalSolver(Solver):
         return settings, {"kind": kind, "model": model.path, **_fingerprint(model.folder)}
 
     def answer(self, questions: BenchmarkQuestions, rows: np.ndarray) -> Iterator[list[Given]]:
-        """Each answer when it has ended, longest prompts first; first those that do not fit."""
+        """Yields prompts that do not fit, then answers as they finish, longest prompts first."""
         options = self.options
         completer, params = self._loaded
         chats = [questions.chat(int(row), options["list_holes"]) for row in rows]
@@ -239,7 +239,7 @@ class LocalSolver(Solver):
 
     @functools.cached_property
     def _loaded(self) -> tuple[Completer, Any]:
-        """How it completes, and its parameters."""
+        """The completer and the parameters."""
         settings, options = self._settings, self.options
         thought = options["thinking"], options["thinking_tokens"]
         with user_errors():
@@ -255,7 +255,7 @@ class LocalSolver(Solver):
             return completer, self._checkpoint.load(policy)
 
     def generate(self, chat: Sequence[Mapping[str, str]], seed: int) -> str:
-        """As the benchmark is answered; no answer where the chat does not fit the window."""
+        """Samples as for the benchmark; no answer if the chat does not fit the window."""
         completer, params = self._loaded
         if not completer.fits(chat):
             raise NoAnswerError("the chat and a whole answer do not fit the model's window")
@@ -268,10 +268,10 @@ class EndpointSolver(Solver):
 
     Args:
       spec: "endpoint:URL#MODEL".
-      options: how it is asked.
+      options: of the command.
 
     Raises:
-      UserError: the address is none, or an option is not for servers.
+      UserError: the address is invalid, or an option applies only to local models.
     """
 
     def __init__(self, spec: str, options: Options) -> None:
@@ -309,7 +309,7 @@ class EndpointSolver(Solver):
         }
 
     def forecast(self, questions: BenchmarkQuestions, rows: np.ndarray) -> list[str]:
-        """Tokens, and their price where prices are known; at most, without requests that fail."""
+        """Upper bounds on tokens and, if prices are known, on cost; excludes failed requests."""
         chats = (questions.chat(int(row), self._list_holes) for row in rows)
         characters = sum(len(chat[0]["content"]) for chat in chats)
         asked, given = characters // _CHARACTERS_PER_TOKEN, len(rows) * self._budget
@@ -334,21 +334,21 @@ class EndpointSolver(Solver):
         ]
 
     def answer(self, questions: BenchmarkQuestions, rows: np.ndarray) -> Iterator[list[Given]]:
-        """Answers of several requests at a time, each when it comes.
+        """Sends several requests at a time and yields each answer as it arrives.
 
         Raises:
-          UserError: the server has never answered anything and refuses, or failures do not end.
+          UserError: the server refuses before its first answer, or too many requests in a row fail.
         """
         seeds = jax.vmap(jax.random.bits)(questions.keys(self._options.seed, rows)).tolist()
         ask = functools.partial(self._ask, questions)
-        # Of an earlier start there may be answers: what is left may be just what it refuses.
+        # If an earlier start has answers, the rest may be exactly the questions it refuses.
         known, in_a_row = len(rows) < len(questions), 0
         asked = zip(rows.tolist(), seeds, strict=True)
-        # Its threads are daemons: whoever interrupts does not wait for requests under way.
+        # Its threads are daemons, so that an interrupt does not wait for pending requests.
         with multiprocessing.pool.ThreadPool(self._options.concurrency) as pool:
 
             def replies() -> Iterator[Given]:
-                """The first alone where no answer is known: a server that refuses is asked once."""
+                """Sends the first request alone if no answer is known: the server may refuse."""
                 yield from map(ask, itertools.islice(asked, 0 if known else 1))
                 yield from pool.imap_unordered(ask, asked)
 
@@ -365,7 +365,7 @@ class EndpointSolver(Solver):
                     )
 
     def generate(self, chat: Sequence[Mapping[str, str]], seed: int) -> str:
-        """As the benchmark is answered."""
+        """Sends the chat with the same options as for the benchmark."""
         with user_errors():
             return self._endpoint(chat, seed)
 
@@ -388,7 +388,7 @@ def _load(
     thinking: bool,
     thinking_tokens: int,
 ) -> tuple[Policy, Completer]:
-    """A model and how it completes; kept for the next checkpoint, which needs the same programs."""
+    """A model and its completer, cached because the next checkpoint needs the same programs."""
     policy = load_policy(Settings(model=model, mesh=mesh))
     if thinking_tokens:
         budget = tokens.thinking_budget(policy.tokenizer, thinking_tokens)
@@ -397,7 +397,7 @@ def _load(
 
 
 def _fingerprint(folder: Path) -> dict[str, str]:
-    """A hash of all weights in a checkpoint's folder."""
+    """The SHA-256 digest of all weights in a checkpoint's folder, as {"weights": digest}."""
     digest = hashlib.sha256()
     for path in sorted(folder.glob("*.safetensors")):
         with path.open("rb") as file:

@@ -1,6 +1,6 @@
-"""The benchmark as a measure of a study: its checkpoints are the models, its variants the rows.
+"""The benchmark of a study: its checkpoints are the models, its variants the rows.
 
-A benchmark without one is that of a study without runs: whoever was asked is a row of its own.
+A benchmark without a study is treated as a study without runs, where every model has its own row.
 """
 
 import dataclasses
@@ -23,11 +23,11 @@ BEFORE = "before training"
 
 @dataclasses.dataclass(frozen=True)
 class MeasuredStudy:
-    """A study whose checkpoints answer the benchmark: those after each round of a finished run.
+    """A study whose finished runs answer the benchmark, before training and after each round.
 
     Attributes:
       root: its folder.
-      found: what its `study.json` holds.
+      found: the content of its `study.json`.
     """
 
     root: Path
@@ -49,15 +49,15 @@ class MeasuredStudy:
 
     @functools.cached_property
     def labels(self) -> dict[str, str]:
-        """What to call each variant, by name."""
+        """The label of each variant by name."""
         return {variant["name"]: variant["label"] for variant in self.found["variants"]}
 
     @functools.cached_property
     def checkpoints(self) -> dict[tuple[str, int, int], tuple[str, str]]:
         """Name and `--model` of each checkpoint by variant, seed and number of finished rounds.
 
-        What variants have in common is one checkpoint: the weights before training of all, and
-        those after round 0 of runs that begin alike.
+        Runs share checkpoints: all runs that of the weights before training, and runs with a shared
+        beginning that after round 0.
         """
         made = {}
         for run in self.found["runs"]:
@@ -73,7 +73,7 @@ class MeasuredStudy:
 
     @property
     def models(self) -> dict[str, str]:
-        """The `--model` of each checkpoint by its name."""
+        """The `--model` of each checkpoint by name."""
         return dict(self.checkpoints.values())
 
     def rows(
@@ -82,7 +82,7 @@ class MeasuredStudy:
         variants: Iterable[str] | None = None,
         done: int | None = None,
     ) -> list[Row]:
-        """A row over seeds of each variant, as far as they were asked.
+        """A row of each variant, over the seeds that have answers.
 
         Args:
           outcomes: by the names of checkpoints.
@@ -102,16 +102,16 @@ class MeasuredStudy:
         return rows
 
     def others(self, outcomes: Mapping[str, Outcomes]) -> list[Row]:
-        """The weights before training, and whoever is no checkpoint of the study."""
+        """Rows for the weights before training and for all models outside the study."""
         own = self.models.keys() - {BEFORE}
         return [Row(name, {None: one}) for name, one in outcomes.items() if name not in own]
 
     def results(self, questions: BenchmarkQuestions, outcomes: Mapping[str, Outcomes]) -> Results:
-        """The last checkpoints of all variants over seeds, and the others."""
+        """The results of the last checkpoints of all variants, over seeds, and of `others`."""
         return Results(questions, [*self.rows(outcomes), *self.others(outcomes)])
 
     def tables(self, results: Results, outcomes: Mapping[str, Outcomes]) -> list[Table]:
-        """Those of all rows, then comparisons of the variants by agents, waits and rounds."""
+        """The tables of all rows, then comparisons of the variants by agents, waits and rounds."""
         last, groups = self.rows(outcomes), {"": Group()}
         groups |= {f", {g.num_agents} agents": g for g in results.kind("num_agents")}
         groups |= {f", {g.wait_ratio:.0%} need a wait": g for g in results.kind("wait_ratio")}
@@ -132,7 +132,7 @@ class MeasuredStudy:
 def compared(
     metric: str, title: str, results: Results, rows: Iterable[Row], reference: str, group: Group
 ) -> Table:
-    """Rows over seeds and their differences from one of them, in one metric of a group."""
+    """One metric of a group for rows over seeds, with differences from the row `reference`."""
     values = {row.name: row.values(metric, results.groups[group]) for row in rows}
     title = f"{metric.capitalize()} {title}"
     return Table.compared(title, compare(values, reference), reference)

@@ -1,9 +1,9 @@
-"""From verdicts to tables: fractions with intervals by agents, size and subset.
+"""Tables of verdicts: fractions with intervals by agents, size and subset.
 
-A fraction of several cells is the mean of the cells' fractions, as in the publication, whose
-numbers stand beside them where the instances have the same make-up; where cells are equally full it
-is the fraction of all their answers. A row is one model, with Wilson intervals over its answers, or
-a way of training over several seeds, with Student's interval of their mean.
+The fraction over several cells is the mean of the cells' fractions, as in the publication; for
+cells of equal size it is the fraction of all their answers. Published numbers are shown too if the
+instances are composed in the same way. A row is one model, with Wilson intervals over its answers,
+or a variant over several seeds, with Student's interval of their mean.
 """
 
 import collections
@@ -25,7 +25,7 @@ from mapf_jax import benchmark
 
 METRICS = ("valid", "optimal")
 HERE, PUBLISHED = "measured", f"published ({published.SOURCE})"
-# What groups have in common, by the fields of `Group`.
+# The kinds of groups, each by the fields of `Group` that it sets.
 _KINDS = (
     (),
     ("wait_ratio",),
@@ -40,18 +40,18 @@ _SUBSETS = (
     "of agents and lake size, which is what measured ones are."
 )
 Columns = Mapping[str, tuple[Group, str]]
-"""The group and the metric of each column of a table, by its heading."""
+"""The group and the metric of each column of a table by heading."""
 Estimate = Mapping[str, Any]
-"""A mean of fractions in [0, 1] with the ends of its interval: mean, low, high, and more."""
+"""A mean of fractions in [0, 1] and its interval: `mean`, `low`, `high`, and further fields."""
 
 
 def mean_fraction(cells: Sequence[np.ndarray]) -> Estimate | None:
-    """The fraction of bool[n] arrays, each a cell; empty ones are left out, None if all are.
+    """The mean of the fractions of cells, each bool[n]; skips empty cells, None if all are empty.
 
     Returns:
-      mean of the fractions of the cells; low and high of the 95 % Wilson interval of as many trials
-      as give the mean its variance if every cell had the same fraction (where cells are equally
-      full these are all); successes and trials over all cells.
+      `mean`; `low` and `high` of its 95 % Wilson interval; `successes` and `trials` over all cells.
+      The interval uses the effective number of trials, at which one fraction has the variance of
+      the mean if all cells have the same fraction; for cells of equal size it is all trials.
     """
     counts = [(int(cell.sum()), len(cell)) for cell in cells if len(cell)]
     if not counts:
@@ -64,7 +64,7 @@ def mean_fraction(cells: Sequence[np.ndarray]) -> Estimate | None:
 
 
 class Outcomes:
-    """What one model made of N questions.
+    """The verdicts of one model on N questions.
 
     Args:
       noted: its name, options and versions.
@@ -75,7 +75,7 @@ class Outcomes:
       records: as given.
       answered: bool[N], there is an answer.
       success: bool[N] by metric; False where there is no answer.
-      counted: bool[N] by metric: answered, and for "optimal" the optimum is known.
+      counted: bool[N] by metric: there is an answer and, for "optimal", a known optimum.
     """
 
     def __init__(
@@ -95,10 +95,10 @@ class Outcomes:
         self.counted = {"valid": self.answered, "optimal": self.answered & questions.solved}
 
     def fraction(self, metric: str, cells: Sequence[np.ndarray]) -> Estimate | None:
-        """The fraction over cells, each a bool[N] of its questions.
+        """The fraction over cells; each cell is a bool[N] mask of its questions.
 
-        None where a cell has no answer yet: questions are not asked in a random order, so the
-        mean over the other cells would be that of easier or of harder ones.
+        None if any cell has no answer yet: questions are not asked in random order, so the mean
+        over the other cells would be biased towards easier or harder ones.
         """
         if not all((cell & self.answered).any() for cell in cells):
             return None
@@ -108,11 +108,11 @@ class Outcomes:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """Whom a row of a table is about.
+    """A row of a table: one model, or one variant over seeds.
 
     Attributes:
       name: for people.
-      outcomes: of one model, or of each seed of a way of training.
+      outcomes: of one model, under any key, or of a variant by seed.
     """
 
     name: str
@@ -120,18 +120,18 @@ class Row:
 
     @property
     def label(self) -> str:
-        """The name, over how many seeds, and how far it has come if not everything is answered."""
+        """The name with the number of seeds and, if answers are missing, the progress."""
         seeds = f", {len(self.outcomes)} seeds" if len(self.outcomes) > 1 else ""
         asked, count = self._asked, self.counts["answered"]
         return self.name + seeds + (f" ({count:,} of {asked:,} answers)" if count < asked else "")
 
     def values(self, metric: str, cells: Sequence[np.ndarray]) -> dict[Any, float]:
-        """The fraction of each seed that has one; cells as of `Outcomes.fraction`."""
+        """The fraction of each seed that has one; cells as in `Outcomes.fraction`."""
         found = {seed: one.fraction(metric, cells) for seed, one in self.outcomes.items()}
         return {seed: one["mean"] for seed, one in found.items() if one}
 
     def estimate(self, metric: str, cells: Sequence[np.ndarray]) -> Estimate | None:
-        """The fraction of the one model, or its mean over seeds; None where there is none."""
+        """The fraction of one model, or the mean over seeds; None if there is none."""
         if len(self.outcomes) == 1:
             (only,) = self.outcomes.values()
             return only.fraction(metric, cells)
@@ -144,10 +144,10 @@ class Row:
 
     @functools.cached_property
     def counts(self) -> dict[str, Any]:
-        """Numbers of answers: given, missing, cut off by their budget, and failing each check.
+        """Numbers of answers: answered, missing, truncated by the budget, and failing each check.
 
-        `tokens` is about those whose length is known, None if that is none; its `prompts` is the
-        sum over the prompts, where a server counts them.
+        `tokens` covers the answers of known length and is None if there are none; its `prompts` is
+        the sum of the prompt tokens that servers report.
         """
         records = [record for one in self.outcomes.values() for record in one.records]
         answered = sum(int(one.answered.sum()) for one in self.outcomes.values())
@@ -172,13 +172,12 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-    """What models made of the questions, in every form that is written.
+    """The results of a benchmark, as tables, notes and JSON.
 
     Attributes:
-      questions: what was asked.
-      rows: whom the tables are about.
-      beside: show all published numbers, whatever was asked; otherwise those alone that may be
-        compared.
+      questions: the questions.
+      rows: the rows of the tables.
+      beside: show all published numbers, whatever the questions; otherwise only comparable ones.
     """
 
     questions: BenchmarkQuestions
@@ -187,7 +186,7 @@ class Results:
 
     @functools.cached_property
     def groups(self) -> dict[Group, list[np.ndarray]]:
-        """The cells, bool[N] each, of every group that has a number; those of a kind ascending."""
+        """The cells, bool[N] each, of every group with questions, by kind and then ascending."""
         rows = self.questions.groups
         found: dict[Group, list[np.ndarray]] = {}
         for kind in _KINDS:
@@ -196,14 +195,14 @@ class Results:
             )
             for i, row in enumerate(rows):
                 group = Group(**{name: getattr(row, name) for name in kind})
-                if sum(value is not None for value in group) == len(kind):  # All are known.
+                if sum(value is not None for value in group) == len(kind):  # All are set.
                     cells[group, row[:2]][i] = True
             for group, cell in sorted(cells):
                 found.setdefault(group, []).append(cells[group, cell])
         return found
 
     def kind(self, *names: str) -> list[Group]:
-        """The groups that are about these fields of `Group` alone, ascending."""
+        """The groups that set exactly these fields of `Group`, ascending."""
         tables = (published.models(), published.contexts()) if self.beside else ()
         printed = {g for rates in tables for of_model in rates.values() for g in of_model}
         found = [g for g in printed.union(self.groups) if _fields(g).keys() == set(names)]
@@ -211,7 +210,7 @@ class Results:
 
     @functools.cached_property
     def refused(self) -> str:
-        """Why published numbers may not stand beside measured ones; empty where they may."""
+        """Why published numbers are not comparable with measured ones; empty if they are."""
         questions = self.questions
         if questions.partial:
             return f"only {len(questions):,} of {questions.about['of']:,} instances were asked"
@@ -235,11 +234,11 @@ class Results:
         beside: Mapping[str, published.Rates] | None = None,
         note: str = "",
     ) -> Table:
-        """Measured rows, then published ones where they may stand there.
+        """Measured rows, then published ones if they are comparable.
 
         Args:
-          beside: the published rows by name, `published.models()` if not given; of them those are
-            shown that have a number in every measured column.
+          beside: the published rows by name, `published.models()` by default. With `Results.beside`
+            a row needs one number, otherwise a number in every column.
         """
         rows: list[tuple[Any, ...]] = [
             (HERE, row.label, *(self._cell(row, *column) for column in columns.values()))
@@ -253,7 +252,7 @@ class Results:
         return Table(title, ("source", "model", *columns), rows, note)
 
     def by_agents(self) -> Columns:
-        """Both metrics of each number of agents, means over lake sizes."""
+        """Columns of both metrics for each number of agents, means over lake sizes."""
         return {
             f"{group.num_agents} agents, {metric}": (group, metric)
             for group in self.kind("num_agents")
@@ -261,14 +260,14 @@ class Results:
         }
 
     def by_wait(self, metric: str, agents: int | None = None) -> Columns:
-        """One metric of each wait-ratio subset, over all numbers of agents or of one."""
+        """Columns of one metric for each wait-ratio subset, of one number of agents or of all."""
         return {
             f"{group.wait_ratio:.0%} need a wait": (group._replace(num_agents=agents), metric)
             for group in self.kind("wait_ratio")
         }
 
     def by_size(self) -> list[Table]:
-        """A table of lake sizes for each number of agents and metric."""
+        """A table by lake size for each number of agents and each metric."""
         made = []
         for mean in self.kind("num_agents"):
             sizes = [g for g in self.kind("num_agents", "size") if g.num_agents == mean.num_agents]
@@ -279,7 +278,7 @@ class Results:
         return made
 
     def tables(self) -> list[Table]:
-        """The tables of a page about all rows."""
+        """The tables of the page, about all rows."""
         made = [
             self._summary(),
             self.table("By number of agents, mean over lake sizes", self.by_agents()),
@@ -295,7 +294,7 @@ class Results:
         return self.marked(made)
 
     def marked(self, tables: Iterable[Table]) -> list[Table]:
-        """The tables, with a mark in each title where only a part of the instances was asked."""
+        """The tables, with titles marked as partial if the questions are."""
         if not self.questions.partial:
             return list(tables)
         mark = f" (PARTIAL: {len(self.questions):,} of {self.questions.about['of']:,} instances)"
@@ -337,7 +336,7 @@ class Results:
         )
 
     def notes(self) -> list[str]:
-        """Paragraphs on what the tables show and what they do not."""
+        """Paragraphs that explain the tables and their limits."""
         source = self.questions.about["options"]["set"]
         if isinstance(source, list):
             source = ", ".join(name.split()[0] for name in source)
@@ -354,7 +353,7 @@ class Results:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """All numbers, measured ones and published ones apart."""
+        """All numbers as JSON, measured and published ones separately."""
         questions = self.questions
         return {
             "set": dict(questions.about),
@@ -378,5 +377,5 @@ class Results:
 
 
 def _fields(group: Group) -> dict[str, Any]:
-    """What a group says of its instances."""
+    """The fields that a group sets, by name."""
     return {name: value for name, value in group._asdict().items() if value is not None}
