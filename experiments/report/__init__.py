@@ -1,9 +1,9 @@
-"""One page about a run or a study, that needs no other file and no script.
+"""Writes a self-contained page, without scripts, about a run or a study.
 
     python -m experiments.report FOLDER
 
-writes `report.html` into the folder, every chart of it as `figures/NAME.png`, and the numbers that
-the chart shows as `data/NAME.csv`.
+writes `report.html` into the folder, each of its charts as `figures/NAME.png`, and the numbers of
+each chart as `data/NAME.csv`.
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ from experiments.run_reading import is_run, read_run
 def write(root: Path) -> Path:
     """Writes the page about the run or the study in a folder, and its figures and data.
 
-    A run or study that is not complete gets a page about what there is.
+    The page of an incomplete run or study covers the part that exists.
 
     Args:
       root: the folder.
@@ -26,8 +26,8 @@ def write(root: Path) -> Path:
       The page's path.
 
     Raises:
-      ValueError: there is neither a run nor a study, or a file of it is damaged; the message
-        names it.
+      ValueError: the folder contains neither a run nor a study, or one of its files is damaged;
+        the message names it.
     """
     gallery = Gallery(root)
     if (root / study.FILE).is_file():

@@ -1,4 +1,4 @@
-"""Some answers of a run's last validation, chosen for variety and drawn."""
+"""Selects varied answers of a run's last validation and draws them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,19 +11,19 @@ from experiments.store import read_log
 
 
 def of_run(run: Run, count: int) -> dict[str, Any] | None:
-    """Some failures and successes of the last validation, or None if no answers are there.
+    """Some failures and successes of the last validation, or None if it has no answers.
 
     Args:
       run: the run.
-      count: so many of each are drawn.
+      count: number of failures drawn, and of successes.
 
     Returns:
-      `when`, the number of the round after which it was made, 0 for the start; `answers` and
-      `failed`, how many there are; `failures`, some of different kinds, and `successes`, those
-      first that were not solved before training. Each of these is a mapping with `row`, what the
-      run knows of the answer; `failed`, what to call its failures, only the first after which
-      nothing else can be judged if there is one of these; `drawing`; and `new`, it was not solved
-      before training, and is now.
+      `when`, the number of the last round before it, 0 for the start; `answers` and `failed`, the
+      numbers of all answers and of failures; `failures` of different kinds; and
+      `successes`, first those that were not solved before training. Each failure or success is a
+      mapping with `row`, the run's record of the answer; `failed`, its failed checks in words (if
+      one of them makes the others meaningless, only that one); `drawing`, in HTML; and `new`,
+      whether it is solved now but was not before training.
 
     Raises:
       ValueError: a file is damaged.
@@ -57,9 +57,9 @@ def of_run(run: Run, count: int) -> dict[str, Any] | None:
             "new": row["valid"] and before.get(row["id"]) is False,
         }
 
-    # Those first whose drawing can show what is wrong.
+    # Failures whose drawing can show the error come first.
     failed = sorted((r for r in rows if not r["valid"]), key=lambda r: bool(alone & {*r["failed"]}))
-    # Those that were not solved before training first, and hard ones before easy ones.
+    # Problems not solved before training come first, then hard ones before easy ones.
     solved = sorted(
         (row for row in rows if row["valid"]),
         key=lambda row: (before.get(row["id"], True), -(row.get("optimum") or 0)),

@@ -1,4 +1,4 @@
-"""Charts: each is drawn once and kept as a picture, as part of the page, and as its numbers."""
+"""Charts, each drawn once and written as a PNG file, as SVG for the page and as numbers."""
 
 import dataclasses
 import io
@@ -16,7 +16,7 @@ from experiments import store as files
 from experiments.records import Table
 from experiments.report import style
 
-_WIDTH = 4.3  # Inches; the text of a chart of this width is readable on a phone.
+_WIDTH = 4.3  # Inches; at this width the text is readable on a phone.
 _STYLE = Path(__file__).with_name("chart.mplstyle")
 _NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 
@@ -26,14 +26,14 @@ class Series:
     """One line of a chart, or one row of estimates.
 
     Attributes:
-      name: as the legend has it.
-      x: where: numbers, or names of places in their order.
-      y: how much; None where nothing is known, which breaks the line.
-      low: lower ends of intervals around `y`, if there are any.
+      name: in the legend.
+      x: positions: numbers, or names in order.
+      y: values; None breaks the line.
+      low: lower ends of intervals around `y`, if any.
       high: their upper ends.
-      look: number of its `style.look`; None is for what is common to all others.
-      faint: how it is drawn if it belongs to another line and not in the legend: "-", a thin
-        line, or "o", rings.
+      look: index of its `style.look`; None for a total or a reference.
+      faint: for a series that accompanies another one and is not in the legend: "-" draws a thin
+        line, "o" rings.
     """
 
     name: str
@@ -56,8 +56,8 @@ class Lines:
       y_label: name of the vertical axis, with its unit.
       series: the lines.
       y_range: (low, high) of the vertical axis; chosen by the data if None.
-      begins: where dotted upright lines stand, such as where a round begins.
-      markers: mark every point; for lines of few points.
+      begins: positions of dotted lines, such as the beginnings of rounds.
+      markers: mark every point, for lines of few points.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Lines:
     markers: bool = True
 
     def table(self) -> Table:
-        """Every number that is drawn, a row for each point."""
+        """The numbers of the chart, one row per point."""
         rows = [
             (line.name, *point)
             for line in self.series
@@ -104,7 +104,7 @@ class Lines:
             axes.axvline(begin, color=style.LIGHT["ink"], linewidth=width, linestyle=":")
 
     def _limits(self) -> tuple[float, float] | None:
-        """Of the axis of `y`; points on an end are drawn whole."""
+        """The limits of the axis of `y`, with a margin that keeps points at its ends whole."""
         if self.y_range is None:
             return None
         low, high = self.y_range
@@ -135,7 +135,7 @@ class Lines:
 class Estimates(Lines):
     """Estimates with intervals, one below the other, over the axis of `y`.
 
-    Of each series the first point is the estimate; the others are what it is made of, by name.
+    The first point of each series is the estimate; the others are the values behind it, by name.
     """
 
     def draw(self) -> Any:
@@ -162,7 +162,7 @@ class Estimates(Lines):
 
 
 def on_one_scale(charts: Sequence[Lines]) -> list[Lines]:
-    """Charts, those of one unit on the scale that shows all of them, for small multiples."""
+    """The charts with one `y_range` per unit, which shows all values, for small multiples."""
     shown: dict[str, list[float]] = {chart.y_label: [] for chart in charts}
     for chart in charts:
         ends = (end for row in chart.series for end in (*row.y, *row.low, *row.high))
@@ -177,9 +177,9 @@ class Drawn:
     """A chart as part of a page.
 
     Attributes:
-      svg: in the light colours, which the style of the page replaces by its own.
-      label: what it shows, for those who cannot see it.
-      remark: what stands below it.
+      svg: with the light colours, which the style of the page replaces.
+      label: description for screen readers.
+      remark: caption below the chart.
     """
 
     svg: Markup
@@ -194,7 +194,7 @@ class Gallery:
       root: the folder; pictures go to `figures`, numbers to `data`.
 
     Attributes:
-      names: of the charts so far.
+      names: names of the charts so far.
     """
 
     def __init__(self, root: Path) -> None:
@@ -205,8 +205,8 @@ class Gallery:
         """Draws a chart and writes its files.
 
         Args:
-          chart: with a name that no other of this page has.
-          remark: what stands below it.
+          chart: its name must be unique on the page.
+          remark: caption below the chart.
         """
         if chart.name in self.names:
             raise ValueError(f"name={chart.name!r}: another chart has it")
@@ -217,7 +217,7 @@ class Gallery:
             figure = chart.draw()
             picture, drawing = io.BytesIO(), io.StringIO()
             figure.savefig(picture, format="png", dpi=160, facecolor=style.LIGHT["paper"])
-            # Identifiers that no other chart of the page has.
+            # Identifiers must be unique on the page.
             for place, artist in enumerate(figure.findobj()):
                 artist.set_gid(f"{chart.name}-{place}")
             figure.savefig(drawing, format="svg", transparent=True, metadata=_NO_METADATA)
@@ -232,7 +232,7 @@ class Gallery:
 
 
 def running_mean(values: Sequence[float], window: int) -> list[float]:
-    """The mean of each value and the `window` - 1 before it, as far as there are so many."""
+    """The mean of each value and up to `window` - 1 values before it."""
     sums = np.cumsum([0.0, *values])
     ends = np.arange(1, len(sums))
     begins = np.maximum(ends - window, 0)

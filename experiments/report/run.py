@@ -1,4 +1,4 @@
-"""The page of one run: what `experiments/templates/run.html` shows, from the files of the run."""
+"""The page of one run: renders `experiments/templates/run.html` from the files of the run."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,9 +13,9 @@ from experiments.run_reading import Run
 from experiments.settings import Settings
 
 _SHOWN = 6
-"""Failures drawn, and as many successes."""
+"""Number of failures drawn, and of successes."""
 _AT_THE_TOP = 3
-"""So many of the failures are drawn on the first screen."""
+"""Number of failures drawn on the first screen."""
 _PARTS = ("sample", "score", "update")
 
 
@@ -59,18 +59,18 @@ def page(run: Run, gallery: Gallery) -> str:
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
-    """The sum of what is known; None if nothing is."""
+    """The sum of the known values; None if there are none."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None
 
 
 def _seconds(steps: Sequence[Mapping[str, float]], part: str) -> float:
-    """The time of a part of the training steps."""
+    """The total seconds of one part of the training steps."""
     return sum(step[f"machine/{part}_seconds"] for step in steps)
 
 
 def _cost(run: Run) -> list[tuple[str, list[float | None]]]:
-    """The numbers of the table of costs, by round."""
+    """The rows of the table of costs: before training, each round, and the total."""
     per_draw = run.option("training.group_size") * run.option("training.prompts_per_step")
     initial = None if run.initial is None else run.initial.breakdown.answers
     rows: list[tuple[str, list[float | None]]] = [
@@ -96,7 +96,7 @@ def _cost(run: Run) -> list[tuple[str, list[float | None]]]:
 
 
 def _names(run: Run) -> list[str]:
-    """What to call every validation."""
+    """The names of the validations."""
     return [str(number or "start") for number, _ in run.validations]
 
 
@@ -118,11 +118,11 @@ def _validation(run: Run) -> Iterator[Lines]:
 
 
 _PANELS = yaml.safe_load(Path(__file__).with_name("panels.yaml").read_text())
-"""The charts of training; the file says what its keys mean."""
+"""The charts of training; the file documents its keys."""
 
 
 def _window(run: Run) -> int:
-    """How many steps a line of training is averaged over."""
+    """Steps in the running mean of a training metric."""
     return max(1, round(len(run.steps) / 30))
 
 

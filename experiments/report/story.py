@@ -1,7 +1,7 @@
 """The first screen of a run: its learning curve, and what the engineer changed after each round.
 
-The reason of a change is what the evidence showed of the changed row, by rules that are those of
-`engineer.analysis`; what went on in a model is not known.
+The reason given for a change is the evidence on the changed row, by the rules of
+`engineer.analysis`; the reasoning inside a model is unknown.
 """
 
 import itertools
@@ -13,16 +13,16 @@ from experiments.report.charts import Lines, Series, running_mean
 from experiments.run_reading import Round, Run
 
 _BLIND = ("fixed", "random")
-"""Designers that read no evidence, so that none can be their reason."""
+"""Designers that read no evidence and therefore cannot have it as a reason."""
 
 
 def ends(run: Run) -> list[int]:
-    """After how many training steps in all each round begins, and the last one ends."""
+    """Numbers of training steps before each round and after the last one."""
     return [0, *itertools.accumulate(len(each.steps) for each in run.rounds)]
 
 
 def learning_curve(run: Run, window: int) -> Lines:
-    """Validation over training, sampled beside greedy, and behind it the batches of training."""
+    """Sampled and greedy validation over training, with the training batches behind them."""
     steps = ends(run)
     places = [float(steps[number]) for number, _ in run.validations]
     found = [validation for _, validation in run.validations]
@@ -56,13 +56,12 @@ def learning_curve(run: Run, window: int) -> Lines:
 
 
 def changes(run: Run) -> Iterator[dict[str, Any]]:
-    """What every design changed most and why, for the sentences of `run.html`.
+    """Yields the largest changes of every design and their reason, for the text of `run.html`.
 
-    Returns:
-      `number` of the round before the design; `kept`, why an earlier configuration was kept, if it
-      was; `moves`, (row, parameter, value before, value after) of the fraction that changed most
-      and of the other number that did, one of the same row before any; `rest`, how many more
-      numbers changed; and `evidence` of the first of these rows, if it was validated.
+    Each item has `number`, of the round before the design; `kept`, why an earlier configuration was
+    kept, if it was; `moves`, (row, parameter, value before, value after) of the fraction and of the
+    other number that changed most, the latter from the same row if possible; `rest`, how many more
+    numbers changed; and `evidence` on the row of the first move, if it was validated.
     """
     for each in run.rounds:
         if each.design is None or each.config is None:
@@ -85,7 +84,7 @@ def changes(run: Run) -> Iterator[dict[str, Any]]:
 
 
 def _evidence(run: Run, each: Round, row: str) -> Mapping[str, Any] | None:
-    """How a row did in the validation that a design followed, beside the other rows."""
+    """The result of a row in the validation before a design, relative to the other rows."""
     rows = each.validation.breakdown.by_group if each.validation else ()
     rates = {outcome.name: outcome.valid_rate for outcome in rows}
     if row not in rates or each.design is None:

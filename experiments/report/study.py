@@ -1,7 +1,7 @@
-"""The page of a study: what `experiments/templates/study.html` shows, from `study.json`.
+"""The page of a study: renders `experiments/templates/study.html` from `study.json`.
 
-The fields of that file are described in `experiments.study.results`. Measures of designs and drawn
-answers come from the folders of the runs, where those are there too.
+`experiments.study.results` describes the fields of that file. Measures of designs and drawn answers
+come from the folders of the runs, if they exist.
 """
 
 import dataclasses
@@ -28,17 +28,17 @@ FILE = "study.json"
 _DRAWN_VARIANTS, _DRAWN_ANSWERS = 2, 3
 
 Found = Mapping[str, Any]
-"""Part of what `study.json` holds."""
+"""Part of the content of `study.json`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Study:
-    """A study, with names for what several parts of its page need.
+    """A study, with the data that several parts of its page share.
 
     Attributes:
-      found: what `study.json` holds.
-      family: of the problems of all runs.
-      runs: the finished runs whose folders are there, by variant and seed.
+      found: the content of `study.json`.
+      family: the family of all runs.
+      runs: the finished runs whose folders exist, by variant and seed.
     """
 
     found: Found
@@ -47,19 +47,19 @@ class _Study:
 
     @property
     def labels(self) -> dict[str, str]:
-        """What to call each variant, by name."""
+        """The label of each variant by name."""
         return study_results.labels(self.found)
 
     @property
     def finished(self) -> dict[str, list[Found]]:
-        """The finished runs of each variant that has any."""
+        """The finished runs by variant, without variants that have none."""
         runs = [run for run in self.found["runs"] if run["status"] == "finished"]
         by_variant = {name: [r for r in runs if r["variant"] == name] for name in self.labels}
         return {name: done for name, done in by_variant.items() if done}
 
     @property
     def label(self) -> str:
-        """What a row of a configuration is called."""
+        """The label of a row of a configuration."""
         return self.family.texts.label
 
     @property
@@ -68,7 +68,7 @@ class _Study:
         return [run["points"][0] for run in self.found["runs"] if run["points"]]
 
     def rows(self, metric: Found) -> list[Found]:
-        """The comparison in one metric, by variant."""
+        """The rows of the comparison in one metric, one per variant."""
         return [row for row in self.found["comparison"] if row["metric"] == metric["name"]]
 
 
@@ -129,7 +129,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _last(runs: Sequence[Found], *path: str) -> float:
-    """The mean over runs of a number of their last validation, by its path."""
+    """The number at `path` in the last validation of each run, averaged over runs."""
     return plain.fmean(functools.reduce(operator.getitem, path, r["points"][-1]) for r in runs)
 
 
@@ -139,7 +139,7 @@ def _rate(point: Found, kind: str) -> float:
 
 
 def _total(found: Found) -> float:
-    """Seconds of all runs; a common beginning counts once."""
+    """Total seconds of all runs; a shared beginning counts once."""
     shared = {run["shared"]["folder"]: run["shared"] for run in found["runs"] if run["shared"]}
     return sum(each["seconds"] for each in (*found["runs"], *shared.values()))
 
@@ -148,7 +148,7 @@ def _total(found: Found) -> float:
 
 
 def _detectable(tested: Sequence[Found]) -> float:
-    """The minimum detectable difference, by the median of the variants' intervals."""
+    """The minimum detectable difference, as the median over the tested variants."""
     differences = [row["difference"] for row in tested]
     return plain.median(
         minimum_detectable_difference(
@@ -159,7 +159,7 @@ def _detectable(tested: Sequence[Found]) -> float:
 
 
 def _comparison(study: _Study, gallery: Gallery) -> Iterator[dict[str, Any]]:
-    """Each metric: its rows of the comparison, its charts and its pairs; rates on one scale."""
+    """Yields the rows, charts and pairs of each metric; charts of rates share one scale."""
     metrics = study.found["metrics"]
     means = on_one_scale([_means(study, metric) for metric in metrics])
     differences = on_one_scale([_differences(study, metric) for metric in metrics])
@@ -190,7 +190,7 @@ def _differences(study: _Study, metric: Found) -> Estimates:
 
 
 def _estimates(study: _Study, metric: Found, part: str | None = None) -> list[Series]:
-    """The means of all variants, or a part of their rows, with the seeds that each is made of."""
+    """The mean of each variant, or a part of its row such as its difference, with its seeds."""
     scale, lines = 100 if rate_of(metric) else 1, []
     for i, row in enumerate(study.rows(metric)):
         if found := row[part] if part else row:
@@ -205,7 +205,7 @@ def _estimates(study: _Study, metric: Found, part: str | None = None) -> list[Se
 
 
 def _pairs(study: _Study, rows: Sequence[Found]) -> dict[str, Any] | None:
-    """Every variant against every other one, with p-values corrected over all pairs."""
+    """Pairwise comparisons of all variants, with p-values corrected over all pairs."""
     ranked = sorted((row for row in rows if row["mean"] is not None), key=lambda row: -row["mean"])
     together = paired_together(
         {
@@ -231,7 +231,7 @@ def _pairs(study: _Study, rows: Sequence[Found]) -> dict[str, Any] | None:
 
 
 def _mean_curves(study: _Study) -> list[Lines]:
-    """Charts of the means of all variants."""
+    """Charts of valid and optimal answers with the means of all variants, on one scale."""
     looks = {variant: i for i, variant in enumerate(study.labels)}
     charts = [
         Lines(
@@ -250,7 +250,7 @@ def _mean_curves(study: _Study) -> list[Lines]:
 
 
 def _single_curves(study: _Study) -> list[Lines]:
-    """Charts of each variant with its seeds, on one scale."""
+    """A chart of each variant with its seeds, all on one scale."""
     finished, reference, charts = study.finished, study.found["reference"], []
     for look, (variant, label) in enumerate(study.labels.items()):
         if runs := finished.get(variant):
@@ -267,7 +267,7 @@ def _single_curves(study: _Study) -> list[Lines]:
 def _curve(
     name: str, runs: Sequence[Found], kind: str, look: int | None, faint: str = ""
 ) -> Series:
-    """Percent of the validation answers after every round, means over runs."""
+    """Percent valid or optimal after every round, means over runs."""
     rounds = list(zip(*(run["points"] for run in runs), strict=True))
     steps = [plain.fmean(point["steps"] for point in points) for points in rounds]
     rates = [plain.fmean(100 * _rate(point, kind) for point in points) for points in rounds]
@@ -278,7 +278,7 @@ def _curve(
 
 
 def _configurations(study: _Study) -> Iterator[Lines]:
-    """Charts of the fractions of the training set of each variant by round."""
+    """A chart of each variant: the fractions of its training set by round."""
     parameter = study.family.space.fraction_parameter
     curves: dict[str, list[Series]] = {}
     for variant, runs in study.finished.items():
@@ -310,7 +310,7 @@ def _configurations(study: _Study) -> Iterator[Lines]:
 
 
 def _measured(study: _Study) -> dict[str, list[Mapping[str, Any]]]:
-    """The measures of all designs, by label of their variant."""
+    """The measures of all designs by the label of their variant."""
     measured: dict[str, list[Mapping[str, Any]]] = {label: [] for label in study.labels.values()}
     for (variant, _), run in study.runs.items():
         measured[study.labels[variant]] += run.measures.values()
@@ -318,7 +318,7 @@ def _measured(study: _Study) -> dict[str, list[Mapping[str, Any]]]:
 
 
 def _examples(study: _Study) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Answers of the reference and of the best other variant, the first seed of each."""
+    """Drawn answers of the reference and of the best other variant, first seed of each."""
     found, runs = study.found, study.runs
     rows = study.rows(found["metrics"][0])
     known = [row for row in rows if row["mean"] is not None]

@@ -8,7 +8,7 @@ import yaml
 
 @dataclasses.dataclass(frozen=True)
 class Look:
-    """What sets one of several lines apart from the others, by more than its colour.
+    """The look of a line, which differs from other lines by more than its colour.
 
     Attributes:
       light: colour on white, as in the PNG files.
@@ -32,9 +32,9 @@ DARK: dict[str, str] = _PALETTE["dark"]
 
 
 def look(index: int | None) -> Look:
-    """The look of the line of that number; beyond the colours the shapes are other ones.
+    """The look of line `index`; None is for a total or a reference.
 
-    With None that of what is common to all others.
+    Indices past the last colour repeat the colours with other shapes.
     """
     if index is None:
         return Look(LIGHT["ink"], DARK["ink"], "o", ())
@@ -44,7 +44,7 @@ def look(index: int | None) -> Look:
 
 
 def page_colours() -> dict[str, str]:
-    """The variable of a page for each colour that charts are drawn in."""
+    """The name of the page's variable for each colour of the charts."""
     return {LIGHT[name]: name for name in ("ink", "grid")} | {
         each.light: f"c{i}" for i, each in enumerate(LOOKS)
     }
