@@ -1,1 +1,1 @@
-"""Commands that measure speed; each writes its metrics with the machine they were measured on."""
+"""Commands that measure speed and write their results with a description of the machine."""

@@ -1,4 +1,4 @@
-"""What the commands that measure speed have in common: options, tables of engines, their pages."""
+"""Shared parts of the commands that measure speed: options, tables of engines and pages."""
 
 import argparse
 import os
@@ -15,13 +15,13 @@ from experiments.speed.engines import Outcome
 
 
 def comparison(title: str, outcomes: Mapping[str, Outcome], unit: str, note: str) -> Table:
-    """A table of engines that did the same; the first one is this project's.
+    """A table of engines on the same task; the first one is this project's.
 
     Args:
       title, note: of the table.
-      outcomes: by label; measurements with `tokens`, how many, and `seconds`. Whatever else these
-        have gets columns with the least value.
-      unit: what was counted a second.
+      outcomes: by label. Each measurement has `tokens`, their number, and `seconds`, which are
+        removed from it; every other field becomes a column with the lowest value.
+      unit: of a speed, such as "tokens/s".
 
     Raises:
       RuntimeError: the first engine did not run.
@@ -55,18 +55,18 @@ def run(
     on_cpu: bool = False,
     **more: Mapping[str, Any],
 ) -> None:
-    """A command: prints each table and, with `--out`, writes `<out>/<name>.json` and `.md` anew.
+    """Runs a command: prints each table and, with `--out`, rewrites `<out>/<name>.json` and `.md`.
 
-    A run that is cut short leaves the tables that it has finished.
+    An interrupted command keeps its finished tables.
 
     Args:
       name: of the command and the page.
-      description: of the command, in its first line.
-      tables: from the options to tables, which may take as long to come as the measurements do.
-        The devices of JAX are first asked for after the first one.
-      argv: of the command line; None is that of this process.
-      on_cpu: this process and those of engines leave accelerators alone.
-      **more: further options by name, as `argparse` describes them.
+      description: its first line describes the command.
+      tables: function of the options; yields each table when its measurements are done. This
+        function queries JAX's devices only after the first table.
+      argv: the arguments; None for those of this process.
+      on_cpu: this process and its engines use no accelerator.
+      **more: further options by name, as keyword arguments of `add_argument`.
     """
     parser = argparse.ArgumentParser(
         prog=f"python -m experiments.speed.{name}", description=description.partition("\n")[0]

@@ -21,12 +21,12 @@ from learner.plan.targets import Target
 from mapf_jax import generator, joint_costs
 
 _AGENTS = 4
-_POOL = 4096  # Instances that environments are reset to.
-_LEVELS = 20  # Assumed of each breadth-first search, one for each time step.
+_POOL = 4096  # Instances for resets.
+_LEVELS = 20  # Assumed depth of each breadth-first search, one level per time step.
 
 
 def programs(quick: bool) -> Iterator[tuple[str, int, Any, Any, int]]:
-    """Name, batch, a jitted function, the shapes of its arguments, and how often its loops run."""
+    """Yields name, batch size, jitted function, shapes of arguments and iterations of its loops."""
     batch = 1024 if quick else 65_536
     key = jax.random.key(0)
     wrapper, pool = simulator.environment(_AGENTS, _POOL)
@@ -42,7 +42,7 @@ def programs(quick: bool) -> Iterator[tuple[str, int, Any, Any, int]]:
 
 
 def tables(options: argparse.Namespace) -> Iterator[Table]:
-    """The only table of the page: one row for each program and chip."""
+    """Yields the table of the page, one row per program and chip."""
     targets.use_compilers()
     rows = []
     for name, batch, function, arguments, times in programs(options.quick):
@@ -55,7 +55,7 @@ def tables(options: argparse.Namespace) -> Iterator[Table]:
             made, _ = compile_program(name, function.lower(*shapes), target.chip, times)
             if made.problem:
                 raise RuntimeError(f"{name} on {target.name}: {made.problem}")
-            # Of a search `made` has one level.
+            # For a search `made` covers one level.
             seconds = None if made.seconds is None else made.seconds * times
             rows.append(
                 {

@@ -1,9 +1,9 @@
-"""Engines that are measured in processes of their own, several of them in turns.
+"""Measures engines in separate processes, which can take turns.
 
-An engine is a function from a task (a JSON object) to measurements (JSON objects), made one after
-the other. `compare` runs it as `python engines.py MODULE:ENGINE`, with an interpreter of its own if
-its library wants other versions. So modules of engines import the standard library alone at their
-top. The process reads the task and writes a measurement a line.
+An engine is a function from a task (a JSON object) to an iterable of measurements (JSON objects).
+`compare` runs it as `python engines.py MODULE:ENGINE`, with another interpreter if its library
+needs other versions. Modules of engines therefore import only the standard library and this module
+at their top. The process reads the task from standard input and writes one measurement per line.
 """
 
 import contextlib
@@ -30,8 +30,8 @@ class Case:
     """One engine to measure.
 
     Attributes:
-      engine: `module:function`, the module one of this package.
-      task: what the function is given.
+      engine: `module:function`, with a module of this package.
+      task: argument of the function.
       python: the interpreter that runs it.
     """
 
@@ -42,18 +42,18 @@ class Case:
 
 @dataclasses.dataclass
 class Outcome:
-    """Measurements of one engine, and why there are none or no more; empty if it did not fail."""
+    """Measurements of one engine, and the error that ended them; empty if it did not fail."""
 
     measurements: list[dict[str, Any]]
     obstacle: str = ""
 
 
 def compare(cases: Mapping[str, Case], turns: int = 1) -> dict[str, Outcome]:
-    """What engines measure, by label; one that fails gets no further turn.
+    """Runs engines and returns their outcomes by label; a failed engine gets no further turn.
 
     Args:
-      cases: the engines.
-      turns: processes of each, one after one of every other engine.
+      cases: the engines by label.
+      turns: processes of each engine; in every turn each engine runs once.
     """
     outcomes = {label: Outcome([]) for label in cases}
     for _ in range(turns):
@@ -88,7 +88,7 @@ def _measure(case: Case, outcome: Outcome) -> None:
 
 
 def timed(work: Callable[[], dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """What the second call of a function returns, and its `seconds`; the first one compiles."""
+    """Yields the result of a function's second call with its `seconds`; the first call compiles."""
     work()
     begin = time.perf_counter()
     result = work()
@@ -96,7 +96,7 @@ def timed(work: Callable[[], dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def seconds(function: Callable[[], Any], repeats: int) -> float:
-    """Median wall-clock seconds of a call, which waits for what it computes, after a warm-up.
+    """Median wall-clock seconds of a call after a warm-up; a call must wait for its results.
 
     Each measurement repeats the call until it lasts 0.2 s.
     """
@@ -107,13 +107,13 @@ def seconds(function: Callable[[], Any], repeats: int) -> float:
 
 
 def main() -> None:
-    """Runs one engine: from the task on standard input to a line for each measurement."""
+    """Runs one engine: reads the task from standard input, prints one line per measurement."""
     module, _, name = sys.argv[1].partition(":")
     del sys.path[0]  # The folder of this file.
-    # The package itself asks for what another interpreter need not have.
+    # Importing the package itself needs modules that another interpreter may lack.
     sys.modules["experiments"] = package = types.ModuleType("experiments")
     package.__path__ = [str(Path(__file__).parents[1])]
-    with contextlib.redirect_stdout(sys.stderr):  # What libraries print must not mix in.
+    with contextlib.redirect_stdout(sys.stderr):  # Keeps the libraries' output apart.
         for measurement in getattr(importlib.import_module(module), name)(json.load(sys.stdin)):
             print(json.dumps(measurement), file=sys.__stdout__, flush=True)
 

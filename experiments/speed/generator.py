@@ -33,16 +33,16 @@ from mapf_jax.types import Instance, Status
 _HOLE_RATIOS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 _W9_SECONDS = 1.0  # Limit for one instance.
 _REPEATS = 3
-_DRAWN = 2048  # Lakes at once.
-_LONG_SECONDS = 2.0  # What takes longer is measured once.
-_W9_CELL_SECONDS = 4.0  # Time for all instances of a row.
+_DRAWN = 2048  # Lakes at a time.
+_LONG_SECONDS = 2.0  # Longer calls are measured only once.
+_W9_CELL_SECONDS = 4.0  # Limit for all instances of a row.
 
 
 def draw(agents: int, size: int, hole_ratio: float, count: int) -> tuple[Instance, float]:
     """Lakes in which each agent can reach its goal.
 
     Returns:
-      `count` lakes, or fewer where they are rare, and the fraction of such lakes among all draws.
+      `count` lakes, or fewer if they are rare, and their fraction among all draws.
     """
     width = next(w for w in WIDTHS if w >= size)
     numbers = jnp.int32(size), jnp.int32(num_holes(hole_ratio, size))
@@ -57,15 +57,15 @@ def draw(agents: int, size: int, hole_ratio: float, count: int) -> tuple[Instanc
 
 
 def w9_costs(lakes: Instance) -> tuple[float, list[int | None]]:
-    """Optimal sums of costs by w9-pathfinding's conflict-based search, as far as time reaches.
+    """Optimal sums of costs by w9-pathfinding's conflict-based search, within limits on time.
 
     Returns:
-      (seconds for the plans, the cost of each lake; None where it found none in time).
+      Seconds for all plans, and the cost of each lake tried; None where it found no plan in time.
     """
     from w9_pathfinding.envs import Grid
     from w9_pathfinding.mapf import CBS
 
-    gc.disable()  # It would go through all the paths that are kept, again and again.
+    gc.disable()  # It would traverse all stored paths again and again.
     begin = time.perf_counter()
     found: list[list[list[tuple[int, int]]]] = []
     for blocked, starts, goals in zip(lakes.blocked, lakes.starts, lakes.goals, strict=True):
@@ -74,7 +74,7 @@ def w9_costs(lakes: Instance) -> tuple[float, list[int | None]]:
         weights = np.where(blocked, -1, 1).tolist()
         cells = [[(int(c), int(r)) for r, c in x] for x in (starts, goals)]
         found.append([])
-        with contextlib.suppress(RuntimeError):  # Out of time, which counts.
+        with contextlib.suppress(RuntimeError):  # Timed out; the time counts.
             found[-1] = CBS(Grid(weights=weights, edge_collision=True)).mapf(
                 *cells, max_length=100, max_time=_W9_SECONDS
             )
@@ -91,9 +91,9 @@ def w9_costs(lakes: Instance) -> tuple[float, list[int | None]]:
 def w9_rate(
     lakes: Instance, pool: concurrent.futures.Executor
 ) -> tuple[float | None, dict[int, int | None]]:
-    """Instances a second with a process on every core, and the costs by lake that it came to.
+    """w9-pathfinding's instances per second, one process per core, and the costs of lakes tried.
 
-    (None, {}) where it is not installed.
+    (None, {}) if it is not installed.
     """
     if importlib.util.find_spec("w9_pathfinding") is None:
         return None, {}
@@ -108,7 +108,7 @@ def w9_rate(
 
 
 def our_rate(lakes: Instance) -> tuple[float, mapf_jax.Solution]:
-    """Instances a second, and what became of them."""
+    """This project's instances per second, and the solutions."""
     solved = functools.partial(mapf_jax.solve, lakes)
     begin = time.perf_counter()
     solution = solved()
@@ -119,7 +119,7 @@ def our_rate(lakes: Instance) -> tuple[float, mapf_jax.Solution]:
 def labels(
     agents: int, sizes: Sequence[int], count: int, pool: concurrent.futures.Executor
 ) -> Table:
-    """One row for each size and hole ratio: rates, and what became of the instances."""
+    """A table of rates and outcomes, one row per size and hole ratio."""
     rows = []
     for size, hole_ratio in itertools.product(sizes, _HOLE_RATIOS):
         if num_holes(hole_ratio, size) > size * size - 2 * agents:
@@ -171,7 +171,7 @@ def labels(
 
 
 def tables(options: argparse.Namespace) -> Iterator[Table]:
-    """The tables of the page, each measured when it is asked for."""
+    """Yields the tables of the page, each after its measurements."""
     quick = options.quick
     sizes = (4,) if quick else (5, 8, 10)
     our_rate(draw(3, 5, 0.2, 64)[0])  # Compiles the solver.

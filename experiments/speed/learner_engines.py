@@ -10,7 +10,7 @@ from experiments.speed.engines import Measurements, Task, timed
 
 
 def _loaded(task: Task) -> tuple[Any, Any, Any]:
-    """(configuration, mesh, parameters) of this project's model of the task."""
+    """Loads the task's model into this project: (configuration, mesh, parameters)."""
     import jax
 
     from learner.devices import sharding
@@ -24,7 +24,7 @@ def _loaded(task: Task) -> tuple[Any, Any, Any]:
 
 
 def own_sampler(task: Task) -> Measurements:
-    """`Sampler`, greedy; rows split over the CPU's devices."""
+    """This project's `Sampler`, greedy, with rows split over the CPU's devices."""
     import jax
 
     from learner.sampling.sampler import Sampler, SamplingParams
@@ -62,9 +62,9 @@ def transformers(task: Task) -> Measurements:
 
 
 def tunix(task: Task) -> Measurements:
-    """The sampler of google-tunix, greedy; heads and widths split over the CPU's devices.
+    """The sampler of google-tunix, greedy, with heads and widths split over the CPU's devices.
 
-    With rows and parameters split instead, its mesh axis `fsdp`, it is slower.
+    Splitting rows and parameters instead, by its mesh axis `fsdp`, is slower.
     """
     import jax
     import numpy as np
@@ -113,12 +113,12 @@ def tunix(task: Task) -> Measurements:
 
 
 def reward(text: str) -> float:
-    """The fraction of characters with an even number: as cheap for one engine as for the other."""
+    """The fraction of characters with an even code point, equally cheap for all engines."""
     return sum(ord(character) % 2 == 0 for character in text) / max(len(text), 1)
 
 
 def own_trainer(task: Task) -> Measurements:
-    """Whole steps: sampling, scoring, update."""
+    """Whole steps of this project's `GRPOTrainer`: sampling, scoring, update."""
     import jax
 
     from experiments import process
@@ -160,7 +160,7 @@ def own_trainer(task: Task) -> Measurements:
 
 
 def trl(task: Task) -> Measurements:
-    """Whole steps of TRL's GRPOTrainer: the same model, prompts, groups, lengths, reward."""
+    """Whole steps of TRL's `GRPOTrainer` with the same model, prompts, groups, lengths, reward."""
     import datasets
     import torch
     import transformers
@@ -196,7 +196,7 @@ def trl(task: Task) -> Measurements:
     ends: list[float] = []
 
     class Clock(transformers.TrainerCallback):
-        """Notes when steps begin and end."""
+        """Records when steps begin and end."""
 
         def on_step_begin(self, *args: Any, **more: Any) -> None:
             begins.append(time.perf_counter())

@@ -1,9 +1,9 @@
-"""Grid worlds of other libraries, as an engine that the simulator is measured beside.
+"""Grid worlds of other libraries, an engine that the simulator is compared with.
 
-All follow one protocol: actions drawn beforehand, the library's own auto-reset, one compiled scan,
-one warm-up, the median of the repeats. Where a library wants a PRNG key in every step, drawing it
-counts. A task has the name of the `library`, `batches` (environments at once), `steps` (of one
-measurement, at most) and `repeats`.
+All follow one protocol: actions drawn beforehand, the library's own auto-reset, one compiled scan
+(in JAX), one warm-up, the median of the repeats. If a library needs a PRNG key in every step, the
+time includes splitting keys. A task has the name of the `library`, `batches` (batch sizes), `steps`
+(at most, per measurement) and `repeats`.
 """
 
 import functools
@@ -14,13 +14,13 @@ from typing import Any
 from experiments.speed.engines import Measurements, Task, seconds
 
 Runs = Iterator[tuple[int, int, Callable[[], Any]]]
-"""Batch, environment steps of the whole batch, and what takes them."""
+"""Batch size, environment steps of the whole batch, and the function that takes them."""
 World = tuple[str, int, bool, Runs]
-"""Environment, agents, whether they move on one grid as in multi-agent path finding, its runs."""
+"""Name, number of agents, whether they share a grid as in multi-agent path finding, and runs."""
 
 
 def measure(task: Task) -> Measurements:
-    """A measurement for each batch; speeds are summed over it."""
+    """Yields one measurement per batch size; speeds are totals over the batch."""
     library = task["library"]
     version = importlib.metadata.version(library)
     environment, agents, shared_grid, runs = LIBRARIES[library](task)
@@ -43,13 +43,13 @@ def _scanned(
     step: Callable[[Any, Any, Any], tuple[Any, Any]],
     draw: Callable[[Any], Any],
 ) -> Runs:
-    """Runs of an environment in JAX, one for each batch.
+    """Yields the runs of an environment in JAX, one per batch size.
 
     Args:
-      task: batches, and how long to measure.
-      reset: from a key to the carried state of one environment.
-      step: (state, action, key) to (state, reward) of one environment.
-      draw: from a key to the actions of one environment.
+      task: has the batch sizes and the number of steps.
+      reset: function of a key; returns the state of one environment.
+      step: function of (state, action, key); returns (state, reward) of one environment.
+      draw: function of a key; returns the actions of one environment for one step.
     """
     import jax
     import jax.numpy as jnp
@@ -78,7 +78,7 @@ def _scanned(
 
 
 def jumanji(task: Task) -> World:
-    """Connector, the nearest relative: paths of several agents on a grid."""
+    """Connector, the most similar environment: paths of several agents on a grid."""
     import jax
     from jumanji.environments import Connector
     from jumanji.environments.routing.connector.generator import UniformRandomGenerator
@@ -132,7 +132,7 @@ def gymnax(task: Task) -> World:
 
 
 def _looped(env: Any, actions: list[Any], over: Callable[[Any], bool]) -> Runs:
-    """One environment in a Python loop; `over` reads the two flags of an end."""
+    """One environment in a Python loop; `over` reduces `terminated` or `truncated` to a bool."""
     env.reset(seed=0)
 
     def run() -> None:

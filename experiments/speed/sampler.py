@@ -43,16 +43,16 @@ def tables(
     new_tokens: int = 256,
     config: Qwen3Config = SMALL,
 ) -> Iterator[Table]:
-    """Completions of one length: tokens a second, and the fraction that are those of the first.
+    """Yields a table: tokens per second, and the fraction of tokens that match the first engine's.
 
     Args:
-      tunix_python: interpreter that has google-tunix.
-      rounds: processes of every engine, which take turns; the best of each counts.
-      slots: prompts, all at a time.
-      prompt_tokens, new_tokens: of each.
+      tunix_python: interpreter with google-tunix.
+      rounds: processes of each engine, in turns; the best of them counts.
+      slots: number of prompts, all sampled at once.
+      prompt_tokens, new_tokens: lengths of each prompt and completion.
       config: of the model.
     """
-    # Rows in the sampler of this project, key/value heads in that of google-tunix: equal parts.
+    # This project's sampler splits rows, google-tunix's key/value heads; both must divide evenly.
     devices = math.gcd(len(records.cores()), slots, config.num_key_value_heads)
     said = "one device" if devices == 1 else f"{devices} devices"
     rng = np.random.default_rng(0)

@@ -24,12 +24,12 @@ from mapf_jax.env.wrappers import Pool
 SIZE = 8  # Width of the lakes.
 _HOLE_RATIO = 0.2
 HOLES = int(_HOLE_RATIO * SIZE * SIZE)
-_MAX_STEPS = 100  # As many as the peers' environments have, where it can be chosen.
-_TARGET_AGENTS = 4  # The number of agents of which the ratio to the peers is stated.
+_MAX_STEPS = 100  # Also the limit of the peers' environments, where it can be set.
+_TARGET_AGENTS = 4  # Number of agents in the ratio to the best peer.
 
 
 def environment(agents: int, pool_size: int) -> tuple[PoolAutoReset, Pool]:
-    """The environment that is measured, and a pool of so many instances for its resets."""
+    """The measured environment, and a pool of `pool_size` instances for its resets."""
     wrapper = PoolAutoReset(
         make("MapfFrozenLake-v0", num_agents=agents, size=SIZE, max_steps=_MAX_STEPS)
     )
@@ -42,10 +42,10 @@ def measure(agents: int, batch: int, steps: int, pool_size: int, repeats: int) -
 
     Args:
       agents: A.
-      batch: environments at once.
-      steps: environment steps of one measurement, about; at least 32 of each environment.
+      batch: number of environments.
+      steps: approximate environment steps per measurement; at least 32 in each environment.
       pool_size: instances in the pool.
-      repeats: of which the median counts.
+      repeats: number of measurements; their median counts.
 
     Returns:
       A row of the table.
@@ -62,7 +62,7 @@ def measure(agents: int, batch: int, steps: int, pool_size: int, repeats: int) -
         def body(carry: Any, actions: jax.Array) -> tuple[Any, None]:
             state, rewards, ends = carry
             state, timestep = step(state, actions, pool)
-            # Both kinds of end and every agent's reward are wanted, as a learner wants them.
+            # Uses both kinds of end and every agent's reward, as a learner does.
             ends = (ends[0] + timestep.terminated, ends[1] + timestep.truncated)
             return (state, rewards + timestep.reward, ends), None
 
@@ -81,7 +81,7 @@ def measure(agents: int, batch: int, steps: int, pool_size: int, repeats: int) -
 
 
 def tables(own: Sequence[Mapping[str, Any]], outcomes: Mapping[str, Outcome]) -> Iterator[Table]:
-    """The tables of the page, from rows of `measure` and what the peers measured by name."""
+    """Yields the tables of the page from rows of `measure` and the peers' outcomes by name."""
     yield Table.of(
         "Environment steps per second",
         own,
@@ -117,7 +117,7 @@ def tables(own: Sequence[Mapping[str, Any]], outcomes: Mapping[str, Outcome]) ->
 def measured(options: argparse.Namespace) -> Iterator[Table]:
     """Measures the peers, then the simulator."""
     quick = options.quick
-    # The peers come first: once this process has touched an accelerator it holds its memory.
+    # Peers first: once this process has used an accelerator, it holds the accelerator's memory.
     task = {"batches": [1, 1024], "steps": 1 << 14, "repeats": 1} if quick else {
         "batches": [1, 64, 1024, 8192], "steps": 1 << 19, "repeats": 3
     }  # fmt: skip

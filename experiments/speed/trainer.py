@@ -33,7 +33,7 @@ def tables(
     micro_batch_rows: int = 8,
     config: Qwen3Config = SMALL,
 ) -> Iterator[Table]:
-    """Whole steps; `GRPOConfig` has the options that it shares."""
+    """Yields a table of whole GRPO steps; `GRPOConfig` documents the options of the same names."""
     characters = "".join(chr(0x4E00 + i) for i in range(config.vocab_size - 1))
     tokenizer = tokens.character_tokenizer(characters)
     rng = np.random.default_rng(0)
