@@ -19,11 +19,11 @@ def of_run(run: Run, count: int) -> dict[str, Any] | None:
 
     Returns:
       `when`, the number of the last round before it, 0 for the start; `answers` and `failed`, the
-      numbers of all answers and of failures; `failures` of different kinds; and
-      `successes`, first those that were not solved before training. Each failure or success is a
-      mapping with `row`, the run's record of the answer; `failed`, its failed checks in words (if
-      one of them makes the others meaningless, only that one); `drawing`, in HTML; and `new`,
-      whether it is solved now but was not before training.
+      numbers of all answers and of failures; `failures` of different kinds; and `successes`, first
+      those that were not solved before training. Each failure or success is a mapping with `row`,
+      the run's record of the answer; `failed`, its failed checks in words (if one of them makes the
+      others meaningless, only that one); `drawing`, in HTML; and `new`, whether it is solved now
+      but was not before training.
 
     Raises:
       ValueError: a file is damaged.
