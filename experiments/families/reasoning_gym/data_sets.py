@@ -1,7 +1,7 @@
-"""What runs in the sandbox: the data sets of reasoning-gym, by their names and levels.
+"""Functions that run in the sandbox: the data sets of reasoning-gym by name and levels.
 
-Levels count from 0. A setting gives each attribute of a curriculum its lowest and highest level; an
-attribute that it leaves out stays at level 0.
+Levels count from 0. A setting maps attributes of a curriculum to their lowest and highest levels;
+attributes that it omits stay at level 0.
 """
 
 import difflib
@@ -16,11 +16,11 @@ from reasoning_gym.factory import CURRICULA, DATASETS
 
 Setting = dict[str, list[int]]
 
-_SIZE = 20_000  # Of every data set; none may be larger.
+_SIZE = 20_000  # Problems of every data set; some refuse more.
 
 
 def unknown(name: str) -> str:
-    """What is wrong with the name of a data set; empty if nothing is."""
+    """Why the name of a data set is invalid; empty if it is valid."""
     if name in CURRICULA:
         return ""
     if name in DATASETS:
@@ -33,7 +33,7 @@ def unknown(name: str) -> str:
 def attributes(name: str) -> list[dict[str, Any]]:
     """The attributes of a curriculum whose levels differ: `name`, `meaning`, `numeric`, `levels`.
 
-    `levels` has for each level in words what it is alone, and what all up to it are together.
+    `levels` describes each level in words: that level alone, and all levels up to it.
     """
     rows = []
     for attribute in CURRICULA[name]().attributes.values():
@@ -51,7 +51,7 @@ def attributes(name: str) -> list[dict[str, Any]]:
 
 
 def possible(name: str, setting: Setting) -> bool:
-    """Whether the data set accepts such levels."""
+    """Whether the data set accepts these levels."""
     try:
         _data_set(name, json.dumps(setting), 0)
     except (AssertionError, ValueError):
@@ -60,9 +60,9 @@ def possible(name: str, setting: Setting) -> bool:
 
 
 def draw(name: str, setting: Setting, seed: int, index: int) -> dict[str, str] | None:
-    """Question and answer of a problem; None if it is none: its own answer is wrong.
+    """Question and answer of a problem; None if the data set scores its own answer as wrong.
 
-    Some data sets give no answer, as many are right; it is empty here.
+    The answer is empty if the data set gives none because many are right.
     """
     data = _data_set(name, json.dumps(setting), seed)
     entry = _entry(name, json.dumps(setting), seed, index)
@@ -76,7 +76,7 @@ def score(name: str, setting: Setting, seed: int, index: int, question: str, giv
     """The score of an answer, in [0, 1].
 
     Raises:
-      ValueError: this version of the data set has another question there.
+      ValueError: this version of the data set has another question at `index`.
     """
     entry = _entry(name, json.dumps(setting), seed, index)
     if entry["question"] != question:
@@ -87,14 +87,14 @@ def score(name: str, setting: Setting, seed: int, index: int, question: str, giv
 
 def _data_set(name: str, setting: str, seed: int) -> Any:
     data, shared = _made(name, setting, seed)
-    for attribute, value in shared.items():  # One data set keeps what is its own in its class.
+    for attribute, value in shared.items():  # One data set keeps state of an instance in its class.
         setattr(type(data), attribute, value)
     return data
 
 
 @functools.lru_cache(256)
 def _made(name: str, setting: str, seed: int) -> tuple[Any, dict[str, Any]]:
-    """A data set, and what is in its class now that it is made."""
+    """A data set, and the attributes of its class right after construction."""
     kind, options = DATASETS[name]
     chosen: dict[str, Any] = {"seed": seed, "size": _SIZE}
     for attribute in CURRICULA[name]().attributes.values():
@@ -106,21 +106,21 @@ def _made(name: str, setting: str, seed: int) -> tuple[Any, dict[str, Any]]:
         else:
             chosen[attribute.field_name] = values[-1]
     config = options(**chosen)
-    getattr(config, "validate", lambda: None)()  # Two data sets accept anything.
+    getattr(config, "validate", lambda: None)()  # Two data sets validate nothing.
     data = kind(config)
     return data, {one: value for one, value in vars(kind).items() if not one.startswith("__")}
 
 
 @functools.lru_cache(1 << 14)
 def _entry(name: str, setting: str, seed: int, index: int) -> dict[str, Any]:
-    # Some also draw from the generators that all share, which must not depend on earlier problems.
+    # Some data sets also use the global generators; seeding makes problems independent of others.
     random.seed(seed + index)
     np.random.seed((seed + index) % (1 << 32))  # noqa: NPY002
     return _data_set(name, setting, seed)[index]
 
 
 def _values(attribute: Any, low: int, high: int) -> list[Any]:
-    """The ends of a range of levels; what has no range has the highest alone."""
+    """The ends of a range of levels; only the highest level if the attribute has no range."""
     levels = attribute.levels
     if not isinstance(attribute, RangeAttributeDefinition):
         return [levels[min(high, len(levels) - 1)]]

@@ -1,4 +1,4 @@
-"""Any data set of reasoning-gym with a curriculum, or several, as a family of environments."""
+"""A family of environments from one or more data sets of reasoning-gym with a curriculum."""
 
 import dataclasses
 import functools
@@ -21,11 +21,11 @@ from learner.devices import distributed
 
 CHECKS = (SCORED, "right")
 RIGHT = 0.99
-"""The least score of an answer that is right."""
+"""Minimum score of a right answer."""
 
-_MISSES = 64  # Draws in a row without a new problem before a level is given up.
-_SLOW_MISS = 32  # A draw that ran out of time counts as so many.
-_SOON = 60.0  # Seconds that are enough for what asks no problem of a data set.
+_MISSES = 64  # Draws in a row without a new problem before giving up a level.
+_SLOW_MISS = 32  # Misses counted for a draw that ran out of time.
+_SOON = 60.0  # Limit in seconds for calls that make no problem.
 _ROW_NAME = re.compile(r"[A-Za-z0-9]\w{0,39}", re.ASCII)
 _TERM = re.compile(r"[+-]?\d+")
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
@@ -57,7 +57,7 @@ class ReasoningGymOptions:
 
 @functools.cache
 def sandbox() -> Sandbox:
-    """The process of all data sets."""
+    """The process that runs all data sets."""
     return Sandbox(Path(__file__).parent / "data_sets.py")
 
 
@@ -66,9 +66,9 @@ class _Ladder:
 
     Args:
       name: of the data set.
-      options: their `levels` and `other_levels`.
-      choose: the level is that of the main attribute, the first whose levels are numbers, and how
-        high the others go is to be chosen. Otherwise all attributes go up together.
+      options: its `levels` and `other_levels` are used.
+      choose: levels are those of the main attribute, the first with numeric levels, and the
+        engineer chooses how high the others go. Otherwise all attributes rise together.
     """
 
     def __init__(self, name: str, options: ReasoningGymOptions, choose: bool) -> None:
@@ -83,16 +83,16 @@ class _Ladder:
         self.others = [row for row in rows[fixed:] if len(row["levels"]) > 1]
 
     def at(self, level: int) -> dict[str, int]:
-        """The level of each attribute at a level of all."""
+        """The level of each attribute at a level of the ladder."""
         return {row["name"]: min(level, len(row["levels"]) - 1) for row in self.fixed + self.others}
 
     def words(self, level: int) -> str:
-        """What the attributes that are not to be chosen are at a level."""
+        """A level in words: the values of the attributes that the engineer does not choose."""
         at = self.at(level)
         return ", ".join(f"{row['name']} {row['levels'][at[row['name']]][0]}" for row in self.fixed)
 
     def row_names(self) -> list[str]:
-        """Names for the levels: what the main attribute is, where that makes distinct names."""
+        """Names of the levels: the main attribute's values if these are valid names, or numbers."""
         names = [alone.replace(" ", "_") for alone, _ in self.fixed[0]["levels"]]
         usable = all(map(_ROW_NAME.fullmatch, names)) and tuple(names) == ordered_rows(names)
         if usable and len(self.fixed) == 1:
@@ -101,9 +101,10 @@ class _Ladder:
         return [f"level_{level + 1}" for level in range(count)]
 
     def heights(self, level: int, wanted: Mapping[str, int]) -> Iterator[dict[str, int]]:
-        """Highest levels of the others that the data set accepts, those nearest to `wanted` first.
+        """Yields highest levels of the others that the data set accepts, nearest to `wanted` first.
 
-        Not all go together. Then the others come nearer to the level itself, and below it.
+        The data set may refuse a combination. The highest levels then move towards the level
+        itself, and then below it.
         """
         same = {name: high for name, high in self.at(level).items() if name in wanted}
         steps = range(max((len(row["levels"]) for row in self.others), default=1))
@@ -129,18 +130,19 @@ class _Ladder:
 
 
 class ReasoningGym(Family):
-    """A row for every level of each data set.
+    """A family with a row for every level of each data set.
 
     With one data set these are the levels of its main attribute, and a parameter for each other
-    attribute says how high that goes. With several, all attributes of a data set go up together.
-    A level that a data set refuses is left out.
+    attribute sets how high it goes. With several, all attributes of a data set rise together.
+    Levels that a data set refuses are left out.
 
     Args:
-      options: how the data sets are used.
-      names: of the data sets, with "+" between them.
+      options: of the data sets.
+      names: of the data sets, joined by "+".
 
     Raises:
-      ValueError: there is no such data set, or the package is not installed.
+      ValueError: a data set is unknown, named twice or refuses all levels, or the package is not
+        installed.
     """
 
     validation_options = ("levels", "other_levels", "seconds", "instruction")
@@ -186,7 +188,7 @@ class ReasoningGym(Family):
     def generate(
         self, key: jax.Array, config: Configuration, count: int, exclude: Sequence[Problem]
     ) -> Generated:
-        """Problems whose own answers are right; the first process makes them for all."""
+        """Draws problems whose own answers are right; the first process does so for all."""
         rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
         seen = {problem["question"] for problem in exclude}
 
@@ -200,13 +202,13 @@ class ReasoningGym(Family):
         return self.generated(distributed.on_first(make), config, count)
 
     def solutions(self, problems: Sequence[Problem]) -> Sequence[str]:
-        """The answers of the data set, of a sum after the totals on the way there."""
+        """The answers of the data sets, for sums preceded by the intermediate totals."""
         return [f"{_totals(problem)}<answer>{problem['answer']}</answer>" for problem in problems]
 
     def _problems(
         self, row: str, config: Configuration, seed: int, seen: set[str]
     ) -> Iterator[Problem]:
-        """Problems whose questions are new, until there seem to be no more."""
+        """Yields problems with new questions, until too many draws in a row give none."""
         ladder, level = self._rows[row]
         wanted = {one["name"]: int(config[row, _column(one)]) - 1 for one in self._others}
         for highest in ladder.heights(level, wanted):
@@ -221,7 +223,7 @@ class ReasoningGym(Family):
                 except OutOfTimeError:
                     misses += _SLOW_MISS - 1
                 except SandboxError:
-                    pass  # A problem that cannot be made is none.
+                    pass  # Counts as a miss.
                 if drawn is not None and drawn["question"] not in seen:
                     seen.add(drawn["question"])
                     made, misses = made + 1, 0
@@ -232,28 +234,28 @@ class ReasoningGym(Family):
                 return
 
     def prompt(self, problem: Problem) -> str:
-        """The question with the instruction."""
+        """The question, followed by the instruction."""
         return f"{problem['question']}\n{self.options.instruction}".rstrip()
 
     def verify(self, problem: Problem, text: str) -> Record:
-        """The reward is the score that the data set itself gives an answer."""
+        """Scores the answer by the rule of its data set; the score is the reward."""
         given = (_ANSWER.findall(text) or [text])[-1].strip()
         arguments = *problem["source"], problem["question"], given
         score = sandbox().call("score", *arguments, seconds=self.options.seconds)
         return {"failed": [] if score >= RIGHT else ["right"], "reward": score}
 
     def failure(self, check: str) -> str:
-        """In words."""
+        """A failed check in words."""
         return NOT_SCORED if check == SCORED else "not right"
 
     def text(self, problem: Problem, completion: str) -> str:
-        """The question, the answer that was expected and the one that was given."""
+        """The question, the expected answer and the completion."""
         expected = problem["answer"] or "any that the data set accepts"
         return f"question: {problem['question']}\nexpected: {expected}\ngiven: {completion}"
 
 
 def _totals(problem: Problem) -> str:
-    """The totals of a sum before its last, as a small model cannot add many terms at once."""
+    """The intermediate totals of a sum; a small model cannot add many terms at once."""
     if problem["source"][0] != "chain_sum":
         return ""
     terms = map(int, _TERM.findall(problem["question"].replace(" ", "")))
@@ -265,7 +267,7 @@ def _column(attribute: Mapping[str, Any]) -> str:
 
 
 def _parameter(attribute: Mapping[str, Any]) -> Parameter:
-    """How high an attribute goes."""
+    """The parameter that sets the highest level of an attribute."""
     levels = [f"{i} is {up_to}" for i, (_, up_to) in enumerate(attribute["levels"], 1)]
     meaning = f"how far {attribute['name']} goes: {', '.join(levels)}."
     return Parameter(_column(attribute), ((1, len(levels)),), decimals=0, meaning=meaning)
