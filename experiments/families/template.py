@@ -11,7 +11,7 @@ TRIES = 1000  # Draws without a new problem before a row is given up.
 
 
 class Sums(families.Family):
-    """A row for each number of digits; the engineer chooses how much of the set it is."""
+    """A row for each number of digits; the engineer chooses its fraction of the set."""
 
     space = ConfigurationSpace(
         "length",
@@ -23,11 +23,11 @@ class Sums(families.Family):
     reward = "the part of the digits that stand before the first error"
 
     def generate(self, key, config, count, exclude):
-        """Distinct sums; where too few are left, fewer are made."""
+        """Makes distinct sums, fewer than `count` if too few are left."""
         return self.generated(self.drawn(key, self.counts(config, count), exclude), config, count)
 
     def drawn(self, key, counts, exclude):
-        """So many sums of each length, in random order."""
+        """Draws `counts` new sums of each length, in random order."""
         rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
         seen = {tuple(problem["terms"]) for problem in exclude}
         problems = []
@@ -44,11 +44,11 @@ class Sums(families.Family):
         return [problems[i] for i in rng.permutation(len(problems))]
 
     def prompt(self, problem):
-        """The columns from the ones up: "36 25" of 23 and 56."""
+        """The digits by column, ones first: "36 25" for 23 and 56."""
         return " ".join(map("".join, zip(*(str(n)[::-1] for n in problem["terms"]), strict=True)))
 
     def verify(self, problem, text):
-        """The check that a completion fails; the reward is its part before an error."""
+        """Returns the failed check, if any; the reward is the fraction before the first error."""
         right, text = str(sum(problem["terms"]))[::-1], text.strip()
         failed = "right_value" if text.isdecimal() else "is_number"
         agree = [*map(str.__eq__, text, right), False].index(False)
@@ -56,11 +56,11 @@ class Sums(families.Family):
         return {"failed": [failed] if text != right else [], "reward": reward}
 
     def solutions(self, problems):
-        """The sums, ones first; only the warm start of a new model asks for all of them."""
+        """The sums, ones first; only the warm start of a new model needs them."""
         return [str(sum(problem["terms"]))[::-1] for problem in problems]
 
     def lessons(self, key, count, exclude):
-        """For the warm start: a third as many of each length as of the one before, from 2 on."""
+        """Sums for the warm start, from length 2: a third as many of each as of the one before."""
         lengths = ("2", *self.space.rows)
         counts = {length: round(count * 0.65 * 0.35**i) for i, length in enumerate(lengths)}
         return self.drawn(jax.random.fold_in(key, 0), counts, exclude)

@@ -1,7 +1,7 @@
-"""The published results (arXiv 2606.17682), to be shown beside measured ones and never among them.
+"""The published results (arXiv 2606.17682), shown apart from measured ones for comparison.
 
-`published.json` holds the tables as they are printed, in percent: single runs without error bars,
-on instances of their own draw and with a prompt of their own wording.
+`published.json` contains the tables as printed, in percent: single runs without error bars, on
+other random instances and with another prompt.
 """
 
 import functools
@@ -15,7 +15,7 @@ _FILE = Path(__file__).with_suffix(".json")
 
 
 class Group(NamedTuple):
-    """The instances of a benchmark that a number is about; None stands for all values."""
+    """A group of instances of a benchmark; None in a field means all values."""
 
     num_agents: int | None = None
     size: int | None = None
@@ -28,7 +28,7 @@ Rates = Mapping[Group, Mapping[str, float]]
 
 @functools.cache
 def tables() -> Mapping[str, Any]:
-    """Everything in the file, with its notes; not to be changed."""
+    """The content of the file, with its notes; do not modify it."""
     return json.loads(_FILE.read_text())
 
 
@@ -36,7 +36,7 @@ def tables() -> Mapping[str, Any]:
 def models() -> Mapping[str, Rates]:
     """Percent "valid" and "optimal" by model and group: a number of agents, with or without a size.
 
-    Those with numbers by size come first; without a size it is the mean over sizes, as printed.
+    Models with numbers by size come first. A group without a size has the printed mean over sizes.
     """
     found: dict[str, dict[Group, Mapping[str, float]]] = {}
     for row in tables()["main"]:
@@ -52,9 +52,9 @@ def models() -> Mapping[str, Rates]:
 def contexts() -> Mapping[str, Rates]:
     """Percent "valid" by context variant and wait-ratio subset, of the model after training.
 
-    What the mean is over is not said; for V6, whose other numbers are printed too, the three
-    subsets average to the mean of the 21 cells of a number of agents and a lake size, and not to
-    that of the three numbers of agents.
+    The publication does not say what these means are over. For V6, whose other numbers are printed
+    too, the mean of the three subsets equals the mean of the 21 cells of a number of agents and a
+    lake size, not that of the three numbers of agents.
     """
     table = tables()["valid_by_wait_subset"]
     return {

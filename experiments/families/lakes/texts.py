@@ -1,4 +1,4 @@
-"""What an engineer is told of lakes, in the words of `texts.yaml`, and what it may choose.
+"""The texts on lakes for the engineer, from `texts.yaml`, and the space of its configurations.
 
 The eight checks and the three ratios are those of "From Trainee to Trainer" (arXiv 2606.17682).
 """
@@ -15,14 +15,14 @@ from engineer.texts import FamilyTexts
 from mapf_jax import CHECKS
 
 MAX_RANDOM_HOLE_RATIO = 0.5
-"""Cap on a random hole ratio. In denser lakes two random cells are seldom connected (on a 10 x 10
-lake half of holes about one pair of agents in seven can reach its goals), so a generator would
-hardly fill its set; the benchmark of the publication stops at 0.5 as well."""
+"""Upper bound of a random hole ratio. In denser lakes two random cells are seldom connected (on a
+10 x 10 lake with half of the cells holes, about one pair of agents in seven can reach its goals),
+so a generator would hardly fill its set. The publication's benchmark stops at 0.5 too."""
 
 _WORDS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
 
 FAILURES: Mapping[str, str] = _WORDS.pop("failures")
-"""What to call failing each check."""
+"""Each failed check in words."""
 REWARD: str = _WORDS.pop("reward")
 """The reward in words; its fields are those of `RewardConfig`."""
 
@@ -40,7 +40,7 @@ TEXTS_BY_AGENTS = dataclasses.replace(
         "these sizes in ascending order", "these rows"
     ).replace("N: {", "N_A: {"),
 )
-"""The same where rows differ in their numbers of agents too."""
+"""The same for rows that also differ in their number of agents."""
 
 
 def lake_space(
@@ -52,11 +52,11 @@ def lake_space(
 
     Args:
       sizes: distinct lake sizes, ascending, or distinct other names of rows.
-      hole_bounds: (low, high) by size or name; [0, 1] where none is given.
+      hole_bounds: (low, high) by size or name; [0, 1] by default.
       wait_bounds: likewise.
 
     Raises:
-      ValueError: the sizes are not ascending or bounds are none.
+      ValueError: the sizes are not ascending, or bounds are invalid.
     """
     sizes = tuple(sizes)
     holes, waits = (

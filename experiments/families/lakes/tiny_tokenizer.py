@@ -1,8 +1,8 @@
-"""The embedded tiny model's own tokenizer, saved in the format of `transformers`.
+"""The tokenizer of the embedded tiny model, in the format of `transformers`.
 
-A byte-level BPE like Qwen's, with three kinds of extra tokens that keep the sequences of a tiny
-model short: every sentence that is the same in all prompts is one token, and so are cells, times
-and two-decimal numbers. It can encode any text.
+A byte-level BPE like Qwen's, which can encode any text. Extra tokens keep the sequences of a tiny
+model short: every text that is constant in all prompts is one token, and so is every cell, time and
+two-decimal number.
 """
 
 from collections.abc import Iterable
@@ -19,12 +19,12 @@ _SPECIAL = (PAD, START, END)
 _WORDS = r" ?[A-Za-z_]+:?| ?[0-9]+[:,]?|\n+| ?[^A-Za-z_0-9\s]+|\s+"
 _LARGEST_COORDINATE, _LARGEST_TIME = 9, 63
 
-#: Qwen3's chat format without its thinking block: the tiny model answers at once.
+#: Qwen3's chat format without the thinking block: the tiny model answers directly.
 CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja").read_text()
 
 
 def extra_tokens() -> list[str]:
-    """Texts that are one token each, besides what the byte-pair encoding learns."""
+    """Texts encoded as one token each, in addition to the learned tokens."""
     cells = range(_LARGEST_COORDINATE + 1)
     return [
         RULES,
@@ -49,9 +49,9 @@ def train_tokenizer(corpus: Iterable[str], vocab_size: int) -> Any:
 
     Args:
       corpus: texts, such as prompts, answers, contexts and designs.
-      vocab_size: number of ids in all, extra tokens included.
+      vocab_size: total number of ids, extra tokens included.
     """
-    from transformers import PreTrainedTokenizerFast  # Not before a run's first line: it is slow.
+    from transformers import PreTrainedTokenizerFast  # Slow; a run prints its first line before.
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
