@@ -1,6 +1,6 @@
 """The benchmark: 3,150 instances with three to five agents, made from a seed.
 
-It is composed as the publication's (arXiv 2606.17682): 3, 4 and 5 agents on lakes from 3x3, 4x4
+It is composed like the publication's (arXiv 2606.17682): 3, 4 and 5 agents on lakes from 3x3, 4x4
 and 5x5 up to 10x10; for each number of agents, size and wait-ratio subset (.25, .50, .75) 50
 instances, 10 for each hole ratio .1 to .5. The published instances are another draw.
 """
@@ -33,7 +33,7 @@ MAX_CANDIDATES = 1 << 15  # Lakes drawn for each number of agents, size and numb
 
 @dataclasses.dataclass(frozen=True)
 class BenchmarkSet:
-    """N instances and the cell of the table that each was made for.
+    """N instances, and what each was made for.
 
     Attributes:
       instances: batch shape [N], maps of width 10, 5 agents of which 3 to 5 are active.
@@ -85,8 +85,8 @@ def benchmark_instances(
 ) -> BenchmarkSet:
     """Makes the benchmark, the same for the same seed. All instances are distinct.
 
-    In a subset, the fraction `wait_ratio` needs a wait. If there are too few lakes with a hole
-    ratio, lakes with the next smaller number of holes are taken.
+    In a subset, the fraction `wait_ratio` needs a wait. If a hole ratio has too few lakes, the
+    others have the next smaller number of holes that has enough.
 
     Args:
       seed: any integer.

@@ -5,7 +5,7 @@ the lake, entering a hole, two agents in one cell (vertex conflict) and two agen
 cells (swap conflict). Following, that is entering a cell that is left in the same step, is legal.
 
 Cells come in two forms. `positions` are (row, column) and may be anywhere, as verifying plans
-needs it. Agents of a simulator are always on the lake: there the cells of the lake and of a border
+requires. Agents of a simulator are always on the lake: there the cells of the lake and of a border
 one cell wide around it are numbered row by row, from 0, and `terrain` has the kind of each of them.
 Absent agents are in cell 0, a corner of the border that no move can reach.
 """

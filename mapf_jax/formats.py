@@ -291,7 +291,7 @@ def _check_labels(
 
 
 def _status(record: Mapping[str, Any], name: str) -> Status | None:
-    """The status that a record claims, None if it has no label."""
+    """The status that a record claims, None if it has neither a status nor a label."""
     present = [field for field in _LABELS if record.get(field) is not None]
     stated = record.get("status")
     if stated is None and not present:

@@ -64,7 +64,7 @@ class SizeReport:
 
 @dataclasses.dataclass(frozen=True)
 class GenerationReport:
-    """Numbers of a whole set that were asked for and made, with a row for each size."""
+    """What was asked for and made of a whole set, with a row for each size."""
 
     asked: int
     made: int
@@ -335,7 +335,7 @@ def generate(
     for pool, asked, waits in wanted:
         if asked:
             pool.take(asked, round(asked * waits))
-    # Other sizes, the largest number first, make what a size could not.
+    # Other sizes, those with the most instances first, make what a size could not.
     for pool, asked, waits in sorted(wanted, key=lambda row: -row[1]):
         missing = num_instances - sum(len(other.taken) for other, *_ in wanted)
         if missing and asked and len(pool.taken) >= asked:

@@ -120,7 +120,7 @@ class Plan(_Batch):
 
 
 def as_plan(instance: Instance, plan: Plan | Solution) -> Plan:
-    """A plan unchanged, or a solution as a plan, not `parsable` without one; single or a batch."""
+    """A plan unchanged, or a solution as one, not `parsable` if it has none; single or a batch."""
     if isinstance(plan, Plan):
         return plan
     return Plan(
@@ -261,7 +261,7 @@ class TimeStep:
       final_observation: what the agents saw right after the step, before any auto-reset. The same
         as `observation` where no episode ended, and after a reset.
       action_mask: bool[..., A, 5], False for moves into a hole or off the lake; it belongs to
-        `observation`. None unless the environment has the option.
+        `observation`. None unless the environment's `action_mask` is set.
       info: what the step did, before any auto-reset.
     """
 

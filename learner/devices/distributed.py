@@ -102,7 +102,7 @@ def start(
 
 
 def leave(code: int) -> NoReturn:
-    """Ends this process at once; a normal exit would wait for processes that may be gone."""
+    """Ends this process; a normal exit would wait for other processes, which may be gone."""
     sys.stdout.flush()
     sys.stderr.flush()
     if together() and is_first():
@@ -120,7 +120,7 @@ def lost_process(error: BaseException) -> bool:
 
 
 def together() -> bool:
-    """Whether there are other processes. Unlike the functions below, it needs no devices."""
+    """Whether there are other processes. Alone, it does not ask for devices."""
     return jax.distributed.is_initialized() and jax.process_count() > 1
 
 
@@ -138,7 +138,7 @@ def is_first() -> bool:
 
 
 def on_first(function: Callable[[], T]) -> T:
-    """Calls `function` on the first process; all processes return or raise its result.
+    """Calls `function` on the first process; all return its result or raise its error.
 
     Inside `function` that process counts as alone: it may call anything in this module.
 
@@ -226,7 +226,7 @@ def sharded_map(function: Callable[[np.ndarray], T], count: int) -> T:
 
 
 def _padded(data: bytes, size: int) -> np.ndarray:
-    """u8[at least `size`]; few different lengths, as each is compiled once."""
+    """The data as u8[at least `size`]; of few different lengths, as each is compiled once."""
     row = np.zeros(geometric_bucket(size, 1024, 2), np.uint8)
     row[: len(data)] = np.frombuffer(data, np.uint8)
     return row

@@ -149,7 +149,7 @@ def _source(fused: Computation, instruction: Instruction) -> Instruction:
 
 
 def _update(computation: Computation, instruction: Instruction) -> Instruction:
-    """The operand that is written in place."""
+    """The operand with the values that are written into another one."""
     place = 1 if instruction.opcode == "dynamic-update-slice" else -1
     return computation.instructions[instruction.operands[place]]
 

@@ -44,7 +44,8 @@ class Program:
 
     Attributes:
         name: of `PARTS`.
-        problem: why it does not compile, all fields below being empty then; empty if it does.
+        problem: why it does not compile, or empty. If it does not, the fields below but
+            `elsewhere` have their defaults.
         broken: promises that the gradients break, `learner.plan.promises`.
         arguments, outputs: of the program.
         reused: arguments whose memory the outputs take over.

@@ -198,7 +198,8 @@ def _shared_attention(
     """`self_attention` of rows whose completions share a prompt.
 
     Prompts attend to themselves. Each completion, cut out of its row, attends to its prompt and to
-    itself. So nothing is computed for tokens of different completions, most pairs of a whole row.
+    itself. So nothing is computed for pairs of tokens of different completions, which are most
+    pairs of a whole row.
     """
     B, T, H, h = q.shape
     A, P, M = rows.starts.shape[1], rows.prompt_capacity, rows.window
@@ -315,7 +316,7 @@ def _splash(
     """Splash attention, JAX's sparse flash kernel for TPUs, of the rows and heads of one device.
 
     The kernel takes whole tiles: rows are padded on the right, which no token of theirs sees, and
-    keys before the queries on the left, where they are masked. It does not scale, so queries are
+    keys and values on the left too, where the padding is masked. It does not scale, so queries are
     scaled first, in their own dtype.
 
     `interpret` runs the kernel's steps one by one on any platform. With `heads_first`, arguments

@@ -83,7 +83,7 @@ def cached_attention(
         counts: i32[P, G], own tokens before the new one, less than S.
         norms: f32[2, h], scales of the norms of queries and of keys.
         eps: of these norms.
-        implementation: name of `choose_decoding`; kernels need S to be a multiple of `LANES`.
+        implementation: `choose_decoding(config).name`; kernels need S to be a multiple of `LANES`.
 
     Returns:
         Keys and values with the token in them, and [P, G, H * h] in the dtype of `q`. Scores and
@@ -100,6 +100,7 @@ def cached_attention(
         cos, sin = whole_heads((cos, sin))
         rows, whole = [*rows, cos, sin], [norms]
     else:
+        assert implementation in ("reference", "cudnn"), implementation
         if implementation == "cudnn":
             from learner.qwen3 import decode_gpu
 

@@ -250,7 +250,7 @@ def _kernel(
 
     @pl.when((step >= first) & (number == last))
     def _append() -> None:
-        # Nothing reads past the new token, so a tile that begins with it keeps nothing else.
+        # Nothing reads past the new token, so a tile that begins with it may lose other values.
         within = count - last * block
 
         def tile(size: int) -> Any:

@@ -274,7 +274,7 @@ def embed_split(embedding: Array, tokens: Array, config: Qwen3Config) -> Array:
 
     Each device looks up its part of the width for all rows of its group; then the group exchanges
     parts of the width for rows. So no device holds the whole embedding, neither in float32 nor as a
-    gradient. Only activations move, far fewer than the vocabulary has rows.
+    gradient. Only activations move, far fewer rows than the vocabulary has.
     """
     tokens = nn.with_logical_constraint(tokens, ("data_batch", "length"))
     x = jnp.take(embedding, tokens, axis=0).astype(config.residual_dtype)

@@ -87,7 +87,7 @@ def filter_logits(logits: Array, sampling: SamplingParams) -> Array:
 
 
 def _nucleus_edge(logits: Array, top_p: float) -> Array:
-    """The largest edge f32[..., 1] such that tokens with logits >= edge have probability top_p.
+    """The largest edge f32[..., 1] at which tokens with logits >= edge weigh at least top_p.
 
     Bisection over all float32 numbers: 32 sums over the vocabulary are much faster than sorting
     it, on accelerators above all. The bits of floats, read as integers, have the floats' order

@@ -261,7 +261,7 @@ def _digest(state: TrainState, metadata: Mapping[str, Any]) -> str:
 
 @jax.jit
 def _weighted_sums(arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    """Sums of all arrays in one program: with several, processes may wait for each other."""
+    """Sums of all arrays in one program: with several programs, processes could deadlock."""
     return [_weighted_sum(array) for array in arrays]
 
 

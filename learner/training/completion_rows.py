@@ -38,8 +38,8 @@ class MicroBatch:
       weights: f32[R, A, M], of the tokens in the loss.
       sampled_logprobs: f32[R, A, M], the sampler's.
       advantages: f32[R, A].
-      old_logprobs: f32[R, A, M], the trainer's before the update; None where the sampler's or the
-        current ones are used for them.
+      old_logprobs: f32[R, A, M], the trainer's before the first update of the step; None where the
+        sampler's or the current ones are used for them.
     """
 
     tokens: Any

@@ -7,6 +7,7 @@ sharding can change it.
 """
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any, Literal, get_args
 
 import chex
@@ -104,14 +105,14 @@ def merge_sums(a: Sums, b: Sums) -> Sums:
     return {name: how.get(name[-4:], jnp.add)(a[name], b[name]) for name in a}
 
 
-def no_sums(like: Sums) -> Sums:
+def no_sums(names: Iterable[str]) -> Sums:
     """The identity of `merge_sums`: the sums of no rows, each f32[].
 
     Args:
-      like: has their names.
+      names: of the sums.
     """
     start = {"_min": jnp.inf, "_max": -jnp.inf}
-    return {name: jnp.float32(start.get(name[-4:], 0.0)) for name in like}
+    return {name: jnp.float32(start.get(name[-4:], 0.0)) for name in names}
 
 
 def token_means(sums: Sums) -> dict[str, float]:

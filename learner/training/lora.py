@@ -7,8 +7,8 @@ the base stays in the dtype it is stored in, and gradients and moments are those
 layers.)
 
 Sampling adds A B to W. It copies W into separate layers anyway (`decoding_params`), so the sum
-takes no further memory, while A and B on their own would, and two more products for every matrix
-and token.
+takes no further memory. A and B on their own would, and would cost two more products for every
+matrix and token.
 """
 
 import dataclasses
@@ -88,7 +88,7 @@ def attach(base: model.Params, adapters: Any, lora: LoraConfig) -> model.Params:
 
 
 def merge(params: model.Params) -> model.Params:
-    """Plain parameters to export, from those of `attach`; others than adapted ones are the same."""
+    """Plain parameters to export, from those of `attach`; without adapters they are unchanged."""
     if "a" in params:
         return _merge(params)
     return {k: merge(v) if isinstance(v, dict) else v for k, v in params.items()}

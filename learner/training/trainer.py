@@ -1,7 +1,7 @@
 """On-policy training on a `Task`: choose prompts, sample, score, update; one step at a time.
 
-Sampling uses the weights of training on the same mesh: there is nothing to synchronise. While it
-samples, a step also holds a decoding copy of them (`learner.sampling.decoding.decoding_params`).
+Sampling uses the weights of training on the same devices: there is nothing to synchronise. While
+it samples, a step also holds a decoding copy of them (`learner.sampling.decoding.decoding_params`).
 A step depends on its arguments alone (state, task state, key, step number, scores of prompts): a
 run that is killed and resumed from a checkpoint goes on with bitwise the same weights on the same
 machine.
@@ -54,7 +54,7 @@ class StepResult:
       indices: i64[N], the prompt of every completion (N = P * G, or a multiple of that after
         resampling or with candidates), prompt-major.
       completions: N completions.
-      scores: the task's scores, of several draws by `Scores.concatenate`.
+      scores: the task's scores; `Scores.concatenate` joins those of several draws.
       prompt_scores: scores of all prompts after the step, which the next step needs; None unless
         prompts are replayed.
     """

@@ -2,11 +2,13 @@
 
 One compiled function adds the gradients of a micro-batch to a sum that it writes into (donated),
 and another one applies the sum. The sum starts at zero: a function of its own for the first
-micro-batch would double the time to compile.
+micro-batch would double the time to compile. So even a single micro-batch needs memory for a sum
+besides its own gradients.
 
 The host loops over micro-batches. A scan would need all rows padded to the widest, and a program
 for every number of micro-batches, which changes with the number of non-degenerate groups. Here each
-width has one program, and calls are asynchronous, so the devices do not wait for the host.
+width has one program for gradients, and calls are asynchronous: the devices do not wait for the
+host.
 
 In float16 the gradients of most tokens would underflow: the loss is multiplied by a large number,
 and the gradients are divided by it in float32 (loss scaling, arXiv 1710.03740). If one overflows,
@@ -84,9 +86,8 @@ class Updater:
         state_shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
         replicated = sharding.replicated(mesh)
 
-        def zero(params: Any, batch: Any, extra: Any) -> Any:
-            _, sums = jax.eval_shape(loss, params, batch, extra)
-            return jax.tree.map(jnp.zeros_like, params), jnp.float32(0), grpo.no_sums(sums)
+        def zero(params: Any, names: tuple[str, ...]) -> Any:
+            return jax.tree.map(jnp.zeros_like, params), jnp.float32(0), grpo.no_sums(names)
 
         def accumulate(total: Any, params: Any, batch: Any, extra: Any, scale: Any) -> Any:
             def scaled(params: Any) -> Any:
@@ -123,7 +124,9 @@ class Updater:
             return new_state, result
 
         total_shardings = (state_shardings.params, replicated, replicated)
-        self._zero = jax.jit(zero, out_shardings=total_shardings)
+        self._loss = loss
+        self._names: tuple[str, ...] = ()
+        self._zero = jax.jit(zero, static_argnums=1, out_shardings=total_shardings)
         self._accumulate = jax.jit(accumulate, out_shardings=total_shardings, donate_argnums=0)
         self._apply = jax.jit(apply, out_shardings=(state_shardings, replicated), donate_argnums=0)
 
@@ -154,7 +157,7 @@ class Updater:
                 for micro_batch in micro_batches:
                     batch = distributed.put(micro_batch, rows)
                     if total is None:
-                        total = self._zero(state.params, batch, extra)
+                        total = self._zero(state.params, self._sums(state.params, batch, extra))
                     total = self._accumulate(total, state.params, batch, extra, scale)
                 state, result = self._apply(state, total, np.int32(count_step))
             if scale is not None and result.finite:
@@ -176,10 +179,16 @@ class Updater:
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), micro_batch
         )
         with sharding.use(self._mesh):
-            total = self._zero.eval_shape(state.params, batch, extra)
+            total = self._zero.eval_shape(state.params, self._sums(state.params, batch, extra))
             steps = jax.ShapeDtypeStruct((), jnp.int32)
             gradients = self._accumulate.lower(total, state.params, batch, extra, self._scales[0])
             return {"gradients": gradients, "optimizer": self._apply.lower(state, total, steps)}
+
+    def _sums(self, params: Any, batch: Any, extra: Any) -> tuple[str, ...]:
+        """The names of the loss's sums, for which it is traced once and not for each width."""
+        if not self._names:
+            self._names = tuple(jax.eval_shape(self._loss, params, batch, extra)[1])
+        return self._names
 
 
 class NonFiniteError(RuntimeError):

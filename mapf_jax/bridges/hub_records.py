@@ -34,7 +34,7 @@ def read_published(record: Mapping[str, Any], name: str) -> dict[str, Any]:
 
     Returns:
       The instance as a record of `formats`, with the `sample_id` as its `id`, and with the
-      `hole_ratio` in that name.
+      `hole_ratio` that the `sample_id` states.
 
     Raises:
       ValueError: a field is missing or wrong, or the text holds no map, or several different ones,

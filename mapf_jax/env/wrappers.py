@@ -5,8 +5,8 @@ Where a step ends an episode, `observation` and `action_mask` are already those 
 ended (the contract of Gymnasium's vector environments in SAME_STEP mode and of gymnax 1.0).
 
 `PoolAutoReset` takes the next instance from a pool: its own, or an argument of `reset` and `step`,
-which can change at any time without recompiling. `LogEpisodes` wraps it. Like the simulator, both
-are a single environment, and `jax.vmap` makes a batch of it. All environments share a pool with
+which can change at any time without recompiling. `LogEpisodes` wraps it. Like the simulator, each
+is a single environment, and `jax.vmap` makes a batch of it. All environments share a pool with
 `in_axes=(0, None)` for `reset` and `(0, 0, None)` for `step`. With 0 in place of None each has its
 own pool, stacked along a leading axis; a pool of one instance repeats it.
 """

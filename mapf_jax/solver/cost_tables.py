@@ -17,7 +17,7 @@ from mapf_jax.types import INFINITE_COST
 
 _LARGEST_TABLES = 0, 0, 200_000, 1 << 20  # States of a subset, by the number of its agents.
 _MOST_AGENTS = 8  # More agents have too many subsets to be worth their time.
-#: Stands for no plan. Higher costs are stored as the number before it, which is a lower bound.
+#: Stands for no plan. Values from it up are stored as the number before it, a lower bound.
 NO_PLAN = 255
 
 

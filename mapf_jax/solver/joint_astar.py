@@ -153,7 +153,7 @@ def _search(
         head[stack] = entry[top, 3]
         estimate, met = divmod(stack, _COLLISIONS)
         node, rank, low = entry[top, 0], entry[top, 1], entry[top, 2]
-        # It may have been reached at a lower cost since.
+        # It may have been reached at less cost, earlier, or with fewer collisions since.
         if rank != (paid[node] if by_cost else time[node]) or collisions[node] < met:
             entry[top, 3] = free
             free = top
