@@ -187,7 +187,8 @@ def agreement(
 
     Returns:
       designs, agreement (fraction of them) and Cohen's kappa (1960), the agreement beyond chance;
-      None where both always give the same answer.
+      None if both give one and the same
+      answer to all designs.
     """
     both = [
         (rule, score >= YES)

@@ -91,7 +91,7 @@ class Server:
 
     Attributes:
       url: base address, such as "http://127.0.0.1:8000/v1".
-      model: the server's name of the model.
+      model: the server's name for the model.
       key_variable: environment variable that holds the key; it is read when it is needed and
         written nowhere. If it is not set no key is sent, as local servers expect.
       timeout: seconds that one request may take, from connecting to the last byte.

@@ -34,7 +34,7 @@ class Proposal:
     Attributes:
       values: finite numbers by row and parameter name; rows and parameters may be missing, rows
         unknown and numbers out of range.
-      notes: a line for each number that could not be read.
+      notes: a line for each number that could not be read, at most `_MAX_NOTES`.
       explanation: the end of the prose before the configuration, at most `MAX_EXPLANATION`
         characters on one line.
     """

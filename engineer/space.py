@@ -281,7 +281,7 @@ def grid_range(bounds: Bounds, decimals: int) -> tuple[int, int]:
 
 
 def on_grid(value: float, bounds: Bounds, decimals: int = 2) -> float:
-    """Rounds `value` to a number of that many decimals within the bounds.
+    """The number with `decimals` decimals within the bounds that is nearest to `value`.
 
     The lower bound if no such number lies within them.
     """

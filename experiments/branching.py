@@ -78,8 +78,8 @@ def copy_rounds(
 ) -> None:
     """Copies the first rounds of a run, without the last one's design, to continue from there.
 
-    The copy atomically replaces the target. Checkpoint files, which are never rewritten, are hard
-    links where the file system supports them.
+    The copy appears as a whole or not at all, and replaces what is at the target. Checkpoint files,
+    which are never rewritten, are hard links where the file system supports them.
 
     Args:
       rounds: number of rounds, all finished, with the checkpoint at their end.

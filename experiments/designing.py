@@ -108,7 +108,7 @@ def make_designer(
     progress: Callable[[Configuration], float] = _no_trial,
     usage: Path | None = None,
 ) -> Designer:
-    """Makes the designer of a run; from the settings alone, only checks them.
+    """Makes the designer of a run. With `settings` and `family` alone, it checks them.
 
     Args:
       completer, params: of the model, for `MODEL_DESIGNERS`.

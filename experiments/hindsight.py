@@ -32,7 +32,7 @@ ROWS = 32
 
 
 def best_in_hindsight(record: RunRecord, index: int, space: ConfigurationSpace) -> Configuration:
-    """The configuration of round `index`, with the set divided by the signal of its rows.
+    """The configuration of round `index`, with the set divided in proportion to its rows' signal.
 
     A row's weight is the mean of p (1 - p) before and after the round, where p is its valid rate,
     plus 0.05, so that no row vanishes. The warm start's demonstrations use the same weight from a

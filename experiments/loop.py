@@ -64,8 +64,8 @@ class Loop:
 
         Raises:
           UserError: an option does not go with another one or with the model.
-          NonFiniteError: loss, gradient or reward was NaN or infinite; the folder `non_finite` has
-            the batch.
+          NonFiniteError: a number of a training step was NaN or infinite; the folder `non_finite`
+            has its metrics and, except in supervised steps, its batch.
           Preempted: SIGTERM or SIGINT came; all work up to the current step is saved.
         """
         settings, store = self._settings, self._store
@@ -75,7 +75,7 @@ class Loop:
             self._reporter.notes(plan(settings, self._trainer.memory(), self._trainer.capacities))
             self._checkpoints = stack.enter_context(SavedProgress(settings, store))
             self._begun = self._checkpoints.done(self._resume_from)
-            # TensorBoard hides what an interrupted run wrote for steps after this one.
+            # TensorBoard hides what an interrupted run wrote for steps that are now repeated.
             opened = open_writers(settings, store.root, self._begun + 1)
             self._write_metrics = stack.enter_context(opened)
             self._problems = ProblemSets(settings, self._family, store, self._reporter, self._first)

@@ -31,9 +31,9 @@ def keep_freed_memory() -> None:
 def quieten(level: int = absl_logging.ERROR) -> None:
     """Hides library messages that are useless, or are raised as errors anyway.
 
-    These are missing accelerators, Orbax's messages below a level (it reports every step of every
-    save; its warnings say that it only reads), checkpoints without a score (those between two
-    validations have none), and the tracebacks of its threads, whose errors the main thread raises.
+    These are messages about missing accelerators and about checkpoints without a score, Orbax's
+    messages below a level (it reports every step of every save; its warnings say that it only
+    reads), and the tracebacks of its threads, whose errors the main thread raises.
     """
     logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
     absl_logging.set_verbosity(level)

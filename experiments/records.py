@@ -46,7 +46,7 @@ class Table:
     def compared(
         cls, title: str, found: Mapping[str, Mapping[str, Any]], reference: str, scale: int = 100
     ) -> Self:
-        """A table of `statistics.compare`: rates in percent and points, or scale 1 for others."""
+        """A table of `statistics.compare`: rates in percent and points; others need `scale` 1."""
         rows = []
         for name, one in found.items():
             difference = one["difference"]

@@ -61,7 +61,7 @@ class Progress:
 
 
 class SavedProgress(Checkpoints):
-    """The checkpoints of a run in training: saves them when due, and whenever the run stops.
+    """The checkpoints of a run in training: saves them when due, and when the run is asked to stop.
 
     Raises:
       UserError: an existing checkpoint cannot be read.

@@ -80,8 +80,8 @@ def of_validation(store: RunStore, family: Family, folder: Path) -> dict[str, fl
       folder: of the validation in the run.
 
     Returns:
-      `completion/N`, some completions with their problems, both valid and failed ones if there are
-      any; and `configuration/PARAMETER_ROW`, the configuration of the training set.
+      `completion/N`, some completions with their problems, valid and failed ones among them if
+      there are both; and `configuration/PARAMETER_ROW`, the configuration of the training set.
     """
     problems = {p["id"]: p for p in store.read(store.root / "validation" / "instances.jsonl")}
     rows = store.read(folder / "answers.jsonl")

@@ -118,8 +118,8 @@ class ValidationSettings:
       seed: of the set; independent of the run's seed, so that runs are comparable.
       max_new_tokens: budget of an answer, stop token included.
       temperature: of sampling; 0 is greedy.
-      thinking_tokens: limit on thinking (`training.thinking`), which Qwen3's text for early ends
-        then closes; 0 is no limit.
+      thinking_tokens: most tokens of thinking (`training.thinking`), which a text of Qwen3's then
+        ends; 0 is no limit.
     """
 
     num_instances: int = 400
@@ -211,8 +211,7 @@ class EngineerSettings:
       exact_fractions: under the grammar, decode fractions that sum to 1; otherwise the projection
         rescales them.
       thinking: let the chat template open the model's thinking.
-      thinking_tokens: limit on thinking, which Qwen3's text for early ends then closes; 0 is no
-        limit.
+      thinking_tokens: most tokens of thinking, which a text of Qwen3's then ends; 0 is no limit.
       reasoning_tokens: under the grammar, limit on tokens of prose before `trigger`.
       trigger: the text that ends the prose and begins the configuration.
       max_new_tokens: budget of a design, thinking and reasoning included.
@@ -338,10 +337,11 @@ class CheckpointSettings:
 
     Attributes:
       every_steps: training steps between two checkpoints; 0 is off. Every round ends with one.
-      every_minutes: minutes between two checkpoints; 0 is off.
+      every_minutes: minutes since the last checkpoint after which the next step ends with one; 0
+        is off.
       keep: number of newest checkpoints kept.
-      keep_best: number of checkpoints kept in addition for the highest mean reward since the one
-        before.
+      keep_best: number of further checkpoints kept, those with the highest mean reward since the
+        one before.
       of_rounds: what is kept of every round: "state" (its last checkpoint, from which
         `--branch=RUN@ROUND` starts another run), "weights" (rounds/R/weights, a Hugging Face
         checkpoint in bfloat16, a sixth of the size) or "nothing".

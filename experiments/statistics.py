@@ -136,8 +136,8 @@ def compare(values: Mapping[str, Mapping[Any, float]], reference: str) -> dict[s
       reference: name of the variant that the others are compared with.
 
     Returns:
-      By name `student`, with `difference`: `paired` with `p_holm` after Holm's correction over all
-      names; None for the reference.
+      By name the fields of `student`, and `difference`: the fields of `paired` with `p_holm`, after
+      Holm's correction over all names; None for the reference.
     """
     against = values.get(reference, {})
     pairs = {name: (own, against) for name, own in values.items() if name != reference}

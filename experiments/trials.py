@@ -201,7 +201,7 @@ class DesignTask(Task):
         return self.chat
 
     def score(self, indices: np.ndarray, completions: Sequence[Completion]) -> Scores:
-        """Rewards of designs; records hold configuration and progress, or why it is unreadable.
+        """Rewards of designs; records hold configuration and progress, or why one is unreadable.
 
         Raises:
           ValueError: progress is not finite.

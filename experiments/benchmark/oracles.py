@@ -61,7 +61,7 @@ class Oracle:
     random: bool = False
 
     def answers(self, instances: mapf_jax.Instance, keys: jax.Array) -> list[str]:
-        """The plans as texts, up to the step at which all agents have reached their goals."""
+        """The plans as texts, up to where all agents stay on their goals; a fixed text for none."""
         counts, goals = np.asarray(instances.active).sum(-1), np.asarray(instances.goals)
         texts = []
         for paths, count, goal in zip(self.plans(instances, keys), counts, goals, strict=True):

@@ -38,7 +38,8 @@ class Shape:
       beside: its published rows; all if empty.
       subsets: its columns are the wait-ratio subsets, with valid answers only, instead of the
         numbers of agents.
-      whole: it also has tables by lake size, and rows for models that are not in the study.
+      whole: it also has tables by lake size, and rows for the weights before training and
+        for models outside the study.
     """
 
     title: str

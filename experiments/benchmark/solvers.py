@@ -224,7 +224,7 @@ class LocalSolver(Solver):
         return settings, {"kind": kind, "model": model.path, **_fingerprint(model.folder)}
 
     def answer(self, questions: BenchmarkQuestions, rows: np.ndarray) -> Iterator[list[Given]]:
-        """Yields prompts that do not fit, then answers as they finish, longest prompts first."""
+        """Yields what does not fit, then answers as they finish, longest prompts first."""
         options = self.options
         completer, params = self._loaded
         chats = [questions.chat(int(row), options["list_holes"]) for row in rows]

@@ -46,7 +46,8 @@ def _generated(
 ) -> Generated:
     """Calls a user's `generate_plain` with a limit of `seconds` per problem.
 
-    A failure counts as no problem.
+    Raises:
+      NoProblemError: the call failed.
     """
     plain_key = np.asarray(jax.random.key_data(key)).tolist(), str(jax.random.key_impl(key))
     wanted = config.to_dict(), count, [dict(problem) for problem in exclude]

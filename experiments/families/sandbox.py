@@ -1,8 +1,9 @@
-"""Runs functions in a process of their own, where they may hang, crash or try to write harmlessly.
+"""Runs functions in a process of their own, where hangs, crashes and writes do no harm.
 
 Third-party verifiers evaluate what a model wrote, some of them literally. `Sandbox` runs the
-functions of a file with limits on time, memory and system calls. It guards against accidents, not
-against an attacker. The sandboxed process runs this file too, so it imports nothing heavy.
+functions of a file with limits on time and memory, and lets them neither write files nor start
+processes nor open sockets. It guards against accidents, not against an attacker. The sandboxed
+process runs this file too, so it imports nothing heavy.
 """
 
 import functools
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 MEMORY = 4 << 30  # Bytes of address space, in addition to a file's imports.
-_WAIT = 10  # Limit on wall time in units of that on processor time.
+_WAIT = 10  # Limit on wall time, as a multiple of that on processor time.
 _REFUSED = (
     "ctypes.", "os.chmod", "os.chown", "os.exec", "os.fork", "os.kill", "os.link", "os.mkdir",
     "os.posix_spawn", "os.remove", "os.rename", "os.rmdir", "os.spawn", "os.symlink", "os.system",

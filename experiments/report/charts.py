@@ -56,7 +56,7 @@ class Lines:
       y_label: name of the vertical axis, with its unit.
       series: the lines.
       y_range: (low, high) of the vertical axis; chosen by the data if None.
-      begins: positions of dotted lines, such as the beginnings of rounds.
+      begins: positions of vertical dotted lines, such as the beginnings of rounds.
       markers: mark every point, for lines of few points.
     """
 

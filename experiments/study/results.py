@@ -35,8 +35,8 @@
                     like the next three
         achieved    the same for the generated set
         training    {reward, valid, nondegenerate_fraction}: means over the round's steps
-        design      of `config`: {source, kept_previous, reason, repairs (number), tries (number)};
-                    null for round 0 as well
+        design      how `config` was made: {source, kept_previous, reason, repairs (number), tries
+                    (answers received)}; null for round 0 as well
         follows     Pearson's correlation, over rows, of the fractions of `config` with p (1 - p),
                     where p is a row's valid rate in the previous validation; null for round 0, and
                     if all rows are equal in one of the two

@@ -95,7 +95,7 @@ def jobs(study: Study, settings: Mapping[str, Mapping[int, Settings]]) -> list[J
         users = collections.Counter(folders.values())
         shared = {folder: starts[name] for name, folder in folders.items() if users[folder] > 1}
         result += [
-            Job(f"common beginning, seed {seed}", folder, start) for folder, start in shared.items()
+            Job(f"shared beginning, seed {seed}", folder, start) for folder, start in shared.items()
         ]
         result += [
             Job(
@@ -129,13 +129,13 @@ class Work(NamedTuple):
 
 
 def forecast(root: Path, all_jobs: Sequence[Job], workers: int) -> list[Work]:
-    """The remaining work of a study, by variant; arguments as in `Runner`."""
+    """The remaining work of a study by variant, with `workers` processes at a time."""
     own: dict[Path | None, int] = {None: 0}
     kinds: dict[str, list[Path]] = {}
     for job in all_jobs:  # A shared beginning comes before the runs that need it.
         budget, greedy = Budget.of(job.settings), job.settings.validation.temperature > 0
         own[job.folder] = budget.answers + budget.validated * (1 + greedy) - own[job.shared]
-        kinds.setdefault(job.variant or "common beginnings", []).append(job.folder)
+        kinds.setdefault(job.variant or "shared beginnings", []).append(job.folder)
     done = {folder for folder in own if folder and (root / folder / FINISHED).exists()}
     seconds = sum(results.times(root / folder)["seconds"] for folder in done) / workers
     sampled, work = sum(own[folder] for folder in done), []
@@ -154,7 +154,7 @@ def together(work: Sequence[Work]) -> Work:
 
 
 def hours(left: int, seconds: float, done: int) -> float | None:
-    """Estimated hours for `left` completions, from those done; None if there are none."""
+    """Estimated hours for `left` completions, from those done; None if none is done."""
     if not left:
         return 0.0
     return left * seconds / done / 3600 if done else None
@@ -317,7 +317,7 @@ class Runner:
         """Starts waiting jobs in order, as slots and shared beginnings allow."""
         for job in list(self._waiting):
             if job.shared in self._errors:
-                error = f"its common beginning ({job.shared}) failed: {self._errors[job.shared]}"
+                error = f"its shared beginning ({job.shared}) failed: {self._errors[job.shared]}"
                 self._waiting.remove(job)
                 self._end(job, 0.0, error)
             elif self._idle and (job.shared is None or job.shared in self._finished):

@@ -214,12 +214,12 @@ def test_runs_are_computed_at_the_same_time_and_fail_alone(runner, tmp_path, cap
     assert files == {Path("runs/good/seed-0/finished.json")}
     for name in ("good", "wrong", "killed"):  # Without their beginning none of them can begin.
         error = (tmp_path / f"runs/{name}/seed-3/error.txt").read_text()
-        assert re.fullmatch(r"its common beginning \(shared/[\w-]+\) failed: it cannot be\n", error)
+        assert re.fullmatch(r"its shared beginning \(shared/[\w-]+\) failed: it cannot be\n", error)
     assert (tmp_path / "runs/killed/seed-0/error.txt").read_text().startswith("its process died")
     # What is finished stays, what failed is tried again.
     before = (tmp_path / "runs/good/seed-0/times").read_text()
     assert runner(("good", "wrong", "killed"), (0,)).run()
-    assert "2 runs are finished already" in capsys.readouterr().out  # And the common beginning.
+    assert "2 runs are finished already" in capsys.readouterr().out  # And the shared beginning.
     assert (tmp_path / "runs/good/seed-0/times").read_text() == before
 
 

@@ -23,7 +23,7 @@ class LakesOptions:
         none.
       max_candidates: lakes drawn of one size before the generator gives up on it.
       highest_hole_ratio: upper bound of every hole ratio; denser lakes have hardly any solvable
-        instances. Small sizes have lower bounds, to leave room for starts and goals.
+        instances. For small sizes it is lower still, to leave room for starts and goals.
       list_holes: also list the holes' cells in the prompt.
       validation_hole_ratio: hole ratio of every size in the validation set.
       validation_wait_ratio: wait ratio of every size in the validation set.

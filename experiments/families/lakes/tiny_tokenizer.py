@@ -51,7 +51,7 @@ def train_tokenizer(corpus: Iterable[str], vocab_size: int) -> Any:
       corpus: texts, such as prompts, answers, contexts and designs.
       vocab_size: total number of ids, extra tokens included.
     """
-    from transformers import PreTrainedTokenizerFast  # Slow; a run prints its first line before.
+    from transformers import PreTrainedTokenizerFast  # Slow; a run first prints a line.
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

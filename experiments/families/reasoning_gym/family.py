@@ -36,13 +36,13 @@ class ReasoningGymOptions:
     """How data sets of reasoning-gym are used.
 
     Attributes:
-      levels: of each attribute the easiest so many; 0 is all.
-      other_levels: the same of the attributes beside the main one, 0 for as many as of that; with 1
-        they stay at their easiest, and only how much there is of each level can be chosen.
-      seconds: of processor time to score an answer, which may have to make the problem again;
-        half of them are for making it.
-      instruction: what follows a question. The answer is what stands in the last answer tags of a
-        completion, or where there are none all of it.
+      levels: number of levels of each attribute, from the easiest; 0 is all.
+      other_levels: the same for the attributes besides the main one; 0 is as in `levels`. With 1
+        they stay at their easiest, and only the fraction of each level can be chosen.
+      seconds: limit on processor time to score an answer, which may include making the problem
+        again; the limit on making it is half of that.
+      instruction: text after a question. The answer is the text in the last answer tags of a
+        completion, or all of it if there are none.
     """
 
     levels: int = 0
@@ -92,7 +92,10 @@ class _Ladder:
         return ", ".join(f"{row['name']} {row['levels'][at[row['name']]][0]}" for row in self.fixed)
 
     def row_names(self) -> list[str]:
-        """Names of the levels: the main attribute's values if these are valid names, or numbers."""
+        """Names of the levels: the values of the main attribute, or level_1, level_2, ...
+
+        Values name levels if there is no other attribute, and they are valid names in order.
+        """
         names = [alone.replace(" ", "_") for alone, _ in self.fixed[0]["levels"]]
         usable = all(map(_ROW_NAME.fullmatch, names)) and tuple(names) == ordered_rows(names)
         if usable and len(self.fixed) == 1:
@@ -141,8 +144,8 @@ class ReasoningGym(Family):
       names: of the data sets, joined by "+".
 
     Raises:
-      ValueError: a data set is unknown, named twice or refuses all levels, or the package is not
-        installed.
+      ValueError: a data set is unknown, has no curriculum or is named twice, no data set accepts
+        any level, or the package is not installed.
     """
 
     validation_options = ("levels", "other_levels", "seconds", "instruction")
