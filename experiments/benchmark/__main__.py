@@ -135,16 +135,20 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--study", help="folder of a study: all checkpoints of its finished runs, by variant")
     add("--set_seed", type=int, default=0, help="of the built-in set (default: %(default)s)")
-    add("--per_cell", type=int, help="a quick look: so many for each agents, size, subset, holes")
-    add("--limit", type=int, help="a quick look: so many in all, evenly spread")
+    add(
+        "--per_cell",
+        type=int,
+        help="a quick look: this many for each combination of agents, size, subset and holes",
+    )
+    add("--limit", type=int, help="a quick look: this many in all, evenly spread")
     add("--seed", type=int, default=0, help="of the answers (default: %(default)s)")
     add("--max_new_tokens", type=int, help="budget of an answer")
     add("--temperature", type=float, help="0 takes the most likely token")
     add("--list_holes", action=argparse.BooleanOptionalAction, help="list the holes in the prompt")
-    here = parser.add_argument_group("models on this machine", "default: as their run has it")
+    here = parser.add_argument_group("models on this machine", "default: the settings of their run")
     add = here.add_argument
     add("--thinking", action=argparse.BooleanOptionalAction, help="let the model think first")
-    add("--thinking_tokens", type=int, help="the most tokens of it; 0 is no limit")
+    add("--thinking_tokens", type=int, help="limit on the tokens of thinking; 0 is none")
     add("--top_p", type=float, help="nucleus; 1 is off")
     add("--top_k", type=int, help="candidates; 0 is off")
     add("--dtype", choices=DTYPES, help="of activations")
@@ -154,13 +158,13 @@ def parser() -> argparse.ArgumentParser:
     add("--concurrency", type=int, default=8, help="requests at a time")
     add("--timeout", type=float, default=300.0, help="seconds for one request")
     # Eight tries take two minutes with their pauses: many servers limit requests per minute.
-    add("--tries", type=int, default=8, help="requests for one answer in one start")
+    add("--tries", type=int, default=8, help="requests for one answer, at most, per start")
     add("--key_variable", default="OPENAI_API_KEY", help="environment variable with the key")
     add("--budget_field", default="max_tokens", help="field that holds the budget")
     add("--extra", default="{}", help="further fields of a request, as JSON")
     add("--price_in", type=float, help="price of a million prompt tokens")
     add("--price_out", type=float, help="price of a million answer tokens")
-    add("--max_cost", type=float, help="refuse to begin where a model's answers may cost more")
+    add("--max_cost", type=float, help="refuse to start if a model's answers may cost more")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""What does a model cost on accelerators? Their own compilers say it, without the accelerators.
+"""What does a model cost on accelerators? Their own compilers answer, with no accelerator present.
 
     python -m learner.plan --config=Qwen3-4B --chips=v5e-8,v5p-64,h200 --json=plan.json
 
@@ -46,15 +46,15 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--config", default="Qwen3-4B", help=f"{', '.join(NAMES)}, folders, or hub names")
     add("--chips", default="v5e-8,v5p-64,v6e-8,h100-8,h200", help="slices, separated by commas")
-    add("--mesh", help="data x fsdp x tensor; derived if not given, with the two that follow")
+    add("--mesh", help="data x fsdp x tensor; derived if not given, as are the next two")
     add("--rows", type=int, default=1, help="rows of a micro-batch on each row shard")
     add("--completions", type=int, default=32, help="sampled at a time on each row shard")
     add(
         "--dtype",
         choices=DTYPES,
-        help="of activations, decoding and cache; by default the chip's",
+        help="dtype of activations, decoding and cache; by default the chip's",
     )
-    add("--remat", choices=REMAT, default="full", help="what the backward pass finds kept")
+    add("--remat", choices=REMAT, default="full", help="what is kept for the backward pass")
     add("--json", type=Path, help="file for all figures")
     for field in dataclasses.fields(Work):
         default: Any = field.default

@@ -41,7 +41,7 @@ class Work:
         completions_per_row: completions that share a row.
         moment_dtype: dtype of Adam's moments, see `learner.training.train_state.OptimizerConfig`.
         lora_rank: rank of adapters; 0 trains all parameters.
-        kl_coef: above 0 there is a reference model.
+        kl_coef: above 0 adds a reference model.
     """
 
     prompt_length: int = 512

@@ -37,10 +37,10 @@ class CurriculumConfig:
       candidates: groups sampled for each group trained on; at least 2. For "learnability".
       replay_fraction: part of a step's prompts that are drawn anew from those answered before, in
         [0, 1]; rounded to whole prompts. This and all that follow are for "replay".
-      temperature: b of the weights rank^(-1/b) by which they are drawn, the highest variance
-        having rank 1; above 0.
-      staleness: part of their probability, in [0, 1], that is in proportion to the steps since the
-        prompt was last answered instead.
+      temperature: b in the weights rank^(-1/b) of that draw, where the highest variance has
+        rank 1; above 0.
+      staleness: part of that draw's probability, in [0, 1], that is instead proportional to the
+        steps since the prompt was last answered.
     """
 
     method: Method = "uniform"

@@ -24,7 +24,7 @@ class GRPOConfig:
       prompts_per_step: P, prompts sampled from in one step.
       group_size: G, completions to each; at least 2.
       epochs: passes over the task's prompts; may be a fraction. Candidates of a curriculum count as
-        passed over, so that the completions sampled stay as many.
+        used, so that the number of completions sampled stays the same.
       updates_per_step: optimizer updates on the completions of one step, each on its part of the
         groups, so every completion is used once (unlike mu in DeepSeekMath, arXiv 2402.03300, which
         counts passes over all of them). 1 is strictly on-policy.
@@ -47,14 +47,13 @@ class GRPOConfig:
       objective: the loss.
       optimizer: the optimizer.
       mask_truncated: leave completions that ran out of budget out of the loss (overlong filtering,
-        DAPO, arXiv 2503.14476, section 3.4). Their rewards still
-        count in their group's mean.
+        DAPO, arXiv 2503.14476, section 3.4). Their rewards still count in their group's mean.
       degenerate_groups: what becomes of groups whose rewards are all equal (dynamic sampling, DAPO,
         arXiv 2503.14476). "drop" leaves them out of the batch, and so out of every normaliser:
         the batch gets smaller. "resample" samples from `prompts_per_step` further prompts, up to
-        `max_resamples` times, until so many groups have a signal; those of the last draw that are
-        too many are not used. "keep" lets them take part with advantage 0. Where they are left
-        out they lose the KL and entropy terms too.
+        `max_resamples` times, until that many groups have a signal; surplus groups of the last draw
+        are not used. "keep" lets them take part with advantage 0. Groups
+        that are left out lose the KL and entropy terms too.
       max_resamples: see `degenerate_groups`.
       curriculum: which prompts are trained on; any but "uniform" excludes "resample".
       lora: adapters to train in place of all parameters; off by default.
