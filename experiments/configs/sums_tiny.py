@@ -9,17 +9,22 @@ from experiments.configs import sums
 
 
 def get_config() -> ml_collections.ConfigDict:
-    """Two to seven terms of one digit, four rounds of 120 steps."""
+    """Two to seven terms of one digit, three rounds of up to 75 steps."""
     config = sums.get_config()
     config.model.path = "sums_tiny"
     config.family = "reasoning_gym:chain_sum"
     config.reasoning_gym.levels = 6
     config.reasoning_gym.other_levels = 1
     config.reasoning_gym.instruction = ""  # The model knows no other form of answer.
-    config.loop.rounds = 4
-    config.environment.num_instances = 7680
+    config.loop.rounds = 3
+    config.environment.num_instances = 3600
     config.validation.num_instances = 512
     config.validation.max_new_tokens = 32
+    config.training.prompts_per_step = 48
+    config.training.completions_per_row = 4  # Of 2, 4 and 8 the fastest on two cores.
     config.training.max_new_tokens = 32
     config.training.optimizer.learning_rate = 2e-4
+    # At 1 a policy with these few parameters loses many answers to single unlikely tokens, and in
+    # training gains less in the same steps.
+    config.training.temperature = config.validation.temperature = 0.6
     return config

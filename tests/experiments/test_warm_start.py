@@ -54,11 +54,11 @@ def test_a_model_is_made_for_sums_and_designs_them(tmp_path):
 @pytest.mark.slow
 def test_the_run_of_sums_tiny_gains_in_a_sixth_of_its_steps(tmp_path):
     command = [sys.executable, "-m", "experiments.main", "--config=sums_tiny", "--workdir=run"]
-    command += ["--config.loop.rounds=1", "--config.environment.num_instances=5120"]
+    command += ["--config.loop.rounds=1", "--config.environment.num_instances=1824"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=500)
     rates = [
         json.loads((tmp_path / "run" / name / "validation.json").read_text())["valid_rate"]
         for name in ("initial", "rounds/0")
     ]
-    assert rates[1] > rates[0] + 0.03
+    assert rates[1] > rates[0] + 0.05
