@@ -135,11 +135,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--study", help="folder of a study: all checkpoints of its finished runs, by variant")
     add("--set_seed", type=int, default=0, help="of the built-in set (default: %(default)s)")
-    add(
-        "--per_cell",
-        type=int,
-        help="a quick look: this many for each combination of agents, size, subset and holes",
-    )
+    add("--per_cell", type=int, help="a quick look: this many per agents, size, subset and holes")
     add("--limit", type=int, help="a quick look: this many in all, evenly spread")
     add("--seed", type=int, default=0, help="of the answers (default: %(default)s)")
     add("--max_new_tokens", type=int, help="budget of an answer")

@@ -24,7 +24,6 @@ def get_config() -> ml_collections.ConfigDict:
     config.training.completions_per_row = 4  # Of 2, 4 and 8 the fastest on two cores.
     config.training.max_new_tokens = 32
     config.training.optimizer.learning_rate = 2e-4
-    # At 1 a policy with these few parameters loses many answers to single unlikely tokens, and in
-    # training gains less in the same steps.
+    # At 1 sampled answers end 21 points below greedy ones, and greedy ones gain less (model card).
     config.training.temperature = config.validation.temperature = 0.6
     return config

@@ -52,8 +52,8 @@ class GRPOConfig:
         arXiv 2503.14476). "drop" leaves them out of the batch, and so out of every normaliser:
         the batch gets smaller. "resample" samples from `prompts_per_step` further prompts, up to
         `max_resamples` times, until that many groups have a signal; surplus groups of the last draw
-        are not used. "keep" lets them take part with advantage 0. Groups
-        that are left out lose the KL and entropy terms too.
+        are not used. "keep" lets them take part with advantage 0. Groups that are left out lose the
+        KL and entropy terms too.
       max_resamples: see `degenerate_groups`.
       curriculum: which prompts are trained on; any but "uniform" excludes "resample".
       lora: adapters to train in place of all parameters; off by default.
