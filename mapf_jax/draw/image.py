@@ -1,5 +1,6 @@
 """Pictures and animations in pixels (needs Pillow, the extra `render`)."""
 
+import functools
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from textwrap import wrap
@@ -76,8 +77,8 @@ class _Canvas:
         self._story = story
         self._cell = cell * _SMOOTH
         size = len(story.blocked)
-        side = (size + 2 * shapes.MARGIN) * self._cell
-        self._width, self._height = round(max(side, _MIN_WIDTH * _SMOOTH)), round(side)
+        side = int((size + 2 * shapes.MARGIN) * cell)
+        self._width, self._height = _SMOOTH * max(side, _MIN_WIDTH), _SMOOTH * side
         self._corner = np.array([shapes.MARGIN * self._cell, (self._width - size * self._cell) / 2])
 
     def draw(
@@ -108,11 +109,11 @@ class _Canvas:
         self._add(chain(*(shapes.burst(story, mark) for mark in marks)))
         self._add(chain(*shapes.agents(story, story.starts if where is None else where)))
         self._add(chain(*(shapes.mark(story, mark) for mark in marks)))
-        font = ImageFont.load_default(_CAPTION * _SMOOTH)
+        font = _font(_CAPTION * _SMOOTH)
         for i, (line, colour) in enumerate(lines):
             place = (self._width / 2, self._height + (i + 0.4) * _LINE * _SMOOTH)
             self._pen.text(place, line, fill=shapes.PALETTE[colour], font=font, anchor="mm")
-        return image.resize((self._width // _SMOOTH, height // _SMOOTH), 1)
+        return image.reduce(_SMOOTH)
 
     def _add(self, drawn: Iterable[shapes.Shape]) -> None:
         for shape in drawn:
@@ -135,11 +136,16 @@ class _Canvas:
                     corners[0],
                     shape.text,
                     fill,
-                    ImageFont.load_default(reach),
+                    _font(reach),
                     anchor="mm",
                     stroke_width=width if stroke else 0,
                     stroke_fill=stroke,
                 )
+
+
+@functools.cache
+def _font(height: float) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    return ImageFont.load_default(height)
 
 
 def _mixed(name: str | None, opacity: float = 1.0) -> tuple[int, ...] | None:

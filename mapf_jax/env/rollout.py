@@ -35,6 +35,11 @@ def rollout(
       rule.
     """
 
+    if save is not None:  # One program compiles sooner than the episode's many operations.
+        plan = jax.jit(lambda *drawn: rollout(env, drawn[0], policy, drawn[1]))(instance, key)
+        render.save(save, instance, plan)
+        return plan
+
     def one(carry: Any, key: jax.Array) -> Any:
         state, observation, cells, ended = carry
         policy_key, slip_key = jax.random.split(key)
@@ -51,12 +56,9 @@ def rollout(
     assert env.max_steps is not None  # It is set when the environment is made.
     keys = jax.random.split(key, env.max_steps)
     _, (cells, ended) = jax.lax.scan(one, carry, keys)
-    plan = Plan(
+    return Plan(
         positions=jnp.concatenate([env.positions(state)[None], cells]).astype(jnp.int16),
         num_steps=(~ended).sum(dtype=jnp.int32),
         parsable=jnp.ones((), bool),
         num_agents=jnp.asarray(instance.active).sum(dtype=jnp.int32),
     )
-    if save is not None:
-        render.save(save, instance, plan)
-    return plan
