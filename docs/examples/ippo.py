@@ -5,17 +5,17 @@ a lake that was not trained on: `python docs/examples/ippo.py --out=ippo`.
 """
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 import optax
 
-from mapf_jax import Plan, generator, verify
+from mapf_jax import generator, render, verify
 from mapf_jax.env import PoolAutoReset, make, rollout
 
 SIZE, AGENTS, HOLES, ENVS, STEPS, EPOCHS, MINIBATCHES = 5, 2, 5, 256, 32, 2, 4
@@ -24,18 +24,23 @@ ENV = make("MapfFrozenLakeBlock-v0", num_agents=AGENTS, size=SIZE, max_steps=32,
            observation="egocentric", window=2 * SIZE - 1)  # fmt: skip
 
 
-class ActorCritic(nn.Module):
+def init(key: jax.Array, inputs: int) -> list[tuple[jax.Array, jax.Array]]:
+    """Weights and biases of two hidden layers and of five logits beside a value."""
+    shapes = zip(jax.random.split(key, 3), (inputs, 128, 128), (128, 128, 6), strict=True)
+    draw = jax.nn.initializers.orthogonal(2**0.5)
+    return [(draw(key, (rows, columns)), jnp.zeros(columns)) for key, rows, columns in shapes]
+
+
+def actor_critic(params: Any, seen: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Logits of five moves and a value, from what one agent sees."""
+    hidden = seen.reshape(*seen.shape[:-3], -1).astype(jnp.float32)
+    *layers, (weights, biases) = params
+    for inner, shift in layers:
+        hidden = jax.nn.relu(hidden @ inner + shift)
+    out = hidden @ weights + biases
+    return out[..., :5], out[..., 5]
 
-    @nn.compact
-    def __call__(self, seen: jax.Array) -> tuple[jax.Array, jax.Array]:
-        hidden = seen.reshape(*seen.shape[:-3], -1).astype(jnp.float32)
-        for _ in range(2):
-            hidden = nn.relu(nn.Dense(128)(hidden))
-        return nn.Dense(5)(hidden), nn.Dense(1)(hidden)[..., 0]
 
-
-NETWORK = ActorCritic()
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(RATE))
 
 
@@ -51,7 +56,7 @@ def log_chance(logits: jax.Array, actions: jax.Array) -> jax.Array:
 
 def loss(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
     """The clipped objective of PPO (arXiv 1707.06347), a value loss and an entropy bonus."""
-    logits, values = NETWORK.apply(params, batch["seen"])
+    logits, values = actor_critic(params, batch["seen"])
     ratio = jnp.exp(log_chance(logits, batch["actions"]) - batch["chance"])
     gain = (batch["gain"] - batch["gain"].mean()) / (batch["gain"].std() + 1e-8)
     policy = -jnp.minimum(ratio * gain, jnp.clip(ratio, 1 - CLIP, 1 + CLIP) * gain).mean()
@@ -59,20 +64,17 @@ def loss(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
     return policy + 0.5 * jnp.square(values - batch["returns"]).mean() - ENTROPY * entropy
 
 
-def train(key: jax.Array, updates: int) -> tuple[Any, np.ndarray]:
+def train(key: jax.Array, updates: int) -> tuple[Any, jax.Array]:
     """Weights, and the success rate of the episodes that ended in each update."""
     wrapper = PoolAutoReset(ENV, lakes(0, 4096))
-    init_key, reset_key, key = jax.random.split(key, 3)
-    states, first = jax.vmap(wrapper.reset)(jax.random.split(reset_key, ENVS))
-    params = NETWORK.init(init_key, first.observation)
 
     def act(carry: Any, key: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
         params, states, seen = carry
-        logits, values = NETWORK.apply(params, seen)
+        logits, values = actor_critic(params, seen)
         actions = jax.random.categorical(key, logits)
         states, after = jax.vmap(wrapper.step)(states, actions)
         # An episode that was cut off would have gone on: its last value stands for the rest.
-        rest = NETWORK.apply(params, after.final_observation)[1] * after.truncated[:, None]
+        rest = actor_critic(params, after.final_observation)[1] * after.truncated[:, None]
         return (params, states, after.observation), {
             "seen": seen, "actions": actions, "chance": log_chance(logits, actions),
             "values": values, "rewards": after.reward + GAMMA * rest,
@@ -85,47 +87,51 @@ def train(key: jax.Array, updates: int) -> tuple[Any, np.ndarray]:
         gain = row["rewards"] + GAMMA * more * (value + LAMBDA * gain) - row["values"]
         return (gain, row["values"]), gain
 
+    def descend(batch: dict[str, jax.Array], carry: Any, part: jax.Array) -> tuple[Any, None]:
+        params, moments = carry
+        grads = jax.grad(loss)(params, {name: x[part] for name, x in batch.items()})
+        change, moments = OPTIMIZER.update(grads, moments, params)
+        return (optax.apply_updates(params, change), moments), None
+
     def update(carry: Any, key: jax.Array) -> tuple[Any, jax.Array]:
         params, moments, states, seen = carry
         act_key, *epoch_keys = jax.random.split(key, 1 + EPOCHS)
         keys = jax.random.split(act_key, STEPS)
         (_, states, seen), rows = jax.lax.scan(act, (params, states, seen), keys)
-        _, value = NETWORK.apply(params, seen)
+        _, value = actor_critic(params, seen)
         _, gain = jax.lax.scan(advantage, (jnp.zeros_like(value), value), rows, reverse=True)
         batch = {**rows, "gain": gain, "returns": gain + rows["values"]}
         names = ("seen", "actions", "chance", "gain", "returns")
         batch = {name: batch[name].reshape(-1, *batch[name].shape[3:]) for name in names}
         for epoch_key in epoch_keys:
-            order = jax.random.permutation(epoch_key, gain.size)
-            for part in order.reshape(MINIBATCHES, -1):
-                grads = jax.grad(loss)(params, {name: x[part] for name, x in batch.items()})
-                change, moments = OPTIMIZER.update(grads, moments, params)
-                params = optax.apply_updates(params, change)
+            parts = jax.random.permutation(epoch_key, gain.size).reshape(MINIBATCHES, -1)
+            (params, moments), _ = jax.lax.scan(partial(descend, batch), (params, moments), parts)
         return (params, moments, states, seen), rows["won"].sum() / rows["done"].sum()
 
-    carry = params, OPTIMIZER.init(params), states, first.observation
-    run = jax.jit(lambda carry, keys: jax.lax.scan(update, carry, keys))
-    (params, *_), rates = run(carry, jax.random.split(key, updates))
-    return params, np.asarray(rates)
+    @jax.jit
+    def run(key: jax.Array) -> tuple[Any, jax.Array]:
+        init_key, reset_key, key = jax.random.split(key, 3)
+        states, first = jax.vmap(wrapper.reset)(jax.random.split(reset_key, ENVS))
+        params = init(init_key, first.observation[0, 0].size)
+        carry = params, OPTIMIZER.init(params), states, first.observation
+        (params, *_), rates = jax.lax.scan(update, carry, jax.random.split(key, updates))
+        return params, rates
 
-
-def play(params: Any, instance: Any, key: jax.Array, save: Path | None = None) -> Plan:
-    """An episode of a lake."""
-
-    def policy(key: jax.Array, seen: jax.Array) -> jax.Array:
-        return jax.random.categorical(key, NETWORK.apply(params, seen)[0])
-
-    return rollout(ENV, instance, policy, key, save)
+    return run(key)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, default=Path("ippo"))
-    parser.add_argument("--updates", type=int, default=100)
+    parser.add_argument("--updates", type=int, default=60)
     args = parser.parse_args()
     params, rates = train(jax.random.key(0), args.updates)
-    others, key = lakes(1, 1000), jax.random.key(1)
-    plans = jax.jit(jax.vmap(play, in_axes=(None, 0, None)))(params, others, key)
+    others = lakes(1, 1000)
+
+    def policy(key: jax.Array, seen: jax.Array) -> jax.Array:
+        return jax.random.categorical(key, actor_critic(params, seen)[0])
+
+    plans = jax.jit(jax.vmap(lambda lake: rollout(ENV, lake, policy, jax.random.key(1))))(others)
     won = np.asarray(verify(others, plans).valid)
     print(f"success {rates[0]:.0%} -> {rates[-1]:.0%}, on other lakes {won.mean():.0%}")
     args.out.mkdir(parents=True, exist_ok=True)
@@ -135,7 +141,7 @@ def main() -> None:
     plt.savefig(args.out / "curve.png", dpi=150)
     steps = np.where(won, plans.num_steps, 0)
     one = int(np.argsort(steps)[-len(steps) // 10])  # A long one that succeeded.
-    play(params, others[one], key, save=args.out / "episode.gif")
+    render.save(args.out / "episode.gif", others[one], plans[one])
 
 
 if __name__ == "__main__":
