@@ -41,8 +41,7 @@ GOOD = render_config(SPACE.random(5), SPACE)
 def spaces(draw):
     sizes = sorted(draw(st.sets(st.integers(3, 10), min_size=1)))
     pair = st.tuples(st.floats(0.0, 1.0), st.floats(0.0, 1.0)).map(lambda p: tuple(sorted(p)))
-    bounds = {size: draw(pair) for size in sizes}
-    return lakes.lake_space(sizes, bounds, {sizes[0]: draw(pair)})
+    return lakes.lake_space(sizes, {size: draw(pair) for size in sizes})
 
 
 class Answers:

@@ -98,7 +98,7 @@ def test_bad_lakes_are_refused():
     for arguments, message in (
         (((4, 3),), "ascending"),
         (((3,), {3: (0.5, 0.4)}), "hole_ratio: bounds"),
-        (((3,), None, {3: (0.0, float("nan"))}), "wait_ratio: bounds"),
+        (((3,), {3: (0.0, float("nan"))}), "hole_ratio: bounds"),
     ):
         with pytest.raises(ValueError, match=message):
             lake_space(*arguments)

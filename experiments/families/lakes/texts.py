@@ -44,25 +44,19 @@ TEXTS_BY_AGENTS = dataclasses.replace(
 
 
 def lake_space(
-    sizes: Iterable[int | str],
-    hole_bounds: Mapping[Any, Bounds] | None = None,
-    wait_bounds: Mapping[Any, Bounds] | None = None,
+    sizes: Iterable[int | str], hole_bounds: Mapping[Any, Bounds] | None = None
 ) -> ConfigurationSpace:
     """Lake sizes with three ratios each; the data ratios are fractions of the training set.
 
     Args:
       sizes: distinct lake sizes, ascending, or distinct other names of rows.
       hole_bounds: (low, high) by size or name; [0, 1] by default.
-      wait_bounds: likewise.
 
     Raises:
       ValueError: the sizes are not ascending, or bounds are invalid.
     """
     sizes = tuple(sizes)
-    holes, waits = (
-        tuple((bounds or {}).get(size, (0.0, 1.0)) for size in sizes)
-        for bounds in (hole_bounds, wait_bounds)
-    )
+    holes = tuple((hole_bounds or {}).get(size, (0.0, 1.0)) for size in sizes)
     rows = tuple(str(size) for size in sizes)
     return ConfigurationSpace(
         label=TEXTS.label,
@@ -70,7 +64,7 @@ def lake_space(
         parameters=(
             Parameter("data_ratio"),
             Parameter("hole_ratio", holes, random_high=MAX_RANDOM_HOLE_RATIO),
-            Parameter("wait_ratio", waits),
+            Parameter("wait_ratio"),
         ),
         fraction_parameter="data_ratio",
         row_keys=("N", "map_size", "lake_size"),
