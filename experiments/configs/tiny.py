@@ -12,7 +12,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.model.scan_unroll = 4  # All layers: faster on a CPU, and quick to compile when tiny.
 
     config.lakes.sizes = (3, 4, 5)
-    config.environment.num_instances = 1680
+    config.environment.num_instances = 672
     config.lakes.max_candidates = 1 << 16
     config.lakes.list_holes = True
 
@@ -33,7 +33,7 @@ def get_config() -> ml_collections.ConfigDict:
     training.completions_per_row = 8  # All answers to a prompt: they are short.
     training.length_multiple = 64
     training.objective.advantage_normalization = "none"
-    training.optimizer.learning_rate = 2e-4
+    training.optimizer.learning_rate = 1.2e-4
     training.optimizer.warmup_steps = 5
     training.optimizer.b2 = 0.99
 

@@ -8,13 +8,14 @@ from experiments.configs import qwen3_4b, tiny
 def tiny_base() -> ml_collections.ConfigDict:
     """The tiny model in many short rounds, as designs need rounds to matter.
 
-    Six rounds of 20 steps: a good third of the training of `configs/tiny.py`, with five designs in
-    place of two.
+    Six rounds of 20 steps: about the training of `configs/tiny.py`, with five designs in place of
+    two.
     """
     config = tiny.get_config()
     config.loop.rounds = 6
     config.environment.num_instances = 320
     config.training.prompts_per_step = 32
+    config.training.optimizer.learning_rate = 2e-4
     # A killed run loses one round at most.
     config.checkpoint.every_steps = 1000
     config.checkpoint.keep = 1
