@@ -70,8 +70,10 @@ def build_tables(
         begin[last + 1] = count
     values = np.full(first[count], NO_PLAN, np.uint8)
     own = np.zeros((agents, states), np.int32)
-    if by_cost:
-        own[:, : states - 1] = distance
+    if by_cost:  # An assignment of slices takes seconds to compile.
+        for i in range(agents):
+            for cell in range(states - 1):
+                own[i, cell] = distance[i, cell]
     for last in range(agents):
         for t in range(begin[last], begin[last + 1]):
             i, j = partners[t]
