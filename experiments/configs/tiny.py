@@ -12,7 +12,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.model.scan_unroll = 4  # All layers: faster on a CPU, and quick to compile when tiny.
 
     config.lakes.sizes = (3, 4, 5)
-    config.environment.num_instances = 672
+    config.environment.num_instances = 480
     config.lakes.max_candidates = 1 << 16
     config.lakes.list_holes = True
 
