@@ -15,7 +15,7 @@ from pathlib import Path
 
 import ml_collections
 
-from experiments.configs import qwen3_0_6b
+from experiments.configs import qwen3_0_6b, qwen3_4b
 from learner.devices import sharding
 
 _PLANS = [
@@ -32,7 +32,7 @@ LAYOUTS = {
 
 
 def get_config(name: str = "Qwen3-0.6B@h200") -> ml_collections.ConfigDict:
-    """As `qwen3_0_6b.py` but for model, mesh and batch sizes on each device.
+    """As `qwen3_0_6b.py` or, for larger models, `qwen3_4b.py`, with what fits each device.
 
     Raises:
         ValueError: the name is none of `LAYOUTS`.
@@ -41,7 +41,8 @@ def get_config(name: str = "Qwen3-0.6B@h200") -> ml_collections.ConfigDict:
         raise ValueError(f"hardware configuration {name!r}: allowed are {', '.join(LAYOUTS)}")
     layout = LAYOUTS[name]
     data, fsdp, tensor = sharding.mesh_size(layout["mesh"])
-    config = qwen3_0_6b.get_config()
+    base = qwen3_0_6b if layout["config"] == "Qwen3-0.6B" else qwen3_4b
+    config = base.get_config()
     config.model.path = layout["config"]
     config.mesh.data, config.mesh.fsdp, config.mesh.tensor = data, fsdp, tensor
     config.training.micro_batch_rows = layout["rows"] * data * fsdp
