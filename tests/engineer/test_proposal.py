@@ -1,5 +1,6 @@
 """Whatever text comes, reading ends soon and gives a valid configuration or a reason."""
 
+import dataclasses
 import json
 import math
 import time
@@ -151,8 +152,10 @@ def spaces(draw):
     chosen = draw(sizes)
     pairs = st.tuples(unit, unit).map(lambda pair: (min(pair), max(pair)))
     bounds = st.lists(pairs, min_size=len(chosen), max_size=len(chosen)).map(tuple)
-    holes, waits = (dict(zip(chosen, draw(bounds), strict=True)) for _ in range(2))
-    return lake_space(chosen, holes, waits)
+    space = lake_space(chosen, dict(zip(chosen, draw(bounds), strict=True)))
+    *others, waits = space.parameters
+    waits = dataclasses.replace(waits, bounds=draw(bounds))
+    return dataclasses.replace(space, parameters=(*others, waits))
 
 
 @st.composite
