@@ -1,4 +1,6 @@
-"""Records of runs on lakes, by the outcomes of their rounds."""
+"""Records of runs on lakes, by the outcomes of their rounds, and spaces with further bounds."""
+
+import dataclasses
 
 from engineer.evidence import Evidence, FailureBreakdown, GroupOutcome
 from engineer.record import RoundRecord, RunRecord
@@ -6,6 +8,15 @@ from engineer.space import Configuration
 from experiments.families.lakes import texts as lakes
 
 SPACE = lakes.lake_space((3, 4, 5))
+
+
+def bounded(space, name, *bounds):
+    """The space with other bounds of one parameter, a (low, high) for each row or one for all."""
+    parameters = tuple(
+        dataclasses.replace(parameter, bounds=bounds) if parameter.name == name else parameter
+        for parameter in space.parameters
+    )
+    return dataclasses.replace(space, parameters=parameters)
 
 
 def config(*fractions, holes=0.2, waits=0.4):

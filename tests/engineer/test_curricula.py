@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 import pytest
-from lake_records import SPACE, config, record
+from lake_records import SPACE, bounded, config, record
 
 from engineer import designers
 from engineer.curricula import (
@@ -112,7 +112,8 @@ def test_roll_back():
 
 
 def test_all_are_deterministic_and_of_the_space():
-    tight = lakes.lake_space((3, 4, 5), {3: (0.0, 0.1), 5: (0.5, 0.6)})
+    tight = lakes.lake_space((3, 4, 5), {3: (0.0, 0.1)})
+    tight = bounded(tight, "wait_ratio", (0.0, 1.0), (0.0, 1.0), (0.5, 0.6))
     run = record((80, 50, 20), (70, 55, 30), initial=(50, 50, 10))
     for source, designer in (
         ("failures", failure_proportional),

@@ -6,6 +6,7 @@ import json
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lake_records import bounded
 
 from engineer import context, designers
 from engineer.context import VARIANTS
@@ -41,7 +42,8 @@ GOOD = render_config(SPACE.random(5), SPACE)
 def spaces(draw):
     sizes = sorted(draw(st.sets(st.integers(3, 10), min_size=1)))
     pair = st.tuples(st.floats(0.0, 1.0), st.floats(0.0, 1.0)).map(lambda p: tuple(sorted(p)))
-    return lakes.lake_space(sizes, {size: draw(pair) for size in sizes})
+    space = lakes.lake_space(sizes, {size: draw(pair) for size in sizes})
+    return bounded(space, "wait_ratio", draw(pair), *[(0.0, 1.0)] * (len(sizes) - 1))
 
 
 class Answers:

@@ -1,6 +1,5 @@
 """Whatever text comes, reading ends soon and gives a valid configuration or a reason."""
 
-import dataclasses
 import json
 import math
 import time
@@ -9,6 +8,7 @@ import pytest
 import yaml
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from lake_records import bounded
 
 from engineer import proposal
 from engineer.proposal import Proposal, Unreadable, parse, project, render_config
@@ -153,9 +153,7 @@ def spaces(draw):
     pairs = st.tuples(unit, unit).map(lambda pair: (min(pair), max(pair)))
     bounds = st.lists(pairs, min_size=len(chosen), max_size=len(chosen)).map(tuple)
     space = lake_space(chosen, dict(zip(chosen, draw(bounds), strict=True)))
-    *others, waits = space.parameters
-    waits = dataclasses.replace(waits, bounds=draw(bounds))
-    return dataclasses.replace(space, parameters=(*others, waits))
+    return bounded(space, "wait_ratio", *draw(bounds))
 
 
 @st.composite

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from lake_records import bounded
 
 from engineer.space import Configuration, ConfigurationSpace, Parameter, ordered_rows
 from experiments.families.lakes.texts import lake_space
@@ -98,10 +99,11 @@ def test_bad_lakes_are_refused():
     for arguments, message in (
         (((4, 3),), "ascending"),
         (((3,), {3: (0.5, 0.4)}), "hole_ratio: bounds"),
-        (((3,), {3: (0.0, float("nan"))}), "hole_ratio: bounds"),
     ):
         with pytest.raises(ValueError, match=message):
             lake_space(*arguments)
+    with pytest.raises(ValueError, match="wait_ratio: bounds"):
+        bounded(lake_space((3,)), "wait_ratio", (0.0, float("nan")))
 
 
 def test_rows_are_in_numerical_order_or_as_they_come():

@@ -43,6 +43,10 @@ def test_configurations_are_valid_and_divide_over_their_mesh(name):
     optimizer = settings.training.optimizer
     assert optimizer.moment_dtype == ("int8" if name in CARDS else "float32")
     assert (settings.training.lora.rank > 0) == (name in ADAPTERS)
+    # A checkpoint has 12 bytes a parameter: those of larger models are saved by time.
+    by_steps = name.startswith("Qwen3-0.6B")
+    assert (settings.checkpoint.every_steps > 0) == by_steps
+    assert settings.checkpoint.of_rounds == ("state" if by_steps else "weights")
     # The publication's budget, whatever the chips.
     assert settings.environment.num_instances == 4000
     assert (settings.loop.rounds, settings.training.epochs) == (3, 2.0)
