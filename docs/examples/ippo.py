@@ -31,9 +31,9 @@ def init(key: jax.Array, inputs: int) -> list[tuple[jax.Array, jax.Array]]:
     return [(draw(key, (rows, columns)), jnp.zeros(columns)) for key, rows, columns in shapes]
 
 
-def actor_critic(params: Any, seen: jax.Array) -> tuple[jax.Array, jax.Array]:
+def actor_critic(params: Any, observed: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Logits of five moves and a value, from what one agent sees."""
-    hidden = seen.reshape(*seen.shape[:-3], -1).astype(jnp.float32)
+    hidden = observed.reshape(*observed.shape[:-3], -1).astype(jnp.float32)
     *layers, (weights, biases) = params
     for inner, shift in layers:
         hidden = jax.nn.relu(hidden @ inner + shift)
@@ -50,16 +50,18 @@ def lakes(seed: int, count: int) -> Any:
     return drawn[np.flatnonzero(connected)]
 
 
-def log_chance(logits: jax.Array, actions: jax.Array) -> jax.Array:
+def log_prob(logits: jax.Array, actions: jax.Array) -> jax.Array:
     return jnp.take_along_axis(jax.nn.log_softmax(logits), actions[..., None], -1)[..., 0]
 
 
 def loss(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
     """The clipped objective of PPO (arXiv 1707.06347), a value loss and an entropy bonus."""
-    logits, values = actor_critic(params, batch["seen"])
-    ratio = jnp.exp(log_chance(logits, batch["actions"]) - batch["chance"])
-    gain = (batch["gain"] - batch["gain"].mean()) / (batch["gain"].std() + 1e-8)
-    policy = -jnp.minimum(ratio * gain, jnp.clip(ratio, 1 - CLIP, 1 + CLIP) * gain).mean()
+    logits, values = actor_critic(params, batch["observed"])
+    ratio = jnp.exp(log_prob(logits, batch["actions"]) - batch["log_probs"])
+    advantages = batch["advantages"]
+    advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+    clipped = jnp.clip(ratio, 1 - CLIP, 1 + CLIP)
+    policy = -jnp.minimum(ratio * advantages, clipped * advantages).mean()
     entropy = -(jax.nn.softmax(logits) * jax.nn.log_softmax(logits)).sum(-1).mean()
     return policy + 0.5 * jnp.square(values - batch["returns"]).mean() - ENTROPY * entropy
 
@@ -69,44 +71,44 @@ def train(key: jax.Array, updates: int) -> tuple[Any, jax.Array]:
     wrapper = PoolAutoReset(ENV, lakes(0, 4096))
 
     def act(carry: Any, key: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
-        params, states, seen = carry
-        logits, values = actor_critic(params, seen)
+        params, states, observed = carry
+        logits, values = actor_critic(params, observed)
         actions = jax.random.categorical(key, logits)
         states, after = jax.vmap(wrapper.step)(states, actions)
         # An episode that was cut off would have gone on: its last value stands for the rest.
         rest = actor_critic(params, after.final_observation)[1] * after.truncated[:, None]
         return (params, states, after.observation), {
-            "seen": seen, "actions": actions, "chance": log_chance(logits, actions),
+            "observed": observed, "actions": actions, "log_probs": log_prob(logits, actions),
             "values": values, "rewards": after.reward + GAMMA * rest,
             "done": after.done, "won": after.info.success,
         }  # fmt: skip
 
-    def advantage(carry: Any, row: dict[str, jax.Array]) -> tuple[Any, jax.Array]:
-        gain, value = carry
+    def gae(carry: Any, row: dict[str, jax.Array]) -> tuple[Any, jax.Array]:
+        advantage, value = carry
         more = 1.0 - row["done"][:, None]
-        gain = row["rewards"] + GAMMA * more * (value + LAMBDA * gain) - row["values"]
-        return (gain, row["values"]), gain
+        advantage = row["rewards"] + GAMMA * more * (value + LAMBDA * advantage) - row["values"]
+        return (advantage, row["values"]), advantage
 
-    def descend(batch: dict[str, jax.Array], carry: Any, part: jax.Array) -> tuple[Any, None]:
+    def sgd_step(batch: dict[str, jax.Array], carry: Any, part: jax.Array) -> tuple[Any, None]:
         params, moments = carry
         grads = jax.grad(loss)(params, {name: x[part] for name, x in batch.items()})
         change, moments = OPTIMIZER.update(grads, moments, params)
         return (optax.apply_updates(params, change), moments), None
 
     def update(carry: Any, key: jax.Array) -> tuple[Any, jax.Array]:
-        params, moments, states, seen = carry
+        params, moments, states, observed = carry
         act_key, *epoch_keys = jax.random.split(key, 1 + EPOCHS)
         keys = jax.random.split(act_key, STEPS)
-        (_, states, seen), rows = jax.lax.scan(act, (params, states, seen), keys)
-        _, value = actor_critic(params, seen)
-        _, gain = jax.lax.scan(advantage, (jnp.zeros_like(value), value), rows, reverse=True)
-        batch = {**rows, "gain": gain, "returns": gain + rows["values"]}
-        names = ("seen", "actions", "chance", "gain", "returns")
+        (_, states, observed), rows = jax.lax.scan(act, (params, states, observed), keys)
+        _, value = actor_critic(params, observed)
+        _, advantages = jax.lax.scan(gae, (jnp.zeros_like(value), value), rows, reverse=True)
+        batch = {**rows, "advantages": advantages, "returns": advantages + rows["values"]}
+        names = ("observed", "actions", "log_probs", "advantages", "returns")
         batch = {name: batch[name].reshape(-1, *batch[name].shape[3:]) for name in names}
         for epoch_key in epoch_keys:
-            parts = jax.random.permutation(epoch_key, gain.size).reshape(MINIBATCHES, -1)
-            (params, moments), _ = jax.lax.scan(partial(descend, batch), (params, moments), parts)
-        return (params, moments, states, seen), rows["won"].sum() / rows["done"].sum()
+            parts = jax.random.permutation(epoch_key, advantages.size).reshape(MINIBATCHES, -1)
+            (params, moments), _ = jax.lax.scan(partial(sgd_step, batch), (params, moments), parts)
+        return (params, moments, states, observed), rows["won"].sum() / rows["done"].sum()
 
     @jax.jit
     def run(key: jax.Array) -> tuple[Any, jax.Array]:
@@ -128,8 +130,8 @@ def main() -> None:
     params, rates = train(jax.random.key(0), args.updates)
     others = lakes(1, 1000)
 
-    def policy(key: jax.Array, seen: jax.Array) -> jax.Array:
-        return jax.random.categorical(key, actor_critic(params, seen)[0])
+    def policy(key: jax.Array, observed: jax.Array) -> jax.Array:
+        return jax.random.categorical(key, actor_critic(params, observed)[0])
 
     plans = jax.jit(jax.vmap(lambda lake: rollout(ENV, lake, policy, jax.random.key(1))))(others)
     won = np.asarray(verify(others, plans).valid)

@@ -36,7 +36,8 @@ def rollout(
     """
 
     if save is not None:  # One program compiles sooner than the episode's many operations.
-        plan = jax.jit(lambda *drawn: rollout(env, drawn[0], policy, drawn[1]))(instance, key)
+        episode = jax.jit(lambda instance, key: rollout(env, instance, policy, key))
+        plan = episode(instance, key)
         render.save(save, instance, plan)
         return plan
 
