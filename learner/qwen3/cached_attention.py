@@ -1,7 +1,7 @@
 """Attention of each sample's newest token to the caches of its prompt and its own tokens.
 
-Letters in shapes: P prompts, G samples of each, S the capacity for the own tokens of a sample, T
-that for a prompt; H query heads, K key/value heads, R = H / K, h head width.
+Letters in shapes: P groups of C prompts and G samples of these, S the capacity for the own tokens
+of a sample, T that for a prompt; H query heads, K key/value heads, R = H / K, h head width.
 """
 
 import functools
@@ -36,17 +36,17 @@ def choose_decoding(config: Qwen3Config) -> Choice:
         return Choice("reference", f"the kernel needs a power of two for head_dim, and this is {h}")
     if config.attention == name:
         return Choice(name, "the configuration asks for its kernels")
-    P, G, S = 1, 2, LANES
+    P, C, G, S = 1, 2, 2, LANES
     rng = np.random.default_rng(0)
     new = [(P, G, heads * h) for heads in (H, K, K)]
-    caches = [(P, K, h, S), (P, K, S, h), (P, G, K, h, S), (P, G, K, S, h)]
+    caches = [(P, n, K, *shape) for n in (C, G) for shape in ((h, S), (S, h))]
     args = [rng.normal(size=x).astype(jnp.dtype(config.dtype)) for x in (*new, *caches)]
     angles = [np.float32(rng.uniform(size=(P, G, 1, h // 2))) for _ in range(2)]
-    lengths, counts = np.array([S - 1], np.int32), np.array([[0, S // 2]], np.int32)
+    rows = [np.array([x], np.int32) for x in ((S - 1, 1), (0, 1), (0, S // 2))]
     if wrong := problem(
         functools.partial(cached_attention, eps=1e-6, implementation=name),
         functools.partial(cached_attention, eps=1e-6),
-        [*args, *angles, lengths, counts, np.ones((2, h), np.float32)],
+        [*args, *angles, *rows, np.ones((2, h), np.float32)],
     ):
         return Choice("reference", f"the kernel failed when tried: {wrong}")
     return Choice(name, "its kernel agrees with the reference")
@@ -63,6 +63,7 @@ def cached_attention(
     cos: Array,
     sin: Array,
     lengths: Array,
+    parents: Array,
     counts: Array,
     norms: Array,
     *,
@@ -71,15 +72,16 @@ def cached_attention(
 ) -> tuple[Array, Array, Array]:
     """Put a token of each sample into its cache; attend to its prompt and its own tokens.
 
-    All samples of a prompt share one matrix product with its keys. The result starts an online
-    softmax over their own tokens (arXiv 1805.02867), so that the two are never concatenated.
+    All samples of a group share one matrix product with the keys of a prompt. The result starts an
+    online softmax over their own tokens (arXiv 1805.02867), so that the two are never concatenated.
 
     Args:
         q: [P, G, H * h]; k, v: [P, G, K * h], projections of the token.
-        prompt_keys: [P, K, h, T]; prompt_values: [P, K, T, h].
+        prompt_keys: [P, C, K, h, T]; prompt_values: [P, C, K, T, h].
         keys: [P, G, K, h, S]; values: [P, G, K, S, h].
         cos, sin: f32[P, G, 1, h / 2], of the rotation at the token's position.
-        lengths: i32[P], tokens of the prompts.
+        lengths: i32[P, C], tokens of the prompts.
+        parents: i32[P, G], which prompt of its group each sample continues, less than C.
         counts: i32[P, G], own tokens before the new one, less than S.
         norms: f32[2, h], scales of the norms of queries and of keys.
         eps: of these norms.
@@ -90,8 +92,8 @@ def cached_attention(
         softmax are float32.
     """
     P, G, K, h, _ = keys.shape
-    caches = (prompt_keys[:, None], prompt_values[:, None], keys, values)
-    rows, whole = [lengths, counts], []
+    caches = (prompt_keys, prompt_values, keys, values)
+    rows, whole = [lengths, parents, counts], []
     attend: Callable[..., Any] = _attend_reference
     if implementation == "splash":
         from learner.qwen3 import decode_tpu  # Each kernel imports Pallas for its platform.
@@ -124,6 +126,7 @@ def _attend_reference(
     keys: Array,
     values: Array,
     lengths: Array,
+    parents: Array,
     counts: Array,
 ) -> tuple[Array, Array, Array]:
     """`cached_attention` of normalised and rotated queries and keys, for every platform.
@@ -131,26 +134,26 @@ def _attend_reference(
     Args:
         q: [P, G, K, R, h].
         k, v: [P, G, K, h].
-        prompt_keys: [P, 1, K, h, T]; prompt_values: [P, 1, K, T, h]; others as in that function.
+        others: as in that function.
 
     Returns:
         Keys and values with the new token, and [P, G, K, R, h] in the dtype of `q`.
     """
     P, G, K, R, h = q.shape
 
-    def by_prompt(x: Array) -> Array:  # [P, G, K, R, n] -> [P, K, G * R, n]
-        return x.transpose(0, 2, 1, 3, 4).reshape(P, K, G * R, -1)
+    queries = q.transpose(0, 2, 1, 3, 4).reshape(P, 1, K, G * R, h)
 
-    def by_sample(x: Array) -> Array:  # and back
+    def by_sample(x: Array) -> Array:  # [P, C, K, G * R, n] -> [P, G, K, R, n]
+        x = of_parents(x, parents)
         return x.reshape(P, K, G, R, -1).transpose(0, 2, 1, 3, 4)
 
-    scores = _product(by_prompt(q), prompt_keys[:, 0]) * h**-0.5
-    there = jnp.arange(prompt_keys.shape[-1]) < lengths[:, None]
-    scores = jnp.where(there[:, None, None], scores, MASKED)
+    scores = _product(queries, prompt_keys) * h**-0.5
+    there = jnp.arange(prompt_keys.shape[-1]) < lengths[..., None]
+    scores = jnp.where(there[:, :, None, None], scores, MASKED)
     top = jnp.max(scores, axis=-1, keepdims=True)
     weights = jnp.exp(scores - top)
     total = jnp.sum(weights, axis=-1, keepdims=True)
-    out = _product(weights.astype(prompt_values.dtype), prompt_values[:, 0])
+    out = _product(weights.astype(prompt_values.dtype), prompt_values)
     out, top, total = (by_sample(x) for x in (out, top, total))
 
     keys, values = _append(keys, k, counts, axis=-1), _append(values, v, counts, axis=-2)
@@ -161,6 +164,14 @@ def _attend_reference(
     total = shrink * total + jnp.sum(weights, axis=-1, keepdims=True)
     out = shrink * out + _product(weights.astype(values.dtype), values)
     return keys, values, (out / total).astype(q.dtype)
+
+
+def of_parents(x: Array, parents: Array) -> Array:
+    """For each sample, what was computed for its own prompt: [P, C, K, G * R, n] to [P, K, ...]."""
+    if x.shape[1] == 1:
+        return x[:, 0]
+    queries = jnp.repeat(parents, x.shape[3] // parents.shape[1], axis=1)
+    return jnp.take_along_axis(x, queries[:, None, None, :, None], axis=1)[:, 0]
 
 
 def _append(cache: Array, new: Array, counts: Array, axis: int) -> Array:

@@ -32,6 +32,7 @@ def append_and_attend(
     keys: Array,
     values: Array,
     lengths: Array,
+    parents: Array,
     counts: Array,
     *,
     interpret: bool = False,
@@ -42,7 +43,7 @@ def append_and_attend(
     platform.
     """
     P, G, K, R, h = q.shape
-    N, S, T = P * G, keys.shape[-1], prompt_keys.shape[-1]
+    N, C, S, T = P * G, prompt_keys.shape[1], keys.shape[-1], prompt_keys.shape[-1]
     queries = (q * h**-0.5).astype(q.dtype).transpose(0, 2, 1, 3, 4).reshape(P, K, G * R, h)
     options = plgpu.CompilerParams(num_warps=4, num_stages=3)
 
@@ -56,37 +57,41 @@ def append_and_attend(
     def of_prompt(*shape: int) -> pl.BlockSpec:
         return pl.BlockSpec((None, None, *shape), lambda p, k, i: (p, k, 0, 0))
 
+    of_group = pl.BlockSpec((None, None, G * R, h), lambda p, k, i: (p // C, k, 0, 0))
+
     rows = min(_MOST, max(_LEAST, pl.next_power_of_2(G * R)))
     state = [of_prompt(G * R, width) for width in (h, 1, 1)]
     shared = pl.pallas_call(
         functools.partial(_prompt_kernel, rows=rows, block=math.gcd(T, _BLOCK)),
-        grid=(P, K, pl.cdiv(G * R, rows)),
+        grid=(P * C, K, pl.cdiv(G * R, rows)),
         in_specs=[
             pl.BlockSpec((None,), lambda p, k, i: (p,)),
-            *map(of_prompt, (G * R, h, T), (h, T, h)),
+            of_group,
+            *map(of_prompt, (h, T), (T, h)),
         ],
         out_specs=state,
-        out_shape=[jax.ShapeDtypeStruct((P, K, G * R, n), jnp.float32) for n in (h, 1, 1)],
+        out_shape=[jax.ShapeDtypeStruct((P * C, K, G * R, n), jnp.float32) for n in (h, 1, 1)],
         compiler_params=options,
         cost_estimate=estimate(prompt_keys),
         interpret=interpret,
-    )(lengths, queries, flat(prompt_keys), flat(prompt_values))
+    )(lengths.reshape(P * C), queries, flat(prompt_keys), flat(prompt_values))
 
     def head(*shape: int) -> pl.BlockSpec:
         return pl.BlockSpec((None, None, *shape), lambda n, k: (n, k) + (0,) * len(shape))
 
-    def of_slot(width: int) -> pl.BlockSpec:
-        return pl.BlockSpec((None, None, G * R, width), lambda n, k: (n // G, k, 0, 0))
+    def of_prompts(width: int) -> pl.BlockSpec:
+        return pl.BlockSpec((None, C, None, G * R, width), lambda n, k: (n // G, 0, k, 0, 0))
 
+    of_group = pl.BlockSpec((None, None, G * R, h), lambda n, k: (n // G, k, 0, 0))
+    of_slot = pl.BlockSpec((None,), lambda n, k: (n,))
     rows = max(_LEAST, pl.next_power_of_2(R))
     cache = [head(h, S), head(S, h)]
     results = pl.pallas_call(
         functools.partial(_kernel, samples=G, queries=R, rows=rows),
         grid=(N, K),
         in_specs=[
-            pl.BlockSpec((None,), lambda n, k: (n,)),
-            *[of_slot(h), head(h), head(h)],
-            *map(of_slot, (h, 1, 1)),
+            *[of_slot, of_slot, of_group, head(h), head(h)],
+            *map(of_prompts, (h, 1, 1)),
             *cache,
         ],
         out_specs=[*cache, head(R, h)],
@@ -94,11 +99,16 @@ def append_and_attend(
             *(jax.ShapeDtypeStruct(flat(x).shape, x.dtype) for x in (keys, values)),
             jax.ShapeDtypeStruct((N, K, R, h), q.dtype),
         ],
-        input_output_aliases={7: 0, 8: 1},
+        input_output_aliases={8: 0, 9: 1},
         compiler_params=options,
         cost_estimate=estimate(keys),
         interpret=interpret,
-    )(counts.reshape(N), queries, flat(k), flat(v), *shared, flat(keys), flat(values))
+    )(
+        *(x.reshape(N) for x in (parents, counts)),
+        *(queries, flat(k), flat(v)),
+        *(x.reshape(P, C, *x.shape[1:]) for x in shared),
+        *map(flat, (keys, values)),
+    )
     return tuple(x.reshape(P, G, *x.shape[1:]) for x in results)
 
 
@@ -128,11 +138,14 @@ def _over_blocks(
 
 
 def _rows(first: Any, rows: int, end: Any) -> tuple[Any, Any]:
-    """Functions that load and store `rows` rows from `first` on, masked from `end` on."""
+    """Functions that load and store `rows` rows from `first` on, masked from `end` on.
+
+    Further arguments of the first are indices of the axes before.
+    """
     there = first + jnp.arange(rows)[:, None] < end
     at = pl.ds(first, rows)
     return (
-        lambda x: plgpu.load(x.at[at], mask=there, other=0),
+        lambda x, *before: plgpu.load(x.at[(*before, at)], mask=there, other=0),
         lambda x, value: plgpu.store(x.at[at], value, mask=there),
     )
 
@@ -149,7 +162,7 @@ def _prompt_kernel(
     rows: int,
     block: int,
 ) -> None:
-    """One head of one prompt, and some rows of the queries of all its samples."""
+    """One head of one prompt, and some rows of the queries of all samples of its group."""
     load, store = _rows(pl.program_id(2) * rows, rows, q.shape[0])
     shape = (rows, q.shape[1])
     begin = (jnp.zeros(shape), jnp.full((rows, 1), MASKED), jnp.zeros((rows, 1)))
@@ -159,6 +172,7 @@ def _prompt_kernel(
 
 
 def _kernel(
+    parents: Any,
     counts: Any,
     q: Any,
     k: Any,
@@ -176,7 +190,7 @@ def _kernel(
     queries: int,
     rows: int,
 ) -> None:
-    """One head of one slot: an online softmax that starts from the prompt and the new token.
+    """One head of one slot: an online softmax that starts from its prompt and the new token.
 
     Rows beyond the queries only fill up the products.
     """
@@ -184,8 +198,9 @@ def _kernel(
     load, _ = _rows(first, rows, first + queries)
     count, row, new_k, new_v = counts[...], load(q), k[...], v[...]
     products = row.astype(jnp.float32) * new_k.astype(jnp.float32)[None]
+    parent = parents[...]
     carry = _more(
-        (load(prompt_out), load(prompt_top), load(prompt_total)),
+        (load(prompt_out, parent), load(prompt_top, parent), load(prompt_total, parent)),
         jnp.sum(products, axis=1, keepdims=True),
         lambda x: x * new_v.astype(jnp.float32)[None],
     )

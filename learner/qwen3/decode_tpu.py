@@ -7,6 +7,7 @@ prompts and samples that hold tokens, and puts the newest token into the cache.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -37,6 +38,7 @@ def append_and_attend(
     keys: Array,
     values: Array,
     lengths: Array,
+    parents: Array,
     counts: Array,
     cos: Array,
     sin: Array,
@@ -49,9 +51,10 @@ def append_and_attend(
 
     Args:
         q: [P, G, K * R * h], k, v: [P, G, K * h], projections.
-        prompt_keys: [P, 1, K, h, T]; prompt_values: [P, 1, K, T, h].
+        prompt_keys: [P, C, K, h, T]; prompt_values: [P, C, K, T, h].
         keys: [P, G, K, h, S]; values: [P, G, K, S, h], S a multiple of `LANES`.
-        lengths: i32[P], tokens of the prompts.
+        lengths: i32[P, C], tokens of the prompts.
+        parents: i32[P, G], which prompt of its group each sample continues, less than C.
         counts: i32[P, G], own tokens before the new one, less than S.
         cos, sin: f32[P, G, h], of the rotation; the sines of the first half are negative.
         norms: f32[2, h], scales of queries and of keys.
@@ -62,10 +65,10 @@ def append_and_attend(
         Keys and values with the new token, and [P, G, K * R * h] in the dtype of `q`.
     """
     P, G, K, h, S = keys.shape
-    T, R = prompt_keys.shape[-1], q.shape[-1] // (K * h)
+    C, T, R = prompt_keys.shape[1], prompt_keys.shape[-1], q.shape[-1] // (K * h)
     own, shared = _block(S, K * h * keys.itemsize), _block(T, K * h * keys.itemsize)
     together = next(n for n in range(min(G, _SAMPLES), 0, -1) if G % n == 0)
-    parts, first, blocks = G // together, -(-T // shared), S // own
+    parts, first, blocks = G // together, C * -(-T // shared), S // own
     rows = -(-(R + 2) // _SUBLANES) * _SUBLANES
 
     def flat(x: Array) -> Array:
@@ -74,49 +77,56 @@ def append_and_attend(
     def by_part(x: Array) -> Array:
         return x.reshape(P * parts, together, -1)
 
-    # Steps of a part: the blocks of its prompt, and then those of each sample.
+    # Steps of a part: the blocks of its prompts, and then those of each sample.
     def sample(i: Any, j: Any) -> Any:
         return i * together + jnp.maximum(j - first, 0) // blocks
 
     def of_part(width: int) -> pl.BlockSpec:
         return pl.BlockSpec((1, together, width), lambda i, j, *_: (i, 0, 0))
 
-    def of_prompt(i: Any, j: Any, lengths: Any) -> Any:
-        """The j-th block, or the last one that holds tokens, which is not read twice."""
-        return jnp.minimum(j, jnp.maximum(lengths[i // parts] - 1, 0) // shared)
+    def of_keys(size: int, place: Callable[..., Any]) -> pl.BlockSpec:
+        def index(*at: Any) -> Any:
+            row, block = place(*at)
+            return row, 0, 0, block
 
-    def of_sample(i: Any, j: Any, counts: Any) -> Any:
+        return pl.BlockSpec((1, K, h, size), index)
+
+    def of_values(size: int, place: Callable[..., Any]) -> pl.BlockSpec:
+        def index(*at: Any) -> Any:
+            row, block = place(*at)
+            return row, 0, block, 0
+
+        return pl.BlockSpec((1, K, size, h), index)
+
+    # A block that is named again, as the last one that holds tokens, is not read twice.
+    def of_prompt(i: Any, j: Any, lengths: Any, parents: Any, counts: Any) -> Any:
+        slot, block, _ = _prompt_block(lengths, i // parts, C, shared, j)
+        return i // parts * C + slot, block
+
+    def of_sample(i: Any, j: Any, lengths: Any, parents: Any, counts: Any) -> Any:
         filled = jnp.maximum(counts[sample(i, j)] - 1, 0) // own
-        return jnp.minimum(jnp.maximum(j - first, 0) % blocks, filled)
+        return sample(i, j), jnp.minimum(jnp.maximum(j - first, 0) % blocks, filled)
+
+    def newest(size: int) -> Callable[..., Any]:
+        return lambda i, j, lengths, parents, counts: (
+            sample(i, j),
+            counts[sample(i, j)] // size,
+        )
 
     grid = pltpu.PrefetchScalarGridSpec(
-        num_scalar_prefetch=2,
+        num_scalar_prefetch=3,
         grid=(P * parts, first + together * blocks),
         in_specs=[
             *map(of_part, (K * R * h, K * h, K * h, h, h)),
             pl.BlockSpec((2, h), lambda i, j, *_: (0, 0)),
-            pl.BlockSpec(
-                (1, K, h, shared), lambda i, j, n, _: (i // parts, 0, 0, of_prompt(i, j, n))
-            ),
-            pl.BlockSpec(
-                (1, K, shared, h), lambda i, j, n, _: (i // parts, 0, of_prompt(i, j, n), 0)
-            ),
-            pl.BlockSpec(
-                (1, K, h, own), lambda i, j, _, n: (sample(i, j), 0, 0, of_sample(i, j, n))
-            ),
-            pl.BlockSpec(
-                (1, K, own, h), lambda i, j, _, n: (sample(i, j), 0, of_sample(i, j, n), 0)
-            ),
+            of_keys(shared, of_prompt),
+            of_values(shared, of_prompt),
+            of_keys(own, of_sample),
+            of_values(own, of_sample),
         ],
         out_specs=[
-            pl.BlockSpec(
-                (1, K, h, LANES),
-                lambda i, j, _, n: (sample(i, j), 0, 0, n[sample(i, j)] // LANES),
-            ),
-            pl.BlockSpec(
-                (1, K, _ROWS, h),
-                lambda i, j, _, n: (sample(i, j), 0, n[sample(i, j)] // _ROWS, 0),
-            ),
+            of_keys(LANES, newest(LANES)),
+            of_values(_ROWS, newest(_ROWS)),
             of_part(K * R * h),
         ],
         scratch_shapes=[
@@ -125,20 +135,19 @@ def append_and_attend(
     )
     cache = [jax.ShapeDtypeStruct(flat(x).shape, x.dtype) for x in (keys, values)]
     *changed, out = pl.pallas_call(
-        functools.partial(_kernel, parts=parts, blocks=(first, blocks), rows=rows, eps=eps),
+        functools.partial(_kernel, parts=parts, blocks=(C, first, blocks), rows=rows, eps=eps),
         grid_spec=grid,
         out_shape=[*cache, jax.ShapeDtypeStruct((P * parts, together, K * R * h), q.dtype)],
-        input_output_aliases={10: 0, 11: 1},  # Arguments count from `lengths` on.
+        input_output_aliases={11: 0, 12: 1},  # Arguments count from `lengths` on.
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
         cost_estimate=pl.CostEstimate(
-            flops=4 * P * G * K * R * h * (S + T),
-            transcendentals=P * G * K * R * (S + T),
+            flops=4 * P * G * K * R * h * (S + C * T),
+            transcendentals=P * G * K * R * (S + C * T),
             bytes_accessed=sum(x.nbytes for x in (keys, values, prompt_keys, prompt_values)),
         ),
         interpret=interpret,
     )(
-        lengths,
-        counts.reshape(-1),
+        *(x.reshape(-1) for x in (lengths, parents, counts)),
         *map(by_part, (q, k, v, cos, sin)),
         norms,
         *map(flat, (prompt_keys, prompt_values, keys, values)),
@@ -152,8 +161,24 @@ def _block(capacity: int, token_bytes: int) -> int:
     return next((x for x in sizes if x * token_bytes <= _BLOCK_BYTES), (sizes or [capacity])[-1])
 
 
+def _prompt_block(lengths: Any, group: Any, prompts: int, size: int, step: Any) -> tuple[Any, ...]:
+    """(prompt, block of it, whether it holds tokens) of a step over the prompts of a group.
+
+    The blocks that hold tokens come first, prompt by prompt; steps beyond stay at the last one.
+    """
+    slot, block, before = jnp.int32(0), jnp.int32(0), jnp.int32(0)
+    for number in range(prompts):
+        filled = pl.cdiv(lengths[group * prompts + number], size)
+        here = (filled > 0) & (step >= before)
+        slot = jnp.where(here, number, slot)
+        block = jnp.where(here, jnp.minimum(step - before, filled - 1), block)
+        before += filled
+    return slot, block, step < before
+
+
 def _kernel(
     lengths: Any,
+    parents: Any,
     counts: Any,
     q: Any,
     k: Any,
@@ -174,7 +199,7 @@ def _kernel(
     total: Any,
     *,
     parts: int,
-    blocks: tuple[int, int],
+    blocks: tuple[int, int, int],
     rows: int,
     eps: float,
 ) -> None:
@@ -183,11 +208,14 @@ def _kernel(
     In the memory kept from step to step, a sample has `rows` rows for each head: its R queries, its
     key, and its value.
     """
-    first, each = blocks
+    prompts, first, each = blocks
     part, step = pl.program_id(0), pl.program_id(1)
     _, K, h, block = keys.shape
     samples, R = q.shape[1], q.shape[2] // (K * h)
-    length = lengths[part // parts]
+    slot, prompt_block, reads_prompt = _prompt_block(
+        lengths, part // parts, prompts, prompt_keys.shape[3], step
+    )
+    length = lengths[part // parts * prompts + slot]
     number = jnp.maximum(step - first, 0)
     sample, number = number // each, number % each
     count = counts[part * samples + sample]
@@ -233,14 +261,20 @@ def _kernel(
             for row, x in enumerate(own_rows):
                 states[every(head, row)] = x
 
-    @pl.when((step < first) & (step * prompt_keys.shape[3] < length))
+    @pl.when((step < first) & reads_prompt)
     def _prompt() -> None:
         width = prompt_keys.shape[3]
         shape = (samples * rows, width)
-        places = step * width + jax.lax.broadcasted_iota(jnp.int32, shape, 1)
+        there = prompt_block * width + jax.lax.broadcasted_iota(jnp.int32, shape, 1) < length
+        if prompts > 1:
+            row = jax.lax.broadcasted_iota(jnp.int32, shape, 0)
+            for number in range(samples):
+                other = parents[part * samples + number] != slot
+                mine = (row >= number * rows) & (row < (number + 1) * rows)
+                there &= ~(mine & other)
         for head in range(K):
             of_head = pl.ds(head * samples * rows, samples * rows)
-            attend(of_head, prompt_keys[0, head], prompt_values[0, head], places < length)
+            attend(of_head, prompt_keys[0, head], prompt_values[0, head], there)
 
     @pl.when((step >= first) & (number <= last) & (count > 0))
     def _own() -> None:

@@ -1,7 +1,7 @@
 """Decoding with a cache of keys and values: prompts into slots, then token by token.
 
-Letters in shapes as in `learner.qwen3.model`, and: P slots for prompts, G samples of each prompt
-at a time, T and S the capacity for tokens of a prompt and of a sample.
+Letters in shapes as in `learner.qwen3.model`, and: P groups of C prompts and G samples of these at
+a time, T and S the capacity for tokens of a prompt and of a sample.
 
 A prompt is stored once and read by all of its samples (shared-prefix attention, arXiv
 2402.05099). Its last token is left out: every sample decodes it first, so a sample can start at
@@ -24,14 +24,14 @@ from learner.qwen3.rotary import rope_angles
 
 
 class Cache(NamedTuple):
-    """Keys and values, one array per layer: of P prompts, or of the own tokens of P x G samples.
+    """Keys and values, one array per layer: of P x C prompts, or of P x G samples' own tokens.
 
     Keys have their tokens last, so that scores and weighted sums are products of plain matrices:
     on a CPU several times faster than with tokens before heads.
 
     Attributes:
-        keys: L arrays [P, K, h, T] or [P, G, K, h, S].
-        values: L arrays [P, K, T, h] or [P, G, K, S, h].
+        keys: L arrays [P, C, K, h, T] or [P, G, K, h, S].
+        values: L arrays [P, C, K, T, h] or [P, G, K, S, h].
     """
 
     keys: tuple[Array, ...]
@@ -62,8 +62,8 @@ def decoding_params(params: Params, config: Qwen3Config) -> Params:
     return jax.tree_util.tree_map_with_path(cast_leaf, {**params, "layers": layers})
 
 
-def empty_cache(config: Qwen3Config, slots: tuple[int, ...], capacity: int) -> Cache:
-    """A cache for (P,) prompts or (P, G) samples of up to `capacity` tokens."""
+def empty_cache(config: Qwen3Config, slots: tuple[int, int], capacity: int) -> Cache:
+    """A cache for (P, C) prompts or (P, G) samples of up to `capacity` tokens."""
 
     def layers(*shape: int) -> tuple[Array, ...]:
         shape = (*slots, config.num_key_value_heads, *shape)
@@ -92,8 +92,9 @@ def prefill(
     Args:
         params: of `decoding_params`.
         tokens: i32[n, t], padded on the right, t at most T; without the prompts' last tokens.
-        slots: i32[n], distinct; a prompt whose slot is P or more is dropped.
+        slots: i32[n], distinct, of P * C; a prompt whose slot is beyond them is dropped.
     """
+    at = jnp.divmod(slots, cache.keys[0].shape[1])
     t = tokens.shape[1]
     rope = rope_angles(jnp.broadcast_to(jnp.arange(t), tokens.shape), config)
     implementation = choose(config).name
@@ -103,8 +104,8 @@ def prefill(
     for i, layer in enumerate(params["layers"]):
 
         def attend(q: Array, k: Array, v: Array, i: int = i) -> Array:
-            keys[i] = keys[i].at[slots, :, :, :t].set(k.transpose(0, 2, 3, 1), mode="drop")
-            values[i] = values[i].at[slots, :, :t].set(v.transpose(0, 2, 1, 3), mode="drop")
+            keys[i] = keys[i].at[*at, :, :, :t].set(k.transpose(0, 2, 3, 1), mode="drop")
+            values[i] = values[i].at[*at, :, :t].set(v.transpose(0, 2, 1, 3), mode="drop")
             return self_attention(q, k, v, implementation)
 
         x = nn.with_logical_constraint(x, ("batch", "length", "activation"))
@@ -117,6 +118,7 @@ def decode_step(
     config: Qwen3Config,
     prompts: Cache,
     lengths: Array,
+    parents: Array,
     cache: Cache,
     rope: tuple[Array, Array],
     tokens: Array,
@@ -127,7 +129,8 @@ def decode_step(
     Args:
         params: of `decoding_params`.
         prompts: their cache, filled by `prefill`.
-        lengths: i32[P], of the prompts without their last tokens.
+        lengths: i32[P, C], of the prompts without their last tokens.
+        parents: i32[P, G], which prompt of its group each sample continues, less than C.
         cache: of the samples.
         rope: `rope_angles` of all T + S positions.
         tokens: i32[P, G], the newest token; the last one of the prompt at first.
@@ -136,7 +139,7 @@ def decode_step(
     Returns:
         The cache with that token in it, and the final hidden states [P, G, D].
     """
-    positions = lengths[:, None] + counts
+    positions = jnp.take_along_axis(lengths, parents, axis=1) + counts
     rope = jax.tree.map(lambda table: table.at[positions].get(mode="promise_in_bounds"), rope)
     implementation = choose_decoding(config).name if cache.capacity % LANES == 0 else "reference"
     keys, values = list(cache.keys), list(cache.values)
@@ -157,6 +160,7 @@ def decode_step(
                 values[i],
                 *rope,
                 lengths,
+                parents,
                 counts,
                 norms,
                 eps=config.rms_norm_eps,

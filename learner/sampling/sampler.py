@@ -4,9 +4,9 @@
 log-probabilities, and why each completion ended.
 
 Continuous decoding: the device decodes in segments (`learner.sampling.slots`). Between them the
-host takes the tokens, gives free sequence slots the next sample of their prompt, and prompt slots
-whose sequences have all ended the next prompt. So one long completion keeps one sequence slot busy
-and not the batch.
+host takes the tokens and gives free sequence slots the next sample of their group's prompt, or of
+the next prompt that waits, for which each group has a second prompt slot. So one long completion
+keeps one sequence slot busy, and neither its group nor the batch.
 
 There is no second engine to send weights to. A call decodes with a temporary copy of the
 parameters: unstacked layers in `config.dtype`, on the same devices, arranged as a mesh for
@@ -17,14 +17,13 @@ The copy costs a pass over the weights and, while the call runs, its memory. Wit
 each samples its part of the prompts in slots of its own on its own devices
 (`learner.devices.distributed` says why), and all get all completions.
 
-Few shapes are compiled: P and G are fixed during a call, the capacity for completions has two sizes
-for each power of two, that for prompts four, and prompts are prefilled in powers of two. Kernels
-read only what is filled, so with a kernel there are just two capacities for completions, whose
-segments compile in parallel while prompts are prefilled, and the capacity for prompts is the
+Few shapes are compiled: numbers of slots are fixed during a call, the capacity for completions has
+two sizes for each power of two, that for prompts four, and prompts are prefilled in powers of two.
+Kernels read only what is filled, so with a kernel there are just two capacities for completions,
+whose segments compile in parallel while prompts are prefilled, and the capacity for prompts is the
 largest so far.
 """
 
-import collections
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -49,7 +48,7 @@ from learner.qwen3.model import Params, logical_axes
 from learner.sampling import decoding, slots
 from learner.sampling.decoding import Cache
 from learner.sampling.distribution import SamplingParams
-from learner.sampling.slots import KEY_IMPL, RUNNING, FinishReason, Request, Sequences
+from learner.sampling.slots import KEY_IMPL, RUNNING, FinishReason, Request, Schedule, Sequences
 from learner.sampling.token_automaton import TokenAutomaton
 from learner.tokens import geometric_bucket, pad_right
 
@@ -165,21 +164,19 @@ class Sampler:
         self._local_mesh = local_mesh = distributed.local_mesh(own_mesh)
         self._rows = sharding.batch_sharding(local_mesh)
         per_step = NamedSharding(local_mesh, P(None, sharding.BATCH_AXES))
-        prompts = NamedSharding(local_mesh, P(sharding.BATCH_AXES, "tensor"))
-        samples = NamedSharding(local_mesh, P(sharding.BATCH_AXES, None, "tensor"))
+        slotted = NamedSharding(local_mesh, P(sharding.BATCH_AXES, None, "tensor"))
         self.prepare = jax.jit(
             functools.partial(decoding.decoding_params, config=config),
             out_shardings=_whole_rows(config, own_mesh),
         )
         empty = functools.partial(decoding.empty_cache, config)
-        self.new_prompts = jax.jit(empty, static_argnums=(0, 1), out_shardings=prompts)
-        self.new_samples = jax.jit(empty, static_argnums=(0, 1), out_shardings=samples)
-        self.resize = jax.jit(decoding.resize, static_argnums=1, out_shardings=samples)
+        self.new_cache = jax.jit(empty, static_argnums=(0, 1), out_shardings=slotted)
+        self.resize = jax.jit(decoding.resize, static_argnums=1, out_shardings=slotted)
 
         def prefill(params: Params, *args: Any) -> Cache:
             return decoding.prefill(params, config, *args)
 
-        self.prefill = jax.jit(prefill, donate_argnums=1, out_shardings=prompts)
+        self.prefill = jax.jit(prefill, donate_argnums=1, out_shardings=slotted)
         self.segment = jax.jit(
             functools.partial(
                 slots.segment,
@@ -189,7 +186,7 @@ class Sampler:
                 steps=self._steps,
             ),
             donate_argnums=2,
-            out_shardings=(samples, self._rows, per_step, per_step),
+            out_shardings=(slotted, self._rows, per_step, per_step),
         )
 
     def __call__(
@@ -278,16 +275,16 @@ class Sampler:
         """
         capacity = _capacity(prompt_length)
         *smaller, longest = self.capacities
-        counts = self._slots(num_prompts, num_samples)
-        batch = min(counts[0], self._prefill_rows(capacity))
+        groups, sequence_slots, prompt_slots = counts = self._slots(num_prompts, num_samples)
+        batch = min(groups, self._prefill_rows(capacity))
 
         def rows() -> Any:
             ids = jnp.zeros(batch, jnp.int32)
             return (jnp.zeros((batch, capacity), jnp.int32), ids), Sequences.idle(*counts)
 
         prompts, state = jax.jit(rows, out_shardings=self._rows).eval_shape()
-        prompt_cache = self.new_prompts.eval_shape(counts[:1], capacity)
-        cache = self.new_samples.eval_shape(counts, longest)
+        prompt_cache = self.new_cache.eval_shape((groups, prompt_slots), capacity)
+        cache = self.new_cache.eval_shape((groups, sequence_slots), longest)
         whole = self.prepare.eval_shape(params)
         floor = jax.ShapeDtypeStruct((), jnp.int32)
         with sharding.use(self.mesh):
@@ -298,7 +295,7 @@ class Sampler:
                 "segment": self.segment.lower(whole, prompt_cache, cache, state, None, floor),
             }
             if smaller:
-                cache = self.new_samples.eval_shape(counts, smaller[-1])
+                cache = self.new_cache.eval_shape((groups, sequence_slots), smaller[-1])
                 programs["resize"] = self.resize.lower(cache, longest)
         return programs
 
@@ -317,8 +314,8 @@ class Sampler:
         Returns:
             "weights" for decoding, and "cache" for the longest completions.
         """
-        counts = self._slots(num_prompts, num_samples)
-        cache = self.new_samples.eval_shape(counts, self.capacities[-1])
+        *counts, _ = self._slots(num_prompts, num_samples)
+        cache = self.new_cache.eval_shape(tuple(counts), self.capacities[-1])
         whole = self.prepare.eval_shape(params)
         return {"weights": sharding.device_bytes(whole), "cache": sharding.device_bytes(cache)}
 
@@ -335,45 +332,30 @@ class Sampler:
             return
         automaton = jax.device_put(automaton, sharding.replicated(self._local_mesh))
         num_samples = len(requests[0].budgets)
-        prompt_slots, sequence_slots = self._slots(len(requests), num_samples)
-        # Longest first: prompts that are prefilled together are of similar length.
-        waiting = collections.deque(
-            sorted(range(len(requests)), key=lambda i: -len(requests[i].prompt))
-        )
-        prompt_capacity = _capacity(len(requests[waiting[0]].prompt))
+        groups, sequence_slots, prompt_slots = self._slots(len(requests), num_samples)
+        prompt_capacity = _capacity(max(len(request.prompt) for request in requests))
         if self._has_kernel:
             prompt_capacity = max(prompt_capacity, self._prompt_capacity)
             self._prompt_capacity = prompt_capacity
-        prompt_cache = self.new_prompts((prompt_slots,), prompt_capacity)
+        prompt_cache = self.new_cache((groups, prompt_slots), prompt_capacity)
         cache: Cache | None = None
-        state = Sequences.idle(prompt_slots, sequence_slots)
+        state = Sequences.idle(groups, sequence_slots, prompt_slots)
         segments = self._segments(params, prompt_cache, state, automaton)
-        owner = np.full(prompt_slots, -1)  # the prompt in each slot
-        begun = np.full(prompt_slots, num_samples)  # its samples that have been started
+        schedule = Schedule(requests, (groups, prompt_slots))
         while True:
-            ended = (begun == num_samples) & (state.finish != RUNNING).all(axis=1)
-            fresh = [int(slot) for slot in np.flatnonzero(ended)[: len(waiting)]]
-            for slot in fresh:
-                owner[slot], begun[slot] = waiting.popleft(), 0
-            filled = {slot: requests[owner[slot]].prompt for slot in fresh}
-            prompt_cache = self._fill(params, prompt_cache, filled)
-            for row, column in np.argwhere(state.finish != RUNNING):
-                if begun[row] < num_samples:
-                    state.start((row, column), requests[owner[row]], begun[row])
-                    begun[row] += 1
+            prompt_cache = self._fill(params, prompt_cache, schedule.refill(state))
             running = state.finish == RUNNING
             if not running.any():
                 return
             needed = int(np.minimum(state.counts + self._steps, state.budgets)[running].max())
             wanted = self._own_capacity(needed)
             if cache is None:
-                cache = self.new_samples((prompt_slots, sequence_slots), wanted)
+                cache = self.new_cache((groups, sequence_slots), wanted)
             elif not cache.capacity // 2 < wanted <= cache.capacity:
                 cache = self.resize(cache, wanted)
-            more = bool(waiting) or bool((begun < num_samples).any())
             refill = max(1, int(_REFILL_FRACTION * running.size))
-            floor = max(0, int(running.sum()) - refill) if more else 0
-            starts = state.counts
+            floor = max(0, int(running.sum()) - refill) if schedule.waits else 0
+            rows, starts = schedule.rows(state), state.counts
             with sharding.use(self._local_mesh):
                 cache, *out = segments(cache.capacity)(
                     params,
@@ -386,15 +368,14 @@ class Sampler:
             after, tokens, logprobs = jax.device_get(out)
             # The arrays that came from the device cannot be written to.
             state = jax.tree.map(np.array, after)
-            for row, column in np.argwhere(running):
-                at = row, column
+            for at in map(tuple, np.argwhere(running)):
                 start, end = int(starts[at]), int(state.counts[at])
                 finish = int(state.finish[at])
                 yield Chunk(
-                    row=int(owner[row]) * num_samples + int(state.samples[at]),
+                    row=int(rows[at]),
                     start=start,
-                    tokens=tokens[: end - start, row, column],
-                    logprobs=logprobs[: end - start, row, column],
+                    tokens=tokens[: end - start, *at],
+                    logprobs=logprobs[: end - start, *at],
                     finish=None if finish == RUNNING else FinishReason(finish),
                 )
 
@@ -412,7 +393,7 @@ class Sampler:
 
         def compiled(capacity: int) -> Callable[..., Any]:
             params, prompts, state, automaton = args
-            cache = self.new_samples.eval_shape(state.last.shape, capacity)
+            cache = self.new_cache.eval_shape(state.last.shape, capacity)
             floor = jax.ShapeDtypeStruct((), jnp.int32)
             with sharding.use(self._local_mesh):
                 lowered = self.segment.lower(params, prompts, cache, state, automaton, floor)
@@ -436,7 +417,8 @@ class Sampler:
             size = shards << max(0, -(-len(batch) // shards) - 1).bit_length()
             padded = [prompts[slot][:-1] for slot in batch] + [[]] * (size - len(batch))
             tokens = pad_right(padded, capacity, self.pad_id)
-            at = np.full(size, cache.keys[0].shape[0], np.int32)  # past the last slot: dropped
+            beyond = math.prod(cache.keys[0].shape[:2])
+            at = np.full(size, beyond, np.int32)  # What stays so is dropped.
             at[: len(batch)] = batch
             with sharding.use(self._local_mesh):
                 rows = jax.device_put((tokens, at), self._rows)
@@ -510,7 +492,7 @@ class Sampler:
         quarter = max(_LEAST_CAPACITY, -(-longest // 4))
         return -(-(quarter if tokens <= quarter < longest else longest) // LANES) * LANES
 
-    def _slots(self, num_prompts: int, num_samples: int) -> tuple[int, int]:
+    def _slots(self, num_prompts: int, num_samples: int) -> tuple[int, int, int]:
         """`slot_counts` of this process in a call, for its prompts."""
         shards = sharding.num_row_shards(self._local_mesh)
         per_shard = self.max_rows // self._row_shards

@@ -1,10 +1,11 @@
 """Sequence slots on the device: their state, and the compiled segment that decodes in all of them.
 
-There are P prompt slots with G sequence slots each; a sequence slot holds one completion. A segment
-is a loop over a fixed number of tokens, which ends early when enough sequences have ended and
-others wait; between segments `learner.sampling.sampler` refills the free slots.
+There are P groups of G sequence slots and C prompt slots. A sequence slot holds one completion to
+one of the prompts of its group. A segment is a loop over a fixed number of tokens, which ends early
+when enough sequences have ended and others wait; between segments the host refills the free slots.
 """
 
+import collections
 import enum
 import functools
 from collections.abc import Sequence
@@ -31,6 +32,10 @@ KEY_IMPL = "threefry2x32"
 # Samples of a prompt that run side by side where not all completions fit at once. More of them
 # read the prompt's cache less often; fewer leave less idle while the last one of them ends.
 _SIDE_BY_SIDE = 4
+
+# Prompt slots of a group where prompts wait: samples of the next prompt begin while the last ones
+# of the prompt before still run.
+_PROMPTS = 2
 
 
 class FinishReason(enum.IntEnum):
@@ -68,28 +73,89 @@ class Sequences(NamedTuple):
     counts: Any  # i32[P, G], tokens generated
     budgets: Any  # i32[P, G]
     samples: Any  # i32[P, G], number of the sample, folded into its prompt's key
+    parents: Any  # i32[P, G], slot of its prompt in the group, less than C
     states: Any  # i32[P, G], of the automaton
     finish: Any  # i32[P, G], a FinishReason, or RUNNING
-    prompt_lengths: Any  # i32[P], without their last tokens
-    key_data: Any  # u32[P, 2]
+    prompt_lengths: Any  # i32[P, C], without their last tokens; 0 where no sample needs the prompt
+    key_data: Any  # u32[P, C, 2], of the prompts
 
     @classmethod
-    def idle(cls, prompt_slots: int, sequence_slots: int) -> Self:
+    def idle(cls, groups: int, sequence_slots: int, prompt_slots: int) -> Self:
         """Slots without a completion."""
-        per_sequence = [np.zeros((prompt_slots, sequence_slots), np.int32) for _ in range(6)]
-        lengths, key_data = np.zeros(prompt_slots, np.int32), np.zeros((prompt_slots, 2), np.uint32)
-        return cls._make([*per_sequence, lengths, key_data])
+        per_sequence = [np.zeros((groups, sequence_slots), np.int32) for _ in range(7)]
+        lengths = np.zeros((groups, prompt_slots), np.int32)
+        return cls._make([*per_sequence, lengths, np.zeros((*lengths.shape, 2), np.uint32)])
 
-    def start(self, slot: tuple[int, int], request: Request, sample: int) -> None:
+    def start(self, slot: tuple[int, int], request: Request, sample: int, parent: int) -> None:
         """Begin a completion in a sequence slot; writes into the host's arrays."""
         self.last[slot] = request.prompt[-1]
         self.counts[slot] = 0
         self.budgets[slot] = request.budgets[sample]
         self.samples[slot] = sample
+        self.parents[slot] = parent
         self.states[slot] = 0
         self.finish[slot] = RUNNING
-        self.prompt_lengths[slot[0]] = len(request.prompt) - 1
-        self.key_data[slot[0]] = request.key_data
+        self.key_data[slot[0], parent] = request.key_data
+
+
+class Schedule:
+    """Which sample runs in which slot, on the host.
+
+    Args:
+        requests: at least one, all with equally many samples.
+        slots: (P, C).
+    """
+
+    def __init__(self, requests: Sequence[Request], slots: tuple[int, int]) -> None:
+        self._requests = requests
+        self._num_samples = len(requests[0].budgets)
+        # Longest first: prompts that are prefilled together are of similar length.
+        order = sorted(range(len(requests)), key=lambda i: -len(requests[i].prompt))
+        self._waiting = collections.deque(order)
+        self._owners = np.full(slots, -1)  # the request in each prompt slot
+        self._begun = np.full(slots, self._num_samples)  # its samples that have been started
+
+    @property
+    def waits(self) -> bool:
+        """Whether a sample has not begun yet."""
+        return bool(self._waiting) or bool((self._begun < self._num_samples).any())
+
+    def rows(self, state: Sequences) -> np.ndarray:
+        """i64[P, G], the number of the completion in each sequence slot, prompt-major."""
+        owners = np.take_along_axis(self._owners, state.parents, axis=1)
+        return owners * self._num_samples + state.samples
+
+    def refill(self, state: Sequences) -> dict[int, Sequence[int]]:
+        """Begin samples in free sequence slots; changes the state.
+
+        Returns:
+            The prompts to prefill, by prompt slot of all P * C.
+        """
+        prompts: dict[int, Sequence[int]] = {}
+        free = state.finish != RUNNING
+        # Nothing is read for sequences that have ended, nor for prompts without a running sample.
+        state.counts[free] = 0
+        state.prompt_lengths[:] = 0
+        # Groups with the most free slots first: a prompt's samples should run side by side.
+        for group in map(int, np.argsort(-free.sum(axis=1), kind="stable")):
+            begun, parents, finish = self._begun[group], state.parents[group], state.finish[group]
+            for column in map(int, np.flatnonzero(free[group])):
+                if begun.min() == self._num_samples:
+                    unused = np.setdiff1d(np.arange(begun.size), parents[finish == RUNNING])
+                    if not (unused.size and self._waiting):
+                        break
+                    at = group, int(unused[0])
+                    self._owners[at], self._begun[at] = self._waiting.popleft(), 0
+                    slot = int(np.ravel_multi_index(at, self._owners.shape))
+                    prompts[slot] = self._requests[self._owners[at]].prompt
+                parent = int(np.argmin(begun))
+                request = self._requests[self._owners[group, parent]]
+                state.start((group, column), request, int(begun[parent]), parent)
+                begun[parent] += 1
+            for parent in set(parents[finish == RUNNING].tolist()):
+                prompt = self._requests[self._owners[group, parent]].prompt
+                state.prompt_lengths[group, parent] = len(prompt) - 1
+        return prompts
 
 
 _Carry = tuple[Array, Cache, Sequences, Array, Array]
@@ -118,8 +184,9 @@ def segment(
     # Made once: in every step, XLA's CPU backend would fuse the cosines and sines into every layer
     # and compute them there for every head, a twentieth of the time of a small model.
     rope = rotary.rope_angles(jnp.arange(prompts.capacity + cache.capacity), config)
-    fold = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))
-    keys = fold(jax.random.wrap_key_data(sequences.key_data, impl=KEY_IMPL), sequences.samples)
+    key_data = jnp.take_along_axis(sequences.key_data, sequences.parents[..., None], axis=1)
+    fold = jax.vmap(jax.vmap(jax.random.fold_in))
+    keys = fold(jax.random.wrap_key_data(key_data, impl=KEY_IMPL), sequences.samples)
     stops = jnp.array(sampling.stop_token_ids, jnp.int32)
 
     def unfinished(carry: _Carry) -> Array:
@@ -132,7 +199,15 @@ def segment(
         # Ended sequences write over a place that only they read.
         places = jnp.minimum(sequences.counts, cache.capacity - 1)
         cache, hidden = decoding.decode_step(
-            params, config, prompts, sequences.prompt_lengths, cache, rope, sequences.last, places
+            params,
+            config,
+            prompts,
+            sequences.prompt_lengths,
+            sequences.parents,
+            cache,
+            rope,
+            sequences.last,
+            places,
         )
         logits = limit_vocabulary(model.output_logits(params, config, hidden), vocab_size)
         if automaton is not None:
@@ -165,12 +240,14 @@ def segment(
     return jax.lax.while_loop(unfinished, body, (jnp.int32(0), cache, sequences, *empty))[1:]
 
 
-def slot_counts(num_prompts: int, num_samples: int, shards: int, per_shard: int) -> tuple[int, int]:
-    """Numbers of prompt slots and of sequence slots in each; few different ones, to compile less.
+def slot_counts(
+    num_prompts: int, num_samples: int, shards: int, per_shard: int
+) -> tuple[int, int, int]:
+    """P, G and C: few different ones, to compile less.
 
-    As many prompt slots as there are prompts, but no more than let some samples of each run side
-    by side; then as many sequence slots as fit into `per_shard`. Where all completions fit at once,
-    prompt slots are a power of two; elsewhere at most a quarter of them stays empty.
+    As many groups as there are prompts, but no more than let some samples of each run side by side;
+    then as many sequence slots as fit into `per_shard`. Where all completions fit at once, groups
+    are a power of two; elsewhere at most a quarter of them stays empty.
 
     Args:
         num_prompts: of the call.
@@ -184,5 +261,7 @@ def slot_counts(num_prompts: int, num_samples: int, shards: int, per_shard: int)
     if crowded:
         rounds = -(-num_samples // _SIDE_BY_SIDE)
         side_by_side = min(-(-num_samples // rounds), per_shard)
-    prompts = min(per_shard // side_by_side, geometric_bucket(needed, 1, 4 if crowded else 1))
-    return shards * prompts, min(num_samples, per_shard // prompts)
+    groups = min(per_shard // side_by_side, geometric_bucket(needed, 1, 4 if crowded else 1))
+    sequence_slots = min(num_samples, per_shard // groups)
+    prompt_slots = _PROMPTS if needed > groups and sequence_slots > 1 else 1
+    return shards * groups, sequence_slots, prompt_slots

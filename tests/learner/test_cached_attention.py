@@ -60,7 +60,8 @@ def test_the_kernel_equals_the_reference(
     """Output and cache, for all lengths, groupings and dtypes, of more samples than go together."""
     monkeypatch.setattr(decode_tpu, "_SAMPLES", 4)
     rng = np.random.default_rng(0)
-    P, h, lengths = 2, 128, [0, 2 * T // 3]
+    P, C, h = 2, 3, 128
+    lengths = [[0, 2 * T // 3, 1], [T - 1, 0, 0]]
     counts = np.array([n for n in EDGES if n < capacity][-2 * (len(EDGES) // 2) :], np.int32)
     counts = counts[: len(counts) // 2 * 2].reshape(P, -1)
     G = counts.shape[1]
@@ -73,13 +74,14 @@ def test_the_kernel_equals_the_reference(
         normal(P, G, heads * h),
         normal(P, G, kv_heads * h),
         normal(P, G, kv_heads * h),
-        normal(P, kv_heads, h, T),
-        normal(P, kv_heads, T, h),
+        normal(P, C, kv_heads, h, T),
+        normal(P, C, kv_heads, T, h),
         normal(P, G, kv_heads, h, capacity),
         normal(P, G, kv_heads, capacity, h),
         jnp.cos(angles),
         jnp.sin(angles),
         jnp.array(lengths),
+        jnp.asarray(rng.integers(C, size=(P, G)), jnp.int32),
         jnp.asarray(counts),
         1 + normal(2, h).astype(jnp.float32) / 8,
     )
@@ -100,7 +102,10 @@ def test_the_kernel_equals_the_reference(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODULES)
 def test_samples_are_those_of_the_reference(interpreted, monkeypatch, name):
-    """A whole call, slots refilled and the cache grown past 128 tokens, on a mesh of four."""
+    """A whole call, slots refilled and the cache grown past 128 tokens, on a mesh of four.
+
+    Two groups of two slots each, so that prompts wait and the second prompt slots are used.
+    """
     config = Qwen3Config(
         vocab_size=160,
         hidden_size=32,
@@ -114,11 +119,11 @@ def test_samples_are_those_of_the_reference(interpreted, monkeypatch, name):
     params = model.init_params(jax.random.key(0), config)
     mesh = sharding.make_mesh(1, 2, 2)
     sampling = SamplingParams(max_new_tokens=132, stop_token_ids=(3,))
-    prompts = [[1, 2, 5], [4, 9, 8, 7], [6]]
+    prompts = [[1, 2, 5], [4, 9, 8, 7], [6], [7, 7], [2, 8, 1, 1, 3]]
 
     def sample():
         sampler = Sampler(config, mesh, sampling, 0, max_rows=4, segment_tokens=44)
-        return sampler(params, prompts, jax.random.split(jax.random.key(1), 3), num_samples=2)
+        return sampler(params, prompts, jax.random.split(jax.random.key(1), 5), num_samples=2)
 
     want = sample()
     choose_kernel(monkeypatch, name)

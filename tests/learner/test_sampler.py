@@ -16,7 +16,7 @@ from learner.qwen3 import model, weights
 from learner.qwen3.config import Qwen3Config
 from learner.sampling import decoding
 from learner.sampling.sampler import FinishReason, Sampler, SamplingParams, decoding_mesh
-from learner.sampling.slots import slot_counts
+from learner.sampling.slots import RUNNING, slot_counts
 from learner.sampling.token_automaton import TokenAutomaton
 from learner.tokens import ThinkingBudget
 
@@ -213,35 +213,53 @@ def test_a_sample_depends_on_its_own_key_alone(otherwise):
 
 
 @pytest.mark.parametrize(
-    ("max_rows", "shards", "prompts", "samples", "prompt_slots", "sequence_slots"),
+    ("max_rows", "shards", "prompts", "samples", "slots"),
     [
-        (512, 1, 32, 32, 32, 16),  # all rows run, though not all completions fit
-        (64, 1, 4, 32, 4, 16),
-        (512, 1, 33, 32, 40, 12),
-        (512, 1, 1000, 32, 128, 4),
-        (512, 8, 32, 32, 32, 16),
-        (512, 8, 500, 6, 168, 3),
-        (512, 1, 5, 8, 8, 8),  # all completions at once
-        (512, 1, 300, 1, 512, 1),
-        (3, 1, 1, 32, 1, 3),
-        (1, 1, 7, 7, 1, 1),
+        (512, 1, 32, 32, (32, 16, 1)),  # all rows run, though not all completions fit
+        (64, 1, 4, 32, (4, 16, 1)),
+        (512, 1, 33, 32, (40, 12, 1)),
+        (512, 1, 1000, 32, (128, 4, 2)),  # prompts wait
+        (512, 8, 32, 32, (32, 16, 1)),
+        (512, 8, 500, 6, (168, 3, 2)),
+        (512, 1, 5, 8, (8, 8, 1)),  # all completions at once
+        (512, 1, 300, 1, (512, 1, 1)),
+        (3, 1, 1, 32, (1, 3, 1)),
+        (1, 1, 7, 7, (1, 1, 1)),
     ],
 )
-def test_completions_that_run_at_a_time(
-    max_rows, shards, prompts, samples, prompt_slots, sequence_slots
-):
-    got = slot_counts(prompts, samples, shards, max_rows // shards)
-    assert got == (prompt_slots, sequence_slots)
+def test_completions_that_run_at_a_time(max_rows, shards, prompts, samples, slots):
+    assert slot_counts(prompts, samples, shards, max_rows // shards) == slots
 
 
 def test_rows_are_used_whatever_is_asked_for():
     """Never more than `max_rows`, and at most a quarter of what could run is left idle."""
     for prompts in range(1, 600, 7):
         for samples in (1, 2, 3, 4, 8, 16, 32, 100, 600):
-            prompt_slots, sequence_slots = slot_counts(prompts, samples, 1, 512)
-            assert prompt_slots * sequence_slots <= 512
-            busy = min(prompts, prompt_slots) * sequence_slots
+            groups, sequence_slots, _ = slot_counts(prompts, samples, 1, 512)
+            assert groups * sequence_slots <= 512
+            busy = min(prompts, groups) * sequence_slots
             assert busy > 0.7 * min(512, prompts * samples), (prompts, samples)
+
+
+def test_a_long_completion_keeps_only_its_own_slot_busy():
+    """Two groups of four; every prompt has one completion as long as its other three together."""
+    budgets = np.tile([4, 24, 8, 12], 16)
+    run = sampler(max_rows=8, max_new_tokens=24, segment_tokens=4)
+    segments, segment = [], run.segment
+
+    def counting(params, prompts, cache, state, automaton, floor):
+        segments.append(np.asarray(state.finish) == RUNNING)
+        return segment(params, prompts, cache, state, automaton, floor)
+
+    run.segment = counting
+    prompts = [PROMPTS[n % 5] for n in range(16)]
+    got = run(PARAMS, prompts, keys(16), num_samples=4, budgets=budgets)
+    np.testing.assert_array_equal(got.lengths, budgets)
+    # Where a group waits for the last completion of its prompt, half of all steps are idle.
+    assert np.mean(segments) > 0.85
+    whole = sampler(max_new_tokens=24)(PARAMS, prompts, keys(16), num_samples=4, budgets=budgets)
+    np.testing.assert_array_equal(got.tokens, whole.tokens)
+    np.testing.assert_allclose(got.logprobs, whole.logprobs, atol=1e-5)
 
 
 def test_other_keys_give_other_samples():
@@ -275,7 +293,7 @@ def test_samples_share_the_prefill_of_their_prompt(max_rows):
     prefilled = []
 
     def counting(params, cache, tokens, slots):
-        used = np.asarray(slots) < cache.keys[0].shape[0]
+        used = np.asarray(slots) < np.prod(cache.keys[0].shape[:2])
         prefilled.extend(np.sum(np.asarray(tokens)[used] != PAD, axis=1).tolist())
         return prefill(params, cache, tokens, slots)
 
