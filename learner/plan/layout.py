@@ -82,10 +82,10 @@ class Layout:
         return f"{self.data}x{self.fsdp}x{self.tensor}"
 
     def training(self, work: Work) -> GRPOConfig:
-        """The options of training, with as many prompts as can be sampled at a time."""
+        """The options of training; no fewer prompts than can be sampled at a time."""
         completions = self.completions * self.shards
         return GRPOConfig(
-            prompts_per_step=max(1, completions // work.group_size),
+            prompts_per_step=max(work.prompts_per_step, completions // work.group_size),
             group_size=work.group_size,
             micro_batch_rows=self.rows * self.shards,
             completions_per_row=work.completions_per_row,
