@@ -68,7 +68,7 @@ def append_and_attend(
     C, T, R = prompt_keys.shape[1], prompt_keys.shape[-1], q.shape[-1] // (K * h)
     own, shared = _block(S, K * h * keys.itemsize), _block(T, K * h * keys.itemsize)
     together = next(n for n in range(min(G, _SAMPLES), 0, -1) if G % n == 0)
-    parts, first, blocks = G // together, C * -(-T // shared), S // own
+    parts = G // together
     rows = -(-(R + 2) // _SUBLANES) * _SUBLANES
 
     def flat(x: Array) -> Array:
@@ -77,9 +77,13 @@ def append_and_attend(
     def by_part(x: Array) -> Array:
         return x.reshape(P * parts, together, -1)
 
-    # Steps of a part: the blocks of its prompts, and then those of each sample.
-    def sample(i: Any, j: Any) -> Any:
-        return i * together + jnp.maximum(j - first, 0) // blocks
+    # Steps of a part: the blocks of its prompts, and then those of each sample. Even a step that
+    # reads nothing takes time, so there are as many as the fullest prompts and sample need.
+    first = jnp.max(jnp.sum(pl.cdiv(lengths, shared), axis=1))
+    each = jnp.maximum(pl.cdiv(jnp.max(counts), own), 1)
+
+    def sample(i: Any, j: Any, steps: Any) -> Any:
+        return i * together + jnp.maximum(j - steps[0], 0) // steps[1]
 
     def of_part(width: int) -> pl.BlockSpec:
         return pl.BlockSpec((1, together, width), lambda i, j, *_: (i, 0, 0))
@@ -99,23 +103,25 @@ def append_and_attend(
         return pl.BlockSpec((1, K, size, h), index)
 
     # A block that is named again, as the last one that holds tokens, is not read twice.
-    def of_prompt(i: Any, j: Any, lengths: Any, parents: Any, counts: Any) -> Any:
+    def of_prompt(i: Any, j: Any, steps: Any, lengths: Any, parents: Any, counts: Any) -> Any:
         slot, block, _ = _prompt_block(lengths, i // parts, C, shared, j)
         return i // parts * C + slot, block
 
-    def of_sample(i: Any, j: Any, lengths: Any, parents: Any, counts: Any) -> Any:
-        filled = jnp.maximum(counts[sample(i, j)] - 1, 0) // own
-        return sample(i, j), jnp.minimum(jnp.maximum(j - first, 0) % blocks, filled)
+    def of_sample(i: Any, j: Any, steps: Any, lengths: Any, parents: Any, counts: Any) -> Any:
+        row = sample(i, j, steps)
+        filled = jnp.maximum(counts[row] - 1, 0) // own
+        return row, jnp.minimum(jnp.maximum(j - steps[0], 0) % steps[1], filled)
 
     def newest(size: int) -> Callable[..., Any]:
-        return lambda i, j, lengths, parents, counts: (
-            sample(i, j),
-            counts[sample(i, j)] // size,
-        )
+        def place(i: Any, j: Any, steps: Any, lengths: Any, parents: Any, counts: Any) -> Any:
+            row = sample(i, j, steps)
+            return row, counts[row] // size
+
+        return place
 
     grid = pltpu.PrefetchScalarGridSpec(
-        num_scalar_prefetch=3,
-        grid=(P * parts, first + together * blocks),
+        num_scalar_prefetch=4,
+        grid=(P * parts, first + together * each),
         in_specs=[
             *map(of_part, (K * R * h, K * h, K * h, h, h)),
             pl.BlockSpec((2, h), lambda i, j, *_: (0, 0)),
@@ -135,10 +141,10 @@ def append_and_attend(
     )
     cache = [jax.ShapeDtypeStruct(flat(x).shape, x.dtype) for x in (keys, values)]
     *changed, out = pl.pallas_call(
-        functools.partial(_kernel, parts=parts, blocks=(C, first, blocks), rows=rows, eps=eps),
+        functools.partial(_kernel, parts=parts, prompts=C, rows=rows, eps=eps),
         grid_spec=grid,
         out_shape=[*cache, jax.ShapeDtypeStruct((P * parts, together, K * R * h), q.dtype)],
-        input_output_aliases={11: 0, 12: 1},  # Arguments count from `lengths` on.
+        input_output_aliases={12: 0, 13: 1},  # Arguments count from `steps` on.
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
         cost_estimate=pl.CostEstimate(
             flops=4 * P * G * K * R * h * (S + C * T),
@@ -147,6 +153,7 @@ def append_and_attend(
         ),
         interpret=interpret,
     )(
+        jnp.stack([first, each]),
         *(x.reshape(-1) for x in (lengths, parents, counts)),
         *map(by_part, (q, k, v, cos, sin)),
         norms,
@@ -177,6 +184,7 @@ def _prompt_block(lengths: Any, group: Any, prompts: int, size: int, step: Any) 
 
 
 def _kernel(
+    steps: Any,
     lengths: Any,
     parents: Any,
     counts: Any,
@@ -199,7 +207,7 @@ def _kernel(
     total: Any,
     *,
     parts: int,
-    blocks: tuple[int, int, int],
+    prompts: int,
     rows: int,
     eps: float,
 ) -> None:
@@ -208,7 +216,7 @@ def _kernel(
     In the memory kept from step to step, a sample has `rows` rows for each head: its R queries, its
     key, and its value.
     """
-    prompts, first, each = blocks
+    first, each = steps[0], steps[1]
     part, step = pl.program_id(0), pl.program_id(1)
     _, K, h, block = keys.shape
     samples, R = q.shape[1], q.shape[2] // (K * h)
