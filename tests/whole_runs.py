@@ -2,11 +2,13 @@
 
 import dataclasses
 import fcntl
+import importlib
 import multiprocessing
 import os
 import resource
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -96,18 +98,21 @@ class Fault:
             raise OSError(self.code, os.strerror(self.code), str(path))
 
 
-class Run:
-    """`python -m experiments.main` with some options, started; see `multiprocessing.Process`.
+class Command:
+    """A command of `experiments`, started; see `multiprocessing.Process`.
 
     Attributes:
       process: it runs in this one.
     """
 
-    def __init__(self, folder: Path, *options: str, fault: Fault | None = None) -> None:
-        """Starts it, with a fault of its storage; what it prints goes to files beside `folder`."""
+    def __init__(self, folder: Path, *line: str, fault: Fault | None = None) -> None:
+        """Starts it, with a fault of its storage; what it prints goes to files beside `folder`.
+
+        Args:
+          line: name of the module and arguments.
+        """
         folder.parent.mkdir(parents=True, exist_ok=True)
         self._out, self._err = (folder.with_suffix(suffix) for suffix in (".out", ".err"))
-        line = ["main", *SMALL, f"--workdir={folder}", *options]
         self.process = _PROCESSES.Process(target=_main, args=(line, self._out, self._err, fault))
         self.process.start()
 
@@ -117,6 +122,13 @@ class Run:
         code = self.process.exitcode
         assert code is not None, "still running after 500 seconds"
         return code, self._out.read_text(), self._err.read_text()
+
+
+class Run(Command):
+    """`python -m experiments.main` with some options, started."""
+
+    def __init__(self, folder: Path, *options: str, fault: Fault | None = None) -> None:
+        super().__init__(folder, "main", *SMALL, f"--workdir={folder}", *options, fault=fault)
 
 
 def three_rounds(folder: Path, *options: str, fault: Fault | None = None) -> Run:
@@ -138,17 +150,18 @@ def undisturbed(common: Path) -> tuple[Path, str]:
     return folder, printed.read_text()
 
 
-def _main(line: list[str], out: Path, err: Path, fault: Fault | None) -> None:
+def _main(line: Sequence[str], out: Path, err: Path, fault: Fault | None) -> None:
     os.chdir(ROOT)
     jax.config.update("jax_num_cpu_devices", 1)
     for path, stream in ((out, sys.stdout), (err, sys.stderr)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream.fileno())
     if fault is not None:
         fault.install()
-    sys.argv = line  # Where the options of --config are read from.
-    from experiments import command_line, main
+    sys.argv = list(line)  # Where the options of --config are read from.
+    command = importlib.import_module(f"experiments.{line[0]}")
+    from experiments import command_line
 
-    app.run(main.main, flags_parser=command_line.parse_flags)
+    app.run(command.main, flags_parser=command_line.parse_flags)
 
 
 def compilation_cache(folder: Path) -> str:

@@ -1,9 +1,6 @@
 """The doctor of runs: what it finds, and that its advice brings a damaged run back."""
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -38,15 +35,10 @@ OPTIONS = (
 
 def doctor(folder):
     """(exit code, lines) of the command."""
-    done = subprocess.run(
-        [sys.executable, "-m", "experiments.doctor", str(folder)],
-        env={**os.environ, "JAX_NUM_CPU_DEVICES": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert "Traceback" not in done.stderr
-    return done.returncode, (done.stdout + done.stderr).splitlines()
+    printed = folder.parent / f"doctor_of_{folder.name}"
+    code, out, err = whole_runs.Command(printed, "doctor", str(folder)).end()
+    assert "Traceback" not in err
+    return code, (out + err).splitlines()
 
 
 @pytest.fixture(scope="module")

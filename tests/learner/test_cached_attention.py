@@ -99,6 +99,23 @@ def test_the_kernel_equals_the_reference(
     )
 
 
+@pytest.mark.parametrize("name", MODULES)
+def test_the_first_token_of_prompts_of_one_token(interpreted, name):
+    """No prompt and no sample has a token in the cache: attention is to the new token alone."""
+    rng = np.random.default_rng(1)
+    P, C, G, K, h, S = 2, 2, 4, 2, 128, 128
+    new = [jnp.asarray(rng.normal(size=(P, G, n * h)), jnp.float32) for n in (4, K, K)]
+    caches = [jnp.zeros((P, n, K, *shape)) for n in (C, G) for shape in ((h, S), (S, h))]
+    angles = [jnp.asarray(rng.uniform(size=(P, G, 1, h // 2)), jnp.float32) for _ in range(2)]
+    rows = [jnp.zeros((P, n), jnp.int32) for n in (C, G, G)]
+    _, values, out = cached_attention(
+        *new, *caches, *angles, *rows, jnp.ones((2, h)), eps=1e-6, implementation=name
+    )
+    value = new[2].reshape(P, G, K, h)
+    chex.assert_trees_all_close(values[:, :, :, 0], value)
+    chex.assert_trees_all_close(out, jnp.repeat(value, 2, axis=2).reshape(P, G, -1), atol=1e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODULES)
 def test_samples_are_those_of_the_reference(interpreted, monkeypatch, name):
