@@ -72,8 +72,9 @@ def cached_attention(
 ) -> tuple[Array, Array, Array]:
     """Put a token of each sample into its cache; attend to its prompt and its own tokens.
 
-    All samples of a group share one matrix product with the keys of a prompt. The result starts an
-    online softmax over their own tokens (arXiv 1805.02867), so that the two are never concatenated.
+    All samples of a group share one matrix product with the keys of each of its prompts. The result
+    starts an online softmax over their own tokens (arXiv 1805.02867), so that the two are never
+    concatenated.
 
     Args:
         q: [P, G, H * h]; k, v: [P, G, K * h], projections of the token.
@@ -144,7 +145,7 @@ def _attend_reference(
     queries = q.transpose(0, 2, 1, 3, 4).reshape(P, 1, K, G * R, h)
 
     def by_sample(x: Array) -> Array:  # [P, C, K, G * R, n] -> [P, G, K, R, n]
-        x = of_parents(x, parents)
+        x = _of_parents(x, parents)
         return x.reshape(P, K, G, R, -1).transpose(0, 2, 1, 3, 4)
 
     scores = _product(queries, prompt_keys) * h**-0.5
@@ -166,7 +167,7 @@ def _attend_reference(
     return keys, values, (out / total).astype(q.dtype)
 
 
-def of_parents(x: Array, parents: Array) -> Array:
+def _of_parents(x: Array, parents: Array) -> Array:
     """For each sample, what was computed for its own prompt: [P, C, K, G * R, n] to [P, K, ...]."""
     if x.shape[1] == 1:
         return x[:, 0]

@@ -57,7 +57,7 @@ def append_and_attend(
     def of_prompt(*shape: int) -> pl.BlockSpec:
         return pl.BlockSpec((None, None, *shape), lambda p, k, i: (p, k, 0, 0))
 
-    of_group = pl.BlockSpec((None, None, G * R, h), lambda p, k, i: (p // C, k, 0, 0))
+    of_its_group = pl.BlockSpec((None, None, G * R, h), lambda p, k, i: (p // C, k, 0, 0))
 
     rows = min(_MOST, max(_LEAST, pl.next_power_of_2(G * R)))
     state = [of_prompt(G * R, width) for width in (h, 1, 1)]
@@ -66,7 +66,7 @@ def append_and_attend(
         grid=(P * C, K, pl.cdiv(G * R, rows)),
         in_specs=[
             pl.BlockSpec((None,), lambda p, k, i: (p,)),
-            of_group,
+            of_its_group,
             *map(of_prompt, (h, T), (T, h)),
         ],
         out_specs=state,
@@ -140,7 +140,7 @@ def _over_blocks(
 def _rows(first: Any, rows: int, end: Any) -> tuple[Any, Any]:
     """Functions that load and store `rows` rows from `first` on, masked from `end` on.
 
-    Further arguments of the first are indices of the axes before.
+    The first also takes indices of leading axes.
     """
     there = first + jnp.arange(rows)[:, None] < end
     at = pl.ds(first, rows)

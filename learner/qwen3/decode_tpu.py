@@ -83,7 +83,7 @@ def append_and_attend(
     each = jnp.maximum(pl.cdiv(jnp.max(counts), own), 1)
 
     def sample(i: Any, j: Any, steps: Any) -> Any:
-        return i * together + jnp.maximum(j - steps[0], 0) // steps[1]
+        return i * together + jax.lax.div(jnp.maximum(j - steps[0], 0), steps[1])
 
     def of_part(width: int) -> pl.BlockSpec:
         return pl.BlockSpec((1, together, width), lambda i, j, *_: (i, 0, 0))
@@ -102,7 +102,7 @@ def append_and_attend(
 
         return pl.BlockSpec((1, K, size, h), index)
 
-    # A block that is named again, as the last one that holds tokens, is not read twice.
+    # Naming the last filled block again costs no second read.
     def of_prompt(i: Any, j: Any, steps: Any, lengths: Any, parents: Any, counts: Any) -> Any:
         slot, block, _ = _prompt_block(lengths, i // parts, C, shared, j)
         return i // parts * C + slot, block
@@ -110,7 +110,7 @@ def append_and_attend(
     def of_sample(i: Any, j: Any, steps: Any, lengths: Any, parents: Any, counts: Any) -> Any:
         row = sample(i, j, steps)
         filled = jnp.maximum(counts[row] - 1, 0) // own
-        return row, jnp.minimum(jnp.maximum(j - steps[0], 0) % steps[1], filled)
+        return row, jnp.minimum(jax.lax.rem(jnp.maximum(j - steps[0], 0), steps[1]), filled)
 
     def newest(size: int) -> Callable[..., Any]:
         def place(i: Any, j: Any, steps: Any, lengths: Any, parents: Any, counts: Any) -> Any:
@@ -225,7 +225,7 @@ def _kernel(
     )
     length = lengths[part // parts * prompts + slot]
     number = jnp.maximum(step - first, 0)
-    sample, number = number // each, number % each
+    sample, number = jax.lax.div(number, each), jax.lax.rem(number, each)
     count = counts[part * samples + sample]
     last = jnp.maximum(count - 1, 0) // block
 
@@ -275,11 +275,12 @@ def _kernel(
         shape = (samples * rows, width)
         there = prompt_block * width + jax.lax.broadcasted_iota(jnp.int32, shape, 1) < length
         if prompts > 1:
-            row = jax.lax.broadcasted_iota(jnp.int32, shape, 0)
-            for number in range(samples):
-                other = parents[part * samples + number] != slot
-                mine = (row >= number * rows) & (row < (number + 1) * rows)
-                there &= ~(mine & other)
+            row = jax.lax.broadcasted_iota(jnp.int32, (samples * rows, 1), 0)
+            parent = jnp.full_like(row, parents[part * samples])
+            for number in range(1, samples):
+                of_sample = parents[part * samples + number]
+                parent = jnp.where(row < number * rows, parent, of_sample)
+            there &= parent == slot
         for head in range(K):
             of_head = pl.ds(head * samples * rows, samples * rows)
             attend(of_head, prompt_keys[0, head], prompt_values[0, head], there)

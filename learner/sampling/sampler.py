@@ -6,7 +6,7 @@ log-probabilities, and why each completion ended.
 Continuous decoding: the device decodes in segments (`learner.sampling.slots`). Between them the
 host takes the tokens and gives free sequence slots the next sample of their group's prompt, or of
 the next prompt that waits, for which each group has a second prompt slot. So one long completion
-keeps one sequence slot busy, and neither its group nor the batch.
+holds up one sequence slot, but neither its group nor the batch.
 
 There is no second engine to send weights to. A call decodes with a temporary copy of the
 parameters: unstacked layers in `config.dtype`, on the same devices, arranged as a mesh for
@@ -276,7 +276,7 @@ class Sampler:
         capacity = _capacity(prompt_length)
         *smaller, longest = self.capacities
         groups, sequence_slots, prompt_slots = counts = self._slots(num_prompts, num_samples)
-        batch = min(groups, self._prefill_rows(capacity))
+        batch = self._padded_rows(min(groups, self._prefill_rows(capacity)))
 
         def rows() -> Any:
             ids = jnp.zeros(batch, jnp.int32)
@@ -314,8 +314,8 @@ class Sampler:
         Returns:
             "weights" for decoding, and "cache" for the longest completions.
         """
-        *counts, _ = self._slots(num_prompts, num_samples)
-        cache = self.new_cache.eval_shape(tuple(counts), self.capacities[-1])
+        counts = self._slots(-(-num_prompts // jax.process_count()), num_samples)[:2]
+        cache = self.new_cache.eval_shape(counts, self.capacities[-1])
         whole = self.prepare.eval_shape(params)
         return {"weights": sharding.device_bytes(whole), "cache": sharding.device_bytes(cache)}
 
@@ -408,22 +408,26 @@ class Sampler:
 
     def _fill(self, params: Params, cache: Cache, prompts: dict[int, Sequence[int]]) -> Cache:
         """Prefill the prompts of these slots."""
-        shards = sharding.num_row_shards(self._local_mesh)
         places = list(prompts)
         while places:
             capacity = _capacity(max(len(prompts[slot]) for slot in places))
             largest = self._prefill_rows(capacity)
             batch, places = places[:largest], places[largest:]
-            size = shards << max(0, -(-len(batch) // shards) - 1).bit_length()
+            size = self._padded_rows(len(batch))
             padded = [prompts[slot][:-1] for slot in batch] + [[]] * (size - len(batch))
             tokens = pad_right(padded, capacity, self.pad_id)
             beyond = math.prod(cache.keys[0].shape[:2])
-            at = np.full(size, beyond, np.int32)  # What stays so is dropped.
+            at = np.full(size, beyond, np.int32)  # Padding lies there and is dropped.
             at[: len(batch)] = batch
             with sharding.use(self._local_mesh):
                 rows = jax.device_put((tokens, at), self._rows)
                 cache = self.prefill(params, cache, *rows)
         return cache
+
+    def _padded_rows(self, count: int) -> int:
+        """So many prompts, padded to a power of two on each shard."""
+        shards = sharding.num_row_shards(self._local_mesh)
+        return shards << max(0, -(-count // shards) - 1).bit_length()
 
     def _prefill_rows(self, capacity: int) -> int:
         """Prompts that are prefilled at a time with this capacity, a power of two on each shard."""

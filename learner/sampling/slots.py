@@ -1,6 +1,6 @@
 """Sequence slots on the device: their state, and the compiled segment that decodes in all of them.
 
-There are P groups of G sequence slots and C prompt slots. A sequence slot holds one completion to
+Each of P groups has G sequence slots and C prompt slots. A sequence slot holds one completion to
 one of the prompts of its group. A segment is a loop over a fixed number of tokens, which ends early
 when enough sequences have ended and others wait; between segments the host refills the free slots.
 """
@@ -29,8 +29,9 @@ from learner.tokens import geometric_bucket
 #: The PRNG of keys: with others, what one key draws depends on the keys drawn beside it.
 KEY_IMPL = "threefry2x32"
 
-# Samples of a prompt that run side by side where not all completions fit at once. More of them
-# read the prompt's cache less often; fewer leave less idle while the last one of them ends.
+# Samples of a prompt that run side by side where not all completions fit at once. With more of them
+# the prompt's cache is read less often, but more slots idle while long completions hold both
+# prompts of a group.
 _SIDE_BY_SIDE = 4
 
 # Prompt slots of a group where prompts wait: samples of the next prompt begin while the last ones
@@ -112,6 +113,7 @@ class Schedule:
         # Longest first: prompts that are prefilled together are of similar length.
         order = sorted(range(len(requests)), key=lambda i: -len(requests[i].prompt))
         self._waiting = collections.deque(order)
+        self._lengths = np.array([len(request.prompt) - 1 for request in requests], np.int32)
         self._owners = np.full(slots, -1)  # the request in each prompt slot
         self._begun = np.full(slots, self._num_samples)  # its samples that have been started
 
@@ -121,7 +123,7 @@ class Schedule:
         return bool(self._waiting) or bool((self._begun < self._num_samples).any())
 
     def rows(self, state: Sequences) -> np.ndarray:
-        """i64[P, G], the number of the completion in each sequence slot, prompt-major."""
+        """i64[P, G], number of the completion running in each sequence slot, prompt-major."""
         owners = np.take_along_axis(self._owners, state.parents, axis=1)
         return owners * self._num_samples + state.samples
 
@@ -133,28 +135,26 @@ class Schedule:
         """
         prompts: dict[int, Sequence[int]] = {}
         free = state.finish != RUNNING
-        # Nothing is read for sequences that have ended, nor for prompts without a running sample.
-        state.counts[free] = 0
-        state.prompt_lengths[:] = 0
         # Groups with the most free slots first: a prompt's samples should run side by side.
         for group in map(int, np.argsort(-free.sum(axis=1), kind="stable")):
-            begun, parents, finish = self._begun[group], state.parents[group], state.finish[group]
+            begun, owners = self._begun[group], self._owners[group]
             for column in map(int, np.flatnonzero(free[group])):
                 if begun.min() == self._num_samples:
-                    unused = np.setdiff1d(np.arange(begun.size), parents[finish == RUNNING])
+                    needed = state.parents[group][state.finish[group] == RUNNING]
+                    unused = np.setdiff1d(np.arange(begun.size), needed)
                     if not (unused.size and self._waiting):
                         break
-                    at = group, int(unused[0])
-                    self._owners[at], self._begun[at] = self._waiting.popleft(), 0
-                    slot = int(np.ravel_multi_index(at, self._owners.shape))
-                    prompts[slot] = self._requests[self._owners[at]].prompt
+                    parent = int(unused[0])
+                    owners[parent], begun[parent] = self._waiting.popleft(), 0
+                    prompts[group * begun.size + parent] = self._requests[owners[parent]].prompt
                 parent = int(np.argmin(begun))
-                request = self._requests[self._owners[group, parent]]
+                request = self._requests[owners[parent]]
                 state.start((group, column), request, int(begun[parent]), parent)
                 begun[parent] += 1
-            for parent in set(parents[finish == RUNNING].tolist()):
-                prompt = self._requests[self._owners[group, parent]].prompt
-                state.prompt_lengths[group, parent] = len(prompt) - 1
+        # Kernels skip prompts without a running sample.
+        children = state.parents[..., None] == np.arange(self._owners.shape[1])
+        read = (children & (state.finish == RUNNING)[..., None]).any(axis=1)
+        state.prompt_lengths[:] = np.where(read, self._lengths[self._owners], 0)
         return prompts
 
 
@@ -196,8 +196,8 @@ def segment(
     def body(carry: _Carry) -> _Carry:
         step, cache, sequences, tokens, logprobs = carry
         running = sequences.finish == RUNNING
-        # Ended sequences write over a place that only they read.
-        places = jnp.minimum(sequences.counts, cache.capacity - 1)
+        # An ended sequence writes to place 0, which nothing else reads, and reads no further.
+        places = jnp.where(running, sequences.counts, 0)
         cache, hidden = decoding.decode_step(
             params,
             config,
@@ -243,11 +243,12 @@ def segment(
 def slot_counts(
     num_prompts: int, num_samples: int, shards: int, per_shard: int
 ) -> tuple[int, int, int]:
-    """P, G and C: few different ones, to compile less.
+    """P, G and C, few different ones, to compile less.
 
     As many groups as there are prompts, but no more than let some samples of each run side by side;
     then as many sequence slots as fit into `per_shard`. Where all completions fit at once, groups
-    are a power of two; elsewhere at most a quarter of them stays empty.
+    are a power of two; elsewhere at most a quarter of them stays empty. A group has a second prompt
+    slot where prompts wait for one.
 
     Args:
         num_prompts: of the call.
