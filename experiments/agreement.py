@@ -35,7 +35,8 @@ def check_alike(settings: Settings) -> None:
     """
     if not distributed.together():
         return
-    model = Path(settings.model.folder)
+    with user_errors():
+        model = settings.model.folder
     mine = {
         "options": settings.to_dict(),
         "family": files.family_digest(settings),

@@ -16,7 +16,7 @@ from engineer.texts import FamilyTexts
 from experiments.errors import user_errors
 from experiments.families import Family
 from experiments.families.loading import FamilySettings
-from learner import checks
+from learner import checks, hub
 from learner.qwen3.config import DTYPES, REMAT
 from learner.training.trainer import GRPOConfig
 
@@ -32,8 +32,9 @@ class ModelSettings:
     """Which model, and how it is computed.
 
     Attributes:
-      path: a Hugging Face checkpoint folder, or "tiny", "sums", "sums_ladder" or "sums_tiny", the
-        embedded models of the configurations of these names.
+      path: the folder of a Hugging Face checkpoint; or a name on the Hugging Face hub, such as
+        "Qwen/Qwen3-0.6B", which is downloaded; or "tiny", "sums", "sums_ladder" or "sums_tiny",
+        the embedded models of the configurations of these names.
       dtype: "float32", "bfloat16" or, for GPUs without it, "float16", of activations, matrix
         products and the base of adapters. Trained parameters are always float32: 16 bits would lose
         small updates.
@@ -50,17 +51,24 @@ class ModelSettings:
     def __post_init__(self) -> None:
         checks.choices(self, dtype=DTYPES, remat=REMAT)
         checks.integers(self, scan_unroll=1)
-        if not (self.folder / "config.json").is_file():
+        on_hub = hub.is_hub_name(self.path) and not Path(self.path).is_dir()
+        if not (on_hub or (self.folder / "config.json").is_file()):
             raise ValueError(
-                f"path={self.path!r}: allowed are folders with a config.json and the embedded "
-                f"models {', '.join(_EMBEDDED)}"
+                f"path={self.path!r}: allowed are folders with a config.json, names on the Hugging "
+                f"Face hub, such as 'Qwen/Qwen3-0.6B', and the embedded models "
+                f"{', '.join(_EMBEDDED)}"
             )
 
     @property
     def folder(self) -> Path:
-        """The folder of the checkpoint."""
-        embedded = Path(__file__).parent / "models" / self.path
-        return embedded if self.path in _EMBEDDED else Path(self.path)
+        """The folder of the checkpoint; downloads it if `path` is a name on the hub.
+
+        Raises:
+          ValueError: the hub does not give it.
+        """
+        if self.path in _EMBEDDED:
+            return Path(__file__).parent / "models" / self.path
+        return hub.model_folder(self.path) if hub.is_hub_name(self.path) else Path(self.path)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Where a model's files are: a folder on this machine, or a name on the Hugging Face hub."""
 
+import functools
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,11 @@ from learner.checks import first_line
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 #: Configuration, weights, tokenizer and chat template; not the same weights in other formats.
 MODEL_FILES = ("*.json", "*.safetensors", "*.txt", "*.jinja")
+
+
+def is_hub_name(name: str | Path) -> bool:
+    """Whether a text has the form "owner/model"."""
+    return _HUB_NAME.fullmatch(str(name)) is not None
 
 
 def model_folder(name: str | Path, files: Sequence[str] = MODEL_FILES) -> Path:
@@ -24,18 +30,23 @@ def model_folder(name: str | Path, files: Sequence[str] = MODEL_FILES) -> Path:
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
-    if not _HUB_NAME.fullmatch(str(name)):
+    if not is_hub_name(name):
         raise ValueError(
             f"model {str(name)!r} is not a folder; allowed are folders and names on the Hugging "
             "Face hub, such as 'Qwen/Qwen3-0.6B'"
         )
     try:
-        from huggingface_hub import snapshot_download
-
-        return Path(snapshot_download(str(name), allow_patterns=list(files)))
+        return _downloaded(str(name), tuple(files))
     except Exception as error:  # Offline, not installed, no such model, no permission.
         raise ValueError(
             f"model {str(name)!r} is not a folder, and the Hugging Face hub did not give it "
             f"({type(error).__name__}: {first_line(error)}); without a "
             "connection, name a folder that holds its files"
         ) from error
+
+
+@functools.cache  # Else every call would ask the hub whether the files have changed.
+def _downloaded(name: str, files: tuple[str, ...]) -> Path:
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(name, allow_patterns=list(files)))

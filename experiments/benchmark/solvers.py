@@ -24,7 +24,7 @@ from experiments.errors import UserError, user_errors
 from experiments.policy import Policy, load_params, load_policy
 from experiments.run_checkpoint import RunCheckpoint, find_checkpoint
 from experiments.settings import MeshSettings, ModelSettings, Settings
-from learner import checks, tokens
+from learner import checks, hub, tokens
 from learner.qwen3 import weights
 from learner.sampling.completer import Completer
 from learner.sampling.sampler import SamplingParams
@@ -108,7 +108,7 @@ def make_solver(spec: str, options: Options) -> Solver:
 
     Args:
       spec: an oracle's name, "endpoint:URL#MODEL", "tiny", a run's folder, "RUN:STEP",
-        "RUN@ROUND", or a checkpoint's folder.
+        "RUN@ROUND", or a checkpoint's folder or name on the hub.
       options: of the command.
 
     Raises:
@@ -210,14 +210,15 @@ class LocalSolver(Solver):
                 "step": checkpoint.step,
                 "config": hashlib.sha256(options).hexdigest(),
             }
-        elif Path(spec, "config.json").is_file():
+        elif Path(spec, "config.json").is_file() or hub.is_hub_name(spec):
             kind = "folder"
             with user_errors():
                 settings = Settings(model=ModelSettings(path=spec))
+                hub.model_folder(spec)  # Downloads what is not there yet.
         else:
             raise UserError(
                 f"model={spec}: neither a run's folder (or RUN:STEP, RUN@ROUND) nor a "
-                f"checkpoint's folder; allowed are also {settings_lib.TINY_MODEL!r}, "
+                f"checkpoint's folder or hub name; allowed are also {settings_lib.TINY_MODEL!r}, "
                 f"{ENDPOINT}URL#MODEL and the oracles {', '.join(ORACLES)}"
             )
         model = settings.model

@@ -1,6 +1,6 @@
 """Qwen3-0.6B on the published environment, a first step towards Qwen3-4B.
 
-Needs the checkpoint's folder: `--config.model.path=/models/Qwen3-0.6B`.
+Needs the checkpoint's folder or name: `--config.model.path=Qwen/Qwen3-0.6B`.
 """
 
 import ml_collections

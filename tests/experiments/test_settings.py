@@ -84,3 +84,14 @@ def test_the_space_leaves_cells_for_starts_and_goals():
     space = Lakes(LakesOptions(sizes=(3, 5), highest_hole_ratio=0.6)).space
     assert space.bounds("3", "hole_ratio") == (0.0, 5 / 9)
     assert space.bounds("5", "hole_ratio") == (0.0, 0.6)
+
+
+def test_a_model_may_have_a_name_on_the_hub(tmp_path, monkeypatch):
+    """It is downloaded when its folder is needed, not when the options are read."""
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, allow_patterns: tmp_path)
+    model = settings.ModelSettings(path="someone/a-model")
+    assert model.folder == tmp_path
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a" / "folder").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"path='a/folder': allowed are folders with a config"):
+        settings.ModelSettings(path="a/folder")

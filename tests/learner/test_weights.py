@@ -329,13 +329,14 @@ def test_model_folder_is_a_folder_first_and_a_hub_name_then(tmp_path, monkeypatc
     with pytest.raises(ValueError, match=r"'nobody/nothing' .* without a connection"):
         hub.model_folder("nobody/nothing")
 
-    asked = {}
+    asked = []
 
     def download(name, allow_patterns):
-        asked.update(name=name, patterns=allow_patterns)
+        asked.append((name, allow_patterns))
         return str(tmp_path)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    assert hub.model_folder("Qwen/Qwen3-0.6B") == tmp_path
-    assert asked["name"] == "Qwen/Qwen3-0.6B"
-    assert {"*.safetensors", "*.json"} <= set(asked["patterns"])
+    assert hub.model_folder("some/model") == hub.model_folder("some/model") == tmp_path
+    ((name, patterns),) = asked
+    assert name == "some/model"
+    assert {"*.safetensors", "*.json"} <= set(patterns)
