@@ -1,5 +1,7 @@
 """These pages as a site: `sphinx-build -W -c docs . build/site` in the repository's root."""
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 project = html_title = "mapf-frozenlake-rl"
@@ -21,11 +23,16 @@ _NAVIGATION = {
 
 
 def setup(app: Any) -> None:
-    """Adds the navigation to the first page, which has links enough where no site shows it."""
+    """Adds the navigation to the first page, which hosts look for under another name."""
 
     def add(app: Any, name: str, source: list[str]) -> None:
         for caption, pages in _NAVIGATION.items() if name == root_doc else ():
             lines = ["", "```{toctree}", f":caption: {caption}", ":hidden:", ":glob:", "", *pages]
             source[0] += "\n".join([*lines, "```", ""])
 
+    def name_first_page(app: Any, error: Exception | None) -> None:
+        if error is None:
+            shutil.copyfile(Path(app.outdir, f"{root_doc}.html"), Path(app.outdir, "index.html"))
+
     app.connect("source-read", add)
+    app.connect("build-finished", name_first_page)
