@@ -24,12 +24,13 @@ def check_packages(settings: Settings) -> None:
     Raises:
       UserError: one is not.
     """
-    log = settings.log
-    for package, wanted in (("tensorboardX", log.tensorboard), ("wandb", log.wandb_project)):
-        if wanted and importlib.util.find_spec(package) is None:
+    needed = {"tensorboard": ("tensorboardX", "tensorboard"), "wandb_project": ("wandb", "wandb")}
+    for name, (package, extra) in needed.items():
+        value = getattr(settings.log, name)
+        if value and importlib.util.find_spec(package) is None:
             raise UserError(
-                f"log={log}: needs the package {package}, which is not installed; "
-                "the extras `tensorboard` and `wandb` have them"
+                f"log.{name}={value!r}: {package} is not installed; "
+                f"pip install 'mapf-frozenlake-rl[{extra}]' brings it"
             )
 
 

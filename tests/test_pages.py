@@ -43,6 +43,10 @@ def anchors(path):
     return {f"{name}-{i}" if i else name for name, count in found.items() for i in range(count)}
 
 
+def test_the_first_page_is_short():
+    assert len((ROOT / "README.md").read_text().split()) < 700
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_links_lead_somewhere(name):
     page = ROOT / name

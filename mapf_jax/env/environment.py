@@ -229,6 +229,11 @@ class MapfFrozenLake:
 
     def initial_state(self, instance: Instance) -> State:
         """The first state of a single instance, which must have the right static shape."""
+        if not isinstance(instance, Instance):
+            raise ValueError(
+                f"instance: {type(instance).__name__}; allowed are instances of generate and draw; "
+                "PoolAutoReset(env, instances) resets from a key alone"
+            )
         if instance.batch_shape:
             raise ValueError(
                 f"instance: a batch of shape {instance.batch_shape}; use jax.vmap, or one by index"

@@ -5,7 +5,7 @@ import pytest
 from engineer.evidence import FailureBreakdown, GroupOutcome
 from experiments.errors import UserError
 from experiments.progress import Reporter
-from experiments.run_metrics import open_writers
+from experiments.run_metrics import check_packages, open_writers
 from experiments.settings import from_config
 
 
@@ -53,3 +53,19 @@ def test_a_missing_account_of_weights_and_biases_is_one_line(tmp_path, monkeypat
     with pytest.raises(UserError, match=message), open_writers(settings, tmp_path, 1):
         pass
     wandb.teardown()
+
+
+@pytest.mark.parametrize(
+    ("option", "package", "extra"),
+    [("tensorboard", "tensorboardX", "tensorboard"), ("wandb_project", "wandb", "wandb")],
+)
+def test_a_missing_package_is_named_with_the_extra_that_brings_it(
+    monkeypatch, option, package, extra
+):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    settings = from_config({"log": {option: True if option == "tensorboard" else "lakes"}})
+    with pytest.raises(
+        UserError, match=rf"log\.{option}=.*{package} is not installed.*\[{extra}\]"
+    ):
+        check_packages(settings)
+    check_packages(from_config({}))

@@ -379,3 +379,9 @@ def test_numbered_cells_go_there_and_back():
         assert numbers.dtype == np.min_scalar_type((width + 2) ** 2 - 1)
         expected = np.where(active[:, None], positions, -1)
         np.testing.assert_array_equal(dynamics.cell_positions(numbers, width), expected)
+
+
+def test_a_reset_without_an_instance_says_what_resets_from_a_key():
+    env = MapfFrozenLake(size=4, num_agents=2)
+    with pytest.raises(ValueError, match=r"instance: .*PoolAutoReset\(env, instances\)"):
+        env.reset(jax.random.key(0))
