@@ -23,7 +23,7 @@ _NAVIGATION = {
 
 
 def setup(app: Any) -> None:
-    """Adds the navigation to the first page, which hosts look for under another name."""
+    """Gives the first page the navigation, which only the site shows, and its name on a host."""
 
     def add(app: Any, name: str, source: list[str]) -> None:
         for caption, pages in _NAVIGATION.items() if name == root_doc else ():

@@ -77,8 +77,8 @@ def append_and_attend(
     def by_part(x: Array) -> Array:
         return x.reshape(P * parts, together, -1)
 
-    # Steps of a part: the blocks of its prompts, and then those of each sample. Even a step that
-    # reads nothing takes time, so there are as many as the fullest prompts and sample need.
+    # Steps of a part: the blocks of its prompts, and then those of each sample; as many as the
+    # fullest prompts and the fullest sample need, not the capacity.
     first = jnp.max(jnp.sum(pl.cdiv(lengths, shared), axis=1))
     each = jnp.maximum(pl.cdiv(jnp.max(counts), own), 1)
 

@@ -78,14 +78,15 @@ class Sequences(NamedTuple):
     states: Any  # i32[P, G], of the automaton
     finish: Any  # i32[P, G], a FinishReason, or RUNNING
     prompt_lengths: Any  # i32[P, C], without their last tokens; 0 where no sample needs the prompt
-    key_data: Any  # u32[P, C, 2], of the prompts
+    key_data: Any  # u32[P, G, 2], of their prompts
 
     @classmethod
     def idle(cls, groups: int, sequence_slots: int, prompt_slots: int) -> Self:
         """Slots without a completion."""
         per_sequence = [np.zeros((groups, sequence_slots), np.int32) for _ in range(7)]
         lengths = np.zeros((groups, prompt_slots), np.int32)
-        return cls._make([*per_sequence, lengths, np.zeros((*lengths.shape, 2), np.uint32)])
+        key_data = np.zeros((groups, sequence_slots, 2), np.uint32)
+        return cls._make([*per_sequence, lengths, key_data])
 
     def start(self, slot: tuple[int, int], request: Request, sample: int, parent: int) -> None:
         """Begin a completion in a sequence slot; writes into the host's arrays."""
@@ -96,7 +97,7 @@ class Sequences(NamedTuple):
         self.parents[slot] = parent
         self.states[slot] = 0
         self.finish[slot] = RUNNING
-        self.key_data[slot[0], parent] = request.key_data
+        self.key_data[slot] = request.key_data
 
 
 class Schedule:
@@ -184,9 +185,8 @@ def segment(
     # Made once: in every step, XLA's CPU backend would fuse the cosines and sines into every layer
     # and compute them there for every head, a twentieth of the time of a small model.
     rope = rotary.rope_angles(jnp.arange(prompts.capacity + cache.capacity), config)
-    key_data = jnp.take_along_axis(sequences.key_data, sequences.parents[..., None], axis=1)
     fold = jax.vmap(jax.vmap(jax.random.fold_in))
-    keys = fold(jax.random.wrap_key_data(key_data, impl=KEY_IMPL), sequences.samples)
+    keys = fold(jax.random.wrap_key_data(sequences.key_data, impl=KEY_IMPL), sequences.samples)
     stops = jnp.array(sampling.stop_token_ids, jnp.int32)
 
     def unfinished(carry: _Carry) -> Array:
@@ -216,7 +216,7 @@ def segment(
         if sampling.temperature == 0:
             token = most_likely(logits)
         else:
-            token = draw(jax.vmap(jax.vmap(jax.random.fold_in))(keys, sequences.counts), logits)
+            token = draw(fold(keys, sequences.counts), logits)
         counts = sequences.counts + 1
         stop = jnp.isin(token, stops)
         finish = jnp.where(counts >= sequences.budgets, FinishReason.LENGTH, RUNNING)
