@@ -1,8 +1,23 @@
 """The closed loop of training, validation and design; files, flags and processes live here."""
 
+import pathlib
 import runpy
+import sys
+from types import TracebackType
 
-import learner as learner  # Names the extra to install if it is missing.
+
+def _without_interrupts(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    if not issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, trace)
+
+
+if pathlib.Path(sys.argv[0]).name in ("-m", "mapf-train"):
+    # Ctrl-C in the seconds of imports: no traceback, and the exit code that shells expect.
+    sys.excepthook = _without_interrupts
+
+import learner as learner  # noqa: E402 - Names the extra to install if it is missing.
 
 
 def train() -> None:

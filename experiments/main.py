@@ -19,11 +19,10 @@ import jax
 from absl import app, flags
 from absl import logging as absl_logging
 
-from experiments import agreement, branching, command_line, options, process
+from experiments import agreement, command_line, options, process
 from experiments import settings as settings_lib
 from experiments.errors import UserError, user_errors
 from experiments.families import NoProblemError
-from experiments.loop import Loop
 from experiments.progress import Reporter
 from experiments.settings import Settings
 from experiments.store import RunStore
@@ -120,6 +119,8 @@ def _run(reporter: Reporter) -> None:
         process.keep_compiled(directory.root / "compilation_cache")
         with contextlib.ExitStack() as timing:
             distributed.on_first(lambda: timing.enter_context(directory.timed()))
+            from experiments.loop import Loop  # Slow to import: the first line is out by now.
+
             Loop(settings, directory, reporter, resume_from).run()
         path = distributed.on_first(lambda: _write_report(directory.root))
         reporter.line(f"done in {time.monotonic() - begin:.0f} s; report: {path}")
@@ -128,6 +129,8 @@ def _run(reporter: Reporter) -> None:
 def _branch(directory: RunStore, settings: Settings) -> list[str]:
     if _BRANCH.value is None:
         return []
+    from experiments import branching  # As slow to import as the loop.
+
     with directory.locked():
         return branching.branch(_BRANCH.value, directory, settings)
 

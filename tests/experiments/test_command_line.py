@@ -3,6 +3,7 @@
 import configparser
 import os
 import pkgutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -82,17 +83,27 @@ def test_the_simulator_has_a_script_too():
     assert call_of("mapf-jax")
 
 
+def test_an_interrupt_while_a_command_is_imported_prints_nothing(tmp_path):
+    interrupt = "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
+    (tmp_path / "optax.py").write_text(interrupt)  # In place of a slow package.
+    assert start(tmp_path) == (-signal.SIGINT, "", "")  # As a shell sees it: 130.
+    (tmp_path / "optax.py").write_text("raise ValueError('told')")
+    code, out, err = start(tmp_path)
+    assert (code, out) == (1, "")
+    assert err.endswith("ValueError: told\n")
+
+
 INTERRUPTED = """
 import os, signal
 from absl import app
-from experiments import command_line, main
+from experiments import command_line, loop, main
 
 def run(self):
     with self._preemption.watch(), self._preemption.hold():
         os.kill(os.getpid(), signal.SIGINT)
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
-main.Loop.run = run
+loop.Loop.run = run
 app.run(main.main, flags_parser=command_line.parse_flags)
 """
 
