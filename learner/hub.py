@@ -13,8 +13,8 @@ MODEL_FILES = ("*.json", "*.safetensors", "*.txt", "*.jinja")
 
 
 def is_hub_name(name: str | Path) -> bool:
-    """Whether a text has the form "owner/model"."""
-    return _HUB_NAME.fullmatch(str(name)) is not None
+    """Whether a text has the form "owner/model", and "owner" is no folder here."""
+    return _HUB_NAME.fullmatch(str(name)) is not None and not Path(name).parent.is_dir()
 
 
 def model_folder(name: str | Path, files: Sequence[str] = MODEL_FILES) -> Path:

@@ -328,6 +328,10 @@ def test_model_folder_is_a_folder_first_and_a_hub_name_then(tmp_path, monkeypatc
     # The tests are offline (HF_HUB_OFFLINE), and no cache has this name.
     with pytest.raises(ValueError, match=r"'nobody/nothing' .* without a connection"):
         hub.model_folder("nobody/nothing")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(ValueError, match=r"'runs/tinny' is not a folder; allowed are"):
+        hub.model_folder("runs/tinny")
 
     asked = []
 
