@@ -1,6 +1,5 @@
 """The closed loop of training, validation and design; files, flags and processes live here."""
 
-import pathlib
 import runpy
 import sys
 from types import TracebackType
@@ -13,7 +12,7 @@ def _without_interrupts(
         sys.__excepthook__(kind, error, trace)
 
 
-if pathlib.Path(sys.argv[0]).name in ("-m", "mapf-train"):
+if sys.argv[0] == "-m" or sys.argv[0].endswith("-train"):  # A command starts.
     # Ctrl-C in the seconds of imports: no traceback, and the exit code that shells expect.
     sys.excepthook = _without_interrupts
 

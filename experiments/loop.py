@@ -6,6 +6,7 @@ together; the store decides which one touches the files.
 """
 
 import contextlib
+import dataclasses
 import functools
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from experiments.trials import Trials
 from experiments.validation import validate, validation_completers, write_validation
 from learner.devices import distributed
 from learner.devices.preemption import Preemption
+from learner.sampling.interrupted import InterruptedCalls
 from learner.training import metrics
 from learner.training.trainer import GRPOTrainer
 
@@ -118,6 +120,7 @@ class Loop:
                 mesh=self._policy.mesh,
                 tokenizer=self._policy.tokenizer,
                 frozen_params=frozen,
+                interrupted=self._policy.interrupted,
             )
             self._trainer = self._make_trainer(settings.training)
         for line in policy.describe(settings, self._policy, params):
@@ -127,7 +130,8 @@ class Loop:
     def _load_model(self) -> Any:
         """Loads the model, and checks the settings that depend on it."""
         settings, family = self._settings, self._family
-        self._policy = policy.load_policy(settings)
+        interrupted = InterruptedCalls(self._store.root / "interrupted")
+        self._policy = dataclasses.replace(policy.load_policy(settings), interrupted=interrupted)
         self._sampled, self._greedy = validation_completers(settings, self._policy)
         self._engineer = None
         if settings.engineer.designer in designing.MODEL_DESIGNERS:
@@ -200,11 +204,14 @@ class Loop:
             return
         if not steps:
             self._reporter.line("validating the model as it is, once that is compiled")
-        given = self._problems.validation, params
-        records = greedy = validate(self._settings, self._family, self._sampled, *given)
-        if self._greedy is not self._sampled:
-            greedy = validate(self._settings, self._family, self._greedy, *given)
-        values = write_validation(self._store, folder, self._family, records, greedy)
+        sampled, greedy = (
+            functools.partial(
+                validate, self._settings, self._family, respond, self._problems.validation, params
+            )
+            for respond in (self._sampled, self._greedy)
+        )
+        greedy_too = None if self._greedy is self._sampled else greedy
+        values = write_validation(self._store, folder, self._family, sampled, greedy_too)
         found = of_validation(self._store, self._family, folder)
         self._write_metrics(steps, {**values, **found})
         self._preemption.agree()

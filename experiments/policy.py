@@ -15,6 +15,7 @@ from learner.qwen3 import attention, weights
 from learner.qwen3.cached_attention import choose_decoding
 from learner.qwen3.config import Qwen3Config
 from learner.sampling.completer import Completer
+from learner.sampling.interrupted import InterruptedCalls
 from learner.sampling.sampler import SamplingParams
 from learner.training import lora
 
@@ -28,15 +29,18 @@ class Policy:
       tokenizer: of `transformers`.
       mesh: devices of parameters and rows.
       generation_config: of the model's folder; `save` copies it.
+      interrupted: of completers, see `Sampler`.
     """
 
     config: Qwen3Config
     tokenizer: Any
     mesh: Mesh
     generation_config: Mapping[str, Any] | None = None
+    interrupted: InterruptedCalls | None = None
 
     def completer(self, sampling: SamplingParams, max_rows: int, **options: Any) -> Completer:
         """Makes a completer of chats; `options` are those of `Completer`."""
+        options["interrupted"] = self.interrupted
         return Completer(self.config, self.mesh, self.tokenizer, sampling, max_rows, **options)
 
     def save(self, folder: Path, params: Any, dtype: str | None) -> None:

@@ -20,6 +20,7 @@
                                     analysis.json, record.json (everything the engineer may know),
                                     and judgement.json if an LLM judged it
     checkpoints/                    weights, optimizer, position
+    interrupted/                    completions that had ended when sampling was interrupted
     tensorboard/                    event files, if enabled
     non_finite/                     the batch of a step that failed
     usage.jsonl                     one line for each reply of a server, with its tokens

@@ -1,6 +1,6 @@
 """The fixed validation set, and the validation of a checkpoint."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,24 +125,23 @@ def write_validation(
     store: RunStore,
     folder: Path,
     family: Family,
-    records: Sequence[dict[str, Any]],
-    greedy: Sequence[dict[str, Any]],
+    sampled: Callable[[], list[dict[str, Any]]],
+    greedy: Callable[[], list[dict[str, Any]]] | None,
 ) -> dict[str, float]:
-    """Writes `answers.jsonl`, then `validation.json`, which marks both as complete.
+    """Writes `answers.jsonl` and `greedy.jsonl`, then `validation.json`: then all is complete.
 
     Args:
-      records: of `validate`.
-      greedy: of greedy completions; written to `greedy.jsonl` unless it is the same object.
+      sampled: makes the records of `validate`, unless they are there already.
+      greedy: makes those of greedy completions; None if all are greedy.
 
     Returns:
       The rates of both for the log.
     """
-    store.write(folder / "answers.jsonl", records)
+    records = store.kept(folder / "answers.jsonl", sampled)
     found = found_greedy = family.breakdown(records)
     metrics = outcome_metrics(found, "validation/")
-    if greedy is not records:
-        store.write(folder / "greedy.jsonl", greedy)
-        found_greedy = family.breakdown(greedy)
+    if greedy is not None:
+        found_greedy = family.breakdown(store.kept(folder / "greedy.jsonl", greedy))
         metrics = outcome_metrics(found_greedy, "validation_greedy/") | metrics
     tokens_of = [record["tokens"] for record in records]
     store.write(

@@ -13,6 +13,7 @@ from learner import tokens
 from learner.chat import Completion, Message
 from learner.devices import distributed
 from learner.qwen3.config import Qwen3Config
+from learner.sampling.interrupted import InterruptedCalls
 from learner.sampling.sampler import FinishReason, Sampler, Samples, SamplingParams
 from learner.sampling.token_automaton import TokenAutomaton
 
@@ -52,6 +53,7 @@ class Completer:
       automaton: which tokens a completion may have; None allows all.
       ending: how completions are finished that a stop token ended before their trigger.
       segment_tokens: tokens that the device generates before it returns to the host.
+      interrupted: of the samplers, see `Sampler`.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Completer:
         automaton: TokenAutomaton | None = None,
         ending: Ending | None = None,
         segment_tokens: int = 32,
+        interrupted: InterruptedCalls | None = None,
     ) -> None:
         sampling = dataclasses.replace(sampling, stop_token_ids=tokens.stop_token_ids(tokenizer))
 
@@ -77,6 +80,7 @@ class Completer:
                 max_rows=max_rows,
                 segment_tokens=segment_tokens,
                 vocab_size=min(tokens.vocab_size(tokenizer), model_config.vocab_size),
+                interrupted=interrupted,
             )
 
         self._tokenizer = tokenizer

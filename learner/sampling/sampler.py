@@ -24,6 +24,7 @@ whose segments compile in parallel while prompts are prefilled, and the capacity
 largest so far.
 """
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -48,6 +49,7 @@ from learner.qwen3.model import Params, logical_axes
 from learner.sampling import decoding, slots
 from learner.sampling.decoding import Cache
 from learner.sampling.distribution import SamplingParams
+from learner.sampling.interrupted import InterruptedCalls
 from learner.sampling.slots import KEY_IMPL, RUNNING, FinishReason, Request, Schedule, Sequences
 from learner.sampling.token_automaton import TokenAutomaton
 from learner.tokens import geometric_bucket, pad_right
@@ -121,6 +123,8 @@ class Sampler:
         segment_tokens: tokens that the device generates before it returns to the host.
         vocab_size: ids from there on are never sampled (a tokenizer may know fewer ids than the
             model has rows); None allows all.
+        interrupted: keeps what calls had finished when they were interrupted; does nothing with
+            several processes, which leave only where all agree.
 
     Raises:
         ValueError: an argument is out of range.
@@ -136,6 +140,7 @@ class Sampler:
         max_rows: int = 512,
         segment_tokens: int = 32,
         vocab_size: int | None = None,
+        interrupted: InterruptedCalls | None = None,
     ) -> None:
         limit = config.vocab_size if vocab_size is None else vocab_size
         longest = config.max_position_embeddings - 1
@@ -156,6 +161,7 @@ class Sampler:
         self.pad_id = pad_id
         self.max_rows = max_rows
         self.vocab_size = limit
+        self._interrupted = interrupted
         self._steps = min(segment_tokens, sampling.max_new_tokens)
         self._prompt_capacity = 0
         self._compiled: dict[Any, Future[Callable[..., Any]]] = {}
@@ -235,14 +241,24 @@ class Sampler:
                 tokens=np.full(shape, self.pad_id, np.int32),
                 logprobs=np.zeros(shape, np.float32),
                 lengths=np.zeros(shape[0], np.int32),
-                finish=np.zeros(shape[0], np.int32),
+                finish=np.full(shape[0], RUNNING, np.int32),
             )
-            for row, start, tokens, logprobs, finish in self._run(decoding_copy, mine, automaton):
-                end = start + len(tokens)
-                samples.tokens[row, start:end] = tokens
-                samples.logprobs[row, start:end] = logprobs
-                samples.lengths[row] = end
-                samples.finish[row] = RUNNING if finish is None else finish
+            with contextlib.ExitStack() as stack:
+                if self._interrupted is not None and not distributed.together():
+                    given = params, (mine, self.sampling, automaton), samples
+                    stack.enter_context(self._interrupted.call(*given))
+                ended = (samples.finish != RUNNING).reshape(-1, num_samples)
+                mine = [
+                    request._replace(budgets=np.where(done, 0, request.budgets))
+                    for request, done in zip(mine, ended, strict=True)
+                ]
+                for chunk in self._run(decoding_copy, mine, automaton):
+                    row, start, tokens, logprobs, finish = chunk
+                    end = start + len(tokens)
+                    samples.tokens[row, start:end] = tokens
+                    samples.logprobs[row, start:end] = logprobs
+                    samples.lengths[row] = end
+                    samples.finish[row] = RUNNING if finish is None else finish
             return samples
 
         return distributed.sharded_map(sample, len(prompts))

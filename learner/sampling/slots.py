@@ -59,7 +59,7 @@ class Request(NamedTuple):
     Attributes:
         prompt: token ids, at least one.
         key_data: u32[2], raw data of the prompt's PRNG key.
-        budgets: i32[num_samples], the most tokens of each completion, from 1 up.
+        budgets: i32[num_samples], the most tokens of each completion; 0 where none is wanted.
     """
 
     prompt: Sequence[int]
@@ -112,16 +112,17 @@ class Schedule:
         self._requests = requests
         self._num_samples = len(requests[0].budgets)
         # Longest first: prompts that are prefilled together are of similar length.
-        order = sorted(range(len(requests)), key=lambda i: -len(requests[i].prompt))
+        wanted = [i for i, request in enumerate(requests) if request.budgets.any()]
+        order = sorted(wanted, key=lambda i: -len(requests[i].prompt))
         self._waiting = collections.deque(order)
         self._lengths = np.array([len(request.prompt) - 1 for request in requests], np.int32)
         self._owners = np.full(slots, -1)  # the request in each prompt slot
-        self._begun = np.full(slots, self._num_samples)  # its samples that have been started
+        self._next = np.full(slots, self._num_samples)  # its next sample to begin
 
     @property
     def waits(self) -> bool:
         """Whether a sample has not begun yet."""
-        return bool(self._waiting) or bool((self._begun < self._num_samples).any())
+        return bool(self._waiting) or bool((self._next < self._num_samples).any())
 
     def rows(self, state: Sequences) -> np.ndarray:
         """i64[P, G], number of the completion running in each sequence slot, prompt-major."""
@@ -138,25 +139,31 @@ class Schedule:
         free = state.finish != RUNNING
         # Groups with the most free slots first: a prompt's samples should run side by side.
         for group in map(int, np.argsort(-free.sum(axis=1), kind="stable")):
-            begun, owners = self._begun[group], self._owners[group]
+            following, owners = self._next[group], self._owners[group]
             for column in map(int, np.flatnonzero(free[group])):
-                if begun.min() == self._num_samples:
+                if following.min() == self._num_samples:
                     needed = state.parents[group][state.finish[group] == RUNNING]
-                    unused = np.setdiff1d(np.arange(begun.size), needed)
+                    unused = np.setdiff1d(np.arange(following.size), needed)
                     if not (unused.size and self._waiting):
                         break
                     parent = int(unused[0])
-                    owners[parent], begun[parent] = self._waiting.popleft(), 0
-                    prompts[group * begun.size + parent] = self._requests[owners[parent]].prompt
-                parent = int(np.argmin(begun))
-                request = self._requests[owners[parent]]
-                state.start((group, column), request, int(begun[parent]), parent)
-                begun[parent] += 1
+                    owners[parent] = self._waiting.popleft()
+                    following[parent] = self._wanted(owners[parent], 0)
+                    prompts[group * following.size + parent] = self._requests[owners[parent]].prompt
+                parent = int(np.argmin(following))
+                sample = int(following[parent])
+                state.start((group, column), self._requests[owners[parent]], sample, parent)
+                following[parent] = self._wanted(owners[parent], sample + 1)
         # Kernels skip prompts without a running sample.
         children = state.parents[..., None] == np.arange(self._owners.shape[1])
         read = (children & (state.finish == RUNNING)[..., None]).any(axis=1)
         state.prompt_lengths[:] = np.where(read, self._lengths[self._owners], 0)
         return prompts
+
+    def _wanted(self, request: int, sample: int) -> int:
+        """The first sample of a request from this one on that is wanted; past the last if none."""
+        wanted = np.flatnonzero(self._requests[request].budgets[sample:])
+        return sample + int(wanted[0]) if wanted.size else self._num_samples
 
 
 _Carry = tuple[Array, Cache, Sequences, Array, Array]

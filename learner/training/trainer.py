@@ -23,6 +23,7 @@ from learner.chat import Completion
 from learner.devices import distributed, sharding
 from learner.qwen3.config import Qwen3Config
 from learner.sampling.completer import Completer
+from learner.sampling.interrupted import InterruptedCalls
 from learner.sampling.sampler import SamplingParams
 from learner.training import grpo, lora, metrics
 from learner.training.completion_rows import (
@@ -78,6 +79,7 @@ class GRPOTrainer:
         policy's: what `config.lora` adapts, if its rank is not 0, and the reference model, if
         `config.objective.kl_coef` > 0. Refused if there is neither. They must not be the arrays of
         the state, which are donated.
+      interrupted: of the sampler, see `Sampler`.
 
     Raises:
       ValueError: `micro_batch_rows` does not divide over the mesh, or `frozen_params` are missing
@@ -91,6 +93,7 @@ class GRPOTrainer:
         mesh: Mesh,
         tokenizer: Any,
         frozen_params: Any = None,
+        interrupted: InterruptedCalls | None = None,
     ) -> None:
         sharding.check_rows("micro_batch_rows", config.micro_batch_rows, mesh)
         kl_coef, rank = config.objective.kl_coef, config.lora.rank
@@ -118,6 +121,7 @@ class GRPOTrainer:
             ),
             config.sampling_rows,
             config.thinking,
+            interrupted=interrupted,
         )
         objective = config.objective
         # With one update the old policy is the current one; no pass of its own is needed.

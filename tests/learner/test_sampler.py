@@ -15,8 +15,9 @@ from learner.devices import sharding
 from learner.qwen3 import model, weights
 from learner.qwen3.config import Qwen3Config
 from learner.sampling import decoding
+from learner.sampling.interrupted import InterruptedCalls
 from learner.sampling.sampler import FinishReason, Sampler, SamplingParams, decoding_mesh
-from learner.sampling.slots import RUNNING, slot_counts
+from learner.sampling.slots import RUNNING, Sequences, slot_counts
 from learner.sampling.token_automaton import TokenAutomaton
 from learner.tokens import ThinkingBudget
 
@@ -50,7 +51,7 @@ def one_device():
 
 
 def sampler(mesh=None, **arguments):
-    names = ("max_rows", "segment_tokens", "vocab_size")
+    names = ("max_rows", "segment_tokens", "vocab_size", "interrupted")
     options = {name: arguments.pop(name) for name in names if name in arguments}
     sampling = SamplingParams(**({"max_new_tokens": 12} | arguments))
     return Sampler(
@@ -260,6 +261,67 @@ def test_a_long_completion_keeps_only_its_own_slot_busy():
     whole = sampler(max_new_tokens=24)(PARAMS, prompts, keys(16), num_samples=4, budgets=budgets)
     np.testing.assert_array_equal(got.tokens, whole.tokens)
     np.testing.assert_allclose(got.logprobs, whole.logprobs, atol=1e-5)
+
+
+def test_an_interrupted_call_is_finished_by_the_next_start(tmp_path, monkeypatch):
+    keys, started = jax.random.split(jax.random.key(3), len(PROMPTS)), []
+    start = Sequences.start
+
+    def counted(self, slot, request, sample, parent):
+        started.append(sample)
+        start(self, slot, request, sample, parent)
+
+    monkeypatch.setattr(Sequences, "start", counted)
+
+    def call(params=PARAMS, stop_token_ids=(1, 2, 3), ends=None):
+        """Samples in a new process, so to speak, interrupted after so many ended."""
+        options = {"max_rows": 4, "segment_tokens": 2, "stop_token_ids": stop_token_ids}
+        one = sampler(interrupted=InterruptedCalls(tmp_path), **options)
+        run, ended = one._run, 0
+
+        def interrupted(*arguments):
+            nonlocal ended
+            for chunk in run(*arguments):
+                yield chunk
+                ended += chunk.finish is not None
+                if ended == ends:
+                    raise KeyboardInterrupt
+
+        one._run = interrupted
+        started.clear()
+        return one(params, PROMPTS, keys, 3)
+
+    whole = call()
+    assert len(started) == 3 * len(PROMPTS)
+    assert not list(tmp_path.iterdir())
+    for ends in (5, 6):
+        with pytest.raises(KeyboardInterrupt):
+            call(ends=ends)
+    rest = call()
+    assert len(started) == 3 * len(PROMPTS) - 5 - 6
+    chex.assert_trees_all_equal(rest._replace(logprobs=0), whole._replace(logprobs=0))
+    np.testing.assert_allclose(rest.logprobs, whole.logprobs, atol=1e-5)
+    call(stop_token_ids=(1, 2))
+    assert len(started) == 3 * len(PROMPTS)
+    (kept,) = tmp_path.iterdir()
+    kept.write_bytes(kept.read_bytes()[:99])
+    call()
+    assert len(started) == 3 * len(PROMPTS)
+    call(jax.tree.map(lambda leaf: leaf * 1.001, PARAMS))
+    assert len(started) == 3 * len(PROMPTS)
+    assert not list(tmp_path.iterdir())
+
+
+def test_all_calls_of_a_step_are_kept(tmp_path, monkeypatch):
+    keys = jax.random.split(jax.random.key(3), len(PROMPTS))
+    one = sampler(interrupted=InterruptedCalls(tmp_path))
+    first = one(PARAMS, PROMPTS, keys)
+    monkeypatch.setattr(one, "_run", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        one(PARAMS, PROMPTS[:2], keys[:2])
+    monkeypatch.setattr(Sequences, "start", None)
+    again = sampler(interrupted=InterruptedCalls(tmp_path))(PARAMS, PROMPTS, keys)
+    chex.assert_trees_all_equal(again, first)
 
 
 def test_other_keys_give_other_samples():

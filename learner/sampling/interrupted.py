@@ -1,0 +1,93 @@
+"""Completions of interrupted calls of a sampler, kept in a folder for the same calls at a restart.
+
+A process that is asked to leave (SIGTERM, Ctrl-C) may have sampled for an hour. The completions
+that had ended by then are written; a call with the same arguments and parameters takes them over,
+and samples the others from their beginning. They are what they would have been, beyond rounding, as
+no completion depends on others.
+"""
+
+import contextlib
+import hashlib
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from learner.sampling.slots import RUNNING
+
+
+class InterruptedCalls:
+    """The calls of one or several samplers since their parameters have changed.
+
+    A step of training may have several calls, so all of them are written if one is interrupted.
+    Files of other parameters are removed.
+
+    Args:
+        folder: made when there is something to write.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._weights = ""
+        self._calls: dict[str, NamedTuple] = {}
+
+    @contextlib.contextmanager
+    def call(self, params: Any, arguments: Any, samples: Any) -> Iterator[None]:
+        """Fills ended completions into `samples`, and writes them if the body is interrupted.
+
+        Args:
+            params: of the model.
+            arguments: whatever else the samples depend on, a pytree of arrays and of values with a
+                `repr`.
+            samples: `Samples` whose arrays the body fills, with `finish` as the last of each row.
+        """
+        weights = _digest(np.asarray(_norms(params)))
+        if weights != self._weights:
+            self._weights, self._calls = weights, {}
+            for path in self._folder.glob("*.npz"):
+                if not path.name.startswith(weights):
+                    path.unlink()
+        name = f"{weights}-{_digest(*jax.tree.leaves(arguments))}"
+        self._read(self._folder / f"{name}.npz", samples)
+        self._calls[name] = samples
+        try:
+            yield
+        except Exception:
+            raise
+        except BaseException:
+            self._write()
+            raise
+
+    def _read(self, path: Path, samples: Any) -> None:
+        with contextlib.suppress(OSError, ValueError, KeyError, zipfile.BadZipFile):
+            found = dict(np.load(path))
+            ended = found["finish"] != RUNNING
+            for name, array in samples._asdict().items():
+                array[ended] = found[name][ended]
+
+    def _write(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for name, samples in self._calls.items():
+            begun = self._folder / f"{name}.tmp"
+            with begun.open("wb") as file:
+                np.savez(file, **samples._asdict())
+            begun.rename(begun.with_suffix(".npz"))
+
+
+@jax.jit
+def _norms(params: Any) -> jax.Array:
+    """f32[leaves], which any update changes."""
+    return jnp.stack(
+        [jnp.linalg.norm(leaf.astype(jnp.float32)) for leaf in jax.tree.leaves(params)]
+    )
+
+
+def _digest(*parts: Any) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part.tobytes() if hasattr(part, "tobytes") else f"{part!r};".encode())
+    return digest.hexdigest()[:16]
