@@ -62,7 +62,9 @@ def get_config():
     return config
 """
 _PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["experiments.main", "experiments.report", "transformers"])
+_PROCESSES.set_forkserver_preload(
+    ["experiments.main", "experiments.loop", "experiments.report", "transformers"]
+)
 
 
 @dataclasses.dataclass(frozen=True)
