@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from learner.devices.fingerprint import fingerprint
 from learner.sampling.slots import RUNNING
 
 
@@ -45,7 +45,7 @@ class InterruptedCalls:
                 `repr`.
             samples: `Samples` whose arrays the body fills, with `finish` as the last of each row.
         """
-        weights = _digest(np.asarray(_norms(params)))
+        weights = _digest(fingerprint(params))
         if weights != self._weights:
             self._weights, self._calls = weights, {}
             for path in self._folder.glob("*.npz"):
@@ -76,14 +76,6 @@ class InterruptedCalls:
             with begun.open("wb") as file:
                 np.savez(file, **samples._asdict())
             begun.rename(begun.with_suffix(".npz"))
-
-
-@jax.jit
-def _norms(params: Any) -> jax.Array:
-    """f32[leaves], which any update changes."""
-    return jnp.stack(
-        [jnp.linalg.norm(leaf.astype(jnp.float32)) for leaf in jax.tree.leaves(params)]
-    )
 
 
 def _digest(*parts: Any) -> str:

@@ -25,6 +25,7 @@ from orbax.checkpoint.checkpoint_managers import (
 
 from learner import checks
 from learner.devices import distributed
+from learner.devices.fingerprint import fingerprint
 from learner.training.train_state import TrainState
 
 _STATE, _METADATA, _DIGEST = "state", "metadata", "digest"
@@ -251,27 +252,12 @@ def _score(metrics: Mapping[str, float]) -> float:
 
 
 def _digest(state: TrainState, metadata: Mapping[str, Any]) -> str:
-    """SHA-256 of the metadata and of a sum over each array; no mesh changes it.
+    """SHA-256 of the metadata and of the arrays' fingerprint.
 
     Orbax stores no digest of the values: it would restore a flipped bit.
     """
-    sums = [int(total) for total in jax.device_get(_weighted_sums(jax.tree.leaves(state)))]
-    return hashlib.sha256(json.dumps([metadata, sums], sort_keys=True).encode()).hexdigest()
-
-
-@jax.jit
-def _weighted_sums(arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    """Sums of all arrays in one program: with several programs, processes could deadlock."""
-    return [_weighted_sum(array) for array in arrays]
-
-
-def _weighted_sum(array: jax.Array) -> jax.Array:
-    """u32: the elements' bits, weighted by odd numbers of their places, so that each bit counts."""
-    place = jnp.uint32(0)
-    for axis, size in enumerate(array.shape):
-        place = place * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, array.shape, axis)
-    bits = jax.lax.bitcast_convert_type(array, f"uint{8 * array.dtype.itemsize}")
-    return jnp.sum(bits.astype(jnp.uint32) * (2 * place + 1), dtype=jnp.uint32)
+    told = json.dumps([metadata, fingerprint(state)], sort_keys=True)
+    return hashlib.sha256(told.encode()).hexdigest()
 
 
 def _barrier(*, key: str, timeout_ms: int) -> None:
