@@ -11,7 +11,7 @@ import hashlib
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -33,7 +33,7 @@ class InterruptedCalls:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._weights = ""
-        self._calls: dict[str, NamedTuple] = {}
+        self._calls: dict[str, Any] = {}
 
     @contextlib.contextmanager
     def call(self, params: Any, arguments: Any, samples: Any) -> Iterator[None]:
@@ -72,6 +72,8 @@ class InterruptedCalls:
     def _write(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         for name, samples in self._calls.items():
+            if (samples.finish == RUNNING).all():
+                continue
             begun = self._folder / f"{name}.tmp"
             with begun.open("wb") as file:
                 np.savez(file, **samples._asdict())
