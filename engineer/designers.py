@@ -77,7 +77,11 @@ class ModelDesigner:
     fits: Callable[[Sequence[Message]], bool] = lambda chat: True
 
     def __call__(self, record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
-        """The first readable answer, projected; the previous configuration if there is none."""
+        """The first readable answer, projected; the previous configuration if none can be read.
+
+        Raises:
+          NoAnswerError: there was no answer at all, at any try.
+        """
         found = fitted(self.spec, record, self.family, self.fits)
         messages, left_out = found or ([], ())
         texts: list[str] = []
@@ -87,6 +91,8 @@ class ModelDesigner:
             try:
                 text = self.generate(messages, seed_of_try)
             except NoAnswerError as error:
+                if not texts and attempt + 1 == self.tries:
+                    raise
                 reasons.append(f"try {attempt}: {error}")
                 continue
             texts.append(text)

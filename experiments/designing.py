@@ -208,7 +208,7 @@ def design_round(
     """Designs the next configuration and writes its files; `design.json` comes last.
 
     Raises:
-      UserError: a server refuses a request.
+      UserError: a server refuses a request, or the designer's gives no answer at any try.
     """
     judge = make_judge(settings, store.root / USAGE)
     try:
@@ -219,7 +219,7 @@ def design_round(
             made = f"{answers}\n\nUsed next:\n{render_config(design.config, space)}"
             judgement = analysis.judge_design(judge, context, made, seed)
             store.write(folder / "judgement.json", judgement)
-    except RefusedError as error:
+    except (NoAnswerError, RefusedError) as error:
         raise UserError(f"engineer: {error}; started again, the run goes on from here") from error
     store.write(folder / "context.md", context + "\n")
     store.write(folder / "answers.md", answers + "\n")

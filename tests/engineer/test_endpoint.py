@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import email.utils
 import json
 import logging
@@ -269,14 +270,20 @@ def test_within_an_event_loop():
         assert asyncio.run(main(endpoint(server)[0])) == ANSWER
 
 
-def test_a_server_that_never_answers_keeps_the_previous_configuration():
+def test_only_a_server_that_has_answered_keeps_the_previous_configuration():
     with Server(failing) as server:
         ask, _ = endpoint(server, tries=2)
         with pytest.raises(NoAnswerError, match="status 500; status 500"):
             ask(HI, 0)
-        design = designer(ask)(RECORD, SPACE, seed=0)
+        with pytest.raises(NoAnswerError, match="status 500; status 500"):
+            dataclasses.replace(designer(ask), tries=2)(RECORD, SPACE, seed=0)
+        assert len(server.requests) == 2 + 2 * 2
+    with Server(lambda handler: answer(handler, "I do not know."), failing) as server:
+        ask, _ = endpoint(server, tries=1)
+        design = dataclasses.replace(designer(ask), tries=2)(RECORD, SPACE, seed=0)
     assert design.kept_previous
     assert design.config == RECORD.config
+    assert design.raw_texts == ("I do not know.",)
     assert "status 500" in design.reason
     nobody = Endpoint("http://127.0.0.1:9", "m", tries=1, timeout=1.0)
     with pytest.raises(NoAnswerError, match="no connection"):

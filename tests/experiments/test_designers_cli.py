@@ -231,11 +231,15 @@ def test_a_run_stops_at_its_limit_of_tokens_and_goes_on_with_a_higher_one(
     assert read(design_again(folder, designer="endpoint", endpoint=server), "design.json")
 
 
-def test_a_refusal_is_told_as_an_error_of_the_user(undisturbed, tmp_path, url):
+def test_a_refusal_or_an_outage_is_told_as_an_error_of_the_user(undisturbed, tmp_path, url):
     folder = shutil.copytree(undisturbed[0], tmp_path / "run")
-    with pytest.raises(UserError, match=r"model 'unknown', .* status 401: .*; started again"):
-        design_again(folder, designer="endpoint", endpoint={"url": url, "model": "unknown"})
-    assert not (folder / "again").exists()
+    for server, message in (
+        ({"url": url, "model": "unknown"}, r"model 'unknown', .* status 401: .*; started again"),
+        ({"url": "http://127.0.0.1:9", "model": "m"}, "gave no answer: no conn.*; started again"),
+    ):
+        with pytest.raises(UserError, match=message):
+            design_again(folder, designer="endpoint", endpoint=server | {"tries": 1})
+        assert not (folder / "again").exists()
 
 
 def test_contexts_of_a_run_hold_no_validation_item(undisturbed):
