@@ -1,8 +1,9 @@
 """The engineer of a run: makes its designer, samples its designs and records them."""
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import yaml
 
 from engineer import analysis, controls, curricula, designers, grammar
 from engineer.context import Message
-from engineer.designers import Designer, Generate, NoAnswerError
+from engineer.designers import Design, Designer, Generate, NoAnswerError
 from engineer.endpoint import Endpoint, RefusedError, Server
 from engineer.proposal import render_config
 from engineer.record import RunRecord
@@ -210,17 +211,9 @@ def design_round(
     Raises:
       UserError: a server refuses a request, or the designer's gives no answer at any try.
     """
-    judge = make_judge(settings, store.root / USAGE)
-    try:
+    with _pausing():
         design = designer(record, space, seed)
-        context = "\n\n".join(message["content"] for message in design.context_messages)
-        answers = "\n\n---\n\n".join(design.raw_texts)
-        if judge is not None and design.raw_texts:
-            made = f"{answers}\n\nUsed next:\n{render_config(design.config, space)}"
-            judgement = analysis.judge_design(judge, context, made, seed)
-            store.write(folder / "judgement.json", judgement)
-    except (NoAnswerError, RefusedError) as error:
-        raise UserError(f"engineer: {error}; started again, the run goes on from here") from error
+    context, answers = _texts(design)
     store.write(folder / "context.md", context + "\n")
     store.write(folder / "answers.md", answers + "\n")
     store.write(folder / "record.json", record.to_dict())
@@ -228,6 +221,40 @@ def design_round(
     rounded = {k: round(v, 4) if isinstance(v, float) else v for k, v in measures.items()}
     store.write(folder / "analysis.json", rounded)
     store.write(folder / "design.json", design.to_dict())
+
+
+def judge_round(
+    settings: Settings, store: RunStore, folder: Path, space: ConfigurationSpace, seed: int
+) -> None:
+    """Judges a design that has its files, if a model is to and has not yet; writes what it says.
+
+    Raises:
+      UserError: the judge's server refuses a request.
+    """
+    judge, path = make_judge(settings, store.root / USAGE), folder / "judgement.json"
+    if judge is None or store.exists(path):
+        return
+    design = store.read(folder / "design.json", Design.from_dict)
+    if design.raw_texts:
+        context, answers = _texts(design)
+        made = f"{answers}\n\nUsed next:\n{render_config(design.config, space)}"
+        with _pausing():
+            store.write(path, analysis.judge_design(judge, context, made, seed))
+
+
+def _texts(design: Design) -> tuple[str, str]:
+    """The context and the answers of a design."""
+    context = "\n\n".join(message["content"] for message in design.context_messages)
+    return context, "\n\n---\n\n".join(design.raw_texts)
+
+
+@contextlib.contextmanager
+def _pausing() -> Iterator[None]:
+    """Turns what a server fails to do into a `UserError`: all is saved, and the run can go on."""
+    try:
+        yield
+    except (NoAnswerError, RefusedError) as error:
+        raise UserError(f"engineer: {error}; started again, the run goes on from here") from error
 
 
 def _asked_once(server: Server, **options: Any) -> Generate:

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from engineer.designers import Designer
 from engineer.evidence import FailureBreakdown
 from experiments import designing, evidence, policy, problem_sets
 from experiments.errors import user_errors
@@ -258,11 +259,21 @@ class Loop:
         self._store.write(self._store.round(index) / "engineer_training.jsonl", steps)
 
     def _design(self, index: int, progress: Progress) -> None:
-        """Designs the configuration of the next round, unless that is done already."""
+        """Designs the configuration of the next round and has it judged, unless that is done."""
         settings, store, family = self._settings, self._store, self._family
         folder = store.round(index) / "design"
-        if store.exists(folder / "design.json"):
-            return
+        seed = problem_sets.round_seed(settings, problem_sets.DESIGN, index + 1)
+        if not store.exists(folder / "design.json"):
+            designer = self._designer(index, progress)
+            record = evidence.run_record(store, settings, family, index + 1)
+            designing.design_round(settings, store, folder, designer, record, family.space, seed)
+            self._write_metrics(progress.total, of_design(store, folder))
+            self._preemption.agree()
+        designing.judge_round(settings, store, folder, family.space, seed)
+
+    def _designer(self, index: int, progress: Progress) -> Designer:
+        """The designer of the configuration of the next round."""
+        settings, store = self._settings, self._store
         given: dict[str, Any] = {"usage": store.root / designing.USAGE}
         if settings.engineer.designer == "base":
             given["params"] = policy.load_params(settings, self._policy)
@@ -270,12 +281,7 @@ class Loop:
             given["params"] = self._trainer.policy_params(progress.state)
         elif settings.engineer.designer in designing.PROBING_DESIGNERS:
             given["progress"] = self._trials.progress(progress.state, *self._probe(index))
-        designer = designing.make_designer(settings, family, self._engineer, **given)
-        record = evidence.run_record(store, settings, family, index + 1)
-        seed = problem_sets.round_seed(settings, problem_sets.DESIGN, index + 1)
-        designing.design_round(settings, store, folder, designer, record, family.space, seed)
-        self._write_metrics(progress.total, of_design(store, folder))
-        self._preemption.agree()
+        return designing.make_designer(settings, self._family, self._engineer, **given)
 
     def _report(self, title: str, folder: Path) -> None:
         """Shows a validation, and the design that followed, if any."""

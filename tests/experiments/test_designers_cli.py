@@ -27,15 +27,20 @@ from mapf_jax.draw import render
 SPACE = lakes.lake_space((3, 4))
 ANSWER = SPACE.random(4)
 SCORES = dict.fromkeys(QUESTIONS, 3)
+JUDGES = set()
+"""Models that have been asked to judge; each refuses the first time."""
 
 
 class _Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         judging = "You judge how" in asked["messages"][0]["content"]
+        refused = asked["model"] == "unknown" or (judging and asked["model"] not in JUDGES)
+        if judging:
+            JUDGES.add(asked["model"])
         text = json.dumps(SCORES) if judging else render_config(ANSWER, SPACE)
         raw = json.dumps({"choices": [{"message": {"content": text}}]}).encode()
-        self.send_response(401 if asked["model"] == "unknown" else 200)
+        self.send_response(401 if refused else 200)
         self.send_header("Content-Length", str(len(raw)))
         self.end_headers()
         self.wfile.write(raw)
@@ -92,6 +97,9 @@ def runs(tmp_path_factory, url):
     for name, extra in options.items():
         run = whole_runs.Run(folder / name, "--config.loop.rounds=2", *extra)
         code, _, err = run.end()
+        if name == "endpoint":  # Its judge refuses once.
+            assert (code, "status 401" in err) == (1, True), err[-3000:]
+            code, _, err = whole_runs.Run(folder / name, "--config.loop.rounds=2", *extra).end()
         assert code == 0, err[-3000:]
     return folder
 
@@ -144,6 +152,7 @@ def test_the_designs_are_those_of_their_designers(runs):
     trained = (runs / "current" / "rounds" / "0" / "engineer_training.jsonl").read_text()
     assert [len(json.loads(line)["answers"]) for line in trained.splitlines()] == [2]
     assert read(runs / "endpoint", "rounds", "0", "design", "judgement.json")["scores"] == SCORES
+    assert models_asked(runs / "endpoint") == ["m", "reader"]  # Nor a second time for the design.
     assert not (runs / "current" / "rounds" / "0" / "design" / "judgement.json").exists()
 
 
@@ -187,18 +196,27 @@ def design_again(folder, **engineer):
     designer = designing.make_designer(chosen, family, usage=usage)
     record = evidence.run_record(store, chosen, family, 1)
     made = folder / "again"
-    designing.design_round(chosen, store, made, designer, record, family.space, 0)
+    if not (made / "design.json").exists():
+        designing.design_round(chosen, store, made, designer, record, family.space, 0)
+    designing.judge_round(chosen, store, made, family.space, 0)
     return made
 
 
+def models_asked(folder):
+    """The models that have answered, in order."""
+    return [json.loads(line)["model"] for line in (folder / designing.USAGE).open() if line.strip()]
+
+
 def test_a_server_designs_and_another_model_judges(undisturbed, tmp_path, url):
-    made = design_again(
-        shutil.copytree(undisturbed[0], tmp_path / "run"),
-        designer="endpoint",
-        endpoint={"url": url, "model": "m"},
-        judge={"url": url, "model": "reader"},
-    )
-    design = read(made, "design.json")
+    folder = shutil.copytree(undisturbed[0], tmp_path / "run")
+    options = {"designer": "endpoint", "endpoint": {"url": url, "model": "m"}}
+    options["judge"] = {"url": url, "model": "critic"}
+    with pytest.raises(UserError, match=r"model 'critic', .* status 401: .*; started again"):
+        design_again(folder, **options)
+    design = read(folder, "again", "design.json")
+    made = design_again(folder, **options)
+    assert read(made, "design.json") == design
+    assert models_asked(folder) == ["m", "critic"]
     assert design["source"] == "endpoint"
     assert design["raw_texts"] == [render_config(ANSWER, SPACE)]
     assert Configuration.from_dict(design["config"]) == ANSWER
