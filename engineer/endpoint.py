@@ -102,6 +102,9 @@ class Server:
       extra: further fields of every request, a JSON object such as {"reasoning_effort": "low"}.
       token_limit: tokens of prompts and completions, as the server counts them, after which a run
         sends no more requests; 0 is no limit. A run that it stopped resumes with a higher one.
+      cost_limit: likewise what these tokens may cost, in the currency of the prices.
+      price_in: price of a million prompt tokens, for `cost_limit`.
+      price_out: price of a million completion tokens, for `cost_limit`.
 
     Raises:
       ValueError: a field is out of its range.
@@ -116,10 +119,16 @@ class Server:
     budget_field: str = _BUDGET_FIELDS[0]
     extra: str = "{}"
     token_limit: int = 0
+    cost_limit: float = 0.0
+    price_in: float = 0.0
+    price_out: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.token_limit < 0:
-            raise ValueError(f"token_limit={self.token_limit}: must be at least 0")
+        for name in ("token_limit", "cost_limit", "price_in", "price_out"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name}={getattr(self, name)}: must be finite and at least 0")
+        if self.cost_limit and not self.cost(1, 1):
+            raise ValueError(f"cost_limit={self.cost_limit:g}: needs price_in or price_out above 0")
         if self.tries < 1:
             raise ValueError(f"tries={self.tries}: must be at least 1")
         if not 0 < self.timeout < math.inf:
@@ -144,6 +153,10 @@ class Server:
             raise ValueError(f"extra={self.extra!r}: a JSON object is needed")
         return fields
 
+    def cost(self, prompt_tokens: int, completion_tokens: int) -> float:
+        """What tokens cost at the server's prices."""
+        return (prompt_tokens * self.price_in + completion_tokens * self.price_out) / 1e6
+
 
 @dataclasses.dataclass(frozen=True)
 class Endpoint(Server):
@@ -159,7 +172,7 @@ class Endpoint(Server):
     Attributes:
       max_tokens: budget of an answer; None leaves it to the server.
       temperature: of sampling; None leaves it to the server.
-      usage: JSON lines file with the tokens of every reply, for `token_limit`; None counts nothing.
+      usage: JSON lines file with the tokens of every reply, for the limits; None counts nothing.
       sleep: waits between requests; tests replace it.
 
     Raises:
@@ -204,11 +217,7 @@ class Endpoint(Server):
           NoAnswerError, RefusedError: as in `__call__`.
         """
         reasons: list[str] = []
-        if self.token_limit and (used := self._used()) >= self.token_limit:
-            raise RefusedError(
-                f"token_limit={self.token_limit}: {self.model!r} at {self.url} has used {used:,} "
-                "tokens; allowed is a higher one"
-            )
+        self._check_limits()
         while True:
             body = self._body(messages, seed)
             try:
@@ -228,28 +237,46 @@ class Endpoint(Server):
                 wait *= random.uniform(1.0, 1.25)
                 self.sleep(max(wait, min(error.wait, _LONGEST_RETRY_AFTER)))
 
-    def _used(self) -> int:
-        """Tokens of all replies of this model at this server, from the usage file."""
+    def _check_limits(self) -> None:
+        """Raises a `RefusedError` if what this model has used reaches a limit."""
+        asked, given = self._used()
+        tokens, cost = asked + given, self.cost(asked, given)
+        for name, used, told in (
+            ("token_limit", tokens, f"used {tokens:,} tokens"),
+            ("cost_limit", cost, f"cost {cost:,.2f}"),
+        ):
+            limit = getattr(self, name)
+            if limit and used >= limit:
+                raise RefusedError(
+                    f"{name}={limit}: {self.model!r} at {self.url} has {told}; allowed is a higher "
+                    "limit"
+                )
+
+    def _used(self) -> tuple[int, int]:
+        """Prompt and completion tokens of all replies of this model, from the usage file."""
+        asked = given = 0
         if self.usage is None or not self.usage.exists():
-            return 0
-        found = 0
+            return asked, given
         for line in self.usage.read_text().splitlines():
             with contextlib.suppress(ValueError):  # A kill may truncate a line.
                 noted = json.loads(line)
                 if (noted["url"], noted["model"]) == (self.url, self.model):
-                    found += noted["tokens"]
-        return found
+                    asked += noted.get("prompt_tokens", 0)
+                    # Older lines have one number for both; it counts as the dearer kind.
+                    given += noted.get("completion_tokens", noted.get("tokens", 0))
+        return asked, given
 
     def _note(self, messages: Sequence[Mapping[str, str]], reply: Reply) -> None:
         if self.usage is None:
             return
         counts = [reply.prompt_tokens, reply.completion_tokens]
         texts = ["".join(message["content"] for message in messages), reply.text]
-        tokens = sum(
+        asked, given = (
             len(text) // _CHARACTERS if count is None else count
             for count, text in zip(counts, texts, strict=True)
         )
-        noted = {"url": self.url, "model": self.model, "tokens": tokens}
+        used = {"prompt_tokens": asked, "completion_tokens": given}
+        noted = {"url": self.url, "model": self.model, **used}
         with self.usage.open("a") as file:
             file.write("\n" + json.dumps(noted))  # Not behind a truncated line.
 

@@ -297,6 +297,8 @@ class EndpointSolver(Solver):
                 budget_field=options.budget_field,
                 temperature=options.temperature,
                 extra=options.extra,
+                price_in=options.price_in or 0.0,
+                price_out=options.price_out or 0.0,
             )
         self.options = {
             "kind": "endpoint",
@@ -322,7 +324,7 @@ class EndpointSolver(Solver):
         price_in, price_out = self._options.price_in, self._options.price_out
         if price_in is None or price_out is None:
             return [*lines, "  the price of a token is not known: --price_in, --price_out"]
-        cost, most = (asked * price_in + given * price_out) / 1e6, self._options.max_cost
+        cost, most = self._endpoint.cost(asked, given), self._options.max_cost
         if most is not None and cost > most:
             raise UserError(
                 f"max_cost={most:g}: {len(rows)} answers may cost {cost:,.2f}; allow that, or "

@@ -403,8 +403,25 @@ def test_no_more_tokens_than_the_limit_over_several_starts(tmp_path):
         with pytest.raises(RefusedError, match=f"has used {84 + len(ANSWER) // 3} tokens"):
             other(HI, 0)
         assert Endpoint(server.url, "n", usage=usage, token_limit=1)(HI, 0) == ANSWER
-    with pytest.raises(ValueError, match="token_limit=-1"):
-        Endpoint("http://x/v1", "m", token_limit=-1)
+
+
+def test_no_higher_cost_than_the_limit(tmp_path):
+    usage = tmp_path / "usage.jsonl"
+
+    def counted(handler):
+        told = {"prompt_tokens": 300_000, "completion_tokens": 120_000}
+        handler.send(200, json.dumps({**completion(ANSWER), "usage": told}).encode())
+
+    prices = {"price_in": 2.0, "price_out": 10.0}  # 0.6 and 1.2 for each answer.
+    with Server(counted) as server:
+        # Of before prompts and completions were told apart; it costs 1.
+        usage.write_text(json.dumps({"url": server.url, "model": "m", "tokens": 100_000}))
+        ask, _ = endpoint(server, usage=usage, cost_limit=2.9, **prices)
+        assert (ask(HI, 0), ask(HI, 1)) == (ANSWER, ANSWER)
+        with pytest.raises(RefusedError, match=r"cost_limit=2\.9: 'm' .* has cost 4\.60; allow"):
+            ask(HI, 2)
+        assert len(server.requests) == 2
+        assert dataclasses.replace(ask, cost_limit=4.7)(HI, 2) == ANSWER
 
 
 def test_bad_fields_are_named():
@@ -418,6 +435,9 @@ def test_bad_fields_are_named():
         ({"url": "http://user:word@x/v1"}, "neither user nor password"),
         ({"model": ""}, "model=''"),
         ({"tries": 0}, "tries=0"),
+        ({"token_limit": -1}, "token_limit=-1: must be finite and at least 0"),
+        ({"price_out": math.nan}, "price_out=nan: must be finite"),
+        ({"cost_limit": 5.0}, "cost_limit=5: needs price_in or price_out above 0"),
         ({"extra": "{"}, "extra='{': a JSON object is needed"),
         ({"extra": "[1]"}, "a JSON object is needed"),
         ({"extra": '{"seed": 1}'}, r"extra: \['seed'\] cannot be among its fields"),
