@@ -26,10 +26,19 @@ class LocalServer:
     """Serves with a handler class, on a free port, until the `with` block is left."""
 
     def __init__(self, handler):
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._handler = handler
+        self._listen(0)
+        self.url = f"http://127.0.0.1:{self.http.server_port}/v1"
+
+    def _listen(self, port):
+        self.http = ThreadingHTTPServer(("127.0.0.1", port), self._handler)
         self.http.daemon_threads = True
         threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
-        self.url = f"http://127.0.0.1:{self.http.server_port}/v1"
+
+    def die(self, seconds):
+        """Closes its port, and listens there again after some seconds."""
+        self.__exit__()
+        threading.Timer(seconds, self._listen, [self.http.server_port]).start()
 
     def __enter__(self):
         return self

@@ -3,11 +3,13 @@
 import json
 import shutil
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import whole_runs
 import yaml
+from local_server import Handler, LocalServer
 
 import mapf_jax
 from engineer import context
@@ -258,6 +260,59 @@ def test_a_refusal_or_an_outage_is_told_as_an_error_of_the_user(undisturbed, tmp
         with pytest.raises(UserError, match=message):
             design_again(folder, designer="endpoint", endpoint=server | {"tries": 1})
         assert not (folder / "again").exists()
+
+
+class _Hostile(LocalServer):
+    """Designs in the end: knows neither of two fields, limits, hangs, and dies for a minute."""
+
+    def __init__(self, texts):
+        self.acts = []
+        self.answers = iter(texts)
+        outer = self
+
+        class Acting(Handler):
+            def do_POST(self):
+                asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                act = "probe" if "the word: ready" in str(asked["messages"]) else outer.act(asked)
+                outer.acts.append(act)
+                if act in ("max_tokens", "temperature"):
+                    self.send(400, f"Unsupported parameter: {act}".encode())
+                elif act == "limit":
+                    self.send(429, b"slow down", [("Retry-After", "2")])
+                elif act == "hang":
+                    time.sleep(30)
+                elif act == "die":
+                    outer.die(60.0)
+                    self.close_connection = True
+                else:
+                    text = next(outer.answers) if act == "design" else "ready"
+                    raw = json.dumps({"choices": [{"message": {"content": text}}]}).encode()
+                    self.send(200, raw)
+
+        super().__init__(Acting)
+
+    def act(self, asked):
+        """What happens to a request for a design."""
+        refused = [field for field in ("max_tokens", "temperature") if field in asked]
+        left = [act for act in ("limit", "hang", "die") if act not in self.acts]
+        return [*refused, *left, "design"][0]
+
+
+@pytest.mark.slow
+def test_a_run_ends_well_with_a_hostile_server(tmp_path):
+    texts = [render_config(SPACE.random(seed), SPACE) for seed in (4, 5)]
+    with _Hostile(texts) as server:
+        options = ["designer=endpoint", "endpoint.model=m", f"endpoint.url={server.url}"]
+        options = [f"--config.engineer.{one}" for one in (*options, "endpoint.timeout=5")]
+        code, _, err = whole_runs.Run(tmp_path / "run", "--config.loop.rounds=3", *options).end()
+    assert code == 0, err[-3000:]
+    fields = ["max_tokens", "temperature"]
+    assert server.acts == ["probe", *fields, "limit", "hang", "die", "design", *fields, "design"]
+    for index, text in enumerate(texts):
+        design = read(tmp_path, "run", "rounds", str(index), "design", "design.json")
+        assert (design["source"], design["raw_texts"]) == ("endpoint", [text])
+        assert not design["kept_previous"]
+        assert (tmp_path / "run" / "rounds" / str(index + 1) / "validation.json").exists()
 
 
 def test_contexts_of_a_run_hold_no_validation_item(undisturbed):
