@@ -47,7 +47,7 @@ def validation_completers(settings: Settings, policy: Policy) -> tuple[Completer
     At temperature 0 both are the same object.
 
     Raises:
-      ValueError: thinking is limited, and the tokenizer has no token that ends it.
+      ValueError: the model does not support the requested thinking.
     """
     validation = settings.validation
     limit = validation.thinking_tokens

@@ -155,6 +155,21 @@ def opens_thought(tokenizer: Any, enable_thinking: bool) -> bool:
     return THINK_BEGIN in tokenizer.decode(ids).rpartition(THINK_END)[2]
 
 
+def check_thinking(tokenizer: Any) -> None:
+    """Checks that the chat template lets a model think: it begins the thought, or knows the option.
+
+    Raises:
+        ValueError: neither, as with Qwen3-4B-Instruct-2507's; or as `encode_chat`.
+    """
+    chat = [{"role": "user", "content": ""}]
+    without, with_thought = (encode_chat(tokenizer, chat, thinking) for thinking in (False, True))
+    if without == with_thought and not opens_thought(tokenizer, True):
+        raise ValueError(
+            "thinking=True: the tokenizer's chat template neither begins a thought nor depends on "
+            "enable_thinking, so the model would not think; allowed is thinking=False"
+        )
+
+
 def decode(tokenizer: Any, ids: Sequence[int]) -> str:
     """The text of token ids, without special tokens."""
     return tokenizer.decode([int(token) for token in ids], skip_special_tokens=True)

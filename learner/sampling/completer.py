@@ -54,6 +54,9 @@ class Completer:
       ending: how completions are finished that a stop token ended before their trigger.
       segment_tokens: tokens that the device generates before it returns to the host.
       interrupted: of the samplers, see `Sampler`.
+
+    Raises:
+      ValueError: `thinking` with a chat template for which no model thinks.
     """
 
     def __init__(
@@ -69,6 +72,8 @@ class Completer:
         segment_tokens: int = 32,
         interrupted: InterruptedCalls | None = None,
     ) -> None:
+        if thinking:
+            tokens.check_thinking(tokenizer)
         sampling = dataclasses.replace(sampling, stop_token_ids=tokens.stop_token_ids(tokenizer))
 
         def sampler(sampling: SamplingParams) -> Sampler:

@@ -10,6 +10,7 @@ import whole_runs
 from experiments.configs import qwen3_4b_thinking, tiny
 from experiments.policy import load_params, load_policy
 from experiments.settings import from_config
+from experiments.validation import validation_completers
 from learner import tokens
 from learner.qwen3 import weights
 
@@ -43,6 +44,14 @@ def test_the_configuration_is_whole(thinker):
     config.model.path = str(thinker)
     settings = from_config(config)
     assert {getattr(settings, name).thinking_tokens for name in GROUPS} == {8192}
+
+
+def test_a_model_whose_template_knows_no_thinking_is_refused():
+    config = tiny.get_config()
+    config.training.thinking = True
+    settings = from_config(config)
+    with pytest.raises(ValueError, match="thinking=True: the tokenizer's chat template neither"):
+        validation_completers(settings, load_policy(settings))
 
 
 @pytest.mark.slow

@@ -122,13 +122,17 @@ def test_thinking_budget_has_the_models_own_closing_text():
 def test_a_template_may_open_the_thought_itself(folder):
     tokenizer = tokens.load_tokenizer(folder)
     for template, opened in (
-        (TEMPLATE, [False, False]),  # It closes the thought, or leaves it to the model.
+        (TEMPLATE, [False, False]),  # Qwen3's closes the thought, or leaves it to the model.
         (TEMPLATE.partition("{% if not")[0] + "<think>\n{% endif %}", [True, True]),
         (TEMPLATE.replace("</think>", "").replace("not ", ""), [False, True]),
-        (TEMPLATE.partition("{% if not")[0] + "{% endif %}", [False, False]),
     ):
         tokenizer.chat_template = template
         assert [tokens.opens_thought(tokenizer, thinking) for thinking in (False, True)] == opened
+        tokens.check_thinking(tokenizer)
+    tokenizer.chat_template = TEMPLATE.partition("{% if not")[0] + "{% endif %}"
+    assert not tokens.opens_thought(tokenizer, True)
+    with pytest.raises(ValueError, match=r"thinking=True: .* neither begins a thought nor depends"):
+        tokens.check_thinking(tokenizer)
 
 
 @pytest.mark.parametrize(
