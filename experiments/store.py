@@ -67,6 +67,7 @@ FREE = (
     "training.micro_batch_rows",
     "training.completions_per_row",
     "training.sampling_rows",
+    "training.length_multiple",
     "engineer.endpoint.",
     "engineer.judge.",
 )

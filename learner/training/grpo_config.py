@@ -36,7 +36,7 @@ class GRPOConfig:
       length_multiple: rows are padded to a multiple of this many tokens, long ones to one of four
         lengths between a power of two and the next, of eight beyond 4,096; see `row_shape`. Each
         shape that occurs is compiled once. Rows are sorted by length first, so short ones stay
-        short.
+        short. It changes memory and speed, never the result.
       max_new_tokens: budget of a completion, stop token included.
       thinking: let the chat template open the model's thinking, which then counts as completion.
       thinking_tokens: most tokens of thinking; then a text of Qwen3's own ends it, which is left
