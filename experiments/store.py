@@ -436,8 +436,17 @@ def differences(before: Any, now: Any, path: str = "") -> Iterator[tuple[str, An
             yield from differences(before.get(name), now.get(name), f"{path}{name}.")
         return
     before, now = (json.loads(json.dumps(value)) for value in (before, now))
-    if before != now:
+    if before != now and not _one_path(before, now):
         yield path.rstrip("."), before, now
+
+
+def _one_path(*values: Any) -> bool:
+    """Whether values are the same path, one relative and one absolute, say.
+
+    A path has a slash here: a bare name may be that of an embedded model.
+    """
+    paths = {os.path.abspath(v) if isinstance(v, str) and "/" in v else None for v in values}
+    return len(paths) == 1 and None not in paths
 
 
 def changes(before: Any, now: Any) -> list[str]:

@@ -8,6 +8,7 @@ import whole_runs
 from engineer.evidence import FailureBreakdown
 from experiments import report, store
 from experiments.errors import UserError
+from experiments.families.lakes.options import LakesOptions
 from experiments.settings import Settings
 from experiments.store import RunStore
 from learner.checks import one_line
@@ -126,6 +127,18 @@ def test_a_file_is_as_the_run_wrote_it_or_refused(tmp_path):
         run.read(path)
     store.write_file(earlier, {"valid": 1})  # As a version without digests wrote it.
     assert run.read(earlier) == {"valid": 1}
+
+
+def test_a_path_may_be_relative_once_and_absolute_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("sets/one.jsonl", "sets/two.jsonl"):
+        store.write_text(tmp_path / name, "")
+    (tmp_path / "run" / "validation").mkdir(parents=True)
+    run, absolute = RunStore(tmp_path / "run"), f"{tmp_path}/sets"
+    for folder in ("sets", absolute, "sets"):
+        assert run.claim(Settings(lakes=LakesOptions(exclude=f"{folder}/one.jsonl"))) == []
+    with pytest.raises(UserError, match=r"lakes\.exclude was 'sets/one\.jsonl' and is"):
+        run.claim(Settings(lakes=LakesOptions(exclude=f"{absolute}/two.jsonl")))
 
 
 def test_a_digest_that_a_kill_cut_in_two_is_dropped(tmp_path):
