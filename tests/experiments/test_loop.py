@@ -89,16 +89,16 @@ def test_the_logs_begin_with_the_validation_before_training(undisturbed):
     assert shown["configuration/hole_ratio_3"][8] == pytest.approx(config[3]["hole_ratio"])
 
 
-# A run is killed soon after each of these files has appeared: while the first checkpoints are
-# written, in the middle of a round, between training and validation, around a design. The first
-# time it is asked to leave, and does so when its step is saved.
+# A run is stopped soon after each of these files has so many bytes: while the first checkpoints are
+# written, in the middle of a round, between training and validation, around a design. Asked to
+# leave, it does so when its step is saved, and at once while it samples the first one.
 MARKS = [
-    "rounds/0/train.jsonl",
-    "rounds/1/train.jsonl",
-    "rounds/0/train.jsonl",
-    "rounds/0/design/design.json",
-    "rounds/1/validation.json",
-    "rounds/2/train.jsonl",
+    ("rounds/0/train.jsonl", 1, signal.SIGTERM),
+    ("rounds/1/train.jsonl", 0, signal.SIGKILL),
+    ("rounds/0/train.jsonl", 0, signal.SIGTERM),
+    ("rounds/0/design/design.json", 0, signal.SIGKILL),
+    ("rounds/1/validation.json", 0, signal.SIGKILL),
+    ("rounds/2/train.jsonl", 0, signal.SIGKILL),
 ]
 
 
@@ -106,20 +106,26 @@ MARKS = [
 def test_killed_runs_end_like_the_undisturbed_one(undisturbed, tmp_path, marks):
     whole, _ = undisturbed
     workdir = tmp_path / "killed"
-    for number, mark in enumerate(marks):
+    for number, (mark, least, sent) in enumerate(marks):
         run = whole_runs.three_rounds(workdir)
-        path, least = workdir / mark, int(number == 0)  # The first time there is a step to save.
+        path = workdir / mark
         while run.process.is_alive():
             if path.exists() and path.stat().st_size >= least:
                 break
             time.sleep(0.02)
         time.sleep(0.4 * number)
-        os.kill(run.process.pid, signal.SIGTERM if number == 0 else signal.SIGKILL)
+        begin = time.monotonic()
+        os.kill(run.process.pid, sent)
         code, _, err = run.end()
-        if number == 0:
+        if sent == signal.SIGTERM:
             assert (code, err) == (75, "")
-            steps = len((workdir / mark).read_text().splitlines())
-            assert (workdir / "checkpoints" / str(steps)).is_dir()
+            steps = len(path.read_text().splitlines())
+            if least:
+                assert (workdir / "checkpoints" / str(steps)).is_dir()
+            else:
+                assert steps == 0
+                assert (workdir / "initial" / "validation.json").exists()
+                assert time.monotonic() - begin < 20
     code, out, err = whole_runs.three_rounds(workdir).end()
     assert code == 0, err[-3000:]
     assert "resuming" in out
