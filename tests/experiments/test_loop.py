@@ -14,6 +14,8 @@ import tensorboard_events
 import whole_runs
 import yaml
 
+from experiments import store
+
 
 def story(workdir, rounds=3):
     """What a run is about: configurations, validations, designs and training figures."""
@@ -113,7 +115,7 @@ def test_killed_runs_end_like_the_undisturbed_one(undisturbed, tmp_path, marks):
             if path.exists() and path.stat().st_size >= least:
                 break
             time.sleep(0.02)
-        time.sleep(0.4 * number)
+        time.sleep(0.1 + 0.4 * number)
         begin = time.monotonic()
         os.kill(run.process.pid, sent)
         code, _, err = run.end()
@@ -221,6 +223,45 @@ def test_a_damaged_checkpoint_is_refused_and_an_older_one_goes_on_to_the_same_en
     code, _, err = whole_runs.three_rounds(workdir, "--resume_from=11").end()
     assert code == 1
     assert err.strip().endswith("no checkpoint 11, there are [4, 8, 10, 12]")
+
+
+@pytest.mark.slow
+def test_other_rows_change_a_resumed_run_only_by_rounding(undisturbed, tmp_path):
+    whole, _ = undisturbed
+    workdir = shutil.copytree(whole, tmp_path / "resumed")
+    (workdir / "report.html").unlink()  # A finished run would only say so.
+    shutil.rmtree(workdir / "rounds" / "2")  # Else its validation would stay.
+    rows = ("micro_batch_rows=4", "completions_per_row=2", "sampling_rows=8", "length_multiple=32")
+    options = (f"--config.training.{option}" for option in rows)
+    code, out, err = whole_runs.three_rounds(workdir, *options, "--resume_from=8").end()
+    assert code == 0, err[-3000:]
+    assert "resuming after step 4 of round 2" in out
+    (line,) = store.read_log(workdir / store.CHANGES)
+    assert line["changed"] == [
+        "training.completions_per_row was 8 and is 2",
+        "training.length_multiple was 128 and is 32",
+        "training.micro_batch_rows was 8 and is 4",
+        "training.sampling_rows was 512 and is 8",
+    ]
+    now, before = story(workdir), story(whole)
+    steps, expected = (told.pop("train 2") for told in (now, before))
+    assert now == before  # The same completions.
+    for step, other in zip(steps, expected, strict=True):
+        assert step == pytest.approx(other, rel=1e-4, abs=1e-4)
+
+
+@pytest.mark.slow
+def test_a_finished_run_goes_on_when_it_gets_another_round(undisturbed, tmp_path):
+    whole, _ = undisturbed
+    workdir = shutil.copytree(whole, tmp_path / "extended")
+    code, out, err = whole_runs.three_rounds(workdir, "--config.loop.rounds=4").end()
+    assert code == 0, err[-3000:]
+    assert "loop.rounds was 3 and is 4" in out
+    assert "resuming after step 4 of round 3" in out
+    for path in (whole / "rounds").rglob("*.*"):
+        assert (workdir / path.relative_to(whole)).read_bytes() == path.read_bytes()
+    assert len(story(workdir, 4)["train 3"]) == 4
+    assert len(list(workdir.glob("rounds/*/design/design.json"))) == 3
 
 
 @pytest.mark.slow
