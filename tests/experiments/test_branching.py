@@ -30,14 +30,15 @@ def story(root):
 
 
 @pytest.mark.slow
-def test_a_branch_of_the_same_options_tells_the_same_story(whole, tmp_path):
-    options = (f"--branch={whole}@0", "--config.checkpoint.of_rounds=weights")
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_branch_of_the_same_options_tells_the_same_story(whole, tmp_path, index):
+    options = (f"--branch={whole}@{index}", "--config.checkpoint.of_rounds=weights")
     code, out, err = start(tmp_path / "same", *options)
     assert code == 0, err[-3000:]
     lines = out.splitlines()
-    assert lines[1] == f"  branch of {whole}@0"
+    assert lines[1] == f"  branch of {whole}@{index}"
     assert "  checkpoint.of_rounds was 'state' and is 'weights'" in lines
-    assert "resuming after step 4 of round 1" in lines
+    assert f"resuming after step 4 of round {index + 1}" in lines
     assert story(tmp_path / "same") == story(whole)
     # The weights of a round are those of the checkpoint that the other run kept.
     export.export(f"{whole}@1", tmp_path / "exported", MeshSettings(), "bfloat16")
