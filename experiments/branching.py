@@ -2,7 +2,7 @@
 
 The folder starts as a copy of that run up to the end of the round: problems, training, validation,
 evidence and the checkpoint. The next design is its own. With the same options and seed it repeats
-the rest of that run.
+the rest of that run. If only the weights of the round were kept, training starts afresh from them.
 """
 
 import os
@@ -36,14 +36,14 @@ def branch(spec: str, store: RunStore, settings: Settings) -> list[str]:
       Lines for the user; none if the copy was there already.
 
     Raises:
-      UserError: there is no such run, round or checkpoint; the folder holds another run; or an
-        option differs that the copied rounds depend on.
+      UserError: there is no such run, round or checkpoint; the folder holds another run; an option
+        differs that the copied rounds depend on; or only weights are left of adapters.
     """
     source, at, index = spec.rpartition("@")
     if not (at and index.isdecimal()):
         raise UserError(f"branch={spec!r}: allowed is RUN@ROUND, such as runs/tiny@0")
     made = store.root / files.BRANCH
-    note = {"run": str(Path(source).resolve()), "round": int(index)}
+    note: dict[str, Any] = {"run": str(Path(source).resolve()), "round": int(index)}
     if made.exists():  # The other run may be gone by now.
         before = files.read_file(made)
         if note.items() <= before.items():
@@ -69,8 +69,30 @@ def branch(spec: str, store: RunStore, settings: Settings) -> list[str]:
         changed = RunStore(found.run).compare(settings, _OWN)
     except OtherOptionsError as error:
         raise UserError(f"branch={spec!r}: {error}") from error
+    if found.weights:
+        if rank := settings.training.lora.rank:
+            raise UserError(
+                f"branch={spec!r}: only the merged weights of round {index} are left, and "
+                f"training.lora.rank={rank}; allowed is a round whose checkpoint is kept"
+            )
+        note[files.FRESH] = True
+        changed.append(
+            f"training starts afresh from rounds/{index}/weights in bfloat16: optimizer's moments, "
+            "learning-rate schedule and state of the task are new"
+        )
     copy_rounds(found.run, store.root, int(index) + 1, {**note, "changed": changed})
     return [f"branch of {source}@{index}", *changed]
+
+
+def fresh_start(store: RunStore) -> dict[str, Any]:
+    """Where a branch begins that has no checkpoint yet but weights: see `Progress`; else empty."""
+    made = store.root / files.BRANCH
+    note = files.read_file(made) if made.exists() else {}
+    if files.FRESH not in note:
+        return {}
+    index = note["round"]
+    steps = len(files.read_log(store.round(index) / "train.jsonl"))
+    return {"round": index, "step": steps, "total": end_of_round(store.root, index) or 0}
 
 
 def copy_rounds(
@@ -84,7 +106,7 @@ def copy_rounds(
 
     Args:
       rounds: number of rounds, all finished, with the checkpoint at their end.
-      note: written to the copy.
+      note: written to the copy; with `store.FRESH`, the checkpoint is left out.
     """
     temporary = target.with_name(target.name + ".tmp")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -96,8 +118,9 @@ def copy_rounds(
     for folder in folders:
         ignore = _OF_DESIGN if folder == folders[-1] else None
         shutil.copytree(source / folder, temporary / folder, ignore=ignore, copy_function=_copy)
-    checkpoint = Path("checkpoints", str(end_of_round(source, rounds - 1)))
-    shutil.copytree(source / checkpoint, temporary / checkpoint, copy_function=_link)
+    if not (note and files.FRESH in note):
+        checkpoint = Path("checkpoints", str(end_of_round(source, rounds - 1)))
+        shutil.copytree(source / checkpoint, temporary / checkpoint, copy_function=_link)
     copied = [
         line
         for line in files.read_log(source / files.DIGESTS)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from engineer.designers import Designer
 from engineer.evidence import FailureBreakdown
-from experiments import designing, evidence, policy, problem_sets
+from experiments import branching, designing, evidence, policy, problem_sets
 from experiments.errors import user_errors
 from experiments.families import Problem
 from experiments.hindsight import Hindsight
@@ -30,6 +30,7 @@ from experiments.trials import Trials
 from experiments.validation import validate, validation_completers, write_validation
 from learner.devices import distributed
 from learner.devices.preemption import Preemption
+from learner.qwen3 import weights
 from learner.sampling.interrupted import InterruptedCalls
 from learner.training import metrics
 from learner.training.trainer import GRPOTrainer
@@ -142,11 +143,22 @@ class Loop:
         return policy.load_params(settings, self._policy)
 
     def _start(self, params: Any) -> Progress:
-        """The progress at the checkpoint to resume from, or at the start of a run."""
-        if not self._begun:
-            return Progress(self._trainer.init_state(params, jax.random.key(self._settings.seed)))
-        progress = self._checkpoints.resume(self._policy, self._begun)
-        self._reporter.line(f"resuming after step {progress.step} of round {progress.round + 1}")
+        """The progress at the checkpoint to resume from, or at the start of a run or branch."""
+        if self._begun:
+            progress = self._checkpoints.resume(self._policy, self._begun)
+        else:
+            begin = distributed.on_first(lambda: branching.fresh_start(self._store))
+            if begin:
+                folder = self._store.round(begin["round"]) / "weights"
+                given = folder, self._policy.config, self._policy.mesh
+                with user_errors():
+                    params = distributed.on_all(lambda: weights.load(*given))
+            state = self._trainer.init_state(params, jax.random.key(self._settings.seed))
+            progress = Progress(state, **begin)
+            self._begun = progress.total
+        if progress.total:
+            step, number = progress.step, progress.round + 1
+            self._reporter.line(f"resuming after step {step} of round {number}")
         return progress
 
     def _train(self, index: int, progress: Progress) -> None:

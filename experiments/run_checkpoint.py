@@ -19,6 +19,7 @@ from experiments.store import RunStore, read_log
 from learner import checks
 from learner.devices import distributed
 from learner.devices.preemption import Preempted
+from learner.qwen3 import weights
 from learner.training import lora, train_state
 from learner.training.checkpoints import Checkpoints, DamagedCheckpointError
 from learner.training.curriculum import PromptScores
@@ -185,16 +186,18 @@ class RunCheckpoint:
       run: folder of the run.
       step: training steps before it.
       settings: of the run.
+      weights: the folder of the weights that are left of it; None if it is whole.
     """
 
     run: Path
     step: int
     settings: Settings
+    weights: Path | None = None
 
     def load(self, policy: Policy) -> Any:
         """Loads the parameters, with adapters attached, onto the mesh of the policy.
 
-        This also reads the optimizer's moments.
+        This also reads the optimizer's moments, if they are there.
 
         Args:
           policy: of `load_policy` for the run's settings, on any mesh.
@@ -203,6 +206,8 @@ class RunCheckpoint:
           FileNotFoundError: the checkpoint is gone.
           ValueError: the model does not fit the mesh, or the adapters belong to another base model.
         """
+        if self.weights:
+            return weights.load(self.weights, policy.config, policy.mesh)
         with Checkpoints(self.run / "checkpoints", read_only=True) as checkpoints:
             state, _ = checkpoints.restore(_abstract_state(self.settings, policy), self.step)
         adapters = self.settings.training.lora
@@ -214,7 +219,7 @@ class RunCheckpoint:
 def find_checkpoint(spec: str) -> RunCheckpoint | None:
     """The checkpoint that RUN, RUN:STEP or RUN@ROUND means; None if there is no such run.
 
-    RUN means its last one, RUN@ROUND the one at the end of that round.
+    RUN means its last one, RUN@ROUND the one at the end of that round, or the weights kept of it.
 
     Raises:
       UserError: the run has no such checkpoint, or its options cannot be read.
@@ -235,12 +240,15 @@ def find_checkpoint(spec: str) -> RunCheckpoint | None:
     step = end_of_round(folder, number) if mark == "@" else number if mark else steps[-1]
     if step is None:
         raise UserError(f"{spec}: the run has not finished round {number}")
-    if step not in steps:
-        raise UserError(
-            f"{spec}: the run has no such checkpoint, but those of steps {steps}; with "
-            "checkpoint.of_rounds='state' it keeps one of each round"
-        )
-    return RunCheckpoint(folder, step, settings)
+    if step in steps:
+        return RunCheckpoint(folder, step, settings)
+    kept = folder / "rounds" / str(number) / "weights"
+    if mark == "@" and kept.is_dir():
+        return RunCheckpoint(folder, step, settings, kept)
+    raise UserError(
+        f"{spec}: the run has no such checkpoint, but those of steps {steps}; with "
+        "checkpoint.of_rounds='state' it keeps one of each round"
+    )
 
 
 def end_of_round(run: Path, index: int) -> int | None:

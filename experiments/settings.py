@@ -352,7 +352,7 @@ class CheckpointSettings:
         one before.
       of_rounds: what is kept of every round: "state" (its last checkpoint, from which
         `--branch=RUN@ROUND` starts another run), "weights" (rounds/R/weights, a Hugging Face
-        checkpoint in bfloat16, a sixth of the size) or "nothing".
+        checkpoint in bfloat16, a sixth of the size; a branch trains afresh from it) or "nothing".
     """
 
     every_steps: int = 10

@@ -1,12 +1,17 @@
 """Branches of a run: the same story where nothing differs, another where the designer does."""
 
 import json
+import shutil
 
 import pytest
 import whole_runs
 
 from experiments import export, run_reading
+from experiments import settings as settings_lib
+from experiments.loop import Loop
+from experiments.progress import Reporter
 from experiments.settings import MeshSettings
+from experiments.store import RunStore
 
 
 def start(workdir, *options):
@@ -48,6 +53,42 @@ def test_a_branch_of_the_same_options_tells_the_same_story(whole, tmp_path, inde
     # The same command again finds its own run.
     code, out, _ = start(tmp_path / "same", *options)
     assert (code, "the run is finished" in out) == (0, True)
+
+
+@pytest.mark.slow
+def test_a_branch_of_kept_weights_starts_afresh_from_them(whole, tmp_path):
+    source = shutil.copytree(whole, tmp_path / "source")
+    kept = source / "rounds" / "1" / "weights"
+    export.export(f"{whole}@1", tmp_path / "exported", MeshSettings(), "bfloat16")
+    (tmp_path / "exported").rename(kept)
+    shutil.rmtree(source / "checkpoints" / "8")
+    folder = tmp_path / "fresh"
+    code, out, err = start(folder, f"--branch={source}@1")
+    assert code == 0, err[-3000:]
+    note = json.loads((folder / "branch.json").read_text())
+    (change,) = note["changed"]
+    assert change.startswith("training starts afresh from rounds/1/weights in bfloat16")
+    assert {f"  {change}", "resuming after step 4 of round 2"} <= set(out.splitlines())
+    assert story(folder)[:2] == story(whole)[:2]
+    assert len(story(folder)[2][1]) == 4
+    for path in kept.iterdir():
+        assert path.samefile(folder / "rounds" / "1" / "weights" / path.name)
+    config = json.loads((source / "config.json").read_text())
+    config["training"]["lora"]["rank"] = 2
+    (source / "config.json").write_text(json.dumps(config))
+    options = (f"--branch={source}@1", "--config.training.lora.rank=2")
+    code, _, err = start(tmp_path / "adapters", *options)
+    assert (code, "only the merged weights of round 1 are left" in err) == (1, True)
+    # Without its checkpoints it would start again from exactly these weights.
+    shutil.rmtree(folder / "checkpoints")
+    settings = settings_lib.from_config(json.loads((folder / "config.json").read_text()))
+    loop = Loop(settings, RunStore(folder), Reporter(quiet=True))
+    params, loop._begun = loop._load(), 0
+    begun = loop._start(params)
+    assert (begun.round, begun.step, begun.total, int(begun.state.updates)) == (1, 4, 8, 0)
+    loop._policy.save(tmp_path / "begun", begun.state.params, "bfloat16")
+    weights = (folder / "model.safetensors" for folder in (tmp_path / "begun", kept))
+    assert len({path.read_bytes() for path in weights}) == 1
 
 
 @pytest.mark.slow
