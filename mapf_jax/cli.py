@@ -189,7 +189,8 @@ def _generate(args: argparse.Namespace) -> None:
             print(json.dumps(record), file=out)
     _print_report(report, args.report)
     if args.benchmark:
-        print(f"checksum: {benchmark.checksum(made)}", file=sys.stderr)
+        checksum = benchmark.checksum(made)
+        print(f"version {benchmark.VERSION}, checksum {checksum}", file=sys.stderr)
 
 
 def _solve(args: argparse.Namespace) -> None:

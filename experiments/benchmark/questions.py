@@ -38,6 +38,7 @@ _NAME = re.compile(
 # A wait-ratio subset in the name of a file: wr0.25, wr25, wr_0_5, ...
 _SUBSET = re.compile(r"wr_?0*[._]?(25|50?|75)(?!\d)", re.ASCII)
 _SUBSETS = {"25": 0.25, "5": 0.5, "50": 0.5, "75": 0.75}
+_Made = tuple[list[dict[str, Any]], dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +49,8 @@ class BenchmarkQuestions:
       names: N unique names.
       instances: batch shape [N], NumPy leaves, with solutions that need not be OPTIMAL.
       groups: the N groups of the instances, with all fields that are known.
-      about: the content of `set.json`: the `options` of the set, and `of`, its full size.
+      about: the content of `set.json`: the `options` of the set, and `of`, its full size; of a
+        built-in set also `version` and `checksum`, see `mapf_jax.benchmark`.
     """
 
     names: tuple[str, ...]
@@ -98,9 +100,9 @@ def open_set(root: Path, options: argparse.Namespace, reporter: Reporter) -> Ben
     else:  # Files are identified by their content.
         chosen |= {"set": [f"{Path(path).name} {_sha256(path)}" for path in options.set]}
     if not (root / "set.json").exists():
-        records, total = _make(options, reporter)
+        records, about = _make(options, reporter)
         files.write_file(root / "instances.jsonl", records)
-        files.write_file(root / "set.json", {"options": chosen, "of": total})
+        files.write_file(root / "set.json", {"options": chosen, **about})
     if changed := files.changes(files.read_file(root / "set.json")["options"], chosen):
         raise UserError(
             f"out={root}: the benchmark there asks other instances ({'; '.join(changed)}); "
@@ -126,8 +128,8 @@ def read_set(root: Path) -> BenchmarkQuestions:
     )
 
 
-def _make(options: argparse.Namespace, reporter: Reporter) -> tuple[list[dict[str, Any]], int]:
-    """The chosen records with their optima, and the number of all records."""
+def _make(options: argparse.Namespace, reporter: Reporter) -> _Made:
+    """The chosen records with their optima, and what `set.json` says beside the options."""
     if options.set[0] in BUILTIN:
         return _builtin(options, reporter)
     with user_errors():
@@ -141,10 +143,10 @@ def _make(options: argparse.Namespace, reporter: Reporter) -> tuple[list[dict[st
         chosen = _limited(_per_cell(records, options.per_cell), options.limit)
         _solve(chosen, reporter)
         formats.from_records(chosen)  # Validates existing labels.
-    return chosen, len(records)
+    return chosen, {"of": len(records)}
 
 
-def _builtin(options: argparse.Namespace, reporter: Reporter) -> tuple[list[dict[str, Any]], int]:
+def _builtin(options: argparse.Namespace, reporter: Reporter) -> _Made:
     whole = benchmark.PER_HOLE_RATIO
     per_cell = whole if options.per_cell is None else options.per_cell
     if per_cell > whole:
@@ -152,6 +154,12 @@ def _builtin(options: argparse.Namespace, reporter: Reporter) -> tuple[list[dict
     reporter.line("making the built-in set, which takes minutes; it is kept in the folder")
     with user_errors():
         made = BUILTIN[options.set[0]](options.set_seed, per_hole_ratio=per_cell)
+    checksum, known = benchmark.checksum(made), benchmark.CHECKSUM
+    if (options.set[0], options.set_seed, per_cell) == ("builtin", 0, whole) and checksum != known:
+        raise UserError(
+            f"set=builtin: its checksum is {checksum}, but that of version {benchmark.VERSION} is "
+            f"{known}; use other versions of the packages, or the files of a set made elsewhere"
+        )
     records = [
         {
             **formats.to_record(made.instances[i], name),
@@ -160,7 +168,8 @@ def _builtin(options: argparse.Namespace, reporter: Reporter) -> tuple[list[dict
         }
         for i, name in enumerate(made.ids)
     ]
-    return _limited(records, options.limit), len(records) * whole // per_cell
+    about = {"of": len(records) * whole // per_cell, "version": benchmark.VERSION}
+    return _limited(records, options.limit), {**about, "checksum": checksum}
 
 
 def _read_sources(sources: Sequence[str]) -> Iterator[dict[str, Any]]:

@@ -20,7 +20,7 @@ from experiments import store as files
 from experiments.benchmark import __main__ as benchmark
 from experiments.benchmark import table as benchmark_table
 from experiments.benchmark.asking import ask
-from experiments.benchmark.questions import BenchmarkQuestions, open_set
+from experiments.benchmark.questions import BUILTIN, BenchmarkQuestions, open_set
 from experiments.configs import tiny
 from experiments.errors import UserError
 from experiments.families.lakes import published
@@ -359,6 +359,28 @@ def test_files_of_the_published_set(source, tmp_path):
     twice = asked(source, source)
     with pytest.raises(ValueError, match="occurs 2 times"):
         open_set(tmp_path / "twice", twice, Reporter())
+
+
+def test_the_set_has_a_version_and_a_checksum(oracles, tmp_path, monkeypatch, capsys):
+    """A few instances stand for the whole set, which takes minutes."""
+    records, ratios = read_lines(oracles / "instances.jsonl")[:6], np.full(6, 0.5)
+    ids, instances = tuple(record["id"] for record in records), formats.from_records(records)
+    made = mapf_jax.BenchmarkSet(instances, ids, ratios, ratios, ())
+    monkeypatch.setitem(BUILTIN, "builtin", lambda seed, per_hole_ratio: made)
+    assert run(None, tmp_path / "other", "--model=exact") == 1
+    assert f"that of version 1 is {mapf_jax.benchmark.CHECKSUM};" in capsys.readouterr().err
+    assert not (tmp_path / "other" / "set.json").exists()
+    checksum = mapf_jax.benchmark.checksum(made)
+    monkeypatch.setattr(mapf_jax.benchmark, "CHECKSUM", checksum)
+    assert run(None, tmp_path, "--model=exact") == 0
+    found = json.loads((tmp_path / "results.json").read_text())
+    assert (found["set"]["version"], found["set"]["checksum"]) == (1, checksum)
+    assert f"builtin, 6, version 1, checksum {checksum}. " in (tmp_path / "results.md").read_text()
+    # A folder made before knows neither.
+    about = files.read_file(tmp_path / "set.json")
+    files.write_file(tmp_path / "set.json", {name: about[name] for name in ("options", "of")})
+    assert run(None, tmp_path, "--model=exact") == 0
+    assert "builtin, 6. All" in (tmp_path / "results.md").read_text()
 
 
 def whole_benchmark():

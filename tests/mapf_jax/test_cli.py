@@ -127,7 +127,7 @@ def test_generate_the_benchmark(tmp_path, monkeypatch, capsys):
     expected = small(5)
     assert status == 0
     assert err.startswith("6 of 6 instances\n")
-    assert err.endswith(f"checksum: {benchmark.checksum(expected)}\n")
+    assert err.endswith(f"version 1, checksum {benchmark.checksum(expected)}\n")
     assert [line["id"] for line in lines] == list(expected.ids)
     read = formats.from_records(lines)
     assert fingerprints(read) == fingerprints(expected.instances)
