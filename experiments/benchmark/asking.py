@@ -1,6 +1,7 @@
 """Asks models their unanswered questions and stores every answer with its verdict."""
 
 import argparse
+import itertools
 import re
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -19,6 +20,7 @@ from experiments.progress import Reporter
 from mapf_jax import formats
 
 _ANSWERS, _FAILURES, _OPTIONS = "answers.jsonl", "failures.jsonl", "options.json"
+_BLOCK = 512  # Questions; fewer leave more of a device's rows idle at the end of each block.
 _NOTED = ("tokens", "prompt_tokens", "truncated", "note", "text")
 
 
@@ -35,8 +37,8 @@ def ask(
       root: folder of the benchmark.
       models: argument of `make_solver` by name.
       options: of the command.
-      whole: models that answer all questions again after an interrupted start, because the number
-        of rows computed together affects rounding.
+      whole: models that are asked in the same blocks in every start, and of a block without all of
+        its answers everything again, because the number of rows computed together affects rounding.
 
     Raises:
       UserError: an option is not allowed or differs from that of the folder's first start.
@@ -117,12 +119,16 @@ def _ask(
     rows = _unanswered(records, questions)
     if not len(rows):
         return
-    if whole and records:
-        files.write_file(folder / _ANSWERS, [])
-        records, rows = [], np.arange(len(questions))
+    blocks = [rows]
+    if whole:
+        every = np.arange(len(questions))
+        blocks = [every[first : first + _BLOCK] for first in np.unique(rows // _BLOCK) * _BLOCK]
+        again = {questions.names[row] for row in np.concatenate(blocks)}
+        records = [record for record in records if record["id"] not in again]
+        files.write_file(folder / _ANSWERS, records)
     done, valid, failed = len(records), sum(record["valid"] for record in records), 0
     with reporter.bar(name, total=len(questions), done=done) as advance:
-        for given in solver.answer(questions, rows):
+        for given in itertools.chain.from_iterable(solver.answer(questions, b) for b in blocks):
             fresh = [one for one in given if one.text is not None]
             if fresh:
                 made = verdicts(questions, fresh)

@@ -18,6 +18,7 @@ import mapf_jax
 from experiments import settings as settings_lib
 from experiments import store as files
 from experiments.benchmark import __main__ as benchmark
+from experiments.benchmark import asking
 from experiments.benchmark import table as benchmark_table
 from experiments.benchmark.asking import ask
 from experiments.benchmark.questions import BUILTIN, BenchmarkQuestions, open_set
@@ -282,7 +283,7 @@ def test_a_server_that_fails_now_and_then(source, oracles, tmp_path, capsys, mon
     assert len(read_lines(next(tmp_path.glob("nobody/models/*/failures.jsonl")))) == 3
 
 
-def test_the_tiny_model_and_the_checkpoint_of_a_run(source, tmp_path):
+def test_the_tiny_model_and_the_checkpoint_of_a_run(source, tmp_path, monkeypatch):
     out = tmp_path / "out"
     sampled = ["--limit=6", "--max_new_tokens=48", "--rows=8", "--temperature=0.7"]
     assert run(source, out, "--model=tiny", *sampled) == 0
@@ -296,13 +297,18 @@ def test_the_tiny_model_and_the_checkpoint_of_a_run(source, tmp_path):
     assert page.count("(PARTIAL: 6 of 24 instances)") == page.count("\n## ")
     assert json.loads((out / "results.json").read_text())["partial"]
 
-    # One that is asked as a whole is asked everything anew, with as many rows at a time.
-    kept = log.read_text()
-    log.write_text("".join(kept.splitlines(keepends=True)[:2]))
+    # One that is asked in whole blocks is asked anew only the block that is not done.
     words = [f"--set={source}", f"--out={out}", *sampled]
     options = benchmark.checked(benchmark.parser().parse_args(words))
+    monkeypatch.setattr(asking, "_BLOCK", 4)
+    log.unlink()
     ask(out, {"tiny": "tiny"}, options, Reporter(), whole=["tiny"])
-    assert log.read_text() == kept
+    done, rest = read_lines(log)[:4], read_lines(log)[4:]
+    assert {r["id"] for r in done} == {r["id"] for r in read_lines(out / "instances.jsonl")[:4]}
+    done[0]["kept"] = True
+    files.write_file(log, [*done, rest[1]])
+    ask(out, {"tiny": "tiny"}, options, Reporter(), whole=["tiny"])
+    assert read_lines(log) == [*done, *rest]
 
     # A run whose checkpoint holds the same weights answers alike.
     root = tmp_path / "run"
