@@ -93,7 +93,8 @@ def write(
     tables, notes = study.tables(results, outcomes), results.notes()
     asked = [_described(one) for name, one in outcomes.items() if name not in study.models]
     title = "MAPF-FrozenLake benchmark" + (" (PARTIAL)" if questions.partial else "")
-    records.write(root / "results", title, tables, [*notes, *asked], about, results.to_json())
+    content = {**results.to_json(), "tables": [table.to_dict() for table in tables]}
+    records.write(root / "results", title, tables, [*notes, *asked], about, content)
     return tables, notes
 
 

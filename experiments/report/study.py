@@ -25,6 +25,7 @@ from experiments.study import results as study_results
 from experiments.study.results import rate_of
 
 FILE = "study.json"
+BENCHMARK = "benchmark/results.md"  # Of `experiments.reproduce`.
 _DRAWN_VARIANTS, _DRAWN_ANSWERS = 2, 3
 
 Found = Mapping[str, Any]
@@ -120,6 +121,7 @@ def page(root: Path, gallery: Gallery) -> str:
         mean=_mean,
         rate=_rate,
         examples=list(_examples(study)),
+        benchmark=BENCHMARK if (root / BENCHMARK).exists() else None,
         files=gallery.names,
     )
 
