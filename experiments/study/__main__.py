@@ -45,7 +45,10 @@ TABLES_ONLY = flags.DEFINE_bool(
     "tables_only", False, "Compute nothing: write the tables of the runs that there are."
 )
 DRY_RUN = flags.DEFINE_bool(
-    "dry_run", False, "Compute nothing: say what is to be computed, and how long that takes."
+    "dry_run",
+    False,
+    "Compute nothing: say what is to be computed, and how many hours that takes, which is known "
+    "once the first run is finished.",
 )
 
 
