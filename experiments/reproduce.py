@@ -116,6 +116,7 @@ def _conclude(root: Path, found: Mapping[str, Any]) -> str:
     folder, reporter = root / "benchmark", Reporter()
     study = MeasuredStudy(root, found)
     judgements, about, failed = root / "judgements.jsonl", records.facts(), []
+    judge = None
     if not command.TABLES_ONLY.value:
         ask(folder, study.models, _options([]), reporter, whole=study.models)
         others = _options(shlex.split(_ASKED.value))
@@ -123,14 +124,16 @@ def _conclude(root: Path, found: Mapping[str, Any]) -> str:
             for one in _ENDPOINTS.value:
                 ask(folder, {one.rpartition("#")[2]: f"{ENDPOINT}{one}"}, others, reporter)
             if _JUDGE.value:
-                reproduction.judge(study, make_solver(_JUDGE.value, others), judgements)
+                judge = make_solver(_JUDGE.value, others)
+                reproduction.judge(study, judge, judgements)
         except UserError as error:
             failed.append(checks.one_line(error))
+    judged = reproduction.judgements(judgements, judge.options if judge else None)
     questions = read_set(folder)
     outcomes = read_outcomes(folder, questions)
     benchmark.write(folder, study, questions, outcomes, about)
-    tables = reproduction.tables(study, questions, outcomes, judgements)
-    lacking = [*failed, *reproduction.missing(study, questions, outcomes, tables)]
+    tables = reproduction.tables(study, questions, outcomes, judged)
+    lacking = [*failed, *reproduction.missing(study, questions, outcomes, judged, tables)]
     notes = dataclasses.replace(study.results(questions, outcomes), beside=True).notes()
     notes += [f"Missing: {sentence}" for sentence in lacking]
     content = {"tables": [table.to_dict() for table in tables], "missing": lacking}

@@ -22,6 +22,8 @@ from experiments.statistics import student
 from mapf_jax import benchmark
 
 AGREEMENT = "Agreement of rules and judge"
+Judged = Mapping[tuple[str, int], Mapping[str, Any]]
+"""Judgements by folder and round of their design."""
 _OURS = "Qwen3-4B + GRPO, configuration redesigned by the current checkpoint"
 _BY_BASE = "Qwen3-4B + GRPO, redesigned by the untrained base model"
 _FULL = "Qwen3-4B + GRPO, redesigned by the current checkpoint from full training details"
@@ -62,7 +64,7 @@ def tables(
     study: MeasuredStudy,
     questions: BenchmarkQuestions,
     outcomes: Mapping[str, Outcomes],
-    judgements: Path,
+    judged: Judged,
 ) -> list[Table]:
     """All tables: those of `SHAPES`, the data ratios of the published figure, and behaviours."""
     made: list[Table] = []
@@ -81,7 +83,7 @@ def tables(
             for metric in METRICS[:1] if shape.subsets else METRICS:
                 what = f"answers, {shape.title.lower()}"
                 made.append(compared(metric, what, results, rows, reference, Group()))
-    return [*results.marked(made), _data_ratios(study), *behaviours(study, judgements)]
+    return [*results.marked(made), _data_ratios(study), *behaviours(study, judged)]
 
 
 def _data_ratios(study: MeasuredStudy) -> Table:
@@ -107,33 +109,47 @@ def _data_ratios(study: MeasuredStudy) -> Table:
 
 
 def judge(study: MeasuredStudy, solver: Solver, path: Path) -> None:
-    """Asks an LLM judge about every design of a model that has no judgement yet.
+    """Asks an LLM judge about every design of a model that it has not judged yet.
 
     Args:
       solver: the judge.
-      path: JSON lines file that judgements are appended to; designs in it are skipped.
+      path: JSON lines file that judgements are appended to, with `scores` None where no reply can
+        be read.
     """
-    known = {(one["folder"], one["round"]) for one in files.open_log(path)}
+    files.open_log(path)
+    known = judgements(path, solver.options)
     for run in study.found["runs"]:
         found = read_run(study.root / run["folder"])
         for each in found.rounds:
             design, at = each.design, (run["folder"], each.index)
-            if not design or design["judgement"] or not design["answers"].strip() or at in known:
+            if not design or not design["answers"].strip() or known.get(at, {}).get("scores"):
                 continue
             used = render_config(design["config"], found.family.space)
             made = f"{design['answers']}\n\nUsed next:\n{used}"
             said = judge_design(solver.generate, design["context"], made, run["seed"])
-            record = {"folder": at[0], "round": at[1], **(said or {"scores": None})}
-            files.append_log(path, [record])
+            record = {"folder": at[0], "round": at[1], "judge": solver.options}
+            files.append_log(path, [{**record, **(said or {"scores": None})}])
 
 
-def behaviours(study: MeasuredStudy, judgements: Path) -> list[Table]:
+def judgements(path: Path, judge: Mapping[str, Any] | None = None) -> Judged:
+    """What one judge said last about each design.
+
+    Args:
+      path: the file that `judge` writes.
+      judge: options of the judge; those of the last record by default.
+    """
+    found = files.read_log(path)
+    if judge is None and found:
+        judge = found[-1].get("judge")
+    return {(one["folder"], one["round"]): one for one in found if one.get("judge") == judge}
+
+
+def behaviours(study: MeasuredStudy, judged: Judged) -> list[Table]:
     """How designs use their evidence, by rules and by a judge, and how well these agree.
 
     Args:
-      judgements: the file that `judge` writes.
+      judged: of `judgements`; without any, those that the runs' own judge made count.
     """
-    judged = {(one["folder"], one["round"]): one for one in files.read_log(judgements)}
     measures: dict[str, list[Mapping[str, Any]]] = {}
     scores: dict[str, list[Mapping[str, Any]]] = {}
     ruled = []
@@ -143,8 +159,9 @@ def behaviours(study: MeasuredStudy, judgements: Path) -> list[Table]:
             if not each.design or not each.design["answers"].strip():
                 continue  # No design, or one by a rule.
             measures.setdefault(label, []).append(each.design["measures"])
-            said = each.design["judgement"] or judged.get((run["folder"], each.index)) or {}
-            if said.get("scores"):
+            at = run["folder"], each.index
+            said = judged.get(at) if judged else each.design["judgement"]
+            if said and said["scores"]:
                 scores.setdefault(label, []).append(said["scores"])
                 ruled.append((rules(each.design["measures"]), said["scores"]))
     measured = {n: about["name"] for n, about in MEASURES.items() if not about.get("single")}
@@ -182,6 +199,7 @@ def missing(
     study: MeasuredStudy,
     questions: BenchmarkQuestions,
     outcomes: Mapping[str, Outcomes],
+    judged: Judged,
     made: Sequence[Table],
 ) -> list[str]:
     """A sentence for each result of the publication that the tables lack so far."""
@@ -200,7 +218,9 @@ def missing(
         sentences.append(f"Not asked everything: {', '.join(unasked)}.")
     if not any(one.noted["options"]["kind"] == "endpoint" for one in outcomes.values()):
         sentences.append("Proprietary models, asked zero-shot: no --endpoint.")
-    if AGREEMENT not in [table.title for table in made]:
+    if failed := sum(not one["scores"] for one in judged.values()):
+        sentences.append(f"No readable judgement: {failed} of {len(judged)} designs.")
+    elif AGREEMENT not in [table.title for table in made]:
         sentences.append("Behaviours that no rule can tell: no --judge.")
     if refused := Results(questions, []).refused:
         sentences.append(f"No published figure is comparable: {refused}.")

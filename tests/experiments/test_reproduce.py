@@ -18,9 +18,11 @@ from whole_runs import SMALL, compilation_cache
 import mapf_jax
 from engineer.analysis import QUESTIONS, analyse, rules
 from engineer.context import VARIANTS as CONTEXTS
+from engineer.designers import NoAnswerError
 from engineer.proposal import render_config
-from experiments import settings
+from experiments import records, settings
 from experiments import store as files
+from experiments.benchmark import __main__ as benchmark
 from experiments.benchmark import reproduction
 from experiments.benchmark.questions import BUILTIN, BenchmarkQuestions
 from experiments.benchmark.study import BEFORE, MeasuredStudy
@@ -80,10 +82,9 @@ def test_what_runs_have_in_common_is_asked_once():
     assert study.models["v6.seed-1.round-1"] == "study/runs/v6/seed-1@1"
 
 
-def test_tables_in_the_published_shape(tmp_path):
+def test_tables_in_the_published_shape():
     study, questions, outcomes = made_up()
-    judgements = tmp_path / "judgements.jsonl"
-    tables = {t.title: t for t in reproduction.tables(study, questions, outcomes, judgements)}
+    tables = {t.title: t for t in reproduction.tables(study, questions, outcomes, {})}
     ends = {
         name: [outcomes[f"{name}.seed-{s}.round-1"].success["valid"].mean() for s in range(3)]
         for name in VARIANTS
@@ -106,7 +107,7 @@ def test_tables_in_the_published_shape(tmp_path):
     assert dict(zip(main.columns, ours, strict=True))["3 agents, valid"] == "51.67"
     ratios = tables["Data ratio by lake size that V6 designs, mean over seeds"]
     assert ratios.rows[0][:3] == ["measured", 1, "0.50 (0.50 to 0.50)"]
-    lacking = reproduction.missing(study, questions, outcomes, list(tables.values()))
+    lacking = reproduction.missing(study, questions, outcomes, {}, list(tables.values()))
     assert [sentence.split(":")[0] for sentence in lacking] == [
         "Proprietary models, asked zero-shot",
         "Behaviours that no rule can tell",
@@ -114,9 +115,35 @@ def test_tables_in_the_published_shape(tmp_path):
     ]
     del outcomes["v6.seed-1.round-1"]
     study.found["runs"][0] |= {"status": "failed", "error": "no room"}
-    lacking = reproduction.missing(study, questions, outcomes, list(tables.values()))
+    lacking = reproduction.missing(study, questions, outcomes, {}, list(tables.values()))
     assert "FIXED_RANDOM, seed 0: failed (no room)." in lacking
     assert "Not asked everything: v6.seed-1.round-1." in lacking
+
+
+def test_variants_are_compared_on_parts_of_the_benchmark(tmp_path):
+    study, questions, outcomes = made_up()
+    tables, _ = benchmark.write(tmp_path, study, questions, outcomes, records.facts())
+    found = json.loads((tmp_path / "results.json").read_text())["tables"]
+    assert [one["title"] for one in found] == [table.title for table in tables]
+    rows = {
+        one["title"]: {row["variant"]: row for row in one["rows"] if "variant" in row}
+        for one in found
+    }
+    groups = ["", ", 2 agents", ", 3 agents"]
+    groups += [f", {ratio}% need a wait" for ratio in (25, 50, 75)] + [", after round 0"]
+    for metric in ("Valid", "Optimal"):
+        assert {f"{metric} by variant{group}" for group in groups} <= set(rows)
+    here = [group.num_agents == 3 for group in questions.groups]
+    of = {
+        name: [outcomes[f"{name}.seed-{s}.round-1"].success["valid"][here].mean() for s in range(3)]
+        for name in ("fixed_random", "v6")
+    }
+    row = rows["Valid by variant, 3 agents"]["V6"]
+    assert row["by seed"] == ", ".join(f"{100 * value:.1f}" for value in of["v6"])
+    test = scipy.stats.ttest_rel(of["v6"], of["fixed_random"])
+    assert row["p"] == f"{test.pvalue:.3f}"
+    # After round 0 all of a seed are one checkpoint.
+    assert rows["Valid by variant, after round 0"]["V6"]["minus FIXED_RANDOM (95 %)"][:4] == "+0.0"
 
 
 def test_a_judge_is_asked_once_and_compared_with_the_rules(tmp_path):
@@ -143,12 +170,29 @@ def test_a_judge_is_asked_once_and_compared_with_the_rules(tmp_path):
         asked.append(chat[0]["content"])
         return json.dumps(dict.fromkeys(QUESTIONS, 5 if seed else 1))
 
+    def mute(chat, seed):
+        raise NoAnswerError("overload")
+
     path = tmp_path / "judgements.jsonl"
-    for _ in range(2):  # Nothing is asked again.
-        reproduction.judge(study, types.SimpleNamespace(generate=generate), path)
+    judges = {
+        name: types.SimpleNamespace(generate=one, options={"model": name})
+        for name, one in (("a", generate), ("b", mute))
+    }
+    files.write_file(path, [{"folder": "runs/v6/seed-0", "round": 0, "scores": {"cause": 1}}])
+    for name in "aab":  # Nothing is asked again, and nothing of another judge counts.
+        reproduction.judge(study, judges[name], path)
     assert len(asked) == 2
     assert all("what was shown" in one and "Used next:" in one for one in asked)
-    by_rules, by_judge, agreement = reproduction.behaviours(study, path)
+    failed = reproduction.judgements(path)
+    assert len(reproduction.behaviours(study, failed)) == 1
+    lacking = reproduction.missing(study, made_up()[1], {}, failed, [])
+    assert "No readable judgement: 2 of 2 designs." in lacking
+    judges["b"].generate = generate
+    reproduction.judge(study, judges["b"], path)
+    assert len(asked) == 4
+    by_rules, by_judge, agreement = reproduction.behaviours(
+        study, reproduction.judgements(path, {"model": "a"})
+    )
     moved = np.mean([one["fraction_moved"] for one in measured])
     assert [f"{moved:.2f}"] == [r[1] for r in by_rules.rows if r[0] == "fraction of the set moved"]
     assert {row[1] for row in by_judge.rows} == {"3.00"}
