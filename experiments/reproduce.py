@@ -26,12 +26,14 @@ from experiments import store as files
 from experiments.benchmark import __main__ as benchmark
 from experiments.benchmark import reproduction
 from experiments.benchmark.asking import ask, read_outcomes
+from experiments.benchmark.oracles import ORACLES
 from experiments.benchmark.questions import read_set
-from experiments.benchmark.solvers import ENDPOINT, make_solver
+from experiments.benchmark.solvers import ENDPOINT, Options, make_solver
 from experiments.benchmark.study import MeasuredStudy
 from experiments.configs.studies import published
-from experiments.errors import UserError
+from experiments.errors import UserError, user_errors
 from experiments.progress import Reporter
+from experiments.settings import EngineerSettings
 from experiments.study import __main__ as command
 from experiments.study.results import times
 from experiments.study.runs import Job, Work, hours
@@ -75,7 +77,16 @@ def main(argv: Sequence[str]) -> None:
 def _load(root: Path) -> tuple[Study, ml_collections.ConfigDict]:
     base, study = command.CONFIG.value, published.STUDY
     base.model.path = _MODEL.value
-    variants = [*study.variants, *map(_designer, _ENDPOINTS.value)]
+    folder, others = root / "benchmark", _options(_ASKED.value)
+    # Reject what is first needed after all training.
+    asked = [f"{ENDPOINT}{one}" for one in _ENDPOINTS.value]
+    if _JUDGE.value in ORACLES:
+        raise UserError(f"judge={_JUDGE.value}: allowed are models")
+    if _JUDGE.value and not Path(_JUDGE.value).is_relative_to(root):  # Else not trained yet.
+        asked.append(_JUDGE.value)
+    for one in asked:
+        make_solver(one, others)
+    variants = [*study.variants, *(_designer(one, others) for one in _ENDPOINTS.value)]
     if _VARIANTS.value:
         chosen = [one for one in variants if one.name in _VARIANTS.value]
         if len(chosen) < max(2, len(_VARIANTS.value)):
@@ -86,30 +97,44 @@ def _load(root: Path) -> tuple[Study, ml_collections.ConfigDict]:
         variants = chosen
     names = [one.name for one in variants]
     reference = study.reference if study.reference in names else names[0]
-    study = dataclasses.replace(study, variants=tuple(variants), reference=reference)
-    folder = root / "benchmark"
+    with user_errors():
+        study = dataclasses.replace(study, variants=tuple(variants), reference=reference)
     if not command.DRY_RUN.value:
-        ask(folder, {}, _options([]), Reporter())
+        for options in (_options(), others):  # The second may choose no other questions.
+            ask(folder, {}, options, Reporter())
     if (folder / "instances.jsonl").exists():
         # Keep benchmark instances out of training.
         base[base.family].exclude = str(folder / "instances.jsonl")
     return study, base
 
 
-def _designer(endpoint: str) -> Variant:
+def _designer(endpoint: str, options: Options) -> Variant:
     """The variant with a server's model as designer."""
     url, _, model = endpoint.partition("#")
     name = "".join(c if c.isalnum() else "-" for c in model.lower()).strip("-")
-    server = {"engineer.endpoint.url": url, "engineer.endpoint.model": model}
-    changes = {"engineer.designer": "endpoint", "engineer.decoding": "parsed", **server}
-    return Variant(f"by-{name}", f"designed by {model}", changes)
+    changes = {
+        "engineer.designer": "endpoint",
+        "engineer.decoding": "parsed",
+        "engineer.endpoint.url": url,
+        "engineer.endpoint.model": model,
+        # Servers' models may reason first, which the budget of the tiny model is too small for.
+        "engineer.max_new_tokens": options.max_new_tokens or EngineerSettings.max_new_tokens,
+    }
+    return Variant(f"{reproduction.BY}{name}", f"designed by {model}", changes)
 
 
-def _options(words: Sequence[str]) -> Any:
-    """Options of the benchmark's command."""
+def _options(asked: str = "") -> Options:
+    """Options of the benchmark's command, with those of `--ask`.
+
+    Raises:
+      UserError: one is not allowed.
+    """
     own = [f"--set={SCALES[_SCALE.value][1]}", "--out=benchmark"]
-    own += [f"--per_cell={_PER_CELL.value}"] if _PER_CELL.value else []
-    return benchmark.checked(benchmark.parser().parse_args([*own, *words]))
+    own += [] if _PER_CELL.value is None else [f"--per_cell={_PER_CELL.value}"]
+    try:
+        return benchmark.checked(benchmark.parser().parse_args([*own, *shlex.split(asked)]))
+    except ValueError as error:
+        raise UserError(f"ask={asked!r}: {error}" if asked else str(error)) from error
 
 
 def _conclude(root: Path, found: Mapping[str, Any]) -> str:
@@ -118,8 +143,8 @@ def _conclude(root: Path, found: Mapping[str, Any]) -> str:
     judgements, about, failed = root / "judgements.jsonl", records.facts(), []
     judge = None
     if not command.TABLES_ONLY.value:
-        ask(folder, study.models, _options([]), reporter, whole=study.models)
-        others = _options(shlex.split(_ASKED.value))
+        ask(folder, study.models, _options(), reporter, whole=study.models)
+        others = _options(_ASKED.value)
         try:  # The tables are made even if a server fails.
             for one in _ENDPOINTS.value:
                 ask(folder, {one.rpartition("#")[2]: f"{ENDPOINT}{one}"}, others, reporter)

@@ -19,7 +19,7 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from experiments import process, records
 from experiments.benchmark.asking import ask, file_name, read_outcomes
@@ -39,10 +39,10 @@ from learner.qwen3.config import DTYPES
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns 0, 1 for a user error, 75 after SIGTERM or 130 after Ctrl-C."""
-    arguments = parser().parse_args(argv)
     process.quieten()
     reporter = Reporter()
     try:
+        arguments = parser().parse_args(argv)
         with preemption.Preemption().watch():
             run(arguments, reporter)
     except (UserError, OSError) as error:
@@ -112,8 +112,14 @@ def _described(one: Outcomes) -> str:
 # Options
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message)
+
+
 def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    """The options of the command; wrong ones raise a `UserError`."""
+    parser = _Parser(
         prog="python -m experiments.benchmark",
         description="Valid and optimal answers of models on the benchmark, beside published ones.",
     )

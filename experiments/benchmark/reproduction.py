@@ -22,6 +22,8 @@ from experiments.statistics import student
 from mapf_jax import benchmark
 
 AGREEMENT = "Agreement of rules and judge"
+BY = "by-"
+"""Begins the names of variants that a server's model designs."""
 Judged = Mapping[tuple[str, int], Mapping[str, Any]]
 """Judgements by folder and round of their design."""
 _OURS = "Qwen3-4B + GRPO, configuration redesigned by the current checkpoint"
@@ -42,6 +44,7 @@ class Shape:
         numbers of agents.
       whole: it also has tables by lake size, and rows for the weights before training and
         for models outside the study.
+      servers: it also has the variants that servers' models design.
     """
 
     title: str
@@ -50,11 +53,12 @@ class Shape:
     beside: tuple[str, ...] = ()
     subsets: bool = False
     whole: bool = False
+    servers: bool = False
 
 
 SHAPES = (
     Shape("Main results", ("fixed_random", "v6"), "fixed_random", whole=True),
-    Shape("Who designs", ("base", "v6"), "base", (_BY_BASE, _OURS)),
+    Shape("Who designs", ("base", "v6"), "base", (_BY_BASE, _OURS), servers=True),
     Shape("Training details", ("full", "v4", "v6"), "v6", (_FULL, _OURS)),
     Shape("Contexts", ("v1", "v2", "v3", "v4", "v5", "v6"), "v6", subsets=True),
 )
@@ -70,6 +74,7 @@ def tables(
     made: list[Table] = []
     for shape in SHAPES:
         names = [name for name in shape.variants if name in study.labels]
+        names += [name for name in study.labels if shape.servers and name.startswith(BY)]
         rows = study.rows(outcomes, names)
         shown = [*(study.others(outcomes) if shape.whole else []), *rows]
         results = Results(questions, shown, beside=True)

@@ -32,7 +32,7 @@ from experiments.families.lakes.published import Group
 from experiments.families.lakes.texts import TEXTS, lake_space
 
 ROOT = Path(__file__).parent.parent.parent
-VARIANTS = ("fixed_random", "base", "v1", "v2", "v3", "v4", "v5", "v6", "full")
+VARIANTS = ("fixed_random", "base", "v1", "v2", "v3", "v4", "v5", "v6", "full", "by-m")
 
 
 def made_up(seeds=(0, 1, 2)):
@@ -98,8 +98,9 @@ def test_tables_in_the_published_shape():
     low, high = (100 * bound for bound in expected.confidence_interval())
     mean = 100 * np.mean(np.subtract(ends["v6"], ends["base"]))
     assert rows["V6"][2] == f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
-    assert rows["V6"][3] == rows["V6"][4] == f"{expected.pvalue:.3f}"  # One comparison.
+    assert rows["V6"][3] == f"{expected.pvalue:.3f}"
     assert rows["BASE"][2] is None
+    assert list(rows) == ["BASE", "V6", "BY-M"]
     assert rows["V6"][5] == ", ".join(f"{100 * value:.1f}" for value in ends["v6"])
     main = tables["Main results"]
     assert "2 agents, valid" in main.columns
@@ -207,6 +208,50 @@ def test_the_numbers_of_instances():
     made = BUILTIN["small"](0, per_hole_ratio=1)
     assert reproduction.count("small", 1) == len(made.ids) == 90
     assert sorted(set(made.instances.active.sum(1).tolist())) == [2, 3]
+
+
+#: Loads with flags of several starts, and prints the error or the budget of the last variant.
+LOADS = """
+import json, sys
+from pathlib import Path
+from absl.testing import flagsaver
+from experiments import reproduce
+from experiments.errors import UserError
+
+reproduce._parse(["reproduce", "--model=tiny", "--out=none", "--dry_run"])
+for chosen in json.loads(sys.argv[1]):
+    with flagsaver.flagsaver(**chosen):
+        try:
+            study, _ = reproduce._load(Path("none"))
+            last = study.variants[-1]
+            print(last.name, last.changes.get("engineer.max_new_tokens"))
+        except UserError as error:
+            print(error)
+"""
+
+
+def test_what_is_asked_last_is_checked_first():
+    server, budget = ["http://127.0.0.1:9/v1#M.1"], "--max_new_tokens=16384"
+    expected = (
+        ({"endpoint": server}, "by-m-1 4096"),
+        ({"endpoint": server, "ask": budget}, "by-m-1 16384"),
+        (
+            {"ask": "--max_new_token=5 --rows=a"},
+            "ask='--max_new_token=5 --rows=a': argument --rows",
+        ),
+        ({"ask": "--words"}, "ask='--words': unrecognized arguments: --words"),
+        ({"ask": "--extra='{"}, 'ask="--extra=\'{": No closing quotation'),
+        ({"per_cell": -1}, "per_cell=-1: allowed"),
+        ({"endpoint": ["nowhere#m"]}, "url='nowhere': must be"),
+        ({"endpoint": server * 2}, "variants=["),
+        ({"judge": "none/runs/v6/seed-0"}, "full None"),  # It is trained first.
+        ({"judge": "elsewhere"}, "model=elsewhere: neither"),
+        ({"judge": "exact"}, "judge=exact: allowed are models"),
+    )
+    command = [sys.executable, "-c", LOADS, json.dumps([chosen for chosen, _ in expected])]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    for line, (_, words) in zip(done.stdout.splitlines(), expected, strict=True):
+        assert line.startswith(words), line
 
 
 def start(folder, *options):
