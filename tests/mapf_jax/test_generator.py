@@ -1,6 +1,9 @@
 """Sets of instances: proportions, distinctness, determinism and exact labels."""
 
 import dataclasses
+import os
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -17,7 +20,7 @@ from mapf_jax import (
     solve,
     verify,
 )
-from mapf_jax.benchmark import CHECKSUM, checksum
+from mapf_jax.benchmark import CHECKSUM, VERSION, checksum
 from mapf_jax.environment_config import max_hole_ratio, num_holes
 from mapf_jax.generator import apportion
 
@@ -153,10 +156,17 @@ def test_a_benchmark_of_the_same_make_with_two_agents():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 def test_the_benchmark_is_the_same_everywhere():
-    made = benchmark_instances(0)
-    assert len(made.ids) == 3150
-    assert checksum(made) == CHECKSUM
+    """On eight devices and, at the same time, on one."""
+    assert jax.device_count() == 8
+    command = [sys.executable, "-m", "mapf_jax", "generate", "--benchmark", "--out", os.devnull]
+    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "1"}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as other:
+        made = benchmark_instances(0)
+        assert len(made.ids) == 3150
+        assert checksum(made) == CHECKSUM
+        assert other.communicate()[1].endswith(f"version {VERSION}, checksum {CHECKSUM}\n")
 
 
 @given(st.integers(1, 5000), st.lists(st.integers(0, 100), min_size=1, max_size=8))
