@@ -13,6 +13,7 @@ experiments.study`.
 """
 
 import dataclasses
+import multiprocessing
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,7 +28,7 @@ from experiments.benchmark import __main__ as benchmark
 from experiments.benchmark import reproduction
 from experiments.benchmark.asking import ask, read_outcomes
 from experiments.benchmark.oracles import ORACLES
-from experiments.benchmark.questions import read_set
+from experiments.benchmark.questions import open_set, read_set
 from experiments.benchmark.solvers import ENDPOINT, Options, make_solver
 from experiments.benchmark.study import MeasuredStudy
 from experiments.configs.studies import published
@@ -100,12 +101,19 @@ def _load(root: Path) -> tuple[Study, ml_collections.ConfigDict]:
     with user_errors():
         study = dataclasses.replace(study, variants=tuple(variants), reference=reference)
     if not command.DRY_RUN.value:
-        for options in (_options(), others):  # The second may choose no other questions.
-            ask(folder, {}, options, Reporter())
+        # In a process that releases its devices, which the runs need.
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            pool.apply(_open_set, (folder, _options(), others))
     if (folder / "instances.jsonl").exists():
         # Keep benchmark instances out of training.
         base[base.family].exclude = str(folder / "instances.jsonl")
     return study, base
+
+
+def _open_set(folder: Path, own: Options, others: Options) -> None:
+    """Creates the questions; the options of servers may choose no others."""
+    for options in (own, others):
+        open_set(folder, options, Reporter())
 
 
 def _designer(endpoint: str, options: Options) -> Variant:
