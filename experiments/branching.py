@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from experiments import store as files
-from experiments.errors import UserError
+from experiments.errors import UserError, user_errors
+from experiments.policy import Policy
 from experiments.run_checkpoint import end_of_round, find_checkpoint
 from experiments.settings import Settings
 from experiments.store import OtherOptionsError, RunStore
+from learner.devices import distributed
+from learner.qwen3 import weights
 
 #: Options in which a branch may differ from its source.
 _OWN = (*files.FREE, "loop.rounds", "seed", "engineer.", "environment.")
@@ -84,15 +87,34 @@ def branch(spec: str, store: RunStore, settings: Settings) -> list[str]:
     return [f"branch of {source}@{index}", *changed]
 
 
-def fresh_start(store: RunStore) -> dict[str, Any]:
-    """Where a branch begins that has no checkpoint yet but weights: see `Progress`; else empty."""
-    made = store.root / files.BRANCH
-    note = files.read_file(made) if made.exists() else {}
-    if files.FRESH not in note:
-        return {}
-    index = note["round"]
-    steps = len(files.read_log(store.round(index) / "train.jsonl"))
-    return {"round": index, "step": steps, "total": end_of_round(store.root, index) or 0}
+def fresh_start(store: RunStore, policy: Policy, params: Any) -> tuple[Any, dict[str, Any]]:
+    """Where a run without a checkpoint starts: parameters, and the position as in `Progress`.
+
+    That is the model and no position, or, in a branch of a round of which only the weights were
+    left, these and the end of the round.
+
+    Args:
+      params: of the model.
+
+    Raises:
+      UserError: the weights cannot be read.
+    """
+
+    def position() -> dict[str, Any]:
+        made = store.root / files.BRANCH
+        note = files.read_file(made) if made.exists() else {}
+        if files.FRESH not in note:
+            return {}
+        index = note["round"]
+        steps = len(files.read_log(store.round(index) / "train.jsonl"))
+        return {"round": index, "step": steps, "total": end_of_round(store.root, index) or 0}
+
+    begin = distributed.on_first(position)
+    if begin:
+        with user_errors():
+            folder = store.round(begin["round"]) / "weights"
+            params = weights.load(folder, policy.config, policy.mesh)
+    return params, begin
 
 
 def copy_rounds(

@@ -30,7 +30,6 @@ from experiments.trials import Trials
 from experiments.validation import validate, validation_completers, write_validation
 from learner.devices import distributed
 from learner.devices.preemption import Preemption
-from learner.qwen3 import weights
 from learner.sampling.interrupted import InterruptedCalls
 from learner.training import metrics
 from learner.training.trainer import GRPOTrainer
@@ -147,12 +146,7 @@ class Loop:
         if self._begun:
             progress = self._checkpoints.resume(self._policy, self._begun)
         else:
-            begin = distributed.on_first(lambda: branching.fresh_start(self._store))
-            if begin:
-                folder = self._store.round(begin["round"]) / "weights"
-                given = folder, self._policy.config, self._policy.mesh
-                with user_errors():
-                    params = distributed.on_all(lambda: weights.load(*given))
+            params, begin = branching.fresh_start(self._store, self._policy, params)
             state = self._trainer.init_state(params, jax.random.key(self._settings.seed))
             progress = Progress(state, **begin)
             self._begun = progress.total
@@ -217,14 +211,15 @@ class Loop:
             return
         if not steps:
             self._reporter.line("validating the model as it is, once that is compiled")
-        sampled, greedy = (
-            functools.partial(
-                validate, self._settings, self._family, respond, self._problems.validation, params
-            )
-            for respond in (self._sampled, self._greedy)
+        given = self._problems.validation, params
+        values = write_validation(
+            self._store,
+            folder,
+            self._family,
+            lambda respond: validate(self._settings, self._family, respond, *given),
+            self._sampled,
+            self._greedy,
         )
-        greedy_too = None if self._greedy is self._sampled else greedy
-        values = write_validation(self._store, folder, self._family, sampled, greedy_too)
         found = of_validation(self._store, self._family, folder)
         self._write_metrics(steps, {**values, **found})
         self._preemption.agree()

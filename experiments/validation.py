@@ -125,23 +125,25 @@ def write_validation(
     store: RunStore,
     folder: Path,
     family: Family,
-    sampled: Callable[[], list[dict[str, Any]]],
-    greedy: Callable[[], list[dict[str, Any]]] | None,
+    validated: Callable[[Completer], list[dict[str, Any]]],
+    sampled: Completer,
+    greedy: Completer,
 ) -> dict[str, float]:
     """Writes `answers.jsonl` and `greedy.jsonl`, then `validation.json`: then all is complete.
 
     Args:
-      sampled: makes the records of `validate`, unless they are there already.
-      greedy: makes those of greedy completions; None if all are greedy.
+      validated: makes the records of `validate`, for files that are not there yet.
+      sampled, greedy: of `validation_completers`.
 
     Returns:
       The rates of both for the log.
     """
-    records = store.kept(folder / "answers.jsonl", sampled)
+    records = store.kept(folder / "answers.jsonl", lambda: validated(sampled))
     found = found_greedy = family.breakdown(records)
     metrics = outcome_metrics(found, "validation/")
-    if greedy is not None:
-        found_greedy = family.breakdown(store.kept(folder / "greedy.jsonl", greedy))
+    if greedy is not sampled:
+        records_greedy = store.kept(folder / "greedy.jsonl", lambda: validated(greedy))
+        found_greedy = family.breakdown(records_greedy)
         metrics = outcome_metrics(found_greedy, "validation_greedy/") | metrics
     tokens_of = [record["tokens"] for record in records]
     store.write(
