@@ -70,10 +70,10 @@ class InterruptedCalls:
                 array[ended] = found[name][ended]
 
     def _write(self) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
         for name, samples in self._calls.items():
             if (samples.finish == RUNNING).all():
                 continue
+            self._folder.mkdir(parents=True, exist_ok=True)
             begun = self._folder / f"{name}.tmp"
             with begun.open("wb") as file:
                 np.savez(file, **samples._asdict())
