@@ -40,8 +40,8 @@ class Policy:
 
     def completer(self, sampling: SamplingParams, max_rows: int, **options: Any) -> Completer:
         """Makes a completer of chats; `options` are those of `Completer`."""
-        options["interrupted"] = self.interrupted
-        return Completer(self.config, self.mesh, self.tokenizer, sampling, max_rows, **options)
+        model = self.config, self.mesh, self.tokenizer
+        return Completer(*model, sampling, max_rows, interrupted=self.interrupted, **options)
 
     def save(self, folder: Path, params: Any, dtype: str | None) -> None:
         """Writes a Hugging Face checkpoint, adapters merged; see `weights.save`."""

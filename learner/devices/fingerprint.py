@@ -1,4 +1,4 @@
-"""A number for each array, which every bit of it changes and no mesh does."""
+"""Fingerprints of arrays: every bit counts, the mesh does not."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -8,7 +8,7 @@ no completion depends on others.
 
 import contextlib
 import hashlib
-import zipfile
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from learner.sampling.slots import RUNNING
 
 
 class InterruptedCalls:
-    """The calls of one or several samplers since their parameters have changed.
+    """The calls of one or more samplers since the parameters last changed.
 
     A step of training may have several calls, so all of them are written if one is interrupted.
     Files of other parameters are removed.
@@ -48,7 +48,7 @@ class InterruptedCalls:
         weights = _digest(fingerprint(params))
         if weights != self._weights:
             self._weights, self._calls = weights, {}
-            for path in self._folder.glob("*.npz"):
+            for path in self._folder.glob("*"):
                 if not path.name.startswith(weights):
                     path.unlink()
         name = f"{weights}-{_digest(*jax.tree.leaves(arguments))}"
@@ -59,11 +59,12 @@ class InterruptedCalls:
         except Exception:
             raise
         except BaseException:
-            self._write()
+            with contextlib.suppress(OSError):  # Saving the training matters more.
+                self._write()
             raise
 
     def _read(self, path: Path, samples: Any) -> None:
-        with contextlib.suppress(OSError, ValueError, KeyError, zipfile.BadZipFile):
+        with contextlib.suppress(Exception):  # Damaged in any way: all is sampled again.
             found = dict(np.load(path))
             ended = found["finish"] != RUNNING
             for name, array in samples._asdict().items():
@@ -77,6 +78,8 @@ class InterruptedCalls:
             begun = self._folder / f"{name}.tmp"
             with begun.open("wb") as file:
                 np.savez(file, **samples._asdict())
+                file.flush()
+                os.fsync(file.fileno())
             begun.rename(begun.with_suffix(".npz"))
 
 

@@ -16,7 +16,13 @@ from learner.qwen3 import model, weights
 from learner.qwen3.config import Qwen3Config
 from learner.sampling import decoding
 from learner.sampling.interrupted import InterruptedCalls
-from learner.sampling.sampler import FinishReason, Sampler, SamplingParams, decoding_mesh
+from learner.sampling.sampler import (
+    FinishReason,
+    Sampler,
+    Samples,
+    SamplingParams,
+    decoding_mesh,
+)
 from learner.sampling.slots import RUNNING, Sequences, slot_counts
 from learner.sampling.token_automaton import TokenAutomaton
 from learner.tokens import ThinkingBudget
@@ -322,6 +328,33 @@ def test_all_calls_of_a_step_are_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(Sequences, "start", None)
     again = sampler(interrupted=InterruptedCalls(tmp_path))(PARAMS, PROMPTS, keys)
     chex.assert_trees_all_equal(again, first)
+
+
+def test_a_damaged_file_of_an_interrupted_call_counts_for_nothing(tmp_path):
+    shape, rng = (2, 3), np.random.default_rng(0)
+
+    def samples(value, finish):
+        full = np.full(shape, value)
+        lengths, finish = np.full(2, value, np.int32), np.full(2, finish, np.int32)
+        return Samples(full.astype(np.int32), full.astype(np.float32), lengths, finish)
+
+    def call(found):
+        return InterruptedCalls(tmp_path).call(np.ones(3), "arguments", found)
+
+    ended, empty = samples(1, FinishReason.STOP_TOKEN), samples(0, RUNNING)
+    with pytest.raises(KeyboardInterrupt), call(ended):
+        raise KeyboardInterrupt
+    (path,) = tmp_path.iterdir()
+    raw = path.read_bytes()
+    for number in range(400):
+        at, bit = int(rng.integers(len(raw))), 1 << int(rng.integers(8))
+        flipped = raw[:at] + bytes([raw[at] ^ bit]) + raw[at + 1 :]
+        path.write_bytes(raw[: number and at] if number % 2 == 0 else flipped)
+        found = samples(0, RUNNING)
+        with call(found):
+            pass
+        expected = empty if (found.finish == RUNNING).all() else ended
+        chex.assert_trees_all_equal(found, expected)
 
 
 def test_other_keys_give_other_samples():
