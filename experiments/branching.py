@@ -78,7 +78,8 @@ def branch(spec: str, store: RunStore, settings: Settings) -> list[str]:
                 f"branch={spec!r}: only the merged weights of round {index} are left, and "
                 f"training.lora.rank={rank}; allowed is a round whose checkpoint is kept"
             )
-        note[files.FRESH] = True
+        log = files.read_log(found.run / "rounds" / str(int(index)) / "train.jsonl")
+        note[files.FRESH] = {"round": int(index), "step": len(log), "total": found.step}
         changed.append(
             f"training starts afresh from rounds/{index}/weights in bfloat16: optimizer's moments, "
             "learning-rate schedule and state of the task are new"
@@ -102,18 +103,13 @@ def fresh_start(store: RunStore, policy: Policy, params: Any) -> tuple[Any, dict
 
     def position() -> dict[str, Any]:
         made = store.root / files.BRANCH
-        note = files.read_file(made) if made.exists() else {}
-        if files.FRESH not in note:
-            return {}
-        index = note["round"]
-        steps = len(files.read_log(store.round(index) / "train.jsonl"))
-        return {"round": index, "step": steps, "total": end_of_round(store.root, index) or 0}
+        return files.read_file(made).get(files.FRESH, {}) if made.exists() else {}
 
     begin = distributed.on_first(position)
     if begin:
         with user_errors():
             folder = store.round(begin["round"]) / "weights"
-            params = weights.load(folder, policy.config, policy.mesh)
+            params = distributed.on_all(lambda: weights.load(folder, policy.config, policy.mesh))
     return params, begin
 
 

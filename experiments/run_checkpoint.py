@@ -228,22 +228,23 @@ def find_checkpoint(spec: str) -> RunCheckpoint | None:
     folder, mark, number = Path(spec), "", 0
     if parts and not folder.exists():
         folder, mark, number = Path(parts[1]), parts[2], int(parts[3])
-    if not ((folder / "checkpoints").is_dir() and (folder / "config.json").is_file()):
+    saved, kept = folder / "checkpoints", folder / "rounds" / str(number) / "weights"
+    only_weights = mark == "@" and kept.is_dir()
+    if not ((saved.is_dir() or only_weights) and (folder / "config.json").is_file()):
         return None
     with user_errors():
         settings = settings_lib.from_config(checks.json_object(folder / "config.json"))
     # By folder names, as Orbax would synchronize with processes that do not call this.
-    names = [path.name for path in (folder / "checkpoints").iterdir()]
+    names = [path.name for path in saved.iterdir()] if saved.is_dir() else []
     steps = sorted(int(name) for name in names if name.isdecimal())
-    if not steps:
+    if not (steps or only_weights):
         raise UserError(f"{spec}: the run has no checkpoint yet")
     step = end_of_round(folder, number) if mark == "@" else number if mark else steps[-1]
     if step is None:
         raise UserError(f"{spec}: the run has not finished round {number}")
     if step in steps:
         return RunCheckpoint(folder, step, settings)
-    kept = folder / "rounds" / str(number) / "weights"
-    if mark == "@" and kept.is_dir():
+    if only_weights:
         return RunCheckpoint(folder, step, settings, kept)
     raise UserError(
         f"{spec}: the run has no such checkpoint, but those of steps {steps}; with "

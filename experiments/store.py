@@ -56,7 +56,7 @@ from learner.devices import distributed
 TIMES = "times.jsonl"
 CHANGES = "changes.jsonl"
 BRANCH = "branch.json"
-#: In `BRANCH`, if the branch started from weights alone.
+#: In `BRANCH`, the position of a branch that started from weights alone.
 FRESH = "fresh_state"
 DIGESTS = "digests.jsonl"
 #: Options, and prefixes of groups of options, that may change between two starts of a run.
