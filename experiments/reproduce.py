@@ -12,6 +12,7 @@ same command resumes wherever it was stopped.
 experiments.study`.
 """
 
+import concurrent.futures
 import dataclasses
 import multiprocessing
 import shlex
@@ -83,9 +84,10 @@ def _load(root: Path) -> tuple[Study, ml_collections.ConfigDict]:
     asked = [f"{ENDPOINT}{one}" for one in _ENDPOINTS.value]
     if _JUDGE.value in ORACLES:
         raise UserError(f"judge={_JUDGE.value}: allowed are models")
-    if _JUDGE.value and not Path(_JUDGE.value).is_relative_to(root):  # Else not trained yet.
+    trained = _JUDGE.value and Path(_JUDGE.value).resolve().is_relative_to(root.resolve())
+    if _JUDGE.value and not trained:  # What this command trains is not there yet.
         asked.append(_JUDGE.value)
-    for one in asked:
+    for one in () if command.TABLES_ONLY.value else asked:
         make_solver(one, others)
     variants = [*study.variants, *(_designer(one, others) for one in _ENDPOINTS.value)]
     if _VARIANTS.value:
@@ -102,8 +104,9 @@ def _load(root: Path) -> tuple[Study, ml_collections.ConfigDict]:
         study = dataclasses.replace(study, variants=tuple(variants), reference=reference)
     if not command.DRY_RUN.value:
         # In a process that releases its devices, which the runs need.
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            pool.apply(_open_set, (folder, _options(), others))
+        spawn = multiprocessing.get_context("spawn")
+        with concurrent.futures.ProcessPoolExecutor(1, spawn) as pool:
+            pool.submit(_open_set, folder, _options(), others).result()
     if (folder / "instances.jsonl").exists():
         # Keep benchmark instances out of training.
         base[base.family].exclude = str(folder / "instances.jsonl")
@@ -111,7 +114,7 @@ def _load(root: Path) -> tuple[Study, ml_collections.ConfigDict]:
 
 
 def _open_set(folder: Path, own: Options, others: Options) -> None:
-    """Creates the questions; the options of servers may choose no others."""
+    """Creates the questions; `--ask` must not choose others."""
     for options in (own, others):
         open_set(folder, options, Reporter())
 
