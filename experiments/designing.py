@@ -198,7 +198,6 @@ def ask_servers(settings: Settings) -> list[str]:
 
 
 def design_round(
-    settings: Settings,
     store: RunStore,
     folder: Path,
     designer: Designer,

@@ -273,7 +273,7 @@ class Loop:
         if not store.exists(folder / "design.json"):
             designer = self._designer(index, progress)
             record = evidence.run_record(store, settings, family, index + 1)
-            designing.design_round(settings, store, folder, designer, record, family.space, seed)
+            designing.design_round(store, folder, designer, record, family.space, seed)
             self._write_metrics(progress.total, of_design(store, folder))
             self._preemption.agree()
         designing.judge_round(settings, store, folder, family.space, seed)

@@ -199,7 +199,7 @@ def design_again(folder, **engineer):
     record = evidence.run_record(store, chosen, family, 1)
     made = folder / "again"
     if not (made / "design.json").exists():
-        designing.design_round(chosen, store, made, designer, record, family.space, 0)
+        designing.design_round(store, made, designer, record, family.space, 0)
     designing.judge_round(chosen, store, made, family.space, 0)
     return made
 

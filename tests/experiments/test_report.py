@@ -104,7 +104,9 @@ def write_validation(folder, texts):
         {"id": f"validation-{i}", **record, "tokens": 20, "truncated": False, "text": text}
         for i, (record, text) in enumerate(zip(records, texts, strict=True))
     ]
-    validation.write_validation(files.RunStore(folder), folder, family, rows, rows)
+    (folder / "answers.jsonl").unlink(missing_ok=True)  # Else it would be kept.
+    store = files.RunStore(folder)
+    validation.write_validation(store, folder, family, lambda _: rows, None, None)
 
 
 def write_run(root, settings=None, rounds=2, after=AFTER):
