@@ -102,7 +102,7 @@ class Server:
       extra: further fields of every request, a JSON object such as {"reasoning_effort": "low"}.
       token_limit: tokens of prompts and completions, as the server counts them, after which a run
         sends no more requests; 0 is no limit. A run that it stopped resumes with a higher one.
-      cost_limit: likewise what these tokens may cost, in the currency of the prices.
+      cost_limit: the same for their cost, in the currency of the prices.
       price_in: price of a million prompt tokens, for `cost_limit`.
       price_out: price of a million completion tokens, for `cost_limit`.
 
@@ -248,8 +248,8 @@ class Endpoint(Server):
             limit = getattr(self, name)
             if limit and used >= limit:
                 raise RefusedError(
-                    f"{name}={limit}: {self.model!r} at {self.url} has {told}; allowed is a higher "
-                    "limit"
+                    f"{name}={limit}: {self.model!r} at {self.url} has {told}; set a higher "
+                    "limit to go on"
                 )
 
     def _used(self) -> tuple[int, int]:

@@ -55,8 +55,8 @@ class ModelSettings:
         if not (on_hub or (self.folder / "config.json").is_file()):
             raise ValueError(
                 f"path={self.path!r}: allowed are folders with a config.json, names on the Hugging "
-                f"Face hub such as 'Qwen/Qwen3-0.6B', and the embedded models "
-                f"{', '.join(_EMBEDDED)}"
+                f"Face hub such as 'Qwen/Qwen3-0.6B' (if no folder 'Qwen' is here), and the "
+                f"embedded models {', '.join(_EMBEDDED)}"
             )
 
     @property

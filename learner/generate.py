@@ -113,8 +113,15 @@ def run(arguments: argparse.Namespace, out: TextIO, log: TextIO) -> None:
     defaults = weights.read_generation_config(folder) or {}
     capacity = config.max_position_embeddings - len(ids)
     sampling = sampling_params(arguments, defaults, tokenizer, capacity)
-    options = {"thinking": arguments.thinking, "segment_tokens": _SEGMENT_TOKENS}
-    sampler = Completer(config, mesh, tokenizer, sampling, max_rows=1, **options).sampler
+    sampler = Completer(
+        config,
+        mesh,
+        tokenizer,
+        sampling,
+        max_rows=1,
+        thinking=arguments.thinking,
+        segment_tokens=_SEGMENT_TOKENS,
+    ).sampler
     params = weights.load(folder, config, mesh)
 
     begin = time.perf_counter()

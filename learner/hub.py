@@ -33,7 +33,7 @@ def model_folder(name: str | Path, files: Sequence[str] = MODEL_FILES) -> Path:
     if not is_hub_name(name):
         raise ValueError(
             f"model {str(name)!r} is not a folder; allowed are folders and names on the Hugging "
-            "Face hub, such as 'Qwen/Qwen3-0.6B'"
+            "Face hub, such as 'Qwen/Qwen3-0.6B' (if no folder 'Qwen' is here)"
         )
     try:
         return _downloaded(str(name), tuple(files))

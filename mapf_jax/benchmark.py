@@ -26,7 +26,8 @@ LARGEST_SIZE = 10
 HOLE_RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5)
 WAIT_RATIOS = (0.25, 0.5, 0.75)
 PER_HOLE_RATIO = 10
-VERSION = 1  # Of what a seed makes.
+#: Of the set; to be raised when a seed makes other instances.
+VERSION = 1
 #: `checksum` of the set of seed 0, so that results of different people can be compared.
 CHECKSUM = "fc62a725c462296e061d6cf6216f999886fd3c5064f200d7578218010bead671"
 MAX_CANDIDATES = 1 << 15  # Lakes drawn for each number of agents, size and number of holes.

@@ -23,7 +23,7 @@ from mapf_jax import benchmark
 
 AGREEMENT = "Agreement of rules and judge"
 BY = "by-"
-"""Begins the names of variants that a server's model designs."""
+"""Prefix of the names of variants that a server's model designs."""
 Judged = Mapping[tuple[str, int], Mapping[str, Any]]
 """Judgements by folder and round of their design."""
 _OURS = "Qwen3-4B + GRPO, configuration redesigned by the current checkpoint"

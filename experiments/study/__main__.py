@@ -47,8 +47,8 @@ TABLES_ONLY = flags.DEFINE_bool(
 DRY_RUN = flags.DEFINE_bool(
     "dry_run",
     False,
-    "Compute nothing: say what is to be computed, and how many hours that takes, which is known "
-    "once the first run is finished.",
+    "Compute nothing: say what is to be computed and, once the first run has finished, how many "
+    "hours that takes.",
 )
 
 

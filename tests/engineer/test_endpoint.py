@@ -418,7 +418,7 @@ def test_no_higher_cost_than_the_limit(tmp_path):
         usage.write_text(json.dumps({"url": server.url, "model": "m", "tokens": 100_000}))
         ask, _ = endpoint(server, usage=usage, cost_limit=2.9, **prices)
         assert (ask(HI, 0), ask(HI, 1)) == (ANSWER, ANSWER)
-        with pytest.raises(RefusedError, match=r"cost_limit=2\.9: 'm' .* has cost 4\.60; allow"):
+        with pytest.raises(RefusedError, match=r"cost_limit=2\.9: 'm' .* has cost 4\.60; set a"):
             ask(HI, 2)
         assert len(server.requests) == 2
         assert dataclasses.replace(ask, cost_limit=4.7)(HI, 2) == ANSWER
