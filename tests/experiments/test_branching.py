@@ -35,15 +35,14 @@ def story(root):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("index", [0, 1])
-def test_a_branch_of_the_same_options_tells_the_same_story(whole, tmp_path, index):
-    options = (f"--branch={whole}@{index}", "--config.checkpoint.of_rounds=weights")
+def test_a_branch_of_the_same_options_tells_the_same_story(whole, tmp_path):
+    options = (f"--branch={whole}@1", "--config.checkpoint.of_rounds=weights")
     code, out, err = start(tmp_path / "same", *options)
     assert code == 0, err[-3000:]
     lines = out.splitlines()
-    assert lines[1] == f"  branch of {whole}@{index}"
+    assert lines[1] == f"  branch of {whole}@1"
     assert "  checkpoint.of_rounds was 'state' and is 'weights'" in lines
-    assert f"resuming after step 4 of round {index + 1}" in lines
+    assert "resuming after step 4 of round 2" in lines
     assert story(tmp_path / "same") == story(whole)
     # The weights of a round are those of the checkpoint that the other run kept.
     export.export(f"{whole}@1", tmp_path / "exported", MeshSettings(), "bfloat16")
