@@ -12,10 +12,10 @@ same command resumes wherever it was stopped.
 experiments.study`.
 """
 
-import concurrent.futures
 import dataclasses
 import multiprocessing
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from experiments.benchmark.questions import open_set, read_set
 from experiments.benchmark.solvers import ENDPOINT, Options, make_solver
 from experiments.benchmark.study import MeasuredStudy
 from experiments.configs.studies import published
-from experiments.errors import UserError, user_errors
+from experiments.errors import UserError, ended_in_one_line, user_errors
 from experiments.progress import Reporter
 from experiments.settings import EngineerSettings
 from experiments.study import __main__ as command
@@ -104,9 +104,13 @@ def _load(root: Path) -> tuple[Study, ml_collections.ConfigDict]:
         study = dataclasses.replace(study, variants=tuple(variants), reference=reference)
     if not command.DRY_RUN.value:
         # In a process that releases its devices, which the runs need.
-        spawn = multiprocessing.get_context("spawn")
-        with concurrent.futures.ProcessPoolExecutor(1, spawn) as pool:
-            pool.submit(_open_set, folder, _options(), others).result()
+        made = multiprocessing.get_context("spawn").Process(
+            target=_open_set, args=(folder, _options(), others)
+        )
+        made.start()
+        made.join()
+        if made.exitcode:  # It has said why, unless it was killed.
+            sys.exit(made.exitcode)
     if (folder / "instances.jsonl").exists():
         # Keep benchmark instances out of training.
         base[base.family].exclude = str(folder / "instances.jsonl")
@@ -115,8 +119,9 @@ def _load(root: Path) -> tuple[Study, ml_collections.ConfigDict]:
 
 def _open_set(folder: Path, own: Options, others: Options) -> None:
     """Creates the questions; `--ask` must not choose others."""
-    for options in (own, others):
-        open_set(folder, options, Reporter())
+    with ended_in_one_line():
+        for options in (own, others):
+            open_set(folder, options, Reporter())
 
 
 def _designer(endpoint: str, options: Options) -> Variant:
