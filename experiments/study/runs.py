@@ -29,7 +29,7 @@ from experiments.branching import copy_rounds
 from experiments.errors import UserError
 from experiments.progress import Reporter
 from experiments.settings import EngineerSettings, LogSettings, LoopSettings, Settings
-from experiments.store import RunStore, write_text
+from experiments.store import RunStore, differences, write_text
 from experiments.study import results
 from experiments.study.results import ERROR, FINISHED, run_folder
 from experiments.study.variants import Budget, Study
@@ -161,9 +161,13 @@ def hours(left: int, seconds: float, done: int) -> float | None:
 
 
 def _key(settings: Settings) -> str:
-    """A digest of the options without the seed."""
-    options = {**settings.to_dict(), "seed": None}
-    return hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()[:8]
+    """A digest of the options without the seed.
+
+    Only what differs from the defaults counts, so that a study outlives a new option.
+    """
+    options = {**settings.to_dict(), "seed": Settings.seed}
+    changed = [(path, now) for path, _, now in differences(Settings().to_dict(), options)]
+    return hashlib.sha256(json.dumps(sorted(changed)).encode()).hexdigest()[:8]
 
 
 def slots(root: Path, workers: int, settings: Settings) -> list[Slot]:

@@ -24,6 +24,7 @@ from experiments.errors import UserError
 from experiments.families.lakes.family import Lakes
 from experiments.families.lakes.options import LakesOptions
 from experiments.progress import Reporter
+from experiments.settings import Settings, from_config
 from experiments.study import results as study_results
 from experiments.study import runs as study_runs
 from experiments.study import variants
@@ -114,6 +115,16 @@ def test_runs_share_their_beginning(done):
     assert first["rounds/1/environment.yaml"] != second["rounds/1/environment.yaml"]
     (shared,) = {run["shared"]["folder"] for run in read(folder)["runs"]}
     assert [f"shared/{path.name}" for path in (folder / "study/shared").iterdir()] == [shared]
+
+
+def test_a_shared_beginning_outlives_a_new_option(monkeypatch):
+    made = from_config({"training": {"group_size": 4}})
+    to_dict = Settings.to_dict
+    before = study_runs._key(made)
+    monkeypatch.setattr(Settings, "to_dict", lambda own: {**to_dict(own), "new": 0})
+    assert study_runs._key(made) == before
+    assert study_runs._key(dataclasses.replace(made, seed=1)) == before
+    assert study_runs._key(Settings()) != before
 
 
 @pytest.mark.slow
