@@ -131,7 +131,7 @@ class Loop:
     def _load_model(self) -> Any:
         """Loads the model, and checks the settings that depend on it."""
         settings, family = self._settings, self._family
-        interrupted = InterruptedCalls(self._store.root / "interrupted")
+        interrupted = InterruptedCalls(self._store.root / "interrupted", self._preemption)
         self._policy = dataclasses.replace(policy.load_policy(settings), interrupted=interrupted)
         self._sampled, self._greedy = validation_completers(settings, self._policy)
         self._engineer = None

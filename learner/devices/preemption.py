@@ -76,6 +76,11 @@ class Preemption:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    @property
+    def leaving(self) -> bool:
+        """Whether this process has the signal and would leave at `agree`; others may not know."""
+        return self._noted and not self._held
+
     def agree(self) -> None:
         """Called by all processes at the same point: if one has the signal, all leave here.
 

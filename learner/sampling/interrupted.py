@@ -4,6 +4,10 @@ A process that is asked to leave (SIGTERM, Ctrl-C) may have sampled for an hour.
 that had ended by then are written; a call with the same arguments and parameters takes them over,
 and samples the others from their beginning. They are what they would have been, beyond rounding, as
 no completion depends on others.
+
+Several processes sample apart and meet when all are done. Each that has the signal stops sampling
+at once, and all leave where they meet: a signal to all, as clusters send it, takes effect at once,
+one to a single process when the others are done.
 """
 
 import contextlib
@@ -16,7 +20,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from learner.devices import distributed
 from learner.devices.fingerprint import fingerprint
+from learner.devices.preemption import Preemption
 from learner.sampling.slots import RUNNING
 
 
@@ -27,48 +33,71 @@ class InterruptedCalls:
     Files of other parameters are removed.
 
     Args:
-        folder: made when there is something to write.
+        folder: made when there is something to write; of the first process.
+        preemption: tells whether this process was asked to leave.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, preemption: Preemption) -> None:
         self._folder = folder
+        self._preemption = preemption
         self._weights = ""
         self._calls: dict[str, Any] = {}
+
+    @property
+    def leaving(self) -> bool:
+        """Whether the body of `call` should stop now, with what it has."""
+        return self._preemption.leaving
 
     @contextlib.contextmanager
     def call(self, params: Any, arguments: Any, samples: Any) -> Iterator[None]:
         """Fills ended completions into `samples`, and writes them if the body is interrupted.
 
+        All processes call it together.
+
         Args:
             params: of the model.
             arguments: whatever else the samples depend on, a pytree of arrays and of values with a
                 `repr`.
-            samples: `Samples` whose arrays the body fills, with `finish` as the last of each row.
+            samples: `Samples` of all processes, whose arrays the body fills, with `finish` as the
+                last of each row.
+
+        Raises:
+            Preempted: a process was asked to leave before all completions had ended.
         """
         weights = _digest(fingerprint(params))
         if weights != self._weights:
             self._weights, self._calls = weights, {}
-            for path in self._folder.glob("*"):
-                if not path.name.startswith(weights):
-                    path.unlink()
+            distributed.on_first(self._remove_others)
         name = f"{weights}-{_digest(*jax.tree.leaves(arguments))}"
-        self._read(self._folder / f"{name}.npz", samples)
+        if kept := distributed.on_first(lambda: self._read(name, samples)):
+            ended = kept["finish"] != RUNNING
+            for field, own in samples._asdict().items():
+                own[ended] = kept[field][ended]
         self._calls[name] = samples
         try:
             yield
+            if (samples.finish == RUNNING).any():
+                self._preemption.agree()
         except Exception:
             raise
         except BaseException:
-            with contextlib.suppress(OSError):  # Saving the training matters more.
-                self._write()
+            if distributed.is_first():
+                with contextlib.suppress(OSError):  # Saving the training matters more.
+                    self._write()
             raise
 
-    def _read(self, path: Path, samples: Any) -> None:
-        with contextlib.suppress(Exception):  # Damaged in any way: all is sampled again.
-            found = dict(np.load(path))
-            ended = found["finish"] != RUNNING
-            for name, array in samples._asdict().items():
-                array[ended] = found[name][ended]
+    def _remove_others(self) -> None:
+        for path in self._folder.glob("*"):
+            if not path.name.startswith(self._weights):
+                path.unlink()
+
+    def _read(self, name: str, samples: Any) -> dict[str, np.ndarray]:
+        """The arrays of a file; none if it is damaged in any way, and all is sampled again."""
+        with contextlib.suppress(Exception):
+            found = dict(np.load(self._folder / f"{name}.npz"))
+            if all(found[field].shape == own.shape for field, own in samples._asdict().items()):
+                return found
+        return {}
 
     def _write(self) -> None:
         for name, samples in self._calls.items():

@@ -123,8 +123,7 @@ class Sampler:
         segment_tokens: tokens that the device generates before it returns to the host.
         vocab_size: ids from there on are never sampled (a tokenizer may know fewer ids than the
             model has rows); None allows all.
-        interrupted: keeps what calls had finished when they were interrupted; does nothing with
-            several processes, which leave only where all agree.
+        interrupted: keeps what calls had finished when they were interrupted.
 
     Raises:
         ValueError: an argument is out of range.
@@ -234,34 +233,41 @@ class Sampler:
         automaton = self._automaton(automaton)
         decoding_copy = self._decoding_copy(params)
 
-        def sample(indices: np.ndarray) -> Samples:
-            mine = [requests[i] for i in indices]
-            shape = (len(mine) * num_samples, self.sampling.max_new_tokens)
-            samples = Samples(
-                tokens=np.full(shape, self.pad_id, np.int32),
-                logprobs=np.zeros(shape, np.float32),
-                lengths=np.zeros(shape[0], np.int32),
-                finish=np.full(shape[0], RUNNING, np.int32),
-            )
-            with contextlib.ExitStack() as stack:
-                if self._interrupted is not None and not distributed.together():
-                    given = params, (mine, self.sampling, automaton), samples
-                    stack.enter_context(self._interrupted.call(*given))
-                ended = (samples.finish != RUNNING).reshape(-1, num_samples)
-                mine = [
-                    request._replace(budgets=np.where(done, 0, request.budgets))
-                    for request, done in zip(mine, ended, strict=True)
-                ]
-                for chunk in self._run(decoding_copy, mine, automaton):
-                    row, start, tokens, logprobs, finish = chunk
-                    end = start + len(tokens)
-                    samples.tokens[row, start:end] = tokens
-                    samples.logprobs[row, start:end] = logprobs
-                    samples.lengths[row] = end
-                    samples.finish[row] = RUNNING if finish is None else finish
-            return samples
+        shape = (len(prompts) * num_samples, self.sampling.max_new_tokens)
+        samples = Samples(
+            tokens=np.full(shape, self.pad_id, np.int32),
+            logprobs=np.zeros(shape, np.float32),
+            lengths=np.zeros(shape[0], np.int32),
+            finish=np.full(shape[0], RUNNING, np.int32),
+        )
 
-        return distributed.sharded_map(sample, len(prompts))
+        def sample(indices: np.ndarray) -> Samples:
+            """Fills the rows of these prompts, and returns them."""
+            rows = slice(indices[0] * num_samples, (indices[-1] + 1) * num_samples)
+            mine = Samples._make(array[rows] for array in samples)
+            wanted = (mine.finish == RUNNING).reshape(-1, num_samples)
+            left = [
+                requests[i]._replace(budgets=np.where(some, requests[i].budgets, 0))
+                for i, some in zip(indices, wanted, strict=True)
+            ]
+            for row, start, tokens, logprobs, finish in self._run(decoding_copy, left, automaton):
+                end = start + len(tokens)
+                mine.tokens[row, start:end] = tokens
+                mine.logprobs[row, start:end] = logprobs
+                mine.lengths[row] = end
+                mine.finish[row] = RUNNING if finish is None else finish
+                if self._interrupted is not None and self._interrupted.leaving:
+                    break
+            return mine
+
+        with contextlib.ExitStack() as stack:
+            if self._interrupted is not None:
+                given = params, (requests, self.sampling, automaton), samples
+                stack.enter_context(self._interrupted.call(*given))
+            found = distributed.sharded_map(sample, len(prompts))
+            for own, of_all in zip(samples, found, strict=True):
+                own[:] = of_all
+        return samples
 
     def stream(
         self, params: Params, prompts: Sequence[Sequence[int]], keys: Array

@@ -12,6 +12,7 @@ from transformers import Qwen3Config as TorchConfig
 from transformers import Qwen3ForCausalLM
 
 from learner.devices import sharding
+from learner.devices.preemption import Preemption
 from learner.qwen3 import model, weights
 from learner.qwen3.config import Qwen3Config
 from learner.sampling import decoding
@@ -282,7 +283,7 @@ def test_an_interrupted_call_is_finished_by_the_next_start(tmp_path, monkeypatch
     def call(params=PARAMS, stop_token_ids=(1, 2, 3), ends=None):
         """Samples in a new process, so to speak, interrupted after so many ended."""
         options = {"max_rows": 4, "segment_tokens": 2, "stop_token_ids": stop_token_ids}
-        one = sampler(interrupted=InterruptedCalls(tmp_path), **options)
+        one = sampler(interrupted=InterruptedCalls(tmp_path, Preemption()), **options)
         run, ended = one._run, 0
 
         def interrupted(*arguments):
@@ -320,13 +321,13 @@ def test_an_interrupted_call_is_finished_by_the_next_start(tmp_path, monkeypatch
 
 def test_all_calls_of_a_step_are_kept(tmp_path, monkeypatch):
     keys = jax.random.split(jax.random.key(3), len(PROMPTS))
-    one = sampler(interrupted=InterruptedCalls(tmp_path))
+    one = sampler(interrupted=InterruptedCalls(tmp_path, Preemption()))
     first = one(PARAMS, PROMPTS, keys)
     monkeypatch.setattr(one, "_run", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         one(PARAMS, PROMPTS[:2], keys[:2])
     monkeypatch.setattr(Sequences, "start", None)
-    again = sampler(interrupted=InterruptedCalls(tmp_path))(PARAMS, PROMPTS, keys)
+    again = sampler(interrupted=InterruptedCalls(tmp_path, Preemption()))(PARAMS, PROMPTS, keys)
     chex.assert_trees_all_equal(again, first)
 
 
@@ -339,7 +340,7 @@ def test_a_damaged_file_of_an_interrupted_call_counts_for_nothing(tmp_path):
         return Samples(full.astype(np.int32), full.astype(np.float32), lengths, finish)
 
     def call(found):
-        return InterruptedCalls(tmp_path).call(np.ones(3), "arguments", found)
+        return InterruptedCalls(tmp_path, Preemption()).call(np.ones(3), "arguments", found)
 
     ended, empty = samples(1, FinishReason.STOP_TOKEN), samples(0, RUNNING)
     with pytest.raises(KeyboardInterrupt), call(ended):
