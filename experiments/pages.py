@@ -39,7 +39,7 @@ def duration(seconds: float) -> str:
 def cell(value: Any) -> str:
     """A value as a cell of a Markdown table."""
     if value is None:
-        return "-"
+        return DASH
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, bool):

@@ -176,7 +176,7 @@ def test_pages_hold_plain_values(tmp_path):
         {"a": True, "c": None, "b": "x|y"},
     ]
     page = (tmp_path / "pages" / "x.md").read_text()
-    assert "| 1,234 | 0.5 | - |\n| yes | - | x\\|y |\n\nnote" in page
+    assert "| 1,234 | 0.5 | \N{EN DASH} |\n| yes | \N{EN DASH} | x\\|y |\n\nnote" in page
 
 
 def test_chips_that_there_are_not_are_refused(capsys):
