@@ -240,6 +240,8 @@ class Sampler:
             lengths=np.zeros(shape[0], np.int32),
             finish=np.full(shape[0], RUNNING, np.int32),
         )
+        if not prompts:
+            return samples
 
         def sample(indices: np.ndarray) -> Samples:
             """Fills the rows of these prompts, and returns them."""

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.stats
+from local_server import Handler, LocalServer
 from whole_runs import SMALL, compilation_cache
 
 import mapf_jax
@@ -254,11 +255,35 @@ def test_what_is_asked_last_is_checked_first():
         assert line.startswith(words), line
 
 
+class Helpful(LocalServer):
+    """Gives a design, a judgement or no plan, as each prompt asks."""
+
+    def __init__(self):
+        self.asked = asked = []
+        space = lake_space((3, 4))
+        answers = {
+            "Used next:": ("judgement", json.dumps(dict.fromkeys(QUESTIONS, 3))),
+            "data_ratio": ("design", render_config(space.random(5), space)),
+            "": ("question", "I see no way."),
+        }
+
+        class Fitting(Handler):
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                prompt = body["messages"][-1]["content"]
+                kind, text = next(one for words, one in answers.items() if words in prompt)
+                asked.append(kind)
+                choice = {"message": {"content": text}, "finish_reason": "stop"}
+                self.send(200, json.dumps({"choices": [choice]}).encode())
+
+        super().__init__(Fitting)
+
+
 def start(folder, *options):
     # Not the configuration: that is the study's own.
     own = [option for option in SMALL if not option.startswith("--config=")]
     words = ["--model=tiny", f"--out={folder / 'out'}", "--workers=2", "--seeds=0,1"]
-    words += ["--variants=fixed_random,v6", "--per_cell=1", "--config.loop.rounds=2"]
+    words += ["--variants=base,by-m", "--per_cell=1", "--config.loop.rounds=2"]
     # So that each seed ends elsewhere after two steps a round.
     own += ["--config.training.optimizer.learning_rate=1e-3"]
     own += ["--config.training.optimizer.warmup_steps=0"]
@@ -295,7 +320,7 @@ def tables(folder):
 MOMENTS = (
     "benchmark/instances.jsonl",
     "shared/*/rounds/0/train.jsonl",
-    "runs/v6/*/rounds/0/design/design.json",
+    "runs/by-m/*/rounds/0/design/design.json",
     "benchmark/models/*/answers.jsonl",
     "benchmark/models/*round-1/answers.jsonl",
 )
@@ -305,19 +330,29 @@ MOMENTS = (
 @pytest.mark.timeout(1500)
 def test_killed_five_times_the_tables_are_the_same(tmp_path):
     alone, killed = tmp_path / "alone", tmp_path / "killed"
-    plan = finish(start(alone, "--dry_run"))
-    assert not (alone / "out").exists()
-    assert re.search(r"\| benchmark \| 0 \| 7 \| 630 \| unknown \|", plan)
-    printed = finish(start(alone))
-    assert "tables.md" in printed
-    for moment in MOMENTS:
-        process = start(killed)
-        while not list((killed / "out").glob(moment)):
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.02)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-    finish(start(killed))
-    assert tables(killed) == tables(alone)
-    plan = finish(start(killed, "--dry_run"))
-    assert re.search(r"\| all \| 13 \| 13 \| 0 \| 0 \|", plan)
+    with Helpful() as server:
+        asked = [f"--endpoint={server.url}#m", f"--judge=endpoint:{server.url}#m"]
+        plan = finish(start(alone, *asked, "--dry_run"))
+        assert not (alone / "out").exists()
+        assert re.search(r"\| benchmark \| 0 \| 8 \| 720 \| unknown \|", plan)
+        printed = finish(start(alone, *asked))
+        assert "tables.md" in printed
+        # Of two seeds: a design of each, and a judgement of it and of the base model's.
+        assert {kind: server.asked.count(kind) for kind in ("design", "judgement", "question")} == {
+            "design": 2,
+            "judgement": 4,
+            "question": 90,
+        }
+        for moment in MOMENTS:
+            process = start(killed, *asked)
+            while not list((killed / "out").glob(moment)):
+                assert process.poll() is None, process.communicate()
+                time.sleep(0.02)
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+        finish(start(killed, *asked))
+        assert tables(killed) == tables(alone)
+        plan = finish(start(killed, *asked, "--dry_run"))
+        assert re.search(r"\| all \| 14 \| 14 \| 0 \| 0 \|", plan)
+    made = {table["title"]: table["rows"] for table in tables(alone)[0]}
+    assert {row["variant"] for row in made["Valid answers, who designs"]} >= {"by-m"}

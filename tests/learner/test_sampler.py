@@ -358,6 +358,11 @@ def test_a_damaged_file_of_an_interrupted_call_counts_for_nothing(tmp_path):
         chex.assert_trees_all_equal(found, expected)
 
 
+def test_no_prompts_give_no_samples(tmp_path):
+    one = sampler(interrupted=InterruptedCalls(tmp_path, Preemption()))
+    assert one(PARAMS, [], keys(0), 2).tokens.shape == (0, 12)
+
+
 def test_other_keys_give_other_samples():
     one, other = (sampler()(PARAMS, PROMPTS, keys(5, seed=seed)) for seed in (1, 2))
     assert (one.tokens != other.tokens).any(axis=1).all()
