@@ -67,9 +67,8 @@ class InterruptedCalls:
         weights = _digest(fingerprint(params))
         if weights != self._weights:
             self._weights, self._calls = weights, {}
-            distributed.on_first(self._remove_others)
         name = f"{weights}-{_digest(*jax.tree.leaves(arguments))}"
-        if kept := distributed.on_first(lambda: self._read(name, samples)):
+        if kept := distributed.on_first(lambda: self._open(name, samples)):
             ended = kept["finish"] != RUNNING
             for field, own in samples._asdict().items():
                 own[ended] = kept[field][ended]
@@ -86,13 +85,11 @@ class InterruptedCalls:
                     self._write()
             raise
 
-    def _remove_others(self) -> None:
+    def _open(self, name: str, samples: Any) -> dict[str, np.ndarray]:
+        """The arrays of a call's file; none if it is damaged in any way: all is sampled again."""
         for path in self._folder.glob("*"):
             if not path.name.startswith(self._weights):
                 path.unlink()
-
-    def _read(self, name: str, samples: Any) -> dict[str, np.ndarray]:
-        """The arrays of a file; none if it is damaged in any way, and all is sampled again."""
         with contextlib.suppress(Exception):
             found = dict(np.load(self._folder / f"{name}.npz"))
             if all(found[field].shape == own.shape for field, own in samples._asdict().items()):
