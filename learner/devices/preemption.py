@@ -78,7 +78,10 @@ class Preemption:
 
     @property
     def leaving(self) -> bool:
-        """Whether this process has the signal and would leave at `agree`; others may not know."""
+        """Whether this process has the signal and would leave at `agree`.
+
+        With several processes, the others may not know of it yet.
+        """
         return self._noted and not self._held
 
     def agree(self) -> None:

@@ -5,9 +5,9 @@ that had ended by then are written; a call with the same arguments and parameter
 and samples the others from their beginning. They are what they would have been, beyond rounding, as
 no completion depends on others.
 
-Several processes sample apart and meet when all are done. Each that has the signal stops sampling
-at once, and all leave where they meet: a signal to all, as clusters send it, takes effect at once,
-one to a single process when the others are done.
+Several processes sample apart and meet at the end of a call. One that has the signal stops after
+its segment and waits there for the others, which finish their sampling unless they have the signal
+too; then all leave. Clusters send it to all.
 """
 
 import contextlib
@@ -33,8 +33,8 @@ class InterruptedCalls:
     Files of other parameters are removed.
 
     Args:
-        folder: made when there is something to write; of the first process.
-        preemption: tells whether this process was asked to leave.
+        folder: the first process makes it when there is something to write.
+        preemption: of the run.
     """
 
     def __init__(self, folder: Path, preemption: Preemption) -> None:
@@ -45,7 +45,7 @@ class InterruptedCalls:
 
     @property
     def leaving(self) -> bool:
-        """Whether the body of `call` should stop now, with what it has."""
+        """Whether the body of `call` should stop sampling and return what it has."""
         return self._preemption.leaving
 
     @contextlib.contextmanager
@@ -58,8 +58,8 @@ class InterruptedCalls:
             params: of the model.
             arguments: whatever else the samples depend on, a pytree of arrays and of values with a
                 `repr`.
-            samples: `Samples` of all processes, whose arrays the body fills, with `finish` as the
-                last of each row.
+            samples: `Samples` of the whole call, the same on all processes when the body ends; it
+                writes `finish` as the last of each row.
 
         Raises:
             Preempted: a process was asked to leave before all completions had ended.
@@ -75,7 +75,7 @@ class InterruptedCalls:
         self._calls[name] = samples
         try:
             yield
-            if (samples.finish == RUNNING).any():
+            if (samples.finish == RUNNING).any():  # A process stopped early: all leave.
                 self._preemption.agree()
         except Exception:
             raise
@@ -86,7 +86,10 @@ class InterruptedCalls:
             raise
 
     def _open(self, name: str, samples: Any) -> dict[str, np.ndarray]:
-        """The arrays of a call's file; none if it is damaged in any way: all is sampled again."""
+        """Removes files of other parameters; returns the arrays of a call's file.
+
+        Without a file, or with one that is damaged in any way, there are none.
+        """
         for path in self._folder.glob("*"):
             if not path.name.startswith(self._weights):
                 path.unlink()

@@ -231,8 +231,6 @@ class Sampler:
         """
         requests = self._requests(prompts, keys, num_samples, budgets)
         automaton = self._automaton(automaton)
-        decoding_copy = self._decoding_copy(params)
-
         shape = (len(prompts) * num_samples, self.sampling.max_new_tokens)
         samples = Samples(
             tokens=np.full(shape, self.pad_id, np.int32),
@@ -242,6 +240,7 @@ class Sampler:
         )
         if not prompts:
             return samples
+        decoding_copy = self._decoding_copy(params)
 
         def sample(indices: np.ndarray) -> Samples:
             """Fills the rows of these prompts, and returns them."""

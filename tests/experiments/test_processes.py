@@ -79,7 +79,7 @@ class Run:
     processes: list
     logs: list
 
-    def finish(self, timeout=200):
+    def finish(self, timeout=100):
         """Exit codes of all; kills what has not ended in time."""
         end = time.monotonic() + timeout
         try:
@@ -98,7 +98,7 @@ class Run:
     def text(self, index):
         return self.logs[index].read_text()
 
-    def wait_for(self, condition, timeout=200):
+    def wait_for(self, condition, timeout=100):
         end = time.monotonic() + timeout
         while not condition():
             assert all(process.poll() is None for process in self.processes), self.text(0)[-3000:]
