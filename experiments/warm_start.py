@@ -7,6 +7,7 @@ demonstrations of `experiments.families.demonstrations.rule_design`. One supervi
 both, and stops early enough to leave room for reinforcement learning.
 """
 
+import dataclasses
 import json
 import time
 from collections.abc import Sequence
@@ -18,12 +19,13 @@ import numpy as np
 from absl import app, flags
 
 from engineer import proposal
+from engineer.context import VARIANTS, ContextSpec
 from experiments import command_line, process
 from experiments import settings as settings_lib
 from experiments import store as files
 from experiments.designing import design_completer
 from experiments.errors import UserError, ended_in_one_line, user_errors
-from experiments.evidence import outcome_metrics
+from experiments.evidence import outcome_metrics, training_texts
 from experiments.families import Family, NoProblemError, Problem, demonstrations
 from experiments.policy import Policy
 from experiments.validation import validate, validation_completers, validation_set
@@ -45,6 +47,12 @@ _DESIGNS = flags.DEFINE_integer("designs", 12_000, "Designs to learn from.", low
 _DESIGN_EVERY = flags.DEFINE_integer(
     "design_every", 6, "One step in so many teaches designs.", lower_bound=2
 )
+_CONTEXTS = flags.DEFINE_list(
+    "contexts",
+    None,
+    "Contexts that designs are shown in: V1 to V6, full (V4 with all training details). Only the "
+    "configured one if not given.",
+)
 _LEARNING_RATE = flags.DEFINE_float("learning_rate", 2e-3, "Highest learning rate.", lower_bound=0)
 _DECAY = flags.DEFINE_enum(
     "decay", "cosine", get_args(train_state.Decay), "How the learning rate falls."
@@ -60,6 +68,8 @@ _TOKENIZER_SAMPLES = 2_000
 _MICRO_BATCH_ROWS = 32
 _DESIGNS_EXAMINED = 128
 
+_SPECS = VARIANTS | {"full": dataclasses.replace(VARIANTS["V4"], training="full")}
+
 Pair = tuple[list[dict[str, str]], str]
 
 
@@ -71,14 +81,23 @@ def solution_pairs(family: Family, exclude: Sequence[Problem], seed: int, count:
 
 
 def design_pairs(
-    settings: settings_lib.Settings, family: Family, seed: int, count: int
+    settings: settings_lib.Settings,
+    family: Family,
+    seed: int,
+    count: int,
+    contexts: Sequence[ContextSpec] = (),
 ) -> list[Pair]:
-    """Contexts of the configured variant, with the answers of the demonstrated rule."""
+    """Contexts, in turn or all as configured, with the answers of the demonstrated rule."""
     engineer = settings.engineer
-    texts = engineer.texts(family.texts)
+    contexts = contexts or (engineer.spec,)
+    texts, training = engineer.texts(family.texts), training_texts(settings, family)
     return [
         demonstrations.demonstration(
-            np.random.SeedSequence([seed, i]), engineer.spec, family.space, texts
+            np.random.SeedSequence([seed, i]),
+            contexts[i % len(contexts)],
+            family.space,
+            texts,
+            training,
         )
         for i in range(count)
     ]
@@ -163,6 +182,9 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _make(settings: settings_lib.Settings) -> None:
+    contexts = _CONTEXTS.value or []
+    if unknown := sorted({*contexts} - {*_SPECS}):
+        raise app.UsageError(f"--contexts={','.join(unknown)}: allowed are {', '.join(_SPECS)}")
     out = Path(_OUT.value)
     if out.exists() and any(out.iterdir()):
         raise app.UsageError(f"--out={out}: the folder is not empty")
@@ -173,7 +195,9 @@ def _make(settings: settings_lib.Settings) -> None:
     made = validation_set(settings, family).problems
     validation = [{**problem, "id": str(i)} for i, problem in enumerate(made)]
     solutions = solution_pairs(family, validation, _SEED.value, _SOLUTIONS.value)
-    designs = design_pairs(settings, family, _SEED.value, _DESIGNS.value)
+    designs = design_pairs(
+        settings, family, _SEED.value, _DESIGNS.value, [_SPECS[name] for name in contexts]
+    )
     seconds = time.perf_counter() - begin
     print(f"{len(solutions)} solutions and {len(designs)} designs, {seconds:.0f} s")
 
@@ -249,7 +273,7 @@ def _make(settings: settings_lib.Settings) -> None:
     print(json.dumps(designing))
     flags_of_data = (
         *(_SEED, _STEPS, _ROWS, _SOLUTIONS, _DESIGNS, _DESIGN_EVERY, _LEARNING_RATE),
-        *(_DECAY, _LAYERS, _WIDTH, _INITIALIZER_RANGE),
+        *(_CONTEXTS, _DECAY, _LAYERS, _WIDTH, _INITIALIZER_RANGE),
     )
     files.write_file(
         out / "warm_start.json",

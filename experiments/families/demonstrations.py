@@ -5,7 +5,8 @@ here reads only what the context shows, so that a model can learn it from (conte
 reinforcement learning then continues from there.
 """
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -66,6 +67,7 @@ def demonstration(
     spec: ContextSpec,
     space: ConfigurationSpace,
     family: FamilyTexts,
+    training: Mapping[str, str] | None = None,
 ) -> tuple[list[Message], str]:
     """A context from a random plausible run, and the answer of `rule_design`.
 
@@ -74,12 +76,14 @@ def demonstration(
       spec: the modules of the context.
       space: the rows and bounds.
       family: its texts.
+      training: texts for the full form of module T; placeholders if not given.
 
     Returns:
       The chat (one user message) and the answer: the configuration as `render_config` writes it,
       after the family's explanation where the context asks for one.
     """
     record = random_record(seed, space, family)
+    record = dataclasses.replace(record, training=training or record.training)
     answer = render_config(rule_design(record, space, spec), space)
     if spec.summary:
         answer = f"{family.explanation}\n{answer}"

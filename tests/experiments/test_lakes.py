@@ -1,6 +1,7 @@
 """Lakes whose numbers of agents a designer may turn."""
 
 import collections
+import itertools
 import json
 
 import jax
@@ -94,11 +95,14 @@ def test_instances_of_a_file_are_in_no_set(tmp_path):
     assert not names(again.problems) & names(made.problems)
 
 
-def test_lessons_have_all_sizes_equally_often():
-    lakes = Lakes(LakesOptions(sizes=(3, 4, 5), max_candidates=1 << 12))
-    made = lakes.lessons(jax.random.key(0), 60, ())
-    sizes = collections.Counter(str(len(problem["map"])) for problem in made)
-    assert sizes == {"3": 20, "4": 20, "5": 20}
+@pytest.mark.parametrize(("agents", "taught"), [(2, {2, 3}), (4, {2, 3, 4})])
+def test_lessons_have_all_sizes_and_numbers_of_agents_equally_often(agents, taught):
+    sizes = {4, 5}
+    lakes = Lakes(LakesOptions(sizes=tuple(sorted(sizes)), num_agents=agents))
+    count = 10 * len(sizes) * len(taught)
+    made = lakes.lessons(jax.random.key(0), count, ())
+    found = collections.Counter((len(one["map"]), len(one["starts"])) for one in made)
+    assert found == dict.fromkeys(itertools.product(sizes, taught), 10)
 
 
 def test_numbers_of_agents_are_checked():

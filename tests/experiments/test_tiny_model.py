@@ -11,6 +11,7 @@ from engineer import context, proposal
 from experiments import settings as settings_lib
 from experiments import warm_start
 from experiments.configs import sums, sums_ladder, sums_tiny, tiny
+from experiments.evidence import training_texts
 from experiments.families import demonstrations
 from experiments.families.lakes import texts as lakes
 from experiments.families.lakes.family import Lakes
@@ -86,6 +87,18 @@ def test_it_designs(settings, model):
     figures = warm_start.examine_designs(settings, Lakes(settings.lakes), policy, params, 0)
     assert figures["readable"] >= 0.95
     assert figures["hole_ratio_error"] < 0.1
+
+
+def test_designs_are_taught_in_contexts_in_turn(settings):
+    family = Lakes(settings.lakes)
+    v1, full = warm_start._SPECS["V1"], warm_start._SPECS["full"]
+    pairs = warm_start.design_pairs(settings, family, 0, 4, (v1, full))
+    texts = [messages[0]["content"] for messages, _ in pairs]
+    assert [family.texts.guideline in text for text in texts] == [False, True] * 2
+    for text in training_texts(settings, family).values():
+        assert [text in one for one in texts] == [False, True] * 2
+    configured = warm_start.design_pairs(settings, family, 0, 2)
+    assert configured == warm_start.design_pairs(settings, family, 0, 2, (context.VARIANTS["V6"],))
 
 
 def test_a_context_of_a_real_validation_is_within_the_models_window(settings, model):

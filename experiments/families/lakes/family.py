@@ -28,6 +28,7 @@ from mapf_jax.environment_config import PARAMETERS, max_hole_ratio
 from mapf_jax.generator import apportion
 
 _LESSON_HOLE_RATIOS, _LESSON_CANDIDATES = (0.0, 0.1, 0.2, 0.3, 0.4), 1 << 18
+_LESSON_AGENTS = (2, 3)  # Those of the benchmark's small set.
 _VOCAB_LIMIT = 1024
 # Colours that the page, light or dark, does not define.
 _COLOURS = "--ice: light-dark(#edf4f9, #1d2b38); --hole: light-dark(#27384a, #7d8b99)"
@@ -148,8 +149,14 @@ class Lakes(Family):
         return Configuration.from_dict(dict.fromkeys(rows, cells))
 
     def lessons(self, key: jax.Array, count: int, exclude: Sequence[Problem]) -> Sequence[Problem]:
-        """Lakes of all sizes and `_LESSON_HOLE_RATIOS`; a quarter of them need a wait."""
-        lakes = Lakes(dataclasses.replace(self.options, max_candidates=_LESSON_CANDIDATES))
+        """Lakes of all sizes and `_LESSON_HOLE_RATIOS`; a quarter of them need a wait.
+
+        Equally many have each number of agents: those of the options and `_LESSON_AGENTS`.
+        """
+        agents = tuple(sorted({*self.options.counts, *_LESSON_AGENTS}))
+        lakes = Lakes(
+            dataclasses.replace(self.options, agents=agents, max_candidates=_LESSON_CANDIDATES)
+        )
         problems: list[Problem] = []
         for i, hole_ratio in enumerate(_LESSON_HOLE_RATIOS):
             config = lakes._mixture(hole_ratio, 0.25)
