@@ -1,7 +1,7 @@
 """What the engineer should be shown: the publication's contexts V1 to V6, five seeds.
 
-The tiny model learned to design from V6 alone, so the other contexts are strange to it. Under the
-grammar it explains nothing, so the summary of V5 is always empty.
+The warm start showed the tiny model all six, each answered by the same rule. Under the grammar it
+explains nothing, so the summary of V5 is always empty.
 """
 
 from experiments.configs.studies.bases import get_config as get_config

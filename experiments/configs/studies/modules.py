@@ -1,6 +1,6 @@
 """How much the current checkpoint should know of its training as engineer, five seeds.
 
-The tiny model learned to design from contexts with the bookkeeping form alone.
+The warm start showed the tiny model all three.
 """
 
 from experiments.configs.studies.bases import get_config as get_config
