@@ -53,6 +53,9 @@ _CONTEXTS = flags.DEFINE_list(
     "Contexts that designs are shown in: V1 to V6, full (V4 with all training details). Only the "
     "configured one if not given.",
 )
+_DESIGNS_BY = flags.DEFINE_enum(
+    "designs_by", "rule", ["rule", "random"], "What answers contexts; random teaches only the form."
+)
 _LEARNING_RATE = flags.DEFINE_float("learning_rate", 2e-3, "Highest learning rate.", lower_bound=0)
 _DECAY = flags.DEFINE_enum(
     "decay", "cosine", get_args(train_state.Decay), "How the learning rate falls."
@@ -86,8 +89,9 @@ def design_pairs(
     seed: int,
     count: int,
     contexts: Sequence[ContextSpec] = (),
+    by_rule: bool = True,
 ) -> list[Pair]:
-    """Contexts, in turn or all as configured, with the answers of the demonstrated rule."""
+    """Contexts, in turn or all as configured, each with a design; see `demonstration`."""
     engineer = settings.engineer
     contexts = contexts or (engineer.spec,)
     texts, training = engineer.texts(family.texts), training_texts(settings, family)
@@ -98,6 +102,7 @@ def design_pairs(
             family.space,
             texts,
             training,
+            by_rule,
         )
         for i in range(count)
     ]
@@ -196,7 +201,12 @@ def _make(settings: settings_lib.Settings) -> None:
     validation = [{**problem, "id": str(i)} for i, problem in enumerate(made)]
     solutions = solution_pairs(family, validation, _SEED.value, _SOLUTIONS.value)
     designs = design_pairs(
-        settings, family, _SEED.value, _DESIGNS.value, [_SPECS[name] for name in contexts]
+        settings,
+        family,
+        _SEED.value,
+        _DESIGNS.value,
+        [_SPECS[name] for name in contexts],
+        _DESIGNS_BY.value == "rule",
     )
     seconds = time.perf_counter() - begin
     print(f"{len(solutions)} solutions and {len(designs)} designs, {seconds:.0f} s")
@@ -273,7 +283,7 @@ def _make(settings: settings_lib.Settings) -> None:
     print(json.dumps(designing))
     flags_of_data = (
         *(_SEED, _STEPS, _ROWS, _SOLUTIONS, _DESIGNS, _DESIGN_EVERY, _LEARNING_RATE),
-        *(_CONTEXTS, _DECAY, _LAYERS, _WIDTH, _INITIALIZER_RANGE),
+        *(_CONTEXTS, _DESIGNS_BY, _DECAY, _LAYERS, _WIDTH, _INITIALIZER_RANGE),
     )
     files.write_file(
         out / "warm_start.json",

@@ -68,8 +68,9 @@ def demonstration(
     space: ConfigurationSpace,
     family: FamilyTexts,
     training: Mapping[str, str] | None = None,
+    by_rule: bool = True,
 ) -> tuple[list[Message], str]:
-    """A context from a random plausible run, and the answer of `rule_design`.
+    """A context from a random plausible run, and the answer of `rule_design` or a random one.
 
     Args:
       seed: of everything random.
@@ -77,6 +78,8 @@ def demonstration(
       space: the rows and bounds.
       family: its texts.
       training: texts for the full form of module T; placeholders if not given.
+      by_rule: otherwise the configuration is random, whatever the context shows, so that only the
+        form of an answer can be learned.
 
     Returns:
       The chat (one user message) and the answer: the configuration as `render_config` writes it,
@@ -84,7 +87,10 @@ def demonstration(
     """
     record = random_record(seed, space, family)
     record = dataclasses.replace(record, training=training or record.training)
-    answer = render_config(rule_design(record, space, spec), space)
+    config = rule_design(record, space, spec)
+    if not by_rule:
+        config = space.random(np.random.default_rng(seed).spawn(1)[0])
+    answer = render_config(config, space)
     if spec.summary:
         answer = f"{family.explanation}\n{answer}"
     return context.compose(spec, record, family), answer

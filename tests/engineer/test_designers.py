@@ -214,6 +214,26 @@ def test_demonstrations_answer_in_the_asked_form(seed, name, space):
     assert again == (messages, answer)
 
 
+def test_random_demonstrations_teach_the_form_alone():
+    spec = VARIANTS["V1"]
+    pairs = [
+        demonstrations.demonstration(seed, spec, SPACE, lakes.TEXTS, by_rule=by_rule)
+        for seed in range(100)
+        for by_rule in (True, False)
+    ]
+    ruled, free = pairs[::2], pairs[1::2]
+    assert [messages for messages, _ in ruled] == [messages for messages, _ in free]
+    follows = []
+    for answers in ruled, free:
+        readings = [parse(answer, SPACE) for _, answer in answers]
+        designs = [project(one, SPACE.uniform(), SPACE)[0].column("data_ratio") for one in readings]
+        shown = [rule_design(random_record(seed, SPACE), SPACE, spec) for seed in range(100)]
+        wanted = [one.column("data_ratio") for one in shown]
+        follows.append(np.corrcoef(np.ravel(designs), np.ravel(wanted))[0, 1])
+    assert follows[0] > 0.99
+    assert abs(follows[1]) < 0.2
+
+
 def test_the_rule_uses_nothing_that_is_not_shown():
     """Records with equal contexts get equal answers: the demonstrations can be learned."""
     for seed in range(20):
