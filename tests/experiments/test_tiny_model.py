@@ -11,6 +11,7 @@ from engineer import context, proposal
 from experiments import settings as settings_lib
 from experiments import warm_start
 from experiments.configs import sums, sums_ladder, sums_tiny, tiny
+from experiments.configs.studies import learning_ladder
 from experiments.evidence import training_texts
 from experiments.families import demonstrations
 from experiments.families.lakes import texts as lakes
@@ -112,7 +113,7 @@ def test_a_context_of_a_real_validation_is_within_the_models_window(settings, mo
     assert isinstance(proposal.parse("no design", space), proposal.Unreadable)
 
 
-@pytest.mark.parametrize("config", [sums, sums_ladder, sums_tiny])
+@pytest.mark.parametrize("config", [sums, sums_ladder, learning_ladder, sums_tiny])
 def test_a_model_of_sums_adds_and_designs_as_well_as_its_card_says(config):
     if config is sums_tiny:
         pytest.importorskip("reasoning_gym")
@@ -133,4 +134,7 @@ def test_a_model_of_sums_adds_and_designs_as_well_as_its_card_says(config):
         assert f"{claimed['valid']:.1%}" in text
     figures = warm_start.examine_designs(settings, family, policy, params, 0)
     assert figures["readable"] == 1.0
-    assert figures["fraction_error"] < 0.045
+    if config is learning_ladder:  # Its model knows the form alone, and no rule.
+        assert figures["fraction_error"] > 0.06
+    else:
+        assert figures["fraction_error"] < 0.045

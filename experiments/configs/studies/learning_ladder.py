@@ -1,0 +1,68 @@
+"""Does a checkpoint learn to design from its own run? Five variants on the ladder, eight seeds.
+
+Written down before it was run.
+
+Question: in `designers_ladder` the checkpoint's designs helped, but a warm start had shown it the
+rule that makes them. Here the warm start showed random designs: the checkpoint knows the form of a
+configuration, and its designs do not depend on the evidence. Do lessons from its own past rounds
+(`experiments.hindsight`), one hundred steps before each design but the first, teach it to read, and
+does it then train on better sets?
+
+What a good design is still comes from the project: a lesson divides the set in proportion to p (1 -
+p), where p is a row's valid rate before and after the round it trained on. What is learned is to
+find those rows in new evidence.
+
+Regime: `experiments/configs/sums_ladder.py` with the model `sums_ladder_form`, all variants from
+the uniform configuration. Budgets are equal but for the lessons.
+
+Measures: `valid_final`, the fraction of sampled validation answers that are valid after the last
+round; and `reading`, the mean over a run's designs of the correlation, over rows, of the fraction
+designed with p (1 - p) of the validation that the design was made from.
+
+Tests: paired by seed, Student's 95 % intervals and paired t-tests. First hypothesis: `valid_final`
+with hindsight minus that of the current checkpoint without is above zero. Second: with hindsight
+minus the uniform configuration is above zero. Each at 5 %, with Holm's correction over these two.
+The rule `learnability` shows how much there is to gain. All else is a further look: greedy answers,
+`reading`, and hindsight with shuffled evidence, whose lessons are the same but whose designs are
+made from outcomes under other rows' names.
+
+Stopping rule: seeds 0 to 7 of all variants, then the end; nothing is compared before that.
+
+Explored before, and not part of it: seed 100 with hindsight. Its first design was random and gave
+26 % of the set to the three rows with a signal, its second, after one hundred lessons, 61 %.
+"""
+
+import ml_collections
+
+from experiments.configs import sums_ladder
+from experiments.configs.studies.reading_sums import STUDY as READING
+from experiments.study.variants import Study, Variant
+
+_LESSONS = {"engineer.training.hindsight_steps": 100}
+
+
+def get_config() -> ml_collections.ConfigDict:
+    """The ladder, from the uniform configuration, with a model that only knows the form."""
+    config = sums_ladder.get_config()
+    config.model.path = "sums_ladder_form"
+    config.engineer.start = "uniform"
+    return config
+
+
+STUDY = Study(
+    question="Does a checkpoint that knew only the form of a design learn to design from its run?",
+    variants=(
+        Variant("uniform", "fixed, uniform", {"engineer.designer": "fixed"}),
+        Variant("current", "current checkpoint"),
+        Variant("hindsight", "current, with hindsight", _LESSONS),
+        Variant(
+            "shuffled",
+            "with hindsight, shuffled evidence",
+            _LESSONS | {"engineer.shuffle_evidence": True},
+        ),
+        Variant("learnability", "learnability, a rule", {"engineer.designer": "learnability"}),
+    ),
+    reference="current",
+    seeds=READING.seeds,
+    may_differ=READING.may_differ,
+)
