@@ -8,7 +8,7 @@ besides its own gradients.
 The host loops over micro-batches. A scan would need all rows padded to the widest, and a program
 for every number of micro-batches, which changes with the number of non-degenerate groups. Here each
 width has one program for gradients, and calls are asynchronous: the devices do not wait for the
-host. Widths that are new to an update are compiled side by side.
+host.
 
 In float16 the gradients of most tokens would underflow: the loss is multiplied by a large number,
 and the gradients are divided by it in float32 (loss scaling, arXiv 1710.03740). If one overflows,
@@ -17,8 +17,7 @@ that it depends on its arguments alone.
 """
 
 import dataclasses
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -127,7 +126,6 @@ class Updater:
         total_shardings = (state_shardings.params, replicated, replicated)
         self._loss = loss
         self._names: tuple[str, ...] = ()
-        self._compiled: dict[Hashable, Callable[..., Any]] = {}  # Gradients, by shapes.
         self._zero = jax.jit(zero, static_argnums=1, out_shardings=total_shardings)
         self._accumulate = jax.jit(accumulate, out_shardings=total_shardings, donate_argnums=0)
         self._apply = jax.jit(apply, out_shardings=(state_shardings, replicated), donate_argnums=0)
@@ -151,14 +149,16 @@ class Updater:
           The new state and the result; if that is not finite, the new state is the old one.
         """
         rows = sharding.batch_sharding(self._mesh)
-        micro_batches = list(micro_batches)
-        gradients = self._gradients(state.params, micro_batches, extra)
+        if len(self._scales) > 1:
+            micro_batches = list(micro_batches)
         for scale in self._scales:
             with sharding.use(self._mesh):
-                total = self._zero(state.params, self._names)
-                for micro_batch, accumulate in zip(micro_batches, gradients, strict=True):
+                total = None
+                for micro_batch in micro_batches:
                     batch = distributed.put(micro_batch, rows)
-                    total = accumulate(total, state.params, batch, extra, scale)
+                    if total is None:
+                        total = self._zero(state.params, self._sums(state.params, batch, extra))
+                    total = self._accumulate(total, state.params, batch, extra, scale)
                 state, result = self._apply(state, total, np.int32(count_step))
             if scale is not None and result.finite:
                 break
@@ -174,40 +174,21 @@ class Updater:
           micro_batch: arrays of any values with rows leading.
           extra: as in `__call__`, arrays or `jax.ShapeDtypeStruct`s with shardings.
         """
-        with sharding.use(self._mesh):
-            total, gradients = self._lower(state.params, micro_batch, extra)
-            steps = jax.ShapeDtypeStruct((), jnp.int32)
-            return {"gradients": gradients, "optimizer": self._apply.lower(state, total, steps)}
-
-    def _lower(self, params: Any, micro_batch: Any, extra: Any) -> tuple[Any, jax.stages.Lowered]:
-        """The abstract sum of gradients, and the program that adds those of one micro-batch."""
         rows = sharding.batch_sharding(self._mesh)
         batch = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), micro_batch
         )
-        if not self._names:  # Of the loss's sums, traced once and not for each width.
+        with sharding.use(self._mesh):
+            total = self._zero.eval_shape(state.params, self._sums(state.params, batch, extra))
+            steps = jax.ShapeDtypeStruct((), jnp.int32)
+            gradients = self._accumulate.lower(total, state.params, batch, extra, self._scales[0])
+            return {"gradients": gradients, "optimizer": self._apply.lower(state, total, steps)}
+
+    def _sums(self, params: Any, batch: Any, extra: Any) -> tuple[str, ...]:
+        """The names of the loss's sums, for which it is traced once and not for each width."""
+        if not self._names:
             self._names = tuple(jax.eval_shape(self._loss, params, batch, extra)[1])
-        total = self._zero.eval_shape(params, self._names)
-        return total, self._accumulate.lower(total, params, batch, extra, self._scales[0])
-
-    def _gradients(
-        self, params: Any, micro_batches: Sequence[Any], extra: Any
-    ) -> list[Callable[..., Any]]:
-        """The compiled gradients of each micro-batch."""
-
-        def compiled(micro_batch: Any) -> Callable[..., Any]:
-            with sharding.use(self._mesh):
-                return self._lower(params, micro_batch, extra)[1].compile()
-
-        shapes = [
-            (jax.tree.structure(batch), *((x.shape, x.dtype) for x in jax.tree.leaves(batch)))
-            for batch in micro_batches
-        ]
-        new = dict(zip(shapes, micro_batches, strict=True))
-        new = {key: batch for key, batch in new.items() if key not in self._compiled}
-        with ThreadPoolExecutor() as threads:
-            self._compiled |= zip(new, threads.map(compiled, new.values()), strict=True)
-        return [self._compiled[key] for key in shapes]
+        return self._names
 
 
 class NonFiniteError(RuntimeError):
