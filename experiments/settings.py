@@ -33,9 +33,9 @@ class ModelSettings:
 
     Attributes:
       path: the folder of a Hugging Face checkpoint; or a name on the Hugging Face hub, such as
-        "Qwen/Qwen3-0.6B", which is downloaded; or "tiny", "sums", "sums_ladder" or "sums_tiny",
-        the embedded models of the configurations of these names, or "sums_ladder_form", that of the
-        study `learning_ladder`.
+        "Qwen/Qwen3-0.6B", which is downloaded; or an embedded model: "tiny", "sums", "sums_ladder"
+        or "sums_tiny", of the configurations of these names, or "sums_ladder_form", of the study
+        `learning_ladder`.
       dtype: "float32", "bfloat16" or, for GPUs without it, "float16", of activations, matrix
         products and the base of adapters. Trained parameters are always float32: 16 bits would lose
         small updates.

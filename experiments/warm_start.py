@@ -3,8 +3,8 @@
     python -m experiments.warm_start --out=NEW_FOLDER
 
 The solutions are the family's own, for problems outside the validation set; the designs are
-demonstrations of `experiments.families.demonstrations.rule_design`. One supervised run teaches
-both, and stops early enough to leave room for reinforcement learning.
+demonstrations of `experiments.families.demonstrations`, by a rule or at random. One supervised run
+teaches both, and stops early enough to leave room for reinforcement learning.
 """
 
 import dataclasses
@@ -50,11 +50,11 @@ _DESIGN_EVERY = flags.DEFINE_integer(
 _CONTEXTS = flags.DEFINE_list(
     "contexts",
     None,
-    "Contexts that designs are shown in: V1 to V6, full (V4 with all training details). Only the "
+    "Contexts from which to design, in turn: V1 to V6, full (V4 with all training details). The "
     "configured one if not given.",
 )
 _DESIGNS_BY = flags.DEFINE_enum(
-    "designs_by", "rule", ["rule", "random"], "What answers contexts; random teaches only the form."
+    "designs_by", "rule", ["rule", "random"], "How designs are made; random teaches only the form."
 )
 _LEARNING_RATE = flags.DEFINE_float("learning_rate", 2e-3, "Highest learning rate.", lower_bound=0)
 _DECAY = flags.DEFINE_enum(
@@ -71,7 +71,8 @@ _TOKENIZER_SAMPLES = 2_000
 _MICRO_BATCH_ROWS = 32
 _DESIGNS_EXAMINED = 128
 
-_SPECS = VARIANTS | {"full": dataclasses.replace(VARIANTS["V4"], training="full")}
+#: The contexts that `--contexts` names.
+CONTEXTS = VARIANTS | {"full": dataclasses.replace(VARIANTS["V4"], training="full")}
 
 Pair = tuple[list[dict[str, str]], str]
 
@@ -91,7 +92,7 @@ def design_pairs(
     contexts: Sequence[ContextSpec] = (),
     by_rule: bool = True,
 ) -> list[Pair]:
-    """Contexts, in turn or all as configured, each with a design; see `demonstration`."""
+    """Demonstrations from `contexts` in turn, or from the configured one if there are none."""
     engineer = settings.engineer
     contexts = contexts or (engineer.spec,)
     texts, training = engineer.texts(family.texts), training_texts(settings, family)
@@ -188,8 +189,8 @@ def main(argv: Sequence[str]) -> None:
 
 def _make(settings: settings_lib.Settings) -> None:
     contexts = _CONTEXTS.value or []
-    if unknown := sorted({*contexts} - {*_SPECS}):
-        raise app.UsageError(f"--contexts={','.join(unknown)}: allowed are {', '.join(_SPECS)}")
+    if unknown := sorted({*contexts} - {*CONTEXTS}):
+        raise app.UsageError(f"--contexts={','.join(unknown)}: allowed are {', '.join(CONTEXTS)}")
     out = Path(_OUT.value)
     if out.exists() and any(out.iterdir()):
         raise app.UsageError(f"--out={out}: the folder is not empty")
@@ -205,7 +206,7 @@ def _make(settings: settings_lib.Settings) -> None:
         family,
         _SEED.value,
         _DESIGNS.value,
-        [_SPECS[name] for name in contexts],
+        [CONTEXTS[name] for name in contexts],
         _DESIGNS_BY.value == "rule",
     )
     seconds = time.perf_counter() - begin

@@ -70,7 +70,7 @@ def demonstration(
     training: Mapping[str, str] | None = None,
     by_rule: bool = True,
 ) -> tuple[list[Message], str]:
-    """A context from a random plausible run, and the answer of `rule_design` or a random one.
+    """A context from a random plausible run, and a design by `rule_design` or at random.
 
     Args:
       seed: of everything random.
@@ -78,17 +78,18 @@ def demonstration(
       space: the rows and bounds.
       family: its texts.
       training: texts for the full form of module T; placeholders if not given.
-      by_rule: otherwise the configuration is random, whatever the context shows, so that only the
-        form of an answer can be learned.
+      by_rule: if False, the configuration is random, so that only the form can be learned.
 
     Returns:
       The chat (one user message) and the answer: the configuration as `render_config` writes it,
       after the family's explanation where the context asks for one.
     """
     record = random_record(seed, space, family)
-    record = dataclasses.replace(record, training=training or record.training)
-    config = rule_design(record, space, spec)
-    if not by_rule:
+    if training is not None:
+        record = dataclasses.replace(record, training=training)
+    if by_rule:
+        config = rule_design(record, space, spec)
+    else:
         config = space.random(np.random.default_rng(seed).spawn(1)[0])
     answer = render_config(config, space)
     if spec.summary:

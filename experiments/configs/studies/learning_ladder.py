@@ -23,13 +23,14 @@ Tests: paired by seed, Student's 95 % intervals and paired t-tests. First hypoth
 with hindsight minus that of the current checkpoint without is above zero. Second: with hindsight
 minus the uniform configuration is above zero. Each at 5 %, with Holm's correction over these two.
 The rule `learnability` shows how much there is to gain. All else is a further look: greedy answers,
-`reading`, and hindsight with shuffled evidence, whose lessons are the same but whose designs are
-made from outcomes under other rows' names.
+`reading`, and hindsight with shuffled evidence: it learns from its true outcomes but designs from
+outcomes under other rows' names.
 
 Stopping rule: seeds 0 to 7 of all variants, then the end; nothing is compared before that.
 
 Explored before, and not part of it: seed 100 with hindsight. Its first design was random and gave
-26 % of the set to the three rows with a signal, its second, after one hundred lessons, 61 %.
+26 % of the set to the three rows with a signal; its second, after one hundred steps of lessons,
+gave them 61 %. Sampled valid answers went from 11.6 to 13.7 % in six rounds.
 """
 
 import ml_collections
