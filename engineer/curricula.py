@@ -5,7 +5,6 @@ configuration alone. The stages of the manual curriculum are whole configuration
 """
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -51,12 +50,9 @@ def progress_bandit(record: RunRecord, space: ConfigurationSpace, seed: int) -> 
     if record.initial is not None:
         validations.insert(0, record.initial)
     averages = np.zeros(len(space.rows))
-    for before, after in itertools.pairwise(validations):
-        for i, row in enumerate(space.rows):
-            old, new = before.outcome(row), after.outcome(row)
-            if old is not None and new is not None:
-                reward = abs(new.valid_rate - old.valid_rate)
-                averages[i] = RATE * reward + (1.0 - RATE) * averages[i]
+    rates = [list(seen.valid_rates(space.rows).values()) for seen in validations]
+    for reward in np.abs(np.diff(rates, axis=0)):
+        averages = RATE * reward + (1.0 - RATE) * averages
     weights = np.exp((averages - averages.max()) / TEMPERATURE)
     weights = (1.0 - EXPLORATION) * weights / weights.sum()
     weights += EXPLORATION / len(space.rows)

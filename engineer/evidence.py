@@ -4,7 +4,7 @@ import dataclasses
 import types
 import typing
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -238,6 +238,11 @@ class FailureBreakdown:
     def outcome(self, name: str) -> GroupOutcome | None:
         """The outcomes of one row; None if the validation has no such row."""
         return next((row for row in self.by_group if row.name == name), None)
+
+    def valid_rates(self, rows: Iterable[str]) -> dict[str, float]:
+        """The valid rate of each row, 0.5 where it was not validated."""
+        outcomes = {row: self.outcome(row) for row in rows}
+        return {row: 0.5 if one is None else one.valid_rate for row, one in outcomes.items()}
 
     def to_dict(self) -> dict[str, Any]:
         """Counts, rates and statistics, ready for JSON; `from_dict` reads it back."""

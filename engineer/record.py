@@ -6,9 +6,6 @@ from collections.abc import Iterable, Mapping
 from engineer.evidence import Evidence, FailureBreakdown, JsonValue
 from engineer.space import Configuration
 
-UNSEEN = 0.5
-"""Assumed valid rate of a row that was not validated."""
-
 
 @dataclasses.dataclass(frozen=True)
 class RoundRecord(JsonValue):
@@ -87,6 +84,5 @@ class RunRecord(JsonValue):
         return self.history[-1].config
 
     def valid_rates(self, rows: Iterable[str]) -> dict[str, float]:
-        """The latest valid rate of each row, `UNSEEN` where it was not validated."""
-        outcomes = {row: self.breakdown.outcome(row) for row in rows}
-        return {row: UNSEEN if one is None else one.valid_rate for row, one in outcomes.items()}
+        """The latest valid rate of each row, 0.5 where it was not validated."""
+        return self.breakdown.valid_rates(rows)

@@ -16,6 +16,7 @@ import numpy as np
 
 from engineer.context import Message, fitted
 from engineer.controls import exchanged, with_rows_renamed
+from engineer.curricula import EXPLORATION
 from engineer.proposal import Proposal, project, render_config
 from engineer.record import RunRecord
 from engineer.space import Configuration, ConfigurationSpace
@@ -31,29 +32,35 @@ ROWS = 32
 """Lessons in a step."""
 
 
-def best_in_hindsight(record: RunRecord, index: int, space: ConfigurationSpace) -> Configuration:
-    """The configuration of round `index`, with the set divided in proportion to its rows' signal.
+def best_in_hindsight(
+    record: RunRecord, index: int, space: ConfigurationSpace, by: str = "signal"
+) -> Configuration:
+    """The configuration of round `index`, with the set divided as the round turned out.
 
-    A row's weight is the mean of p (1 - p) before and after the round, where p is its valid rate,
-    plus 0.05, so that no row vanishes. The warm start's demonstrations use the same weight from a
-    single validation (`families.demonstrations.rule_design`).
+    Let p and q be a row's valid rates before and after the round. Its weight is
+
+    - by "signal": the mean of p (1 - p) and q (1 - q), plus 0.05, so that no row vanishes. The warm
+      start's demonstrations use the same weight from a single validation
+      (`families.demonstrations.rule_design`);
+    - by "progress": |q - p|, the reward of teacher-student curriculum learning (arXiv 1707.00183).
+      A fifth of the set is divided equally, as there.
 
     Args:
       record: of a run that has finished the round.
       index: of the round, at least 1.
       space: the rows and bounds.
+      by: "signal" or "progress".
     """
     before, after = record.history[index - 1 : index + 1]
-    weights = []
-    for row in space.rows:
-        rates = [
-            outcome.valid_rate
-            for past in (before, after)
-            if (outcome := past.breakdown.outcome(row)) is not None
-        ]
-        signals = [rate * (1.0 - rate) for rate in rates]
-        weights.append(float(np.mean(signals or [0.25])) + BASE_WEIGHT)
-    proposed = Proposal.from_cells(after.config.cells() | space.divided(weights))
+    p, q = (
+        np.array(list(past.breakdown.valid_rates(space.rows).values())) for past in (before, after)
+    )
+    if by == "signal":
+        weights = (p * (1.0 - p) + q * (1.0 - q)) / 2 + BASE_WEIGHT
+    else:
+        progress = np.abs(q - p)
+        weights = (1.0 - EXPLORATION) * progress / max(progress.sum(), 1e-9) + EXPLORATION / len(p)
+    proposed = Proposal.from_cells(after.config.cells() | space.divided(weights.tolist()))
     return project(proposed, after.config, space)[0]
 
 
@@ -123,7 +130,7 @@ class Hindsight:
             if rng.random() < 0.5:
                 seen = with_rows_renamed(record, exchanged(space, rng), configs=True)
             index = int(rng.integers(1, len(record.history)))
-            config = best_in_hindsight(seen, index, space)
+            config = best_in_hindsight(seen, index, space, engineer.training.hindsight)
             shown = dataclasses.replace(
                 seen, history=seen.history[:index], round=seen.history[index].round
             )

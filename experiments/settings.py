@@ -158,6 +158,7 @@ DESIGNERS = (
 )
 OWN_CONTEXT = "own"
 DECODING = ("parsed", "grammar")
+HINDSIGHT = ("signal", "progress")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,6 +175,8 @@ class EngineerTraining:
       steps: GRPO steps before each design; 0 is off. Each costs group_size trials.
       hindsight_steps: supervised steps before each design but the first, on the contexts of past
         designs, answered in hindsight (`experiments.hindsight`); 0 is off.
+      hindsight: how those answers divide the set: by a row's "signal", p (1 - p), or by its
+        "progress" in the round, the change of its valid rate.
       group_size: designs compared in a step.
       trial_steps: training steps under a design.
       trial_instances: problems made from a design.
@@ -182,6 +185,7 @@ class EngineerTraining:
 
     steps: int = 0
     hindsight_steps: int = 0
+    hindsight: str = "signal"
     group_size: int = 4
     trial_steps: int = 4
     trial_instances: int = 256
@@ -192,6 +196,7 @@ class EngineerTraining:
             self, steps=0, hindsight_steps=0, group_size=2, trial_steps=1, trial_instances=1
         )
         checks.integers(self, probe_set_size=1)
+        checks.choices(self, hindsight=HINDSIGHT)
 
 
 @dataclasses.dataclass(frozen=True)
