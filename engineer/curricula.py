@@ -1,7 +1,8 @@
 """Automatic and manual curricula as designers: baselines that read numbers, not language.
 
-The automatic ones divide the training set over the rows and leave the other numbers of the current
-configuration alone. The stages of the manual curriculum are whole configurations.
+The automatic ones divide the training set over the rows. All but `success_targeting` leave the
+other numbers of the current configuration alone. The stages of the manual curriculum are whole
+configurations.
 """
 
 import dataclasses
@@ -17,6 +18,12 @@ from engineer.space import Configuration, ConfigurationSpace, on_grid
 
 FAILURES_FLOOR, LEARNABILITY_FLOOR = 0.05, 0.02
 """Added to the weight of every row, so that none vanishes."""
+TARGET_FLOOR = 0.05
+"""The same for `success_targeting`."""
+EASY, HARD, STEP = 0.7, 0.3, 0.05
+"""Valid rates above and below which `targeted` changes a row's other numbers, and by how much."""
+START = 0.2
+"""Where they start from if there is no configuration to change."""
 RATE, TEMPERATURE, EXPLORATION = 0.5, 0.05, 0.2
 """a, t (in units of the valid rate) and e of `progress_bandit`."""
 
@@ -36,6 +43,40 @@ def learnability_proportional(record: RunRecord, space: ConfigurationSpace, seed
     rates = record.valid_rates(space.rows).values()
     weights = [p * (1.0 - p) + LEARNABILITY_FLOOR for p in rates]
     return _divided(record, space, weights, "learnability")
+
+
+def success_targeting(record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
+    """Moves every number of a row to where about half of the answers are valid; see `targeted`."""
+    config = targeted(record.valid_rates(space.rows), record.config, space)
+    return _projected(record, space, config.cells(), "target")
+
+
+def targeted(
+    rates: Mapping[str, float], current: Configuration | None, space: ConfigurationSpace
+) -> Configuration:
+    """Data where the learning signal is, and every other number towards a valid rate of a half.
+
+    The fraction of a row is proportional to p (1 - p) + 0.05, p its valid rate: the variance of
+    success, which is the learning signal of a group of answers, plus a constant so that no row
+    vanishes. Every other number goes up by 0.05 (whole numbers by 1) for p > 0.7 and down for p <
+    0.3, within the bounds of the space. It assumes that higher numbers make problems harder.
+
+    Args:
+      rates: p of every row.
+      current: the configuration to change; None starts from 0.2.
+      space: the rows and bounds.
+    """
+    cells: dict[tuple[str, str], float] = {}
+    for row, rate in rates.items():
+        sign = (rate > EASY) - (rate < HARD)
+        for name in space.names:
+            if name != space.fraction_parameter:
+                start = current[row, name] if current is not None and row in current.rows else START
+                decimals = space.parameter(name).decimals
+                bounds, step = space.bounds(row, name), STEP if decimals else 1.0
+                cells[row, name] = on_grid(round(start, decimals) + sign * step, bounds, decimals)
+    cells |= space.divided([rate * (1.0 - rate) + TARGET_FLOOR for rate in rates.values()])
+    return Configuration.from_cells({cell: cells[cell] for cell in space.cells})
 
 
 def progress_bandit(record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
@@ -130,6 +171,14 @@ def _divided(
     record: RunRecord, space: ConfigurationSpace, weights: Sequence[float], source: str
 ) -> Design:
     """The current configuration with fractions in proportion to the weights of the rows."""
-    proposed = Proposal.from_cells(record.config.cells() | space.divided(weights))
-    config, repairs = project(proposed, record.config, space)
+    return _projected(record, space, record.config.cells() | space.divided(weights), source)
+
+
+def _projected(
+    record: RunRecord,
+    space: ConfigurationSpace,
+    cells: Mapping[tuple[str, str], float],
+    source: str,
+) -> Design:
+    config, repairs = project(Proposal.from_cells(cells), record.config, space)
     return Design(config=config, source=source, repairs=repairs)

@@ -41,6 +41,7 @@ _BY_RULE: Mapping[str, Designer] = {
     "random": designers.random,
     "failures": curricula.failure_proportional,
     "learnability": curricula.learnability_proportional,
+    "target": curricula.success_targeting,
     "progress": curricula.progress_bandit,
 }
 

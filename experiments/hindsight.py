@@ -16,12 +16,11 @@ import numpy as np
 
 from engineer.context import Message, fitted
 from engineer.controls import exchanged, with_rows_renamed
-from engineer.curricula import EXPLORATION
+from engineer.curricula import EXPLORATION, TARGET_FLOOR
 from engineer.proposal import Proposal, project, render_config
 from engineer.record import RunRecord
 from engineer.space import Configuration, ConfigurationSpace
 from experiments.families import Family
-from experiments.families.demonstrations import BASE_WEIGHT
 from experiments.policy import Policy
 from experiments.settings import Settings
 from learner import tokens
@@ -39,9 +38,9 @@ def best_in_hindsight(
 
     Let p and q be a row's valid rates before and after the round. Its weight is
 
-    - by "signal": the mean of p (1 - p) and q (1 - q), plus 0.05, so that no row vanishes. The warm
-      start's demonstrations use the same weight from a single validation
-      (`families.demonstrations.rule_design`);
+    - by "signal": the mean of p (1 - p) and q (1 - q), plus 0.05, so that no row vanishes:
+      that of `engineer.curricula.targeted`, which the warm start demonstrates, over two
+      validations;
     - by "progress": |q - p|, the reward of teacher-student curriculum learning (arXiv 1707.00183).
       A fifth of the set is divided equally, as there.
 
@@ -56,7 +55,7 @@ def best_in_hindsight(
         np.array(list(past.breakdown.valid_rates(space.rows).values())) for past in (before, after)
     )
     if by == "signal":
-        weights = (p * (1.0 - p) + q * (1.0 - q)) / 2 + BASE_WEIGHT
+        weights = (p * (1.0 - p) + q * (1.0 - q)) / 2 + TARGET_FLOOR
     else:
         progress = np.abs(q - p)
         weights = (1.0 - EXPLORATION) * progress / max(progress.sum(), 1e-9) + EXPLORATION / len(p)

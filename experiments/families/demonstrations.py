@@ -12,30 +12,23 @@ import numpy as np
 
 from engineer import context
 from engineer.context import ContextSpec, Message
+from engineer.curricula import targeted
 from engineer.evidence import Evidence, FailureBreakdown
 from engineer.proposal import render_config
 from engineer.record import RoundRecord, RunRecord
-from engineer.space import Configuration, ConfigurationSpace, on_grid
+from engineer.space import Configuration, ConfigurationSpace
 from engineer.texts import FamilyTexts
 
-STEP = 0.05
-EASY, HARD = 0.7, 0.3
-START = 0.2
-BASE_WEIGHT = 0.05
 _DEFAULT = context.VARIANTS[context.DEFAULT_VARIANT]
 
 
 def rule_design(
     record: RunRecord, space: ConfigurationSpace, spec: ContextSpec = _DEFAULT
 ) -> Configuration:
-    """The configuration of a simple rule, with the decimals of each parameter.
+    """`engineer.curricula.targeted` of what a context shows, with the decimals of each parameter.
 
-    Let p be the latest valid rate of a row as the context shows it (two decimals; 0.5 for a row
-    that was not validated). The fraction of a row is proportional to p (1 - p) + 0.05: the variance
-    of success, which is the learning signal of a group of answers, plus a constant so that no row
-    vanishes. Every other number starts from the last configuration that the context shows (0.2 if
-    it shows none) and goes up by 0.05 (whole numbers by 1) for p > 0.7 and down for p < 0.3, within
-    the bounds of the space. It assumes that higher numbers make problems harder.
+    Rates have two decimals, 0.5 for a row that was not validated. The configuration to change is
+    the last one shown; there is none where the context shows none.
 
     Args:
       record: the run so far.
@@ -43,23 +36,8 @@ def rule_design(
       spec: the modules, which decide which configurations are shown.
     """
     past = () if spec.history == "none" else context.shown_history(record, spec.history == "all")
-    shown = past[-1].config if past else None
-    fraction = space.fraction_parameter
-    weights: list[float] = []
-    cells: dict[tuple[str, str], float] = {}
-    for row in space.rows:
-        outcome = record.breakdown.outcome(row)
-        rate = 0.5 if outcome is None else round(outcome.valid_rate, 2)
-        weights.append(rate * (1.0 - rate) + BASE_WEIGHT)
-        sign = (rate > EASY) - (rate < HARD)
-        for name in space.names:
-            if name != fraction:
-                start = shown[row, name] if shown is not None and row in shown.rows else START
-                decimals = space.parameter(name).decimals
-                bounds, step = space.bounds(row, name), STEP if decimals else 1.0
-                cells[row, name] = on_grid(round(start, decimals) + sign * step, bounds, decimals)
-    cells |= space.divided(weights)
-    return Configuration.from_cells({cell: cells[cell] for cell in space.cells})
+    rates = {row: round(rate, 2) for row, rate in record.valid_rates(space.rows).items()}
+    return targeted(rates, past[-1].config if past else None, space)
 
 
 def demonstration(

@@ -14,6 +14,7 @@ from engineer.curricula import (
     learnability_proportional,
     progress_bandit,
     read_stages,
+    success_targeting,
 )
 from engineer.designers import AcceptanceTest, Design
 from experiments.families.lakes import texts as lakes
@@ -35,6 +36,15 @@ def test_failures_and_learnability():
     # 0.02, 0.02 and 0.27 of 0.31.
     unseen = learnability_proportional(record((100, 0)), SPACE, 0)
     assert fractions(unseen) == (0.07, 0.06, 0.87)
+
+
+def test_success_targeting_moves_every_number():
+    design = success_targeting(record((90, 50, 20)), SPACE, 0)
+    # p (1 - p) + 0.05: 0.14, 0.30 and 0.21 of 0.65.
+    assert design.config.column("data_ratio") == (0.22, 0.46, 0.32)
+    # From 0.2 and 0.4: up where p > 0.7, down where p < 0.3.
+    assert design.config.column("hole_ratio") == (0.25, 0.2, 0.15)
+    assert design.config.column("wait_ratio") == (0.45, 0.4, 0.35)
 
 
 def test_learning_progress():
@@ -118,6 +128,7 @@ def test_all_are_deterministic_and_of_the_space():
     for source, designer in (
         ("failures", failure_proportional),
         ("learnability", learnability_proportional),
+        ("target", success_targeting),
         ("progress", progress_bandit),
         ("staged", StagedCurriculum()),
     ):

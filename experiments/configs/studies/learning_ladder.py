@@ -1,4 +1,4 @@
-"""Does a checkpoint learn to design from its own run? Six variants on the ladder, eight seeds.
+"""Does a checkpoint learn to design from its own run? Seven variants on the ladder, eight seeds.
 
 Written down before it was run.
 
@@ -27,8 +27,9 @@ minus the uniform configuration is above zero. Third, added with its variant `pr
 first two seeds ran and before anything was compared: with lessons from progress minus the current
 checkpoint without lessons is above zero. Each at 5 %, with Holm's correction over these three.
 The rule `learnability` shows how much there is to gain. All else is a further look: greedy answers,
-`reading`, and hindsight with shuffled evidence: it learns from its true outcomes but designs from
-outcomes under other rows' names.
+`reading`, the base checkpoint (added with `progress`), which never learns to read, and hindsight
+with shuffled evidence: it learns from its true outcomes but designs from outcomes under other rows'
+names.
 
 Stopping rule: seeds 0 to 7 of all variants, then the end; nothing is compared before that.
 
@@ -58,6 +59,7 @@ STUDY = Study(
     question="Does a checkpoint that knew only the form of a design learn to design from its run?",
     variants=(
         Variant("uniform", "fixed, uniform", {"engineer.designer": "fixed"}),
+        Variant("base", "base checkpoint", {"engineer.designer": "base"}),
         Variant("current", "current checkpoint"),
         Variant("hindsight", "current, with hindsight", _LESSONS),
         Variant(
