@@ -72,8 +72,8 @@ class Probed:
 class Shuffled:
     """A designer that sees the outcomes of each row under the name of another.
 
-    The inner designer's gain over this control is the value of reading the evidence.
-    Configurations and the texts of drawn failures stay as they are.
+    The inner designer's gain over this control is at most the value of reading the evidence, as
+    wrong evidence may mislead. Configurations and the texts of drawn failures stay as they are.
 
     Attributes:
       inner: the designer.

@@ -1,7 +1,7 @@
 """Sums of two numbers of 3 to 12 digits: a ladder of which a tiny model reaches three rungs.
 
-A configuration with its family in one file. Most rows of a uniform training set teach nothing here,
-and which ones do changes while the model climbs. The model is embedded:
+A configuration with its family in one file. Most rows of a uniform training set are never solved
+here. The model is embedded:
 `experiments/models/sums_ladder`, whose card says how it was made.
 """
 
