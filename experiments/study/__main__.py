@@ -23,11 +23,12 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from experiments import command_line
+from experiments import store as files
 from experiments.errors import UserError, ended_in_one_line
 from experiments.pages import render
 from experiments.progress import Reporter
 from experiments.records import Table
-from experiments.study import runs, variants
+from experiments.study import runs, sensitivity, variants
 from experiments.study.results import labels
 from experiments.study.variants import Study
 from learner.devices import preemption
@@ -43,6 +44,11 @@ _WORKERS = flags.DEFINE_integer(
 _SEEDS = flags.DEFINE_list("seeds", None, "Seeds in place of the study's own, such as 0,1.")
 TABLES_ONLY = flags.DEFINE_bool(
     "tables_only", False, "Compute nothing: write the tables of the runs that there are."
+)
+_SENSITIVITY = flags.DEFINE_string(
+    "sensitivity",
+    None,
+    "Folder of `python -m experiments.sensitivity` in the same regime: a flat one is refused.",
 )
 DRY_RUN = flags.DEFINE_bool(
     "dry_run",
@@ -107,10 +113,22 @@ def run(
         sys.exit(1)
 
 
+def refuse_flat(folder: Path) -> None:
+    """Raises a UserError unless a measured sensitivity says that designers can differ."""
+    path = folder / "sensitivity.json"
+    if not path.is_file():
+        raise UserError(f"sensitivity={folder}: there is no {path.name}")
+    sentence = sensitivity.verdict(files.read_file(path))
+    if sentence.startswith("FLAT"):
+        raise UserError(f"sensitivity={folder}: {sentence}")
+
+
 def main(argv: Sequence[str]) -> None:
     """Computes what is missing and writes the tables."""
 
     def load(_: object) -> tuple[Study, ml_collections.ConfigDict]:
+        if _SENSITIVITY.value:
+            refuse_flat(Path(_SENSITIVITY.value))
         file = config_flags.get_config_filename(flags.FLAGS["config"])
         return variants.load(file), CONFIG.value
 

@@ -62,16 +62,18 @@ def analyse(found: Mapping[str, Any], space: ConfigurationSpace) -> dict[str, An
 
     Returns:
       seeds            those counted
-      configurations   {name: {mean, values: {seed: value}, signal, nondegenerate}}, best first:
-                       valid rate after training, `expected_signal` from the rates before it, and
-                       the fraction of non-degenerate groups
+      configurations   {name: {mean, values: {seed: value}, greedy, signal, nondegenerate}}, best
+                       first: valid rate after training, its mean over greedy answers,
+                       `expected_signal` from the rates before it, and the fraction of
+                       non-degenerate groups
       start            valid rate before training
       explained        fraction of the variance of single runs that the configuration explains, by
                        components of variance
       p                of the F test that all configurations are equal
       best_minus_worst {values, mean, low, high, p}: best and worst are chosen on the other seeds to
                        avoid selection bias
-      detectable       minimum detectable difference of two designers over `SEEDS` seeds
+      detectable       the difference of two designers that `SEEDS` seeds detect with a power of
+                       0.8, if their runs vary as these do
       ratio            best_minus_worst / detectable
       seeds_for_best, seeds_for_half   seeds to detect, with a power of 0.8, a designer that reaches
                        the best configuration or half its lead over the reference; null above 1,000
@@ -102,8 +104,7 @@ def analyse(found: Mapping[str, Any], space: ConfigurationSpace) -> dict[str, An
     means = values.mean(1)
     order = np.argsort(-means, kind="stable")
     residual, explained, p = variance(values)
-    quantile = scipy.special.stdtrit(SEEDS - 1, (1 + LEVEL) / 2)
-    detectable = float(quantile * np.sqrt(2 * residual / SEEDS))
+    detectable = detectable_difference(residual, SEEDS)
     gaps = dict(zip(seeds, held_out_gap(values), strict=True))
     gap = paired(gaps, dict.fromkeys(gaps, 0.0))
     lead = means[order[0]] - means[names.index(found["reference"])]
@@ -113,6 +114,7 @@ def analyse(found: Mapping[str, Any], space: ConfigurationSpace) -> dict[str, An
             names[i]: {
                 "mean": float(means[i]),
                 "values": dict(zip(map(str, seeds), values[i].tolist(), strict=True)),
+                "greedy": float(np.mean([end["greedy"] / end["answers"] for end in ends[i]])),
                 "signal": round(signal[i], 4),
                 "nondegenerate": float(
                     np.mean([end["training"]["nondegenerate_fraction"] for end in ends[i]])
@@ -168,12 +170,22 @@ def seeds_needed(difference: float, residual: float) -> int | None:
     """
     if difference <= 0:
         return None
-    for n in range(2, _MOST_SEEDS + 1):
-        critical = scipy.special.stdtrit(n - 1, (1 + LEVEL) / 2)
-        effect = difference / np.sqrt(2 * residual / n) if residual else np.inf
-        if not np.isfinite(effect) or scipy.stats.nct.sf(critical, n - 1, effect) >= _POWER:
-            return n
-    return None
+    enough = (
+        n for n in range(2, _MOST_SEEDS + 1) if difference >= detectable_difference(residual, n)
+    )
+    return next(enough, None)
+
+
+def detectable_difference(residual: float, seeds: int) -> float:
+    """The difference of two means that a paired t-test detects with a power of 0.8.
+
+    Args:
+      residual: variance of a run that configuration and seed do not explain.
+      seeds: of the comparison, at least 2.
+    """
+    critical = scipy.special.stdtrit(seeds - 1, (1 + LEVEL) / 2)
+    effect = scipy.special.nctdtrinc(seeds - 1, 1 - _POWER, critical)
+    return float(effect * np.sqrt(2 * residual / seeds))
 
 
 def verdict(result: Mapping[str, Any]) -> str:

@@ -11,7 +11,9 @@ import scipy.stats
 from whole_runs import PLAN, ROOT, compilation_cache
 
 from experiments import settings as settings_lib
+from experiments.errors import UserError
 from experiments.study import sensitivity
+from experiments.study.__main__ import refuse_flat
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +94,14 @@ def test_seeds_needed_give_the_power(difference):
     assert seeds == 2 or power(seeds - 1) < 0.81
 
 
+def test_the_detectable_difference_is_detected_with_its_power():
+    rng, residual = np.random.default_rng(4), 0.02**2
+    difference = sensitivity.detectable_difference(residual, 5)
+    draws = difference + np.sqrt(2 * residual) * rng.normal(size=(20_000, 5))
+    power = np.mean(scipy.stats.ttest_1samp(draws, 0, axis=1).pvalue < 0.05)
+    assert power == pytest.approx(0.8, abs=0.015)
+
+
 def test_seeds_needed_without_a_difference_or_noise():
     assert sensitivity.seeds_needed(0.0, 1.0) is None
     assert sensitivity.seeds_needed(1e-6, 1.0) is None
@@ -109,6 +119,7 @@ def study(family, values, missing=()):
             end = {
                 "answers": 1000,
                 "valid": round(1000 * value),
+                "greedy": round(1100 * value),
                 "config": configurations[name].to_dict(),
                 "training": {"nondegenerate_fraction": 0.5},
             }
@@ -132,6 +143,7 @@ def test_analysis(family):
     assert result["explained"] > 0.95
     assert result["p"] < 1e-6
     assert result["ratio"] > sensitivity.ENOUGH
+    assert result["configurations"]["only_5"]["greedy"] == pytest.approx(0.77, abs=0.01)
     assert result["configurations"]["only_3"]["signal"] == 1.0  # 4 p (1 - p) at p = 0.5.
     assert not sensitivity.verdict(result).startswith("FLAT")
     assert result["seeds_for_best"] == 2
@@ -141,6 +153,19 @@ def test_a_flat_regime_is_said_loudly(family):
     values = 0.5 + 0.02 * np.random.default_rng(0).normal(size=(8, 5))
     result = sensitivity.analyse(study(family, values), family.space)
     assert sensitivity.verdict(result).startswith("FLAT: best minus worst")
+
+
+def test_a_study_of_a_flat_regime_is_refused(family, tmp_path):
+    values = 0.5 + 0.02 * np.random.default_rng(0).normal(size=(8, 5))
+    path = tmp_path / "sensitivity.json"
+    with pytest.raises(UserError, match="there is no sensitivity"):
+        refuse_flat(tmp_path)
+    path.write_text(json.dumps(sensitivity.analyse(study(family, values), family.space)))
+    with pytest.raises(UserError, match="FLAT: best minus worst"):
+        refuse_flat(tmp_path)
+    values[0] -= 0.4
+    path.write_text(json.dumps(sensitivity.analyse(study(family, values), family.space)))
+    refuse_flat(tmp_path)
 
 
 def test_too_few_runs_are_refused(family):
