@@ -216,9 +216,10 @@ class Loop:
             self._store,
             folder,
             self._family,
-            lambda respond: validate(self._settings, self._family, respond, *given),
+            lambda respond, count: validate(self._settings, self._family, respond, *given, count),
             self._sampled,
             self._greedy,
+            self._settings.validation.samples,
         )
         found = of_validation(self._store, self._family, folder)
         self._write_metrics(steps, {**values, **found})

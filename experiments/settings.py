@@ -127,6 +127,8 @@ class ValidationSettings:
       seed: of the set; independent of the run's seed, so that runs are comparable.
       max_new_tokens: budget of an answer, stop token included.
       temperature: of sampling; 0 is greedy.
+      samples: sampled answers to each problem, for a smaller standard error; the greedy one always
+        comes besides.
       thinking_tokens: most tokens of thinking (`training.thinking`), which a text of Qwen3's then
         ends; 0 is no limit.
     """
@@ -135,11 +137,16 @@ class ValidationSettings:
     seed: int = 20_260_617
     max_new_tokens: int = 4096
     temperature: float = 0.0
+    samples: int = 1
     thinking_tokens: int = 0
 
     def __post_init__(self) -> None:
-        checks.integers(self, num_instances=1, seed=0, max_new_tokens=1, thinking_tokens=0)
+        checks.integers(
+            self, num_instances=1, seed=0, max_new_tokens=1, samples=1, thinking_tokens=0
+        )
         checks.not_negative(self, "temperature")
+        if self.samples > 1 and not self.temperature:
+            raise ValueError(f"samples={self.samples}: only with temperature above 0")
 
 
 #: Who may design; see `EngineerSettings`.

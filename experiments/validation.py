@@ -72,20 +72,23 @@ def validate(
     respond: Completer,
     problems: Sequence[Problem],
     params: Any,
+    samples: int = 1,
 ) -> list[dict[str, Any]]:
-    """Samples and verifies one completion of every problem, with the same key for all checkpoints.
+    """Samples and verifies completions of every problem, with the same key for all checkpoints.
 
     Args:
       respond: of `validation_completers`.
       problems: of `validation_set`.
+      samples: completions of each problem.
 
     Returns:
-      The records of the family's task, always with `optimal`, and with `id` of the problem and
-      `tokens`, `truncated` and `text` of the completion.
+      The records of the family's task, problem by problem, always with `optimal`, and with `id` of
+      the problem and `tokens`, `truncated` and `text` of the completion.
 
     Raises:
       ValueError: the task has no record for some completion.
     """
+    problems = [problem for problem in problems for _ in range(samples)]
     task = family.task(problems)  # A new one, so that every checkpoint is scored alike.
     key = jax.random.fold_in(jax.random.key(settings.validation.seed), _COMPLETIONS)
     completions, scores = complete_all(task, respond, params, key)
@@ -125,24 +128,27 @@ def write_validation(
     store: RunStore,
     folder: Path,
     family: Family,
-    validated: Callable[[Completer], list[dict[str, Any]]],
+    validated: Callable[[Completer, int], list[dict[str, Any]]],
     sampled: Completer,
     greedy: Completer,
+    samples: int = 1,
 ) -> dict[str, float]:
     """Writes `answers.jsonl` and `greedy.jsonl`, then `validation.json`: then all is complete.
 
     Args:
-      validated: makes the records of `validate`, for files that are not there yet.
+      validated: makes the records of `validate` with a completer and so many samples, for files
+        that are not there yet.
       sampled, greedy: of `validation_completers`.
+      samples: sampled completions of each problem; there is one greedy one.
 
     Returns:
       The rates of both for the log.
     """
-    records = store.kept(folder / "answers.jsonl", lambda: validated(sampled))
+    records = store.kept(folder / "answers.jsonl", lambda: validated(sampled, samples))
     found = found_greedy = family.breakdown(records)
     metrics = outcome_metrics(found, "validation/")
     if greedy is not sampled:
-        records_greedy = store.kept(folder / "greedy.jsonl", lambda: validated(greedy))
+        records_greedy = store.kept(folder / "greedy.jsonl", lambda: validated(greedy, 1))
         found_greedy = family.breakdown(records_greedy)
         metrics = outcome_metrics(found_greedy, "validation_greedy/") | metrics
     tokens_of = [record["tokens"] for record in records]

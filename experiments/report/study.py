@@ -22,7 +22,7 @@ from experiments.run_reading import Run, is_run, read_json, read_run
 from experiments.settings import family_of
 from experiments.statistics import minimum_detectable_difference, paired_together
 from experiments.study import results as study_results
-from experiments.study.results import rate_of
+from experiments.study.results import rate, rate_of
 
 FILE = "study.json"
 BENCHMARK = "benchmark/results.md"  # Of `experiments.reproduce`.
@@ -106,7 +106,7 @@ def page(root: Path, gallery: Gallery) -> str:
         finished=study.finished,
         label=study.label,
         labelled=[f"{study.label} {name}" for name in found["rows"]],
-        before=[_rate(point, "valid") for point in study.starts],
+        before=[rate(point, "valid") for point in study.starts],
         comparison=comparison,
         tested=tested,
         detectable=_detectable(tested) if tested else None,
@@ -119,7 +119,7 @@ def page(root: Path, gallery: Gallery) -> str:
         last=_last,
         total=_total(found),
         mean=_mean,
-        rate=_rate,
+        rate=rate,
         examples=list(_examples(study)),
         benchmark=BENCHMARK if (root / BENCHMARK).exists() else None,
         files=gallery.names,
@@ -133,11 +133,6 @@ def _mean(values: Sequence[float]) -> float | None:
 def _last(runs: Sequence[Found], *path: str) -> float:
     """The number at `path` in the last validation of each run, averaged over runs."""
     return plain.fmean(functools.reduce(operator.getitem, path, r["points"][-1]) for r in runs)
-
-
-def _rate(point: Found, kind: str) -> float:
-    """The fraction of the answers of a validation that are "valid" or "optimal"."""
-    return point[kind] / point["answers"]
 
 
 def _total(found: Found) -> float:
@@ -179,7 +174,7 @@ def _comparison(study: _Study, gallery: Gallery) -> Iterator[dict[str, Any]]:
 
 def _means(study: _Study, metric: Found) -> Estimates:
     kind, starts = rate_of(metric), study.starts
-    before = [100 * plain.fmean(_rate(start, kind) for start in starts)] if kind and starts else []
+    before = [100 * plain.fmean(rate(start, kind) for start in starts)] if kind and starts else []
     rows, unit = _estimates(study, metric), "percent" if kind else metric["label"]
     return Estimates(metric["name"], metric["label"], "what", unit, rows, begins=before)
 
@@ -272,7 +267,7 @@ def _curve(
     """Percent valid or optimal after every round, means over runs."""
     rounds = list(zip(*(run["points"] for run in runs), strict=True))
     steps = [plain.fmean(point["steps"] for point in points) for points in rounds]
-    rates = [plain.fmean(100 * _rate(point, kind) for point in points) for points in rounds]
+    rates = [plain.fmean(100 * rate(point, kind) for point in points) for points in rounds]
     return Series(name, steps, rates, look=look, faint=faint)
 
 

@@ -23,7 +23,6 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from experiments import command_line
-from experiments import store as files
 from experiments.errors import UserError, ended_in_one_line
 from experiments.pages import render
 from experiments.progress import Reporter
@@ -113,22 +112,12 @@ def run(
         sys.exit(1)
 
 
-def refuse_flat(folder: Path) -> None:
-    """Raises a UserError unless a measured sensitivity says that designers can differ."""
-    path = folder / "sensitivity.json"
-    if not path.is_file():
-        raise UserError(f"sensitivity={folder}: there is no {path.name}")
-    sentence = sensitivity.verdict(files.read_file(path))
-    if sentence.startswith("FLAT"):
-        raise UserError(f"sensitivity={folder}: {sentence}")
-
-
 def main(argv: Sequence[str]) -> None:
     """Computes what is missing and writes the tables."""
 
     def load(_: object) -> tuple[Study, ml_collections.ConfigDict]:
         if _SENSITIVITY.value:
-            refuse_flat(Path(_SENSITIVITY.value))
+            sensitivity.refuse_flat(Path(_SENSITIVITY.value))
         file = config_flags.get_config_filename(flags.FLAGS["config"])
         return variants.load(file), CONFIG.value
 

@@ -28,7 +28,7 @@
         round       null before training, then 0, 1, ...
         steps, updates, instances   up to here, over all rounds
         answers, valid, optimal     numbers
-        greedy      number of greedy answers that are valid
+        greedy, greedy_answers      number of greedy answers that are valid, and of all
         failed      {check: answers that fail it}
         by_row      {row: {answers, valid, optimal, failed: {check: number}}}
         config      {row: {parameter: number}} of this round's training set; null before training,
@@ -256,6 +256,7 @@ def _validated(validation: Validation, used: Mapping[str, int]) -> dict[str, Any
         **{name: used[name] for name in _TRAINED},
         **{name: sum(getattr(row, name) for row in found.by_group) for name in names},
         "greedy": sum(row.valid for row in validation.greedy.by_group),
+        "greedy_answers": validation.greedy.answers,
         "failed": {check: found.failures(check) for check in found.checks},
         "by_row": {
             row.name: {**{name: getattr(row, name) for name in names}, "failed": dict(row.failed)}
@@ -318,12 +319,19 @@ def compare(study: Study, runs: Sequence[Mapping[str, Any]]) -> list[dict[str, A
     return comparison
 
 
+def rate(point: Mapping[str, Any], name: str) -> float:
+    """A fraction of the answers of a validation; `name` is one of `RATES`."""
+    # Older studies lack this field: they had one sampled answer for each greedy one.
+    greedy = point.get("greedy_answers", point["answers"])
+    return point[name] / (greedy if name == "greedy" else point["answers"])
+
+
 def _scores(points: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Every metric of a finished run, from its points."""
     steps = [point["steps"] for point in points]
     result = {}
     for name in RATES:
-        rates = [point[name] / point["answers"] for point in points]
+        rates = [rate(point, name) for point in points]
         result[f"{name}_final"] = rates[-1]
         result[f"{name}_area"] = float(np.trapezoid(rates, steps) / (steps[-1] - steps[0]))
     # Older studies lack this field.
@@ -353,8 +361,8 @@ def markdown(found: Mapping[str, Any]) -> str:
 
 def rate_of(metric: Mapping[str, Any]) -> str | None:
     """The rate behind a metric, which is shown in percent; None if there is none."""
-    rate = metric["name"].partition("_")[0]
-    return rate if rate in RATES else None
+    name = metric["name"].partition("_")[0]
+    return name if name in RATES else None
 
 
 def labels(found: Mapping[str, Any]) -> dict[str, str]:

@@ -7,6 +7,7 @@ detect.
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,12 @@ import scipy.stats
 
 from engineer.analysis import expected_signal
 from engineer.space import Configuration, ConfigurationSpace
+from experiments import store as files
+from experiments.errors import UserError
 from experiments.families import Family
 from experiments.pages import paragraphs
 from experiments.statistics import LEVEL, paired
+from experiments.study.results import rate
 
 REFERENCE = "validation"
 """The configuration of the validation set."""
@@ -97,7 +101,7 @@ def analyse(found: Mapping[str, Any], space: ConfigurationSpace) -> dict[str, An
             "two of each are needed"
         )
     ends = [[points[name, seed][-1] for seed in seeds] for name in names]
-    values = np.array([[end["valid"] / end["answers"] for end in row] for row in ends])
+    values = np.array([[rate(end, "valid") for end in row] for row in ends])
     first = points[names[0], seeds[0]][0]
     rates = {row: at["valid"] / at["answers"] for row, at in first["by_row"].items()}
     signal = [expected_signal(rates, Configuration.from_dict(r[0]["config"]), space) for r in ends]
@@ -114,7 +118,7 @@ def analyse(found: Mapping[str, Any], space: ConfigurationSpace) -> dict[str, An
             names[i]: {
                 "mean": float(means[i]),
                 "values": dict(zip(map(str, seeds), values[i].tolist(), strict=True)),
-                "greedy": float(np.mean([end["greedy"] / end["answers"] for end in ends[i]])),
+                "greedy": float(np.mean([rate(end, "greedy") for end in ends[i]])),
                 "signal": round(signal[i], 4),
                 "nondegenerate": float(
                     np.mean([end["training"]["nondegenerate_fraction"] for end in ends[i]])
@@ -122,7 +126,7 @@ def analyse(found: Mapping[str, Any], space: ConfigurationSpace) -> dict[str, An
             }
             for i in order
         },
-        "start": first["valid"] / first["answers"],
+        "start": rate(first, "valid"),
         "explained": explained,
         "p": p,
         "best_minus_worst": gap,
@@ -191,3 +195,13 @@ def detectable_difference(residual: float, seeds: int) -> float:
 def verdict(result: Mapping[str, Any]) -> str:
     """The result in one sentence."""
     return paragraphs("verdict.md", result=result, seeds=SEEDS, enough=ENOUGH)[0]
+
+
+def refuse_flat(folder: Path) -> None:
+    """Raises a UserError unless a measured sensitivity says that designers can differ."""
+    path = folder / "sensitivity.json"
+    if not path.is_file():
+        raise UserError(f"sensitivity={folder}: there is no {path.name}")
+    sentence = verdict(files.read_file(path))
+    if sentence.startswith("FLAT"):
+        raise UserError(f"sensitivity={folder}: {sentence}")

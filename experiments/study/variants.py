@@ -58,7 +58,7 @@ class Budget(NamedTuple):
       steps: training steps.
       updates: optimizer updates, if every step has non-degenerate groups.
       answers: completions sampled in training, including resampled ones and candidates.
-      validated: completions of validation prompts.
+      validated: sampled completions of validation prompts.
       engineer_steps: steps of training as engineer.
       trial_steps: training steps of trials.
     """
@@ -88,7 +88,9 @@ class Budget(NamedTuple):
             steps=steps,
             updates=steps * training.updates_per_step,
             answers=steps * training.most_draws * training.prompts_per_step * training.group_size,
-            validated=(rounds + 1) * settings.validation.num_instances,
+            validated=(rounds + 1)
+            * settings.validation.num_instances
+            * settings.validation.samples,
             engineer_steps=(rounds - 1) * engineer.training.steps
             + max(rounds - 2, 0) * engineer.training.hindsight_steps,
             trial_steps=(rounds - 1) * trials * engineer.training.trial_steps,

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engineer import context
-from engineer.evidence import Evidence
+from engineer.evidence import Evidence, FailureBreakdown
 from engineer.record import RoundRecord, RunRecord
 from engineer.space import Configuration
 from experiments import families, warm_start
@@ -29,7 +29,8 @@ from experiments.problem_sets import ProblemSets
 from experiments.progress import Reporter
 from experiments.settings import from_config
 from experiments.store import RunStore
-from experiments.validation import validate
+from experiments.study.results import rate
+from experiments.validation import validate, write_validation
 from learner.chat import Completion
 from learner.training.task import Scores
 
@@ -196,6 +197,38 @@ def test_each_completion_needs_a_record(family):
     problems = [{"id": "a", "group": "3", "terms": [1, 2]}]
     with pytest.raises(ValueError, match="score: 0 records of 1 completions"):
         validate(from_config({}), Other(), respond, problems, None)
+
+
+def test_a_problem_may_have_several_sampled_answers_and_has_one_greedy_one(family, tmp_path):
+    def respond(right):
+        def answers(params, chats, key):
+            texts = ("3", "7") if right is None else (right,)
+            return [Completion(texts[i % len(texts)], 1, False) for i in range(len(chats))]
+
+        return answers
+
+    problems = [{"id": name, "group": "3", "terms": [1, 2]} for name in "ab"]
+    store, fixed = RunStore(tmp_path), (from_config({}), family)
+    metrics = write_validation(
+        store,
+        tmp_path,
+        family,
+        lambda completer, count: validate(*fixed, completer, problems, None, count),
+        respond(None),
+        respond("3"),
+        samples=2,
+    )
+    assert metrics["validation/valid"] == 0.5
+    assert metrics["validation_greedy/valid"] == 1.0
+    records = store.read(tmp_path / "answers.jsonl")
+    assert [(record["id"], record["text"]) for record in records] == [
+        ("a", "3"), ("a", "7"), ("b", "3"), ("b", "7"),
+    ]  # fmt: skip
+    found = store.read(tmp_path / "validation.json")
+    outcomes = [FailureBreakdown.from_dict(each) for each in (found, found["greedy"])]
+    assert [each.answers for each in outcomes] == [4, 2]
+    point = {"valid": 2, "answers": 4, "greedy": 2, "greedy_answers": 2}
+    assert [rate(point, name) for name in ("valid", "greedy")] == [0.5, 1.0]
 
 
 def test_numbers_of_numpy_can_be_kept(tmp_path):

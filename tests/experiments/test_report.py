@@ -106,7 +106,7 @@ def write_validation(folder, texts):
     ]
     (folder / "answers.jsonl").unlink(missing_ok=True)  # Else it would be kept.
     store = files.RunStore(folder)
-    validation.write_validation(store, folder, family, lambda _: rows, None, None)
+    validation.write_validation(store, folder, family, lambda *_: rows, None, None)
 
 
 def write_run(root, settings=None, rounds=2, after=AFTER):

@@ -13,7 +13,6 @@ from whole_runs import PLAN, ROOT, compilation_cache
 from experiments import settings as settings_lib
 from experiments.errors import UserError
 from experiments.study import sensitivity
-from experiments.study.__main__ import refuse_flat
 
 
 @pytest.fixture(scope="module")
@@ -159,13 +158,13 @@ def test_a_study_of_a_flat_regime_is_refused(family, tmp_path):
     values = 0.5 + 0.02 * np.random.default_rng(0).normal(size=(8, 5))
     path = tmp_path / "sensitivity.json"
     with pytest.raises(UserError, match="there is no sensitivity"):
-        refuse_flat(tmp_path)
+        sensitivity.refuse_flat(tmp_path)
     path.write_text(json.dumps(sensitivity.analyse(study(family, values), family.space)))
     with pytest.raises(UserError, match="FLAT: best minus worst"):
-        refuse_flat(tmp_path)
+        sensitivity.refuse_flat(tmp_path)
     values[0] -= 0.4
     path.write_text(json.dumps(sensitivity.analyse(study(family, values), family.space)))
-    refuse_flat(tmp_path)
+    sensitivity.refuse_flat(tmp_path)
 
 
 def test_too_few_runs_are_refused(family):
