@@ -83,6 +83,8 @@ class GroupOutcome(JsonValue):
       violation_time: time step at which answers first break a rule.
       gap: cost of valid answers above the optimum.
       length: tokens of all answers.
+      features: {feature: {"answers", "valid"}} of the answers to problems with a feature that a
+        configuration can ask for, such as the need of a wait; None if there are none.
 
     Raises:
       ValueError: the counts are negative or inconsistent.
@@ -96,6 +98,7 @@ class GroupOutcome(JsonValue):
     violation_time: Statistics | None = None
     gap: Statistics | None = None
     length: Statistics | None = None
+    features: Mapping[str, Mapping[str, int]] | None = None
 
     def __post_init__(self) -> None:
         invalid, failed = self.answers - self.valid, self.failed.values()
@@ -156,8 +159,8 @@ class FailureBreakdown:
         Args:
           records: for each completion `group` (the name of its row), `valid` and `failed` (the
             names of the checks it fails). Optional are `optimal` (`valid` by default) and the
-            integers `violation_time`, `gap` (counted for valid completions) and `tokens`; None if
-            unknown.
+            integers `violation_time`, `gap` (counted for valid completions) and `tokens`, None if
+            unknown; and `features`, names of what its problem has.
           checks: names of the checks, in the order of reports.
           label: what a row is called.
           alone: checks whose failure makes all others meaningless. A completion that fails one of
@@ -187,6 +190,14 @@ class FailureBreakdown:
         def known(rows: Sequence[Mapping[str, Any]], name: str) -> Statistics | None:
             return Statistics.of([row[name] for row in rows if row.get(name) is not None])
 
+        def featured(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]] | None:
+            having: dict[str, list[bool]] = {}
+            for row in rows:
+                for feature in row.get("features", ()):
+                    having.setdefault(feature, []).append(row["valid"])
+            counts = ((name, having[name]) for name in sorted(having))
+            return {name: {"answers": len(v), "valid": sum(v)} for name, v in counts} or None
+
         outcomes = []
         for name in ordered_rows(by_group):
             rows = by_group[name]
@@ -202,6 +213,7 @@ class FailureBreakdown:
                     violation_time=known(rows, "violation_time"),
                     gap=known(valid_rows, "gap"),
                     length=known(rows, "tokens"),
+                    features=featured(rows),
                 )
             )
         return cls(tuple(outcomes), label)

@@ -199,8 +199,8 @@ class Family(ABC):
 
         `Task.score` returns a record for each completion with `group` (the row of its problem),
         `valid` and `failed` (names of failed checks of `texts.checks`). Optional are `optimal`,
-        `violation_time` and `gap` (see `FailureBreakdown.from_records`), `accuracy` (the reward
-        without shaping such as length), and any other fields.
+        `violation_time`, `gap` and `features` (see `FailureBreakdown.from_records`), `accuracy`
+        (the reward without shaping such as length), and any other fields.
         """
         return ProblemTask(problems, self.prompt, self.verify, self.token_cost)
 

@@ -1,6 +1,7 @@
 """What an engineer is shown: the variants differ by their modules and nothing else."""
 
 import dataclasses
+import json
 
 import pytest
 
@@ -219,6 +220,25 @@ def test_modules_beyond_the_publication():
     bare = blocks(FULL, RECORD)
     assert bare[5].endswith("not recorded")
     assert bare[6].endswith("none recorded")
+
+
+def test_details_show_the_answers_to_problems_with_a_feature():
+    rows = [
+        {"group": 3, "valid": valid, "failed": [] if valid else ["no_holes"], "features": features}
+        for valid, features in (
+            (True, []), (False, ["needs wait"]), (True, ["needs wait"]), (False, ["needs wait"]),
+        )
+    ]  # fmt: skip
+    found = FailureBreakdown.from_records(rows, checks=lakes.CHECKS, label="size")
+    assert found.by_group[0].features == {"needs wait": {"answers": 3, "valid": 1}}
+    assert FailureBreakdown.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+    latest = RoundRecord(0, RECORD.history[0].config, Evidence(found), cold_start=True)
+    record = dataclasses.replace(RECORD, history=(latest,), round=1)
+    text = blocks(ContextSpec(details=True), record)[2]
+    assert text.splitlines()[1:] == [
+        "size 3: not recorded",
+        "size 3 needs wait: answers 3 valid 0.33",
+    ]
 
 
 def test_no_held_out_item_is_ever_shown():

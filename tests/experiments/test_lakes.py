@@ -76,6 +76,9 @@ def test_a_set_has_what_was_asked_of_every_row_and_its_evidence_names_them(lakes
     records = task.score(order, completions).records
     assert all(record["optimal"] for record in records)
     assert collections.Counter(record["group"] for record in records) == counts
+    waits = [bool(record["features"]) for record in records]
+    assert waits == solution.needs_wait[order].tolist()
+    assert 0 < sum(waits) < 40
 
 
 def test_instances_of_a_file_are_in_no_set(tmp_path):

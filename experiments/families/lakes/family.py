@@ -239,7 +239,7 @@ class LakesTask:
     def score(self, indices: np.ndarray, completions: Sequence[Completion]) -> Scores:
         """R = w_acc R_acc + w_len R_len of every completion; verification is split over processes.
 
-        Records also have the cost of a valid plan and the optimum.
+        Records also have the cost of a valid plan and the optimum, and the feature "needs wait".
         """
         chosen = self._instances[np.asarray(indices)]
         assert chosen.solution is not None
@@ -251,6 +251,7 @@ class LakesTask:
 
         verdict = distributed.sharded_map(verdicts, len(completions))
         optimum = np.asarray(chosen.solution.cost)
+        needs_wait = np.asarray(chosen.solution.needs_wait)
         num_tokens = np.array([completion.num_tokens for completion in completions])
         rewards = answer_rewards(verdict, optimum, num_tokens, self._short_fraction, self._reward)
         self._short_fraction = next_short_fraction(self._short_fraction, num_tokens, self._reward)
@@ -268,6 +269,7 @@ class LakesTask:
                 "failed": [name for name in mapf_jax.CHECKS if not getattr(verdict, name)[i]],
                 "violation_time": _known(verdict.violation_time[i], verdict.violation_time[i] >= 0),
                 "gap": _known(verdict.gap[i], verdict.valid[i]),
+                "features": ["needs wait"] if needs_wait[i] else [],
                 "accuracy": float(rewards.accuracy[i]),
                 "cost": _known(verdict.cost[i], verdict.valid[i]),
                 "optimum": int(optimum[i]),
