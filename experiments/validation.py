@@ -88,10 +88,10 @@ def validate(
     Raises:
       ValueError: the task has no record for some completion.
     """
-    problems = [problem for problem in problems for _ in range(samples)]
     task = family.task(problems)  # A new one, so that every checkpoint is scored alike.
     key = jax.random.fold_in(jax.random.key(settings.validation.seed), _COMPLETIONS)
-    completions, scores = complete_all(task, respond, params, key)
+    completions, scores = complete_all(task, respond, params, key, samples)
+    answered = (problem for problem in problems for _ in range(samples))
     return [
         {
             "id": problem["id"],
@@ -101,21 +101,21 @@ def validate(
             "truncated": completion.truncated,
             "text": completion.text,
         }
-        for problem, record, completion in zip(problems, scores.records, completions, strict=True)
+        for problem, record, completion in zip(answered, scores.records, completions, strict=True)
     ]
 
 
 def complete_all(
-    task: Task, respond: Completer, params: Any, key: jax.Array
+    task: Task, respond: Completer, params: Any, key: jax.Array, count: int = 1
 ) -> tuple[list[Completion], Scores]:
-    """One completion of every prompt of a task, and their scores.
+    """`count` completions of every prompt of a task, prompt by prompt, and their scores.
 
     Raises:
       ValueError: the task has no record for some completion.
     """
     chats = [task.messages(i) for i in range(len(task))]
-    completions = respond(params, chats, key)
-    scores = task.score(np.arange(len(task)), completions)
+    completions = respond(params, chats, key, count)
+    scores = task.score(np.repeat(np.arange(len(task)), count), completions)
     if len(scores.records) != len(completions):
         raise ValueError(
             f"score: {len(scores.records)} records of {len(completions)} completions; each needs "

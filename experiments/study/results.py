@@ -355,8 +355,24 @@ def markdown(found: Mapping[str, Any]) -> str:
         title = metric["label"][0].upper() + metric["label"][1:]
         scale = 100 if rate_of(metric) else 1
         tables.append(Table.compared(title, rows, named[found["reference"]], scale))
-    short = shortfalls(found)
-    return render("comparison.md", found=found, labels=named, shortfalls=short, tables=tables)
+    return render(
+        "comparison.md",
+        found=found,
+        labels=named,
+        shortfalls=shortfalls(found),
+        seconds=seconds(found),
+        tables=tables,
+    )
+
+
+def seconds(found: Mapping[str, Any]) -> dict[str, float]:
+    """Mean seconds of the finished runs of each variant, their shared beginnings included."""
+    of_variant: dict[str, list[float]] = {}
+    for run in found["runs"]:
+        if run["status"] == "finished":
+            shared = run["shared"]["seconds"] if run["shared"] else 0.0
+            of_variant.setdefault(run["variant"], []).append(run["seconds"] + shared)
+    return {name: float(np.mean(values)) for name, values in of_variant.items()}
 
 
 def rate_of(metric: Mapping[str, Any]) -> str | None:

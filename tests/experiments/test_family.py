@@ -191,8 +191,8 @@ def test_each_completion_needs_a_record(family):
         def task(self, problems):
             return Silent(problems, str, lambda problem, text: {"failed": []})
 
-    def respond(params, chats, key):
-        return [Completion("1", 1, False) for _ in chats]
+    def respond(params, chats, key, count):
+        return [Completion("1", 1, False) for _ in chats * count]
 
     problems = [{"id": "a", "group": "3", "terms": [1, 2]}]
     with pytest.raises(ValueError, match="score: 0 records of 1 completions"):
@@ -201,9 +201,9 @@ def test_each_completion_needs_a_record(family):
 
 def test_a_problem_may_have_several_sampled_answers_and_has_one_greedy_one(family, tmp_path):
     def respond(right):
-        def answers(params, chats, key):
+        def answers(params, chats, key, count):
             texts = ("3", "7") if right is None else (right,)
-            return [Completion(texts[i % len(texts)], 1, False) for i in range(len(chats))]
+            return [Completion(texts[i % count], 1, False) for _ in chats for i in range(count)]
 
         return answers
 
