@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from engineer.designers import Design
+from engineer import designers
+from engineer.designers import Design, Designer
 from engineer.proposal import Proposal, project
 from engineer.record import RunRecord
 from engineer.space import Configuration, ConfigurationSpace, on_grid
@@ -98,6 +99,17 @@ def progress_bandit(record: RunRecord, space: ConfigurationSpace, seed: int) -> 
     weights = (1.0 - EXPLORATION) * weights / weights.sum()
     weights += EXPLORATION / len(space.rows)
     return _divided(record, space, weights.tolist(), "progress")
+
+
+BY_RULE: Mapping[str, Designer] = {
+    "fixed": designers.fixed,
+    "random": designers.random,
+    "failures": failure_proportional,
+    "learnability": learnability_proportional,
+    "target": success_targeting,
+    "progress": progress_bandit,
+}
+"""Designers without options, by name."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +36,6 @@ MODEL_DESIGNERS = ("current", "base")
 PROBING_DESIGNERS = ("oracle", "adversary")
 """Designers that try configurations before they choose one."""
 _PROBE: Sequence[Message] = [{"role": "user", "content": "Answer with the word: ready"}]
-_BY_RULE: Mapping[str, Designer] = {
-    "fixed": designers.fixed,
-    "random": designers.random,
-    "failures": curricula.failure_proportional,
-    "learnability": curricula.learnability_proportional,
-    "target": curricula.success_targeting,
-    "progress": curricula.progress_bandit,
-}
 
 
 def design_completer(settings: Settings, family: Family, policy: Policy) -> Completer:
@@ -157,7 +149,7 @@ def make_designer(
                 family.space.check(stage)
         designer = curricula.StagedCurriculum(stages, engineer.stage_threshold)
     else:
-        designer = _BY_RULE[name]
+        designer = curricula.BY_RULE[name]
     if engineer.shuffle_evidence:
         designer = controls.Shuffled(designer)
     margin = engineer.rollback_margin

@@ -25,13 +25,12 @@ from experiments.progress import Reporter, describe, plan
 from experiments.run_checkpoint import Progress, SavedProgress
 from experiments.run_metrics import check_packages, of_design, of_validation, open_writers
 from experiments.settings import Settings
-from experiments.store import RunStore, check_steps
+from experiments.store import RunStore, append_log, open_steps
 from experiments.trials import Trials
 from experiments.validation import validate, validation_completers, write_validation
 from learner.devices import distributed
 from learner.devices.preemption import Preemption
 from learner.sampling.interrupted import InterruptedCalls
-from learner.training import metrics
 from learner.training.trainer import GRPOTrainer
 
 
@@ -75,7 +74,7 @@ class Loop:
         with self._preemption.watch(), contextlib.ExitStack() as stack:
             # Whatever may reject the settings comes before anything slow.
             params = self._load()
-            self._reporter.notes(plan(settings, self._trainer.memory(), self._trainer.capacities))
+            self._reporter.notes(plan(settings, self._trainer))
             self._checkpoints = stack.enter_context(SavedProgress(settings, store))
             self._begun = self._checkpoints.done(self._resume_from)
             # TensorBoard hides what an interrupted run wrote for steps that are now repeated.
@@ -166,10 +165,9 @@ class Loop:
             task.restore(progress.task)
         steps = settings.training.num_steps(len(task))
         if progress.total == self._begun and progress.step < steps:
-            self._reporter.compiling(f"round {index + 1}", self._trainer.capacities)
+            self._reporter.compiling(f"round {index + 1}", self._trainer.sampler.capacities)
         path, begin = self._store.round(index) / "train.jsonl", progress.step
-        distributed.on_first(lambda: check_steps(path, begin))
-        write = metrics.json_lines(path, begin) if distributed.is_first() else None
+        distributed.on_first(lambda: open_steps(path, begin))
         key = problem_sets.round_key(settings, problem_sets.TRAINING, index)
         results = self._trainer.run(
             progress.state,
@@ -190,8 +188,8 @@ class Loop:
                 outcomes = self._family.breakdown(result.scores.records)
                 values = result.metrics | evidence.outcome_metrics(outcomes, "task/")
                 progress.advance(result, task)
-                if write is not None:
-                    write(result.step, values)
+                if distributed.is_first():
+                    append_log(path, [{"step": result.step, **values}])
                 self._write_metrics(progress.total, values)
                 note = f"reward {values['reward']:.2f} valid {values['task/valid']:.2f}"
                 advance(progress.step, note)

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from engineer.evidence import FailureBreakdown, GroupOutcome
 from experiments.pages import paragraphs
 from experiments.settings import Settings
+from learner.training.trainer import GRPOTrainer
 
 _SECONDS_BETWEEN_LINES = 15.0
 
@@ -96,13 +97,9 @@ class Reporter:
         yield advance
 
 
-def plan(settings: Settings, memory: Mapping[str, int], capacities: Sequence[int]) -> list[str]:
-    """A few lines on what a run is going to do, and the device memory that it needs.
-
-    Args:
-      settings: of the run.
-      memory, capacities: of `learner.training.trainer.GRPOTrainer`.
-    """
+def plan(settings: Settings, trainer: GRPOTrainer) -> list[str]:
+    """A few lines on what a run is going to do, and the device memory that it needs."""
+    memory, capacities = trainer.memory(), trainer.sampler.capacities
     return paragraphs("plan.md", settings=settings, memory=memory, capacities=capacities)
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 import ml_collections
 
 from engineer.context import DEFAULT_VARIANT, VARIANTS, ContextSpec
+from engineer.curricula import BY_RULE
 from engineer.endpoint import Server
 from engineer.texts import FamilyTexts
 from experiments.errors import user_errors
@@ -150,20 +151,7 @@ class ValidationSettings:
 
 
 #: Who may design; see `EngineerSettings`.
-DESIGNERS = (
-    "current",
-    "base",
-    "endpoint",
-    "fixed",
-    "random",
-    "failures",
-    "learnability",
-    "target",
-    "progress",
-    "staged",
-    "oracle",
-    "adversary",
-)
+DESIGNERS = ("current", "base", "endpoint", *BY_RULE, "staged", "oracle", "adversary")
 OWN_CONTEXT = "own"
 DECODING = ("parsed", "grammar")
 HINDSIGHT = ("signal", "progress")

@@ -354,14 +354,19 @@ def check_whole(path: Path, records: Sequence[Any]) -> None:
         raise UserError(f"{path}: damaged: {len(records)} records, {stated} states {count}")
 
 
-def check_steps(path: Path, steps: int) -> None:
-    """Raises `UserError` unless the training log of a round has at least that many steps."""
-    found = len(read_log(path))
-    if found < steps:
+def open_steps(path: Path, steps: int) -> None:
+    """Makes the training log of a round, or drops what follows the first `steps` from it.
+
+    Raises:
+      UserError: it has fewer steps.
+    """
+    found = read_log(path)
+    if len(found) < steps:
         raise UserError(
-            f"{path}: damaged: {found} steps, the checkpoint stands after {steps}; put the file "
-            "back, or go on from an older checkpoint with --resume_from"
+            f"{path}: damaged: {len(found)} steps, the checkpoint stands after {steps}; put the "
+            "file back, or go on from an older checkpoint with --resume_from"
         )
+    write_file(path, found[:steps])
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:

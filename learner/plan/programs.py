@@ -117,7 +117,10 @@ def compiled(
         ValueError: model, options and mesh do not go together.
     """
     trainer = abstract_trainer(config, training, mesh)
-    lowered = trainer.lower_sampling(prompt_length) | trainer.lower_update(prompt_length)
+    params = abstract_train_state(config, training.optimizer, mesh).params
+    lowered = trainer.sampler.lower(
+        params, training.prompts_per_step, training.group_size, prompt_length
+    ) | trainer.lower_update(prompt_length)
     steps = min(32, training.max_new_tokens)
     row_tokens, _ = training.row_shape(
         prompt_length + training.completions_per_row * training.max_new_tokens, 1
@@ -133,8 +136,8 @@ def compiled(
             found = tuple(promises.broken(text, config, mesh, tokens, adapters))
             made[name] = dataclasses.replace(made[name], broken=found)
 
-    params = sharding.device_bytes(abstract_train_state(config, training.optimizer, mesh).params)
-    frozen = params if training.objective.kl_coef > 0 or training.lora.rank else 0
+    needs_frozen = training.objective.kl_coef > 0 or training.lora.rank
+    frozen = sharding.device_bytes(params) if needs_frozen else 0
     resident = sharding.device_bytes(state) + frozen
     weights, prompt_cache = made["prepare"].outputs, made["prefill"].reused
     elsewhere = {

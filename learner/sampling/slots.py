@@ -47,7 +47,6 @@ class FinishReason(enum.IntEnum):
 
     LENGTH = 0  # its budget was spent
     STOP_TOKEN = 1
-    AUTOMATON = 2  # a stop token where the automaton allowed nothing else
 
 
 RUNNING = -1  # in the place of a FinishReason
@@ -230,8 +229,6 @@ def segment(
         finish = jnp.where(stop, FinishReason.STOP_TOKEN, finish)
         states = sequences.states
         if automaton is not None:
-            final = automaton.final(sampling.stop_token_ids)[states]
-            finish = jnp.where(stop & final, FinishReason.AUTOMATON, finish)
             states = automaton.advance(states, token)
         sequences = sequences._replace(
             last=jnp.where(running, token, sequences.last),

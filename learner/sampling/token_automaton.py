@@ -5,7 +5,6 @@ log-probabilities of masked completions are those of the masked distribution.
 """
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any, Self
 
 import chex
@@ -119,9 +118,3 @@ class TokenAutomaton:
         hit = jnp.asarray(self.tokens)[states] == token[..., None]
         target = jnp.max(jnp.where(hit, jnp.asarray(self.targets)[states], 0), axis=-1)
         return jnp.where(jnp.any(hit, axis=-1), target, jnp.asarray(self.otherwise)[states])
-
-    def final(self, stop_token_ids: Sequence[int]) -> Array:
-        """bool[Q]: the states that allow nothing but to stop."""
-        tokens = jnp.asarray(self.tokens)
-        stops = jnp.isin(tokens, jnp.array(stop_token_ids, jnp.int32)) | (tokens < 0)
-        return jnp.all(stops, axis=-1) & ~jnp.asarray(self.free)

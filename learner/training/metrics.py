@@ -2,7 +2,6 @@
 
 import contextlib
 import html
-import json
 import os
 import textwrap
 import time
@@ -58,35 +57,6 @@ def machine(seconds: Mapping[str, float], tokens: Mapping[str, float]) -> dict[s
         resident = int(pages.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         metrics[f"{MACHINE}host_memory"] = resident / 2**30
     return metrics
-
-
-def json_lines(path: Path, steps: int) -> Writer:
-    """Appends one line of JSON for each step to a file, each on disk at once.
-
-    A metric that is NaN or infinite, which JSON cannot hold, is a `ValueError`.
-
-    Args:
-      path: the file; its folder is made if needed.
-      steps: how many lines of an existing file to keep: a resumed run writes the later steps anew,
-        and a line that a kill cut short is dropped with them.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    kept = path.read_text().splitlines()[:steps] if path.exists() else []
-
-    def put(where: Path, mode: str, text: str) -> None:
-        with where.open(mode) as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())  # A checkpoint that survives a loss of power relies on it.
-
-    def write(step: int, metrics: Metrics) -> None:
-        put(path, "a", json.dumps({"step": step, **metrics}, allow_nan=False) + "\n")
-
-    # Replaced, not truncated, so that a kill at this moment loses nothing.
-    temporary = path.with_name(path.name + ".tmp")
-    put(temporary, "w", "".join(line + "\n" for line in kept))
-    temporary.replace(path)
-    return write
 
 
 @contextlib.contextmanager

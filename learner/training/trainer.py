@@ -81,6 +81,10 @@ class GRPOTrainer:
         the state, which are donated.
       interrupted: of the sampler, see `Sampler`.
 
+    Attributes:
+      config: as given.
+      sampler: of completions.
+
     Raises:
       ValueError: `micro_batch_rows` does not divide over the mesh, or `frozen_params` are missing
         or of no use.
@@ -123,6 +127,7 @@ class GRPOTrainer:
             config.thinking,
             interrupted=interrupted,
         )
+        self.sampler = self._completer.sampler
         objective = config.objective
         # With one update the old policy is the current one; no pass of its own is needed.
         corrected = objective.importance_correction != "none"
@@ -305,30 +310,12 @@ class GRPOTrainer:
         """
         config = self.config
         params = abstract_train_state(self._model_config, config.optimizer, self._mesh).params
-        sampler = self._completer.sampler
         return {
             "state": sharding.device_bytes((self._abstract, self._frozen)),
             "gradients": sharding.device_bytes(self._abstract.params),
-            **sampler.memory(params, config.prompts_per_step, config.group_size),
+            **self.sampler.memory(params, config.prompts_per_step, config.group_size),
             "device": (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 0),
         }
-
-    @property
-    def capacities(self) -> list[int]:
-        """As `Sampler.capacities`."""
-        return self._completer.sampler.capacities
-
-    def lower_sampling(self, prompt_length: int) -> dict[str, jax.stages.Lowered]:
-        """The programs of sampling, ready to compile without any arrays: `learner.plan`.
-
-        Args:
-          prompt_length: tokens of the longest prompt.
-        """
-        config = self.config
-        state = abstract_train_state(self._model_config, config.optimizer, self._mesh)
-        return self._completer.sampler.lower(
-            state.params, config.prompts_per_step, config.group_size, prompt_length
-        )
 
     def lower_update(self, prompt_length: int) -> dict[str, jax.stages.Lowered]:
         """The programs of an update with the longest rows, ready to compile without any arrays.

@@ -12,7 +12,6 @@ from experiments.families.lakes.options import LakesOptions
 from experiments.settings import Settings
 from experiments.store import RunStore
 from learner.checks import one_line
-from learner.training import metrics
 
 ANSWERS = [
     {"id": f"a-{i}", "group": "3", "valid": i % 2 == 0, "failed": [] if i % 2 == 0 else ["parses"]}
@@ -41,12 +40,12 @@ def test_shortened_files_are_refused(tmp_path, read, name, stated, value):
 
 def test_steps_without_gaps(tmp_path):
     path = tmp_path / "train.jsonl"
-    write = metrics.json_lines(path, 0)
-    for step in range(4):
-        write(step, {"reward": 0.5})
+    store.open_steps(path, 0)
+    store.append_log(path, [{"step": step, "reward": 0.5} for step in range(4)])
     lines = path.read_text().splitlines(keepends=True)
-    store.check_steps(path, 3)
-    assert len(store.read_file(path)) == 4
+    path.write_text("".join(lines) + '{"step": 4, "rew')  # What a kill leaves behind.
+    store.open_steps(path, 3)
+    assert path.read_text() == "".join(lines[:3])
     for kept in (lines[1:], lines[:1] + lines[2:], [lines[1], lines[0], *lines[2:]]):
         path.write_text("".join(kept))
         for read in (store.read_file, store.read_log):
@@ -54,7 +53,7 @@ def test_steps_without_gaps(tmp_path):
                 read(path)
     path.write_text("".join(lines[:2]))
     with pytest.raises(UserError, match=r"2 steps, the checkpoint stands after 3.*resume_from"):
-        store.check_steps(path, 3)
+        store.open_steps(path, 3)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from experiments import store
 from learner import tokens
 from learner.devices import sharding
 from learner.qwen3 import model
@@ -81,11 +82,13 @@ def main(folder, steps):
             )
             task.restore(record["task"])
             start = int(state.step)
-        write = metrics.json_lines(folder / "train.jsonl", start)
+        log = folder / "train.jsonl"
+        store.open_steps(log, start)
         for result in trainer.run(state, task, key, start, steps):
             state = result.state
             figures = result.metrics.items()
-            write(result.step, {k: v for k, v in figures if not k.startswith(metrics.MACHINE)})
+            kept = {k: v for k, v in figures if not k.startswith(metrics.MACHINE)}
+            store.append_log(log, [{"step": result.step, **kept}])
             checkpoints.save(result.step + 1, state, {"task": task.state()})
             (folder / "alive").touch()
     leaves = {str(i): np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}

@@ -1,31 +1,11 @@
 """Logs that are continued, and figures of the machine."""
 
 import html
-import json
 
 import pytest
 import tensorboard_events
 
 from learner.training import metrics
-
-
-def test_json_lines_go_on_where_the_checkpoint_stands(tmp_path):
-    path = tmp_path / "new" / "train.jsonl"
-    write = metrics.json_lines(path, 0)
-    for step in range(4):
-        write(step, {"loss": step / 2})
-    path.write_text(path.read_text() + '{"step": 4, "lo')  # What a kill leaves behind.
-    metrics.json_lines(path, 2)(2, {"loss": 7.0})
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    assert rows == [{"step": i, "loss": loss} for i, loss in enumerate((0.0, 0.5, 7.0))]
-
-
-def test_only_finite_figures_are_written(tmp_path):
-    write = metrics.json_lines(tmp_path / "train.jsonl", 0)
-    for value in (float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="not JSON compliant"):
-            write(0, {"kl": value})
-    assert (tmp_path / "train.jsonl").read_text() == ""
 
 
 def test_tensorboard_keeps_the_history_of_a_resumed_run(tmp_path):

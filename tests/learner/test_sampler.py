@@ -465,6 +465,7 @@ def test_an_automaton_masks_on_the_device():
         ],
         targets=[[1] * 10, [2] * 9 + [3], [3] + [0] * 9, [4] * 9 + [0], [0] * 10],
     )
+    forced = set()
     for max_rows in (64, 3):
         got = sampler(stop_token_ids=(end,), max_rows=max_rows)(
             PARAMS, PROMPTS, keys(5), 6, automaton=automaton
@@ -476,11 +477,13 @@ def test_an_automaton_masks_on_the_device():
                 listed = automaton.tokens[state].tolist()
                 mask[n, m, [token for token in listed if token >= 0]] = 0
                 before, state = state, automaton.targets[state][listed.index(got.tokens[n, m])]
-            by_force = got.tokens[n, got.lengths[n] - 1] == end and before == 4
-            assert (got.finish[n] == FinishReason.AUTOMATON) == by_force
+            if got.tokens[n, got.lengths[n] - 1] == end:
+                assert got.finish[n] == FinishReason.STOP_TOKEN
+                forced.add(before == 4)
+            else:
+                assert got.finish[n] == FinishReason.LENGTH
         assert_logprobs(got, np.maximum(forward_logits(got, 6) + mask, -1e30))
-    reasons = {FinishReason.AUTOMATON, FinishReason.STOP_TOKEN}
-    assert reasons <= set(got.finish)
+    assert forced == {False, True}
 
 
 def test_thinking_is_ended_within_its_budget():

@@ -53,15 +53,6 @@ def test_masks_and_moves_equal_the_tables():
     np.testing.assert_array_equal(masked[kept], np.asarray(logits).reshape(Q, V)[kept])
 
 
-def test_final_states_allow_nothing_but_to_stop():
-    automaton = TokenAutomaton.create(
-        [[7, -1], [7, 8], [7, 3], [7, -1]],
-        np.zeros((4, 2), int),
-        free=[False, False, False, True],
-    )
-    np.testing.assert_array_equal(automaton.final((8, 7)), [True, True, False, False])
-
-
 def test_thinking_ends_by_itself_or_is_ended():
     budget = ThinkingBudget(max_tokens=3, closing_ids=(4, 5, 10))
     then = TokenAutomaton.create([[1, 2], [11, -1]], [[1, 0], [1, 0]])

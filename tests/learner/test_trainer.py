@@ -164,7 +164,7 @@ def test_memory_is_what_lies_on_a_device(tiny_model, tiny_params, byte_tokenizer
     assert memory["state"] == on_first_device((state, frozen))
     assert memory["gradients"] == on_first_device(state.params)
     # 32 completions, over all devices.
-    c, longest = tiny_model, trainer.capacities[-1]
+    c, longest = tiny_model, trainer.sampler.capacities[-1]
     numbers = 2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * longest * 32
     assert memory["cache"] == 4 * numbers / 8
     assert longest >= 40
