@@ -109,23 +109,6 @@ def design_pairs(
     ]
 
 
-def tiny_architecture(tokenizer: Any, width: int, **options: Any) -> Qwen3Config:
-    """Qwen3 with heads of 32 and tied embeddings; `options` are those of `Qwen3Config`."""
-    return Qwen3Config(
-        vocab_size=-(-len(tokenizer) // 64) * 64,
-        hidden_size=width,
-        intermediate_size=4 * width,
-        num_attention_heads=width // 32,
-        num_key_value_heads=width // 64,
-        head_dim=32,
-        tie_word_embeddings=True,
-        max_position_embeddings=2048,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        **options,
-    )
-
-
 def build_tokenizer(family: Family, pairs: Sequence[Pair]) -> Any:
     """The family's new tokenizer, trained on texts without the family's constants."""
     texts = [text for messages, answer in pairs for text in (messages[0]["content"], answer)]
@@ -214,10 +197,19 @@ def _make(settings: settings_lib.Settings) -> None:
 
     half = _TOKENIZER_SAMPLES // 2
     tokenizer = build_tokenizer(family, solutions[:half] + designs[:half])
-    architecture = tiny_architecture(
-        tokenizer,
-        _WIDTH.value,
+    width = _WIDTH.value
+    architecture = Qwen3Config(
+        vocab_size=-(-len(tokenizer) // 64) * 64,
+        hidden_size=width,
+        intermediate_size=4 * width,
         num_hidden_layers=_LAYERS.value,
+        num_attention_heads=width // 32,
+        num_key_value_heads=width // 64,
+        head_dim=32,
+        tie_word_embeddings=True,
+        max_position_embeddings=2048,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
         scan_unroll=settings.model.scan_unroll,
         initializer_range=_INITIALIZER_RANGE.value,
     )

@@ -68,20 +68,6 @@ def _help(name: str) -> str:
     return next(x.partition(": ")[2] for x in lines if x.strip().startswith(f"{name}:"))
 
 
-def model_config(name: str, **compute: Any) -> Qwen3Config:
-    """The configuration of a published model, of a folder, or of a model on the hub.
-
-    Args:
-        compute: compute options, as of `Qwen3Config.from_hf`.
-
-    Raises:
-        ValueError: there is no such model, or an option is invalid.
-    """
-    if name.removeprefix("Qwen/") in NAMES:
-        return published(name, **compute)
-    return Qwen3Config.from_folder(hub.model_folder(name, files=["config.json"]), **compute)
-
-
 def summary(
     config: Qwen3Config, target: Target, work: Work, layout: Layout, programs: list[Program]
 ) -> dict[str, Any]:
@@ -174,7 +160,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name in options.config.split(","):
             for target in chosen:
                 dtype = options.dtype or target.chip.half
-                config = model_config(name, dtype=dtype, remat=options.remat)
+                compute = {"dtype": dtype, "remat": options.remat}
+                if name.removeprefix("Qwen/") in NAMES:
+                    config = published(name, **compute)
+                else:
+                    folder = hub.model_folder(name, files=["config.json"])
+                    config = Qwen3Config.from_folder(folder, **compute)
                 layout, programs = layout_lib.plan(config, target, work, given)
                 row = {
                     "config": name,
