@@ -20,6 +20,9 @@ from learner.training.task import prompt_indices
 from learner.training.train_state import OptimizerConfig, TrainState, abstract_train_state
 from learner.training.update import NonFiniteError, Updater, not_finite
 
+# Lengths of rows from a power of two to the next.
+_LENGTHS = 8
+
 
 @dataclasses.dataclass(frozen=True)
 class SFTConfig:
@@ -29,8 +32,9 @@ class SFTConfig:
       batch_rows: examples in one step.
       micro_batch_rows: rows that go through the model at once; a multiple of data * fsdp of the
         mesh. It changes memory and speed, never the result.
-      length_multiple: rows are padded to a multiple of this many tokens; each multiple that
-        occurs is compiled once. Rows are sorted by length first.
+      length_multiple: rows are padded to a multiple of this many tokens, long ones to fewer
+        lengths, by an eighth at most; each length that occurs is compiled once. Rows are sorted by
+        length first.
       max_completion_tokens: the longest allowed completion, stop token included.
       optimizer: the optimizer.
 
@@ -98,9 +102,8 @@ def make_batch(examples: Sequence[Example], config: SFTConfig, pad_id: int) -> l
     batches = []
     for first in range(0, len(ordered), config.micro_batch_rows):
         chosen = ordered[first : first + config.micro_batch_rows]
-        length = tokens.bucket(
-            len(chosen[-1].prompt) + len(chosen[-1].completion), config.length_multiple
-        )
+        longest = len(chosen[-1].prompt) + len(chosen[-1].completion)
+        length = tokens.geometric_bucket(longest, config.length_multiple, _LENGTHS)
         rows = pack_rows(
             [example.prompt for example in chosen],
             [[example.completion] for example in chosen],
