@@ -25,7 +25,14 @@ T = TypeVar("T")
 
 #: The default of the embedded models, in folders of `experiments/models`.
 TINY_MODEL = "tiny"
-_EMBEDDED = (TINY_MODEL, "sums", "sums_ladder", "sums_ladder_form", "sums_tiny")
+_EMBEDDED = (
+    TINY_MODEL,
+    "sums",
+    "sums_ladder",
+    "sums_ladder_contexts",
+    "sums_ladder_form",
+    "sums_tiny",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +42,8 @@ class ModelSettings:
     Attributes:
       path: the folder of a Hugging Face checkpoint; or a name on the Hugging Face hub, such as
         "Qwen/Qwen3-0.6B", which is downloaded; or an embedded model: "tiny", "sums", "sums_ladder"
-        or "sums_tiny", of the configurations of these names, or "sums_ladder_form", of the study
-        `learning_ladder`.
+        or "sums_tiny", of the configurations of these names, or "sums_ladder_form" or
+        "sums_ladder_contexts", of the studies `learning_ladder` and `contexts_ladder`.
       dtype: "float32", "bfloat16" or, for GPUs without it, "float16", of activations, matrix
         products and the base of adapters. Trained parameters are always float32: 16 bits would lose
         small updates.

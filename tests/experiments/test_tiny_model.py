@@ -11,7 +11,7 @@ from engineer import context, proposal
 from experiments import settings as settings_lib
 from experiments import warm_start
 from experiments.configs import sums, sums_ladder, sums_tiny, tiny
-from experiments.configs.studies import learning_ladder
+from experiments.configs.studies import contexts_ladder, learning_ladder
 from experiments.evidence import training_texts
 from experiments.families import demonstrations
 from experiments.families.lakes import texts as lakes
@@ -113,7 +113,7 @@ def test_a_context_of_a_real_validation_is_within_the_models_window(settings, mo
     assert isinstance(proposal.parse("no design", space), proposal.Unreadable)
 
 
-@pytest.mark.parametrize("config", [sums, sums_ladder, learning_ladder, sums_tiny])
+@pytest.mark.parametrize("config", [sums, sums_ladder, contexts_ladder, learning_ladder, sums_tiny])
 def test_a_model_of_sums_adds_and_designs_as_well_as_its_card_says(config):
     if config is sums_tiny:
         pytest.importorskip("reasoning_gym")
