@@ -26,7 +26,7 @@ EASY, HARD, STEP = 0.7, 0.3, 0.05
 START = 0.2
 """Where they start from if there is no configuration to change."""
 RATE, TEMPERATURE, EXPLORATION = 0.5, 0.05, 0.2
-"""a, t (in units of the valid rate) and e of `progress_bandit`."""
+"""a, t (in units of the valid rate) and e of `progress_bandit` and `explored`."""
 
 
 def failure_proportional(record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
@@ -95,10 +95,13 @@ def progress_bandit(record: RunRecord, space: ConfigurationSpace, seed: int) -> 
     rates = [list(seen.valid_rates(space.rows).values()) for seen in validations]
     for reward in np.abs(np.diff(rates, axis=0)):
         averages = RATE * reward + (1.0 - RATE) * averages
-    weights = np.exp((averages - averages.max()) / TEMPERATURE)
-    weights = (1.0 - EXPLORATION) * weights / weights.sum()
-    weights += EXPLORATION / len(space.rows)
-    return _divided(record, space, weights.tolist(), "progress")
+    weights = explored(np.exp((averages - averages.max()) / TEMPERATURE))
+    return _divided(record, space, weights, "progress")
+
+
+def explored(weights: np.ndarray) -> list[float]:
+    """(1 - e) w / sum(w) + e / n for n weights w, not all of them 0: no row vanishes."""
+    return ((1.0 - EXPLORATION) * weights / weights.sum() + EXPLORATION / len(weights)).tolist()
 
 
 BY_RULE: Mapping[str, Designer] = {

@@ -16,7 +16,7 @@ import numpy as np
 
 from engineer.context import Message, fitted
 from engineer.controls import exchanged, with_rows_renamed
-from engineer.curricula import EXPLORATION, TARGET_FLOOR
+from engineer.curricula import TARGET_FLOOR, explored
 from engineer.proposal import Proposal, project, render_config
 from engineer.record import RunRecord
 from engineer.space import Configuration, ConfigurationSpace
@@ -29,6 +29,7 @@ from learner.training.train_state import TrainState
 
 ROWS = 32
 """Lessons in a step."""
+_TINY = 1e-9  # Added to changes, so that they may all be 0.
 
 
 def best_in_hindsight(
@@ -41,8 +42,9 @@ def best_in_hindsight(
     - by "signal": the mean of p (1 - p) and q (1 - q), plus 0.05, so that no row vanishes:
       that of `engineer.curricula.targeted`, which the warm start demonstrates, over two
       validations;
-    - by "progress": |q - p|, the reward of teacher-student curriculum learning (arXiv 1707.00183).
-      A fifth of the set is divided equally, as there.
+    - by "progress": |q - p|, the reward of teacher-student curriculum learning (arXiv 1707.00183);
+      a fifth of the set is divided equally, as in `engineer.curricula.progress_bandit`, and all of
+      it if no rate changed.
 
     Args:
       record: of a run that has finished the round.
@@ -55,11 +57,10 @@ def best_in_hindsight(
         np.array(list(past.breakdown.valid_rates(space.rows).values())) for past in (before, after)
     )
     if by == "signal":
-        weights = (p * (1.0 - p) + q * (1.0 - q)) / 2 + TARGET_FLOOR
+        weights = ((p * (1.0 - p) + q * (1.0 - q)) / 2 + TARGET_FLOOR).tolist()
     else:
-        progress = np.abs(q - p)
-        weights = (1.0 - EXPLORATION) * progress / max(progress.sum(), 1e-9) + EXPLORATION / len(p)
-    proposed = Proposal.from_cells(after.config.cells() | space.divided(weights.tolist()))
+        weights = explored(np.abs(q - p) + _TINY)
+    proposed = Proposal.from_cells(after.config.cells() | space.divided(weights))
     return project(proposed, after.config, space)[0]
 
 

@@ -135,8 +135,8 @@ class ValidationSettings:
       seed: of the set; independent of the run's seed, so that runs are comparable.
       max_new_tokens: budget of an answer, stop token included.
       temperature: of sampling; 0 is greedy.
-      samples: sampled answers to each problem, for a smaller standard error; the greedy one always
-        comes besides.
+      samples: sampled answers to each problem, beside the greedy one, for a smaller standard error.
+        A report's intervals take all answers as independent, which those to one problem are not.
       thinking_tokens: most tokens of thinking (`training.thinking`), which a text of Qwen3's then
         ends; 0 is no limit.
     """
@@ -211,9 +211,9 @@ class EngineerSettings:
         started from), "endpoint" (any model behind a server), "fixed" (keeps the start), "random"
         (a new draw each round), "failures" (data in proportion to failures), "learnability" (in
         proportion to p (1 - p)), "target" (the same, and other numbers towards a valid rate of a
-        half), "progress" (bandit on learning progress), "staged" (a manual
-        curriculum), or "oracle" and "adversary" (the best and the worst of many configurations, by
-        short trials as in `training`).
+        half), "progress" (bandit on learning progress), "staged" (a manual curriculum), or "oracle"
+        and "adversary" (the best and the worst of many configurations, by short trials as in
+        `training`).
       start: the configuration of round 0: "random", "uniform", or a YAML file in the form of
         rounds/0/environment.yaml.
       context: the modules that a model reads: "V1" to "V6", or "own" for `modules`.

@@ -402,9 +402,14 @@ def open_log(path: Path) -> list[dict[str, Any]]:
 
 
 def append_log(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    """Appends records and syncs them to disk."""
+    """Appends records as JSON lines and syncs them to disk.
+
+    Raises:
+      ValueError: a number is NaN or infinite, which JSON cannot hold; the log stays as it was.
+    """
+    lines = [json.dumps(record, default=_of_numpy, allow_nan=False) + "\n" for record in records]
     with path.open("a") as file:
-        file.write(file_text(path, records))
+        file.writelines(lines)
         file.flush()
         os.fsync(file.fileno())
 

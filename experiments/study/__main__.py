@@ -80,6 +80,8 @@ def run(
     with ended_in_one_line():
         if TABLES_ONLY.value and not (root / "runs").is_dir():
             raise UserError(f"workdir={root}: no study is there to write tables of")
+        if _SENSITIVITY.value:
+            sensitivity.refuse_flat(Path(_SENSITIVITY.value))
         study, base = load(root)
         if _SEEDS.value is not None:
             study = study.with_seeds(_SEEDS.value)
@@ -116,8 +118,6 @@ def main(argv: Sequence[str]) -> None:
     """Computes what is missing and writes the tables."""
 
     def load(_: object) -> tuple[Study, ml_collections.ConfigDict]:
-        if _SENSITIVITY.value:
-            sensitivity.refuse_flat(Path(_SENSITIVITY.value))
         file = config_flags.get_config_filename(flags.FLAGS["config"])
         return variants.load(file), CONFIG.value
 

@@ -194,7 +194,14 @@ def detectable_difference(residual: float, seeds: int) -> float:
 
 def verdict(result: Mapping[str, Any]) -> str:
     """The result in one sentence."""
-    return paragraphs("verdict.md", result=result, seeds=SEEDS, enough=ENOUGH)[0]
+    return paragraphs(
+        "verdict.md", result=result, flat=is_flat(result), seeds=SEEDS, enough=ENOUGH
+    )[0]
+
+
+def is_flat(result: Mapping[str, Any]) -> bool:
+    """Whether best and worst differ by too little for a comparison of designers."""
+    return result["best_minus_worst"]["mean"] < ENOUGH * result["detectable"]
 
 
 def refuse_flat(folder: Path) -> None:
@@ -202,6 +209,6 @@ def refuse_flat(folder: Path) -> None:
     path = folder / "sensitivity.json"
     if not path.is_file():
         raise UserError(f"sensitivity={folder}: there is no {path.name}")
-    sentence = verdict(files.read_file(path))
-    if sentence.startswith("FLAT"):
-        raise UserError(f"sensitivity={folder}: {sentence}")
+    result = files.read_file(path)
+    if is_flat(result):
+        raise UserError(f"sensitivity={folder}: {verdict(result)}")

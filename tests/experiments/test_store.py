@@ -38,11 +38,21 @@ def test_shortened_files_are_refused(tmp_path, read, name, stated, value):
         read(tmp_path / name)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_only_finite_numbers_are_logged(tmp_path, value):
+    path = tmp_path / "train.jsonl"
+    store.open_steps(path, 0)
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        store.append_log(path, [{"step": 0}, {"step": 1, "kl": value}])
+    assert path.read_text() == ""
+
+
 def test_steps_without_gaps(tmp_path):
     path = tmp_path / "train.jsonl"
     store.open_steps(path, 0)
     store.append_log(path, [{"step": step, "reward": 0.5} for step in range(4)])
     lines = path.read_text().splitlines(keepends=True)
+    assert len(store.read_file(path)) == 4
     path.write_text("".join(lines) + '{"step": 4, "rew')  # What a kill leaves behind.
     store.open_steps(path, 3)
     assert path.read_text() == "".join(lines[:3])
