@@ -43,8 +43,9 @@ def choose_decoding(config: Qwen3Config) -> Choice:
     args = [rng.normal(size=x).astype(jnp.dtype(config.dtype)) for x in (*new, *caches)]
     angles = [np.float32(rng.uniform(size=(P, G, 1, h // 2))) for _ in range(2)]
     rows = [np.array([x], np.int32) for x in ((S - 1, 1), (0, 1), (0, S // 2))]
+    pages = jnp.array([[[0], [1]]], jnp.int32)  # One for each sample, as the reference has them.
     if wrong := problem(
-        functools.partial(cached_attention, eps=1e-6, implementation=name),
+        functools.partial(cached_attention, eps=1e-6, pages=pages, implementation=name),
         functools.partial(cached_attention, eps=1e-6),
         [*args, *angles, *rows, np.ones((2, h), np.float32)],
     ):
@@ -68,6 +69,7 @@ def cached_attention(
     norms: Array,
     *,
     eps: float,
+    pages: Array | None = None,
     implementation: str = "reference",
 ) -> tuple[Array, Array, Array]:
     """Put a token of each sample into its cache; attend to its prompt and its own tokens.
@@ -79,35 +81,39 @@ def cached_attention(
     Args:
         q: [P, G, H * h]; k, v: [P, G, K * h], projections of the token.
         prompt_keys: [P, C, K, h, T]; prompt_values: [P, C, K, T, h].
-        keys: [P, G, K, h, S]; values: [P, G, K, S, h].
+        keys: [P, G, K, h, S]; values: [P, G, K, S, h]. For kernels, [X, N, K, h, S] and
+            [X, N, K, S, h]: each of X row shards has N pages of S tokens.
         cos, sin: f32[P, G, 1, h / 2], of the rotation at the token's position.
         lengths: i32[P, C], tokens of the prompts.
         parents: i32[P, G], which prompt of its group each sample continues, less than C.
-        counts: i32[P, G], own tokens before the new one, less than S.
+        counts: i32[P, G], own tokens before the new one; there must be room for one more.
         norms: f32[2, h], scales of the norms of queries and of keys.
         eps: of these norms.
+        pages: i32[P, G, n], the pages of each sample's own tokens, in their order, for kernels.
+            Two samples may share a page only if neither's result matters.
         implementation: `choose_decoding(config).name`; kernels need S to be a multiple of `LANES`.
 
     Returns:
         Keys and values with the token in them, and [P, G, H * h] in the dtype of `q`. Scores and
         softmax are float32.
     """
-    P, G, K, h, _ = keys.shape
+    (P, G), (K, h) = counts.shape, keys.shape[2:4]
     caches = (prompt_keys, prompt_values, keys, values)
-    rows, whole = [lengths, parents, counts], []
+    rows: list[Any] = [lengths, parents, counts]
+    whole: list[Any] = []
     attend: Callable[..., Any] = _attend_reference
     if implementation == "splash":
         from learner.qwen3 import decode_tpu  # Each kernel imports Pallas for its platform.
 
         attend = functools.partial(decode_tpu.append_and_attend, eps=eps)
         cos, sin = whole_heads((cos, sin))
-        rows, whole = [*rows, cos, sin], [norms]
+        rows, whole = [*rows, cos, sin, pages], [norms]
     else:
         assert implementation in ("reference", "cudnn"), implementation
         if implementation == "cudnn":
             from learner.qwen3 import decode_gpu
 
-            attend = decode_gpu.append_and_attend
+            attend, rows = decode_gpu.append_and_attend, [*rows, pages]
         q, k, v = (x.reshape(P, G, -1, h) for x in (q, k, v))
         q, k = (
             rotate(normalize(x, scale, eps), (cos, sin))

@@ -34,25 +34,32 @@ def append_and_attend(
     lengths: Array,
     parents: Array,
     counts: Array,
+    pages: Array,
     *,
     interpret: bool = False,
 ) -> tuple[Array, ...]:
     """As the reference of `learner.qwen3.cached_attention`, but changes the cache in place.
 
-    S must be a multiple of 128, T of 16. `interpret` runs the kernels' steps one by one on any
-    platform.
+    Args:
+        keys: [X, N, K, h, S]; values: [X, N, K, S, h], pages of S tokens, a multiple of 128.
+        pages: i32[P, G, n], where each sample's own tokens are, less than X * N.
+        interpret: run the kernels' steps one by one on any platform.
+        others: as there; T must be a multiple of 16.
     """
     P, G, K, R, h = q.shape
     N, C, S, T = P * G, prompt_keys.shape[1], keys.shape[-1], prompt_keys.shape[-1]
+    n = pages.shape[-1]
     queries = (q * h**-0.5).astype(q.dtype).transpose(0, 2, 1, 3, 4).reshape(P, K, G * R, h)
     options = plgpu.CompilerParams(num_warps=4, num_stages=3)
 
     def flat(x: Array) -> Array:
         return x.reshape(-1, *x.shape[2:])
 
-    def estimate(keys: Array) -> pl.CostEstimate:
-        n = N * K * R * keys.shape[-1]
-        return pl.CostEstimate(flops=4 * n * h, transcendentals=n, bytes_accessed=2 * keys.nbytes)
+    def estimate(keys: Array, capacity: int) -> pl.CostEstimate:
+        pairs = N * K * R * capacity
+        return pl.CostEstimate(
+            flops=4 * pairs * h, transcendentals=pairs, bytes_accessed=2 * keys.nbytes
+        )
 
     def of_prompt(*shape: int) -> pl.BlockSpec:
         return pl.BlockSpec((None, None, *shape), lambda p, k, i: (p, k, 0, 0))
@@ -72,7 +79,7 @@ def append_and_attend(
         out_specs=state,
         out_shape=[jax.ShapeDtypeStruct((P * C, K, G * R, n), jnp.float32) for n in (h, 1, 1)],
         compiler_params=options,
-        cost_estimate=estimate(prompt_keys),
+        cost_estimate=estimate(prompt_keys, T),
         interpret=interpret,
     )(lengths.reshape(P * C), queries, flat(prompt_keys), flat(prompt_values))
 
@@ -85,12 +92,16 @@ def append_and_attend(
     of_group = pl.BlockSpec((None, None, G * R, h), lambda n, k: (n // G, k, 0, 0))
     of_slot = pl.BlockSpec((None,), lambda n, k: (n,))
     rows = max(_LEAST, pl.next_power_of_2(R))
-    cache = [head(h, S), head(S, h)]
+    every = math.prod(keys.shape[:2])
+    cache = [
+        pl.BlockSpec((every, None, *shape), lambda n, k: (0, k, 0, 0)) for shape in ((h, S), (S, h))
+    ]
     results = pl.pallas_call(
         functools.partial(_kernel, samples=G, queries=R, rows=rows),
         grid=(N, K),
         in_specs=[
-            *[of_slot, of_slot, of_group, head(h), head(h)],
+            *[of_slot, of_slot, pl.BlockSpec((None, n), lambda n, k: (n, 0))],
+            *[of_group, head(h), head(h)],
             *map(of_prompts, (h, 1, 1)),
             *cache,
         ],
@@ -99,17 +110,18 @@ def append_and_attend(
             *(jax.ShapeDtypeStruct(flat(x).shape, x.dtype) for x in (keys, values)),
             jax.ShapeDtypeStruct((N, K, R, h), q.dtype),
         ],
-        input_output_aliases={8: 0, 9: 1},
+        input_output_aliases={9: 0, 10: 1},
         compiler_params=options,
-        cost_estimate=estimate(keys),
+        cost_estimate=estimate(keys, n * S),
         interpret=interpret,
     )(
         *(x.reshape(N) for x in (parents, counts)),
-        *(queries, flat(k), flat(v)),
+        *(pages.reshape(N, n), queries, flat(k), flat(v)),
         *(x.reshape(P, C, *x.shape[1:]) for x in shared),
         *map(flat, (keys, values)),
     )
-    return tuple(x.reshape(P, G, *x.shape[1:]) for x in results)
+    *changed, out = results
+    return *(x.reshape(keys.shape[:2] + x.shape[1:]) for x in changed), out.reshape(q.shape)
 
 
 def _more(
@@ -124,15 +136,24 @@ def _more(
 
 
 def _over_blocks(
-    carry: tuple[Array, ...], rows: Array, keys: Any, values: Any, count: Array, block: int
+    carry: tuple[Array, ...],
+    rows: Array,
+    keys: Callable[[Array], Array],
+    values: Callable[[Array], Array],
+    count: Array,
+    block: int,
 ) -> tuple[Array, ...]:
-    """`_more` with the first `count` tokens of keys [h, n] and values [n, h] in memory."""
+    """`_more` with the first `count` tokens of keys [h, n] and values [n, h], by blocks."""
 
     def step(number: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
-        places = pl.ds(number * block, block)
         before = number * block + jnp.arange(block) < count
-        scores = jnp.where(before[None], plgpu.dot(rows, keys[:, places]), MASKED)
-        return _more(carry, scores, lambda x: plgpu.dot(x.astype(values.dtype), values[places, :]))
+        scores = jnp.where(before[None], plgpu.dot(rows, keys(number)), MASKED)
+
+        def weighted(weights: Array) -> Array:
+            these = values(number)
+            return plgpu.dot(weights.astype(these.dtype), these)
+
+        return _more(carry, scores, weighted)
 
     return jax.lax.fori_loop(0, pl.cdiv(count, block), step, carry)
 
@@ -166,7 +187,13 @@ def _prompt_kernel(
     load, store = _rows(pl.program_id(2) * rows, rows, q.shape[0])
     shape = (rows, q.shape[1])
     begin = (jnp.zeros(shape), jnp.full((rows, 1), MASKED), jnp.zeros((rows, 1)))
-    end = _over_blocks(begin, load(q), keys, values, lengths[...], block)
+
+    def of(number: Array) -> Any:
+        return pl.ds(number * block, block)
+
+    end = _over_blocks(
+        begin, load(q), lambda i: keys[:, of(i)], lambda i: values[of(i), :], lengths[...], block
+    )
     for x, value in zip((out, top, total), end, strict=True):
         store(x, value)
 
@@ -174,6 +201,7 @@ def _prompt_kernel(
 def _kernel(
     parents: Any,
     counts: Any,
+    pages: Any,
     q: Any,
     k: Any,
     v: Any,
@@ -204,8 +232,22 @@ def _kernel(
         jnp.sum(products, axis=1, keepdims=True),
         lambda x: x * new_v.astype(jnp.float32)[None],
     )
-    out, _, total = _over_blocks(carry, row, keys, values, count, _BLOCK)
+    size = keys.shape[2]
+
+    def place(token: Array, width: int) -> tuple[Any, Any]:
+        return pages[token // size], pl.ds(token % size, width)
+
+    def block_of_keys(number: Array) -> Array:
+        page, tokens = place(number * _BLOCK, _BLOCK)
+        return keys[page, :, tokens]
+
+    def block_of_values(number: Array) -> Array:
+        page, tokens = place(number * _BLOCK, _BLOCK)
+        return values[page, tokens, :]
+
+    out, _, total = _over_blocks(carry, row, block_of_keys, block_of_values, count, _BLOCK)
     _, store = _rows(0, rows, queries)
     store(result, (out / total).astype(result.dtype))
-    new_keys[:, pl.ds(count, 1)] = new_k[:, None]
-    new_values[pl.ds(count, 1), :] = new_v[None]
+    page, token = place(count, 1)
+    new_keys[page, :, token] = new_k[:, None]
+    new_values[page, token, :] = new_v[None]

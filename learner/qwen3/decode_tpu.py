@@ -42,6 +42,7 @@ def append_and_attend(
     counts: Array,
     cos: Array,
     sin: Array,
+    pages: Array,
     norms: Array,
     *,
     eps: float,
@@ -52,11 +53,12 @@ def append_and_attend(
     Args:
         q: [P, G, K * R * h], k, v: [P, G, K * h], projections.
         prompt_keys: [P, C, K, h, T]; prompt_values: [P, C, K, T, h].
-        keys: [P, G, K, h, S]; values: [P, G, K, S, h], S a multiple of `LANES`.
+        keys: [X, N, K, h, S]; values: [X, N, K, S, h], pages of S tokens, a multiple of `LANES`.
         lengths: i32[P, C], tokens of the prompts.
         parents: i32[P, G], which prompt of its group each sample continues, less than C.
-        counts: i32[P, G], own tokens before the new one, less than S.
+        counts: i32[P, G], own tokens before the new one, less than n * S.
         cos, sin: f32[P, G, h], of the rotation; the sines of the first half are negative.
+        pages: i32[P, G, n], where each sample's own tokens are, less than X * N.
         norms: f32[2, h], scales of queries and of keys.
         eps: of the norms.
         interpret: run the kernel's steps one by one on any platform.
@@ -64,7 +66,8 @@ def append_and_attend(
     Returns:
         Keys and values with the new token, and [P, G, K * R * h] in the dtype of `q`.
     """
-    P, G, K, h, S = keys.shape
+    P, G, n = pages.shape
+    K, h, S = keys.shape[2:]
     C, T, R = prompt_keys.shape[1], prompt_keys.shape[-1], q.shape[-1] // (K * h)
     own, shared = _block(S, K * h * keys.itemsize), _block(T, K * h * keys.itemsize)
     together = next(n for n in range(min(G, _SAMPLES), 0, -1) if G % n == 0)
@@ -103,24 +106,29 @@ def append_and_attend(
         return pl.BlockSpec((1, K, size, h), index)
 
     # Naming the last filled block again costs no second read.
-    def of_prompt(i: Any, j: Any, steps: Any, lengths: Any, parents: Any, counts: Any) -> Any:
+    def of_prompt(i: Any, j: Any, steps: Any, lengths: Any, *_: Any) -> Any:
         slot, block, _ = _prompt_block(lengths, i // parts, C, shared, j)
         return i // parts * C + slot, block
 
-    def of_sample(i: Any, j: Any, steps: Any, lengths: Any, parents: Any, counts: Any) -> Any:
+    def paged(row: Any, block: Any, size: int, pages: Any) -> Any:
+        number, within = jax.lax.div(block, S // size), jax.lax.rem(block, S // size)
+        return pages[row * n + number], within
+
+    def of_sample(i: Any, j: Any, steps: Any, _l: Any, _p: Any, counts: Any, pages: Any) -> Any:
         row = sample(i, j, steps)
         filled = jnp.maximum(counts[row] - 1, 0) // own
-        return row, jnp.minimum(jax.lax.rem(jnp.maximum(j - steps[0], 0), steps[1]), filled)
+        block = jnp.minimum(jax.lax.rem(jnp.maximum(j - steps[0], 0), steps[1]), filled)
+        return paged(row, block, own, pages)
 
     def newest(size: int) -> Callable[..., Any]:
-        def place(i: Any, j: Any, steps: Any, lengths: Any, parents: Any, counts: Any) -> Any:
+        def place(i: Any, j: Any, steps: Any, _l: Any, _p: Any, counts: Any, pages: Any) -> Any:
             row = sample(i, j, steps)
-            return row, counts[row] // size
+            return paged(row, counts[row] // size, size, pages)
 
         return place
 
     grid = pltpu.PrefetchScalarGridSpec(
-        num_scalar_prefetch=4,
+        num_scalar_prefetch=5,
         grid=(P * parts, first + together * each),
         in_specs=[
             *map(of_part, (K * R * h, K * h, K * h, h, h)),
@@ -144,22 +152,22 @@ def append_and_attend(
         functools.partial(_kernel, parts=parts, prompts=C, rows=rows, eps=eps),
         grid_spec=grid,
         out_shape=[*cache, jax.ShapeDtypeStruct((P * parts, together, K * R * h), q.dtype)],
-        input_output_aliases={12: 0, 13: 1},  # Arguments count from `steps` on.
+        input_output_aliases={13: 0, 14: 1},  # Arguments count from `steps` on.
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
         cost_estimate=pl.CostEstimate(
-            flops=4 * P * G * K * R * h * (S + C * T),
-            transcendentals=P * G * K * R * (S + C * T),
+            flops=4 * P * G * K * R * h * (n * S + C * T),
+            transcendentals=P * G * K * R * (n * S + C * T),
             bytes_accessed=sum(x.nbytes for x in (keys, values, prompt_keys, prompt_values)),
         ),
         interpret=interpret,
     )(
         jnp.stack([first, each]),
-        *(x.reshape(-1) for x in (lengths, parents, counts)),
+        *(x.reshape(-1) for x in (lengths, parents, counts, pages)),
         *map(by_part, (q, k, v, cos, sin)),
         norms,
         *map(flat, (prompt_keys, prompt_values, keys, values)),
     )
-    return *(x.reshape(P, G, *x.shape[1:]) for x in changed), out.reshape(q.shape)
+    return *(x.reshape(keys.shape[:2] + x.shape[1:]) for x in changed), out.reshape(q.shape)
 
 
 def _block(capacity: int, token_bytes: int) -> int:
@@ -188,6 +196,7 @@ def _kernel(
     lengths: Any,
     parents: Any,
     counts: Any,
+    _pages: Any,
     q: Any,
     k: Any,
     v: Any,

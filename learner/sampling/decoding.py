@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from learner.qwen3.attention import LANES, choose, self_attention
+from learner.qwen3.attention import choose, self_attention
 from learner.qwen3.cached_attention import cached_attention, choose_decoding
 from learner.qwen3.config import Qwen3Config
 from learner.qwen3.model import Block, Params, RMSNorm, embed, merged
@@ -25,6 +25,9 @@ from learner.qwen3.rotary import rope_angles
 
 class Cache(NamedTuple):
     """Keys and values, one array per layer: of P x C prompts, or of P x G samples' own tokens.
+
+    With a kernel, own tokens are in pages of S tokens, N for each of X row shards, in place of
+    P x G: `learner.sampling.pages`.
 
     Keys have their tokens last, so that scores and weighted sums are products of plain matrices:
     on a CPU several times faster than with tokens before heads.
@@ -63,7 +66,7 @@ def decoding_params(params: Params, config: Qwen3Config) -> Params:
 
 
 def empty_cache(config: Qwen3Config, slots: tuple[int, int], capacity: int) -> Cache:
-    """A cache for (P, C) prompts or (P, G) samples of up to `capacity` tokens."""
+    """A cache for (P, C) prompts or (P, G) samples of up to `capacity` tokens, or (X, N) pages."""
 
     def layers(*shape: int) -> tuple[Array, ...]:
         shape = (*slots, config.num_key_value_heads, *shape)
@@ -123,6 +126,7 @@ def decode_step(
     rope: tuple[Array, Array],
     tokens: Array,
     counts: Array,
+    pages: Array | None = None,
 ) -> tuple[Cache, Array]:
     """Run one token of every sample.
 
@@ -134,14 +138,15 @@ def decode_step(
         cache: of the samples.
         rope: `rope_angles` of all T + S positions.
         tokens: i32[P, G], the newest token; the last one of the prompt at first.
-        counts: i32[P, G], tokens of the sample before it, less than S. 0 at first.
+        counts: i32[P, G], tokens of the sample before it. 0 at first.
+        pages: i32[P, G, n], of the cache, that hold each sample's tokens; a kernel reads them.
 
     Returns:
         The cache with that token in it, and the final hidden states [P, G, D].
     """
     positions = jnp.take_along_axis(lengths, parents, axis=1) + counts
     rope = jax.tree.map(lambda table: table.at[positions].get(mode="promise_in_bounds"), rope)
-    implementation = choose_decoding(config).name if cache.capacity % LANES == 0 else "reference"
+    implementation = "reference" if pages is None else choose_decoding(config).name
     keys, values = list(cache.keys), list(cache.values)
 
     x = embed(params["embedding"], tokens, config)
@@ -164,6 +169,7 @@ def decode_step(
                 counts,
                 norms,
                 eps=config.rms_norm_eps,
+                pages=pages,
                 implementation=implementation,
             )
             return out.reshape(*q.shape)

@@ -19,9 +19,9 @@ each samples its part of the prompts in slots of its own on its own devices
 
 Few shapes are compiled: numbers of slots are fixed during a call, the capacity for completions has
 two sizes for each power of two, that for prompts four, and prompts are prefilled in powers of two.
-Kernels read only what is filled, so with a kernel there are just two capacities for completions,
-whose segments compile in parallel while prompts are prefilled, and the capacity for prompts is the
-largest so far.
+Kernels read only what is filled. So with a kernel the cache consists of pages
+(`learner.sampling.pages`), its one segment compiles while prompts are prefilled, and the capacity
+for prompts is the largest so far.
 """
 
 import contextlib
@@ -50,6 +50,7 @@ from learner.sampling import decoding, slots
 from learner.sampling.decoding import Cache
 from learner.sampling.distribution import SamplingParams
 from learner.sampling.interrupted import InterruptedCalls
+from learner.sampling.pages import Pages
 from learner.sampling.slots import KEY_IMPL, RUNNING, FinishReason, Request, Schedule, Sequences
 from learner.sampling.token_automaton import TokenAutomaton
 from learner.tokens import geometric_bucket, pad_right
@@ -60,8 +61,8 @@ _PREFILL_TOKENS = 1 << 14
 # The capacity for prompts is a multiple of at least this many tokens.
 _PROMPT_MULTIPLE = 32
 
-# The capacity for completions that a kernel reads is at least this many tokens.
-_LEAST_CAPACITY = 1024
+# Most tokens of a page.
+_PAGE = 512
 
 # Where others wait, a segment ends when this fraction of the sequence slots is free.
 _REFILL_FRACTION = 1 / 8
@@ -120,6 +121,9 @@ class Sampler:
         pad_id: fills prompts and ended completions.
         max_rows: completions that run at a time; bounds the cache. Any number of completions may
             be asked for: the next begins where one has ended.
+        cache_fraction: of the memory that `max_rows` completions of `max_new_tokens` take, with a
+            kernel. 1 is enough for any; below it, completions wait for memory, or lose theirs and
+            begin again.
         segment_tokens: tokens that the device generates before it returns to the host.
         vocab_size: ids from there on are never sampled (a tokenizer may know fewer ids than the
             model has rows); None allows all.
@@ -137,6 +141,7 @@ class Sampler:
         pad_id: int,
         *,
         max_rows: int = 512,
+        cache_fraction: float = 1.0,
         segment_tokens: int = 32,
         vocab_size: int | None = None,
         interrupted: InterruptedCalls | None = None,
@@ -154,6 +159,8 @@ class Sampler:
         ):
             if not least <= value <= most:
                 raise ValueError(f"{name}={value}: allowed are integers from {least} to {most}")
+        if not 0 < cache_fraction <= 1:
+            raise ValueError(f"cache_fraction={cache_fraction}: allowed are numbers in (0, 1]")
         self.config = config
         self.mesh = mesh
         self.sampling = sampling
@@ -162,6 +169,7 @@ class Sampler:
         self.vocab_size = limit
         self._interrupted = interrupted
         self._steps = min(segment_tokens, sampling.max_new_tokens)
+        self._cache_fraction = cache_fraction
         self._prompt_capacity = 0
         self._compiled: dict[Any, Future[Callable[..., Any]]] = {}
         # What follows is compiled when it is first called.
@@ -253,6 +261,8 @@ class Sampler:
             ]
             for row, start, tokens, logprobs, finish in self._run(decoding_copy, left, automaton):
                 end = start + len(tokens)
+                if start < mine.lengths[row]:  # It began again.
+                    mine.tokens[row], mine.logprobs[row] = self.pad_id, 0
                 mine.tokens[row, start:end] = tokens
                 mine.logprobs[row, start:end] = logprobs
                 mine.lengths[row] = end
@@ -275,7 +285,8 @@ class Sampler:
     ) -> Iterator[Chunk]:
         """One completion to every prompt, in chunks as they are generated.
 
-        The tokens, arguments and errors are those of `__call__`.
+        The tokens, arguments and errors are those of `__call__`. A completion that loses its
+        memory begins again with a chunk that starts at 0, only with a `cache_fraction` below 1.
         """
         requests = self._requests(prompts, keys)
         return self._run(self._decoding_copy(params), requests, self._automaton())
@@ -297,17 +308,19 @@ class Sampler:
             needed.
         """
         capacity = _capacity(prompt_length)
-        *smaller, longest = self.capacities
+        smaller = self.capacities[:-1]
         groups, sequence_slots, prompt_slots = counts = self._slots(num_prompts, num_samples)
+        pages = self._pages(groups, sequence_slots)
         batch = self._padded_rows(min(groups, self._prefill_rows(capacity)))
 
         def rows() -> Any:
             ids = jnp.zeros(batch, jnp.int32)
-            return (jnp.zeros((batch, capacity), jnp.int32), ids), Sequences.idle(*counts)
+            idle = Sequences.idle(*counts, pages.per_sequence)
+            return (jnp.zeros((batch, capacity), jnp.int32), ids), idle
 
         prompts, state = jax.jit(rows, out_shardings=self._rows).eval_shape()
         prompt_cache = self.new_cache.eval_shape((groups, prompt_slots), capacity)
-        cache = self.new_cache.eval_shape((groups, sequence_slots), longest)
+        cache = self.new_cache.eval_shape(*self._cache_shape(pages, (groups, sequence_slots)))
         whole = self.prepare.eval_shape(params)
         floor = jax.ShapeDtypeStruct((), jnp.int32)
         with sharding.use(self.mesh):
@@ -319,13 +332,17 @@ class Sampler:
             }
             if smaller:
                 cache = self.new_cache.eval_shape((groups, sequence_slots), smaller[-1])
-                programs["resize"] = self.resize.lower(cache, longest)
+                programs["resize"] = self.resize.lower(cache, self.capacities[-1])
         return programs
 
     @property
     def capacities(self) -> list[int]:
         """Tokens of a completion that a cache may hold; decoding is compiled for each in use."""
-        return sorted({self._own_capacity(n + 1) for n in range(self.sampling.max_new_tokens)})
+        longest = self.sampling.max_new_tokens
+        if self._has_kernel:
+            pages = self._pages(self._row_shards, 1)
+            return [pages.per_sequence * pages.size]
+        return sorted({self._own_capacity(n + 1) for n in range(longest)})
 
     def memory(self, params: Params, num_prompts: int, num_samples: int) -> dict[str, int]:
         """Bytes of one device that a call takes besides the parameters and the prompts' cache.
@@ -338,7 +355,8 @@ class Sampler:
             "weights" for decoding, and "cache" for the longest completions.
         """
         counts = self._slots(-(-num_prompts // jax.process_count()), num_samples)[:2]
-        cache = self.new_cache.eval_shape(counts, self.capacities[-1])
+        shape = self._cache_shape(self._pages(*counts), counts)
+        cache = self.new_cache.eval_shape(*shape)
         whole = self.prepare.eval_shape(params)
         return {"weights": sharding.device_bytes(whole), "cache": sharding.device_bytes(cache)}
 
@@ -362,25 +380,29 @@ class Sampler:
             self._prompt_capacity = prompt_capacity
         prompt_cache = self.new_cache((groups, prompt_slots), prompt_capacity)
         cache: Cache | None = None
-        state = Sequences.idle(groups, sequence_slots, prompt_slots)
-        segments = self._segments(params, prompt_cache, state, automaton)
+        pages = self._pages(groups, sequence_slots)
+        state = Sequences.idle(groups, sequence_slots, prompt_slots, pages.per_sequence)
+        segment = self._segment(params, prompt_cache, state, automaton, pages)
         schedule = Schedule(requests, (groups, prompt_slots))
         while True:
-            prompt_cache = self._fill(params, prompt_cache, schedule.refill(state))
+            pages.release(state)
+            prompt_cache = self._fill(params, prompt_cache, schedule.refill(state, pages.admits))
+            for slot in pages.provide(state, self._steps):
+                schedule.begin_again(state, slot)
             running = state.finish == RUNNING
             if not running.any():
                 return
             needed = int(np.minimum(state.counts + self._steps, state.budgets)[running].max())
-            wanted = self._own_capacity(needed)
+            shape, wanted = self._cache_shape(pages, (groups, sequence_slots), needed)
             if cache is None:
-                cache = self.new_cache((groups, sequence_slots), wanted)
+                cache = self.new_cache(shape, wanted)
             elif not cache.capacity // 2 < wanted <= cache.capacity:
                 cache = self.resize(cache, wanted)
             refill = max(1, int(_REFILL_FRACTION * running.size))
             floor = max(0, int(running.sum()) - refill) if schedule.waits else 0
             rows, starts = schedule.rows(state), state.counts
             with sharding.use(self._local_mesh):
-                cache, *out = segments(cache.capacity)(
+                cache, *out = segment()(
                     params,
                     prompt_cache,
                     cache,
@@ -402,32 +424,36 @@ class Sampler:
                     finish=None if finish == RUNNING else FinishReason(finish),
                 )
 
-    def _segments(
-        self, params: Params, prompts: Cache, state: Sequences, automaton: TokenAutomaton | None
-    ) -> Callable[[int], Callable[..., Any]]:
-        """The segment for each capacity of a call; with a kernel all begin to compile at once."""
+    def _segment(
+        self,
+        params: Params,
+        prompts: Cache,
+        state: Sequences,
+        automaton: TokenAutomaton | None,
+        pages: Pages,
+    ) -> Callable[[], Callable[..., Any]]:
+        """Returns the compiled segment of a call; with a kernel it compiles from now on."""
         if not self._has_kernel:
-            return lambda capacity: self.segment
+            return lambda: self.segment
         args = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
             (params, prompts, jax.device_put(state, self._rows), automaton),
         )
-        shapes = tuple(x.shape for x in jax.tree.leaves((prompts.keys[0], state, automaton)))
+        cache = self.new_cache.eval_shape(*self._cache_shape(pages, state.last.shape))
+        floor = jax.ShapeDtypeStruct((), jnp.int32)
 
-        def compiled(capacity: int) -> Callable[..., Any]:
+        def compiled() -> Callable[..., Any]:
             params, prompts, state, automaton = args
-            cache = self.new_cache.eval_shape(state.last.shape, capacity)
-            floor = jax.ShapeDtypeStruct((), jnp.int32)
             with sharding.use(self._local_mesh):
                 lowered = self.segment.lower(params, prompts, cache, state, automaton, floor)
             return lowered.compile()
 
-        if (shapes, self.capacities[0]) not in self._compiled:
-            threads = ThreadPoolExecutor()
-            for capacity in self.capacities:
-                self._compiled[shapes, capacity] = threads.submit(compiled, capacity)
-            threads.shutdown(wait=False)
-        return lambda capacity: self._compiled[shapes, capacity].result()
+        shapes = tuple(x.shape for x in jax.tree.leaves((prompts.keys[0], state, automaton)))
+        if shapes not in self._compiled:
+            thread = ThreadPoolExecutor(1)
+            self._compiled[shapes] = thread.submit(compiled)
+            thread.shutdown(wait=False)
+        return self._compiled[shapes].result
 
     def _fill(self, params: Params, cache: Cache, prompts: dict[int, Sequence[int]]) -> Cache:
         """Prefill the prompts of these slots."""
@@ -512,12 +538,24 @@ class Sampler:
         return choose_decoding(self.config).name != "reference"
 
     def _own_capacity(self, tokens: int) -> int:
-        """The cache's capacity for completions of up to `tokens` tokens."""
+        """The capacity of a cache without pages for completions of up to `tokens` tokens."""
+        return min(geometric_bucket(tokens, 32, 2), self.sampling.max_new_tokens)
+
+    def _pages(self, groups: int, sequence_slots: int) -> Pages:
+        """Pages for these slots of this process; without a kernel, none."""
         longest = self.sampling.max_new_tokens
-        if not self._has_kernel:
-            return min(geometric_bucket(tokens, 32, 2), longest)
-        quarter = max(_LEAST_CAPACITY, -(-longest // 4))
-        return -(-(quarter if tokens <= quarter < longest else longest) // LANES) * LANES
+        size = min(_PAGE, -(-longest // LANES) * LANES)
+        per_sequence = -(-longest // size) if self._has_kernel else 0
+        shards = sharding.num_row_shards(self._local_mesh)
+        return Pages(groups, sequence_slots, shards, per_sequence, size, self._cache_fraction)
+
+    def _cache_shape(
+        self, pages: Pages, slots: tuple[int, int], tokens: int | None = None
+    ) -> tuple[tuple[int, int], int]:
+        """What `new_cache` takes for the own tokens of completions; `tokens` None for the most."""
+        if pages.per_sequence:
+            return (sharding.num_row_shards(self._local_mesh), pages.count), pages.size
+        return slots, self._own_capacity(tokens or self.sampling.max_new_tokens)
 
     def _slots(self, num_prompts: int, num_samples: int) -> tuple[int, int, int]:
         """`slot_counts` of this process in a call, for its prompts."""

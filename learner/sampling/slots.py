@@ -8,7 +8,7 @@ when enough sequences have ended and others wait; between segments the host refi
 import collections
 import enum
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -78,14 +78,16 @@ class Sequences(NamedTuple):
     finish: Any  # i32[P, G], a FinishReason, or RUNNING
     prompt_lengths: Any  # i32[P, C], without their last tokens; 0 where no sample needs the prompt
     key_data: Any  # u32[P, G, 2], of their prompts
+    pages: Any  # i32[P, G, n], of the cache, that hold their tokens; n is 0 without a kernel
 
     @classmethod
-    def idle(cls, groups: int, sequence_slots: int, prompt_slots: int) -> Self:
-        """Slots without a completion."""
+    def idle(cls, groups: int, sequence_slots: int, prompt_slots: int, pages: int = 0) -> Self:
+        """Slots without a completion, for completions of up to `pages` pages."""
         per_sequence = [np.zeros((groups, sequence_slots), np.int32) for _ in range(7)]
         lengths = np.zeros((groups, prompt_slots), np.int32)
         key_data = np.zeros((groups, sequence_slots, 2), np.uint32)
-        return cls._make([*per_sequence, lengths, key_data])
+        table = np.zeros((groups, sequence_slots, pages), np.int32)
+        return cls._make([*per_sequence, lengths, key_data, table])
 
     def start(self, slot: tuple[int, int], request: Request, sample: int, parent: int) -> None:
         """Begin a completion in a sequence slot; writes into the host's arrays."""
@@ -117,19 +119,33 @@ class Schedule:
         self._lengths = np.array([len(request.prompt) - 1 for request in requests], np.int32)
         self._owners = np.full(slots, -1)  # the request in each prompt slot
         self._next = np.full(slots, self._num_samples)  # its next sample to begin
+        # Prompt slot and sample of those that begin once more, by group.
+        self._again = [collections.deque[tuple[int, int]]() for _ in range(slots[0])]
 
     @property
     def waits(self) -> bool:
         """Whether a sample has not begun yet."""
-        return bool(self._waiting) or bool((self._next < self._num_samples).any())
+        following = bool((self._next < self._num_samples).any())
+        return bool(self._waiting) or following or any(self._again)
 
     def rows(self, state: Sequences) -> np.ndarray:
         """i64[P, G], number of the completion running in each sequence slot, prompt-major."""
         owners = np.take_along_axis(self._owners, state.parents, axis=1)
         return owners * self._num_samples + state.samples
 
-    def refill(self, state: Sequences) -> dict[int, Sequence[int]]:
+    def begin_again(self, state: Sequences, slot: tuple[int, int]) -> None:
+        """Give up the sample in a sequence slot; `refill` begins it anew. Changes the state."""
+        self._again[slot[0]].append((int(state.parents[slot]), int(state.samples[slot])))
+        state.finish[slot] = FinishReason.LENGTH  # Like all that is free.
+
+    def refill(
+        self, state: Sequences, admits: Callable[[Sequences, int], bool]
+    ) -> dict[int, Sequence[int]]:
         """Begin samples in free sequence slots; changes the state.
+
+        Args:
+            state: of all slots.
+            admits: whether the cache takes one more sample in a group, given the state so far.
 
         Returns:
             The prompts to prefill, by prompt slot of all P * C.
@@ -138,8 +154,14 @@ class Schedule:
         free = state.finish != RUNNING
         # Groups with the most free slots first: a prompt's samples should run side by side.
         for group in map(int, np.argsort(-free.sum(axis=1), kind="stable")):
-            following, owners = self._next[group], self._owners[group]
+            following, owners, again = self._next[group], self._owners[group], self._again[group]
             for column in map(int, np.flatnonzero(free[group])):
+                if not admits(state, group):
+                    break
+                if again:
+                    parent, sample = again.popleft()
+                    state.start((group, column), self._requests[owners[parent]], sample, parent)
+                    continue
                 if following.min() == self._num_samples:
                     needed = state.parents[group][state.finish[group] == RUNNING]
                     unused = np.setdiff1d(np.arange(following.size), needed)
@@ -190,7 +212,8 @@ def segment(
     """
     # Made once: in every step, XLA's CPU backend would fuse the cosines and sines into every layer
     # and compute them there for every head, a twentieth of the time of a small model.
-    rope = rotary.rope_angles(jnp.arange(prompts.capacity + cache.capacity), config)
+    own = cache.capacity * max(1, sequences.pages.shape[-1])
+    rope = rotary.rope_angles(jnp.arange(prompts.capacity + own), config)
     fold = jax.vmap(jax.vmap(jax.random.fold_in))
     keys = fold(jax.random.wrap_key_data(sequences.key_data, impl=KEY_IMPL), sequences.samples)
     stops = jnp.array(sampling.stop_token_ids, jnp.int32)
@@ -202,7 +225,7 @@ def segment(
     def body(carry: _Carry) -> _Carry:
         step, cache, sequences, tokens, logprobs = carry
         running = sequences.finish == RUNNING
-        # An ended sequence writes to place 0, which nothing else reads, and reads no further.
+        # An ended sequence writes to its place 0, which nothing else reads, and reads no further.
         places = jnp.where(running, sequences.counts, 0)
         cache, hidden = decoding.decode_step(
             params,
@@ -214,6 +237,7 @@ def segment(
             rope,
             sequences.last,
             places,
+            sequences.pages if sequences.pages.shape[-1] else None,
         )
         logits = limit_vocabulary(model.output_logits(params, config, hidden), vocab_size)
         if automaton is not None:

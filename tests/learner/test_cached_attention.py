@@ -16,6 +16,7 @@ from learner.qwen3.cached_attention import cached_attention, choose_decoding
 from learner.qwen3.config import Qwen3Config
 from learner.sampling.distribution import SamplingParams
 from learner.sampling.sampler import Sampler
+from learner.sampling.slots import Schedule
 
 MODULES = {"splash": decode_tpu, "cudnn": decode_gpu}
 
@@ -46,18 +47,21 @@ EDGES = [0, 1, 15, 16, 127, 128, 129, 255, 256, 511, 512, 640, 767]
 
 @pytest.mark.parametrize("name", MODULES)
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "T", "capacity", "dtype"),
+    ("heads", "kv_heads", "T", "capacity", "page", "dtype"),
     [
-        (4, 2, 384, 768, "float32"),
-        (2, 2, 96, 128, "bfloat16"),
-        (4, 1, 160, 1024, "bfloat16"),
-        (6, 1, 32, 128, "float32"),
+        (4, 2, 384, 768, 256, "float32"),
+        (2, 2, 96, 128, 128, "bfloat16"),
+        (4, 1, 160, 1024, 1024, "bfloat16"),
+        (6, 1, 32, 256, 128, "float32"),
     ],
 )
 def test_the_kernel_equals_the_reference(
-    interpreted, monkeypatch, name, heads, kv_heads, T, capacity, dtype
+    interpreted, monkeypatch, name, heads, kv_heads, T, capacity, page, dtype
 ):
-    """Output and cache, for all lengths, groupings and dtypes, of more samples than go together."""
+    """Output and cache, for all lengths, groupings and dtypes, of more samples than go together.
+
+    The kernel's cache has pages in any order, and more than are used.
+    """
     monkeypatch.setattr(decode_tpu, "_SAMPLES", 4)
     rng = np.random.default_rng(0)
     P, C, h = 2, 3, 128
@@ -86,7 +90,17 @@ def test_the_kernel_equals_the_reference(
         1 + normal(2, h).astype(jnp.float32) / 8,
     )
     want = cached_attention(*args, eps=1e-6)
-    got = cached_attention(*args, eps=1e-6, implementation=name)
+    pages = 3 + rng.permutation(counts.size * (capacity // page)).reshape(P, G, -1)
+    in_pages = [into_pages(x, pages, axis) for x, axis in ((args[5], -1), (args[6], -2))]
+    *got, out = cached_attention(
+        *args[:5],
+        *in_pages,
+        *args[7:],
+        eps=1e-6,
+        pages=jnp.asarray(pages, jnp.int32),
+        implementation=name,
+    )
+    got = [*(out_of_pages(x, pages, axis) for x, axis in zip(got, (-1, -2), strict=True)), out]
     filled = np.arange(capacity) <= counts[..., None]
     for axis, mine, theirs in ((-1, got[0], want[0]), (-2, got[1], want[1])):
         mask = filled[:, :, None, None] if axis == -1 else filled[:, :, None, :, None]
@@ -99,6 +113,21 @@ def test_the_kernel_equals_the_reference(
     )
 
 
+def into_pages(cache, pages, axis):
+    """[P, G, K, ...] as [1, N, K, ...] of pages, NaN where there is no token of a sample."""
+    of_samples = np.split(np.asarray(cache, np.float32), pages.shape[2], axis=axis)
+    parts = np.stack(of_samples, axis=2)
+    found = np.full((3 + pages.size, *parts.shape[3:]), np.nan, np.float32)
+    found[pages] = parts
+    return jnp.asarray(found[None], cache.dtype)
+
+
+def out_of_pages(cache, pages, axis):
+    """The inverse of `into_pages`."""
+    parts = np.asarray(cache, np.float32)[0][pages]
+    return np.concatenate([parts[:, :, i] for i in range(pages.shape[2])], axis=axis)
+
+
 @pytest.mark.parametrize("name", MODULES)
 def test_the_first_token_of_prompts_of_one_token(interpreted, name):
     """No prompt and no sample has a token in the cache: attention is to the new token alone."""
@@ -108,20 +137,30 @@ def test_the_first_token_of_prompts_of_one_token(interpreted, name):
     caches = [jnp.zeros((P, n, K, *shape)) for n in (C, G) for shape in ((h, S), (S, h))]
     angles = [jnp.asarray(rng.uniform(size=(P, G, 1, h // 2)), jnp.float32) for _ in range(2)]
     rows = [jnp.zeros((P, n), jnp.int32) for n in (C, G, G)]
+    caches[2:] = [x.reshape(1, P * G, *x.shape[2:]) for x in caches[2:]]
     _, values, out = cached_attention(
-        *new, *caches, *angles, *rows, jnp.ones((2, h)), eps=1e-6, implementation=name
+        *new,
+        *caches,
+        *angles,
+        *rows,
+        jnp.ones((2, h)),
+        eps=1e-6,
+        pages=jnp.arange(P * G, dtype=jnp.int32).reshape(P, G, 1),
+        implementation=name,
     )
     value = new[2].reshape(P, G, K, h)
-    chex.assert_trees_all_close(values[:, :, :, 0], value)
+    chex.assert_trees_all_close(values.reshape(P, G, K, S, h)[:, :, :, 0], value)
     chex.assert_trees_all_close(out, jnp.repeat(value, 2, axis=2).reshape(P, G, -1), atol=1e-6)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("fraction", [1.0, 0.75])
 @pytest.mark.parametrize("name", MODULES)
-def test_samples_are_those_of_the_reference(interpreted, monkeypatch, name):
-    """A whole call, slots refilled and the cache grown past 128 tokens, on a mesh of four.
+def test_samples_are_those_of_the_reference(interpreted, monkeypatch, name, fraction):
+    """A whole call, slots refilled and completions of two pages, on a mesh of four.
 
-    Two groups of two slots each, so that prompts wait and the second prompt slots are used.
+    Two groups of two slots each, so that prompts wait and the second prompt slots are used. With
+    three pages for the two slots of a shard, one completion loses its page and begins again.
     """
     config = Qwen3Config(
         vocab_size=160,
@@ -139,14 +178,23 @@ def test_samples_are_those_of_the_reference(interpreted, monkeypatch, name):
     prompts = [[1, 2, 5], [4, 9, 8, 7], [6], [7, 7], [2, 8, 1, 1, 3]]
 
     def sample():
-        sampler = Sampler(config, mesh, sampling, 0, max_rows=4, segment_tokens=44)
+        sampler = Sampler(
+            config, mesh, sampling, 0, max_rows=4, cache_fraction=fraction, segment_tokens=44
+        )
         return sampler(params, prompts, jax.random.split(jax.random.key(1), 5), num_samples=2)
+
+    again = []
+    begin_again = Schedule.begin_again
+    monkeypatch.setattr(
+        Schedule, "begin_again", lambda *args: (again.append(args[-1]), begin_again(*args))
+    )
 
     want = sample()
     choose_kernel(monkeypatch, name)
-    monkeypatch.setattr("learner.sampling.sampler._LEAST_CAPACITY", 128)
+    monkeypatch.setattr("learner.sampling.sampler._PAGE", 128)
     assert choose_decoding(config).name == name
     got = sample()
+    assert bool(again) == (fraction < 1)
     assert want.lengths.max() == 132
     assert want.lengths.min() < 100
     chex.assert_trees_all_equal(got.tokens, want.tokens)
@@ -155,16 +203,15 @@ def test_samples_are_those_of_the_reference(interpreted, monkeypatch, name):
 
 
 @pytest.mark.parametrize(
-    ("longest", "capacities"),
-    [(100, [128]), (1024, [1024]), (4096, [1024, 4096]), (32768, [8192, 32768])],
+    ("longest", "capacity"), [(100, 128), (512, 512), (600, 1024), (4096, 4096), (32768, 32768)]
 )
-def test_with_a_kernel_there_are_two_capacities(monkeypatch, tiny_model, longest, capacities):
+def test_with_a_kernel_there_is_one_capacity(monkeypatch, tiny_model, longest, capacity):
     choose_kernel(monkeypatch, "splash")
     config = dataclasses.replace(
         tiny_model, attention="splash", head_dim=128, max_position_embeddings=2 * longest
     )
     sampler = Sampler(config, sharding.make_mesh(), SamplingParams(max_new_tokens=longest), 0)
-    assert sampler.capacities == capacities
+    assert sampler.capacities == [capacity]
     choose_decoding.cache_clear()
 
 
