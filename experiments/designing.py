@@ -74,7 +74,7 @@ def design_completer(settings: Settings, family: Family, policy: Policy) -> Comp
         top_k=engineer.top_k,
         thinking=limit,
     )
-    return policy.completer(sampling, settings.training.sampling_rows, **options)
+    return policy.completer(sampling, settings.training, **options)
 
 
 def _budget(engineer: EngineerSettings, policy: Policy) -> ThinkingBudget | None:

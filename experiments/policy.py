@@ -18,6 +18,7 @@ from learner.sampling.completer import Completer
 from learner.sampling.interrupted import InterruptedCalls
 from learner.sampling.sampler import SamplingParams
 from learner.training import lora
+from learner.training.grpo_config import GRPOConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,10 +39,23 @@ class Policy:
     generation_config: Mapping[str, Any] | None = None
     interrupted: InterruptedCalls | None = None
 
-    def completer(self, sampling: SamplingParams, max_rows: int, **options: Any) -> Completer:
-        """Makes a completer of chats; `options` are those of `Completer`."""
-        model = self.config, self.mesh, self.tokenizer
-        return Completer(*model, sampling, max_rows, interrupted=self.interrupted, **options)
+    def completer(
+        self, sampling: SamplingParams, training: GRPOConfig, **options: Any
+    ) -> Completer:
+        """Makes a completer of chats, with the slots and the cache that training has.
+
+        `options` are those of `Completer`.
+        """
+        return Completer(
+            self.config,
+            self.mesh,
+            self.tokenizer,
+            sampling,
+            training.sampling_rows,
+            cache_fraction=training.cache_fraction,
+            interrupted=self.interrupted,
+            **options,
+        )
 
     def save(self, folder: Path, params: Any, dtype: str | None) -> None:
         """Writes a Hugging Face checkpoint, adapters merged; see `weights.save`."""

@@ -69,6 +69,7 @@ FREE = (
     "training.micro_batch_rows",
     "training.completions_per_row",
     "training.sampling_rows",
+    "training.cache_fraction",
     "training.length_multiple",
     "engineer.endpoint.",
     "engineer.judge.",

@@ -58,7 +58,7 @@ def validation_completers(settings: Settings, policy: Policy) -> tuple[Completer
                 temperature=temperature,
                 thinking=tokens.thinking_budget(policy.tokenizer, limit) if limit else None,
             ),
-            settings.training.sampling_rows,
+            settings.training,
             thinking=settings.training.thinking,
         )
         for temperature in (validation.temperature, 0.0)

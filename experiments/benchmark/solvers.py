@@ -28,6 +28,7 @@ from learner import checks, hub, tokens
 from learner.qwen3 import weights
 from learner.sampling.completer import Completer
 from learner.sampling.sampler import SamplingParams
+from learner.training.grpo_config import GRPOConfig
 from mapf_jax.padding import BLOCK
 
 ENDPOINT = "endpoint:"
@@ -248,7 +249,7 @@ class LocalSolver(Solver):
                 settings.model,
                 settings.mesh,
                 self._sampling,
-                settings.training.sampling_rows,
+                settings.training,
                 *thought,
             )
             if self._checkpoint is None:
@@ -387,7 +388,7 @@ def _load(
     model: ModelSettings,
     mesh: MeshSettings,
     sampling: SamplingParams,
-    rows: int,
+    training: GRPOConfig,
     thinking: bool,
     thinking_tokens: int,
 ) -> tuple[Policy, Completer]:
@@ -396,7 +397,7 @@ def _load(
     if thinking_tokens:
         budget = tokens.thinking_budget(policy.tokenizer, thinking_tokens)
         sampling = dataclasses.replace(sampling, thinking=budget)
-    return policy, policy.completer(sampling, rows, thinking=thinking)
+    return policy, policy.completer(sampling, training, thinking=thinking)
 
 
 def _fingerprint(folder: Path) -> dict[str, str]:

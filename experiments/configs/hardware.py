@@ -47,6 +47,7 @@ def get_config(name: str = "Qwen3-0.6B@h200") -> ml_collections.ConfigDict:
     config.mesh.data, config.mesh.fsdp, config.mesh.tensor = data, fsdp, tensor
     config.training.micro_batch_rows = layout["rows"] * data * fsdp
     config.training.sampling_rows = layout["completions"] * data * fsdp
+    config.training.cache_fraction = layout["cache_fraction"]
     config.model.dtype = layout["dtype"]
     config.training.optimizer.moment_dtype = layout["moment_dtype"]
     config.training.lora.rank = layout["lora_rank"]

@@ -37,6 +37,7 @@ class Work:
         prompt_length: tokens of the longest prompt.
         max_new_tokens: tokens of the longest completion.
         group_size: completions to a prompt.
+        cache_fraction: the cache's size, as a fraction of what the longest completions need.
         prompts_per_step: prompts of one update.
         completions_per_row: completions that share a row.
         moment_dtype: dtype of Adam's moments, see `learner.training.train_state.OptimizerConfig`.
@@ -46,6 +47,7 @@ class Work:
 
     prompt_length: int = 512
     max_new_tokens: int = 1024
+    cache_fraction: float = 1.0
     group_size: int = 8
     prompts_per_step: int = 32
     completions_per_row: int = 1
@@ -91,6 +93,7 @@ class Layout:
             completions_per_row=work.completions_per_row,
             max_new_tokens=work.max_new_tokens,
             sampling_rows=completions,
+            cache_fraction=work.cache_fraction,
             objective=ObjectiveConfig(kl_coef=work.kl_coef),
             optimizer=OptimizerConfig(moment_dtype=work.moment_dtype),
             lora=LoraConfig(rank=work.lora_rank),
@@ -112,7 +115,10 @@ def layouts(config: Qwen3Config, target: Target, work: Work) -> list[Layout]:
     if work.lora_rank:  # The base alone: adapters are small.
         state = parameters * itemsize
     per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-    cache = itemsize * per_token * (work.max_new_tokens + work.prompt_length / work.group_size)
+    tokens = work.cache_fraction * work.max_new_tokens + work.prompt_length / work.group_size
+    cache = itemsize * per_token * tokens
+    # Without a kernel, the cache exists in two sizes while it grows.
+    caches = 1.5 if config.attention == "reference" else 1.0
     row = 4 * itemsize * config.num_hidden_layers * config.hidden_size
     row *= work.prompt_length + work.max_new_tokens * work.completions_per_row
     found: list[tuple[float, Layout]] = []
@@ -129,8 +135,7 @@ def layouts(config: Qwen3Config, target: Target, work: Work) -> list[Layout]:
             and config.num_key_value_heads % (tensor * n) == 0
         )
         weights, resident = itemsize * parameters / split, state / (fsdp * tensor)
-        # 1.5 times: while the cache grows, it exists in two sizes.
-        most = int((memory - weights - resident) / (1.5 * cache / tensor))
+        most = int((memory - weights - resident) / (caches * cache / tensor))
         batch = work.prompts_per_step * work.group_size // (data * fsdp)
         if resident > 0.85 * memory or most < 1 or batch < 1:
             continue

@@ -53,6 +53,7 @@ class Completer:
       automaton: which tokens a completion may have; None allows all.
       ending: how completions are finished that a stop token ended before their trigger.
       segment_tokens: tokens that the device generates before it returns to the host.
+      cache_fraction: of the samplers, see `Sampler`.
       interrupted: of the samplers, see `Sampler`.
 
     Raises:
@@ -70,6 +71,7 @@ class Completer:
         automaton: TokenAutomaton | None = None,
         ending: Ending | None = None,
         segment_tokens: int = 32,
+        cache_fraction: float = 1.0,
         interrupted: InterruptedCalls | None = None,
     ) -> None:
         if thinking:
@@ -83,6 +85,7 @@ class Completer:
                 sampling,
                 tokens.pad_id(tokenizer),
                 max_rows=max_rows,
+                cache_fraction=cache_fraction,
                 segment_tokens=segment_tokens,
                 vocab_size=min(tokens.vocab_size(tokenizer), model_config.vocab_size),
                 interrupted=interrupted,

@@ -121,9 +121,9 @@ class Sampler:
         pad_id: fills prompts and ended completions.
         max_rows: completions that run at a time; bounds the cache. Any number of completions may
             be asked for: the next begins where one has ended.
-        cache_fraction: of the memory that `max_rows` completions of `max_new_tokens` take, with a
-            kernel. 1 is enough for any; below it, completions wait for memory, or lose theirs and
-            begin again.
+        cache_fraction: the cache's size where a kernel decodes, as a fraction of what `max_rows`
+            completions of `max_new_tokens` need. Below 1, completions may have to wait, or lose
+            their part of the cache and start over.
         segment_tokens: tokens that the device generates before it returns to the host.
         vocab_size: ids from there on are never sampled (a tokenizer may know fewer ids than the
             model has rows); None allows all.

@@ -43,6 +43,10 @@ class GRPOConfig:
         out of the loss. 0 sets no limit.
       sampling_rows: completions sampled at a time, at least one for each row shard of the mesh;
         bounds the memory of the key/value cache. Larger groups are sampled in parts.
+      cache_fraction: the cache's size where a kernel decodes, as a fraction of what that many
+        completions of `max_new_tokens` need. Below 1 suits completions that are shorter on average;
+        where the cache is full, the shortest of them start over later. It changes memory and speed,
+        never the result.
       temperature: of sampling and of the policy that is optimised; > 0.
       objective: the loss.
       optimizer: the optimizer.
@@ -73,6 +77,7 @@ class GRPOConfig:
     thinking: bool = False
     thinking_tokens: int = 0
     sampling_rows: int = 512
+    cache_fraction: float = 1.0
     temperature: float = 1.0
     objective: grpo.ObjectiveConfig = dataclasses.field(default_factory=grpo.ObjectiveConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
@@ -96,7 +101,8 @@ class GRPOConfig:
             sampling_rows=1,
             max_resamples=1,
         )
-        checks.positive(self, "epochs", "temperature")
+        checks.positive(self, "epochs", "temperature", "cache_fraction")
+        checks.fractions(self, "cache_fraction")
         checks.choices(self, degenerate_groups=get_args(DegenerateGroups))
         if self.degenerate_groups == "resample" and self.curriculum.method != "uniform":
             raise ValueError(

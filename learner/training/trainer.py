@@ -125,6 +125,7 @@ class GRPOTrainer:
             ),
             config.sampling_rows,
             config.thinking,
+            cache_fraction=config.cache_fraction,
             interrupted=interrupted,
         )
         self.sampler = self._completer.sampler
