@@ -3,8 +3,8 @@
 Needs the checkpoint's folder: `--config.model.path=/models/Qwen3-4B`, or one that always thinks,
 such as Qwen3-4B-Thinking-2507. Thoughts of up to 32k tokens take
 `--config.training.thinking_tokens=32768 --config.training.max_new_tokens=36864`, and likewise for
-`validation` and `engineer`. With `--config.training.cache_fraction=0.25` the cache of an accelerator
-holds completions of a quarter of that length on average.
+`validation` and `engineer`. `--config.training.cache_fraction=0.25` makes the cache of an
+accelerator hold completions of a quarter of that length on average.
 """
 
 import ml_collections

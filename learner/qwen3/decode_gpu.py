@@ -235,7 +235,7 @@ def _kernel(
     size = keys.shape[2]
 
     def place(token: Array, width: int) -> tuple[Any, Any]:
-        return pages[token // size], pl.ds(token % size, width)
+        return pages[jax.lax.div(token, size)], pl.ds(jax.lax.rem(token, size), width)
 
     def block_of_keys(number: Array) -> Array:
         page, tokens = place(number * _BLOCK, _BLOCK)
