@@ -148,9 +148,9 @@ class Completer:
           keys: PRNG keys [N].
         """
         rows: list[list[int]] = [[] for _ in chats]
-        prompts = [self._encode(chat) for chat in chats]
+        prompts = [self.encode(chat) for chat in chats]
         for chunk in self.sampler.stream(params, prompts, keys):
-            rows[chunk.row] += chunk.tokens.tolist()
+            rows[chunk.row][chunk.start :] = chunk.tokens.tolist()  # It may start over.
             if chunk.finish is not None:
                 row, rows[chunk.row] = rows[chunk.row], []
                 truncated = chunk.finish == FinishReason.LENGTH
@@ -158,7 +158,11 @@ class Completer:
 
     def fits(self, chat: Sequence[Message]) -> bool:
         """Whether the model's window holds a chat and the longest completion to it."""
-        return len(self._encode(chat)) <= self._longest_prompt
+        return len(self.encode(chat)) <= self._longest_prompt
+
+    def encode(self, chat: Sequence[Message]) -> list[int]:
+        """Token ids of a prompt."""
+        return tokens.encode_chat(self._tokenizer, chat, self._thinking)
 
     @functools.cached_property
     def _opening(self) -> str:
@@ -166,13 +170,10 @@ class Completer:
         opened = tokens.opens_thought(self._tokenizer, self._thinking)
         return f"{tokens.THINK_BEGIN}\n" if opened else ""
 
-    def _encode(self, chat: Sequence[Message]) -> list[int]:
-        return tokens.encode_chat(self._tokenizer, chat, self._thinking)
-
     def _sample(
         self, params: Any, chats: Sequence[Sequence[Message]], key: jax.Array, count: int
     ) -> tuple[list[list[int]], Samples]:
-        prompts = [self._encode(chat) for chat in chats]
+        prompts = [self.encode(chat) for chat in chats]
         keys = jax.random.split(key, len(prompts))
         return prompts, self.sampler(params, prompts, keys, count, automaton=self._automaton)
 

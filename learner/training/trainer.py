@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -173,6 +174,10 @@ class GRPOTrainer:
         self._score = jax.jit(lambda params, batch: forward(params, batch)[0], out_shardings=rows)
         self._abstract = abstract_train_state(model_config, config.optimizer, mesh, config.lora)
         self._update = Updater(loss, self._abstract, config.optimizer, mesh, model_config.dtype)
+        # On accelerators, with a folder that keeps compiled programs, an update compiles while the
+        # first completions are sampled. CPUs sample meanwhile on the same cores.
+        self._compiles_ahead = jax.default_backend() != "cpu"
+        self._ahead: futures.Future[None] | None = None
 
     def init_state(self, params: Any, key: jax.Array) -> TrainState:
         """The state at the start: of all parameters, or of fresh adapters.
@@ -365,6 +370,8 @@ class GRPOTrainer:
         key = jax.random.fold_in(jax.random.fold_in(key, _SAMPLING), number)
         with metrics.timed(seconds, "sample"):
             chats = [task.messages(int(i)) for i in indices]
+            if self._compiles_ahead and jax.config.values["jax_compilation_cache_dir"]:
+                self._compile_ahead(max(len(self._completer.encode(chat)) for chat in chats))
             prompts, samples, completions = self._completer.sample(
                 params, chats, key, config.group_size
             )
@@ -396,6 +403,8 @@ class GRPOTrainer:
           batch: `prompts_per_step` groups, with or without signal.
         """
         config = self.config
+        if self._ahead is not None:
+            futures.wait([self._ahead])  # If it failed, so will what follows, and say why.
         advantages = np.asarray(self._advantages(batch.groups)).reshape(-1)
         keep = np.repeat(batch.signal | (config.degenerate_groups == "keep"), config.group_size)
         if config.mask_truncated:
@@ -429,6 +438,18 @@ class GRPOTrainer:
             if not updates[-1].finite:
                 break
         return updates, state
+
+    def _compile_ahead(self, prompt_length: int) -> None:
+        """Begins to compile an update with the longest rows, for JAX's persistent cache."""
+
+        def compiled() -> None:
+            for lowered in self.lower_update(prompt_length).values():
+                lowered.compile()
+
+        self._compiles_ahead = False
+        thread = futures.ThreadPoolExecutor(1)
+        self._ahead = thread.submit(compiled)
+        thread.shutdown(wait=False)
 
     def _with_old(self, params: Any, batch: MicroBatch) -> MicroBatch:
         batch = distributed.put(batch, sharding.batch_sharding(self._mesh))

@@ -713,3 +713,36 @@ def test_bad_combinations_are_named(tiny_model, tiny_params, one_device, byte_to
             one_device,
             byte_tokenizer,
         )
+
+
+class Recorded:
+    """A jitted function that keeps the program of each call."""
+
+    def __init__(self, function):
+        self.function, self.programs = function, []
+
+    def __getattr__(self, name):
+        return getattr(self.function, name)
+
+    def __call__(self, *args):
+        self.programs.append(self.function.lower(*args).as_text())
+        return self.function(*args)
+
+
+def test_the_programs_of_an_update_compile_ahead(
+    tiny_model, tiny_params, byte_tokenizer, letter_task
+):
+    """What compiles while the first completions are sampled is what the update then runs."""
+    mesh = sharding.make_mesh(data=1, fsdp=2, tensor=2)
+    params = distributed.put(tiny_params, model.param_shardings(tiny_model, mesh))
+    trainer = GRPOTrainer(CONFIG, tiny_model, mesh, byte_tokenizer)
+    trainer._compiles_ahead = True
+    state = trainer.init_state(params, jax.random.key(1))
+    gradients = trainer._update._accumulate = Recorded(trainer._update._accumulate)
+    optimizer = trainer._update._apply = Recorded(trainer._update._apply)
+    next(trainer.run(state, letter_task, jax.random.key(7), 0, 1))
+    assert trainer._ahead.exception() is None
+    ahead = trainer.lower_update(len(trainer._completer.encode(letter_task.messages(0))))
+    assert gradients.programs
+    assert gradients.programs == [ahead["gradients"].as_text()] * len(gradients.programs)
+    assert optimizer.programs == [ahead["optimizer"].as_text()]
