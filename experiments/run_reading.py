@@ -24,6 +24,8 @@ class Validation:
     Attributes:
       breakdown: the outcomes by row.
       greedy: the outcomes of greedy answers by row.
+      effective: {"valid" or "optimal": so many independent answers would have the standard error of
+        these, of which several are to one problem}; empty if unknown.
       tokens: mean length of the answers, if known.
       truncated: fraction of the answers that ran out of budget, if known.
       answers: the file with all answers.
@@ -31,6 +33,7 @@ class Validation:
 
     breakdown: FailureBreakdown
     greedy: FailureBreakdown
+    effective: Mapping[str, float]
     tokens: float | None
     truncated: float | None
     answers: Path
@@ -41,8 +44,8 @@ class Validation:
 
     def interval(self, kind: str) -> Interval:
         """The 95 % score interval of `rate`."""
-        count = self.breakdown.answers
-        return wilson(round(self.rate(kind) * count), count)
+        count = self.effective.get(kind, self.breakdown.answers)
+        return wilson(min(self.rate(kind) * count, count), count)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,6 +186,7 @@ def _validation(folder: Path) -> Validation | None:
         return Validation(
             FailureBreakdown.from_dict(found),
             FailureBreakdown.from_dict(found["greedy"]),
+            found.get("effective_answers", {}),
             found.get("completion_tokens_mean"),
             found.get("truncated_fraction"),
             folder / "answers.jsonl",

@@ -136,7 +136,6 @@ class ValidationSettings:
       max_new_tokens: budget of an answer, stop token included.
       temperature: of sampling; 0 is greedy.
       samples: sampled answers to each problem, beside the greedy one, for a smaller standard error.
-        A report's intervals take all answers as independent, which those to one problem are not.
       thinking_tokens: most tokens of thinking (`training.thinking`), which a text of Qwen3's then
         ends; 0 is no limit.
     """

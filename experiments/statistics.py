@@ -56,6 +56,27 @@ def wilson(successes: float, trials: float) -> Interval:
     return Interval(low, high)
 
 
+def effective_trials(outcomes: np.ndarray) -> float:
+    """The number of independent trials whose proportion varies as much as that of clusters does.
+
+    Its standard error is that of the clusters' means (Miller, "Adding Error Bars to Evals", arXiv
+    2411.00640).
+
+    Args:
+      outcomes: bool[N, k], k trials of each of N clusters, such as answers to one problem.
+
+    Returns:
+      From N, where all trials of a cluster agree, to N * k.
+    """
+    clusters, each = outcomes.shape
+    ratio = outcomes.mean()
+    if each == 1 or clusters == 1 or ratio in (0, 1):
+        return float(outcomes.size)
+    variance = np.var(outcomes.mean(axis=1), ddof=1) / clusters
+    effective = ratio * (1 - ratio) / variance if variance else math.inf
+    return float(np.clip(effective, clusters, outcomes.size))
+
+
 def minimum_detectable_difference(half_width: float, seeds: int, comparisons: int) -> float:
     """The smallest mean difference that is significant among m comparisons, by Holm's correction.
 

@@ -12,6 +12,7 @@ from experiments.evidence import outcome_metrics
 from experiments.families import Family, Generated, Problem
 from experiments.policy import Policy
 from experiments.settings import Settings
+from experiments.statistics import effective_trials
 from experiments.store import RunStore
 from learner import tokens
 from learner.chat import Completion
@@ -152,10 +153,16 @@ def write_validation(
         found_greedy = family.breakdown(records_greedy)
         metrics = outcome_metrics(found_greedy, "validation_greedy/") | metrics
     tokens_of = [record["tokens"] for record in records]
+
+    def effective(kind: str) -> float:
+        of_problems = np.array([record[kind] for record in records]).reshape(-1, samples)
+        return round(effective_trials(of_problems), 1)
+
     store.write(
         folder / "validation.json",
         {
             **found.to_dict(),
+            "effective_answers": {kind: effective(kind) for kind in ("valid", "optimal")},
             "greedy": found_greedy.to_dict(),
             "completion_tokens_mean": round(float(np.mean(tokens_of)), 2),
             "truncated_fraction": round(float(np.mean([r["truncated"] for r in records])), 4),

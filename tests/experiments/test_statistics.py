@@ -166,3 +166,18 @@ def test_several_differences_are_corrected_together():
         statistics.paired(*pairs[n])["p"] for n in ("apart", "further")
     ]
     assert [one["p_holm"] for one in tested] == statistics.holm([one["p"] for one in tested])
+
+
+def test_effective_trials_of_clusters():
+    """As many as give the standard error of simulated clusters; between clusters and all trials."""
+    rng = np.random.default_rng(0)
+    rates = rng.beta(0.5, 1.5, size=(4000, 100))
+    outcomes = rng.random((4000, 100, 4)) < rates[..., None]
+    expected = 0.25 * 0.75 / outcomes.mean(axis=(1, 2)).var()
+    found = np.mean([statistics.effective_trials(x) for x in outcomes])
+    assert found == pytest.approx(expected, rel=0.05)
+    independent = rng.random((2000, 4)) < 0.3
+    assert statistics.effective_trials(independent) == pytest.approx(8000, rel=0.1)
+    assert statistics.effective_trials(np.repeat(independent[:, :1], 4, axis=1)) == 2000
+    assert statistics.effective_trials(np.zeros((5, 3), bool)) == 15
+    assert statistics.effective_trials(np.array([[True], [False]])) == 2
