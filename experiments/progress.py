@@ -61,7 +61,9 @@ class Reporter:
 
     def compiling(self, title: str, capacities: Sequence[int]) -> None:
         """Prints a line before the first step of a process; `capacities` as in `plan`."""
-        sampler = f"the sampler, for up to {len(capacities)} lengths" if capacities else "sampler"
+        sampler = "the sampler"
+        if len(capacities) > 1:
+            sampler += f", for up to {len(capacities)} lengths"
         self.line(
             f"{title}: compiling the first step: {sampler}, log-probabilities and update (about "
             "1 min for a tiny model on a CPU; less where they were compiled before)"

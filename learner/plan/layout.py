@@ -115,10 +115,11 @@ def layouts(config: Qwen3Config, target: Target, work: Work) -> list[Layout]:
     if work.lora_rank:  # The base alone: adapters are small.
         state = parameters * itemsize
     per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-    tokens = work.cache_fraction * work.max_new_tokens + work.prompt_length / work.group_size
-    cache = itemsize * per_token * tokens
-    # Without a kernel, the cache exists in two sizes while it grows.
-    caches = 1.5 if config.attention == "reference" else 1.0
+    # Without a kernel the cache has no pages, and exists in two sizes while it grows.
+    paged = config.attention != "reference"
+    fraction, caches = (work.cache_fraction, 1.0) if paged else (1.0, 1.5)
+    cache = fraction * work.max_new_tokens + work.prompt_length / work.group_size
+    cache *= itemsize * per_token
     row = 4 * itemsize * config.num_hidden_layers * config.hidden_size
     row *= work.prompt_length + work.max_new_tokens * work.completions_per_row
     found: list[tuple[float, Layout]] = []

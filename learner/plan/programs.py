@@ -1,8 +1,8 @@
 """The programs of sampling and of an update, compiled for chips without weights.
 
 They are those of `learner.training.trainer` with the longest prompts and completions: parameters
-for decoding, prefill, a segment of decoding and the growth of its cache; the gradients of one
-micro-batch and the optimizer.
+for decoding, prefill, a segment of decoding and, without a kernel, the growth of its cache; the
+gradients of one micro-batch and the optimizer.
 """
 
 import dataclasses

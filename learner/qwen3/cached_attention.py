@@ -43,7 +43,7 @@ def choose_decoding(config: Qwen3Config) -> Choice:
     args = [rng.normal(size=x).astype(jnp.dtype(config.dtype)) for x in (*new, *caches)]
     angles = [np.float32(rng.uniform(size=(P, G, 1, h // 2))) for _ in range(2)]
     rows = [np.array([x], np.int32) for x in ((S - 1, 1), (0, 1), (0, S // 2))]
-    pages = jnp.array([[[0], [1]]], jnp.int32)  # One for each sample, as the reference has them.
+    pages: Any = np.array([[[0], [1]]], np.int32)  # One for each sample, as the reference has them.
     if wrong := problem(
         functools.partial(cached_attention, eps=1e-6, pages=pages, implementation=name),
         functools.partial(cached_attention, eps=1e-6),

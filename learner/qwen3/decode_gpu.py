@@ -41,8 +41,8 @@ def append_and_attend(
     """As the reference of `learner.qwen3.cached_attention`, but changes the cache in place.
 
     Args:
-        keys: [X, N, K, h, S]; values: [X, N, K, S, h], pages of S tokens, a multiple of 128.
-        pages: i32[P, G, n], where each sample's own tokens are, less than X * N.
+        keys: [X, Y, K, h, S]; values: [X, Y, K, S, h], pages of S tokens, a multiple of 128.
+        pages: i32[P, G, n], where each sample's own tokens are, less than X * Y.
         interpret: run the kernels' steps one by one on any platform.
         others: as there; T must be a multiple of 16.
     """
@@ -94,13 +94,13 @@ def append_and_attend(
     rows = max(_LEAST, pl.next_power_of_2(R))
     every = math.prod(keys.shape[:2])
     cache = [
-        pl.BlockSpec((every, None, *shape), lambda n, k: (0, k, 0, 0)) for shape in ((h, S), (S, h))
+        pl.BlockSpec((every, None, *shape), lambda _, k: (0, k, 0, 0)) for shape in ((h, S), (S, h))
     ]
     results = pl.pallas_call(
         functools.partial(_kernel, samples=G, queries=R, rows=rows),
         grid=(N, K),
         in_specs=[
-            *[of_slot, of_slot, pl.BlockSpec((None, n), lambda n, k: (n, 0))],
+            *[of_slot, of_slot, pl.BlockSpec((None, n), lambda i, _: (i, 0))],
             *[of_group, head(h), head(h)],
             *map(of_prompts, (h, 1, 1)),
             *cache,

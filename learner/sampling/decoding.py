@@ -136,7 +136,7 @@ def decode_step(
         lengths: i32[P, C], of the prompts without their last tokens.
         parents: i32[P, G], which prompt of its group each sample continues, less than C.
         cache: of the samples.
-        rope: `rope_angles` of all T + S positions.
+        rope: `rope_angles` of all positions: T + S, or T + n * S with pages.
         tokens: i32[P, G], the newest token; the last one of the prompt at first.
         counts: i32[P, G], tokens of the sample before it. 0 at first.
         pages: i32[P, G, n], of the cache, that hold each sample's tokens; a kernel reads them.

@@ -1,8 +1,8 @@
-"""Pages of the cache: which sequence keeps its tokens where, on the host.
+"""Pages of the cache: the host's record of which sequence has which.
 
 A sequence takes another page when its tokens need one, as in PagedAttention (arXiv 2309.06180). So
 the cache need not hold the longest completion in every sequence slot, only what sequences really
-take. If they take more, the shortest ones lose their pages and begin again later.
+take. If they need more than there is, the shortest ones lose their pages and begin again later.
 """
 
 import collections
@@ -11,7 +11,7 @@ import numpy as np
 
 from learner.sampling.slots import RUNNING, Sequences
 
-# Page 0 of a row shard takes what slots without a completion write.
+# Page 0 of each row shard: slots without a completion write there.
 _IDLE = 0
 
 
@@ -23,12 +23,12 @@ class Pages:
         shards: row shards, each with its part of the groups and pages of its own.
         per_sequence: pages of the longest completion; 0 where the cache has none.
         size: tokens of a page.
-        fraction: of the pages that all slots need for the longest completions; there are always
-            enough for one.
+        most: pages of a row shard, if all slots need fewer for the longest completions; there are
+            always enough for one such completion.
 
     Attributes:
         per_sequence, size: as given.
-        count: pages of a row shard.
+        count: pages of a row shard, with that of idle slots.
     """
 
     def __init__(
@@ -38,10 +38,10 @@ class Pages:
         shards: int,
         per_sequence: int,
         size: int,
-        fraction: float,
+        most: int,
     ) -> None:
-        slots = groups // shards * sequence_slots
-        self.count = 1 + max(per_sequence, int(np.ceil(fraction * per_sequence * slots)))
+        needed = groups // shards * sequence_slots * per_sequence
+        self.count = 1 + min(needed, max(per_sequence, most))
         self._groups_of_shard = groups // shards
         self.per_sequence, self.size = per_sequence, size
         self._free = [list(range(self.count - 1, _IDLE, -1)) for _ in range(shards)]
@@ -55,14 +55,14 @@ class Pages:
     def admits(self, state: Sequences, group: int) -> bool:
         """Whether one more sequence may begin in a group.
 
-        Only if every running one of the shard could still have another page. Otherwise one of them
+        Only if that leaves another page for every running one of the shard. Otherwise one of them
         would soon begin again.
         """
         first = group // self._groups_of_shard * self._groups_of_shard
         own = slice(first, first + self._groups_of_shard)
         running, held = state.finish[own] == RUNNING, self._held[own]
         growing = running & (held < self.per_sequence)
-        # Those that have just begun take their first pages in `provide`.
+        # Those that have just begun hold none until `provide`: they need one now, and one to grow.
         begun = running & (held == 0) & (self.per_sequence > 1)
         return len(self._of(group)) >= growing.sum() + begun.sum() + min(self.per_sequence, 1)
 
@@ -74,7 +74,7 @@ class Pages:
             steps: tokens of a segment.
 
         Returns:
-            Slots of sequences that lost their pages and no longer run.
+            Slots of sequences that lost their pages, which the caller begins again.
         """
         tokens = np.minimum(state.counts + steps, state.budgets)
         short = np.minimum(-(-tokens // self.size), self.per_sequence) - self._held
@@ -91,7 +91,7 @@ class Pages:
                 while short[at] > len(free) and slots:
                     lost.append(slots.pop())
                     self._take_back(state, lost[-1])
-                if short[at] > len(free):  # The others are longer.
+                if short[at] > len(free):  # What is left belongs to longer ones.
                     lost.append(at)
                     self._take_back(state, at)
                     break

@@ -19,9 +19,9 @@ each samples its part of the prompts in slots of its own on its own devices
 
 Few shapes are compiled: numbers of slots are fixed during a call, the capacity for completions has
 two sizes for each power of two, that for prompts four, and prompts are prefilled in powers of two.
-Kernels read only what is filled. So with a kernel the cache consists of pages
-(`learner.sampling.pages`), its one segment compiles while prompts are prefilled, and the capacity
-for prompts is the largest so far.
+With a kernel, which reads only what is filled, the cache consists of pages
+(`learner.sampling.pages`): one program decodes, and it compiles while prompts are prefilled. The
+capacity for prompts is then the largest so far.
 """
 
 import contextlib
@@ -61,7 +61,7 @@ _PREFILL_TOKENS = 1 << 14
 # The capacity for prompts is a multiple of at least this many tokens.
 _PROMPT_MULTIPLE = 32
 
-# Most tokens of a page.
+# Most tokens of a page; as many as the kernel for TPUs reads at a time.
 _PAGE = 512
 
 # Where others wait, a segment ends when this fraction of the sequence slots is free.
@@ -172,6 +172,7 @@ class Sampler:
         self._cache_fraction = cache_fraction
         self._prompt_capacity = 0
         self._compiled: dict[Any, Future[Callable[..., Any]]] = {}
+        self._thread = ThreadPoolExecutor(1)
         # What follows is compiled when it is first called.
         self._row_shards = sharding.num_row_shards(own_mesh)
         self._local_mesh = local_mesh = distributed.local_mesh(own_mesh)
@@ -285,8 +286,8 @@ class Sampler:
     ) -> Iterator[Chunk]:
         """One completion to every prompt, in chunks as they are generated.
 
-        The tokens, arguments and errors are those of `__call__`. A completion that loses its
-        memory begins again with a chunk that starts at 0, only with a `cache_fraction` below 1.
+        The tokens, arguments and errors are those of `__call__`. With a `cache_fraction` below 1 a
+        completion may lose its pages and begin again; its next chunk then starts at 0.
         """
         requests = self._requests(prompts, keys)
         return self._run(self._decoding_copy(params), requests, self._automaton())
@@ -352,7 +353,7 @@ class Sampler:
             num_prompts, num_samples: as of `lower`.
 
         Returns:
-            "weights" for decoding, and "cache" for the longest completions.
+            "weights" for decoding, and "cache" at its full size.
         """
         counts = self._slots(-(-num_prompts // jax.process_count()), num_samples)[:2]
         shape = self._cache_shape(self._pages(*counts), counts)
@@ -432,7 +433,7 @@ class Sampler:
         automaton: TokenAutomaton | None,
         pages: Pages,
     ) -> Callable[[], Callable[..., Any]]:
-        """Returns the compiled segment of a call; with a kernel it compiles from now on."""
+        """A function that returns the compiled segment; with a kernel, compiling starts now."""
         if not self._has_kernel:
             return lambda: self.segment
         args = jax.tree.map(
@@ -450,9 +451,7 @@ class Sampler:
 
         shapes = tuple(x.shape for x in jax.tree.leaves((prompts.keys[0], state, automaton)))
         if shapes not in self._compiled:
-            thread = ThreadPoolExecutor(1)
-            self._compiled[shapes] = thread.submit(compiled)
-            thread.shutdown(wait=False)
+            self._compiled[shapes] = self._thread.submit(compiled)
         return self._compiled[shapes].result
 
     def _fill(self, params: Params, cache: Cache, prompts: dict[int, Sequence[int]]) -> Cache:
@@ -547,7 +546,8 @@ class Sampler:
         size = min(_PAGE, -(-longest // LANES) * LANES)
         per_sequence = -(-longest // size) if self._has_kernel else 0
         shards = sharding.num_row_shards(self._local_mesh)
-        return Pages(groups, sequence_slots, shards, per_sequence, size, self._cache_fraction)
+        most = math.ceil(self._cache_fraction * per_sequence * (self.max_rows // self._row_shards))
+        return Pages(groups, sequence_slots, shards, per_sequence, size, most)
 
     def _cache_shape(
         self, pages: Pages, slots: tuple[int, int], tokens: int | None = None

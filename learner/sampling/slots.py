@@ -124,7 +124,7 @@ class Schedule:
 
     @property
     def waits(self) -> bool:
-        """Whether a sample has not begun yet."""
+        """Whether a sample has not begun, or has to begin again."""
         following = bool((self._next < self._num_samples).any())
         return bool(self._waiting) or following or any(self._again)
 
@@ -136,7 +136,7 @@ class Schedule:
     def begin_again(self, state: Sequences, slot: tuple[int, int]) -> None:
         """Give up the sample in a sequence slot; `refill` begins it anew. Changes the state."""
         self._again[slot[0]].append((int(state.parents[slot]), int(state.samples[slot])))
-        state.finish[slot] = FinishReason.LENGTH  # Like all that is free.
+        state.finish[slot] = FinishReason.LENGTH  # Anything but RUNNING is free.
 
     def refill(
         self, state: Sequences, admits: Callable[[Sequences, int], bool]
@@ -225,7 +225,8 @@ def segment(
     def body(carry: _Carry) -> _Carry:
         step, cache, sequences, tokens, logprobs = carry
         running = sequences.finish == RUNNING
-        # An ended sequence writes to its place 0, which nothing else reads, and reads no further.
+        # An ended sequence writes to its place 0, or that of the idle page, which nothing else
+        # reads, and reads no further.
         places = jnp.where(running, sequences.counts, 0)
         cache, hidden = decoding.decode_step(
             params,

@@ -43,9 +43,10 @@ class GRPOConfig:
         out of the loss. 0 sets no limit.
       sampling_rows: completions sampled at a time, at least one for each row shard of the mesh;
         bounds the memory of the key/value cache. Larger groups are sampled in parts.
-      cache_fraction: the cache's size where a kernel decodes, as a fraction of what that many
-        completions of `max_new_tokens` need. Below 1 suits completions that are shorter on average;
-        where the cache is full, the shortest of them start over later. It changes memory and speed,
+      cache_fraction: the cache's size where a kernel decodes, as a fraction of what `sampling_rows`
+        completions of `max_new_tokens` need. A value below 1 suits completions that are on average
+        much shorter than that: where the cache is full, the shortest start over later, and with a
+        fraction below the mean length by `max_new_tokens` many do. It changes memory and speed,
         never the result.
       temperature: of sampling and of the policy that is optimised; > 0.
       objective: the loss.

@@ -174,10 +174,11 @@ class GRPOTrainer:
         self._score = jax.jit(lambda params, batch: forward(params, batch)[0], out_shardings=rows)
         self._abstract = abstract_train_state(model_config, config.optimizer, mesh, config.lora)
         self._update = Updater(loss, self._abstract, config.optimizer, mesh, model_config.dtype)
-        # On accelerators, with a folder that keeps compiled programs, an update compiles while the
-        # first completions are sampled. CPUs sample meanwhile on the same cores.
-        self._compiles_ahead = jax.default_backend() != "cpu"
-        self._ahead: futures.Future[None] | None = None
+        # On TPUs, with a folder that keeps compiled programs, an update compiles while the first
+        # completions are sampled. On a CPU, compiling would take the cores that sample; on a GPU,
+        # it tries kernels out in the memory that sampling fills.
+        self._compiles_ahead = jax.default_backend() == "tpu" and config.completions_per_row == 1
+        self._ahead: tuple[tuple[int, int], futures.Future[None]] | None = None
 
     def init_state(self, params: Any, key: jax.Array) -> TrainState:
         """The state at the start: of all parameters, or of fresh adapters.
@@ -371,6 +372,7 @@ class GRPOTrainer:
         with metrics.timed(seconds, "sample"):
             chats = [task.messages(int(i)) for i in indices]
             if self._compiles_ahead and jax.config.values["jax_compilation_cache_dir"]:
+                self._compiles_ahead = False
                 self._compile_ahead(max(len(self._completer.encode(chat)) for chat in chats))
             prompts, samples, completions = self._completer.sample(
                 params, chats, key, config.group_size
@@ -403,8 +405,6 @@ class GRPOTrainer:
           batch: `prompts_per_step` groups, with or without signal.
         """
         config = self.config
-        if self._ahead is not None:
-            futures.wait([self._ahead])  # If it failed, so will what follows, and say why.
         advantages = np.asarray(self._advantages(batch.groups)).reshape(-1)
         keep = np.repeat(batch.signal | (config.degenerate_groups == "keep"), config.group_size)
         if config.mask_truncated:
@@ -430,6 +430,12 @@ class GRPOTrainer:
             # Before any update: these are the arrays that the first one donates.
             params = self.policy_params(state)
             work = [[self._with_old(params, micro) for micro in micros] for micros in work]
+        used = np.concatenate(parts)
+        prompts = np.array([len(prompt) for prompt in batch.prompts])[used // config.group_size]
+        longest = int((prompts + batch.lengths[used]).max()), int(batch.lengths[used].max())
+        if self._ahead is not None and self._ahead[0] == config.row_shape(*longest):
+            # If it failed, the update compiles again and, if that fails too, says why.
+            futures.wait([self._ahead[1]])
         updates: list[UpdateResult] = []
         for u, micros in enumerate(work):
             last = u == len(work) - 1
@@ -446,10 +452,9 @@ class GRPOTrainer:
             for lowered in self.lower_update(prompt_length).values():
                 lowered.compile()
 
-        self._compiles_ahead = False
-        thread = futures.ThreadPoolExecutor(1)
-        self._ahead = thread.submit(compiled)
-        thread.shutdown(wait=False)
+        most = self.config.max_new_tokens
+        shape = self.config.row_shape(prompt_length + most, most)
+        self._ahead = shape, futures.ThreadPoolExecutor(1).submit(compiled)
 
     def _with_old(self, params: Any, batch: MicroBatch) -> MicroBatch:
         batch = distributed.put(batch, sharding.batch_sharding(self._mesh))

@@ -741,7 +741,7 @@ def test_the_programs_of_an_update_compile_ahead(
     gradients = trainer._update._accumulate = Recorded(trainer._update._accumulate)
     optimizer = trainer._update._apply = Recorded(trainer._update._apply)
     next(trainer.run(state, letter_task, jax.random.key(7), 0, 1))
-    assert trainer._ahead.exception() is None
+    assert trainer._ahead[1].exception() is None
     ahead = trainer.lower_update(len(trainer._completer.encode(letter_task.messages(0))))
     assert gradients.programs
     assert gradients.programs == [ahead["gradients"].as_text()] * len(gradients.programs)
