@@ -157,7 +157,9 @@ def append_and_attend(
         cost_estimate=pl.CostEstimate(
             flops=4 * P * G * K * R * h * (n * S + C * T),
             transcendentals=P * G * K * R * (n * S + C * T),
-            bytes_accessed=sum(x.nbytes for x in (keys, values, prompt_keys, prompt_values)),
+            # Of pages, as many as the samples can have: one more is for idle ones.
+            bytes_accessed=sum(x.nbytes for x in (prompt_keys, prompt_values))
+            + 2 * min(keys.size, P * G * n * K * h * S) * keys.itemsize,
         ),
         interpret=interpret,
     )(
