@@ -32,7 +32,7 @@ def validation_set(settings: Settings, family: Family) -> Generated:
     """
     validation = settings.validation
     key = jax.random.key(validation.seed)
-    generated = family.generate(key, family.validation, validation.num_instances, ())
+    generated = family.validation_set(key, validation.num_instances)
     empty = [name for name, row in generated.rows.items() if not row.made]
     if empty:
         raise UserError(

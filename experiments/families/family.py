@@ -209,6 +209,10 @@ class Family(ABC):
         """The configuration of the fixed validation set."""
         return self.space.uniform()
 
+    def validation_set(self, key: jax.Array, count: int) -> Generated:
+        """The fixed validation set; arguments as in `generate`."""
+        return self.generate(key, self.validation, count, ())
+
     def failure(self, check: str) -> str:
         """A phrase for failing a check, as the name of the check alone would mislead."""
         return NOT_SCORED if check == SCORED else f"fails {check.replace('_', ' ')}"

@@ -115,3 +115,47 @@ def test_numbers_of_agents_are_checked():
         LakesOptions(exclude="nowhere.jsonl")
     with pytest.raises(ValueError, match="too small for the starts and goals of 5 agents"):
         LakesOptions(sizes=(3, 4), agents=(2, 5))
+
+
+def test_evidence_counts_lakes_with_many_holes_where_validation_has_several_ratios():
+    options = LakesOptions(
+        sizes=(3, 4),
+        validation_hole_ratios=(0.12, 0.32),
+        validation_wait_ratio=0.5,
+        max_candidates=4096,
+    )
+    lakes = Lakes(options)
+    assert lakes.validation["4", "hole_ratio"] == pytest.approx(0.22)
+    made = lakes.validation_set(jax.random.key(0), 40)
+    holes = [sum(row.count("H") for row in problem["map"]) for problem in made.problems]
+    sizes = [len(problem["map"]) for problem in made.problems]
+    assert collections.Counter(zip(sizes, holes, strict=True)) == {
+        (3, 1): 10,
+        (3, 2): 10,
+        (4, 1): 10,
+        (4, 5): 10,
+    }
+    assert holes[:20] != sorted(holes[:20])
+    assert {(row.asked, row.made) for row in made.rows.values()} == {(20, 20)}
+    assert made.rows["4"].achieved["hole_ratio"] == pytest.approx(3 / 16, abs=1e-4)
+    assert len({json.dumps(problem["map"]) for problem in made.problems}) > 20
+
+    task = lakes.task(made.problems)
+    solutions = lakes.solutions(made.problems)
+    found = task.score(np.arange(40), [Completion(text, 9, False) for text in solutions]).records
+    having = ["many holes" in record["features"] for record in found]
+    assert having == [count / size**2 > 0.22 for size, count in zip(sizes, holes, strict=True)]
+    by_group = lakes.breakdown(found).by_group
+    # Two holes of nine cells are 22.2 %.
+    assert [group.features["many holes"]["answers"] for group in by_group] == [10, 10]
+    assert "many holes" not in str(
+        Lakes(OPTIONS)
+        .task(made.problems)
+        .score(np.arange(1), [Completion(solutions[0], 9, False)])
+        .records
+    )
+
+
+def test_hole_ratios_of_validation_are_checked():
+    with pytest.raises(ValueError, match=r"validation_hole_ratios=\(0.1, 2\): allowed are numbers"):
+        LakesOptions(validation_hole_ratios=(0.1, 2))

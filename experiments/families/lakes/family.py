@@ -49,6 +49,7 @@ class Lakes(Family):
         "exclude",
         "max_candidates",
         "validation_hole_ratio",
+        "validation_hole_ratios",
         "validation_wait_ratio",
     )
 
@@ -135,13 +136,32 @@ class Lakes(Family):
         instances = _instances(problems)
         agents = np.asarray(instances.active).sum(-1).tolist()
         groups = list(map(options.row, np.asarray(instances.size).tolist(), agents))
-        return LakesTask(instances, groups, options.reward, options.list_holes)
+        limit = options.mean_hole_ratio if options.validation_hole_ratios else math.inf
+        return LakesTask(instances, groups, options.reward, options.list_holes, limit)
 
     @property
     def validation(self) -> Configuration:
         """Equally many instances of every row."""
         options = self.options
-        return self._mixture(options.validation_hole_ratio, options.validation_wait_ratio)
+        return self._mixture(options.mean_hole_ratio, options.validation_wait_ratio)
+
+    def validation_set(self, key: jax.Array, count: int) -> Generated:
+        """Of all `validation_hole_ratios`, if there are several."""
+        ratios, wait_ratio = self.options.validation_hole_ratios, self.options.validation_wait_ratio
+        if not ratios:
+            return super().validation_set(key, count)
+        problems: list[Problem] = []
+        parts = []
+        for i, part in enumerate(apportion(count, [1 / len(ratios)] * len(ratios))):
+            config = self._mixture(ratios[i], wait_ratio)
+            parts.append(self.generate(jax.random.fold_in(key, i), config, part, problems))
+            problems += parts[-1].problems
+        order = np.asarray(jax.random.permutation(key, len(problems)))
+        return Generated(
+            [problems[i] | {"id": str(n)} for n, i in enumerate(order)],
+            {row: _joined([part.rows[row] for part in parts]) for row in parts[0].rows},
+            [note for part in parts for note in part.notes],
+        )
 
     def _mixture(self, *ratios: float) -> Configuration:
         rows = self.space.rows
@@ -214,6 +234,7 @@ class LakesTask:
       groups: row of the configuration of each instance.
       reward: the reward.
       list_holes: also list the holes' cells in the prompt.
+      many_holes: lakes with a higher hole ratio have the feature "many holes".
     """
 
     def __init__(
@@ -222,8 +243,10 @@ class LakesTask:
         groups: Sequence[str],
         reward: RewardConfig,
         list_holes: bool,
+        many_holes: float = math.inf,
     ) -> None:
         self._instances = instances
+        self._many_holes = many_holes
         self._groups = groups
         self._reward = reward
         self._prompts = [mapf_jax.prompt(instances[i], list_holes) for i in range(len(instances))]
@@ -239,7 +262,8 @@ class LakesTask:
     def score(self, indices: np.ndarray, completions: Sequence[Completion]) -> Scores:
         """R = w_acc R_acc + w_len R_len of every completion; verification is split over processes.
 
-        Records also have the cost of a valid plan and the optimum, and the feature "needs wait".
+        Records also have the cost of a valid plan and the optimum, and the features "needs wait"
+        and "many holes".
         """
         chosen = self._instances[np.asarray(indices)]
         assert chosen.solution is not None
@@ -251,7 +275,11 @@ class LakesTask:
 
         verdict = distributed.sharded_map(verdicts, len(completions))
         optimum = np.asarray(chosen.solution.cost)
-        needs_wait = np.asarray(chosen.solution.needs_wait)
+        free = np.sum(~np.asarray(chosen.blocked), axis=(1, 2)) / np.asarray(chosen.size) ** 2
+        having = {
+            "needs wait": np.asarray(chosen.solution.needs_wait),
+            "many holes": 1 - free > self._many_holes,
+        }
         num_tokens = np.array([completion.num_tokens for completion in completions])
         rewards = answer_rewards(verdict, optimum, num_tokens, self._short_fraction, self._reward)
         self._short_fraction = next_short_fraction(self._short_fraction, num_tokens, self._reward)
@@ -269,7 +297,7 @@ class LakesTask:
                 "failed": [name for name in mapf_jax.CHECKS if not getattr(verdict, name)[i]],
                 "violation_time": _known(verdict.violation_time[i], verdict.violation_time[i] >= 0),
                 "gap": _known(verdict.gap[i], verdict.valid[i]),
-                "features": ["needs wait"] if needs_wait[i] else [],
+                "features": [name for name, those in having.items() if those[i]],
                 "accuracy": float(rewards.accuracy[i]),
                 "cost": _known(verdict.cost[i], verdict.valid[i]),
                 "optimum": int(optimum[i]),
@@ -300,6 +328,17 @@ def _instances(problems: Sequence[Problem]) -> mapf_jax.Instance:
 def _drawn(problem: Problem, completion: str) -> tuple[mapf_jax.Instance, mapf_jax.Plan]:
     instance = _instances([problem])[0]
     return instance, mapf_jax.plans_from_texts([completion], instance.starts.shape[-2])[0]
+
+
+def _joined(rows: Sequence[GeneratedRow]) -> GeneratedRow:
+    """The report of one row whose problems were made in several parts."""
+    made = [row.made for row in rows]
+    achieved = {
+        name: round(float(np.average([row.achieved[name] for row in rows], weights=made)), 4)
+        for name in rows[0].achieved
+    }
+    details = {"parts": [row.details for row in rows]}
+    return GeneratedRow(sum(row.asked for row in rows), sum(made), achieved, details)
 
 
 def _known(value: Any, known: Any) -> int | None:

@@ -1,6 +1,7 @@
 """The options of lakes: instances, validation and reward."""
 
 import dataclasses
+import math
 from pathlib import Path
 
 from learner import checks
@@ -26,6 +27,8 @@ class LakesOptions:
         instances. For small sizes it is lower still, to leave room for starts and goals.
       list_holes: also list the holes' cells in the prompt.
       validation_hole_ratio: hole ratio of every size in the validation set.
+      validation_hole_ratios: several hole ratios instead, each for an equal part of every size. The
+        evidence then also counts the answers to lakes with more holes than these have on average.
       validation_wait_ratio: wait ratio of every size in the validation set.
       reward: parameters that the publication leaves open.
     """
@@ -38,6 +41,7 @@ class LakesOptions:
     highest_hole_ratio: float = 0.6
     list_holes: bool = False
     validation_hole_ratio: float = 0.2
+    validation_hole_ratios: tuple[float, ...] = ()
     validation_wait_ratio: float = 0.25
     reward: RewardConfig = dataclasses.field(default_factory=RewardConfig)
 
@@ -63,6 +67,15 @@ class LakesOptions:
         checks.fractions(
             self, "highest_hole_ratio", "validation_hole_ratio", "validation_wait_ratio"
         )
+        several = self.validation_hole_ratios
+        if not all(0 <= ratio <= 1 for ratio in several):
+            raise ValueError(f"validation_hole_ratios={several}: allowed are numbers in [0, 1]")
+
+    @property
+    def mean_hole_ratio(self) -> float:
+        """Of the validation set."""
+        several = self.validation_hole_ratios
+        return math.fsum(several) / len(several) if several else self.validation_hole_ratio
 
     @property
     def counts(self) -> tuple[int, ...]:
