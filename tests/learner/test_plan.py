@@ -261,7 +261,7 @@ def test_a_small_model_compiles_for_tpus_and_keeps_its_promises(tmp_path, capsys
     assert "fits. Predicted:" in printed
     assert "broken promise" not in printed
     made = {row["program"]: row for row in json.loads(out.read_text())["programs"]}
-    assert set(made) == set(programs.PARTS)
+    assert set(made) == set(programs.PARTS) - {"resize"}  # A kernel's cache has pages.
     assert all(row["compiles"] and row["seconds"] > 0 for row in made.values())
     segment = made["segment"]
     # The cache is written in place: no second copy of it among the temporaries.
