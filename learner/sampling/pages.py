@@ -23,8 +23,8 @@ class Pages:
         shards: row shards, each with its part of the groups and pages of its own.
         per_sequence: pages of the longest completion; 0 where the cache has none.
         size: tokens of a page.
-        most: pages of a row shard, if all slots need fewer for the longest completions; there are
-            always enough for one such completion.
+        most: the most pages of a row shard. There are fewer if all slots need fewer for the longest
+            completions, and always enough for one such completion.
 
     Attributes:
         per_sequence, size: as given.

@@ -430,12 +430,8 @@ class GRPOTrainer:
             # Before any update: these are the arrays that the first one donates.
             params = self.policy_params(state)
             work = [[self._with_old(params, micro) for micro in micros] for micros in work]
-        used = np.concatenate(parts)
-        prompts = np.array([len(prompt) for prompt in batch.prompts])[used // config.group_size]
-        longest = int((prompts + batch.lengths[used]).max()), int(batch.lengths[used].max())
-        if self._ahead is not None and self._ahead[0] == config.row_shape(*longest):
-            # If it failed, the update compiles again and, if that fails too, says why.
-            futures.wait([self._ahead[1]])
+        if self._ahead is not None:
+            self._wait_for_compiled(batch, np.concatenate(parts))
         updates: list[UpdateResult] = []
         for u, micros in enumerate(work):
             last = u == len(work) - 1
@@ -455,6 +451,17 @@ class GRPOTrainer:
         most = self.config.max_new_tokens
         shape = self.config.row_shape(prompt_length + most, most)
         self._ahead = shape, futures.ThreadPoolExecutor(1).submit(compiled)
+
+    def _wait_for_compiled(self, batch: Rollout, chosen: np.ndarray) -> None:
+        """Waits for what compiles ahead, if the longest of the chosen completions need it."""
+        assert self._ahead is not None
+        shape, compiled = self._ahead
+        prompts = np.array([len(batch.prompts[i // self.config.group_size]) for i in chosen])
+        lengths = batch.lengths[chosen]
+        if self.config.row_shape(int((prompts + lengths).max()), int(lengths.max())) == shape:
+            # If it failed, the update compiles again and, if that fails too, says why.
+            futures.wait([compiled])
+            self._ahead = None
 
     def _with_old(self, params: Any, batch: MicroBatch) -> MicroBatch:
         batch = distributed.put(batch, sharding.batch_sharding(self._mesh))

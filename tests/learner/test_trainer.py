@@ -730,7 +730,7 @@ class Recorded:
 
 
 def test_the_programs_of_an_update_compile_ahead(
-    tiny_model, tiny_params, byte_tokenizer, letter_task
+    monkeypatch, tiny_model, tiny_params, byte_tokenizer, letter_task
 ):
     """What compiles while the first completions are sampled is what the update then runs."""
     mesh = sharding.make_mesh(data=1, fsdp=2, tensor=2)
@@ -740,8 +740,14 @@ def test_the_programs_of_an_update_compile_ahead(
     state = trainer.init_state(params, jax.random.key(1))
     gradients = trainer._update._accumulate = Recorded(trainer._update._accumulate)
     optimizer = trainer._update._apply = Recorded(trainer._update._apply)
+    waited = []
+    wait = trainer._wait_for_compiled
+    monkeypatch.setattr(
+        trainer, "_wait_for_compiled", lambda *args: (waited.append(trainer._ahead[1]), wait(*args))
+    )
     next(trainer.run(state, letter_task, jax.random.key(7), 0, 1))
-    assert trainer._ahead[1].exception() is None
+    assert [future.exception(timeout=0) for future in waited] == [None]
+    assert trainer._ahead is None
     ahead = trainer.lower_update(len(trainer._completer.encode(letter_task.messages(0))))
     assert gradients.programs
     assert gradients.programs == [ahead["gradients"].as_text()] * len(gradients.programs)

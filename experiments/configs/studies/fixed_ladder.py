@@ -33,8 +33,11 @@ The two others have never been run.
 
 from pathlib import Path
 
+from experiments.configs.studies.reading_sums import STUDY as READING
 from experiments.configs.sums_ladder import get_config as get_config
 from experiments.study.variants import Study, Variant
+
+_UNIFORM, _LEARNABILITY, *_ = READING.variants
 
 
 def _kept(name: str) -> dict[str, str]:
@@ -47,19 +50,11 @@ def _kept(name: str) -> dict[str, str]:
 STUDY = Study(
     question="Does a training set that adapts beat a good one that is kept?",
     variants=(
-        Variant(
-            "uniform",
-            "fixed, uniform",
-            {"engineer.designer": "fixed", "engineer.start": "uniform"},
-        ),
+        _UNIFORM,
         Variant("solvable", "fixed, 3 to 5 digits", _kept("solvable")),
         Variant("once", "learnability, once", _kept("once")),
-        Variant(
-            "learnability",
-            "learnability",
-            {"engineer.designer": "learnability", "engineer.start": "uniform"},
-        ),
+        _LEARNABILITY,
     ),
     reference="uniform",
-    seeds=tuple(range(8)),
+    seeds=READING.seeds,
 )

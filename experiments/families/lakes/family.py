@@ -159,7 +159,11 @@ class Lakes(Family):
         order = np.asarray(jax.random.permutation(key, len(problems)))
         return Generated(
             [problems[i] | {"id": str(n)} for n, i in enumerate(order)],
-            {row: _joined([part.rows[row] for part in parts]) for row in parts[0].rows},
+            {
+                row: _joined([part.rows[row] for part in parts if row in part.rows])
+                for row in self.space.rows
+                if any(row in part.rows for part in parts)
+            },
             [note for part in parts for note in part.notes],
         )
 
@@ -333,10 +337,10 @@ def _drawn(problem: Problem, completion: str) -> tuple[mapf_jax.Instance, mapf_j
 def _joined(rows: Sequence[GeneratedRow]) -> GeneratedRow:
     """The report of one row whose problems were made in several parts."""
     made = [row.made for row in rows]
-    achieved = {
-        name: round(float(np.average([row.achieved[name] for row in rows], weights=made)), 4)
-        for name in rows[0].achieved
-    }
+    achieved = {}
+    for name in rows[0].achieved:
+        total = float(np.dot([row.achieved[name] for row in rows], made))
+        achieved[name] = round(total / max(sum(made), 1), 4)
     details = {"parts": [row.details for row in rows]}
     return GeneratedRow(sum(row.asked for row in rows), sum(made), achieved, details)
 
