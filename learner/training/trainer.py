@@ -371,7 +371,8 @@ class GRPOTrainer:
         key = jax.random.fold_in(jax.random.fold_in(key, _SAMPLING), number)
         with metrics.timed(seconds, "sample"):
             chats = [task.messages(int(i)) for i in indices]
-            if self._compiles_ahead and jax.config.values["jax_compilation_cache_dir"]:
+            kept = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+            if self._compiles_ahead and kept:
                 self._compiles_ahead = False
                 self._compile_ahead(max(len(self._completer.encode(chat)) for chat in chats))
             prompts, samples, completions = self._completer.sample(
