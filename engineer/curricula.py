@@ -27,6 +27,8 @@ START = 0.2
 """Where they start from if there is no configuration to change."""
 RATE, TEMPERATURE, EXPLORATION = 0.5, 0.05, 0.2
 """a, t (in units of the valid rate) and e of `progress_bandit` and `explored`."""
+EDITS, MOVED = 3, 0.1
+"""Edits of `mutation`, and the part of the set that each moves."""
 
 
 def failure_proportional(record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
@@ -99,6 +101,40 @@ def progress_bandit(record: RunRecord, space: ConfigurationSpace, seed: int) -> 
     return _divided(record, space, weights, "progress")
 
 
+def mutation(record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
+    """Edits the configuration of the history that now has the most learning signal.
+
+    That is ACCEL (arXiv 2203.01302, Evolving Curricula with Regret-Based Environment Design) with
+    configurations for levels, and for regret the signal: the sum over rows of fraction x p (1 - p),
+    p the latest valid rate. An edit moves 0.1 of the set, or what is there, from one row to another
+    and every other number of that row by 0.05 (whole numbers by 1) up or down.
+    """
+    rng = np.random.default_rng(seed)
+    name = space.fraction_parameter
+    rates = record.valid_rates(space.rows)
+
+    def signal(config: Configuration) -> float:
+        return math.fsum(config[row, name] * p * (1.0 - p) for row, p in rates.items())
+
+    newest_first = [past.config for past in reversed(record.history)]
+    cells = max(newest_first, key=signal).cells()
+    for _ in range(EDITS):
+        filled = [row for row in space.rows if cells[row, name] > 0]
+        source = rng.choice(filled)
+        target = rng.choice([row for row in space.rows if row != source] or filled)
+        moved = min(MOVED, cells[source, name])
+        cells[source, name] -= moved
+        cells[target, name] += moved
+        for other in space.names:
+            if other != name:
+                decimals = space.parameter(other).decimals
+                step = rng.choice([-1.0, 1.0]) * (STEP if decimals else 1.0)
+                value = cells[target, other] + step
+                cells[target, other] = on_grid(value, space.bounds(target, other), decimals)
+    fractions = space.divided([cells[row, name] for row in space.rows])  # Without rounding errors.
+    return _projected(record, space, cells | fractions, "mutation")
+
+
 def explored(weights: np.ndarray) -> list[float]:
     """(1 - e) w / sum(w) + e / n for n weights w, not all of them 0: no row vanishes."""
     return ((1.0 - EXPLORATION) * weights / weights.sum() + EXPLORATION / len(weights)).tolist()
@@ -111,6 +147,7 @@ BY_RULE: Mapping[str, Designer] = {
     "learnability": learnability_proportional,
     "target": success_targeting,
     "progress": progress_bandit,
+    "mutation": mutation,
 }
 """Designers without options, by name."""
 

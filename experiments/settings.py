@@ -210,7 +210,8 @@ class EngineerSettings:
         started from), "endpoint" (any model behind a server), "fixed" (keeps the start), "random"
         (a new draw each round), "failures" (data in proportion to failures), "learnability" (in
         proportion to p (1 - p)), "target" (the same, and other numbers towards a valid rate of a
-        half), "progress" (bandit on learning progress), "staged" (a manual curriculum), or "oracle"
+        half), "progress" (bandit on learning progress), "mutation" (random edits of the past
+        configuration with the most learning signal), "staged" (a manual curriculum), or "oracle"
         and "adversary" (the best and the worst of many configurations, by short trials as in
         `training`).
       start: the configuration of round 0: "random", "uniform", or a YAML file in the form of

@@ -3,7 +3,10 @@
 import dataclasses
 import math
 
+import hypothesis
+import numpy as np
 import pytest
+from hypothesis import strategies as st
 from lake_records import SPACE, bounded, config, record
 
 from engineer import designers
@@ -12,6 +15,7 @@ from engineer.curricula import (
     default_stages,
     failure_proportional,
     learnability_proportional,
+    mutation,
     progress_bandit,
     read_stages,
     success_targeting,
@@ -20,10 +24,14 @@ from engineer.designers import AcceptanceTest, Design
 from experiments.families.lakes import texts as lakes
 
 
+def fractions_of(one):
+    return one.column("data_ratio")
+
+
 def fractions(design):
     assert design.config.column("hole_ratio") == (0.2,) * 3  # nothing but fractions moves
     assert design.config.column("wait_ratio") == (0.4,) * 3
-    return design.config.column("data_ratio")
+    return fractions_of(design.config)
 
 
 def test_failures_and_learnability():
@@ -45,6 +53,28 @@ def test_success_targeting_moves_every_number():
     # From 0.2 and 0.4: up where p > 0.7, down where p < 0.3.
     assert design.config.column("hole_ratio") == (0.25, 0.2, 0.15)
     assert design.config.column("wait_ratio") == (0.45, 0.4, 0.35)
+
+
+@hypothesis.given(st.integers(0, 2**31), st.lists(st.integers(0, 100), min_size=3, max_size=3))
+def test_mutation_makes_small_edits_of_what_has_most_signal(seed, valid):
+    spread, even = config(0.1, 0.3, 0.6), config(0.34, 0.33, 0.33)
+    run = record((50, 50, 50), tuple(valid), configs=(spread, even))
+    rates = np.array(valid) / 100
+
+    def signal(one):
+        return math.fsum(
+            part * p * (1 - p) for part, p in zip(fractions_of(one), rates, strict=True)
+        )
+
+    parent = spread if signal(spread) > signal(even) else even
+    design = mutation(run, SPACE, seed)
+    SPACE.check(design.config)
+    assert design == mutation(run, SPACE, seed)
+    moved = np.subtract(fractions_of(design.config), fractions_of(parent))
+    assert abs(moved).sum() <= 2 * 3 * 0.1 + 0.02  # three edits, rounded to hundredths
+    for name in ("hole_ratio", "wait_ratio"):
+        changed = np.subtract(design.config.column(name), parent.column(name))
+        assert abs(changed).sum() <= 3 * 0.05 + 1e-9
 
 
 def test_learning_progress():
