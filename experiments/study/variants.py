@@ -61,6 +61,7 @@ class Budget(NamedTuple):
       validated: sampled completions of validation prompts.
       engineer_steps: steps of training as engineer.
       trial_steps: training steps of trials.
+      trial_answers: completions sampled in trials, in their training and on their probe sets.
     """
 
     rounds: int
@@ -71,6 +72,7 @@ class Budget(NamedTuple):
     validated: int
     engineer_steps: int
     trial_steps: int
+    trial_answers: int
 
     @classmethod
     def of(cls, settings: Settings) -> "Budget":
@@ -78,22 +80,30 @@ class Budget(NamedTuple):
         training, rounds = settings.training, settings.loop.rounds
         instances = settings.environment.num_instances
         steps = rounds * training.num_steps(instances)
+        answers = training.most_draws * training.prompts_per_step * training.group_size
         engineer = settings.engineer
-        trials = engineer.training.steps * engineer.training.group_size
+        of_trials = engineer.training
+        compared, trials = of_trials.steps, of_trials.steps * of_trials.group_size
         if engineer.designer in PROBING_DESIGNERS:
-            trials = num_candidates(settings.load_family().space)
+            compared, trials = 1, num_candidates(settings.load_family().space)
         return cls(
             rounds=rounds,
             instances=rounds * instances,
             steps=steps,
             updates=steps * training.updates_per_step,
-            answers=steps * training.most_draws * training.prompts_per_step * training.group_size,
+            answers=steps * answers,
             validated=(rounds + 1)
             * settings.validation.num_instances
             * settings.validation.samples,
-            engineer_steps=(rounds - 1) * engineer.training.steps
-            + max(rounds - 2, 0) * engineer.training.hindsight_steps,
-            trial_steps=(rounds - 1) * trials * engineer.training.trial_steps,
+            engineer_steps=(rounds - 1) * of_trials.steps
+            + max(rounds - 2, 0) * of_trials.hindsight_steps,
+            trial_steps=(rounds - 1) * trials * of_trials.trial_steps,
+            # The probe set is answered before the trials that are compared, and after each.
+            trial_answers=(rounds - 1)
+            * (
+                trials * of_trials.trial_steps * answers
+                + (compared + trials) * of_trials.probe_set_size
+            ),
         )
 
 

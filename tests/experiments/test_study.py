@@ -323,6 +323,7 @@ def test_tables(two_seeds):
         "validated": 72,
         "engineer_steps": 0,
         "trial_steps": 0,
+        "trial_answers": 0,
     }
     run = found["runs"][0]
     assert run["used"] == {

@@ -72,5 +72,6 @@ STUDY = dataclasses.replace(
         ),
     ),
     seeds=tuple(range(8)),
-    may_differ=("answers", "engineer_steps", "trial_steps"),  # Answers: of the variant "dynamic".
+    # Answers: of the variant "dynamic".
+    may_differ=("answers", "engineer_steps", "trial_steps", "trial_answers"),
 )

@@ -45,5 +45,5 @@ STUDY = Study(
     ),
     reference="uniform",
     seeds=tuple(range(8)),
-    may_differ=("trial_steps",),
+    may_differ=("trial_steps", "trial_answers"),
 )
