@@ -27,6 +27,8 @@ START = 0.2
 """Where they start from if there is no configuration to change."""
 RATE, TEMPERATURE, EXPLORATION = 0.5, 0.05, 0.2
 """a, t (in units of the valid rate) and e of `progress_bandit` and `explored`."""
+MASTERED = 0.5
+"""Valid rate from which `mastery` goes on to the next row."""
 EDITS, MOVED = 3, 0.1
 """Edits of `mutation`, and the part of the set that each moves."""
 
@@ -101,6 +103,26 @@ def progress_bandit(record: RunRecord, space: ConfigurationSpace, seed: int) -> 
     return _divided(record, space, weights, "progress")
 
 
+def mastery(record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
+    """Half of the data in the first row below a valid rate of 0.5, half in the rows before it.
+
+    Both go on and back with the outcomes. The rows before share their half equally, so that they
+    are not forgotten; rows beyond get nothing. It assumes that later rows are harder. Zaremba and
+    Sutskever combine a level with easier ones for the same reason (arXiv 1410.4615, Learning to
+    Execute).
+    """
+    rates = list(record.valid_rates(space.rows).values())
+    return _divided(record, space, mastery_weights(rates), "mastery")
+
+
+def mastery_weights(rates: Sequence[float]) -> list[float]:
+    """The fractions of `mastery` for valid rates in order; equal if all rows are mastered."""
+    first = next((i for i, rate in enumerate(rates) if rate < MASTERED), None)
+    if not first:  # The first row, or none.
+        return [1.0 if first is None else float(not i) for i in range(len(rates))]
+    return [0.5 / first if i < first else 0.5 * (i == first) for i in range(len(rates))]
+
+
 def mutation(record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
     """Edits the configuration of the history that now has the most learning signal.
 
@@ -147,6 +169,7 @@ BY_RULE: Mapping[str, Designer] = {
     "learnability": learnability_proportional,
     "target": success_targeting,
     "progress": progress_bandit,
+    "mastery": mastery,
     "mutation": mutation,
 }
 """Designers without options, by name."""

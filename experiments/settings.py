@@ -31,6 +31,7 @@ _EMBEDDED = (
     "sums_ladder",
     "sums_ladder_contexts",
     "sums_ladder_form",
+    "sums_ladder_mastery",
     "sums_tiny",
 )
 
@@ -42,8 +43,9 @@ class ModelSettings:
     Attributes:
       path: the folder of a Hugging Face checkpoint; or a name on the Hugging Face hub, such as
         "Qwen/Qwen3-0.6B", which is downloaded; or an embedded model: "tiny", "sums", "sums_ladder"
-        or "sums_tiny", of the configurations of these names, or "sums_ladder_form" or
-        "sums_ladder_contexts", of the studies `learning_ladder` and `contexts_ladder`.
+        or "sums_tiny", of the configurations of these names, or "sums_ladder_form",
+        "sums_ladder_contexts" or "sums_ladder_mastery", of the studies `learning_ladder`,
+        `contexts_ladder` and `climbing_ladder`.
       dtype: "float32", "bfloat16" or, for GPUs without it, "float16", of activations, matrix
         products and the base of adapters. Trained parameters are always float32: 16 bits would lose
         small updates.
@@ -210,8 +212,9 @@ class EngineerSettings:
         started from), "endpoint" (any model behind a server), "fixed" (keeps the start), "random"
         (a new draw each round), "failures" (data in proportion to failures), "learnability" (in
         proportion to p (1 - p)), "target" (the same, and other numbers towards a valid rate of a
-        half), "progress" (bandit on learning progress), "mutation" (random edits of the past
-        configuration with the most learning signal), "staged" (a manual curriculum), or "oracle"
+        half), "progress" (bandit on learning progress), "mastery" (half in the first row below
+        a valid rate of a half, half before it), "mutation" (random edits of the past configuration
+        with the most learning signal), "staged" (a manual curriculum), or "oracle"
         and "adversary" (the best and the worst of many configurations, by short trials as in
         `training`).
       start: the configuration of round 0: "random", "uniform", or a YAML file in the form of

@@ -54,7 +54,10 @@ _CONTEXTS = flags.DEFINE_list(
     "configured one if not given.",
 )
 _DESIGNS_BY = flags.DEFINE_enum(
-    "designs_by", "rule", ["rule", "random"], "How designs are made; random teaches only the form."
+    "designs_by",
+    "rule",
+    get_args(demonstrations.By),
+    "The rule that makes designs, or random: that teaches only the form.",
 )
 _LEARNING_RATE = flags.DEFINE_float("learning_rate", 2e-3, "Highest learning rate.", lower_bound=0)
 _DECAY = flags.DEFINE_enum(
@@ -90,7 +93,7 @@ def design_pairs(
     seed: int,
     count: int,
     contexts: Sequence[ContextSpec] = (),
-    by_rule: bool = True,
+    by: demonstrations.By = "rule",
 ) -> list[Pair]:
     """Demonstrations from `contexts` in turn, or from the configured one if there are none."""
     engineer = settings.engineer
@@ -103,7 +106,7 @@ def design_pairs(
             family.space,
             texts,
             training,
-            by_rule,
+            by,
         )
         for i in range(count)
     ]
@@ -118,17 +121,22 @@ def build_tokenizer(family: Family, pairs: Sequence[Pair]) -> Any:
 
 
 def examine_designs(
-    settings: settings_lib.Settings, family: Family, policy: Policy, params: Any, seed: int
+    settings: settings_lib.Settings,
+    family: Family,
+    policy: Policy,
+    params: Any,
+    seed: int,
+    by: demonstrations.By = "rule",
 ) -> dict[str, float]:
-    """Measures how well the model designs for new contexts.
+    """Measures how well the model designs for new contexts, beside the designs of a rule.
 
     Returns:
       Fractions of answers that are readable, and readable without repair; and the mean absolute
-      difference of each parameter from the demonstrated rule, over the readable ones.
+      difference of each parameter from that of the rule, over the readable ones.
     """
     completer = design_completer(settings, family, policy)
     space = family.space
-    pairs = design_pairs(settings, family, seed + 1, _DESIGNS_EXAMINED)
+    pairs = design_pairs(settings, family, seed + 1, _DESIGNS_EXAMINED, by=by)
     answers = completer(params, [messages for messages, _ in pairs], jax.random.key(seed))
     clean, differences = 0, []
     for (_, expected), answer in zip(pairs, answers, strict=True):
@@ -190,7 +198,7 @@ def _make(settings: settings_lib.Settings) -> None:
         _SEED.value,
         _DESIGNS.value,
         [CONTEXTS[name] for name in contexts],
-        _DESIGNS_BY.value == "rule",
+        _DESIGNS_BY.value,
     )
     seconds = time.perf_counter() - begin
     print(f"{len(solutions)} solutions and {len(designs)} designs, {seconds:.0f} s")
@@ -272,7 +280,8 @@ def _make(settings: settings_lib.Settings) -> None:
     last = {"temperature": settings.validation.temperature, **rates(sampled)}
     print(json.dumps(last))
     weights.save(out, state.params, architecture, tokenizer)
-    designing = examine_designs(settings, family, policy, state.params, _SEED.value)
+    by: demonstrations.By = "rule" if _DESIGNS_BY.value == "random" else _DESIGNS_BY.value
+    designing = examine_designs(settings, family, policy, state.params, _SEED.value, by)
     print(json.dumps(designing))
     flags_of_data = (
         *(_SEED, _STEPS, _ROWS, _SOLUTIONS, _DESIGNS, _DESIGN_EVERY, _LEARNING_RATE),

@@ -7,12 +7,13 @@ reinforcement learning then continues from there.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 
 from engineer import context
 from engineer.context import ContextSpec, Message
-from engineer.curricula import targeted
+from engineer.curricula import mastery_weights, targeted
 from engineer.evidence import Evidence, FailureBreakdown
 from engineer.proposal import render_config
 from engineer.record import RoundRecord, RunRecord
@@ -20,6 +21,10 @@ from engineer.space import Configuration, ConfigurationSpace
 from engineer.texts import FamilyTexts
 
 _DEFAULT = context.VARIANTS[context.DEFAULT_VARIANT]
+
+By = Literal["rule", "mastery", "random"]
+"""How designs are made: by `rule_design`, with the fractions of `curricula.mastery`, or at random,
+so that only the form can be learned."""
 
 
 def rule_design(
@@ -36,8 +41,13 @@ def rule_design(
       spec: the modules, which decide which configurations are shown.
     """
     past = () if spec.history == "none" else context.shown_history(record, spec.history == "all")
-    rates = {row: round(rate, 2) for row, rate in record.valid_rates(space.rows).items()}
-    return targeted(rates, past[-1].config if past else None, space)
+    current = past[-1].config if past else None
+    return targeted(_shown_rates(record, space), current, space)
+
+
+def _shown_rates(record: RunRecord, space: ConfigurationSpace) -> dict[str, float]:
+    """The latest valid rates as contexts write them."""
+    return {row: round(rate, 2) for row, rate in record.valid_rates(space.rows).items()}
 
 
 def demonstration(
@@ -46,9 +56,9 @@ def demonstration(
     space: ConfigurationSpace,
     family: FamilyTexts,
     training: Mapping[str, str] | None = None,
-    by_rule: bool = True,
+    by: By = "rule",
 ) -> tuple[list[Message], str]:
-    """A context from a random plausible run, and a design by `rule_design` or at random.
+    """A context from a random plausible run, and a design for it.
 
     Args:
       seed: of everything random.
@@ -56,19 +66,22 @@ def demonstration(
       space: the rows and bounds.
       family: its texts.
       training: texts for the full form of module T; placeholders if not given.
-      by_rule: if False, the configuration is random, so that only the form can be learned.
+      by: how the design is made. By mastery, the run is one that climbs.
 
     Returns:
       The chat (one user message) and the answer: the configuration as `render_config` writes it,
       after the family's explanation where the context asks for one.
     """
-    record = random_record(seed, space, family)
+    record = random_record(seed, space, family, climbing=by == "mastery")
     if training is not None:
         record = dataclasses.replace(record, training=training)
-    if by_rule:
-        config = rule_design(record, space, spec)
-    else:
+    if by == "random":
         config = space.random(np.random.default_rng(seed).spawn(1)[0])
+    else:
+        config = rule_design(record, space, spec)
+    if by == "mastery":
+        weights = mastery_weights(list(_shown_rates(record, space).values()))
+        config = Configuration.from_cells(config.cells() | space.divided(weights))
     answer = render_config(config, space)
     if spec.summary:
         answer = f"{family.explanation}\n{answer}"
@@ -76,18 +89,25 @@ def demonstration(
 
 
 def random_record(
-    seed: int | np.random.SeedSequence, space: ConfigurationSpace, family: FamilyTexts
+    seed: int | np.random.SeedSequence,
+    space: ConfigurationSpace,
+    family: FamilyTexts,
+    climbing: bool = False,
 ) -> RunRecord:
     """A run of one to three finished rounds with consistent, plausible outcomes.
 
     Valid rates cover the whole range, tend to fall from row to row and change from round to round.
     Round 0 is a random draw; later configurations come from `rule_design` or are random too. Every
-    invalid answer fails at least one check.
+    invalid answer fails at least one check. In a climbing run rates fall more steeply, from any row
+    on with equal probability.
     """
     rng = np.random.default_rng(seed)
     finished = int(rng.integers(1, 4))
     answers = rng.integers(10, 401, size=len(space.rows))
-    skill = rng.normal(0.0, 1.5) - rng.uniform(0.0, 1.5) * np.arange(len(space.rows))
+    slope = (3.0 if climbing else 1.0) * rng.uniform(0.0, 1.5)
+    skill = rng.normal(0.0, 1.5) - slope * np.arange(len(space.rows))
+    if climbing:
+        skill = skill + slope * rng.uniform(0.0, len(space.rows))
     skill = skill + rng.normal(0.0, 1.2, size=len(space.rows))
     epochs, total_rounds = int(rng.integers(1, 5)), finished + int(rng.integers(1, 4))
     explained = bool(rng.random() < 0.5)

@@ -15,6 +15,7 @@ from engineer.curricula import (
     default_stages,
     failure_proportional,
     learnability_proportional,
+    mastery,
     mutation,
     progress_bandit,
     read_stages,
@@ -53,6 +54,19 @@ def test_success_targeting_moves_every_number():
     # From 0.2 and 0.4: up where p > 0.7, down where p < 0.3.
     assert design.config.column("hole_ratio") == (0.25, 0.2, 0.15)
     assert design.config.column("wait_ratio") == (0.45, 0.4, 0.35)
+
+
+@pytest.mark.parametrize(
+    ("valid", "wanted"),
+    [
+        ((20, 90, 90), (1.0, 0.0, 0.0)),  # the first row is not mastered
+        ((90, 40, 90), (0.5, 0.5, 0.0)),
+        ((90, 50, 0), (0.25, 0.25, 0.5)),
+        ((90, 50, 60), (0.34, 0.33, 0.33)),  # nothing is left
+    ],
+)
+def test_mastery(valid, wanted):
+    assert fractions(mastery(record(valid), SPACE, 0)) == wanted
 
 
 @hypothesis.given(st.integers(0, 2**31), st.lists(st.integers(0, 100), min_size=3, max_size=3))

@@ -217,9 +217,9 @@ def test_demonstrations_answer_in_the_asked_form(seed, name, space):
 def test_random_demonstrations_teach_the_form_alone():
     spec = VARIANTS["V1"]
     pairs = [
-        demonstrations.demonstration(seed, spec, SPACE, lakes.TEXTS, by_rule=by_rule)
+        demonstrations.demonstration(seed, spec, SPACE, lakes.TEXTS, by=by)
         for seed in range(100)
-        for by_rule in (True, False)
+        for by in ("rule", "random")
     ]
     ruled, free = pairs[::2], pairs[1::2]
     assert [messages for messages, _ in ruled] == [messages for messages, _ in free]

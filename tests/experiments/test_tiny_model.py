@@ -11,7 +11,7 @@ from engineer import context, proposal
 from experiments import settings as settings_lib
 from experiments import warm_start
 from experiments.configs import sums, sums_ladder, sums_tiny, tiny
-from experiments.configs.studies import contexts_ladder, learning_ladder
+from experiments.configs.studies import climbing_ladder, contexts_ladder, learning_ladder
 from experiments.evidence import training_texts
 from experiments.families import demonstrations
 from experiments.families.lakes import texts as lakes
@@ -113,7 +113,9 @@ def test_a_context_of_a_real_validation_is_within_the_models_window(settings, mo
     assert isinstance(proposal.parse("no design", space), proposal.Unreadable)
 
 
-@pytest.mark.parametrize("config", [sums, sums_ladder, contexts_ladder, learning_ladder, sums_tiny])
+@pytest.mark.parametrize(
+    "config", [sums, sums_ladder, contexts_ladder, learning_ladder, climbing_ladder, sums_tiny]
+)
 def test_a_model_of_sums_adds_and_designs_as_well_as_its_card_says(config):
     if config is sums_tiny:
         pytest.importorskip("reasoning_gym")
@@ -132,7 +134,8 @@ def test_a_model_of_sums_adds_and_designs_as_well_as_its_card_says(config):
         breakdown = family.breakdown(validate(settings, family, completer, problems, params))
         assert breakdown.valid_rate == pytest.approx(claimed["valid"], abs=0.03)
         assert f"{claimed['valid']:.1%}" in text
-    figures = warm_start.examine_designs(settings, family, policy, params, 0)
+    by = "mastery" if config is climbing_ladder else "rule"
+    figures = warm_start.examine_designs(settings, family, policy, params, 0, by)
     assert figures["readable"] == 1.0
     if config is learning_ladder:  # Its model knows the form alone, and no rule.
         assert figures["fraction_error"] > 0.06

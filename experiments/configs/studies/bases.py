@@ -1,5 +1,7 @@
 """What the variants of a study have in common, for each model."""
 
+from pathlib import Path
+
 import ml_collections
 
 from experiments.configs import qwen3_4b, tiny
@@ -29,6 +31,14 @@ def qwen3_4b_base() -> ml_collections.ConfigDict:
     config = qwen3_4b.get_config()
     config.checkpoint.keep = 1
     return config
+
+
+def kept(name: str) -> dict[str, str]:
+    """Changes of a variant that keeps the configuration in `NAME.yaml` beside this file."""
+    return {
+        "engineer.designer": "fixed",
+        "engineer.start": str(Path(__file__).with_name(f"{name}.yaml")),
+    }
 
 
 BASES = {"tiny": tiny_base, "qwen3_4b": qwen3_4b_base}

@@ -31,8 +31,7 @@ Explored before: runs of `uniform` and `learnability` are those of `designers_la
 The two others have never been run.
 """
 
-from pathlib import Path
-
+from experiments.configs.studies.bases import kept
 from experiments.configs.studies.reading_sums import STUDY as READING
 from experiments.configs.sums_ladder import get_config as get_config
 from experiments.study.variants import Study, Variant
@@ -40,19 +39,12 @@ from experiments.study.variants import Study, Variant
 _UNIFORM, _LEARNABILITY, *_ = READING.variants
 
 
-def _kept(name: str) -> dict[str, str]:
-    return {
-        "engineer.designer": "fixed",
-        "engineer.start": str(Path(__file__).with_name(f"ladder_{name}.yaml")),
-    }
-
-
 STUDY = Study(
     question="Does a training set that adapts beat a good one that is kept?",
     variants=(
         _UNIFORM,
-        Variant("solvable", "fixed, 3 to 5 digits", _kept("solvable")),
-        Variant("once", "learnability, once", _kept("once")),
+        Variant("solvable", "fixed, 3 to 5 digits", kept("ladder_solvable")),
+        Variant("once", "learnability, once", kept("ladder_once")),
         _LEARNABILITY,
     ),
     reference="uniform",
