@@ -94,12 +94,14 @@ class Samples(NamedTuple):
         logprobs: f32[N, M], in nats, of the distribution that was sampled from; 0 after the end.
             Greedy completions have those of the distribution at temperature 1.
         lengths: i32[N], number of generated tokens, the stop token included.
+        lost: i32[N], tokens generated before, which began again as the cache was full.
         finish: i32[N], a `FinishReason` each.
     """
 
     tokens: np.ndarray
     logprobs: np.ndarray
     lengths: np.ndarray
+    lost: np.ndarray
     finish: np.ndarray
 
     @property
@@ -245,6 +247,7 @@ class Sampler:
             tokens=np.full(shape, self.pad_id, np.int32),
             logprobs=np.zeros(shape, np.float32),
             lengths=np.zeros(shape[0], np.int32),
+            lost=np.zeros(shape[0], np.int32),
             finish=np.full(shape[0], RUNNING, np.int32),
         )
         if not prompts:
@@ -264,6 +267,7 @@ class Sampler:
                 end = start + len(tokens)
                 if start < mine.lengths[row]:  # It began again.
                     mine.tokens[row], mine.logprobs[row] = self.pad_id, 0
+                    mine.lost[row] += mine.lengths[row] - start
                 mine.tokens[row, start:end] = tokens
                 mine.logprobs[row, start:end] = logprobs
                 mine.lengths[row] = end

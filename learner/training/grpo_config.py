@@ -45,9 +45,9 @@ class GRPOConfig:
         bounds the memory of the key/value cache. Larger groups are sampled in parts.
       cache_fraction: the cache's size where a kernel decodes, as a fraction of what `sampling_rows`
         completions of `max_new_tokens` need. A value below 1 suits completions that are on average
-        much shorter than that: where the cache is full, the shortest start over later. Many do if
-        the fraction is below the mean length divided by `max_new_tokens`. It changes memory and
-        speed, never the result.
+        much shorter than that: where the cache is full, the shortest start over later; the log
+        counts their tokens as `completion_tokens_lost`. Many do if the fraction is below the mean
+        length divided by `max_new_tokens`. It changes memory and speed, never the result.
       temperature: of sampling and of the policy that is optimised; > 0.
       objective: the loss.
       optimizer: the optimizer.

@@ -13,7 +13,7 @@ from learner.chat import Completion
 from learner.training import grpo
 
 # The arrays with a row for each completion.
-_OF_COMPLETIONS = ("tokens", "logprobs", "lengths", "truncated", "rewards")
+_OF_COMPLETIONS = ("tokens", "logprobs", "lengths", "lost", "truncated", "rewards")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Rollout:
       tokens: i32[N, M], the pad id after the end.
       logprobs: f32[N, M], the sampler's, in nats.
       lengths: i32[N], stop token included.
+      lost: i32[N], tokens generated before, in vain: see `learner.sampling.sampler.Samples`.
       truncated: bool[N], ended by the budget.
       completions: N completions as the task sees them.
       rewards: f32[N].
@@ -36,6 +37,7 @@ class Rollout:
     tokens: np.ndarray
     logprobs: np.ndarray
     lengths: np.ndarray
+    lost: np.ndarray
     truncated: np.ndarray
     completions: Sequence[Completion]
     rewards: np.ndarray
@@ -73,6 +75,7 @@ class Rollout:
             "completion_tokens_mean": float(self.lengths.mean()),
             **{f"completion_tokens_{name}": float(value) for name, value in lengths},
             **({"completion_tokens_mean_ended": float(ended.mean())} if ended.size else {}),
+            **({"completion_tokens_lost": float(self.lost.sum())} if self.lost.any() else {}),
             "truncated_fraction": float(self.truncated.mean()),
         }
 

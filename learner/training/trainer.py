@@ -392,6 +392,7 @@ class GRPOTrainer:
             tokens=samples.tokens,
             logprobs=samples.logprobs,
             lengths=samples.lengths,
+            lost=samples.lost,
             truncated=~samples.stopped,
             completions=completions,
             rewards=rewards,

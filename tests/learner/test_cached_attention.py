@@ -183,18 +183,23 @@ def test_samples_are_those_of_the_reference(interpreted, monkeypatch, name, frac
         )
         return sampler(params, prompts, jax.random.split(jax.random.key(1), 5), num_samples=2)
 
-    again = []
+    lost = []
     begin_again = Schedule.begin_again
-    monkeypatch.setattr(
-        Schedule, "begin_again", lambda *args: (again.append(args[-1]), begin_again(*args))
-    )
+
+    def counted(schedule, state, slot):
+        lost.append(int(state.counts[slot]))
+        begin_again(schedule, state, slot)
+
+    monkeypatch.setattr(Schedule, "begin_again", counted)
 
     want = sample()
     choose_kernel(monkeypatch, name)
     monkeypatch.setattr("learner.sampling.sampler._PAGE", 128)
     assert choose_decoding(config).name == name
     got = sample()
-    assert bool(again) == (fraction < 1)
+    assert bool(lost) == (fraction < 1)
+    assert got.lost.sum() == sum(lost)
+    assert not want.lost.any()
     assert want.lengths.max() == 132
     assert want.lengths.min() < 100
     chex.assert_trees_all_equal(got.tokens, want.tokens)

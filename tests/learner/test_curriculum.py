@@ -113,7 +113,7 @@ def test_probabilities_too_small_for_a_float_are_replayed_all_the_same():
 )
 def test_learnability_is_the_variance_of_a_group(groups):
     rewards = np.array(groups, np.float32)
-    rollout = Rollout(*[None] * 6, completions=[None] * rewards.size, rewards=rewards.reshape(-1))
+    rollout = Rollout(*[None] * 7, completions=[None] * rewards.size, rewards=rewards.reshape(-1))
     rollout = dataclasses.replace(rollout, prompts=[[0]] * len(groups))
     expected = [sum((r - sum(g) / 3) ** 2 for r in g) / 3 for g in rewards.tolist()]
     np.testing.assert_allclose(rollout.learnability, expected, atol=1e-12)

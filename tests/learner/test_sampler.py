@@ -337,7 +337,7 @@ def test_a_damaged_file_of_an_interrupted_call_counts_for_nothing(tmp_path):
     def samples(value, finish):
         full = np.full(shape, value)
         lengths, finish = np.full(2, value, np.int32), np.full(2, finish, np.int32)
-        return Samples(full.astype(np.int32), full.astype(np.float32), lengths, finish)
+        return Samples(full.astype(np.int32), full.astype(np.float32), lengths, 0 * lengths, finish)
 
     def call(found):
         return InterruptedCalls(tmp_path, Preemption()).call(np.ones(3), "arguments", found)

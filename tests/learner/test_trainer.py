@@ -513,6 +513,7 @@ def test_what_ends_a_thought_is_not_in_the_loss(
             tokens=sampled,
             logprobs=logprobs.astype(np.float32),
             lengths=lengths,
+            lost=np.zeros_like(lengths),
             truncated=lengths == 8,
             completions=[Completion("", 1, False)] * 16,
             rewards=np.array([0, 1, 1, 0] * 4, np.float32),
