@@ -28,7 +28,9 @@ minus `uniform` is above zero. Second: `current` minus `six` is above zero. Each
 correction over these two. All else is a further look, `current` minus `base` included: does
 training wear down what the checkpoint was taught?
 
-Stopping rule: seeds 0 to 7 of all variants, then the end; nothing is compared before that.
+Stopping rule: seeds 0 to 5 of all variants, then the end; nothing is compared before that. (Eight
+seeds were registered. They would have taken longer than the machine was there, so the number was
+changed while seed 2 ran, before any result was read.)
 
 Explored before, and not part of it, at seed 100 with the model of `sums_ladder`: after 18 rounds a
 kept set of 3 to 5 digits ended at 29.4 %, `learnability` at 28.7 %, `six` at 39.4 % and a staged
@@ -42,7 +44,6 @@ import ml_collections
 
 from experiments.configs.studies import controls_ladder
 from experiments.configs.studies.bases import kept
-from experiments.configs.studies.reading_sums import STUDY as READING
 from experiments.study.variants import Study, Variant
 
 
@@ -64,5 +65,5 @@ STUDY = Study(
         Variant("mastery", "mastery, a rule", {"engineer.designer": "mastery"}),
     ),
     reference="uniform",
-    seeds=READING.seeds,
+    seeds=tuple(range(6)),
 )
