@@ -1,8 +1,8 @@
 """Automatic and manual curricula as designers: baselines that read numbers, not language.
 
 The automatic ones divide the training set over the rows. All but `success_targeting` and `mutation`
-leave the other numbers of the current configuration alone. The stages of the manual curriculum are whole
-configurations.
+leave the other numbers of the current configuration alone. The stages of the manual curriculum are
+whole configurations.
 """
 
 import dataclasses
