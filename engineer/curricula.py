@@ -30,7 +30,7 @@ RATE, TEMPERATURE, EXPLORATION = 0.5, 0.05, 0.2
 MASTERED = 0.5
 """Valid rate from which `mastery` goes on to the next row."""
 EDITS, MOVED = 3, 0.1
-"""Edits of `mutation`, and the part of the set that each moves."""
+"""Edits of `mutation`, and the fraction of the set that each moves."""
 
 
 def failure_proportional(record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
@@ -106,30 +106,31 @@ def progress_bandit(record: RunRecord, space: ConfigurationSpace, seed: int) -> 
 def mastery(record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
     """Half of the data in the first row below a valid rate of 0.5, half in the rows before it.
 
-    Both go on and back with the outcomes. The rows before share their half equally, so that they
-    are not forgotten; rows beyond get nothing. It assumes that later rows are harder. Zaremba and
-    Sutskever combine a level with easier ones for the same reason (arXiv 1410.4615, Learning to
-    Execute).
+    All of it in the first row of the space while that is below 0.5; equal parts once no row is. The
+    rows before share their half equally, so that they are not forgotten, as Zaremba and Sutskever
+    mix a level with easier ones (arXiv 1410.4615, Learning to Execute). Rows beyond get nothing. It
+    assumes that later rows are harder.
     """
     rates = list(record.valid_rates(space.rows).values())
     return _divided(record, space, mastery_weights(rates), "mastery")
 
 
 def mastery_weights(rates: Sequence[float]) -> list[float]:
-    """The fractions of `mastery` for valid rates in order; equal if all rows are mastered."""
+    """A weight for each row, from valid rates in order; equal ones if all rows are mastered."""
     first = next((i for i, rate in enumerate(rates) if rate < MASTERED), None)
-    if not first:  # The first row, or none.
-        return [1.0 if first is None else float(not i) for i in range(len(rates))]
+    if first is None:
+        return [1.0] * len(rates)
     return [0.5 / first if i < first else 0.5 * (i == first) for i in range(len(rates))]
 
 
 def mutation(record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
-    """Edits the configuration of the history that now has the most learning signal.
+    """Three random edits of the past configuration that now has the most learning signal.
 
-    That is ACCEL (arXiv 2203.01302, Evolving Curricula with Regret-Based Environment Design) with
-    configurations for levels, and for regret the signal: the sum over rows of fraction x p (1 - p),
-    p the latest valid rate. An edit moves 0.1 of the set, or what is there, from one row to another
-    and every other number of that row by 0.05 (whole numbers by 1) up or down.
+    As ACCEL edits levels (arXiv 2203.01302, Evolving Curricula with Regret-Based Environment
+    Design), with configurations in place of levels and, in place of regret, the signal: the sum
+    over rows of fraction x p (1 - p), p the latest valid rate. An edit moves up to 0.1 of the set
+    from one row to another, and every other number of the second row by 0.05 (whole numbers by 1)
+    up or down.
     """
     rng = np.random.default_rng(seed)
     name = space.fraction_parameter

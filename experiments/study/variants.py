@@ -82,10 +82,10 @@ class Budget(NamedTuple):
         steps = rounds * training.num_steps(instances)
         answers = training.most_draws * training.prompts_per_step * training.group_size
         engineer = settings.engineer
-        of_trials = engineer.training
-        compared, trials = of_trials.steps, of_trials.steps * of_trials.group_size
+        options = engineer.training
+        comparisons, trials = options.steps, options.steps * options.group_size
         if engineer.designer in PROBING_DESIGNERS:
-            compared, trials = 1, num_candidates(settings.load_family().space)
+            comparisons, trials = 1, num_candidates(settings.load_family().space)
         return cls(
             rounds=rounds,
             instances=rounds * instances,
@@ -95,14 +95,14 @@ class Budget(NamedTuple):
             validated=(rounds + 1)
             * settings.validation.num_instances
             * settings.validation.samples,
-            engineer_steps=(rounds - 1) * of_trials.steps
-            + max(rounds - 2, 0) * of_trials.hindsight_steps,
-            trial_steps=(rounds - 1) * trials * of_trials.trial_steps,
+            engineer_steps=(rounds - 1) * options.steps
+            + max(rounds - 2, 0) * options.hindsight_steps,
+            trial_steps=(rounds - 1) * trials * options.trial_steps,
             # The probe set is answered before the trials that are compared, and after each.
             trial_answers=(rounds - 1)
             * (
-                trials * of_trials.trial_steps * answers
-                + (compared + trials) * of_trials.probe_set_size
+                trials * options.trial_steps * answers
+                + (comparisons + trials) * options.probe_set_size
             ),
         )
 

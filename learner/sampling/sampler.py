@@ -94,7 +94,7 @@ class Samples(NamedTuple):
         logprobs: f32[N, M], in nats, of the distribution that was sampled from; 0 after the end.
             Greedy completions have those of the distribution at temperature 1.
         lengths: i32[N], number of generated tokens, the stop token included.
-        lost: i32[N], tokens generated before, which began again as the cache was full.
+        lost: i32[N], tokens generated in vain: the cache was full, and the completion began again.
         finish: i32[N], a `FinishReason` each.
     """
 

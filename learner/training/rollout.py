@@ -26,7 +26,7 @@ class Rollout:
       tokens: i32[N, M], the pad id after the end.
       logprobs: f32[N, M], the sampler's, in nats.
       lengths: i32[N], stop token included.
-      lost: i32[N], tokens generated before, in vain: see `learner.sampling.sampler.Samples`.
+      lost: i32[N], tokens generated in vain; see `learner.sampling.sampler.Samples`.
       truncated: bool[N], ended by the budget.
       completions: N completions as the task sees them.
       rewards: f32[N].

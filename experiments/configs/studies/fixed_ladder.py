@@ -38,7 +38,6 @@ from experiments.study.variants import Study, Variant
 
 _UNIFORM, _LEARNABILITY, *_ = READING.variants
 
-
 STUDY = Study(
     question="Does a training set that adapts beat a good one that is kept?",
     variants=(
