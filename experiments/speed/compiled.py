@@ -52,7 +52,7 @@ def tables(options: argparse.Namespace) -> Iterator[Table]:
                 lambda x, device=device: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),
                 arguments,
             )
-            made, _ = compile_program(name, function.lower(*shapes), target.chip, times)
+            made = compile_program(name, function.lower(*shapes), target.chip, times)
             if made.problem:
                 raise RuntimeError(f"{name} on {target.name}: {made.problem}")
             # For a search `made` covers one level.

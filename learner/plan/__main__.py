@@ -1,10 +1,12 @@
 """What does a model cost on accelerators? Their own compilers answer, with no accelerator present.
 
     python -m learner.plan --config=Qwen3-4B --chips=v5e-8,v5p-64,h200 --json=plan.json
+    python -m learner.plan --config=Qwen3-4B --measure
 
 Every program of sampling and of an update is compiled for each target. The compiler reports memory,
-bytes and cycles; seconds, and all that follows from them, are predicted from these. Exits with 1 if
-something does not compile, does not fit, or breaks a promise of the update.
+bytes and cycles; seconds, and all that follows from them, are predicted from these. With
+`--measure` the target is the devices at hand, and the programs also run there, with random weights.
+Exits with 1 if something does not compile, does not fit, or breaks a promise of the update.
 """
 
 import argparse
@@ -12,11 +14,13 @@ import dataclasses
 import importlib.metadata
 import json
 import math
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import jinja2
 
 from learner import checks, hub
@@ -25,18 +29,22 @@ from learner.plan import layout as layout_lib
 from learner.plan import programs as programs_lib
 from learner.plan import targets
 from learner.plan.layout import Layout, Work
+from learner.plan.measure import measure
 from learner.plan.programs import Program
 from learner.plan.targets import Target
 from learner.qwen3.config import DTYPES, NAMES, REMAT, Qwen3Config, published
+from learner.training import metrics
 
 # Fields of a program, as columns of the table.
-_COLUMNS = (
+_COLUMNS = [
     *("arguments", "outputs", "reused", "temporaries", "elsewhere", "total"),
     *("bytes_ideal", "bytes_moved"),
-)
+]
+_RATES = ("decode_tokens_per_second", "decode_roofline", "update_mfu", "run_hours")
 # The publication's budget, for which hours are predicted: instances of a round, epochs, rounds.
 _INSTANCES, _EPOCHS, _ROUNDS = 4000, 2, 3
 _VERSIONS = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin")
+_CHIPS = "v5e-8,v5p-64,v6e-8,h100-8,h200"
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -45,7 +53,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--config", default="Qwen3-4B", help=f"{', '.join(NAMES)}, folders, or hub names")
-    add("--chips", default="v5e-8,v5p-64,v6e-8,h100-8,h200", help="slices, separated by commas")
+    chosen = parser.add_mutually_exclusive_group()
+    chosen.add_argument("--chips", default=_CHIPS, help="slices, separated by commas")
+    chosen.add_argument("--measure", action="store_true", help="also run it, on these devices")
     add("--mesh", help="data x fsdp x tensor; derived if not given, as are the next two")
     add("--rows", type=int, default=1, help="rows of a micro-batch on each row shard")
     add("--completions", type=int, default=32, help="sampled at a time on each row shard")
@@ -71,10 +81,12 @@ def _help(name: str) -> str:
 def summary(
     config: Qwen3Config, target: Target, work: Work, layout: Layout, programs: list[Program]
 ) -> dict[str, Any]:
-    """Metrics of a target; None where the compiler reports no cycles to predict them from."""
-    named = {program.name: program for program in programs}
-    chip, step, gradients = target.chip, named["segment"], named["gradients"]
-    row: dict[str, Any] = {
+    """Metrics of a target; None where no compiler predicts times, or none were measured."""
+    predicted = {program.name: program.seconds for program in programs}
+    measured = {program.name: program.measured for program in programs}
+    step = next(program for program in programs if program.name == "segment")
+    made = rates(config, target, work, layout, step.bytes_ideal, predicted)
+    return {
         "chip": target.name,
         "mesh": layout.mesh,
         "chips": target.count,
@@ -82,32 +94,49 @@ def summary(
         "completions": layout.completions,
         "fits": layout_lib.fits(programs, target),
         "peak": max(program.total for program in programs),
-        "memory": chip.memory,
-        "decode_tokens_per_second": None,
-        "decode_roofline": None,
-        "update_mfu": None,
-        "run_hours": None,
+        "memory": target.chip.memory,
+        "gib_in_use": metrics.machine({}, {}).get(f"{metrics.MACHINE}device_memory_peak"),
+        **made,
+        "measured": rates(config, target, work, layout, step.bytes_ideal, measured),
     }
-    if step.seconds is None or gradients.seconds is None:
-        return row
-    tokens = layout.completions * layout.shards / step.seconds
+
+
+def rates(
+    config: Qwen3Config,
+    target: Target,
+    work: Work,
+    layout: Layout,
+    step_bytes: int,
+    seconds: dict[str, float | None],
+) -> dict[str, float | None]:
+    """What follows from the seconds of programs; None if those are unknown.
+
+    Args:
+        config: the model.
+        target: what they run on.
+        work: what is trained.
+        layout: how.
+        step_bytes: what a step of decoding needs to read and write.
+        seconds: of each program; of "segment", for one step.
+    """
+    chip, step, gradients = target.chip, seconds["segment"], seconds["gradients"]
+    if step is None or gradients is None:
+        return dict.fromkeys(_RATES)
+    tokens = layout.completions * layout.shards / step
     completions = work.prompts_per_step * work.group_size
     per_row = layout.rows * work.completions_per_row * layout.shards
     micro_batches = math.ceil(completions / per_row)
-    update = micro_batches * gradients.seconds + (named["optimizer"].seconds or 0)
+    update = micro_batches * gradients + (seconds["optimizer"] or 0)
     # Counts every prompt, though rows with several completions compute theirs once.
     flops = programs_lib.update_flops(
         config, completions, work.prompt_length, work.max_new_tokens
     ) / (target.count * chip.flops)
     steps = _INSTANCES * _EPOCHS * _ROUNDS / work.prompts_per_step
-    seconds = steps * (completions * work.max_new_tokens / tokens + update)
-    row |= {
-        "decode_tokens_per_second": tokens,
-        "decode_roofline": step.bytes_ideal / chip.bandwidth / step.seconds,
-        "update_mfu": flops / update,
-        "run_hours": seconds / 3600,
-    }
-    return row
+    run = steps * (completions * work.max_new_tokens / tokens + update)
+    known = math.isfinite(chip.bandwidth)
+    roofline = step_bytes / chip.bandwidth / step if known else None
+    mfu = flops / update if known else None
+    return dict(zip(_RATES, (tokens, roofline, mfu, run / 3600), strict=True))
 
 
 def table(row: dict[str, Any], programs: list[Program]) -> str:
@@ -139,7 +168,10 @@ def advice(programs: list[Program], layout: Layout, work: Work, config: Qwen3Con
 def main(argv: Sequence[str] | None = None) -> int:
     """Plan for every target and print; 1 if something does not fit, 2 if options are wrong."""
     options = _arguments(argv)
-    targets.use_compilers()
+    if options.measure:  # By default JAX takes three quarters of a GPU's memory.
+        os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", str(layout_lib.USABLE))
+    else:
+        targets.use_compilers()
     work = Work(**{x.name: getattr(options, x.name) for x in dataclasses.fields(Work)})
     result: dict[str, Any] = {
         "versions": {x: _version(x) for x in _VERSIONS},
@@ -149,7 +181,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     sound = True
     try:
-        chosen = [Target.parse(name) for name in options.chips.split(",")]
+        if options.measure:
+            chosen = [Target.of_this_process()]
+        else:
+            chosen = [Target.parse(name) for name in options.chips.split(",")]
         given = None
         if options.mesh:
             given = Layout(*sharding.mesh_size(options.mesh), options.rows, options.completions)
@@ -159,17 +194,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         for name in options.config.split(","):
             for target in chosen:
-                dtype = options.dtype or target.chip.half
-                compute = {"dtype": dtype, "remat": options.remat}
-                if name.removeprefix("Qwen/") in NAMES:
-                    config = published(name, **compute)
-                else:
-                    folder = hub.model_folder(name, files=["config.json"])
-                    config = Qwen3Config.from_folder(folder, **compute)
+                config = _model(name, dtype=options.dtype or target.chip.half, remat=options.remat)
+                config = programs_lib.for_chip(config, target.chip, work.lora_rank)
                 layout, programs = layout_lib.plan(config, target, work, given)
+                if options.measure and layout_lib.fits(programs, target):
+                    mesh, training = layout.on(target.devices()), layout.training(work)
+                    programs = measure(programs, config, training, mesh, work.prompt_length)
                 row = {
                     "config": name,
-                    "dtype": dtype,
+                    "dtype": config.dtype,
                     **summary(config, target, work, layout, programs),
                 }
                 print(table(row, programs), flush=True)
@@ -187,13 +220,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"error: {checks.one_line(error)}", file=sys.stderr)
         return 2
+    except jax.errors.JaxRuntimeError as error:  # More memory than the compiler said, most likely.
+        print(f"error: {checks.first_line(error)}", file=sys.stderr)
+        return 1
     return 0 if sound else 1
+
+
+def _model(name: str, **compute: Any) -> Qwen3Config:
+    """A published model, or that of a folder or of the hub."""
+    if name.removeprefix("Qwen/") in NAMES:
+        return published(name, **compute)
+    return Qwen3Config.from_folder(hub.model_folder(name, files=["config.json"]), **compute)
 
 
 def _record(program: Program) -> dict[str, Any]:
     """A program as JSON values."""
-    values = dataclasses.asdict(program)
-    return {"program": values.pop("name"), "compiles": not program.problem, **values}
+    values = {**vars(program), "compiles": not program.problem}
+    del values["executable"]
+    return {"program": values.pop("name"), **values}
 
 
 def _version(package: str) -> str | None:

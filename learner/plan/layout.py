@@ -3,11 +3,13 @@
 import dataclasses
 import itertools
 import math
+from collections.abc import Sequence
 
 import jax
+from jax.sharding import Mesh
 
 from learner.devices import sharding
-from learner.plan.programs import PARTS, Program, compiled, for_chip
+from learner.plan.programs import PARTS, Program, compiled
 from learner.plan.targets import Target
 from learner.qwen3 import model
 from learner.qwen3.config import Qwen3Config
@@ -82,6 +84,10 @@ class Layout:
     def mesh(self) -> str:
         """The sizes of the axes, as option `--mesh` spells them."""
         return f"{self.data}x{self.fsdp}x{self.tensor}"
+
+    def on(self, devices: Sequence[jax.Device]) -> Mesh:
+        """The mesh of these devices."""
+        return sharding.make_mesh(self.data, self.fsdp, self.tensor, devices=devices)
 
     def training(self, work: Work) -> GRPOConfig:
         """The options of training; no fewer prompts than can be sampled at a time."""
@@ -163,7 +169,7 @@ def plan(
     too large, and half the rows if the update is.
 
     Args:
-        config: the model.
+        config: the model; `learner.plan.programs.for_chip`.
         target: the chips.
         work: what is trained.
         layout: the only one to try; None derives it.
@@ -171,14 +177,10 @@ def plan(
     Raises:
         ValueError: no layout is possible, or the chips have no compiler here.
     """
-    config = for_chip(config, target.chip)
-    if work.lora_rank:  # As in a run: the base of adapters is kept in the dtype of the products.
-        config = dataclasses.replace(config, param_dtype=config.dtype)
     devices, tries = target.devices(), _MOST_TRIES
     for one in [layout] if layout else layouts(config, target, work):
         while True:
-            mesh = sharding.make_mesh(one.data, one.fsdp, one.tensor, devices=devices)
-            training = one.training(work)
+            mesh, training = one.on(devices), one.training(work)
             programs = compiled(config, training, mesh, work.prompt_length, target.chip)
             tries -= 1
             if layout or tries == 0 or fits(programs, target):

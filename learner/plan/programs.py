@@ -35,7 +35,7 @@ PARTS = {
 }
 
 # What `learner.qwen3.attention.choose` would choose on each platform.
-_ATTENTION = {"tpu": "splash", "cuda": "cudnn"}
+_ATTENTION = {"tpu": "splash", "cuda": "cudnn", "cpu": "reference"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +56,8 @@ class Program:
         bytes_moved: what it reads and writes; for a segment, in one step of decoding.
         cycles: the compiler's estimate; None for GPUs.
         seconds: predicted from cycles and bytes, `learner.plan.cost`; None for GPUs.
+        measured: seconds it took, `learner.plan.measure`; of a segment, for one step of decoding.
+        executable: None if it does not compile.
     """
 
     name: str
@@ -71,6 +73,8 @@ class Program:
     bytes_moved: float = 0.0
     cycles: float | None = None
     seconds: float | None = None
+    measured: float | None = None
+    executable: jax.stages.Compiled | None = dataclasses.field(default=None, repr=False)
 
     @property
     def total(self) -> int:
@@ -93,12 +97,16 @@ def abstract_trainer(config: Qwen3Config, training: GRPOConfig, mesh: Mesh) -> G
     )
 
 
-def for_chip(config: Qwen3Config, chip: Chip) -> Qwen3Config:
-    """The model with the attention kernel of a chip, if that supports the model."""
+def for_chip(config: Qwen3Config, chip: Chip, lora_rank: int = 0) -> Qwen3Config:
+    """The model with the attention kernel of a chip, if that supports the model.
+
+    As in a run, the base of adapters is kept in the dtype of the products.
+    """
     name = _ATTENTION[chip.platform]
     if obstacle(name, config) or chip.half != "bfloat16":  # cuDNN's needs an A100 or later.
         name = "reference"
-    return dataclasses.replace(config, attention=name)
+    param_dtype = config.dtype if lora_rank else config.param_dtype
+    return dataclasses.replace(config, attention=name, param_dtype=param_dtype)
 
 
 def compiled(
@@ -109,7 +117,7 @@ def compiled(
     Args:
         config: the model; `for_chip`.
         training: how it is trained and sampled.
-        mesh: devices of the chip, `learner.plan.targets`; nothing runs on them.
+        mesh: devices of the chip, `learner.plan.targets`; nothing runs on them here.
         prompt_length: tokens of the longest prompt.
         chip: what the devices are.
 
@@ -121,7 +129,6 @@ def compiled(
     lowered = trainer.sampler.lower(
         params, training.prompts_per_step, training.group_size, prompt_length
     ) | trainer.lower_update(prompt_length)
-    steps = min(32, training.max_new_tokens)
     row_tokens, _ = training.row_shape(
         prompt_length + training.completions_per_row * training.max_new_tokens, 1
     )
@@ -129,10 +136,13 @@ def compiled(
     state = abstract_train_state(config, training.optimizer, mesh, training.lora)
     made = {}
     for name in (name for name in PARTS if name in lowered):
-        times = steps if name == "segment" else 1
-        made[name], text = compile_program(name, lowered[name], chip, times)
-        if name == "gradients" and text:
+        times = trainer.sampler.segment_tokens if name == "segment" else 1
+        made[name] = compile_program(name, lowered[name], chip, times)
+        executable = made[name].executable
+        # XLA for CPUs computes in float32, and promises nothing.
+        if name == "gradients" and executable and chip.platform != "cpu":
             adapters = state.params if training.lora.rank else None
+            text = executable.as_text() or ""
             found = tuple(promises.broken(text, config, mesh, tokens, adapters))
             made[name] = dataclasses.replace(made[name], broken=found)
 
@@ -151,10 +161,8 @@ def compiled(
     return [dataclasses.replace(p, elsewhere=elsewhere[name]) for name, p in made.items()]
 
 
-def compile_program(
-    name: str, lowered: jax.stages.Lowered, chip: Chip, times: int = 1
-) -> tuple[Program, str]:
-    """Compile a program; returns it and its HLO text.
+def compile_program(name: str, lowered: jax.stages.Lowered, chip: Chip, times: int = 1) -> Program:
+    """Compile a program.
 
     Args:
         name: of the program.
@@ -166,14 +174,13 @@ def compile_program(
     try:
         program = lowered.compile()
     except jax.errors.JaxRuntimeError as error:  # The TPU compiler reports what does not fit.
-        return Program(name, problem=first_line(error)[:300]), ""
+        return Program(name, problem=first_line(error)[:300])
     seconds = time.perf_counter() - start
     memory: Any = program.memory_analysis()
-    text = program.as_text() or ""
-    of_all = cost(text, chip, unknown_iterations=times)
+    of_all = cost(program.as_text() or "", chip, unknown_iterations=times)
     arguments, outputs = memory.argument_size_in_bytes, memory.output_size_in_bytes
     reused = memory.alias_size_in_bytes
-    made = Program(
+    return Program(
         name=name,
         arguments=arguments,
         outputs=outputs,
@@ -184,8 +191,8 @@ def compile_program(
         bytes_moved=of_all.nbytes / times,
         cycles=None if of_all.cycles is None else of_all.cycles / times,
         seconds=None if of_all.seconds is None else of_all.seconds / times,
+        executable=program,
     )
-    return made, text
 
 
 def update_flops(config: Qwen3Config, rows: int, prompt: int, completion: int) -> float:

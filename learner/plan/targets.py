@@ -1,4 +1,4 @@
-"""Slices of accelerators to compile for; none of them has to be at hand.
+"""Slices of accelerators to compile for, at hand or not.
 
 The compilers are those of the wheels `jax[tpu]` and `jax[cuda12]` (extras `tpu` and `gpu`). They
 need no accelerator: JAX describes one to them (`jax.experimental.topologies`).
@@ -7,6 +7,7 @@ need no accelerator: JAX describes one to them (`jax.experimental.topologies`).
 import dataclasses
 import importlib.util
 import json
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -34,7 +35,8 @@ class Chip:
 
     Attributes:
         name: as in `CHIPS`.
-        platform: "tpu" or "cuda".
+        platform: "tpu", "cuda" or "cpu".
+        kinds: what JAX calls it, `jax.Device.device_kind`.
         flops: dense operations a second in `half`.
         bandwidth: bytes a second of its memory.
         memory: bytes.
@@ -48,6 +50,7 @@ class Chip:
 
     name: str
     platform: str
+    kinds: Sequence[str]
     flops: float
     bandwidth: float
     memory: float
@@ -87,11 +90,13 @@ class Target:
         name: such as "v5p-64" or "h100-8".
         chip: kind of the chips.
         count: number of chips, and of devices.
+        at_hand: whether they are the devices of this process.
     """
 
     name: str
     chip: Chip
     count: int
+    at_hand: bool = False
 
     @property
     def per_host(self) -> int:
@@ -123,14 +128,40 @@ class Target:
             raise ValueError(f"chips={name!r}: allowed are powers of two")
         return cls(name, CHIPS[found[1]], number)
 
+    @classmethod
+    def of_this_process(cls) -> "Target":
+        """The devices of this process. Of a CPU only the memory is known.
+
+        Raises:
+            ValueError: they are no chips of `CHIPS`.
+        """
+        devices = jax.local_devices()
+        kind, count = devices[0].device_kind, len(devices)
+        if devices[0].platform == "cpu":
+            memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / count
+            unknown = math.inf
+            chip = Chip("cpu", "cpu", [kind], unknown, unknown, memory, unknown, half="float32")
+        else:
+            chips = [chip for chip in CHIPS.values() if kind in chip.kinds]
+            if not chips:
+                known = ", ".join(kind for chip in CHIPS.values() for kind in chip.kinds)
+                raise ValueError(f"device_kind={kind!r}: known are {known}")
+            (chip,) = chips
+        name = chip.name
+        if count > 1:
+            name = f"{name}-{count * (2 if name in _TWO_CORES else 1)}"
+        return cls(name, chip, count, at_hand=True)
+
     def devices(self) -> Sequence[jax.Device]:
-        """Devices to compile for; nothing runs on them.
+        """Devices to compile for; nothing runs on them unless they are at hand.
 
         Raises:
             ValueError: the compiler of the platform is not installed.
         """
         from jax.experimental import topologies
 
+        if self.at_hand:
+            return jax.local_devices()
         module, extra = _WHEELS[self.chip.platform]
         if importlib.util.find_spec(module) is None:
             raise ValueError(

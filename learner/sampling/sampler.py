@@ -170,7 +170,7 @@ class Sampler:
         self.max_rows = max_rows
         self.vocab_size = limit
         self._interrupted = interrupted
-        self._steps = min(segment_tokens, sampling.max_new_tokens)
+        self.segment_tokens = min(segment_tokens, sampling.max_new_tokens)
         self._cache_fraction = cache_fraction
         self._prompt_capacity = 0
         self._compiled: dict[Any, Future[Callable[..., Any]]] = {}
@@ -199,7 +199,7 @@ class Sampler:
                 config=config,
                 sampling=sampling,
                 vocab_size=vocab_size,
-                steps=self._steps,
+                steps=self.segment_tokens,
             ),
             donate_argnums=2,
             out_shardings=(slotted, self._rows, per_step, per_step),
@@ -392,12 +392,13 @@ class Sampler:
         while True:
             pages.release(state)
             prompt_cache = self._fill(params, prompt_cache, schedule.refill(state, pages.admits))
-            for slot in pages.provide(state, self._steps):
+            for slot in pages.provide(state, self.segment_tokens):
                 schedule.begin_again(state, slot)
             running = state.finish == RUNNING
             if not running.any():
                 return
-            needed = int(np.minimum(state.counts + self._steps, state.budgets)[running].max())
+            most = np.minimum(state.counts + self.segment_tokens, state.budgets)
+            needed = int(most[running].max())
             shape, wanted = self._cache_shape(pages, (groups, sequence_slots), needed)
             if cache is None:
                 cache = self.new_cache(shape, wanted)

@@ -332,20 +332,25 @@ class GRPOTrainer:
         Args:
           prompt_length: tokens of the longest prompt.
         """
+        batch = self.longest_rows(prompt_length)
+        return self._update.lower(self._abstract, batch, self._frozen)
+
+    def longest_rows(self, prompt_length: int) -> MicroBatch:
+        """A full micro-batch of the longest rows; all tokens are 0, weights and advantages 1."""
         config = self.config
         rows, width = config.micro_batch_rows, config.completions_per_row
         window = config.max_new_tokens
         length, _ = config.row_shape(prompt_length + width * window, window)
-        numbers = np.zeros((rows, width, window), np.float32)
         capacity = config.prompt_capacity(length, prompt_length)
-        batch = dataclasses.replace(
-            pack_rows([[0]], [[]], rows, width, length, 0, capacity),
-            weights=numbers,
-            sampled_logprobs=numbers,
-            advantages=numbers[..., 0],
-            old_logprobs=numbers if self._needs_old else None,
+        prompts, completions = [[0] * prompt_length] * rows, [[[0] * window] * width] * rows
+        zeros = np.zeros((rows, width, window), np.float32)
+        return dataclasses.replace(
+            pack_rows(prompts, completions, rows, width, length, 0, capacity),
+            weights=np.ones_like(zeros),
+            sampled_logprobs=zeros,
+            advantages=np.ones_like(zeros[..., 0]),
+            old_logprobs=zeros if self._needs_old else None,
         )
-        return self._update.lower(self._abstract, batch, self._frozen)
 
     def _draw(
         self,

@@ -193,7 +193,7 @@ def test_tpus_step_all_environments_at_once(tmp_path, monkeypatch):
 
     def compile_program(*args):
         made = programs.compile_program(*args)
-        texts.append(made[1])
+        texts.append(made.executable.as_text())
         return made
 
     monkeypatch.setattr(compiled, "compile_program", compile_program)

@@ -10,13 +10,16 @@ import numpy as np
 import pytest
 
 from learner.devices import sharding
+from learner.plan import measure, programs
+from learner.plan.targets import Target
 from learner.qwen3 import attention, decode_gpu, decode_tpu, model
 from learner.qwen3.attention import Choice
 from learner.qwen3.cached_attention import cached_attention, choose_decoding
 from learner.qwen3.config import Qwen3Config
 from learner.sampling.distribution import SamplingParams
 from learner.sampling.sampler import Sampler
-from learner.sampling.slots import Schedule
+from learner.sampling.slots import FinishReason, Schedule
+from learner.training.trainer import GRPOConfig
 
 MODULES = {"splash": decode_tpu, "cudnn": decode_gpu}
 
@@ -205,6 +208,40 @@ def test_samples_are_those_of_the_reference(interpreted, monkeypatch, name, frac
     chex.assert_trees_all_equal(got.tokens, want.tokens)
     chex.assert_trees_all_equal(got.finish, want.finish)
     chex.assert_trees_all_close(got.logprobs, want.logprobs, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_measured_segment_decodes_in_every_slot(interpreted, monkeypatch, one_device):
+    """Slots as `learner.plan.measure` fills them, with pages; and what it measures."""
+    config = Qwen3Config(
+        vocab_size=4096,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=128,
+        tie_word_embeddings=True,
+    )
+    training = GRPOConfig(
+        prompts_per_step=4, group_size=2, micro_batch_rows=2, max_new_tokens=140, sampling_rows=4
+    )
+    choose_kernel(monkeypatch, "splash")
+    monkeypatch.setattr("learner.sampling.sampler._PAGE", 128)
+    chip = Target.of_this_process().chip
+    made = programs.compiled(config, training, one_device, 20, chip)
+    made = measure.measure(made, config, training, one_device, 20)
+    assert [program.name for program in made if not program.measured > 0] == []
+
+    segment = next(program.executable for program in made if program.name == "segment")
+    weights, prompts, cache, idle, floor = measure._zeros(segment, 0, 1, 2, 3, 5)
+    full = measure._full(idle, 19, 140, cache.keys[0].shape[:2], 32)
+    assert len(np.unique(full.pages)) == full.pages.size == 4 * 2
+    _, after, tokens, _ = segment(weights, prompts, cache, full, None, floor)
+    assert tokens.shape == (32, 2, 2)
+    assert (np.asarray(after.counts) == 140).all()
+    assert (np.asarray(after.finish) == FinishReason.LENGTH).all()
+    choose_decoding.cache_clear()
 
 
 @pytest.mark.parametrize(

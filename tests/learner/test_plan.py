@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import types
 
 import forward_pass
 import jax
@@ -233,6 +234,45 @@ def test_operations_of_an_update_are_those_of_its_products(tiny_model):
     ours = programs.update_flops(tiny_model, 1, 0, length)
     # Attention's reference multiplies all pairs; norms, rotation and softmax are not products.
     assert 0.8 * counted < ours / 3 < counted
+
+
+def test_the_command_measures_on_the_devices_at_hand(tmp_path, monkeypatch, capsys, tiny_model):
+    """All programs run, on a CPU without predictions and limits, on two of its devices."""
+    monkeypatch.setattr(jax, "local_devices", lambda: jax.devices()[:2])
+    folder, out = tmp_path / "model", tmp_path / "measured.json"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(tiny_model.to_hf()))
+    options = [f"--config={folder}", "--mesh=1x2x1", "--completions=2", f"--json={out}"]
+    lengths = ["--prompt_length=20", "--max_new_tokens=40", "--prompts_per_step=2"]
+    assert command.main([*options, *lengths, "--group_size=2", "--measure"]) == 0
+    printed = capsys.readouterr().out
+    assert "on cpu-2" in printed
+    assert "fits. Measured: " in printed
+    made = json.loads(out.read_text())
+    assert {row["program"] for row in made["programs"]} == set(programs.PARTS)
+    assert all(row["measured"] > 0 and row["seconds"] is None for row in made["programs"])
+    (row,) = made["targets"]
+    step = next(x["measured"] for x in made["programs"] if x["program"] == "segment")
+    assert row["measured"]["decode_tokens_per_second"] == pytest.approx(4 / step)
+    assert row["run_hours"] is row["measured"]["update_mfu"] is None
+
+
+def test_devices_at_hand_are_known_by_their_kind(monkeypatch):
+    kinds = [kind for chip in CHIPS.values() for kind in chip.kinds]
+    assert len(kinds) == len(set(kinds))
+    for kind, count, name in (
+        ("NVIDIA H200", 1, "h200"),
+        ("NVIDIA H100 80GB HBM3", 8, "h100-8"),
+        ("TPU v5 lite", 4, "v5e-4"),
+        ("TPU v5", 4, "v5p-8"),
+    ):
+        device = types.SimpleNamespace(device_kind=kind, platform="tpu or gpu")
+        monkeypatch.setattr(jax, "local_devices", lambda device=device, n=count: [device] * n)
+        target = Target.of_this_process()
+        assert target == dataclasses.replace(Target.parse(name), at_hand=True)
+    device.device_kind = "TPU v2"
+    with pytest.raises(ValueError, match="device_kind='TPU v2': known are TPU v5 lite, TPU v5e"):
+        Target.of_this_process()
 
 
 def test_the_command_refuses_by_name(capsys):
