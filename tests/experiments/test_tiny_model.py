@@ -20,6 +20,8 @@ from experiments.policy import load_params, load_policy
 from experiments.validation import validate, validation_completers, validation_set
 from mapf_jax.text import RULES
 
+STUDIES = (contexts_ladder, learning_ladder, climbing_ladder)
+
 
 @pytest.fixture(scope="module")
 def settings():
@@ -114,7 +116,11 @@ def test_a_context_of_a_real_validation_is_within_the_models_window(settings, mo
 
 
 @pytest.mark.parametrize(
-    "config", [sums, sums_ladder, contexts_ladder, learning_ladder, climbing_ladder, sums_tiny]
+    "config",
+    [
+        *(sums_tiny, sums_ladder),
+        *(pytest.param(x, marks=pytest.mark.slow) for x in (sums, *STUDIES)),
+    ],
 )
 def test_a_model_of_sums_adds_and_designs_as_well_as_its_card_says(config):
     if config is sums_tiny:
