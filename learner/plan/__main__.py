@@ -85,7 +85,7 @@ def summary(
     predicted = {program.name: program.seconds for program in programs}
     measured = {program.name: program.measured for program in programs}
     step = next(program for program in programs if program.name == "segment")
-    made = rates(config, target, work, layout, step.bytes_ideal, predicted)
+    in_use = metrics.machine({}, {}).get(f"{metrics.MACHINE}device_memory_peak")
     return {
         "chip": target.name,
         "mesh": layout.mesh,
@@ -95,8 +95,8 @@ def summary(
         "fits": layout_lib.fits(programs, target),
         "peak": max(program.total for program in programs),
         "memory": target.chip.memory,
-        "gib_in_use": metrics.machine({}, {}).get(f"{metrics.MACHINE}device_memory_peak"),
-        **made,
+        "peak_in_use": in_use and in_use * 2**30,
+        **rates(config, target, work, layout, step.bytes_ideal, predicted),
         "measured": rates(config, target, work, layout, step.bytes_ideal, measured),
     }
 
