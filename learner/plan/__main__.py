@@ -16,7 +16,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ from learner.plan.layout import Layout, Work
 from learner.plan.measure import measure
 from learner.plan.programs import Program
 from learner.plan.targets import Target
+from learner.qwen3 import attention
+from learner.qwen3.cached_attention import choose_decoding
 from learner.qwen3.config import DTYPES, NAMES, REMAT, Qwen3Config, published
 from learner.training import metrics
 
@@ -195,9 +197,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name in options.config.split(","):
             for target in chosen:
                 config = _model(name, dtype=options.dtype or target.chip.half, remat=options.remat)
-                config = programs_lib.for_chip(config, target.chip, work.lora_rank)
+                config = programs_lib.for_target(config, target, work.lora_rank)
                 layout, programs = layout_lib.plan(config, target, work, given)
-                if options.measure and layout_lib.fits(programs, target):
+                if target.at_hand and layout_lib.fits(programs, target):
                     mesh, training = layout.on(target.devices()), layout.training(work)
                     programs = measure(programs, config, training, mesh, work.prompt_length)
                 row = {
@@ -206,6 +208,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                     **summary(config, target, work, layout, programs),
                 }
                 print(table(row, programs), flush=True)
+                if target.at_hand:
+                    print(*_attention(config), sep="\n", flush=True)
                 if not row["fits"]:
                     print("\nWhat to change:\n")
                     print(*(f"- {x}" for x in advice(programs, layout, work, config)), sep="\n")
@@ -231,6 +235,13 @@ def _model(name: str, **compute: Any) -> Qwen3Config:
     if name.removeprefix("Qwen/") in NAMES:
         return published(name, **compute)
     return Qwen3Config.from_folder(hub.model_folder(name, files=["config.json"]), **compute)
+
+
+def _attention(config: Qwen3Config) -> Iterator[str]:
+    """Lines about the kernels that a run chooses here."""
+    for what, choose in (("attention", attention.choose), ("decoding", choose_decoding)):
+        chosen = choose(config)
+        yield f"- {what}: {chosen.name} ({chosen.reason})"
 
 
 def _record(program: Program) -> dict[str, Any]:

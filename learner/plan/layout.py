@@ -12,6 +12,7 @@ from learner.devices import sharding
 from learner.plan.programs import PARTS, Program, compiled
 from learner.plan.targets import Target
 from learner.qwen3 import model
+from learner.qwen3.cached_attention import choose_decoding
 from learner.qwen3.config import Qwen3Config
 from learner.training.grpo import ObjectiveConfig
 from learner.training.lora import LoraConfig
@@ -122,7 +123,7 @@ def layouts(config: Qwen3Config, target: Target, work: Work) -> list[Layout]:
         state = parameters * itemsize
     per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
     # Without a kernel the cache has no pages, and exists in two sizes while it grows.
-    paged = config.attention != "reference"
+    paged = choose_decoding(config).name != "reference"
     fraction, caches = (work.cache_fraction, 1.0) if paged else (1.0, 1.5)
     cache = fraction * work.max_new_tokens + work.prompt_length / work.group_size
     cache *= itemsize * per_token
@@ -169,7 +170,7 @@ def plan(
     too large, and half the rows if the update is.
 
     Args:
-        config: the model; `learner.plan.programs.for_chip`.
+        config: the model; `learner.plan.programs.for_target`.
         target: the chips.
         work: what is trained.
         layout: the only one to try; None derives it.

@@ -17,7 +17,7 @@ from learner.checks import first_line
 from learner.devices import sharding
 from learner.plan import promises
 from learner.plan.cost import cost
-from learner.plan.targets import Chip
+from learner.plan.targets import Chip, Target
 from learner.qwen3 import model
 from learner.qwen3.attention import obstacle
 from learner.qwen3.config import Qwen3Config
@@ -35,7 +35,7 @@ PARTS = {
 }
 
 # What `learner.qwen3.attention.choose` would choose on each platform.
-_ATTENTION = {"tpu": "splash", "cuda": "cudnn", "cpu": "reference"}
+_ATTENTION = {"tpu": "splash", "cuda": "cudnn"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,15 +97,18 @@ def abstract_trainer(config: Qwen3Config, training: GRPOConfig, mesh: Mesh) -> G
     )
 
 
-def for_chip(config: Qwen3Config, chip: Chip, lora_rank: int = 0) -> Qwen3Config:
+def for_target(config: Qwen3Config, target: Target, lora_rank: int = 0) -> Qwen3Config:
     """The model with the attention kernel of a chip, if that supports the model.
 
-    As in a run, the base of adapters is kept in the dtype of the products.
+    On devices at hand, what a run chooses once it has tried the kernel. As in a run, the base of
+    adapters is kept in the dtype of the products.
     """
-    name = _ATTENTION[chip.platform]
-    if obstacle(name, config) or chip.half != "bfloat16":  # cuDNN's needs an A100 or later.
-        name = "reference"
     param_dtype = config.dtype if lora_rank else config.param_dtype
+    if target.at_hand:
+        return dataclasses.replace(config, attention="auto", param_dtype=param_dtype)
+    name = _ATTENTION[target.chip.platform]
+    if obstacle(name, config) or target.chip.half != "bfloat16":  # cuDNN's needs an A100 or later.
+        name = "reference"
     return dataclasses.replace(config, attention=name, param_dtype=param_dtype)
 
 
@@ -115,7 +118,7 @@ def compiled(
     """All programs of a step, compiled for the devices of a mesh.
 
     Args:
-        config: the model; `for_chip`.
+        config: the model; `for_target`.
         training: how it is trained and sampled.
         mesh: devices of the chip, `learner.plan.targets`; nothing runs on them here.
         prompt_length: tokens of the longest prompt.

@@ -191,7 +191,7 @@ def test_layouts_of_single_cards():
         config = published(name, dtype=target.chip.half, remat="full")
         assert bool(layout.layouts(config, target, work)) == found, (name, chip)
         kernel = "reference" if chip == "t4" else "cudnn"
-        assert programs.for_chip(config, target.chip).attention == kernel
+        assert programs.for_target(config, target).attention == kernel
 
 
 def test_what_does_not_fit_is_halved_where_it_is_too_much():
@@ -248,6 +248,7 @@ def test_the_command_measures_on_the_devices_at_hand(tmp_path, monkeypatch, caps
     printed = capsys.readouterr().out
     assert "on cpu-2" in printed
     assert "fits. Measured: " in printed
+    assert "- decoding: reference (there are kernels beside splash and cuDNN only)" in printed
     made = json.loads(out.read_text())
     assert {row["program"] for row in made["programs"]} == set(programs.PARTS)
     assert all(row["measured"] > 0 and row["seconds"] is None for row in made["programs"])

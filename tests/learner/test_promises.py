@@ -51,7 +51,7 @@ def check(devices, config, size=(2, 4, 1), new_tokens=1100):
         max_new_tokens=new_tokens,
         sampling_rows=shards,
     )
-    config = programs.for_chip(config, TARGET.chip)
+    config = programs.for_target(config, TARGET)
     jax.clear_caches()
     lowered = programs.abstract_trainer(config, training, mesh).lower_update(32)
     length, _ = training.row_shape(32 + new_tokens, 1)
