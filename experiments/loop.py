@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from engineer import designers
 from engineer.designers import Designer
 from engineer.evidence import FailureBreakdown
 from experiments import branching, designing, evidence, policy, problem_sets
@@ -280,6 +281,8 @@ class Loop:
     def _designer(self, index: int, progress: Progress) -> Designer:
         """The designer of the configuration of the next round."""
         settings, store = self._settings, self._store
+        if index + 1 < settings.engineer.kept_rounds:
+            return designers.fixed
         given: dict[str, Any] = {"usage": store.root / designing.USAGE}
         if settings.engineer.designer == "base":
             given["params"] = policy.load_params(settings, self._policy)

@@ -219,6 +219,7 @@ class EngineerSettings:
         `training`).
       start: the configuration of round 0: "random", "uniform", or a YAML file in the form of
         rounds/0/environment.yaml.
+      kept_rounds: rounds on the configuration of round 0, at least 1; designing begins after them.
       context: the modules that a model reads: "V1" to "V6", or "own" for `modules`.
       modules: the modules of context "own".
       show_current: show the configuration to be replaced in every context whose history does not.
@@ -253,6 +254,7 @@ class EngineerSettings:
 
     designer: str = "current"
     start: str = "random"
+    kept_rounds: int = 1
     context: str = DEFAULT_VARIANT
     modules: ContextSpec = dataclasses.field(default_factory=ContextSpec)
     show_current: bool = False
@@ -277,7 +279,7 @@ class EngineerSettings:
     training: EngineerTraining = dataclasses.field(default_factory=EngineerTraining)
 
     def __post_init__(self) -> None:
-        checks.integers(self, tries=1, max_new_tokens=1, top_k=0)
+        checks.integers(self, kept_rounds=1, tries=1, max_new_tokens=1, top_k=0)
         checks.integers(self, thinking_tokens=0, reasoning_tokens=0)
         checks.choices(
             self,
@@ -327,6 +329,10 @@ class EngineerSettings:
             (asked and not endpoint.url, "endpoint.url='': designer='endpoint' needs one"),
             (asked and not endpoint.model, "endpoint.model='': designer='endpoint' needs one"),
             (bool(judge.url) != bool(judge.model), f"{named}: either both or neither"),
+            (
+                (steps or hindsight) and self.kept_rounds > 1,
+                f"kept_rounds={self.kept_rounds}: only 1 where the checkpoint trains as engineer",
+            ),
             (steps and grammar, f"{trained}: only with decoding='parsed'"),
             (steps and self.designer != "current", f"{trained}: only for designer='current'"),
             (hindsight and self.designer != "current", f"{lessons}: only for designer='current'"),

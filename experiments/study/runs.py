@@ -71,11 +71,14 @@ class Slot:
 
 
 def beginning(settings: Settings) -> Settings:
-    """The first round of every run with these settings, whoever designs later."""
+    """The rounds before the first design of a run with these settings, whoever designs later."""
+    kept = settings.engineer.kept_rounds
     return dataclasses.replace(
         settings,
-        loop=LoopSettings(rounds=1),
-        engineer=EngineerSettings(designer="fixed", start=settings.engineer.start),
+        loop=LoopSettings(rounds=kept),
+        engineer=EngineerSettings(
+            designer="fixed", start=settings.engineer.start, kept_rounds=kept
+        ),
         log=LogSettings(),
     )
 
@@ -336,7 +339,7 @@ class Runner:
         folder = self._root / job.folder
         begun = any((folder / name).exists() for name in ("config.json", "checkpoints"))
         if job.shared is not None and not begun:
-            copy_rounds(self._root / job.shared, folder, 1)
+            copy_rounds(self._root / job.shared, folder, job.settings.engineer.kept_rounds)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / ERROR).unlink(missing_ok=True)
         with (folder / _LOG).open("a") as log, _on_cores(slot.cores):

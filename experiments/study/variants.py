@@ -82,7 +82,7 @@ class Budget(NamedTuple):
         steps = rounds * training.num_steps(instances)
         answers = training.most_draws * training.prompts_per_step * training.group_size
         engineer = settings.engineer
-        options = engineer.training
+        options, designs = engineer.training, max(rounds - engineer.kept_rounds, 0)
         comparisons, trials = options.steps, options.steps * options.group_size
         if engineer.designer in PROBING_DESIGNERS:
             comparisons, trials = 1, num_candidates(settings.load_family().space)
@@ -95,11 +95,10 @@ class Budget(NamedTuple):
             validated=(rounds + 1)
             * settings.validation.num_instances
             * settings.validation.samples,
-            engineer_steps=(rounds - 1) * options.steps
-            + max(rounds - 2, 0) * options.hindsight_steps,
-            trial_steps=(rounds - 1) * trials * options.trial_steps,
+            engineer_steps=designs * options.steps + max(designs - 1, 0) * options.hindsight_steps,
+            trial_steps=designs * trials * options.trial_steps,
             # The probe set is answered before the trials that are compared, and after each.
-            trial_answers=(rounds - 1)
+            trial_answers=designs
             * (
                 trials * options.trial_steps * answers
                 + (comparisons + trials) * options.probe_set_size
