@@ -128,6 +128,24 @@ def test_a_shared_beginning_outlives_a_new_option(monkeypatch):
 
 
 @pytest.mark.slow
+def test_designing_begins_after_the_kept_rounds(done, tmp_path):
+    """Which all variants share."""
+    plan = re.sub(r" +# Refused.*\n.*\n", "", PLAN)
+    longer = "config.loop.rounds = 3\n    config.engineer.kept_rounds = 2"
+    (tmp_path / "plan.py").write_text(plan.replace("config.loop.rounds = 2", longer))
+    code, _, err = finish(start(tmp_path))
+    assert code == 0, err[-3000:]
+    (shared,) = (tmp_path / "study/shared").iterdir()
+    assert len(list((shared / "rounds").iterdir())) == 2
+    runs = [tmp_path / "study/runs" / name / "seed-0" for name in ("fixed", "failures")]
+    kept, designed = ([run / f"rounds/{i}/environment.yaml" for i in range(3)] for run in runs)
+    first = kept[0].read_text()
+    assert [path.read_text() == first for path in kept] == [True] * 3
+    assert [path.read_text() == first for path in designed] == [True, True, False]
+    assert story(runs[0])["train 1"] == story(runs[1])["train 1"]
+
+
+@pytest.mark.slow
 def test_a_killed_study_goes_on(done, tmp_path):
     (tmp_path / "plan.py").write_text(PLAN)
     process = start(tmp_path)
