@@ -258,6 +258,21 @@ def test_the_command_measures_on_the_devices_at_hand(tmp_path, monkeypatch, caps
     assert row["run_hours"] is row["measured"]["update_mfu"] is None
 
 
+def test_what_cannot_be_measured_is_still_planned(tmp_path, monkeypatch, capsys, tiny_model):
+    def out_of_memory(*args):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+    monkeypatch.setattr(command, "measure", out_of_memory)
+    (tmp_path / "config.json").write_text(json.dumps(tiny_model.to_hf()))
+    options = [f"--config={tmp_path}", "--mesh=1x1x1", "--prompt_length=20", "--max_new_tokens=40"]
+    monkeypatch.setattr(jax, "local_devices", lambda: jax.devices()[:1])
+    assert command.main([*options, "--completions=8", "--measure"]) == 1
+    printed = capsys.readouterr()
+    assert printed.err.startswith("error: not measured: RESOURCE_EXHAUSTED")
+    assert "fits." in printed.out
+    assert "Measured" not in printed.out
+
+
 def test_devices_at_hand_are_known_by_their_kind(monkeypatch):
     kinds = [kind for chip in CHIPS.values() for kind in chip.kinds]
     assert len(kinds) == len(set(kinds))
