@@ -16,8 +16,8 @@ from experiments.policy import Policy
 from experiments.run_checkpoint import end_of_round, find_checkpoint
 from experiments.settings import Settings
 from experiments.store import OtherOptionsError, RunStore
+from learner.decoder import weights
 from learner.devices import distributed
-from learner.qwen3 import weights
 
 #: Options in which a branch may differ from its source.
 _OWN = (*files.FREE, "loop.rounds", "seed", "engineer.", "environment.")

@@ -16,8 +16,8 @@ from experiments.errors import UserError, ended_in_one_line, user_errors
 from experiments.policy import load_policy
 from experiments.run_checkpoint import RunCheckpoint, find_checkpoint
 from experiments.settings import MeshSettings
+from learner.decoder.config import DTYPES
 from learner.devices import sharding
-from learner.qwen3.config import DTYPES
 
 
 def export(run: str, out: Path, mesh: MeshSettings, dtype: str | None = None) -> RunCheckpoint:

@@ -10,10 +10,10 @@ from jax.sharding import Mesh
 
 from experiments.settings import MeshSettings, Settings
 from learner import tokens
+from learner.decoder import attention, weights
+from learner.decoder.cached_attention import choose_decoding
+from learner.decoder.config import DecoderConfig
 from learner.devices import sharding
-from learner.qwen3 import attention, weights
-from learner.qwen3.cached_attention import choose_decoding
-from learner.qwen3.config import Qwen3Config
 from learner.sampling.completer import Completer
 from learner.sampling.interrupted import InterruptedCalls
 from learner.sampling.sampler import SamplingParams
@@ -33,7 +33,7 @@ class Policy:
       interrupted: of completers, see `Sampler`.
     """
 
-    config: Qwen3Config
+    config: DecoderConfig
     tokenizer: Any
     mesh: Mesh
     generation_config: Mapping[str, Any] | None = None
@@ -77,7 +77,7 @@ def load_policy(settings: Settings, mesh_settings: MeshSettings | None = None) -
     """
     mesh = sharding.make_mesh(**dataclasses.asdict(mesh_settings or settings.mesh))
     model = settings.model
-    config = Qwen3Config.from_folder(
+    config = DecoderConfig.from_folder(
         model.folder,
         dtype=model.dtype,
         # The base of adapters is frozen, and multiplied in that dtype anyway.

@@ -17,9 +17,9 @@ from experiments.progress import Reporter
 from experiments.settings import Settings
 from experiments.store import RunStore, read_log
 from learner import checks
+from learner.decoder import weights
 from learner.devices import distributed
 from learner.devices.preemption import Preempted
-from learner.qwen3 import weights
 from learner.training import lora, train_state
 from learner.training.checkpoints import Checkpoints, DamagedCheckpointError
 from learner.training.curriculum import PromptScores

@@ -18,7 +18,7 @@ from experiments.errors import user_errors
 from experiments.families import Family
 from experiments.families.loading import FamilySettings
 from learner import checks, hub
-from learner.qwen3.config import DTYPES, REMAT
+from learner.decoder.config import DTYPES, REMAT
 from learner.training.trainer import GRPOConfig
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ class ModelSettings:
         products and the base of adapters. Trained parameters are always float32: 16 bits would lose
         small updates.
       remat: rematerialization, what every block saves for the backward pass: "none" (everything is
-        saved), "dots", "outputs", "full" or "offload"; see `Qwen3Config`.
+        saved), "dots", "outputs", "full" or "offload"; see `DecoderConfig`.
       scan_unroll: blocks in each iteration of the scan over layers.
     """
 

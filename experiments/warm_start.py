@@ -30,9 +30,9 @@ from experiments.families import Family, NoProblemError, Problem, demonstrations
 from experiments.policy import Policy
 from experiments.validation import validate, validation_completers, validation_set
 from learner import tokens
+from learner.decoder import model, weights
+from learner.decoder.config import DecoderConfig
 from learner.devices import sharding
-from learner.qwen3 import model, weights
-from learner.qwen3.config import Qwen3Config
 from learner.sampling.completer import Completer
 from learner.training import sft, train_state
 from learner.training.task import prompt_indices
@@ -206,7 +206,7 @@ def _make(settings: settings_lib.Settings) -> None:
     half = _TOKENIZER_SAMPLES // 2
     tokenizer = build_tokenizer(family, solutions[:half] + designs[:half])
     width = _WIDTH.value
-    architecture = Qwen3Config(
+    architecture = DecoderConfig(
         vocab_size=-(-len(tokenizer) // 64) * 64,
         hidden_size=width,
         intermediate_size=4 * width,

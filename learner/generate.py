@@ -14,10 +14,10 @@ from typing import Any, TextIO
 import jax
 
 from learner import checks, hub, tokens
+from learner.decoder import weights
+from learner.decoder.attention import choose
+from learner.decoder.config import DTYPES, DecoderConfig
 from learner.devices import sharding
-from learner.qwen3 import weights
-from learner.qwen3.attention import choose
-from learner.qwen3.config import DTYPES, Qwen3Config
 from learner.sampling.completer import Completer
 from learner.sampling.sampler import Chunk, FinishReason, SamplingParams
 
@@ -102,7 +102,7 @@ def run(arguments: argparse.Namespace, out: TextIO, log: TextIO) -> None:
     """
     folder = hub.model_folder(arguments.model)
     dtype = arguments.dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
-    config = Qwen3Config.from_folder(folder, dtype=dtype, param_dtype=dtype)
+    config = DecoderConfig.from_folder(folder, dtype=dtype, param_dtype=dtype)
     tokenizer = tokens.load_tokenizer(folder)
     prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
     messages = [{"role": "user", "content": prompt}]

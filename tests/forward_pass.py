@@ -1,6 +1,6 @@
 """The model's logits of whole sequences, all at once: what tests hold the learner against."""
 
-from learner.qwen3 import model
+from learner.decoder import model
 
 
 def logits(params, config, tokens, positions):

@@ -7,13 +7,13 @@ import numpy as np
 
 from experiments.settings import ModelSettings
 from learner import tokens
-from learner.qwen3 import model, weights
-from learner.qwen3.config import Qwen3Config
+from learner.decoder import model, weights
+from learner.decoder.config import DecoderConfig
 
 
 def write(folder):
     """Writes it, with the tokenizer of the tiny model."""
-    config = Qwen3Config(
+    config = DecoderConfig(
         vocab_size=1024,
         hidden_size=32,
         intermediate_size=64,

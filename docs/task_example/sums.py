@@ -4,8 +4,8 @@ import jax
 import numpy as np
 
 from learner import tokens
+from learner.decoder import config, model
 from learner.devices import sharding
-from learner.qwen3 import config, model
 from learner.sampling import completer, sampler
 from learner.training import sft, task, trainer
 from learner.training.train_state import OptimizerConfig, create_train_state
@@ -34,7 +34,7 @@ def main(warm_up=400, steps=1001, count=60_000):
     numbers = np.random.default_rng(0).integers(100, 1000, (count, 2))
     seen, trained, unseen = map(Sums, np.split(numbers, [count - 20_512, count - 512]))
     coder = tokens.character_tokenizer("0123456789+")
-    tiny = config.Qwen3Config(vocab_size=12, hidden_size=64, intermediate_size=256, head_dim=32,
+    tiny = config.DecoderConfig(vocab_size=12, hidden_size=64, intermediate_size=256, head_dim=32,
                               num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
                               initializer_range=0.1, tie_word_embeddings=True,
                               scan_unroll=2)  # fmt: skip

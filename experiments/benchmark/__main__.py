@@ -33,8 +33,8 @@ from experiments.progress import Reporter
 from experiments.records import Table
 from experiments.settings import MeshSettings
 from learner import checks
+from learner.decoder.config import DTYPES
 from learner.devices import preemption, sharding
-from learner.qwen3.config import DTYPES
 
 
 def main(argv: Sequence[str] | None = None) -> int:

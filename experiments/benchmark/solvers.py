@@ -25,7 +25,7 @@ from experiments.policy import Policy, load_params, load_policy
 from experiments.run_checkpoint import RunCheckpoint, find_checkpoint
 from experiments.settings import MeshSettings, ModelSettings, Settings
 from learner import checks, hub, tokens
-from learner.qwen3 import weights
+from learner.decoder import weights
 from learner.sampling.completer import Completer
 from learner.sampling.sampler import SamplingParams
 from learner.training.grpo_config import GRPOConfig

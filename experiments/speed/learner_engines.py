@@ -13,12 +13,12 @@ def _loaded(task: Task) -> tuple[Any, Any, Any]:
     """Loads the task's model into this project: (configuration, mesh, parameters)."""
     import jax
 
+    from learner.decoder import weights
+    from learner.decoder.config import DecoderConfig
     from learner.devices import sharding
-    from learner.qwen3 import weights
-    from learner.qwen3.config import Qwen3Config
 
     jax.config.update("jax_num_cpu_devices", task["devices"])
-    config = Qwen3Config.from_folder(task["folder"], scan_unroll=task["scan_unroll"])
+    config = DecoderConfig.from_folder(task["folder"], scan_unroll=task["scan_unroll"])
     mesh = sharding.make_mesh(data=task["devices"])
     return config, mesh, weights.load(task["folder"], config, mesh)
 

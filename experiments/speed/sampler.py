@@ -19,10 +19,10 @@ from experiments import records
 from experiments.records import Table
 from experiments.speed import commands
 from experiments.speed.engines import Case, compare
-from learner.qwen3 import model, weights
-from learner.qwen3.config import Qwen3Config
+from learner.decoder import model, weights
+from learner.decoder.config import DecoderConfig
 
-SMALL = Qwen3Config(
+SMALL = DecoderConfig(
     vocab_size=4096,
     hidden_size=256,
     intermediate_size=768,
@@ -41,7 +41,7 @@ def tables(
     slots: int = 32,
     prompt_tokens: int = 128,
     new_tokens: int = 256,
-    config: Qwen3Config = SMALL,
+    config: DecoderConfig = SMALL,
 ) -> Iterator[Table]:
     """Yields a table: tokens per second, and the fraction of tokens that match the first engine's.
 

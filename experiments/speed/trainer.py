@@ -19,8 +19,8 @@ from experiments.speed import commands
 from experiments.speed.engines import Case, compare
 from experiments.speed.sampler import SMALL
 from learner import tokens
-from learner.qwen3 import model, weights
-from learner.qwen3.config import Qwen3Config
+from learner.decoder import model, weights
+from learner.decoder.config import DecoderConfig
 
 
 def tables(
@@ -31,7 +31,7 @@ def tables(
     prompt_tokens: int = 128,
     new_tokens: int = 128,
     micro_batch_rows: int = 8,
-    config: Qwen3Config = SMALL,
+    config: DecoderConfig = SMALL,
 ) -> Iterator[Table]:
     """Yields a table of whole GRPO steps; `GRPOConfig` documents the options of the same names."""
     characters = "".join(chr(0x4E00 + i) for i in range(config.vocab_size - 1))

@@ -24,6 +24,9 @@ import jax
 import jinja2
 
 from learner import checks, hub
+from learner.decoder import attention
+from learner.decoder.cached_attention import choose_decoding
+from learner.decoder.config import DTYPES, NAMES, REMAT, DecoderConfig, published
 from learner.devices import sharding
 from learner.plan import layout as layout_lib
 from learner.plan import programs as programs_lib
@@ -32,9 +35,6 @@ from learner.plan.layout import Layout, Work
 from learner.plan.measure import measure
 from learner.plan.programs import Program
 from learner.plan.targets import Target
-from learner.qwen3 import attention
-from learner.qwen3.cached_attention import choose_decoding
-from learner.qwen3.config import DTYPES, NAMES, REMAT, Qwen3Config, published
 from learner.training import metrics
 
 # Fields of a program, as columns of the table.
@@ -81,7 +81,7 @@ def _help(name: str) -> str:
 
 
 def summary(
-    config: Qwen3Config, target: Target, work: Work, layout: Layout, programs: list[Program]
+    config: DecoderConfig, target: Target, work: Work, layout: Layout, programs: list[Program]
 ) -> dict[str, Any]:
     """Metrics of a target; None where no compiler predicts times, or none were measured."""
     predicted = {program.name: program.seconds for program in programs}
@@ -104,7 +104,7 @@ def summary(
 
 
 def rates(
-    config: Qwen3Config,
+    config: DecoderConfig,
     target: Target,
     work: Work,
     layout: Layout,
@@ -148,7 +148,7 @@ def table(row: dict[str, Any], programs: list[Program]) -> str:
     return template.render(row=row, programs=programs, columns=_COLUMNS, rounds=_ROUNDS)
 
 
-def advice(programs: list[Program], layout: Layout, work: Work, config: Qwen3Config) -> list[str]:
+def advice(programs: list[Program], layout: Layout, work: Work, config: DecoderConfig) -> list[str]:
     """What to change where something does not fit, the most useful first."""
     heaviest = max(programs, key=lambda program: (bool(program.problem), program.total))
     if programs_lib.PARTS[heaviest.name] == "sampling":
@@ -231,14 +231,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if sound else 1
 
 
-def _model(name: str, **compute: Any) -> Qwen3Config:
+def _model(name: str, **compute: Any) -> DecoderConfig:
     """A published model, or that of a folder or of the hub."""
     if name.removeprefix("Qwen/") in NAMES:
         return published(name, **compute)
-    return Qwen3Config.from_folder(hub.model_folder(name, files=["config.json"]), **compute)
+    return DecoderConfig.from_folder(hub.model_folder(name, files=["config.json"]), **compute)
 
 
-def _attention(config: Qwen3Config) -> Iterator[str]:
+def _attention(config: DecoderConfig) -> Iterator[str]:
     """Lines about the kernels that a run chooses here."""
     for what, choose in (("attention", attention.choose), ("decoding", choose_decoding)):
         chosen = choose(config)

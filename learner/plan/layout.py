@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import jax
 from jax.sharding import Mesh
 
+from learner.decoder import model
+from learner.decoder.cached_attention import choose_decoding
+from learner.decoder.config import DecoderConfig
 from learner.devices import sharding
 from learner.plan.programs import PARTS, Program, compiled
 from learner.plan.targets import Target
-from learner.qwen3 import model
-from learner.qwen3.cached_attention import choose_decoding
-from learner.qwen3.config import Qwen3Config
 from learner.training.grpo import ObjectiveConfig
 from learner.training.lora import LoraConfig
 from learner.training.train_state import OptimizerConfig
@@ -107,7 +107,7 @@ class Layout:
         )
 
 
-def layouts(config: Qwen3Config, target: Target, work: Work) -> list[Layout]:
+def layouts(config: DecoderConfig, target: Target, work: Work) -> list[Layout]:
     """Layouts that should fit, the fastest first, judged by weights, state and caches alone.
 
     Most of a step is decoding. For each token it reads the caches of its completions and the
@@ -162,7 +162,7 @@ def fits(programs: list[Program], target: Target) -> bool:
 
 
 def plan(
-    config: Qwen3Config, target: Target, work: Work, layout: Layout | None = None
+    config: DecoderConfig, target: Target, work: Work, layout: Layout | None = None
 ) -> tuple[Layout, list[Program]]:
     """Compile a model for a slice, with the first layout that fits or, if none does, the last one.
 

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from learner.decoder import model
+from learner.decoder.config import DecoderConfig
 from learner.devices import sharding
 from learner.plan.programs import Program, abstract_trainer
-from learner.qwen3 import model
-from learner.qwen3.config import Qwen3Config
 from learner.sampling.slots import RUNNING, Sequences
 from learner.training import lora
 from learner.training.completion_rows import MicroBatch
@@ -31,7 +31,7 @@ _REPEATS = 5
 
 def measure(
     programs: list[Program],
-    config: Qwen3Config,
+    config: DecoderConfig,
     training: GRPOConfig,
     mesh: Mesh,
     prompt_length: int,

@@ -14,13 +14,13 @@ import jax
 from jax.sharding import Mesh
 
 from learner.checks import first_line
+from learner.decoder import model
+from learner.decoder.attention import obstacle
+from learner.decoder.config import DecoderConfig
 from learner.devices import sharding
 from learner.plan import promises
 from learner.plan.cost import cost
 from learner.plan.targets import Chip, Target
-from learner.qwen3 import model
-from learner.qwen3.attention import obstacle
-from learner.qwen3.config import Qwen3Config
 from learner.training.train_state import abstract_train_state
 from learner.training.trainer import GRPOConfig, GRPOTrainer
 
@@ -34,7 +34,7 @@ PARTS = {
     "optimizer": "update",
 }
 
-# What `learner.qwen3.attention.choose` would choose on each platform.
+# What `learner.decoder.attention.choose` would choose on each platform.
 _ATTENTION = {"tpu": "splash", "cuda": "cudnn"}
 
 
@@ -82,7 +82,7 @@ class Program:
         return self.arguments + self.outputs - self.reused + self.temporaries + self.elsewhere
 
 
-def abstract_trainer(config: Qwen3Config, training: GRPOConfig, mesh: Mesh) -> GRPOTrainer:
+def abstract_trainer(config: DecoderConfig, training: GRPOConfig, mesh: Mesh) -> GRPOTrainer:
     """A trainer without any arrays, whose programs can be lowered."""
     params = abstract_train_state(config, training.optimizer, mesh).params
     # The parts of a tokenizer that shapes depend on.
@@ -97,7 +97,7 @@ def abstract_trainer(config: Qwen3Config, training: GRPOConfig, mesh: Mesh) -> G
     )
 
 
-def for_target(config: Qwen3Config, target: Target, lora_rank: int = 0) -> Qwen3Config:
+def for_target(config: DecoderConfig, target: Target, lora_rank: int = 0) -> DecoderConfig:
     """The model with the attention kernel of a chip, if that supports the model.
 
     On devices at hand, what a run chooses once it has tried the kernel. As in a run, the base of
@@ -113,7 +113,7 @@ def for_target(config: Qwen3Config, target: Target, lora_rank: int = 0) -> Qwen3
 
 
 def compiled(
-    config: Qwen3Config, training: GRPOConfig, mesh: Mesh, prompt_length: int, chip: Chip
+    config: DecoderConfig, training: GRPOConfig, mesh: Mesh, prompt_length: int, chip: Chip
 ) -> list[Program]:
     """All programs of a step, compiled for the devices of a mesh.
 
@@ -198,7 +198,7 @@ def compile_program(name: str, lowered: jax.stages.Lowered, chip: Chip, times: i
     )
 
 
-def update_flops(config: Qwen3Config, rows: int, prompt: int, completion: int) -> float:
+def update_flops(config: DecoderConfig, rows: int, prompt: int, completion: int) -> float:
     """Operations that an update of a model needs, without recomputation.
 
     Six for each parameter of a product and token (arXiv 2001.08361, forwards and backwards), the

@@ -2,7 +2,7 @@
 
 - `parameters`: no device holds all layers of a matrix that is split; outside the loops over layers
   no more than one layer of weights is gathered.
-- `logits`: no array has logits for more tokens than `learner.qwen3.logprobs` computes at once.
+- `logits`: no array has logits for more tokens than `learner.decoder.logprobs` computes at once.
 - `bfloat16`: weights are cast before they are gathered; what is kept of every layer for the
   backward pass is bfloat16.
 """
@@ -16,17 +16,17 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from learner.decoder import model
+from learner.decoder.config import DecoderConfig
+from learner.decoder.logprobs import token_logprobs
 from learner.devices import sharding
 from learner.plan.hlo import Instruction, Module
-from learner.qwen3 import model
-from learner.qwen3.config import Qwen3Config
-from learner.qwen3.logprobs import token_logprobs
 
 _CHUNK = inspect.signature(token_logprobs).parameters["chunk"].default
 
 
 def broken(
-    text: str, config: Qwen3Config, mesh: Mesh, tokens: int, adapters: Any = None
+    text: str, config: DecoderConfig, mesh: Mesh, tokens: int, adapters: Any = None
 ) -> list[str]:
     """Broken promises, each with its instruction; empty if all are kept.
 
@@ -51,7 +51,7 @@ def broken(
 
 
 def _parameters(
-    visits: list[tuple[Instruction, int]], config: Qwen3Config, mesh: Mesh
+    visits: list[tuple[Instruction, int]], config: DecoderConfig, mesh: Mesh
 ) -> Iterator[str]:
     _, gathered = _stacks(config, mesh)
     layers = jax.tree.leaves(model.abstract_params(config)["layers"])
@@ -74,7 +74,7 @@ def _parameters(
 
 
 def _logits(
-    visits: list[tuple[Instruction, int]], config: Qwen3Config, mesh: Mesh
+    visits: list[tuple[Instruction, int]], config: DecoderConfig, mesh: Mesh
 ) -> Iterator[str]:
     widths = _widths(config.hidden_size, "fsdp", mesh)
     columns = config.vocab_size // mesh.shape["tensor"]
@@ -90,7 +90,7 @@ def _logits(
 def _bfloat16(
     visits: list[tuple[Instruction, int]],
     scans: list[Instruction],
-    config: Qwen3Config,
+    config: DecoderConfig,
     mesh: Mesh,
     tokens: int,
     trained: set[tuple[int, ...]],
@@ -125,7 +125,7 @@ def _widths(size: int, axis: str, mesh: Mesh) -> set[int]:
     return {size, size // mesh.shape[axis]}
 
 
-def _stacks(config: Qwen3Config, mesh: Mesh) -> tuple[set[tuple[int, ...]], set[tuple[int, ...]]]:
+def _stacks(config: DecoderConfig, mesh: Mesh) -> tuple[set[tuple[int, ...]], set[tuple[int, ...]]]:
     """Dimensions of the stacked parameters, sorted: as each device has them, and gathered ones."""
     rules = dict(sharding.RULES)
     own: set[tuple[int, ...]] = set()

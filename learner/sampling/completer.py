@@ -11,8 +11,8 @@ from jax.sharding import Mesh
 
 from learner import tokens
 from learner.chat import Completion, Message
+from learner.decoder.config import DecoderConfig
 from learner.devices import distributed
-from learner.qwen3.config import Qwen3Config
 from learner.sampling.interrupted import InterruptedCalls
 from learner.sampling.sampler import FinishReason, Sampler, Samples, SamplingParams
 from learner.sampling.token_automaton import TokenAutomaton
@@ -62,7 +62,7 @@ class Completer:
 
     def __init__(
         self,
-        model_config: Qwen3Config,
+        model_config: DecoderConfig,
         mesh: Mesh,
         tokenizer: Any,
         sampling: SamplingParams,

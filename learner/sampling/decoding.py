@@ -1,7 +1,7 @@
 """Decoding with a cache of keys and values: prompts into slots, then token by token.
 
-Letters in shapes as in `learner.qwen3.model`, and: P groups of C prompts and G samples of these at
-a time, T and S the capacity for tokens of a prompt and of a sample.
+Letters in shapes as in `learner.decoder.model`, and: P groups of C prompts and G samples of these
+at a time, T and S the capacity for tokens of a prompt and of a sample.
 
 A prompt is stored once and read by all of its samples (shared-prefix attention, arXiv
 2402.05099). Its last token is left out: every sample decodes it first, so a sample can start at
@@ -16,11 +16,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from learner.qwen3.attention import choose, self_attention
-from learner.qwen3.cached_attention import cached_attention, choose_decoding
-from learner.qwen3.config import Qwen3Config
-from learner.qwen3.model import Block, Params, RMSNorm, embed, merged
-from learner.qwen3.rotary import rope_angles
+from learner.decoder.attention import choose, self_attention
+from learner.decoder.cached_attention import cached_attention, choose_decoding
+from learner.decoder.config import DecoderConfig
+from learner.decoder.model import Block, Params, RMSNorm, embed, merged
+from learner.decoder.rotary import rope_angles
 
 
 class Cache(NamedTuple):
@@ -46,7 +46,7 @@ class Cache(NamedTuple):
         return self.keys[0].shape[-1]
 
 
-def decoding_params(params: Params, config: Qwen3Config) -> Params:
+def decoding_params(params: Params, config: DecoderConfig) -> Params:
     """The parameters for decoding: a tuple of layers, matrices in `config.dtype`, adapters added.
 
     Scales of norms are float32, as they are applied.
@@ -65,7 +65,7 @@ def decoding_params(params: Params, config: Qwen3Config) -> Params:
     return jax.tree_util.tree_map_with_path(cast_leaf, {**params, "layers": layers})
 
 
-def empty_cache(config: Qwen3Config, slots: tuple[int, int], capacity: int) -> Cache:
+def empty_cache(config: DecoderConfig, slots: tuple[int, int], capacity: int) -> Cache:
     """A cache for (P, C) prompts or (P, G) samples of up to `capacity` tokens, or (X, N) pages."""
 
     def layers(*shape: int) -> tuple[Array, ...]:
@@ -88,7 +88,7 @@ def resize(cache: Cache, capacity: int) -> Cache:
 
 
 def prefill(
-    params: Params, config: Qwen3Config, cache: Cache, tokens: Array, slots: Array
+    params: Params, config: DecoderConfig, cache: Cache, tokens: Array, slots: Array
 ) -> Cache:
     """Run n prompts and put them into slots of the cache.
 
@@ -118,7 +118,7 @@ def prefill(
 
 def decode_step(
     params: Params,
-    config: Qwen3Config,
+    config: DecoderConfig,
     prompts: Cache,
     lengths: Array,
     parents: Array,

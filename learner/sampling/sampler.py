@@ -40,12 +40,12 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from learner.decoder import model
+from learner.decoder.attention import LANES
+from learner.decoder.cached_attention import choose_decoding
+from learner.decoder.config import DecoderConfig
+from learner.decoder.model import Params, logical_axes
 from learner.devices import distributed, sharding
-from learner.qwen3 import model
-from learner.qwen3.attention import LANES
-from learner.qwen3.cached_attention import choose_decoding
-from learner.qwen3.config import Qwen3Config
-from learner.qwen3.model import Params, logical_axes
 from learner.sampling import decoding, slots
 from learner.sampling.decoding import Cache
 from learner.sampling.distribution import SamplingParams
@@ -137,7 +137,7 @@ class Sampler:
 
     def __init__(
         self,
-        config: Qwen3Config,
+        config: DecoderConfig,
         mesh: Mesh,
         sampling: SamplingParams,
         pad_id: int,
@@ -574,7 +574,7 @@ def _capacity(prompt_length: int) -> int:
     return geometric_bucket(prompt_length - 1, _PROMPT_MULTIPLE, 4)
 
 
-def decoding_mesh(config: Qwen3Config, mesh: Mesh) -> Mesh:
+def decoding_mesh(config: DecoderConfig, mesh: Mesh) -> Mesh:
     """The mesh of decoding: that of training with as much of `fsdp` as possible along `tensor`."""
     for times in range(mesh.shape["fsdp"], 1, -1):
         folded = sharding.folded(mesh, times)
@@ -583,7 +583,7 @@ def decoding_mesh(config: Qwen3Config, mesh: Mesh) -> Mesh:
     return mesh
 
 
-def _whole_rows(config: Qwen3Config, mesh: Mesh) -> Params:
+def _whole_rows(config: DecoderConfig, mesh: Mesh) -> Params:
     """Shardings of the decoding parameters: whole on every `fsdp` device, split over `tensor`.
 
     Decoding reads all weights at every step; gathering them once is far cheaper than at each.

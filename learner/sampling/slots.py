@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from learner.qwen3 import model, rotary
-from learner.qwen3.config import Qwen3Config
-from learner.qwen3.logprobs import limit_vocabulary
-from learner.qwen3.model import Params
+from learner.decoder import model, rotary
+from learner.decoder.config import DecoderConfig
+from learner.decoder.logprobs import limit_vocabulary
+from learner.decoder.model import Params
 from learner.sampling import decoding
 from learner.sampling.decoding import Cache
 from learner.sampling.distribution import SamplingParams, draw, filter_logits, logprob, most_likely
@@ -198,7 +198,7 @@ def segment(
     automaton: TokenAutomaton | None,
     floor: Array,
     *,
-    config: Qwen3Config,
+    config: DecoderConfig,
     sampling: SamplingParams,
     vocab_size: int | None,
     steps: int,

@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from learner.qwen3 import model
-from learner.qwen3.attention import SharedPrompt
-from learner.qwen3.config import Qwen3Config
-from learner.qwen3.logprobs import token_logprobs
+from learner.decoder import model
+from learner.decoder.attention import SharedPrompt
+from learner.decoder.config import DecoderConfig
+from learner.decoder.logprobs import token_logprobs
 from learner.training.grpo_config import GRPOConfig
 from learner.training.rollout import Rollout
 
@@ -92,7 +92,7 @@ def pack_rows(
 
 def completion_logprobs(
     params: Any,
-    config: Qwen3Config,
+    config: DecoderConfig,
     rows: MicroBatch,
     window: int,
     temperature: float = 1.0,

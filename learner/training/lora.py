@@ -1,8 +1,9 @@
 """Low-rank adapters (LoRA, arXiv 2106.09685) for the matrices of the blocks.
 
 A matrix W [in, out] of the frozen base becomes W + alpha / rank * A B, with A [in, rank] and
-B [rank, out] trained. An update multiplies by W and by A and B (`learner.qwen3.model.Projection`):
-the base stays in the dtype it is stored in, and gradients and moments are those of the adapters.
+B [rank, out] trained. An update multiplies by W and by A and B, as
+`learner.decoder.model.Projection` does: the base stays in the dtype it is stored in, and gradients
+and moments are those of the adapters.
 (Existing libraries adapt modules from outside, which does not reach into a scan over stacked
 layers.)
 
@@ -20,8 +21,8 @@ import jax
 import jax.numpy as jnp
 
 from learner import checks
-from learner.qwen3 import model
-from learner.qwen3.config import Qwen3Config
+from learner.decoder import model
+from learner.decoder.config import DecoderConfig
 
 #: The matrices of a block that can be adapted, with the module they belong to.
 MATRICES = dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), "attention") | dict.fromkeys(
@@ -53,7 +54,7 @@ class LoraConfig:
             raise ValueError(f"targets={self.targets!r}: allowed are some of {tuple(MATRICES)}")
 
 
-def init(key: jax.Array, lora: LoraConfig, config: Qwen3Config) -> Any:
+def init(key: jax.Array, lora: LoraConfig, config: DecoderConfig) -> Any:
     """Fresh adapters: A normal with deviation in ** -0.5, B zero, so that the policy is the base.
 
     Returns:
@@ -72,7 +73,7 @@ def init(key: jax.Array, lora: LoraConfig, config: Qwen3Config) -> Any:
 
 
 @functools.cache
-def abstract(lora: LoraConfig, config: Qwen3Config) -> Any:
+def abstract(lora: LoraConfig, config: DecoderConfig) -> Any:
     """The adapters as a tree of `jax.ShapeDtypeStruct`; takes no memory."""
     return jax.eval_shape(lambda key: init(key, lora, config), jax.random.key(0))
 

@@ -12,8 +12,8 @@ from jax.sharding import Mesh
 
 from learner import checks, tokens
 from learner.chat import Message
+from learner.decoder.config import DecoderConfig
 from learner.devices import sharding
-from learner.qwen3.config import Qwen3Config
 from learner.training import grpo
 from learner.training.completion_rows import MicroBatch, completion_logprobs, pack_rows
 from learner.training.task import prompt_indices
@@ -132,7 +132,7 @@ class SFTTrainer:
     """
 
     def __init__(
-        self, config: SFTConfig, model_config: Qwen3Config, mesh: Mesh, pad_id: int
+        self, config: SFTConfig, model_config: DecoderConfig, mesh: Mesh, pad_id: int
     ) -> None:
         sharding.check_rows("micro_batch_rows", config.micro_batch_rows, mesh)
         self.config = config

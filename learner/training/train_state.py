@@ -11,9 +11,9 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from learner import checks
+from learner.decoder import model
+from learner.decoder.config import DecoderConfig
 from learner.devices import distributed, sharding
-from learner.qwen3 import model
-from learner.qwen3.config import Qwen3Config
 from learner.training import eight_bit, lora
 from learner.training.lora import LoraConfig
 
@@ -133,7 +133,7 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
 
 def create_train_state(
     params: Any,
-    config: Qwen3Config,
+    config: DecoderConfig,
     optimizer: OptimizerConfig,
     mesh: Mesh,
     adapters: LoraConfig | None = None,
@@ -165,7 +165,7 @@ def create_train_state(
 
 
 def abstract_train_state(
-    config: Qwen3Config,
+    config: DecoderConfig,
     optimizer: OptimizerConfig,
     mesh: Mesh,
     adapters: LoraConfig | None = None,

@@ -21,8 +21,8 @@ from jax.sharding import Mesh
 
 from learner import tokens
 from learner.chat import Completion
+from learner.decoder.config import DecoderConfig
 from learner.devices import distributed, sharding
-from learner.qwen3.config import Qwen3Config
 from learner.sampling.completer import Completer
 from learner.sampling.interrupted import InterruptedCalls
 from learner.sampling.sampler import SamplingParams
@@ -94,7 +94,7 @@ class GRPOTrainer:
     def __init__(
         self,
         config: GRPOConfig,
-        model_config: Qwen3Config,
+        model_config: DecoderConfig,
         mesh: Mesh,
         tokenizer: Any,
         frozen_params: Any = None,

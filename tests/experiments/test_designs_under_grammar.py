@@ -15,7 +15,7 @@ from experiments.families import demonstrations
 from experiments.families.lakes import texts as lakes
 from experiments.families.lakes.family import Lakes
 from experiments.policy import load_params, load_policy
-from learner.qwen3 import model
+from learner.decoder import model
 
 COUNT = 200
 

@@ -8,11 +8,11 @@ from jax.sharding import AbstractMesh
 
 from experiments import settings as settings_lib
 from experiments.configs import hardware
+from learner.decoder import model
+from learner.decoder.config import published
 from learner.devices import sharding
 from learner.plan.layout import USABLE
 from learner.plan.targets import Target
-from learner.qwen3 import model
-from learner.qwen3.config import published
 
 MODELS = ("Qwen3-0.6B", "Qwen3-1.7B", "Qwen3-4B")
 CHIPS = ("v5e-8", "v5p-64", "v6e-8", "h100-8", "h200")

@@ -8,9 +8,9 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from experiments import process
 from experiments.settings import ModelSettings
+from learner.decoder import model
+from learner.decoder.config import DecoderConfig
 from learner.devices import sharding
-from learner.qwen3 import model
-from learner.qwen3.config import Qwen3Config
 from learner.sampling.distribution import SamplingParams
 from learner.sampling.sampler import Sampler
 
@@ -56,7 +56,7 @@ def kept(tmp_path, monkeypatch):
 
 def test_what_has_been_compiled_is_not_compiled_again(kept):
     """All programs of sampling, small ones too, come from the folder."""
-    config = Qwen3Config.from_folder(ModelSettings().folder)
+    config = DecoderConfig.from_folder(ModelSettings().folder)
     params = model.init_params(jax.random.key(0), config)
 
     def sample():

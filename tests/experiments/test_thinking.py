@@ -12,7 +12,7 @@ from experiments.policy import load_params, load_policy
 from experiments.settings import from_config
 from experiments.validation import validation_completers
 from learner import tokens
-from learner.qwen3 import weights
+from learner.decoder import weights
 
 LIMIT = 6
 GROUPS = ("training", "validation", "engineer")

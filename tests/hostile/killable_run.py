@@ -14,9 +14,9 @@ import numpy as np
 
 from experiments import store
 from learner import tokens
+from learner.decoder import model
+from learner.decoder.config import DecoderConfig
 from learner.devices import sharding
-from learner.qwen3 import model
-from learner.qwen3.config import Qwen3Config
 from learner.training import metrics
 from learner.training.checkpoints import Checkpoints
 from learner.training.task import Scores
@@ -51,7 +51,7 @@ class Vowels:
 
 def main(folder, steps):
     mesh, tokenizer, task = sharding.make_mesh(), tokens.character_tokenizer("abcdefg"), Vowels()
-    config = Qwen3Config(
+    config = DecoderConfig(
         vocab_size=8,
         hidden_size=32,
         intermediate_size=64,

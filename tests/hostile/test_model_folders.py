@@ -9,8 +9,8 @@ import pytest
 import safetensors.numpy
 
 from learner import checks, generate, tokens
-from learner.qwen3 import weights
-from learner.qwen3.config import Qwen3Config
+from learner.decoder import weights
+from learner.decoder.config import DecoderConfig
 
 TINY = Path(generate.__file__).parents[1] / "experiments" / "models" / "tiny"
 CONFIG = json.loads((TINY / "config.json").read_text())
@@ -28,29 +28,29 @@ def test_fields_of_other_types_are_refused_by_name(value):
     plain = {name: entry for name, entry in CONFIG.items() if name != "rope_parameters"}
     for name in ("rope_theta", "rms_norm_eps", "initializer_range", "layer_types", "pad_token_id"):
         with pytest.raises(ValueError, match=rf"^{name}=") as caught:
-            Qwen3Config.from_hf({**plain, "rope_theta": 1e6, name: value})
+            DecoderConfig.from_hf({**plain, "rope_theta": 1e6, name: value})
         assert len(str(caught.value)) < 250
     with pytest.raises(ValueError, match=r"^rope_theta="):
-        Qwen3Config.from_hf({**CONFIG, "rope_parameters": {"rope_theta": value}})
+        DecoderConfig.from_hf({**CONFIG, "rope_parameters": {"rope_theta": value}})
     if value is not True:
         with pytest.raises(ValueError, match=r"^tie_word_embeddings="):
-            Qwen3Config.from_hf({**CONFIG, "tie_word_embeddings": value})
+            DecoderConfig.from_hf({**CONFIG, "tie_word_embeddings": value})
     if value != [1]:
         with pytest.raises(ValueError, match=r"^eos_token_id="):
-            Qwen3Config.from_hf({**CONFIG, "eos_token_id": value})
+            DecoderConfig.from_hf({**CONFIG, "eos_token_id": value})
 
 
 def test_sizes_beyond_any_machine_are_refused():
     for name in ("vocab_size", "head_dim", "max_position_embeddings"):
         with pytest.raises(ValueError, match=rf"^{name}="):
-            Qwen3Config.from_hf({**CONFIG, name: 10**400})
+            DecoderConfig.from_hf({**CONFIG, name: 10**400})
 
 
 def test_nested_files_are_refused_by_name(folder):
     for name, read in (
-        ("config.json", Qwen3Config.from_folder),
+        ("config.json", DecoderConfig.from_folder),
         (weights.GENERATION_FILE, weights.read_generation_config),
-        (weights.INDEX_FILE, lambda folder: weights.load(folder, Qwen3Config.from_folder(TINY))),
+        (weights.INDEX_FILE, lambda folder: weights.load(folder, DecoderConfig.from_folder(TINY))),
     ):
         (folder / weights.SINGLE_FILE).unlink(missing_ok=True)
         (folder / name).write_text(NESTED)
@@ -81,7 +81,7 @@ def test_headers_of_weights_that_say_anything_are_refused(folder, change):
     told = json.dumps(header).encode()
     path.write_bytes(len(told).to_bytes(8, "little") + told + whole[8 + size :])
     with pytest.raises(ValueError, match=r"model\.safetensors|model\.norm\.weight"):
-        weights.load(folder, Qwen3Config.from_folder(folder))
+        weights.load(folder, DecoderConfig.from_folder(folder))
 
 
 def test_weights_that_are_not_numbers_are_refused(folder, capsys):
@@ -92,7 +92,7 @@ def test_weights_that_are_not_numbers_are_refused(folder, capsys):
         damaged[3] = value
         safetensors.numpy.save_file({**tensors, "model.norm.weight": damaged}, path)
         with pytest.raises(ValueError, match=r"hold NaN or infinity: final_norm\.scale$"):
-            weights.load(folder, Qwen3Config.from_folder(folder))
+            weights.load(folder, DecoderConfig.from_folder(folder))
     assert generate.main([f"--model={folder}", "--prompt=Hello"]) == 2
     assert capsys.readouterr().err.startswith("error: weights in ")
 

@@ -8,9 +8,9 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from learner.decoder import model
+from learner.decoder.config import DecoderConfig
 from learner.devices import sharding
-from learner.qwen3 import model
-from learner.qwen3.config import Qwen3Config
 from learner.training.task import Scores
 
 CHAT_TEMPLATE = (
@@ -40,7 +40,7 @@ def byte_tokenizer():
 @pytest.fixture(scope="session")
 def tiny_model():
     """Divides over 2 x 2 x 2 devices; more output rows than the tokenizer has ids."""
-    return Qwen3Config(
+    return DecoderConfig(
         vocab_size=264,
         hidden_size=32,
         intermediate_size=64,

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from learner.decoder import attention, decode_gpu, decode_tpu, model
+from learner.decoder.attention import Choice
+from learner.decoder.cached_attention import cached_attention, choose_decoding
+from learner.decoder.config import DecoderConfig
 from learner.devices import sharding
 from learner.plan import measure, programs
 from learner.plan.targets import Target
-from learner.qwen3 import attention, decode_gpu, decode_tpu, model
-from learner.qwen3.attention import Choice
-from learner.qwen3.cached_attention import cached_attention, choose_decoding
-from learner.qwen3.config import Qwen3Config
 from learner.sampling.distribution import SamplingParams
 from learner.sampling.sampler import Sampler
 from learner.sampling.slots import FinishReason, Schedule
@@ -36,7 +36,7 @@ def interpreted(monkeypatch):
 
 def choose_kernel(monkeypatch, name):
     """Choices as on a machine with such kernels, but for cuDNN's own, which cannot be run here."""
-    chosen = {"qwen3.cached_attention": name}
+    chosen = {"decoder.cached_attention": name}
     chosen["sampling.decoding"] = name if name == "splash" else "reference"
     for owner, which in chosen.items():
         choice = Choice(which, "")
@@ -165,7 +165,7 @@ def test_samples_are_those_of_the_reference(interpreted, monkeypatch, name, frac
     Two groups of two slots each, so that prompts wait and the second prompt slots are used. With
     three pages for the two slots of a shard, one completion loses its page and begins again.
     """
-    config = Qwen3Config(
+    config = DecoderConfig(
         vocab_size=160,
         hidden_size=32,
         intermediate_size=32,
@@ -213,7 +213,7 @@ def test_samples_are_those_of_the_reference(interpreted, monkeypatch, name, frac
 @pytest.mark.slow
 def test_a_measured_segment_decodes_in_every_slot(interpreted, monkeypatch, one_device):
     """Slots as `learner.plan.measure` fills them, with pages; and what it measures."""
-    config = Qwen3Config(
+    config = DecoderConfig(
         vocab_size=4096,
         hidden_size=32,
         intermediate_size=32,

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from learner.decoder import model
 from learner.devices import sharding
-from learner.qwen3 import model
 from learner.training.checkpoints import Checkpoints, DamagedCheckpointError
 from learner.training.train_state import (
     OptimizerConfig,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.qwen3 import model
+from learner.decoder import model
 from learner.training.checkpoints import Checkpoints
 from learner.training.curriculum import (
     CurriculumConfig,

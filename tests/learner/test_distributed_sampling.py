@@ -9,13 +9,13 @@ import jax, numpy as np
 
 from learner.devices import sharding
 from learner.devices.preemption import Preempted, Preemption
-from learner.qwen3 import model
-from learner.qwen3.config import Qwen3Config
+from learner.decoder import model
+from learner.decoder.config import DecoderConfig
 from learner.sampling.interrupted import InterruptedCalls
 from learner.sampling.sampler import Sampler, SamplingParams
 from learner.sampling.slots import Sequences
 
-config = Qwen3Config(
+config = DecoderConfig(
     vocab_size=96,
     hidden_size=16,
     intermediate_size=16,

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from learner.decoder import model
 from learner.devices import sharding
-from learner.qwen3 import model
 from learner.training import eight_bit
 from learner.training.checkpoints import Checkpoints
 from learner.training.sft import Example, SFTConfig, SFTTrainer

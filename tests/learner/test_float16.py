@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from learner.qwen3 import model
+from learner.decoder import model
 from learner.training.sft import Example, SFTConfig, SFTTrainer
 from learner.training.train_state import OptimizerConfig, create_train_state
 from learner.training.update import Updater

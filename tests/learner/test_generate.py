@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from learner import generate, tokens
+from learner.decoder import model, weights
 from learner.devices import sharding
-from learner.qwen3 import model, weights
 from learner.sampling.sampler import Chunk, Sampler, SamplingParams
 
 

@@ -10,8 +10,8 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from learner.decoder.logprobs import token_logprobs
 from learner.devices import sharding
-from learner.qwen3.logprobs import token_logprobs
 
 RNG = np.random.default_rng(0)
 HIDDEN = RNG.normal(size=(3, 7, 5)).astype(np.float32)

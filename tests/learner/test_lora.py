@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from learner.qwen3 import heads_tpu, model, rotary
-from learner.qwen3.attention import self_attention
+from learner.decoder import heads_tpu, model, rotary
+from learner.decoder.attention import self_attention
 from learner.sampling.decoding import decoding_params
 from learner.training import lora
 from learner.training.lora import LoraConfig

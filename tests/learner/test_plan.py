@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from learner.decoder import model
+from learner.decoder.config import NAMES, DecoderConfig, published
 from learner.devices import sharding
 from learner.plan import __main__ as command
 from learner.plan import layout, programs
@@ -18,8 +20,6 @@ from learner.plan.hlo import Module
 from learner.plan.layout import Layout, Work
 from learner.plan.programs import Program
 from learner.plan.targets import CHIPS, Target
-from learner.qwen3 import model
-from learner.qwen3.config import NAMES, Qwen3Config, published
 
 GB = 10**9
 
@@ -67,7 +67,7 @@ def test_other_targets_are_refused(name):
         Target.parse(name)
 
 
-SMALL = Qwen3Config(
+SMALL = DecoderConfig(
     vocab_size=1024,
     hidden_size=256,
     intermediate_size=512,

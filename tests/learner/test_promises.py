@@ -9,17 +9,17 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from learner.decoder import model
+from learner.decoder.config import DecoderConfig
 from learner.devices import sharding
 from learner.plan import programs, promises, targets
-from learner.qwen3 import model
-from learner.qwen3.config import Qwen3Config
 from learner.training import completion_rows as completions
 from learner.training import trainer
 from learner.training.trainer import GRPOConfig
 
 pytestmark = pytest.mark.aot
 
-SMALL = Qwen3Config(
+SMALL = DecoderConfig(
     vocab_size=704,  # No other axis is as long.
     hidden_size=64,
     intermediate_size=192,

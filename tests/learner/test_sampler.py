@@ -11,10 +11,10 @@ import torch
 from transformers import Qwen3Config as TorchConfig
 from transformers import Qwen3ForCausalLM
 
+from learner.decoder import model, weights
+from learner.decoder.config import DecoderConfig
 from learner.devices import sharding
 from learner.devices.preemption import Preemption
-from learner.qwen3 import model, weights
-from learner.qwen3.config import Qwen3Config
 from learner.sampling import decoding
 from learner.sampling.interrupted import InterruptedCalls
 from learner.sampling.sampler import (
@@ -31,7 +31,7 @@ from learner.tokens import ThinkingBudget
 PAD = 0
 RNG = np.random.default_rng(0)
 PROMPTS = [list(map(int, RNG.integers(1, 96, n))) for n in (5, 1, 9, 13, 4)]
-CONFIG = Qwen3Config(
+CONFIG = DecoderConfig(
     vocab_size=96,
     hidden_size=32,
     intermediate_size=48,

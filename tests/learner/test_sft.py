@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from learner import tokens
+from learner.decoder import model
 from learner.devices import sharding
-from learner.qwen3 import model
 from learner.training.sft import Example, SFTConfig, SFTTrainer, encode_example, make_batch
 from learner.training.train_state import OptimizerConfig, create_train_state
 

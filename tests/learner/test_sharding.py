@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from learner.decoder import model
+from learner.decoder.config import DecoderConfig
+from learner.decoder.logprobs import token_logprobs
 from learner.devices import sharding
-from learner.qwen3 import model
-from learner.qwen3.config import Qwen3Config
-from learner.qwen3.logprobs import token_logprobs
 from learner.training.train_state import OptimizerConfig, abstract_train_state
 
-CONFIG = Qwen3Config(
+CONFIG = DecoderConfig(
     vocab_size=96,
     hidden_size=32,
     intermediate_size=48,

@@ -8,8 +8,8 @@ import numpy as np
 import optax
 import pytest
 
+from learner.decoder import model
 from learner.devices import sharding
-from learner.qwen3 import model
 from learner.training.train_state import (
     OptimizerConfig,
     abstract_train_state,

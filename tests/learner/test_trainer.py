@@ -12,8 +12,8 @@ import pytest
 
 from learner import tokens
 from learner.chat import Completion
+from learner.decoder import model
 from learner.devices import distributed, sharding
-from learner.qwen3 import model
 from learner.tokens import ThinkingBudget
 from learner.training import lora, task
 from learner.training.checkpoints import Checkpoints

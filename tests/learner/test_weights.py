@@ -14,11 +14,11 @@ import torch
 from transformers import AutoTokenizer, GenerationConfig, Qwen3ForCausalLM
 
 from learner import hub, tokens
+from learner.decoder import model, weights
+from learner.decoder.config import DecoderConfig
 from learner.devices import sharding
-from learner.qwen3 import model, weights
-from learner.qwen3.config import Qwen3Config
 
-CONFIG = Qwen3Config(
+CONFIG = DecoderConfig(
     vocab_size=264,
     hidden_size=32,
     intermediate_size=48,
@@ -99,7 +99,7 @@ def test_values_are_cast_to_the_parameters_dtype(params, tmp_path):
 
 def test_host_memory_is_that_of_a_tensor_or_file_and_not_of_the_model(tmp_path):
     """NumPy's and Python's allocations while loading and saving, on one device and on eight."""
-    config = Qwen3Config(
+    config = DecoderConfig(
         vocab_size=2048,
         hidden_size=512,
         intermediate_size=2048,
@@ -210,7 +210,7 @@ def test_files_that_are_not_of_the_format_are_refused_by_name(params, folder):
             weights.load(folder, CONFIG)
     (folder / "config.json").write_text("{")
     with pytest.raises(ValueError, match=r"config\.json is not JSON"):
-        Qwen3Config.from_folder(folder)
+        DecoderConfig.from_folder(folder)
     (folder / weights.GENERATION_FILE).write_text("3")
     with pytest.raises(ValueError, match=r"generation_config\.json holds 3; it must"):
         weights.read_generation_config(folder)
@@ -281,7 +281,7 @@ def test_transformers_loads_what_is_written(params, byte_tokenizer, dtype, tmp_p
     assert tokens.encode_chat(tokenizer, chat) == tokens.encode_chat(byte_tokenizer, chat)
 
     again = dataclasses.replace(CONFIG, param_dtype=dtype)
-    assert Qwen3Config.from_folder(tmp_path, param_dtype=dtype) == again
+    assert DecoderConfig.from_folder(tmp_path, param_dtype=dtype) == again
     assert_equal(weights.load(tmp_path, again), jax.tree.map(lambda x: x.astype(dtype), params))
 
 

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from learner.qwen3.attention import LANES, MASKED, Choice, choose, over_mesh, problem
-from learner.qwen3.config import Qwen3Config
-from learner.qwen3.rotary import normalize, rotate, whole_heads
+from learner.decoder.attention import LANES, MASKED, Choice, choose, over_mesh, problem
+from learner.decoder.config import DecoderConfig
+from learner.decoder.rotary import normalize, rotate, whole_heads
 
 _AXES = ("batch", "activation", "kv_heads")
 
@@ -22,11 +22,11 @@ _product = functools.partial(jnp.matmul, preferred_element_type=jnp.float32)
 
 
 @functools.cache
-def choose_decoding(config: Qwen3Config) -> Choice:
+def choose_decoding(config: DecoderConfig) -> Choice:
     """The implementation for a model, and why; the same on every call.
 
     Here "splash" and "cudnn" are our own kernels for TPUs and GPUs, used with the kernels of these
-    names for whole sequences. A kernel is first tried, as in `learner.qwen3.attention.choose`.
+    names for whole sequences. A kernel is first tried, as in `learner.decoder.attention.choose`.
     """
     name = choose(config).name
     if name == "reference":
@@ -103,7 +103,7 @@ def cached_attention(
     whole: list[Any] = []
     attend: Callable[..., Any] = _attend_reference
     if implementation == "splash":
-        from learner.qwen3 import decode_tpu  # Each kernel imports Pallas for its platform.
+        from learner.decoder import decode_tpu  # Each kernel imports Pallas for its platform.
 
         attend = functools.partial(decode_tpu.append_and_attend, eps=eps)
         cos, sin = whole_heads((cos, sin))
@@ -111,7 +111,7 @@ def cached_attention(
     else:
         assert implementation in ("reference", "cudnn"), implementation
         if implementation == "cudnn":
-            from learner.qwen3 import decode_gpu
+            from learner.decoder import decode_gpu
 
             attend, rows = decode_gpu.append_and_attend, [*rows, pages]
         q, k, v = (x.reshape(P, G, -1, h) for x in (q, k, v))

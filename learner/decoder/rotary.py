@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from learner.qwen3.config import Qwen3Config
+from learner.decoder.config import DecoderConfig
 
 
-def rope_angles(positions: Array, config: Qwen3Config) -> tuple[Array, Array]:
+def rope_angles(positions: Array, config: DecoderConfig) -> tuple[Array, Array]:
     """Cosines and sines of the rotary embedding (arXiv 2104.09864).
 
     Args:

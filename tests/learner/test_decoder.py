@@ -16,9 +16,9 @@ from jax._src.cudnn import fused_attention_stablehlo
 from transformers import Qwen3Config as TorchConfig
 from transformers import Qwen3ForCausalLM
 
+from learner.decoder import attention, heads_tpu, model, rotary, weights
+from learner.decoder.config import REMAT, DecoderConfig, published
 from learner.devices import sharding
-from learner.qwen3 import attention, heads_tpu, model, rotary, weights
-from learner.qwen3.config import REMAT, Qwen3Config, published
 from learner.sampling.sampler import Sampler, SamplingParams
 
 # Tied and untied, four ways to share heads, widths that are and are not heads times head_dim.
@@ -192,7 +192,7 @@ def greedy(params, config, mesh, num_tokens=64):
 def test_equal_to_torch_after_load_and_after_save(checkpoint, batch, tmp_path):
     """Logits to 1e-4, and the same 64 greedy tokens; of what transformers reads back, too."""
     reference, folder = checkpoint
-    config = Qwen3Config.from_folder(folder)
+    config = DecoderConfig.from_folder(folder)
     assert config.rope_theta == reference.config.rope_parameters["rope_theta"]
     assert config.eos_token_id == (3, 4)
     params = weights.load(folder, config)
@@ -207,7 +207,7 @@ def test_equal_to_torch_after_load_and_after_save(checkpoint, batch, tmp_path):
         out = tmp_path / name
         weights.save(out, params, config, max_file_bytes=limit)
         assert (out / weights.INDEX_FILE).exists() == (name == "many")
-        assert Qwen3Config.from_folder(out) == config
+        assert DecoderConfig.from_folder(out) == config
         back, info = Qwen3ForCausalLM.from_pretrained(out, output_loading_info=True)
         back = back.eval()
         assert not info["missing_keys"]
@@ -230,7 +230,7 @@ def test_equal_to_torch_after_load_and_after_save(checkpoint, batch, tmp_path):
 def test_eight_devices_are_equal_to_torch(split_checkpoint, batch, axes, tmp_path):
     """The bound on logits is 2e-4: sums over split axes are taken in another order."""
     reference, folder, wanted_tokens = split_checkpoint
-    config = Qwen3Config.from_folder(folder)
+    config = DecoderConfig.from_folder(folder)
     mesh = sharding.make_mesh(*axes)
     params = weights.load(folder, config, mesh)
     batch = tuple(np.concatenate([x, x]) for x in batch)  # A row for every device.
@@ -250,7 +250,7 @@ def test_eight_devices_are_equal_to_torch(split_checkpoint, batch, axes, tmp_pat
 @pytest.mark.parametrize("remat", [name for name in REMAT if name != "none"])
 def test_rematerialised_gradient_is_the_same(batch, remat):
     """And that of layers that are not scanned; what is kept gets less from policy to policy."""
-    config = Qwen3Config.from_hf(torch_model(**VARIANTS["tied-gqa-theta5e6"]).config.to_dict())
+    config = DecoderConfig.from_hf(torch_model(**VARIANTS["tied-gqa-theta5e6"]).config.to_dict())
     params = model.init_params(jax.random.key(0), config)
     unroll = 3 if remat == "full" else 1
     other = dataclasses.replace(config, remat=remat, scan_unroll=unroll)
@@ -267,7 +267,7 @@ def test_rematerialised_gradient_is_the_same(batch, remat):
 
 def test_each_remat_policy_keeps_less_than_the_one_before():
     """Elements of a block that the forward pass keeps for the backward pass, as JAX lists them."""
-    config = Qwen3Config.from_hf(PUBLISHED_4B | {"num_hidden_layers": 2, "vocab_size": 64})
+    config = DecoderConfig.from_hf(PUBLISHED_4B | {"num_hidden_layers": 2, "vocab_size": 64})
     ids = jnp.zeros((1, 16), jnp.int32)
     kept = {}
     for remat in REMAT[:-1]:
@@ -286,7 +286,7 @@ def test_each_remat_policy_keeps_less_than_the_one_before():
 
 def test_bfloat16_stays_close_and_returns_float32(checkpoint, batch):
     reference, folder = checkpoint
-    config = Qwen3Config.from_folder(folder, dtype="bfloat16")
+    config = DecoderConfig.from_folder(folder, dtype="bfloat16")
     got = forward_pass.logits(weights.load(folder, config), config, *batch[:2])
     want = torch_logits(reference, *batch)
     assert got.dtype == jnp.float32
@@ -435,7 +435,7 @@ def test_splash_attention_equals_the_reference(axes, length, monkeypatch):
 def test_kernels_lower_for_their_platform(name, platform, kernel, monkeypatch):
     """No such device here: that the program for it holds the kernel is all that is shown."""
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
-    config = Qwen3Config.from_hf(PUBLISHED_4B | {"num_hidden_layers": 2, "vocab_size": 64})
+    config = DecoderConfig.from_hf(PUBLISHED_4B | {"num_hidden_layers": 2, "vocab_size": 64})
     config = dataclasses.replace(config, dtype="bfloat16", attention=name, remat="full")
     ids = jax.ShapeDtypeStruct((2, 128), jnp.int32)
 
@@ -456,7 +456,7 @@ def test_kernels_lower_for_their_platform(name, platform, kernel, monkeypatch):
 
 def test_choice_of_attention_says_why(monkeypatch):
     choose = attention.choose.__wrapped__
-    config = Qwen3Config.from_hf(PUBLISHED_4B, dtype="bfloat16")
+    config = DecoderConfig.from_hf(PUBLISHED_4B, dtype="bfloat16")
     assert choose(config) == attention.Choice("reference", "there is no kernel for platform cpu")
     assert choose(dataclasses.replace(config, attention="splash")).name == "splash"
     assert "needs dtype" in choose(dataclasses.replace(config, dtype="float32"), "gpu").reason
@@ -488,14 +488,14 @@ def test_choice_of_attention_says_why(monkeypatch):
 
 
 def test_published_4b_file_gives_the_published_number_of_parameters():
-    config = Qwen3Config.from_hf(PUBLISHED_4B)
+    config = DecoderConfig.from_hf(PUBLISHED_4B)
     assert config.rope_theta == 1e6
     assert config.head_dim * config.num_attention_heads != config.hidden_size
     sizes = [x.size for x in jax.tree.leaves(model.abstract_params(config))]
     # 4.0 billion, 3.6 without the embedding, as the model card states.
     assert sum(sizes) == 4_022_468_096
     assert round((sum(sizes) - config.vocab_size * config.hidden_size) / 1e9, 1) == 3.6
-    assert Qwen3Config.from_hf(config.to_hf()) == config
+    assert DecoderConfig.from_hf(config.to_hf()) == config
 
 
 @pytest.mark.parametrize("theta", [5e6, 1e4])
@@ -504,8 +504,8 @@ def test_rope_theta_is_read_in_both_forms(theta):
     new = {k: v for k, v in old.items() if k != "rope_theta"} | {
         "rope_parameters": {"rope_type": "default", "rope_theta": theta}
     }
-    assert Qwen3Config.from_hf(old).rope_theta == theta
-    assert Qwen3Config.from_hf(new) == Qwen3Config.from_hf(old)
+    assert DecoderConfig.from_hf(old).rope_theta == theta
+    assert DecoderConfig.from_hf(new) == DecoderConfig.from_hf(old)
 
 
 @pytest.mark.parametrize(
@@ -526,11 +526,11 @@ def test_rope_theta_is_read_in_both_forms(theta):
 )
 def test_unsupported_configurations_are_refused_by_field(changes, message):
     with pytest.raises(ValueError, match=message):
-        Qwen3Config.from_hf(PUBLISHED_4B | changes)
+        DecoderConfig.from_hf(PUBLISHED_4B | changes)
 
 
 def test_compute_options_are_checked():
     with pytest.raises(ValueError, match=r"dtype='float64'.*bfloat16"):
-        Qwen3Config.from_hf(PUBLISHED_4B, dtype="float64")
+        DecoderConfig.from_hf(PUBLISHED_4B, dtype="float64")
     with pytest.raises(ValueError, match="hidden_size"):
-        Qwen3Config.from_hf(PUBLISHED_4B, hidden_size=4)
+        DecoderConfig.from_hf(PUBLISHED_4B, hidden_size=4)

@@ -16,7 +16,7 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from learner.qwen3.attention import LANES, MASKED
+from learner.decoder.attention import LANES, MASKED
 
 _BLOCKS = (512, 256, 128)
 # Most bytes of a block of keys; the kernel holds eight such blocks.
@@ -48,7 +48,7 @@ def append_and_attend(
     eps: float,
     interpret: bool = False,
 ) -> tuple[Array, ...]:
-    """As `learner.qwen3.cached_attention.cached_attention`, but changes the cache in place.
+    """As `learner.decoder.cached_attention.cached_attention`, but changes the cache in place.
 
     Args:
         q: [P, G, K * R * h], k, v: [P, G, K * h], projections.
@@ -247,7 +247,7 @@ def _kernel(
         return pl.ds(head * samples * rows + row, samples, stride=rows)
 
     def normed(x: Array, scale: Array) -> Array:
-        """Normalised and rotated, rounded as `learner.qwen3.model` does: f32[samples, h]."""
+        """Normalised and rotated, rounded as `learner.decoder.model` does: f32[samples, h]."""
         inverse = jax.lax.rsqrt(jnp.mean(x * x, axis=1, keepdims=True) + eps)
         x = (x * inverse * scale).astype(q.dtype).astype(jnp.float32)
         x = x * cos[0] + pltpu.roll(x, h // 2, 1) * sin[0]

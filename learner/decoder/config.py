@@ -10,10 +10,10 @@ from learner import checks
 
 DTYPES = ("float32", "bfloat16", "float16")
 
-#: What the backward pass keeps of a block; the rest is computed again. See `Qwen3Config.remat`.
+#: What the backward pass keeps of a block; the rest is computed again. See `DecoderConfig.remat`.
 REMAT = ("none", "dots", "outputs", "full", "offload")
 
-#: Implementations of self-attention; see `learner.qwen3.attention`.
+#: Implementations of self-attention; see `learner.decoder.attention`.
 ATTENTION = ("auto", "reference", "cudnn", "splash")
 
 _SIZES = (
@@ -36,7 +36,7 @@ NAMES = tuple(_PUBLISHED)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Qwen3Config:
+class DecoderConfig:
     """The architecture, field by field as in a Hugging Face `config.json`, and compute options.
 
     Hashable, so it can be a static argument of `jax.jit`. Invalid values raise `ValueError`. The
@@ -65,7 +65,7 @@ class Qwen3Config:
             input; "offload" its input too, but in the memory of the host.
         scan_unroll: blocks per iteration of the scan over layers. `num_hidden_layers` unrolls
             it wholly, which is faster on CPUs and slower to compile.
-        attention: "auto" chooses by platform; the others force one (`learner.qwen3.attention`).
+        attention: "auto" chooses by platform; the others force one (`learner.decoder.attention`).
     """
 
     vocab_size: int
@@ -211,16 +211,16 @@ def _refuse_unsupported(mapping: Mapping[str, Any], rope: Mapping[str, Any]) -> 
         raise ValueError("; ".join(found))
 
 
-def published(name: str, **compute: object) -> Qwen3Config:
+def published(name: str, **compute: object) -> DecoderConfig:
     """The configuration of a published model.
 
     Args:
         name: one of `NAMES`, with or without "Qwen/" before it.
-        compute: compute options, as of `Qwen3Config.from_hf`.
+        compute: compute options, as of `DecoderConfig.from_hf`.
 
     Raises:
         ValueError: there is no such model, or an option is invalid.
     """
     if name.removeprefix("Qwen/") not in _PUBLISHED:
         raise ValueError(f"name is {name!r}; published are {NAMES}")
-    return Qwen3Config.from_hf(_PUBLISHED[name.removeprefix("Qwen/")], **compute)
+    return DecoderConfig.from_hf(_PUBLISHED[name.removeprefix("Qwen/")], **compute)

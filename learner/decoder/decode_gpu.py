@@ -15,7 +15,7 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from learner.qwen3.attention import MASKED
+from learner.decoder.attention import MASKED
 
 # With three stages this is 72 KiB of shared memory at a head_dim of 128: an L4 has 99.
 _BLOCK = 64
@@ -38,7 +38,7 @@ def append_and_attend(
     *,
     interpret: bool = False,
 ) -> tuple[Array, ...]:
-    """As the reference of `learner.qwen3.cached_attention`, but changes the cache in place.
+    """As the reference of `learner.decoder.cached_attention`, but changes the cache in place.
 
     Args:
         keys: [X, Y, K, h, S]; values: [X, Y, K, S, h], pages of S tokens, a multiple of 128.

@@ -17,9 +17,9 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from learner.qwen3.attention import LANES, over_mesh, problem
-from learner.qwen3.config import Qwen3Config
-from learner.qwen3.rotary import normalize, rope_angles, rotate, whole_heads
+from learner.decoder.attention import LANES, over_mesh, problem
+from learner.decoder.config import DecoderConfig
+from learner.decoder.rotary import normalize, rope_angles, rotate, whole_heads
 
 _BLOCKS = (512, 256, 128)
 _HEADS = 8  # Most heads of a block.
@@ -72,10 +72,10 @@ def reference(
 
 
 @functools.cache
-def works(config: Qwen3Config) -> bool:
+def works(config: DecoderConfig) -> bool:
     """Whether the kernel agrees with the reference on this machine, forwards and backwards.
 
-    Not tried if the configuration asks for kernels, as in `learner.qwen3.attention.choose`.
+    Not tried if the configuration asks for kernels, as in `learner.decoder.attention.choose`.
     """
     if config.attention == "splash":
         return True

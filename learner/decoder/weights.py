@@ -23,9 +23,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from learner import checks
+from learner.decoder.config import DTYPES, DecoderConfig
+from learner.decoder.model import Params, abstract_params, param_shardings
 from learner.devices import sharding
-from learner.qwen3.config import DTYPES, Qwen3Config
-from learner.qwen3.model import Params, abstract_params, param_shardings
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -67,7 +67,7 @@ class _Tensor:
     shape: tuple[int, ...]
 
 
-def _tensors(config: Qwen3Config) -> dict[str, _Tensor]:
+def _tensors(config: DecoderConfig) -> dict[str, _Tensor]:
     """Name -> tensor of a checkpoint, layer after layer; tied embeddings have no output matrix."""
     places: dict[str, tuple[tuple[str, ...], int | None]] = {_EMBEDDING: (("embedding",), None)}
     for index in range(config.num_hidden_layers):
@@ -89,7 +89,7 @@ def _tensors(config: Qwen3Config) -> dict[str, _Tensor]:
 # Reading ---------------------------------------------------------------------
 
 
-def load(folder: str | Path, config: Qwen3Config, mesh: Mesh | None = None) -> Params:
+def load(folder: str | Path, config: DecoderConfig, mesh: Mesh | None = None) -> Params:
     """Read a checkpoint straight onto the mesh, tensor by tensor.
 
     This process reads only the slices of each tensor that its devices hold, each once. So besides
@@ -204,7 +204,7 @@ def _weight_files(folder: Path) -> list[str]:
     return names
 
 
-def _check(tensors: Mapping[str, Any], config: Qwen3Config, folder: str) -> None:
+def _check(tensors: Mapping[str, Any], config: DecoderConfig, folder: str) -> None:
     """Compare tensors with what `config` asks for; report all differences at once."""
     wanted = {name: tensor.shape for name, tensor in _tensors(config).items()}
     found = {name: tuple(tensor.get_shape()) for name, tensor in tensors.items()}
@@ -246,7 +246,7 @@ def _equal(a: Any, b: Any, rows: int = 8192) -> bool:
 def save(
     folder: str | Path,
     params: Params,
-    config: Qwen3Config,
+    config: DecoderConfig,
     tokenizer: Any = None,
     *,
     dtype: str | None = None,

@@ -21,16 +21,16 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
 
+from learner.decoder.attention import SharedPrompt, choose, heads_first_attention, self_attention
+from learner.decoder.config import DecoderConfig
+from learner.decoder.rotary import normalize, rope_angles, rotate, whole_heads
 from learner.devices import sharding
-from learner.qwen3.attention import SharedPrompt, choose, heads_first_attention, self_attention
-from learner.qwen3.config import Qwen3Config
-from learner.qwen3.rotary import normalize, rope_angles, rotate, whole_heads
 
 Params = dict[str, Any]
 Attend = Callable[[Array, Array, Array], Array]
 
 _POLICIES = jax.checkpoint_policies
-# `Qwen3Config.remat` -> what `jax.checkpoint` may keep; "none" has no checkpoint.
+# `DecoderConfig.remat` -> what `jax.checkpoint` may keep; "none" has no checkpoint.
 _KEEP = {
     "dots": _POLICIES.dots_with_no_batch_dims_saveable,
     "outputs": _POLICIES.save_only_these_names("attention_output", "mlp_output"),
@@ -50,7 +50,7 @@ _KEEP = {
 class RMSNorm(nn.Module):
     """`normalize` with learned scales along an axis."""
 
-    config: Qwen3Config
+    config: DecoderConfig
     axis: str
 
     @nn.compact
@@ -77,7 +77,7 @@ class Projection(nn.Module):
     added to the matrix, as x W + (x A) B: neither W + A B nor its gradient is ever in memory.
     """
 
-    config: Qwen3Config
+    config: DecoderConfig
     shape: tuple[int, int]
     axes: tuple[str, str]
 
@@ -102,10 +102,10 @@ class Attention(nn.Module):
 
     In decoding `attend` does norms and rotation too, and takes [tokens, heads * h]. With
     `tpu_rows` it takes heads before tokens, and queries times h^-1/2, as
-    `learner.qwen3.heads_tpu` makes them; `rope` is that of `whole_heads`.
+    `learner.decoder.heads_tpu` makes them; `rope` is that of `whole_heads`.
     """
 
-    config: Qwen3Config
+    config: DecoderConfig
     decoding: bool = False
     tpu_rows: bool = False
 
@@ -121,7 +121,7 @@ class Attention(nn.Module):
         q_norm, k_norm = (RMSNorm(c, "head_dim", name=name) for name in ("q_norm", "k_norm"))
         flat, lead = x.reshape(-1, D), x.shape[:-1]
         if self.tpu_rows:
-            from learner.qwen3.heads_tpu import heads_first  # Imports Pallas for TPUs.
+            from learner.decoder.heads_tpu import heads_first  # Imports Pallas for TPUs.
 
             def to_heads(x: Array, matrix: Array) -> Array:
                 return jnp.einsum("btd,dnh->bnth", x, matrix.reshape(x.shape[-1], -1, h))
@@ -146,7 +146,7 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """The SwiGLU feed-forward layer (arXiv 2002.05202)."""
 
-    config: Qwen3Config
+    config: DecoderConfig
     tpu_rows: bool = False
 
     @nn.compact
@@ -167,16 +167,16 @@ class MLP(nn.Module):
         return Projection(c, *narrow, name="down_proj")(hidden).reshape(x.shape)
 
 
-def on_tpu(config: Qwen3Config) -> bool:
+def on_tpu(config: DecoderConfig) -> bool:
     """Whether whole sequences go through the attention kernel of TPUs."""
     return choose(config).name == "splash"
 
 
-def _orders_heads(config: Qwen3Config) -> bool:
+def _orders_heads(config: DecoderConfig) -> bool:
     """Whether the kernel that writes heads before tokens can be used."""
     if not on_tpu(config):
         return False
-    from learner.qwen3 import heads_tpu
+    from learner.decoder import heads_tpu
 
     return heads_tpu.works(config)
 
@@ -201,7 +201,7 @@ class Block(nn.Module):
     sample, `tpu_rows` that the kernel of TPUs takes rows as they are; neither changes the result.
     """
 
-    config: Qwen3Config
+    config: DecoderConfig
     decoding: bool = False
     tpu_rows: bool = False
 
@@ -216,10 +216,10 @@ class Block(nn.Module):
         return x + checkpoint_name(MLP(c, self.tpu_rows, name="mlp")(normed), "mlp_output")
 
 
-class Qwen3(nn.Module):
+class Decoder(nn.Module):
     """Tokens to final hidden states. `__call__` also makes the output matrix, if it is untied."""
 
-    config: Qwen3Config
+    config: DecoderConfig
 
     @nn.compact
     def __call__(
@@ -262,14 +262,14 @@ class Qwen3(nn.Module):
         return RMSNorm(c, "norm", name="final_norm")(x)
 
 
-def embed(embedding: Array, tokens: Array, config: Qwen3Config) -> Array:
+def embed(embedding: Array, tokens: Array, config: DecoderConfig) -> Array:
     """Rows of the embedding [V, D] for tokens i32[...]: [..., D] in `config.residual_dtype`."""
     # Whole rows on every device: a lookup in split rows would have to move the activations.
     rows = nn.with_logical_constraint(embedding, ("vocab", "activation"))
     return jnp.take(rows, tokens, axis=0).astype(config.residual_dtype)
 
 
-def embed_split(embedding: Array, tokens: Array, config: Qwen3Config) -> Array:
+def embed_split(embedding: Array, tokens: Array, config: DecoderConfig) -> Array:
     """`embed` for training, where `fsdp` splits both the rows of tokens and the width D.
 
     Each device looks up its part of the width for all rows of its group; then the group exchanges
@@ -295,30 +295,30 @@ def merged(layers: Params) -> Params:
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def init_params(key: Array, config: Qwen3Config) -> Params:
+def init_params(key: Array, config: DecoderConfig) -> Params:
     """Fresh parameters: normal with `initializer_range`, norms one. No partitioning boxes."""
     return nn.meta.unbox(_boxed_init(key, config))
 
 
-def _boxed_init(key: Array, config: Qwen3Config) -> Params:
+def _boxed_init(key: Array, config: DecoderConfig) -> Params:
     one = jnp.zeros((1, 1), jnp.int32)
     # Kernels refuse such a short row, and the parameters do not depend on them.
-    return Qwen3(dataclasses.replace(config, attention="reference")).init(key, one, one)["params"]
+    return Decoder(dataclasses.replace(config, attention="reference")).init(key, one, one)["params"]
 
 
 @functools.cache
-def abstract_params(config: Qwen3Config) -> Params:
+def abstract_params(config: DecoderConfig) -> Params:
     """The parameters as a tree of `jax.ShapeDtypeStruct`; takes no memory."""
     return jax.eval_shape(functools.partial(init_params, config=config), jax.random.key(0))
 
 
-def logical_axes(config: Qwen3Config) -> Params:
+def logical_axes(config: DecoderConfig) -> Params:
     """The tree of the parameters, with a `PartitionSpec` of logical axis names for every array."""
     boxed = jax.eval_shape(functools.partial(_boxed_init, config=config), jax.random.key(0))
     return nn.get_partition_spec(boxed)
 
 
-def undivided(config: Qwen3Config, mesh: Mesh) -> tuple[str, str] | None:
+def undivided(config: DecoderConfig, mesh: Mesh) -> tuple[str, str] | None:
     """A dimension of the model that does not divide over its mesh axis, and the axis; or None."""
     for field, axis in (
         ("num_attention_heads", "tensor"),
@@ -332,7 +332,7 @@ def undivided(config: Qwen3Config, mesh: Mesh) -> tuple[str, str] | None:
     return None
 
 
-def check_mesh(config: Qwen3Config, mesh: Mesh) -> None:
+def check_mesh(config: DecoderConfig, mesh: Mesh) -> None:
     """Raise `ValueError` if a dimension of the model does not divide over its mesh axis."""
     if found := undivided(config, mesh):
         field, axis = found
@@ -344,7 +344,7 @@ def check_mesh(config: Qwen3Config, mesh: Mesh) -> None:
         )
 
 
-def param_shardings(config: Qwen3Config, mesh: Mesh) -> dict[str, Any]:
+def param_shardings(config: DecoderConfig, mesh: Mesh) -> dict[str, Any]:
     """The tree of the parameters, with a `NamedSharding` for every array.
 
     Raises:
@@ -356,7 +356,7 @@ def param_shardings(config: Qwen3Config, mesh: Mesh) -> dict[str, Any]:
 
 def hidden_states(
     params: Params,
-    config: Qwen3Config,
+    config: DecoderConfig,
     tokens: Array,
     positions: Array,
     shared: SharedPrompt | None = None,
@@ -375,15 +375,15 @@ def hidden_states(
     """
     chex.assert_rank(tokens, 2)
     chex.assert_equal_shape([tokens, jnp.asarray(positions)])
-    return Qwen3(config).apply({"params": params}, tokens, positions, shared)
+    return Decoder(config).apply({"params": params}, tokens, positions, shared)
 
 
-def unembedding(params: Params, config: Qwen3Config) -> Array:
+def unembedding(params: Params, config: DecoderConfig) -> Array:
     """The output projection [D, V] in the dtype of the parameters, tied or not."""
     return params["embedding"].T if config.tie_word_embeddings else params["unembedding"]
 
 
-def output_logits(params: Params, config: Qwen3Config, hidden: Array) -> Array:
+def output_logits(params: Params, config: DecoderConfig, hidden: Array) -> Array:
     """Final hidden states [..., D] -> logits f32[..., V]."""
     return jnp.matmul(
         hidden,

@@ -22,7 +22,7 @@ from jax import Array
 from jax.sharding import PartitionSpec
 
 from learner.checks import first_line
-from learner.qwen3.config import Qwen3Config
+from learner.decoder.config import DecoderConfig
 
 # Finite, so that a query without any valid key (padding) gives finite, unused numbers.
 MASKED = float(jnp.finfo(jnp.float32).min)
@@ -66,7 +66,7 @@ class Choice:
 
 
 @functools.cache
-def choose(config: Qwen3Config, platform: str | None = None) -> Choice:
+def choose(config: DecoderConfig, platform: str | None = None) -> Choice:
     """Choose the implementation for a model; the same choice on every call.
 
     A kernel is first compared with the reference on one short row, forwards and backwards. If it
@@ -93,7 +93,7 @@ def choose(config: Qwen3Config, platform: str | None = None) -> Choice:
     return Choice(name, f"platform {platform} has it, and it agrees with the reference")
 
 
-def obstacle(name: str, config: Qwen3Config) -> str | None:
+def obstacle(name: str, config: DecoderConfig) -> str | None:
     """Why a kernel does not support a model; None if it does."""
     if name == "cudnn":
         if config.dtype != "bfloat16":
@@ -105,7 +105,7 @@ def obstacle(name: str, config: Qwen3Config) -> str | None:
     return None
 
 
-def _try(name: str, config: Qwen3Config) -> str | None:
+def _try(name: str, config: DecoderConfig) -> str | None:
     """`problem` of a kernel, forwards and backwards, on whole rows and on their last halves."""
     K = config.num_key_value_heads
     rng = np.random.default_rng(0)

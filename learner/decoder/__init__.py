@@ -1,0 +1,1 @@
+"""Dense decoders: configuration, model, weights."""
