@@ -216,6 +216,13 @@ def _installed(name):
         return False
 
 
+def test_the_hypotheses_of_the_page_are_those_computed():
+    folder = ROOT / "docs" / "studies"
+    lines = runpy.run_path(str(folder / "hypotheses.py"))["table"]()
+    assert len(lines) == 2 + 24
+    assert "\n\n" + "\n".join(lines) + "\n\n" in (folder / "README.md").read_text()
+
+
 def test_citation():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["cff-version"] == "1.2.0"
