@@ -18,14 +18,17 @@ from experiments.families.lakes.family import Lakes
 from experiments.families.lakes.options import LakesOptions
 from experiments.families.reasoning_gym.family import ReasoningGym, ReasoningGymOptions
 from experiments.families.sandbox import Sandbox, SandboxError
+from experiments.families.words import Words
 from learner import checks
 
+#: From the options under a family's name, if it has any, and the argument after the name, if any.
 _OF_THIS_PACKAGE: Mapping[str, Callable[..., Family]] = {
     "lakes": Lakes,
     "reasoning_gym": ReasoningGym,
+    "words": Words,
 }
 #: Format of the argument after a name, if any.
-_ARGUMENTS = {"lakes": "", "reasoning_gym": ":DATA_SET+DATA_SET"}
+_ARGUMENTS = {"lakes": "", "reasoning_gym": ":DATA_SET+DATA_SET", "words": ":KIND+KIND"}
 
 _STARTING = 60.0  # Seconds of processor time to make problems, besides those for each.
 
@@ -66,8 +69,8 @@ class FamilySettings:
 
     Attributes:
       family: the family of environments: "lakes", `reasoning_gym:chain_sum+countdown` with any
-        data sets of reasoning-gym, or `path/to/file.py:name` for an instance of
-        `experiments.families.Family`.
+        data sets of reasoning-gym, "words:sums" or "words:mixed" for small questions in plain
+        words, or `path/to/file.py:name` for an instance of `experiments.families.Family`.
       lakes: options of the family "lakes".
       reasoning_gym: options of the family "reasoning_gym".
       token_cost: subtracted from the reward for each token of a completion, to favour short ones;
@@ -119,9 +122,9 @@ class FamilySettings:
         if path := self.family_file:
             family = self._load_file(path)
         else:
-            options = getattr(self, self.family_name)
+            options = [getattr(self, name) for name in (self.family_name,) if hasattr(self, name)]
             argument = self.family.split(":", 1)[1:]
-            family = _OF_THIS_PACKAGE[self.family_name](options, *argument)
+            family = _OF_THIS_PACKAGE[self.family_name](*options, *argument)
         family.token_cost = self.token_cost
         return family
 
