@@ -1,6 +1,6 @@
 """Instances as prompts, plans as text, and answers read back.
 
-An answer is the last `<answer>` block of a text, one line per time step:
+An answer is the last `<answer>` block of a text that can be read, one line per time step:
 
     <answer>
     0: (0,0) (2,2)
@@ -8,6 +8,7 @@ An answer is the last `<answer>` block of a text, one line per time step:
     </answer>
 
 Line t holds the time t, counted from 0, and the cell (row,column) of each agent in order.
+`parse_answer` says which deviations are read as well.
 """
 
 import re
@@ -32,9 +33,22 @@ RULES = Path(__file__).with_name("rules.txt").read_text()
 
 # Bounds the arrays of plans; a path through every cell of a 32 x 32 lake has 1,023 steps.
 MAX_STEPS = 1024
+_TAG = re.compile(r"<[ \t]{0,3}(/?)[ \t]{0,3}answer[ \t]{0,3}>", re.IGNORECASE | re.ASCII)
 _FENCE = re.compile(r"```[A-Za-z0-9]*", re.ASCII)
-_LINE = re.compile(r"(\d{1,6}):((?: ?\(-?\d{1,6}, ?-?\d{1,6}\))+)", re.ASCII)
-_CELL = re.compile(r"\((-?\d{1,6}), ?(-?\d{1,6})\)", re.ASCII)
+# Other Unicode blanks and hyphens; zero-width characters are dropped.
+_LOOKALIKES = str.maketrans(
+    dict.fromkeys("\t\r\xa0\u2002\u2003\u2007\u2008\u2009\u200a\u202f\u3000", " ")
+    | dict.fromkeys("\u2010\u2011\u2012\u2013\u2212", "-")
+    | dict.fromkeys("\u200b\u2060\ufeff")
+)
+_BLANKS = re.compile(" {2,}")
+_NUMBER = r"-?\d{1,6}"
+_CELL = re.compile(rf"\( ?({_NUMBER}) ?, ?({_NUMBER}) ?\)", re.ASCII)
+_LINE = re.compile(
+    r"(?:[-+*\u2022] )?(?:\*\*)?(?:(?:time|step|time step|timestep) |t ?=? ?)?(?P<time>\d{1,6})"
+    rf"(?:\*\*)? ?:(?:\*\*)?(?P<cells>(?: ?[,;]? ?\( ?{_NUMBER} ?, ?{_NUMBER} ?\))+) ?[,;.]?",
+    re.ASCII | re.IGNORECASE,
+)
 
 
 def map_rows(instance: Instance) -> list[str]:
@@ -108,24 +122,49 @@ def render_answer(paths: Array, num_steps: int) -> str:
     return "\n".join(["<answer>", *lines, "</answer>"])
 
 
-def parse_answer(text: str) -> np.ndarray | None:
-    """Reads the last complete `<answer>` block of a text.
+def answer_blocks(text: str) -> list[str]:
+    """The texts between each `<answer>` and the next `</answer>`, in order.
 
-    Only text after the last `</think>`, and before any later `<think>`, is read: thinking, closed
-    or not, is no answer. Anything else before the block (reasoning, drafts, earlier answers) and
-    after it is ignored. The block itself is read strictly: times count up from 0 and every line
-    has the same number of cells; blank lines and a Markdown fence around the lines are allowed.
+    Only text after the last `</think>`, and before any later `<think>`, is searched: thinking,
+    closed or not, is no answer. Tags may be of any case. Of nested blocks only the innermost
+    counts; tags without a partner are ignored.
+    """
+    visible = text.rpartition("</think>")[2].partition("<think>")[0]
+    blocks: list[str] = []
+    begin: int | None = None
+    for tag in _TAG.finditer(visible):
+        if not tag[1]:
+            begin = tag.end()
+        elif begin is not None:
+            blocks.append(visible[begin : tag.start()])
+            begin = None
+    return blocks
+
+
+def parse_answer(text: str) -> np.ndarray | None:
+    """Reads the last of `answer_blocks` that holds a plan.
+
+    So a remark about the tags after the answer does not replace it. The times of a block count up
+    from 0, and every line has the same number of cells, or there is no plan. Deviations that leave
+    one meaning are read: tags in backticks or in bold, blank lines, a Markdown fence around the
+    lines, blanks anywhere between numbers and signs, commas or semicolons between cells,
+    `Step 0:`, `t=0:` and `**0:**`, a bullet (`-`, `+`, `*` and a blank) before a line, a comma,
+    semicolon or full stop after it, and other Unicode blanks and hyphens. Everything else is no
+    plan: missing, repeated or zero-padded times, words, names of agents, other brackets, tables,
+    several times on a line, an open block.
 
     Returns:
       The plan int[T, agents, 2], or None if the text has no such block.
     """
-    visible = text.rpartition("</think>")[2].partition("<think>")[0]
-    head, found, _ = visible.rpartition("</answer>")
-    _, opened, block = head.rpartition("<answer>")
-    if not (found and opened):
-        return None
-    lines = [line.strip(" \t\r") for line in block.split("\n")]
-    lines = [line for line in lines if line]
+    for block in reversed(answer_blocks(text)):
+        if (plan := _plan(block)) is not None:
+            return plan
+    return None
+
+
+def _plan(block: str) -> np.ndarray | None:
+    lines = [line.strip(" ") for line in block.translate(_LOOKALIKES).split("\n")]
+    lines = [_BLANKS.sub(" ", line) for line in lines if line not in ("", "`", "**")]
     if len(lines) >= 2 and _FENCE.fullmatch(lines[0]) and lines[-1] == "```":
         lines = lines[1:-1]
     if not 1 <= len(lines) <= MAX_STEPS:
@@ -133,9 +172,9 @@ def parse_answer(text: str) -> np.ndarray | None:
     cells: list[list[tuple[int, int]]] = []
     for time, line in enumerate(lines):
         match = _LINE.fullmatch(line)
-        if match is None or match[1] != str(time):
+        if match is None or match["time"] != str(time):
             return None
-        cells.append([(int(row), int(column)) for row, column in _CELL.findall(match[2])])
+        cells.append([(int(row), int(column)) for row, column in _CELL.findall(match["cells"])])
         if len(cells[time]) != len(cells[0]):
             return None
     return np.array(cells)

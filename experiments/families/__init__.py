@@ -8,3 +8,4 @@ from experiments.families.family import NoProblemError as NoProblemError
 from experiments.families.family import Problem as Problem
 from experiments.families.family import ProblemTask as ProblemTask
 from experiments.families.family import Record as Record
+from experiments.families.family import last_answer as last_answer

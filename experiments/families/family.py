@@ -26,6 +26,7 @@ from learner import tokens
 from learner.chat import Completion, Message
 from learner.devices import distributed
 from learner.training.task import Scores, Task
+from mapf_jax.text import answer_blocks
 
 Problem = Mapping[str, Any]
 """One JSON-able problem. The run adds an `id`."""
@@ -35,9 +36,20 @@ Record = Mapping[str, Any]
 
 _WORD = re.compile(r" ?[A-Za-z_]{2,}|</?[a-z]+>| \d\.\d\d(?!\d)")
 _MOST_WORDS = 256
+_MENTION = re.compile(r"[\s`'\"*.]*(?:and[\s`'\"*.]*|\u2026)?", re.IGNORECASE)
 
 SCORED, NOT_SCORED = "scored", "could not be scored"
 """The check that fails if verification itself fails, and what to call that."""
+
+
+def last_answer(text: str) -> str:
+    """The text in the last `<answer>` tags of a completion, stripped; all of it without such tags.
+
+    Empty tags, dots in them, and tags that are only mentioned, as in "between <answer> and
+    </answer>", do not count where others do.
+    """
+    blocks = [block.strip() for block in answer_blocks(text)] or [text.strip()]
+    return ([block for block in blocks if not _MENTION.fullmatch(block)] or blocks)[-1]
 
 
 class NoProblemError(ValueError):

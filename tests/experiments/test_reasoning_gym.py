@@ -85,6 +85,9 @@ def test_problems_follow_from_the_key_and_rows_from_the_levels():
     # As after a failure: a new process makes the same problems anew.
     sandbox().close()
     assert scores(family, first.problems, [p["answer"] for p in first.problems]).rewards.min() == 1
+    remark = "I put it between `<answer>` and `</answer>` tags."
+    texts = [f"<answer>{p['answer']}</answer>\n{remark}" for p in first.problems]
+    assert scores(family, first.problems, texts).rewards.min() == 1
 
 
 @pytest.mark.slow

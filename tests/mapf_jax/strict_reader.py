@@ -1,5 +1,9 @@
 """A second reader of answers, a scanner of single characters that shares nothing with the first."""
 
+BLANKS = "\t\r\xa0\u2002\u2003\u2007\u2008\u2009\u200a\u202f\u3000 "
+HYPHENS = "-\u2010\u2011\u2012\u2013\u2212"
+NOTHING = "\u200b\u2060\ufeff"
+
 
 class Refused(Exception):
     """The text holds no answer."""
@@ -9,37 +13,67 @@ class _Scanner:
     def __init__(self, line):
         self.rest = list(reversed(line))
 
-    def next_is(self, character):
-        return bool(self.rest) and self.rest[-1] == character
+    def next_is(self, *words):
+        """The first of the words that comes next, in any case; empty if none does."""
+        for word in words:
+            if "".join(reversed(self.rest[-len(word) :])).lower() == word:
+                return word
+        return ""
 
-    def take(self, character):
-        if not self.next_is(character):
+    def maybe(self, *words):
+        word = self.next_is(*words)
+        if word:
+            del self.rest[-len(word) :]
+        return word
+
+    def take(self, word):
+        if not self.maybe(word):
             raise Refused
-        self.rest.pop()
 
     def integer(self):
-        sign = 1
-        if self.next_is("-"):
-            self.rest.pop()
-            sign = -1
+        sign = -1 if self.maybe("-") else 1
         digits = ""
         while self.rest and "0" <= self.rest[-1] <= "9":
             digits += self.rest.pop()
-        if not digits or len(digits) > 4000:
+        if not digits or len(digits) > 6:
             raise Refused
         return sign * int(digits), digits
 
+    def time(self):
+        for bullet in ("- ", "+ ", "* ", "\u2022 "):
+            if self.maybe(bullet):
+                break
+        self.maybe("**")
+        if not self.maybe("time step ", "timestep ", "time ", "step ") and self.maybe("t"):
+            self.maybe(" ")
+            self.maybe("=")
+            self.maybe(" ")
+        if self.next_is("-"):
+            raise Refused
+        _, digits = self.integer()
+        self.maybe("**")
+        self.maybe(" ")
+        self.take(":")
+        self.maybe("**")
+        return digits
+
     def cell(self):
-        if self.next_is(" "):
-            self.rest.pop()
+        self.maybe(" ")
+        self.maybe(",", ";")
+        self.maybe(" ")
         self.take("(")
+        self.maybe(" ")
         row, _ = self.integer()
+        self.maybe(" ")
         self.take(",")
-        if self.next_is(" "):
-            self.rest.pop()
+        self.maybe(" ")
         column, _ = self.integer()
+        self.maybe(" ")
         self.take(")")
         return row, column
+
+    def ends(self):
+        return "".join(reversed(self.rest)).strip(" ") in ("", ",", ";", ".")
 
 
 def _visible(text):
@@ -53,29 +87,53 @@ def _visible(text):
     return text[start:stop]
 
 
-def _last_block(text):
-    opened = block = None
+def _tag(text, at):
+    """(closing, end) of the tag that begins at `at`, None if none does."""
+    scanner = _Scanner(text[at : at + 30])
+    before = len(scanner.rest)
+
+    def blanks():
+        for _ in range(3):
+            scanner.maybe(" ", "\t")
+
+    try:
+        scanner.take("<")
+        blanks()
+        closing = bool(scanner.maybe("/"))
+        blanks()
+        scanner.take("answer")
+        blanks()
+        scanner.take(">")
+    except Refused:
+        return None
+    return closing, at + before - len(scanner.rest)
+
+
+def _blocks(text):
+    opened, blocks = None, []
     for i in range(len(text)):
-        if text.startswith("<answer>", i):
-            opened = i + len("<answer>")
-        elif text.startswith("</answer>", i):
-            if opened is None:
-                continue
-            block = text[opened:i]
-    if block is None:
-        raise Refused
-    return block
+        tag = _tag(text, i) if text[i] == "<" else None
+        if tag is not None and not tag[0]:
+            opened = tag[1]
+        elif tag is not None and opened is not None:
+            blocks.append(text[opened:i])
+            opened = None
+    return blocks
+
+
+def _plain(line):
+    """The line with plain hyphens and single blanks, none at its ends."""
+    plain = ""
+    for character in line:
+        if character in BLANKS:
+            plain += "" if plain.endswith(" ") else " "
+        elif character not in NOTHING:
+            plain += "-" if character in HYPHENS else character
+    return plain.strip(" ")
 
 
 def _lines(block):
-    lines = []
-    for line in block.split("\n"):
-        while line and line[0] in " \t\r":
-            line = line[1:]
-        while line and line[-1] in " \t\r":
-            line = line[:-1]
-        if line:
-            lines.append(line)
+    lines = [line for line in map(_plain, block.split("\n")) if line not in ("", "`", "*" * 2)]
     if len(lines) > 1 and lines[0][:3] == lines[-1] == "```":
         if all(character.isascii() and character.isalnum() for character in lines[0][3:]):
             return lines[1:-1]
@@ -83,22 +141,28 @@ def _lines(block):
     return lines
 
 
+def _plan(block):
+    plan = []
+    for line in _lines(block):
+        scanner = _Scanner(line)
+        if scanner.time() != str(len(plan)):
+            raise Refused
+        cells = [scanner.cell()]
+        while not scanner.ends():
+            cells.append(scanner.cell())
+        if plan and len(cells) != len(plan[0]):
+            raise Refused
+        plan.append(tuple(cells))
+    if not 1 <= len(plan) <= 1024:
+        raise Refused
+    return tuple(plan)
+
+
 def read(text):
     """The plan in a text as [time][agent](row, column), None if a strict reader finds none."""
-    try:
-        plan = []
-        for line in _lines(_last_block(_visible(text))):
-            scanner = _Scanner(line)
-            _, digits = scanner.integer()
-            if digits != str(len(plan)) or line[0] == "-":
-                raise Refused
-            scanner.take(":")
-            cells = [scanner.cell()]
-            while scanner.rest:
-                cells.append(scanner.cell())
-            if plan and len(cells) != len(plan[0]):
-                raise Refused
-            plan.append(tuple(cells))
-    except Refused:
-        return None
-    return tuple(plan) or None
+    for block in reversed(_blocks(_visible(text))):
+        try:
+            return _plan(block)
+        except Refused:
+            continue
+    return None

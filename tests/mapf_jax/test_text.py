@@ -103,7 +103,6 @@ REFUSED = [
     "<answer>\n```0: (9,9) (9,9)\n0: (0,0) (2,2)\n```\n</answer>",
     "<ans<think></think>wer>\n0: (0,0) (2,2)\n</answer>",
     "<answer>\n0: (0,0) (2,2)\n<think>so</think>1: (1,0) (2,1)\n</answer>",
-    f"<answer>{GOOD}</answer>",
     f"<think>I would say {GOOD} or not</think> I do not know",
     f"<think>I would say {GOOD}",
 ]
@@ -117,30 +116,48 @@ def test_refused(text):
 
 def agree(text):
     """Checks the parser on a text, and says whether it was accepted."""
-    answer, strict = parse_answer(text), strict_reader.read(text)
-    if answer is not None:
-        assert strict == cells_of(answer)
-    elif strict is not None:  # The parser gives up on what no lake can need.
-        numbers = [number for cells in strict for cell in cells for number in cell]
-        too_large = max(map(abs, numbers)) > 999_999 or len(text) > 10_000
-        assert too_large or any(len(digits) > 6 for digits in runs_of_digits(text))
+    answer = parse_answer(text)
+    assert (None if answer is None else cells_of(answer)) == strict_reader.read(text)
     return answer is not None
 
 
-def runs_of_digits(text):
-    return "".join(c if "0" <= c <= "9" else " " for c in text).split()
-
-
-tags = ["<answer>", "</answer>", "<think>", "</think>", "```", "```\n", GOOD, OTHER]
-lines = ["0: (0,0) (2,2)\n", "1: (1,0) (2,1)\n", "0:", "1:", "2:", "\n"]
-cells = [" (0,0)", " (1,2)", " (-1,0)", " (0, 3)", " ", "(", ")", ",", "7", "9" * 14, "1" * 5000]
-strange = ["x", "\u2028", "\x0b", "\u00e9", "\ud800", "\x00"]
-pieces = st.sampled_from([*tags, *lines, *cells, *strange])
+tags = ["<answer>", "</answer>", "< Answer >", "</ANSWER>", "<think>", "</think>", "```", "```\n"]
+lines = ["0: (0,0) (2,2)\n", "1: (1,0) (2,1)\n", "0:", "1:", "2:", "\n", GOOD, OTHER]
+cells = [" (0,0)", " (1,2)", " (-1,0)", " ( 0, 3 )", " ", "(", ")", ",", "7", "9" * 7, "1" * 5000]
+forms = [
+    "- ",
+    "* ",
+    "Step ",
+    "time step ",
+    "t=",
+    "T = ",
+    "**",
+    ";",
+    ".",
+    "\u2212",
+    "\xa0",
+    "\u200b",
+]
+strange = ["x", "\u2028", "\x0b", "\u00e9", "\ud800", "\x00", "\r", "\t"]
+pieces = st.sampled_from([*tags, *lines, *cells, *forms, *strange])
 texts = st.lists(pieces, max_size=24).map("".join) | st.text(max_size=80)
 
 
-@settings(max_examples=800, deadline=None)
-@given(st.lists(texts, min_size=8, max_size=8))
+@st.composite
+def loosely_written(draw):
+    """An answer in the form asked for, with deviations that may or may not leave one meaning."""
+    gaps = st.sampled_from(["", " ", "", "\t", "  ", "\xa0", ",", "; ", "\u200b", "x"])
+    heads = st.sampled_from(["", "Step ", "- ", "* t=", "**", "time ", "\u2212", "+ **Time Step "])
+    form = "{}{}{}:{}(0{},1){}( -1,2){}\n"
+    text = "".join(
+        form.format(draw(heads), time, *(draw(gaps) for _ in range(5)))
+        for time in range(draw(st.integers(1, 3)))
+    )
+    return f"{GOOD}<answer>{draw(gaps)}\n{text}</Answer>"
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(texts | loosely_written(), min_size=8, max_size=8))
 def test_nothing_is_accepted_that_a_strict_reader_refuses(texts):
     accepted = [agree(text) for text in texts]
     plan = plans_from_texts(texts, 2)
@@ -156,7 +173,10 @@ def test_nothing_is_accepted_that_a_strict_reader_refuses(texts):
         (GOOD * 20_000, True),
         ("<answer>\n0:" + " (1,1)" * 170_000 + "\n</answer>", True),
         ("<answer>\n0: (" + "9" * 1_000_000 + ",0)\n</answer>", False),
-        ("<answer>\n0: (1,1)" + " " * 1_000_000 + "(1,1)\n</answer>", False),
+        ("<answer>\n0: (1,1)" + " " * 1_000_000 + "(1,1)\n</answer>", True),
+        ("<answer>\n0: (1,1)" + " ," * 500_000 + "(1,1)\n</answer>", False),
+        ("<answer>\n" + "-" * 1_000_000 + "\n</answer>", False),
+        ("<" * 1_000_000, False),
         ("<answer>" + "\n" * 1_000_000 + "0: (1,1)\n</answer>", True),
         (
             "<answer>\n" + "\n".join(f"{t}: (1,1) (2,2)" for t in range(50_000)) + "\n</answer>",
@@ -166,7 +186,7 @@ def test_nothing_is_accepted_that_a_strict_reader_refuses(texts):
         ("\u00e9\U0001f9ca" * 500_000 + GOOD, True),
         ("(" * 1_000_000 + GOOD, True),
     ],
-    ids=range(11),
+    ids=range(14),
 )
 def test_texts_of_a_megabyte(text, accepted):
     assert (parse_answer(text) is not None) == accepted

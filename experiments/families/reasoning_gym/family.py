@@ -14,7 +14,15 @@ import numpy as np
 
 from engineer.space import Configuration, ConfigurationSpace, Parameter, ordered_rows
 from engineer.texts import plain_texts
-from experiments.families.family import NOT_SCORED, SCORED, Family, Generated, Problem, Record
+from experiments.families.family import (
+    NOT_SCORED,
+    SCORED,
+    Family,
+    Generated,
+    Problem,
+    Record,
+    last_answer,
+)
 from experiments.families.sandbox import OutOfTimeError, Sandbox, SandboxError
 from learner import checks
 from learner.devices import distributed
@@ -28,7 +36,6 @@ _SLOW_MISS = 32  # Misses counted for a draw that ran out of time.
 _SOON = 60.0  # Limit in seconds for calls that make no problem.
 _ROW_NAME = re.compile(r"[A-Za-z0-9]\w{0,39}", re.ASCII)
 _TERM = re.compile(r"[+-]?\d+")
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,8 +48,7 @@ class ReasoningGymOptions:
         they stay at their easiest, and only the fraction of each level can be chosen.
       seconds: limit on processor time to score an answer, which may include making the problem
         again; the limit on making it is half of that.
-      instruction: text after a question. The answer is the text in the last answer tags of a
-        completion, or all of it if there are none.
+      instruction: text after a question. The answer is that of `families.last_answer`.
     """
 
     levels: int = 0
@@ -242,8 +248,7 @@ class ReasoningGym(Family):
 
     def verify(self, problem: Problem, text: str) -> Record:
         """Scores the answer by the rule of its data set; the score is the reward."""
-        given = (_ANSWER.findall(text) or [text])[-1].strip()
-        arguments = *problem["source"], problem["question"], given
+        arguments = *problem["source"], problem["question"], last_answer(text)
         score = sandbox().call("score", *arguments, seconds=self.options.seconds)
         return {"failed": [] if score >= RIGHT else ["right"], "reward": score}
 
