@@ -92,12 +92,15 @@ def blocks(spec: ContextSpec, record: RunRecord, family: FamilyTexts) -> list[st
         raise ValueError(f"training: {missing} missing, needed: {TRAINING_DETAILS}")
     shown = shown_history(record, spec.history == "all") if spec.history != "none" else ()
     current = spec.current and record.history[-1] not in shown
+    latest = record.history[-1].evidence.training
+    short = latest is not None and bool(latest.shortfalls)
     texts: list[str | Literal[False]] = [
         family.instruction,
         spec.guideline and family.guideline,
         spec.history != "none" and module("history", record, family, spec.history == "all"),
         current and module("current", record, family),
         module("failures", record, family),
+        short and module("shortfalls", record, family),
         spec.details and module("details", record, family),
         spec.results and module("training_results", record, family),
         spec.examples > 0 and module("examples", record, spec.examples),
@@ -126,7 +129,8 @@ def fitted(
     Parts are left out one by one until the rest fits: the rounds of the history, oldest first; the
     rest of module H; the drawn examples, last first; modules R and D; the full form of module T
     (the bookkeeping stays); the explanation of module S; the current configuration; the guideline.
-    The instruction, module F and the output format always stay, and no module is truncated.
+    The instruction, module F, what the generator could not make and the output format always stay,
+    and no module is truncated.
 
     Returns:
       The chat and one line for each part left out; None if even the shortest does not fit.

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -108,7 +109,7 @@ def with_rows_renamed(
             cells = {(names[row], name): value for (row, name), value in config.cells().items()}
             config = Configuration.from_cells({cell: cells[cell] for cell in config.cells()})
         return dataclasses.replace(
-            past, config=config, evidence=_renamed_evidence(past.evidence, names)
+            past, config=config, evidence=_renamed_evidence(past.evidence, names, configs)
         )
 
     initial = None if record.initial is None else _renamed(record.initial, names)
@@ -123,11 +124,23 @@ def _renamed(found: FailureBreakdown, names: Mapping[str, str]) -> FailureBreakd
     return dataclasses.replace(found, by_group=rows)
 
 
-def _renamed_evidence(found: Evidence, names: Mapping[str, str]) -> Evidence:
+def _renamed_evidence(found: Evidence, names: Mapping[str, str], configs: bool) -> Evidence:
     training = found.training
+
+    def by_row(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {names[row]: value for row, value in values.items()}
+
     if training is not None:
-        rates = {names[row]: rate for row, rate in training.valid_rate.items()}
-        training = dataclasses.replace(training, valid_rate=rates)
+        training = dataclasses.replace(training, valid_rate=by_row(training.valid_rate))
+    if training is not None and configs:  # What was asked and made of the configuration.
+        training = dataclasses.replace(
+            training,
+            asked=by_row(training.asked),
+            achieved=by_row(training.achieved),
+            shortfalls=tuple(
+                dataclasses.replace(one, rows=by_row(one.rows)) for one in training.shortfalls
+            ),
+        )
     return dataclasses.replace(
         found,
         validation=_renamed(found.validation, names),

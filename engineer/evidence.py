@@ -298,6 +298,37 @@ class FailureBreakdown:
 
 
 @dataclasses.dataclass(frozen=True)
+class Shortfall(JsonValue):
+    """A configuration that gave too few distinct problems.
+
+    Attributes:
+      asked: distinct problems requested for the training set.
+      made: distinct problems made, fewer than asked.
+      needed: with fewer the configuration is refused.
+      refused: it was a design, and the previous configuration was kept in its place; otherwise the
+        problems of the training set repeat.
+      rows: {row: [made, asked]} of the rows that fell short, as far as they are known.
+    """
+
+    asked: int
+    made: int
+    needed: int
+    refused: bool
+    rows: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
+
+    def text(self, label: str) -> str:
+        """One line for people and models; `label` is what a row is called."""
+        outcome = "previous configuration kept" if self.refused else "problems repeat"
+        return f"{outcome}: {self.counts(label)}"
+
+    def counts(self, label: str) -> str:
+        """The numbers in words, without what follows from them."""
+        rows = ", ".join(f"{label} {row} {made} of {of}" for row, (made, of) in self.rows.items())
+        found = f"{self.made} of {self.asked} distinct problems" + (f" ({rows})" if rows else "")
+        return found if self.made >= self.needed else f"{found}, at least {self.needed} are needed"
+
+
+@dataclasses.dataclass(frozen=True)
 class TrainingEvidence(JsonValue):
     """Results of a round of training.
 
@@ -310,6 +341,7 @@ class TrainingEvidence(JsonValue):
       valid_rate: fraction of valid training completions by row, where any were drawn.
       asked: the numbers of the configuration, by row and parameter.
       achieved: the numbers of the generated set, likewise.
+      shortfalls: of the refused design, if any, and of the set that was trained on, if it repeats.
     """
 
     steps: int
@@ -319,6 +351,7 @@ class TrainingEvidence(JsonValue):
     valid_rate: Mapping[str, float] = dataclasses.field(default_factory=dict)
     asked: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
     achieved: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
+    shortfalls: tuple[Shortfall, ...] = ()
 
     def __post_init__(self) -> None:
         if self.steps < 1:

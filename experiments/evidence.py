@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from engineer.evidence import Evidence, FailureBreakdown, TrainingEvidence
+from engineer.evidence import Evidence, FailureBreakdown, Shortfall, TrainingEvidence
 from engineer.record import RoundRecord, RunRecord
 from engineer.space import Configuration
 from experiments.families import Family, Problem, Record
@@ -69,7 +69,8 @@ def round_evidence(store: RunStore, family: Family, index: int) -> Evidence:
 def _training_evidence(store: RunStore, folder: Path) -> TrainingEvidence:
     """Rewards, valid rates and achieved configuration of the round in `folder`."""
     lines = store.read(folder / "train.jsonl")
-    rows = store.read(folder / "generated.json")["rows"]
+    generated = store.read(folder / "generated.json")
+    rows = generated["rows"]
     asked = store.read(folder / "environment.yaml")
 
     def mean(name: str, of: Sequence[Mapping[str, float]] = lines) -> float:
@@ -84,6 +85,8 @@ def _training_evidence(store: RunStore, folder: Path) -> TrainingEvidence:
         valid_rate={row: mean(f"task/valid_{row}", of) for row, of in drawn.items() if of},
         asked={str(name): numbers for name, numbers in asked.items()},
         achieved={name: row["achieved"] for name, row in rows.items()},
+        # Older runs lack this field.
+        shortfalls=tuple(map(Shortfall.from_dict, generated.get("shortfalls", ()))),
     )
 
 

@@ -164,7 +164,7 @@ class Loop:
         task = self._family.task(problems)
         if progress.task:
             task.restore(progress.task)
-        steps = settings.training.num_steps(len(task))
+        steps = settings.steps_per_round
         if progress.total == self._begun and progress.step < steps:
             self._reporter.compiling(f"round {index + 1}", self._trainer.sampler.capacities)
         path, begin = self._store.round(index) / "train.jsonl", progress.step

@@ -1,15 +1,17 @@
 """The problem sets of a run, generated once and stored in its folder."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from engineer.evidence import Shortfall
 from engineer.proposal import render_config
 from engineer.space import Configuration
 from experiments.errors import UserError
-from experiments.families import Family, NoProblemError, Problem
+from experiments.families import Family, Generated, NoProblemError, Problem
 from experiments.progress import Reporter
 from experiments.settings import Settings
 from experiments.store import RunStore
@@ -17,6 +19,11 @@ from experiments.validation import validation_set
 
 # Folded into the run's key, so that no two uses share one.
 GENERATION, TRAINING, DESIGN, COLD_START, ENGINEER, HINDSIGHT = range(6)
+
+FEWEST = 0.25
+"""Fraction of the requested problems that a training set needs. From there on a round keeps its
+steps, and problems repeat at most four times as often as asked. No option: for a family with fewer
+problems there is `environment.num_instances`."""
 
 
 def round_key(settings: Settings, purpose: int, index: int) -> jax.Array:
@@ -58,8 +65,10 @@ class ProblemSets:
     def training(self, index: int) -> list[Problem]:
         """The training set of a round.
 
+        A design that gives too few problems is refused, and the previous configuration is kept.
+
         Raises:
-          UserError: the configuration of round 0 gets no problem.
+          UserError: the configuration of round 0 gives too few problems, or the one kept none.
         """
         path = self._store.round(index) / "instances.jsonl"
         return self._store.kept(path, lambda: self._make_training(index))
@@ -83,35 +92,66 @@ class ProblemSets:
         return _named(generated.problems, "validation")
 
     def _make_training(self, index: int) -> list[dict[str, Any]]:
-        folder, config, note = self._store.round(index), self._first, ""
-        if index:  # What the engineer designed for this round.
-            path = self._store.round(index - 1) / "design" / "design.json"
-            config = self._store.read(path, lambda found: Configuration.from_dict(found["config"]))
-        key = round_key(self._settings, GENERATION, index)
-        count = self._settings.environment.num_instances
+        settings, family, folder = self._settings, self._family, self._store.round(index)
+        key, count = round_key(settings, GENERATION, index), settings.environment.num_instances
         exclude = [*self.validation, *self._kept("probe_set.jsonl", index)]
+
+        def generate(config: Configuration) -> tuple[Generated | None, str]:
+            try:
+                return family.generate(key, config, count, exclude), ""
+            except NoProblemError as error:
+                return None, f": {error}"
+
         self._reporter.line(f"round {index + 1}: making the training set")
-        try:
-            generated = self._family.generate(key, config, count, exclude)
-        except NoProblemError as error:
-            if index == 0:
-                raise UserError(f"environment: {error}") from error
-            # A design without any problem must not stop the run.
-            path = self._store.round(index - 1) / "environment.yaml"
-            config = self._store.read(path, Configuration.from_dict)
-            note = f"previous configuration kept: {error}"
+        config, note = self._asked(index), ""
+        generated, why = generate(config)
+        short, shortfalls = shortfall(generated, count, index > 0), []
+        if short.made < short.needed:
+            if not short.refused:
+                raise UserError(
+                    f"environment.num_instances={count}: the first configuration gives "
+                    f"{short.counts(family.texts.label)}{why}; allowed are a smaller number and "
+                    "another engineer.start"
+                )
+            note = f"{short.text(family.texts.label)}{why}"
             self._reporter.line(f"round {index + 1}: {note}")
-            generated = self._family.generate(key, config, count, exclude)
+            shortfalls.append(short)
+            config = self._store.read(
+                self._store.round(index - 1) / "environment.yaml", Configuration.from_dict
+            )
+            generated, why = generate(config)
+        if generated is None:
+            raise UserError(f"environment: round {index + 1}: the configuration kept{why}")
         self._reporter.notes(generated.notes)
-        self._store.write(folder / "generated.json", {"note": note, **generated.report()})
-        text = render_config(config, self._family.space)
-        self._store.write(folder / "environment.yaml", text + "\n")
+        num_steps = settings.training.num_steps
+        if num_steps(len(generated.problems)) < num_steps(count):
+            shortfalls.append(shortfall(generated, count, False))
+            text = shortfalls[-1].text(family.texts.label)
+            self._reporter.line(f"round {index + 1}: {text}")
+        about = {"note": note, "shortfalls": [short.to_dict() for short in shortfalls]}
+        self._store.write(folder / "generated.json", {**about, **generated.report()})
+        self._store.write(folder / "environment.yaml", render_config(config, family.space) + "\n")
         return _named(generated.problems, f"round-{index}")
+
+    def _asked(self, index: int) -> Configuration:
+        """The first configuration, or what the engineer designed for a round."""
+        if not index:
+            return self._first
+        path = self._store.round(index - 1) / "design" / "design.json"
+        return self._store.read(path, lambda found: Configuration.from_dict(found["config"]))
 
     def _kept(self, name: str, rounds: int) -> list[Problem]:
         """The problems in the files of that name of the first rounds, if any."""
         paths = [self._store.round(index) / name for index in range(rounds)]
         return [p for path in paths if self._store.exists(path) for p in self._store.read(path)]
+
+
+def shortfall(generated: Generated | None, count: int, refused: bool) -> Shortfall:
+    """What is missing of `count` problems; `generated` is None if none could be made."""
+    made = 0 if generated is None else len(generated.problems)
+    rows = {} if generated is None else generated.rows
+    short = {name: (row.made, row.asked) for name, row in rows.items() if row.made < row.asked}
+    return Shortfall(count, made, math.ceil(FEWEST * count), refused, short)
 
 
 def _named(problems: Sequence[Problem], prefix: str) -> list[dict[str, Any]]:

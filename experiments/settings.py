@@ -445,6 +445,11 @@ class Settings(FamilySettings):
                 f"multiples of data * fsdp = {shards}"
             )
 
+    @property
+    def steps_per_round(self) -> int:
+        """Training steps of every round, however many distinct problems its set has."""
+        return self.training.num_steps(self.environment.num_instances)
+
     def to_dict(self) -> dict[str, Any]:
         """Nested, JSON-able."""
         return dataclasses.asdict(self)

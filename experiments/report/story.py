@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from engineer.analysis import CHANGED, relative_moves
+from engineer.evidence import Shortfall
 from experiments.report.charts import Lines, Series, running_mean
 from experiments.run_reading import Round, Run
 
@@ -63,9 +64,11 @@ def changes(run: Run) -> Iterator[dict[str, Any]]:
     other number that changed most, the latter from the same row if possible; `rest`, how many more
     numbers changed; and `evidence` on the row of the first move, if it was validated.
     """
+    refused = {each.index - 1: each.generated["note"] for each in run.rounds if each.generated}
     for each in run.rounds:
         if each.design is None or each.config is None:
             continue
+        kept = each.design["reason"] if each.design["kept_previous"] else refused.get(each.index)
         was, now, space = each.config, each.design["config"], run.family.space
         sizes = {cell: abs(move) for cell, move in relative_moves(was, now, space).items()}
         moved = [cell for cell, size in sizes.items() if size >= CHANGED]
@@ -76,11 +79,19 @@ def changes(run: Run) -> Iterator[dict[str, Any]]:
         chosen += [max(near or others, key=sizes.__getitem__)] if others else []
         yield {
             "number": each.number,
-            "kept": each.design["reason"] if each.design["kept_previous"] else "",
+            "kept": (kept or "").removeprefix("previous configuration kept: "),
             "moves": [(*cell, was[cell], now[cell]) for cell in chosen],
             "rest": len(moved) - len(chosen),
             "evidence": _evidence(run, each, chosen[0][0]) if chosen else None,
         }
+
+
+def shortfalls(run: Run) -> Iterator[tuple[int, str]]:
+    """(number of a round, what its configuration could not give), in words."""
+    for each in run.rounds:
+        # Older runs lack this field.
+        for one in (each.generated or {}).get("shortfalls", ()):
+            yield each.number, Shortfall.from_dict(one).text(run.label)
 
 
 def _evidence(run: Run, each: Round, row: str) -> Mapping[str, Any] | None:

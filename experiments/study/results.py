@@ -389,8 +389,8 @@ def labels(found: Mapping[str, Any]) -> dict[str, str]:
 def shortfalls(found: Mapping[str, Any]) -> list[str]:
     """A sentence for each variant with runs that trained on less than their budget.
 
-    The generator may find too few instances, which makes fewer steps, and a step whose groups are
-    all degenerate makes no update.
+    The generator may find too few instances, which then repeat, and a step whose groups are all
+    degenerate makes no update.
     """
     sentences = []
     for variant in found["variants"]:

@@ -79,7 +79,7 @@ class Budget(NamedTuple):
         """The budget of one run."""
         training, rounds = settings.training, settings.loop.rounds
         instances = settings.environment.num_instances
-        steps = rounds * training.num_steps(instances)
+        steps = rounds * settings.steps_per_round
         answers = training.most_draws * training.prompts_per_step * training.group_size
         engineer = settings.engineer
         options, designs = engineer.training, max(rounds - engineer.kept_rounds, 0)

@@ -1,0 +1,131 @@
+"""Training sets: what a configuration cannot give, and who is told."""
+
+import contextlib
+import types
+
+import pytest
+
+from engineer.context import VARIANTS, compose
+from engineer.space import Configuration
+from experiments import evidence, loop
+from experiments.errors import UserError
+from experiments.problem_sets import ProblemSets
+from experiments.progress import Reporter
+from experiments.report.charts import Drawn, Gallery
+from experiments.report.run import page
+from experiments.run_reading import read_run
+from experiments.settings import from_config
+from experiments.store import RunStore
+from experiments.study.variants import Budget
+from experiments.validation import write_validation
+
+FAMILY = """
+from experiments.families.data_set import DataSet
+
+class Facts(DataSet):
+    def prompt(self, problem):
+        return str(problem["index"])
+
+    def verify(self, problem, text):
+        return {"failed": ["right"]}
+
+problems = [{"group": "1"} for _ in range(300)] + [{"group": "2"} for _ in range(13)]
+family = Facts(problems, "level", "to know", ("right",))
+"""
+#: Validation keeps 6 of the 13 problems of level 2 for itself.
+ONLY_LEVEL_2 = {"1": {"fraction": 0.0}, "2": {"fraction": 1.0}}
+
+
+class NoCharts(Gallery):
+    """Names the charts of a page and draws none, to be quick."""
+
+    def add(self, chart, remark=""):
+        self.names.append(chart.name)
+        return Drawn("", chart.title, remark)
+
+
+@pytest.fixture
+def given(tmp_path):
+    """Settings of a run of rounds of six steps, its family and its empty folder."""
+    path = tmp_path / "facts.py"
+    path.write_text(FAMILY)
+    settings = from_config(
+        {
+            "family": f"{path}:family",
+            "loop": {"rounds": 3},
+            "environment": {"num_instances": 96},
+            "validation": {"num_instances": 12},
+            "training": {"prompts_per_step": 16, "epochs": 1.0},
+        }
+    )
+    return settings, settings.load_family(), RunStore(tmp_path / "run")
+
+
+def steps_of_a_round(settings, family, store, sets, index):
+    """The steps that the loop asks of a trainer for a round."""
+    asked = []
+
+    def run(state, task, key, begin, steps, *rest):
+        asked.append((len(task), steps))
+        return iter(())
+
+    one = loop.Loop(settings, store, Reporter(quiet=True))
+    one._family, one._problems, one._begun = family, sets, -1
+    one._trainer = types.SimpleNamespace(run=run)
+    one._checkpoints = types.SimpleNamespace(
+        saved_if_preempted=lambda *_: contextlib.nullcontext(),
+        batch_kept=lambda *_: contextlib.nullcontext(),
+    )
+    at = types.SimpleNamespace(round=index, task={}, step=0, total=0, state=0, prompt_scores=None)
+    one._train(index, at)
+    return asked[0]
+
+
+def test_a_round_keeps_its_steps_or_its_configuration_and_says_so(given, capsys):
+    settings, family, store = given
+    first = family.space.uniform()
+    sets = ProblemSets(settings, family, store, Reporter(), first)
+    design = {"config": ONLY_LEVEL_2, "source": "current", "kept_previous": False, "reason": ""}
+    design |= {"context_messages": [], "raw_texts": [], "repairs": [], "summary": ""}
+    store.write(store.round(0) / "design" / "design.json", design)
+    records = [
+        {"group": row, "valid": False, "failed": ["right"], "optimal": False}
+        | {"id": "validation-0", "tokens": 1, "truncated": False, "text": ""}
+        for row in "12"
+    ]
+    metrics = {"reward": 0.0, "nondegenerate_fraction": 0.0, "task/valid": 0.0, "draws": 1}
+    metrics |= {"completion_tokens_mean": 1.0, "updates": 1}
+    metrics |= {f"machine/{part}_seconds": 1.0 for part in ("sample", "score", "update")}
+    for index in range(2):
+        folder = store.round(index)
+        # 7 problems of level 2 are left and as many of level 1 as a row of 48 asks for.
+        steps = steps_of_a_round(settings, family, store, sets, index)
+        assert steps == (55, Budget.of(settings).steps / 3) == (55, 6)
+        assert store.read(folder / "environment.yaml", Configuration.from_dict) == first
+        store.write(folder / "train.jsonl", [{"step": i, **metrics} for i in range(6)])
+        store.write(folder / "train_failures.json", [])
+        for place in (store.root / "initial", folder):
+            write_validation(store, place, family, lambda *_: records, None, None)
+    kept = "previous configuration kept: 7 of 96 distinct problems (level 2 7 of 96), at least 24"
+    repeat = "problems repeat: 55 of 96 distinct problems (level 2 7 of 48)"
+    out = capsys.readouterr().out
+    assert f"round 1: {repeat}" in out
+    assert f"round 2: {kept}" in out
+    record = store.read(store.round(1) / "generated.json")
+    assert record["note"].startswith(kept)
+    assert [one["refused"] for one in record["shortfalls"]] == [True, False]
+    seen = compose(VARIANTS["V1"], evidence.run_record(store, settings, family, 2), family.texts)
+    assert f"Latest training set\n{kept} are needed\n{repeat}\n" in seen[0]["content"]
+    store.write(store.root / "config.json", settings.to_dict())
+    shown = page(read_run(store.root), NoCharts(store.root)).partition("<section")[0]
+    assert kept.partition(": ")[2] in shown
+    assert f"<b>Round 2:</b> {repeat}" in shown
+
+
+def test_a_first_configuration_with_too_few_problems_is_an_error(given):
+    settings, family, store = given
+    first = Configuration.from_dict(ONLY_LEVEL_2)
+    sets = ProblemSets(settings, family, store, Reporter(quiet=True), first)
+    message = "num_instances=96: the first configuration gives 7 of 96 .*, at least 24 are needed;"
+    with pytest.raises(UserError, match=message):
+        sets.training(0)
