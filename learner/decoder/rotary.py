@@ -1,10 +1,13 @@
 """Rotary embedding and root mean square norm, for blocks and for the kernels of TPUs."""
 
+import math
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
-from learner.decoder.config import DecoderConfig
+from learner.decoder.config import DecoderConfig, RopeScaling
 
 
 def rope_angles(positions: Array, config: DecoderConfig) -> tuple[Array, Array]:
@@ -17,8 +20,46 @@ def rope_angles(positions: Array, config: DecoderConfig) -> tuple[Array, Array]:
         Two f32[..., 1, h / 2]; the axis of size 1 is for the heads.
     """
     exponents = jnp.arange(0, config.head_dim, 2, dtype=jnp.float32) / config.head_dim
-    angles = positions[..., None, None].astype(jnp.float32) * config.rope_theta**-exponents
-    return jnp.cos(angles), jnp.sin(angles)
+    factor, frequencies = 1.0, config.rope_theta**-exponents
+    if config.rope_scaling is not None:
+        scaled, factor = scaled_frequencies(config, config.rope_scaling)
+        frequencies = jnp.asarray(scaled)
+    angles = positions[..., None, None].astype(jnp.float32) * frequencies
+    if factor == 1.0:
+        return jnp.cos(angles), jnp.sin(angles)
+    return jnp.cos(angles) * factor, jnp.sin(angles) * factor
+
+
+def scaled_frequencies(config: DecoderConfig, scaling: RopeScaling) -> tuple[np.ndarray, float]:
+    """Frequencies f32[h / 2] of a longer context, and the factor of cosines and sines.
+
+    Slow rotations are stretched by `scaling.factor`, fast ones are kept, and between them the two
+    are mixed linearly: in rotations within the original context (llama3), or in the index of the
+    dimension (yarn).
+    """
+    h, context = config.head_dim, scaling.original_max_position_embeddings
+    frequencies = config.rope_theta ** -(np.arange(0, h, 2) / h)
+    kept: np.ndarray
+    if scaling.kind == "llama3":
+        rotations = context * frequencies / (2 * math.pi)
+        low, high = scaling.low_freq_factor, scaling.high_freq_factor
+        kept, factor = (rotations - low) / (high - low), 1.0
+    else:
+
+        def dimension(rotations: float) -> float:
+            ratio = math.log(context / (rotations * 2 * math.pi))
+            return h * ratio / (2 * math.log(config.rope_theta))
+
+        first, last = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
+        if scaling.truncate:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, h - 1)
+        width = last - first or 0.001
+        kept = 1 - (np.arange(h // 2) - first) / width
+        factor = scaling.attention_factor or 0.1 * math.log(max(scaling.factor, 1)) + 1
+    weight = np.clip(kept, 0, 1)
+    mixed = frequencies * weight + frequencies / scaling.factor * (1 - weight)
+    return mixed.astype(np.float32), factor
 
 
 def whole_heads(rope: tuple[Array, Array]) -> tuple[Array, Array]:

@@ -34,19 +34,23 @@ _FILE_DTYPES = ("F32", "F16", "BF16")
 _LM_HEAD = "lm_head.weight"
 _EMBEDDING = "model.embed_tokens.weight"
 
-# For every layer: the tensor's name in a checkpoint, and the path of the parameter.
+# For every layer: the tensor's name in a checkpoint, and the path of the parameter. Norms of heads
+# and biases are there if the architecture has them.
 _BLOCK = {
-    "input_layernorm": ("input_norm", "scale"),
-    "self_attn.q_proj": ("attention", "q_proj", "kernel"),
-    "self_attn.k_proj": ("attention", "k_proj", "kernel"),
-    "self_attn.v_proj": ("attention", "v_proj", "kernel"),
-    "self_attn.o_proj": ("attention", "o_proj", "kernel"),
-    "self_attn.q_norm": ("attention", "q_norm", "scale"),
-    "self_attn.k_norm": ("attention", "k_norm", "scale"),
-    "post_attention_layernorm": ("post_attention_norm", "scale"),
-    "mlp.gate_proj": ("mlp", "gate_proj", "kernel"),
-    "mlp.up_proj": ("mlp", "up_proj", "kernel"),
-    "mlp.down_proj": ("mlp", "down_proj", "kernel"),
+    "input_layernorm.weight": ("input_norm", "scale"),
+    "self_attn.q_proj.weight": ("attention", "q_proj", "kernel"),
+    "self_attn.k_proj.weight": ("attention", "k_proj", "kernel"),
+    "self_attn.v_proj.weight": ("attention", "v_proj", "kernel"),
+    "self_attn.o_proj.weight": ("attention", "o_proj", "kernel"),
+    "self_attn.q_norm.weight": ("attention", "q_norm", "scale"),
+    "self_attn.k_norm.weight": ("attention", "k_norm", "scale"),
+    "post_attention_layernorm.weight": ("post_attention_norm", "scale"),
+    "self_attn.q_proj.bias": ("attention", "q_proj", "bias"),
+    "self_attn.k_proj.bias": ("attention", "k_proj", "bias"),
+    "self_attn.v_proj.bias": ("attention", "v_proj", "bias"),
+    "mlp.gate_proj.weight": ("mlp", "gate_proj", "kernel"),
+    "mlp.up_proj.weight": ("mlp", "up_proj", "kernel"),
+    "mlp.down_proj.weight": ("mlp", "down_proj", "kernel"),
 }
 
 
@@ -70,14 +74,15 @@ class _Tensor:
 def _tensors(config: DecoderConfig) -> dict[str, _Tensor]:
     """Name -> tensor of a checkpoint, layer after layer; tied embeddings have no output matrix."""
     places: dict[str, tuple[tuple[str, ...], int | None]] = {_EMBEDDING: (("embedding",), None)}
+    abstract = flatten_dict(abstract_params(config))
     for index in range(config.num_hidden_layers):
         for name, path in _BLOCK.items():
-            places[f"model.layers.{index}.{name}.weight"] = (("layers", *path), index)
+            if ("layers", *path) in abstract:
+                places[f"model.layers.{index}.{name}"] = (("layers", *path), index)
     places["model.norm.weight"] = (("final_norm", "scale"), None)
     if not config.tie_word_embeddings:
         places[_LM_HEAD] = (("unembedding",), None)
 
-    abstract = flatten_dict(abstract_params(config))
     tensors = {}
     for name, (path, layer) in places.items():
         transpose = path[-1] in ("kernel", "unembedding")

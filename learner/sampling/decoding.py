@@ -148,10 +148,14 @@ def decode_step(
     rope = jax.tree.map(lambda table: table.at[positions].get(mode="promise_in_bounds"), rope)
     implementation = "reference" if pages is None else choose_decoding(config).name
     keys, values = list(cache.keys), list(cache.values)
+    normalizes = config.architecture.qk_norm
 
     x = embed(params["embedding"], tokens, config)
     for i, layer in enumerate(params["layers"]):
-        norms = jnp.stack([layer["attention"][name]["scale"] for name in ("q_norm", "k_norm")])
+        norms = jnp.ones((2, config.head_dim))
+        if normalizes:
+            of_heads = layer["attention"]
+            norms = jnp.stack([of_heads[name]["scale"] for name in ("q_norm", "k_norm")])
 
         def attend(q: Array, k: Array, v: Array, i: int = i, norms: Array = norms) -> Array:
             shape = (*tokens.shape, -1)
@@ -168,7 +172,7 @@ def decode_step(
                 parents,
                 counts,
                 norms,
-                eps=config.rms_norm_eps,
+                eps=config.rms_norm_eps if normalizes else None,
                 pages=pages,
                 implementation=implementation,
             )

@@ -1,6 +1,7 @@
 """Weights and optimizer as one explicit value, every leaf of it placed on the mesh."""
 
 import dataclasses
+import re
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
@@ -33,7 +34,7 @@ class OptimizerConfig:
       warmup_steps: updates of linear warm-up; update u of them runs at (u + 1) / (warmup + 1).
       decay: after the warm-up "constant", or "linear" or "cosine" down to 0 at `total_steps`.
       total_steps: updates, warm-up included; only used, and then needed, by a decay.
-      weight_decay: decoupled decay, on everything but the scales of norms.
+      weight_decay: decoupled decay, on everything but scales of norms and biases.
       b1, b2: decay rates of the two moments, in [0, 1).
       eps: added to the denominator, > 0.
       max_grad_norm: larger gradients are scaled down to this global norm; 0 turns that off.
@@ -116,9 +117,9 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
         dtype = jnp.dtype(config.moment_dtype)
         adam = optax.scale_by_adam(config.b1, config.b2, config.eps, mu_dtype=dtype)
 
-    def decays(params: Any) -> Any:  # All but the scales of norms, whose path contains "norm".
+    def decays(params: Any) -> Any:  # Matrices: neither scales of norms nor biases.
         return jax.tree_util.tree_map_with_path(
-            lambda path, _: "norm" not in jax.tree_util.keystr(path).lower(), params
+            lambda path, _: not re.search("norm|bias", jax.tree_util.keystr(path).lower()), params
         )
 
     adamw = optax.chain(

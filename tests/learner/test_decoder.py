@@ -1,4 +1,4 @@
-"""The Qwen3 model, its configuration and its weights, against transformers' torch model."""
+"""Dense decoders, their configuration and weights, against the torch models of transformers."""
 
 import contextlib
 import dataclasses
@@ -13,8 +13,8 @@ import pytest
 import torch
 from jax._src.ad_checkpoint import saved_residuals
 from jax._src.cudnn import fused_attention_stablehlo
-from transformers import Qwen3Config as TorchConfig
-from transformers import Qwen3ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from learner.decoder import attention, heads_tpu, model, rotary, weights
 from learner.decoder.config import REMAT, DecoderConfig, published
@@ -59,6 +59,51 @@ VARIANTS = {
         "num_hidden_layers": 5,
     },
 }
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN_ROPE = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+# Other architectures, and rotations for longer contexts.
+VARIANTS |= {
+    "llama-tied": {
+        "model_type": "llama",
+        "tie_word_embeddings": True,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "theta": 1e5,
+    },
+    "llama3-rope": {
+        "model_type": "llama",
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "theta": 500.0,
+        "rope": LLAMA3_ROPE,
+    },
+    "mistral": {
+        "model_type": "mistral",
+        "sliding_window": None,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "theta": 1e4,
+    },
+    "qwen2": {
+        "model_type": "qwen2",
+        "head_dim": None,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "theta": 1e6,
+    },
+    "qwen3-yarn": {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "theta": 1e4,
+        "rope": YARN_ROPE,
+    },
+}
 # Divides over each of these; data x fsdp x tensor.
 SPLIT_VARIANT = "tied-gqa-wide"
 LAYOUTS = [(2, 2, 2), (8, 1, 1), (1, 8, 1), (1, 2, 4)]
@@ -92,7 +137,7 @@ PUBLISHED_4B = {
 }
 
 
-def torch_model(theta, **changes):
+def torch_model(theta, model_type="qwen3", rope=None, **changes):
     """A small random model whose logits spread over about one nat and whose norms are not one."""
     sizes = {
         "vocab_size": 96,
@@ -101,24 +146,30 @@ def torch_model(theta, **changes):
         "num_hidden_layers": 3,
         "head_dim": 8,
     }
-    config = TorchConfig(
-        **sizes | changes,
-        rope_parameters={"rope_type": "default", "rope_theta": theta},
+    sizes = {name: size for name, size in (sizes | changes).items() if size is not None}
+    if model_type == "mistral":
+        sizes["sliding_window"] = None
+    config = AutoConfig.for_model(
+        model_type,
+        **sizes,
+        rope_parameters=(rope or {"rope_type": "default"}) | {"rope_theta": theta},
         max_position_embeddings=128,
         initializer_range=0.2,
         eos_token_id=[3, 4],
     )
     torch.manual_seed(0)
-    reference = Qwen3ForCausalLM(config).eval().float()
+    reference = AutoModelForCausalLM.from_config(config).eval().float()
     with torch.no_grad():
         for name, parameter in reference.named_parameters():
             if "norm" in name:
                 parameter.uniform_(0.5, 1.5)
+            elif "bias" in name:
+                parameter.normal_(0.0, 0.1)
     return reference
 
 
 # The others are tied and untied, of one key head and of several, each with a theta of its own.
-SLOW = ("tied-gqa-theta5e6", "untied-mha")
+SLOW = ("tied-gqa-theta5e6", "untied-mha", "mistral", "qwen3-yarn")
 
 
 @pytest.fixture(
@@ -208,7 +259,7 @@ def test_equal_to_torch_after_load_and_after_save(checkpoint, batch, tmp_path):
         weights.save(out, params, config, max_file_bytes=limit)
         assert (out / weights.INDEX_FILE).exists() == (name == "many")
         assert DecoderConfig.from_folder(out) == config
-        back, info = Qwen3ForCausalLM.from_pretrained(out, output_loading_info=True)
+        back, info = AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
         back = back.eval()
         assert not info["missing_keys"]
         assert not info["unexpected_keys"]
@@ -243,7 +294,7 @@ def test_eight_devices_are_equal_to_torch(split_checkpoint, batch, axes, tmp_pat
 
     np.testing.assert_array_equal(greedy(params, config, mesh), wanted_tokens)
     weights.save(tmp_path, params, config)
-    back = Qwen3ForCausalLM.from_pretrained(tmp_path).eval()
+    back = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     np.testing.assert_array_equal(torch_logits(back, *batch)[valid], want[valid])
 
 
@@ -514,7 +565,13 @@ def test_rope_theta_is_read_in_both_forms(theta):
         ({"attention_bias": True}, "attention_bias=True"),
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type='yarn'"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "lacks original_max"),
+        ({"rope_scaling": {**YARN_ROPE, "mscale": 1.0}}, "mscale.*known are"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "rope_type='dynamic'"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config=.*8 or 4 bits"),
+        ({"model_type": "mistral", "sliding_window": 4096}, "sliding_window=4096"),
+        ({"logit_softcap": 30.0}, "logit_softcap: not known"),
+        ({"num_hidden_layers": 2**40}, "num_hidden_layers=1099511627776.*up to 1024"),
         ({"model_type": "qwen3_moe", "num_experts": 128}, "model_type='qwen3_moe'"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ({"vocab_size": None}, "lacks vocab_size"),
@@ -527,6 +584,29 @@ def test_rope_theta_is_read_in_both_forms(theta):
 def test_unsupported_configurations_are_refused_by_field(changes, message):
     with pytest.raises(ValueError, match=message):
         DecoderConfig.from_hf(PUBLISHED_4B | changes)
+
+
+def test_a_rope_scaling_beside_default_parameters_counts_as_in_transformers():
+    """What Qwen's README tells people to add, to a file that transformers 5 or we have written."""
+    default = {"rope_type": "default", "rope_theta": 5e6}
+    plain = {k: v for k, v in PUBLISHED_4B.items() if k != "rope_theta"}
+    both = plain | {"rope_parameters": default, "rope_scaling": YARN_ROPE}
+    config = DecoderConfig.from_hf(both)
+    assert (config.rope_theta, config.rope_scaling.kind) == (5e6, "yarn")
+    assert DecoderConfig.from_hf(config.to_hf()) == config
+
+
+@pytest.mark.parametrize("rope", [LLAMA3_ROPE, YARN_ROPE], ids=lambda rope: rope["rope_type"])
+@pytest.mark.parametrize("changes", [{}, {"factor": 32.0}])
+def test_scaled_frequencies_are_those_of_transformers(rope, changes):
+    rope = {**rope, **changes, "original_max_position_embeddings": 8192}
+    parts = {"rope_parameters": rope | {"rope_theta": 5e5}, "rope_theta": None}
+    config = DecoderConfig.from_hf(PUBLISHED_4B | parts)
+    theirs = AutoConfig.for_model("qwen3", head_dim=config.head_dim, **parts)
+    wanted, factor = ROPE_INIT_FUNCTIONS[rope["rope_type"]](theirs, "cpu")
+    got, own_factor = rotary.scaled_frequencies(config, config.rope_scaling)
+    np.testing.assert_allclose(got, wanted.numpy(), rtol=2e-6)
+    assert own_factor == pytest.approx(factor)
 
 
 def test_compute_options_are_checked():
