@@ -12,6 +12,9 @@ import numpy.typing as npt
 
 from engineer.space import ordered_rows
 
+MANY_TRUNCATED = 0.2
+"""A row with a larger fraction of truncated answers says more about the budget than the model."""
+
 
 class JsonValue:
     """Base of dataclasses with `to_dict` and `from_dict`, which may be nested."""
@@ -83,6 +86,7 @@ class GroupOutcome(JsonValue):
       violation_time: time step at which answers first break a rule.
       gap: cost of valid answers above the optimum.
       length: tokens of all answers.
+      truncated: answers, valid or not, that the token budget ended; None if unknown.
       features: {feature: {"answers", "valid"}} of the answers to problems with a feature that a
         configuration can ask for, such as the need of a wait; None if there are none.
 
@@ -98,6 +102,7 @@ class GroupOutcome(JsonValue):
     violation_time: Statistics | None = None
     gap: Statistics | None = None
     length: Statistics | None = None
+    truncated: int | None = None
     features: Mapping[str, Mapping[str, int]] | None = None
 
     def __post_init__(self) -> None:
@@ -112,6 +117,11 @@ class GroupOutcome(JsonValue):
                 f"outcomes of {self.name}: failed={self.failed}: allowed are counts up to the "
                 f"{invalid} answers that are not valid, each of which fails a check"
             )
+        if not 0 <= (self.truncated or 0) <= self.answers:
+            raise ValueError(
+                f"outcomes of {self.name}: truncated={self.truncated}: allowed are counts up to "
+                f"the {self.answers} answers"
+            )
 
     @property
     def valid_rate(self) -> float:
@@ -122,6 +132,11 @@ class GroupOutcome(JsonValue):
     def optimal_rate(self) -> float:
         """Fraction of the answers that are optimal, in [0, 1]."""
         return self.optimal / self.answers
+
+    @property
+    def truncated_rate(self) -> float:
+        """Fraction of the answers that the token budget ended, in [0, 1]; 0 if unknown."""
+        return (self.truncated or 0) / self.answers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,7 +175,7 @@ class FailureBreakdown:
           records: for each completion `group` (the name of its row), `valid` and `failed` (the
             names of the checks it fails). Optional are `optimal` (`valid` by default) and the
             integers `violation_time`, `gap` (counted for valid completions) and `tokens`, None if
-            unknown; and `features`, names of what its problem has.
+            unknown; the bool `truncated`; and `features`, names of what its problem has.
           checks: names of the checks, in the order of reports.
           label: what a row is called.
           alone: checks whose failure makes all others meaningless. A completion that fails one of
@@ -201,6 +216,7 @@ class FailureBreakdown:
         outcomes = []
         for name in ordered_rows(by_group):
             rows = by_group[name]
+            ended = [row["truncated"] for row in rows if row.get("truncated") is not None]
             valid_rows = [row for row in rows if row["valid"]]
             failures = Counter(check for row in rows for check in counted(row))
             outcomes.append(
@@ -213,6 +229,7 @@ class FailureBreakdown:
                     violation_time=known(rows, "violation_time"),
                     gap=known(valid_rows, "gap"),
                     length=known(rows, "tokens"),
+                    truncated=sum(ended) if ended else None,
                     features=featured(rows),
                 )
             )
@@ -246,6 +263,11 @@ class FailureBreakdown:
     def failures(self, check: str) -> int:
         """Number of answers over all rows that fail `check`."""
         return sum(outcome.failed[check] for outcome in self.by_group)
+
+    @property
+    def truncated_rows(self) -> tuple[GroupOutcome, ...]:
+        """The rows of which more than `MANY_TRUNCATED` of the answers are truncated."""
+        return tuple(row for row in self.by_group if row.truncated_rate > MANY_TRUNCATED)
 
     def outcome(self, name: str) -> GroupOutcome | None:
         """The outcomes of one row; None if the validation has no such row."""
@@ -368,7 +390,7 @@ class DrawnFailure(JsonValue):
 
     Attributes:
       name: of its row.
-      failed: the checks it failed.
+      failed: the checks it failed, and "truncated" if the token budget ended it.
       text: a drawing of the instance and of what went wrong.
       held_out: the instance is of the validation set; no context shows it.
     """

@@ -102,11 +102,14 @@ def training_texts(settings: Settings, family: Family) -> dict[str, str]:
 
 
 def outcome_metrics(found: FailureBreakdown, prefix: str = "") -> dict[str, float]:
-    """Valid and optimal rates under a prefix, overall and by group as in `valid_3`."""
+    """Rates under a prefix: valid and optimal overall and by group as in `valid_3`, and truncated
+    by group where it is known."""
     metrics = {f"{prefix}valid": found.valid_rate, f"{prefix}optimal": found.optimal_rate}
     for row in found.by_group:
         metrics[f"{prefix}valid_{row.name}"] = row.valid_rate
         metrics[f"{prefix}optimal_{row.name}"] = row.optimal_rate
+        if row.truncated is not None:
+            metrics[f"{prefix}truncated_{row.name}"] = row.truncated_rate
     return metrics
 
 
@@ -116,7 +119,11 @@ def training_failures(
     """`drawn_failures` of a training step."""
     chosen = [problems[i] for i in result.indices.tolist()]
     texts = [completion.text for completion in result.completions]
-    return drawn_failures(family, result.scores.records, chosen, texts, False)
+    records = [
+        {**record, "truncated": completion.truncated}
+        for record, completion in zip(result.scores.records, result.completions, strict=True)
+    ]
+    return drawn_failures(family, records, chosen, texts, False)
 
 
 def drawn_failures(
@@ -129,7 +136,7 @@ def drawn_failures(
     """Some failures among N verified completions, as `DrawnFailure.to_dict` gives them.
 
     Args:
-      records: N records, as many as problems and texts.
+      records: N records with `truncated`, as many as problems and texts.
       held_out: whether the problems are of the validation set.
     """
     failed = [i for i, record in enumerate(records) if not record["valid"]]
@@ -137,7 +144,10 @@ def drawn_failures(
     return [
         {
             "name": str(records[i]["group"]),
-            "failed": list(records[i]["failed"]),
+            "failed": [
+                *records[i]["failed"],
+                *(["truncated"] if records[i]["truncated"] else []),
+            ],
             "text": family.text(problems[i], texts[i]),
             "held_out": held_out,
         }

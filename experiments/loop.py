@@ -22,7 +22,7 @@ from experiments.errors import user_errors
 from experiments.families import Problem
 from experiments.hindsight import Hindsight
 from experiments.problem_sets import ProblemSets
-from experiments.progress import Reporter, describe, plan
+from experiments.progress import Reporter, describe, plan, truncation
 from experiments.run_checkpoint import Progress, SavedProgress
 from experiments.run_metrics import check_packages, of_design, of_validation, open_writers
 from experiments.settings import Settings
@@ -299,3 +299,4 @@ class Loop:
         ending = describe(self._store.read(path)) if self._store.exists(path) else ""
         sampled, greedy = map(FailureBreakdown.from_dict, (found, found["greedy"]))
         self._reporter.validation(title, sampled, greedy, ending)
+        self._reporter.notes(truncation(sampled, self._settings.validation.max_new_tokens))

@@ -99,6 +99,21 @@ class Reporter:
         yield advance
 
 
+def truncation(found: FailureBreakdown, budget: int) -> list[str]:
+    """A warning if many answers of some row were truncated, else nothing.
+
+    Args:
+      budget: tokens that an answer could have, `validation.max_new_tokens`.
+    """
+    rows = [f"{row.name} {row.truncated_rate:.0%}" for row in found.truncated_rows]
+    if not rows:
+        return []
+    return [
+        f"truncated by {found.label}: {', '.join(rows)} of the answers reach "
+        f"validation.max_new_tokens={budget} and may fail for no other reason"
+    ]
+
+
 def plan(settings: Settings, trainer: GRPOTrainer) -> list[str]:
     """A few lines on what a run is going to do, and the device memory that it needs."""
     memory, capacities = trainer.memory(), trainer.sampler.capacities

@@ -22,8 +22,8 @@ def of_run(run: Run, count: int) -> dict[str, Any] | None:
       numbers of all answers and of failures; `failures` of different kinds; and `successes`, first
       those that were not solved before training. Each failure or success is a mapping with `row`,
       the run's record of the answer; `failed`, its failed checks in words (if one of them makes the
-      others meaningless, only that one); `drawing`, in HTML; and `new`, whether it is solved now
-      but was not before training.
+      others meaningless, only that one) and whether it was truncated; `drawing`, in HTML; and
+      `new`, whether it is solved now but was not before training.
 
     Raises:
       ValueError: a file is damaged.
@@ -50,7 +50,10 @@ def of_run(run: Run, count: int) -> dict[str, Any] | None:
         first = [check for check in row["failed"] if check in alone]
         return {
             "row": row,
-            "failed": list(map(family.failure, first[:1] or row["failed"])),
+            "failed": [
+                *map(family.failure, first[:1] or row["failed"]),
+                *(["truncated"] if row["truncated"] else []),
+            ],
             "drawing": Markup("<pre>{}</pre>").format(family.text(problem, row["text"]))
             if drawing is None
             else Markup(drawing),

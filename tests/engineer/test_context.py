@@ -98,6 +98,33 @@ def test_the_variants_are_the_published_combinations():
     assert blocks(full, RECORD) == [*head, F, details, *tail]
 
 
+def truncated(breakdown, *counts):
+    rows = [
+        dataclasses.replace(row, truncated=count)
+        for row, count in zip(breakdown.by_group, counts, strict=True)
+    ]
+    return dataclasses.replace(breakdown, by_group=tuple(rows))
+
+
+def test_truncated_answers_are_shown_where_they_are_many():
+    def recorded(first, latest):
+        past = [dataclasses.replace(RECORD.history[i], evidence=Evidence(found))
+                for i, found in enumerate((first, latest))]  # fmt: skip
+        return dataclasses.replace(RECORD, history=tuple(past))
+
+    few = recorded(truncated(FIRST, 8, 0), truncated(LATEST, 8, 8))
+    for spec in VARIANTS.values():
+        assert blocks(spec, few) == blocks(spec, RECORD)
+    many = blocks(VARIANTS["V3"], recorded(FIRST, truncated(LATEST, 1, 9)))
+    round_1 = ROUND_1.replace("goal 1", "goal 1 truncated 1").replace(
+        "goal 0", "goal 0 truncated 9"
+    )
+    assert f"History\n{ROUND_0}\n{round_1}" in many
+    failures = F.replace("goal 1", "goal 1 truncated 1").replace("goal 0", "goal 0 truncated 9")
+    (shown,) = [text for text in many if text.startswith(failures)]
+    assert shown.removeprefix(failures).startswith("\ntruncated counts answers")
+
+
 def test_the_configuration_to_be_replaced_is_shown_once():
     rows = ["size 3: data_ratio 0.40 hole_ratio 0.10 wait_ratio 0.25",
             "size 4: data_ratio 0.60 hole_ratio 0.33 wait_ratio 0.50"]  # fmt: skip

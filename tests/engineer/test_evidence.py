@@ -53,6 +53,24 @@ def test_counts_by_group():
     assert breakdown.outcome("4") is None
 
 
+def test_truncated_completions_are_counted_by_row_valid_or_not():
+    found = breakdown_of(with_values("truncated", [True, True, False, False, False]))
+    assert [row.truncated for row in found.by_group] == [1, 1]
+    assert [row.truncated_rate for row in found.by_group] == [1 / 3, 1 / 2]
+    assert FailureBreakdown.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+    unknown = breakdown_of(RECORDS)
+    assert unknown.by_group[0].truncated is None
+    assert "truncated" not in unknown.to_dict()["by_size"]["3"]
+    with pytest.raises(ValueError, match=r"outcomes of 3: truncated=4: .*the 3 answers"):
+        dataclasses.replace(found.by_group[0], truncated=4)
+
+
+def test_rows_of_which_more_than_a_fifth_is_truncated_stand_out():
+    records = [{"group": group, "valid": True, "failed": [], "truncated": i < count}
+               for group, count in (("3", 2), ("5", 3)) for i in range(10)]  # fmt: skip
+    assert [row.name for row in breakdown_of(records).truncated_rows] == ["5"]
+
+
 def test_a_valid_completion_is_optimal_where_nothing_says_otherwise():
     plain = [{k: v for k, v in record.items() if k != "optimal"} for record in RECORDS]
     assert breakdown_of(plain).optimal_rate == 0.4

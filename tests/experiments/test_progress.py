@@ -4,7 +4,7 @@ import pytest
 
 from engineer.evidence import FailureBreakdown, GroupOutcome
 from experiments.errors import UserError
-from experiments.progress import Reporter
+from experiments.progress import Reporter, truncation
 from experiments.run_metrics import check_packages, open_writers
 from experiments.settings import from_config
 
@@ -32,6 +32,17 @@ def test_a_validation_says_what_is_optimal_only_where_that_is_another_thing(caps
         "3 50%/40% 4 0%/0%)",
         "round 1: valid 12.5%, greedy 12.5% (valid by size: 3 50% 4 0%); next: more",
     ]
+
+
+def test_a_warning_names_the_rows_whose_answers_the_budget_ends():
+    rows = [
+        GroupOutcome(name, 10, 10, 10, {"right": 0}, truncated=n) for n, name in enumerate("1234")
+    ]
+    assert truncation(FailureBreakdown(tuple(rows), "digits"), 12) == [
+        "truncated by digits: 4 30% of the answers reach validation.max_new_tokens=12 and may fail "
+        "for no other reason"
+    ]
+    assert truncation(breakdown((10, 5, 5)), 12) == []
 
 
 def test_there_is_no_bar_where_output_is_no_terminal(capsys, monkeypatch):
