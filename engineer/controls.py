@@ -1,72 +1,15 @@
-"""Controls: designers that try candidates before they choose, and shuffled evidence."""
+"""Shuffled evidence: a control for designers, and lessons without names."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from engineer import curricula
 from engineer.designers import Design, Designer
 from engineer.evidence import Evidence, FailureBreakdown
-from engineer.proposal import render_config
 from engineer.record import RoundRecord, RunRecord
 from engineer.space import Configuration, ConfigurationSpace
-
-RANDOM = 2
-"""Random configurations among the candidates."""
-
-
-def candidates(record: RunRecord, space: ConfigurationSpace, seed: int) -> list[Configuration]:
-    """The current configuration, the uniform one, those of the rules, each row alone, and random
-    draws, without duplicates."""
-    rules = (
-        curricula.failure_proportional,
-        curricula.learnability_proportional,
-        curricula.progress_bandit,
-    )
-    alone = [space.divided([float(row == one) for row in space.rows]) for one in space.rows]
-    found = [
-        record.config,
-        space.uniform(),
-        *(rule(record, space, seed).config for rule in rules),
-        *(Configuration.from_cells(record.config.cells() | cells) for cells in alone),
-        *(space.random(seed + i) for i in range(RANDOM)),
-    ]
-    return list(dict.fromkeys(found))
-
-
-def num_candidates(space: ConfigurationSpace) -> int:
-    """The most that `candidates` returns."""
-    return 5 + len(space.rows) + RANDOM
-
-
-@dataclasses.dataclass(frozen=True)
-class Probed:
-    """The best of the candidates (an oracle), or the worst (an adversary).
-
-    It sees what no engineer does, the progress itself, at the cost of one short training for each
-    candidate. The design records the progress of all of them.
-
-    Attributes:
-      progress: the progress of a short training under a configuration; higher is better.
-      worst: take the worst instead of the best.
-    """
-
-    progress: Callable[[Configuration], float]
-    worst: bool = False
-
-    def __call__(self, record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
-        """The candidate with the most progress, or the least; the first on ties."""
-        found = {config: self.progress(config) for config in candidates(record, space, seed)}
-        return Design(
-            config=(min if self.worst else max)(found, key=found.__getitem__),
-            source="adversary" if self.worst else "oracle",
-            raw_texts=tuple(
-                f"Progress {progress:+.4f}\n{render_config(config, space)}"
-                for config, progress in found.items()
-            ),
-        )
 
 
 @dataclasses.dataclass(frozen=True)

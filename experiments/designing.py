@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,6 @@ USAGE = "usage.jsonl"
 """Tokens of the replies of its servers, in a run's folder."""
 MODEL_DESIGNERS = ("current", "base")
 """Designers that use the run's own sampler."""
-PROBING_DESIGNERS = ("oracle", "adversary")
-"""Designers that try configurations before they choose one."""
 _PROBE: Sequence[Message] = [{"role": "user", "content": "Answer with the word: ready"}]
 
 
@@ -90,23 +88,17 @@ def _budget(engineer: EngineerSettings, policy: Policy) -> ThinkingBudget | None
         raise ValueError(f"engineer.thinking_tokens: {error}") from error
 
 
-def _no_trial(config: Configuration) -> float:
-    raise AssertionError(f"{config}: nothing is tried here")
-
-
 def make_designer(
     settings: Settings,
     family: Family,
     completer: Completer | None = None,
     params: Any = None,
-    progress: Callable[[Configuration], float] = _no_trial,
     usage: Path | None = None,
 ) -> Designer:
     """Makes the designer of a run. With `settings` and `family` alone, it checks them.
 
     Args:
       completer, params: of the model, for `MODEL_DESIGNERS`.
-      progress: the progress of a short training under a configuration, for `PROBING_DESIGNERS`.
       usage: see `Endpoint`.
 
     Raises:
@@ -139,8 +131,6 @@ def make_designer(
             source=name,
             fits=(lambda chat: True) if completer is None else completer.fits,
         )
-    elif name in PROBING_DESIGNERS:
-        designer = controls.Probed(progress, worst=name == "adversary")
     elif name == "staged":
         stages: tuple[Configuration, ...] = ()
         if engineer.stages:

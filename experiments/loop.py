@@ -19,7 +19,6 @@ from engineer.designers import Designer
 from engineer.evidence import FailureBreakdown
 from experiments import branching, designing, evidence, policy, problem_sets
 from experiments.errors import user_errors
-from experiments.families import Problem
 from experiments.hindsight import Hindsight
 from experiments.problem_sets import ProblemSets
 from experiments.progress import Reporter, describe, plan, truncation
@@ -27,7 +26,6 @@ from experiments.run_checkpoint import Progress, SavedProgress
 from experiments.run_metrics import check_packages, of_design, of_validation, open_writers
 from experiments.settings import Settings
 from experiments.store import RunStore, append_log, open_steps
-from experiments.trials import Trials
 from experiments.validation import validate, validation_completers, write_validation
 from learner.devices import distributed
 from learner.devices.preemption import Preemption
@@ -115,15 +113,14 @@ class Loop:
             frozen = params if settings.training.lora.rank else None
             if frozen is None and settings.training.objective.kl_coef > 0:
                 frozen = jax.tree.map(jnp.copy, params)  # Training donates the first arrays.
-            self._make_trainer = functools.partial(
-                GRPOTrainer,
+            self._trainer = GRPOTrainer(
+                settings.training,
                 model_config=self._policy.config,
                 mesh=self._policy.mesh,
                 tokenizer=self._policy.tokenizer,
                 frozen_params=frozen,
                 interrupted=self._policy.interrupted,
             )
-            self._trainer = self._make_trainer(settings.training)
         for line in policy.describe(settings, self._policy, params):
             self._reporter.line(line)
         return params
@@ -225,44 +222,18 @@ class Loop:
         self._preemption.agree()
 
     @functools.cached_property
-    def _trials(self) -> Trials:
-        return Trials(
-            self._settings,
-            self._family,
-            self._make_trainer,
-            self._trainer,
-            self._sampled,
-            self._problems.validation,
-            self._preemption.agree,
-        )
-
-    @functools.cached_property
     def _hindsight(self) -> Hindsight:
         assert self._engineer is not None
         return Hindsight(self._settings, self._family, self._policy, self._engineer.fits)
 
-    def _probe(self, index: int) -> tuple[list[Problem], jax.Array]:
-        """The probe set of a round's trials, and their key."""
-        key = problem_sets.round_key(self._settings, problem_sets.ENGINEER, index)
-        size = self._settings.engineer.training.probe_set_size
-        return self._problems.probe(index, size, jax.random.fold_in(key, 0)), key
-
     def _train_engineer(self, index: int, progress: Progress) -> None:
         """Trains the checkpoint as engineer; repeated after a resume, whose state is older."""
-        options = self._settings.engineer.training
-        if not (options.steps or options.hindsight_steps):
+        if not self._settings.engineer.training.hindsight_steps:
             return
-        assert self._engineer is not None  # The settings require the current checkpoint.
-        steps: list[dict[str, Any]] = []
         record = evidence.run_record(self._store, self._settings, self._family, index + 1)
+        key = problem_sets.round_key(self._settings, problem_sets.HINDSIGHT, index)
         with self._checkpoints.batch_kept(f"round-{index}-engineer", self._reporter):
-            if options.hindsight_steps:
-                key = problem_sets.round_key(self._settings, problem_sets.HINDSIGHT, index)
-                progress.state, steps = self._hindsight(progress.state, record, key)
-            if options.steps:
-                given = record, self._engineer.fits, *self._probe(index)
-                progress.state, trained = self._trials.train_engineer(progress.state, *given)
-                steps += trained
+            progress.state, steps = self._hindsight(progress.state, record, key)
         self._store.write(self._store.round(index) / "engineer_training.jsonl", steps)
 
     def _design(self, index: int, progress: Progress) -> None:
@@ -288,8 +259,6 @@ class Loop:
             given["params"] = policy.load_params(settings, self._policy)
         elif self._engineer is not None:
             given["params"] = self._trainer.policy_params(progress.state)
-        elif settings.engineer.designer in designing.PROBING_DESIGNERS:
-            given["progress"] = self._trials.progress(progress.state, *self._probe(index))
         return designing.make_designer(settings, self._family, self._engineer, **given)
 
     def _report(self, title: str, folder: Path) -> None:

@@ -18,7 +18,7 @@ from experiments.store import RunStore
 from experiments.validation import validation_set
 
 # Folded into the run's key, so that no two uses share one.
-GENERATION, TRAINING, DESIGN, COLD_START, ENGINEER, HINDSIGHT = range(6)
+GENERATION, TRAINING, DESIGN, COLD_START, HINDSIGHT = 0, 1, 2, 3, 5
 
 FEWEST = 0.25
 """Fraction of the requested problems that a training set needs. From there on a round keeps its
@@ -73,17 +73,6 @@ class ProblemSets:
         path = self._store.round(index) / "instances.jsonl"
         return self._store.kept(path, lambda: self._make_training(index))
 
-    def probe(self, index: int, size: int, key: jax.Array) -> list[Problem]:
-        """The probe set of a round, disjoint from validation and all training so far."""
-        path = self._store.round(index) / "probe_set.jsonl"
-
-        def made() -> list[dict[str, Any]]:
-            exclude = [*self.validation, *self._kept("instances.jsonl", index + 1)]
-            generated = self._family.generate(key, self._family.validation, size, exclude)
-            return _named(generated.problems, f"probe-{index}")
-
-        return self._store.kept(path, made)
-
     def _make_validation(self) -> list[dict[str, Any]]:
         self._reporter.line("making the validation set")
         generated = validation_set(self._settings, self._family)
@@ -94,11 +83,10 @@ class ProblemSets:
     def _make_training(self, index: int) -> list[dict[str, Any]]:
         settings, family, folder = self._settings, self._family, self._store.round(index)
         key, count = round_key(settings, GENERATION, index), settings.environment.num_instances
-        exclude = [*self.validation, *self._kept("probe_set.jsonl", index)]
 
         def generate(config: Configuration) -> tuple[Generated | None, str]:
             try:
-                return family.generate(key, config, count, exclude), ""
+                return family.generate(key, config, count, self.validation), ""
             except NoProblemError as error:
                 return None, f": {error}"
 
@@ -139,11 +127,6 @@ class ProblemSets:
             return self._first
         path = self._store.round(index - 1) / "design" / "design.json"
         return self._store.read(path, lambda found: Configuration.from_dict(found["config"]))
-
-    def _kept(self, name: str, rounds: int) -> list[Problem]:
-        """The problems in the files of that name of the first rounds, if any."""
-        paths = [self._store.round(index) / name for index in range(rounds)]
-        return [p for path in paths if self._store.exists(path) for p in self._store.read(path)]
 
 
 def shortfall(generated: Generated | None, count: int, refused: bool) -> Shortfall:

@@ -16,7 +16,6 @@ from experiments.policy import Policy, load_params
 from experiments.progress import Reporter
 from experiments.settings import Settings
 from experiments.store import RunStore, read_log
-from learner import checks
 from learner.decoder import weights
 from learner.devices import distributed
 from learner.devices.preemption import Preempted
@@ -232,8 +231,7 @@ def find_checkpoint(spec: str) -> RunCheckpoint | None:
     only_weights = mark == "@" and kept.is_dir()
     if not ((saved.is_dir() or only_weights) and (folder / "config.json").is_file()):
         return None
-    with user_errors():
-        settings = settings_lib.from_config(checks.json_object(folder / "config.json"))
+    settings = settings_lib.of_run(folder)
     # By folder names, as Orbax would synchronize with processes that do not call this.
     names = [path.name for path in saved.iterdir()] if saved.is_dir() else []
     steps = sorted(int(name) for name in names if name.isdecimal())

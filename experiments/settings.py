@@ -14,7 +14,7 @@ from engineer.context import DEFAULT_VARIANT, VARIANTS, ContextSpec
 from engineer.curricula import BY_RULE
 from engineer.endpoint import Server
 from engineer.texts import FamilyTexts
-from experiments.errors import user_errors
+from experiments.errors import UserError, user_errors
 from experiments.families import Family
 from experiments.families.loading import FamilySettings
 from learner import checks, hub
@@ -22,6 +22,8 @@ from learner.decoder.config import DTYPES, REMAT
 from learner.training.trainer import GRPOConfig
 
 T = TypeVar("T")
+# The last revision with every option that a stored run may have.
+_HAD_ALL_OPTIONS = "9349dbd"
 
 #: The default of the embedded models, in folders of `experiments/models`.
 TINY_MODEL = "tiny"
@@ -160,7 +162,7 @@ class ValidationSettings:
 
 
 #: Who may design; see `EngineerSettings`.
-DESIGNERS = ("current", "base", "endpoint", *BY_RULE, "staged", "oracle", "adversary")
+DESIGNERS = ("current", "base", "endpoint", *BY_RULE, "staged")
 OWN_CONTEXT = "own"
 DECODING = ("parsed", "grammar")
 HINDSIGHT = ("signal", "progress")
@@ -168,39 +170,20 @@ HINDSIGHT = ("signal", "progress")
 
 @dataclasses.dataclass(frozen=True)
 class EngineerTraining:
-    """Training of the current checkpoint as engineer, by GRPO; beyond the publication.
-
-    A design is a completion whose reward is the learning progress under it: a copy of the weights
-    is trained for a few steps on a small set made from the design, a trial, and the reward is the
-    gain of its mean reward on a fixed probe set. The probe set is disjoint from training and
-    validation. Designs are sampled as in `EngineerSettings`, except that top_p and top_k are off,
-    as the objective does not account for them.
+    """Training of the current checkpoint as engineer; beyond the publication.
 
     Attributes:
-      steps: GRPO steps before each design; 0 is off. Each costs group_size trials.
       hindsight_steps: supervised steps before each design but the first, on the contexts of past
         designs, answered in hindsight (`experiments.hindsight`); 0 is off.
       hindsight: how those answers divide the set: by a row's "signal", p (1 - p), or by its
         "progress" in the round, the change of its valid rate.
-      group_size: designs compared in a step.
-      trial_steps: training steps under a design.
-      trial_instances: problems made from a design.
-      probe_set_size: problems of the probe set, in the proportions of the validation set.
     """
 
-    steps: int = 0
     hindsight_steps: int = 0
     hindsight: str = "signal"
-    group_size: int = 4
-    trial_steps: int = 4
-    trial_instances: int = 256
-    probe_set_size: int = 256
 
     def __post_init__(self) -> None:
-        checks.integers(
-            self, steps=0, hindsight_steps=0, group_size=2, trial_steps=1, trial_instances=1
-        )
-        checks.integers(self, probe_set_size=1)
+        checks.integers(self, hindsight_steps=0)
         checks.choices(self, hindsight=HINDSIGHT)
 
 
@@ -215,9 +198,7 @@ class EngineerSettings:
         proportion to p (1 - p)), "target" (the same, and other numbers towards a valid rate of a
         half), "progress" (bandit on learning progress), "mastery" (half in the first row below
         a valid rate of a half, half before it), "mutation" (random edits of the past configuration
-        with the most learning signal), "staged" (a manual curriculum), or "oracle"
-        and "adversary" (the best and the worst of many configurations, by short trials as in
-        `training`).
+        with the most learning signal), or "staged" (a manual curriculum).
       start: the configuration of round 0: "random", "uniform", or a YAML file in the form of
         rounds/0/environment.yaml.
       kept_rounds: rounds on the configuration of round 0, at least 1; designing begins after them.
@@ -305,8 +286,8 @@ class EngineerSettings:
     def _check_together(self) -> None:
         """Raises a ValueError for incompatible options."""
         grammar, asked = self.decoding == "grammar", self.designer == "endpoint"
-        steps, endpoint, judge = self.training.steps, self.endpoint, self.judge
-        trained, hindsight = f"training.steps={steps}", self.training.hindsight_steps
+        endpoint, judge = self.endpoint, self.judge
+        hindsight = self.training.hindsight_steps
         lessons = f"training.hindsight_steps={hindsight}"
         prose = f"reasoning_tokens={self.reasoning_tokens}, trigger={self.trigger!r}"
         thought = f"thinking_tokens={self.thinking_tokens}"
@@ -331,17 +312,14 @@ class EngineerSettings:
             (asked and not endpoint.model, "endpoint.model='': designer='endpoint' needs one"),
             (bool(judge.url) != bool(judge.model), f"{named}: either both or neither"),
             (
-                (steps or hindsight) and self.kept_rounds > 1,
+                hindsight and self.kept_rounds > 1,
                 f"kept_rounds={self.kept_rounds}: only 1 where the checkpoint trains as engineer",
             ),
-            (steps and grammar, f"{trained}: only with decoding='parsed'"),
-            (steps and self.designer != "current", f"{trained}: only for designer='current'"),
             (hindsight and self.designer != "current", f"{lessons}: only for designer='current'"),
             (
                 hindsight and (self.thinking or self.trigger or self.spec.summary),
                 f"{lessons}: only for designs without thinking, reasoning and summary",
             ),
-            (steps and self.temperature == 0, "temperature=0: training.steps needs it above 0"),
         ):
             if wrong:
                 raise ValueError(message)
@@ -472,6 +450,40 @@ def from_config(config: Mapping[str, Any] | ml_collections.ConfigDict) -> Settin
         config = config.to_dict()
     with user_errors():
         return _build(Settings, config, "")
+
+
+def of_run(folder: Path) -> Settings:
+    """The options of the run in a folder.
+
+    Raises:
+      UserError: its file is damaged, or as in `check_known` and `from_config`.
+    """
+    with user_errors():
+        config = checks.json_object(folder / "config.json")
+    check_known(folder, config)
+    return from_config(config)
+
+
+def check_known(folder: Path, config: Mapping[str, Any]) -> None:
+    """Checks that this version knows all options of the run in `folder`.
+
+    Raises:
+      UserError: one is gone; the message names the revision that still has all of them.
+    """
+    gone = [path for path in _leaves(config) if path not in set(_paths(Settings, ""))]
+    if gone:
+        raise UserError(
+            f"{folder}: the run there has options that are gone, such as {gone[0]}; finish it with "
+            f"revision {_HAD_ALL_OPTIONS}"
+        )
+
+
+def _leaves(config: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}"
 
 
 def family_of(config: Mapping[str, Any]) -> Family:

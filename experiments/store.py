@@ -13,8 +13,7 @@
     rounds/R/train_failures.json    some failures of its last step, drawn
     rounds/R/validation.json        outcomes by size; answers.jsonl, greedy.jsonl
     rounds/R/evidence.json          results of training and validation, for the engineer
-    rounds/R/engineer_training.jsonl  steps of training as engineer, with the designs tried
-    rounds/R/probe_set.jsonl        the probe set that measures their progress
+    rounds/R/engineer_training.jsonl  steps of training as engineer
     rounds/R/weights/               weights after the round, if `checkpoint.of_rounds` asks
     rounds/R/design/                the design of round R + 1: context.md, answers.md, design.json,
                                     analysis.json, record.json (everything the engineer may know),
@@ -49,7 +48,7 @@ import yaml
 
 from engineer.evidence import FailureBreakdown
 from experiments.errors import UserError
-from experiments.settings import Settings
+from experiments.settings import Settings, check_known
 from learner import checks
 from learner.devices import distributed
 
@@ -212,6 +211,8 @@ class RunStore:
             raise OtherOptionsError(
                 f"{self.root}: the run there was started by a version whose options had other names"
             )
+        with damage_named(path):
+            check_known(self.root, before)
         same_file = digest == read_file(
             self.root / "versions.json", lambda found: found.get("family")
         )

@@ -24,7 +24,7 @@ from experiments.errors import UserError, user_errors
 from experiments.policy import Policy, load_params, load_policy
 from experiments.run_checkpoint import RunCheckpoint, find_checkpoint
 from experiments.settings import MeshSettings, ModelSettings, Settings
-from learner import checks, hub, tokens
+from learner import hub, tokens
 from learner.decoder import weights
 from learner.sampling.completer import Completer
 from learner.sampling.sampler import SamplingParams
@@ -197,8 +197,7 @@ class LocalSolver(Solver):
             kind, settings = "tiny", settings_lib.from_config(tiny.get_config())
         elif run and (which == START or kept.is_dir()):
             kind = "weights"
-            with user_errors():
-                settings = settings_lib.from_config(checks.json_object(Path(run, "config.json")))
+            settings = settings_lib.of_run(Path(run))
             if which != START:
                 model = dataclasses.replace(settings.model, path=str(kept))
                 settings = dataclasses.replace(settings, model=model)

@@ -180,21 +180,16 @@ def _configurations(run: Run) -> Iterator[Lines]:
 
 
 def _engineer(run: Run) -> Iterator[Lines]:
-    for metric, title, unit, tried in (
-        ("reward", "reward of tried designs", "mean reward", True),
-        ("loss", "loss of lessons from hindsight", "nats a token", False),
-    ):
-        lines: list[Series] = []
-        for each in run.rounds:
-            # Only designs that were tried have answers.
-            steps = [step for step in each.engineer_steps if ("answers" in step) == tried]
-            numbers = [float(step["step"]) for step in steps]
-            values = [step["metrics"][metric] for step in steps]
-            if steps:
-                before = f"before round {each.number + 1}"
-                lines.append(Series(before, numbers, values, look=len(lines)))
-        if lines:
-            yield Lines(f"engineer_{metric}", title, "step", unit, lines)
+    lines: list[Series] = []
+    for each in run.rounds:
+        if each.engineer_steps:
+            numbers = [float(step["step"]) for step in each.engineer_steps]
+            values = [step["metrics"]["loss"] for step in each.engineer_steps]
+            before = f"before round {each.number + 1}"
+            lines.append(Series(before, numbers, values, look=len(lines)))
+    if lines:
+        title = "loss of lessons from hindsight"
+        yield Lines("engineer_loss", title, "step", "nats a token", lines)
 
 
 # Failures

@@ -10,9 +10,7 @@ from typing import Any, NamedTuple
 
 import ml_collections
 
-from engineer.controls import num_candidates
 from experiments import settings as settings_lib
-from experiments.designing import PROBING_DESIGNERS
 from experiments.errors import UserError, user_errors
 from experiments.settings import Settings
 
@@ -60,8 +58,6 @@ class Budget(NamedTuple):
       answers: completions sampled in training, including resampled ones and candidates.
       validated: sampled completions of validation prompts.
       engineer_steps: steps of training as engineer.
-      trial_steps: training steps of trials.
-      trial_answers: completions sampled in trials, in their training and on their probe sets.
     """
 
     rounds: int
@@ -71,8 +67,6 @@ class Budget(NamedTuple):
     answers: int
     validated: int
     engineer_steps: int
-    trial_steps: int
-    trial_answers: int
 
     @classmethod
     def of(cls, settings: Settings) -> "Budget":
@@ -82,10 +76,7 @@ class Budget(NamedTuple):
         steps = rounds * settings.steps_per_round
         answers = training.most_draws * training.prompts_per_step * training.group_size
         engineer = settings.engineer
-        options, designs = engineer.training, max(rounds - engineer.kept_rounds, 0)
-        comparisons, trials = options.steps, options.steps * options.group_size
-        if engineer.designer in PROBING_DESIGNERS:
-            comparisons, trials = 1, num_candidates(settings.load_family().space)
+        lessons = max(rounds - engineer.kept_rounds - 1, 0)  # Before each design but the first.
         return cls(
             rounds=rounds,
             instances=rounds * instances,
@@ -95,14 +86,7 @@ class Budget(NamedTuple):
             validated=(rounds + 1)
             * settings.validation.num_instances
             * settings.validation.samples,
-            engineer_steps=designs * options.steps + max(designs - 1, 0) * options.hindsight_steps,
-            trial_steps=designs * trials * options.trial_steps,
-            # The probe set is answered before the trials that are compared, and after each.
-            trial_answers=designs
-            * (
-                trials * options.trial_steps * answers
-                + (comparisons + trials) * options.probe_set_size
-            ),
+            engineer_steps=lessons * engineer.training.hindsight_steps,
         )
 
 

@@ -9,28 +9,6 @@ from engineer.curricula import learnability_proportional
 from engineer.evidence import DrawnFailure, Evidence, TrainingEvidence
 
 
-def test_oracle_and_adversary_are_the_ends_of_what_was_tried():
-    run, asked = record((90, 50, 20)), []
-
-    def progress(config):
-        asked.append(config)
-        return config["4", "data_ratio"] - config["5", "data_ratio"]
-
-    best = controls.Probed(progress)(run, SPACE, 3)
-    assert best.config.column("data_ratio") == (0.0, 1.0, 0.0)
-    assert (best.source, best.config.column("hole_ratio")) == ("oracle", (0.2,) * 3)
-    assert {run.config, SPACE.uniform()} <= set(asked)
-    assert learnability_proportional(run, SPACE, 3).config in asked
-    assert len(asked) == len(set(asked)) == len(best.raw_texts) == controls.num_candidates(SPACE)
-    for config in asked:
-        SPACE.check(config)
-    worst = controls.Probed(progress, worst=True)(run, SPACE, 3)
-    assert worst.config.column("data_ratio") == (0.0, 0.0, 1.0)
-    assert worst.source == "adversary"
-    assert best.raw_texts == worst.raw_texts
-    assert "Progress +1.0000\n" in "".join(best.raw_texts)
-
-
 def test_shuffled_evidence_is_the_same_under_other_names():
     run = record((90, 50, 20), (95, 55, 25), initial=(80, 40, 10))
     training = TrainingEvidence(4, 0.5, 0.6, 0.9, {"3": 0.9, "5": 0.2})

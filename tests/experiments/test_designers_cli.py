@@ -11,7 +11,6 @@ import whole_runs
 import yaml
 from local_server import Handler, LocalServer
 
-import mapf_jax
 from engineer import context
 from engineer.analysis import QUESTIONS
 from engineer.endpoint import RefusedError
@@ -82,20 +81,10 @@ def runs(tmp_path_factory, url):
         "--config.engineer.modules.details=True",
         "--config.engineer.modules.results=True",
     ]
-    trial = [
-        "--config.engineer.training.trial_steps=1",
-        "--config.engineer.training.trial_instances=8",
-        "--config.engineer.training.probe_set_size=24",
-    ]
     options["current"] += [
-        *trial,
-        "--config.engineer.training.steps=1",
-        "--config.engineer.training.group_size=2",
         "--config.loop.rounds=3",  # A second design, for which there are lessons.
         "--config.engineer.training.hindsight_steps=1",
     ]
-    options["oracle"] += trial
-    options["adversary"] += trial
     for name, extra in options.items():
         run = whole_runs.Run(folder / name, "--config.loop.rounds=2", *extra)
         code, _, err = run.end()
@@ -116,8 +105,7 @@ def test_every_designer_designs_the_next_round(runs, name):
     run = runs / name
     design = read(run, "rounds", "0", "design", "design.json")
     assert design["source"] == name
-    asked = ("current", "base", "endpoint", "oracle", "adversary")
-    assert bool(design["raw_texts"]) == (name in asked)
+    assert bool(design["raw_texts"]) == (name in ("current", "base", "endpoint"))
     made = yaml.safe_load((run / "rounds" / "1" / "environment.yaml").read_text())
     assert Configuration.from_dict(made) == Configuration.from_dict(design["config"])
     assert (run / "rounds" / "1" / "validation.json").exists()
@@ -151,8 +139,6 @@ def test_the_designs_are_those_of_their_designers(runs):
     (text,) = design["raw_texts"]
     assert text == render_config(Configuration.from_dict(parse(text, SPACE).values), SPACE)
     assert "Latest training" in design["context_messages"][0]["content"]
-    trained = (runs / "current" / "rounds" / "0" / "engineer_training.jsonl").read_text()
-    assert [len(json.loads(line)["answers"]) for line in trained.splitlines()] == [2]
     assert read(runs / "endpoint", "rounds", "0", "design", "judgement.json")["scores"] == SCORES
     assert models_asked(runs / "endpoint") == ["m", "reader"]  # Nor a second time for the design.
     assert not (runs / "current" / "rounds" / "0" / "design" / "judgement.json").exists()
@@ -164,34 +150,15 @@ def test_the_second_design_comes_after_lessons_from_the_first(runs):
         [json.loads(line) for line in (runs / "current" / path).read_text().splitlines()]
         for path in (f"rounds/{i}/engineer_training.jsonl" for i in (0, 1))
     )
-    assert ["answers" in step for step in first] == [True]
-    assert ["answers" in step for step in second] == [False, True]
-    assert second[0]["metrics"]["loss"] > 0
+    assert first == []
+    assert [step["metrics"]["loss"] > 0 for step in second] == [True]
     assert "loss of lessons from hindsight" in (runs / "current" / "report.html").read_text()
-
-
-@pytest.mark.slow
-def test_designs_are_judged_on_what_nothing_trains_on_or_validates_with(runs):
-    names = [
-        set(mapf_jax.fingerprints(formats.from_records(list(formats.read_jsonl(path)))))
-        for path in (
-            runs / "current" / folder
-            for folder in (
-                "rounds/0/probe_set.jsonl",
-                "rounds/0/instances.jsonl",
-                "rounds/1/instances.jsonl",
-                "validation/instances.jsonl",
-            )
-        )
-    ]
-    assert len(names[0]) == 24
-    assert not names[0] & (names[1] | names[2] | names[3])
 
 
 def design_again(folder, **engineer):
     """Designs after round 0 of a run with other options of the engineer; the folder of that."""
     options = read(folder, "config.json")
-    options["engineer"] |= {**engineer, "training": {"steps": 0}}
+    options["engineer"] |= engineer
     chosen = settings.from_config(options)
     family, store = chosen.load_family(), RunStore(folder)
     usage = store.root / designing.USAGE
@@ -349,9 +316,8 @@ def test_settings_that_do_not_go_together_are_refused(tmp_path):
         ({"trigger": "x"}, "decoding='grammar' only"),
         ({"decoding": "grammar", "reasoning_tokens": 3}, "either both or neither"),
         ({"thinking_tokens": 3}, "only with thinking=True"),
-        ({"designer": "fixed", "training": {"steps": 1}}, "only for designer='current'"),
+        ({"designer": "fixed", "training": {"hindsight_steps": 1}}, "only for designer='current'"),
         ({"start": str(tmp_path / "none")}, "start="),
-        ({"decoding": "grammar", "training": {"steps": 1}}, "only with decoding='parsed'"),
         ({"judge": {"url": "http://x"}}, "judge: url='http://x', model='': either both"),
         ({"context": "V7"}, "context='V7': allowed are .*'V6'"),
         ({"modules": {"history": "some"}}, "history='some': allowed are .*'designed'"),

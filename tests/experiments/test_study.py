@@ -345,8 +345,6 @@ def test_tables(two_seeds):
         "answers": 128,
         "validated": 72,
         "engineer_steps": 0,
-        "trial_steps": 0,
-        "trial_answers": 0,
     }
     run = found["runs"][0]
     assert run["used"] == {
@@ -426,7 +424,7 @@ def test_every_study_has_equal_budgets(path, base, tmp_path):
     study = variants.load(f"{path}:{base}")
     config = base_of(path) if base == "tiny" else bases.get_config(base)
     if base != "tiny":
-        if path.stem in ("budget", "designers_sums", "instances_sums"):
+        if path.stem in ("budget", "instances_sums"):
             pytest.skip("for one model alone")
         with pytest.raises(UserError, match=r"model\.path"):
             study.settings(config)
