@@ -16,7 +16,7 @@ import jax
 from experiments import store as files
 from experiments.errors import UserError, user_errors
 from experiments.settings import Settings
-from learner import hub
+from learner.decoder import hub
 from learner.devices import distributed
 
 _CODE = ("mapf_jax", "engineer", "learner", "experiments")

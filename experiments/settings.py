@@ -17,7 +17,8 @@ from engineer.texts import FamilyTexts
 from experiments.errors import UserError, user_errors
 from experiments.families import Family
 from experiments.families.loading import FamilySettings
-from learner import checks, hub
+from learner import checks
+from learner.decoder import hub
 from learner.decoder.config import DTYPES, REMAT
 from learner.training.trainer import GRPOConfig
 

@@ -13,8 +13,8 @@ from typing import Any, TextIO
 
 import jax
 
-from learner import checks, hub, tokens
-from learner.decoder import weights
+from learner import checks, tokens
+from learner.decoder import hub, weights
 from learner.decoder.attention import choose
 from learner.decoder.config import DTYPES, DecoderConfig
 from learner.devices import sharding

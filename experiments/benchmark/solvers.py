@@ -24,8 +24,8 @@ from experiments.errors import UserError, user_errors
 from experiments.policy import Policy, load_params, load_policy
 from experiments.run_checkpoint import RunCheckpoint, find_checkpoint
 from experiments.settings import MeshSettings, ModelSettings, Settings
-from learner import hub, tokens
-from learner.decoder import weights
+from learner import tokens
+from learner.decoder import hub, weights
 from learner.sampling.completer import Completer
 from learner.sampling.sampler import SamplingParams
 from learner.training.grpo_config import GRPOConfig

@@ -23,8 +23,8 @@ from typing import Any
 import jax
 import jinja2
 
-from learner import checks, hub
-from learner.decoder import attention
+from learner import checks
+from learner.decoder import attention, hub
 from learner.decoder.cached_attention import choose_decoding
 from learner.decoder.config import DTYPES, NAMES, REMAT, DecoderConfig, published
 from learner.devices import sharding

@@ -8,8 +8,8 @@ import torch
 from forward_pass import logits
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from learner import hub, tokens
-from learner.decoder import gguf_file, weights
+from learner import tokens
+from learner.decoder import gguf_file, hub, weights
 from learner.decoder.config import DecoderConfig
 
 TOKENS = np.array([[3, 1, 4, 1, 5, 9, 2, 6, 5, 3]], np.int32)

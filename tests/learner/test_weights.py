@@ -13,8 +13,8 @@ import safetensors.numpy
 import torch
 from transformers import AutoTokenizer, GenerationConfig, Qwen3ForCausalLM
 
-from learner import hub, tokens
-from learner.decoder import model, weights
+from learner import tokens
+from learner.decoder import hub, model, weights
 from learner.decoder.config import DecoderConfig
 from learner.devices import sharding
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from learner.checks import first_line
+from learner.decoder import gguf_file
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 #: Configuration, weights, tokenizer and chat template; not the same weights in other formats.
@@ -105,8 +106,6 @@ def _converted(path: Path) -> Path:
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = root / "mapf-frozenlake-rl" / "gguf" / f"{path.stem}-{digest[:16]}"
     if not folder.is_dir():
-        from learner.decoder import gguf_file  # Imports jax, which a folder does not need.
-
         folder.parent.mkdir(parents=True, exist_ok=True)
         gguf_file.convert(path, folder)
     return folder
