@@ -44,7 +44,11 @@ def anchors(path):
 
 
 def test_the_first_page_is_short():
-    assert len((ROOT / "README.md").read_text().split()) < 700
+    text = (ROOT / "README.md").read_text()
+    assert len(text.split()) < 700
+    assert len(text.splitlines()) <= 110
+    claims = text.partition("## What it reaches")[2].partition("\n## ")[0]
+    assert len(re.findall(r"^\| [^|\n-]", claims, re.MULTILINE)) <= 8
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -221,6 +225,16 @@ def test_the_hypotheses_of_the_page_are_those_computed():
     lines = runpy.run_path(str(folder / "hypotheses.py"))["table"]()
     assert len(lines) == 2 + 24
     assert "\n\n" + "\n".join(lines) + "\n\n" in (folder / "README.md").read_text()
+    # The page of all results quotes them: points, p in the study, p over all.
+    registered = re.findall(
+        r"registered \((?:p )?([\d.]+); (?:over all )?([\d.]+)\) \| ([^|]*?\))[ ,]",
+        (ROOT / "docs" / "results.md").read_text(),
+    )
+    assert len(registered) >= 14
+    for p_study, p_all, points in registered:
+        assert any(
+            f" | {points} | " in line and f" | {p_study} | {p_all} | " in line for line in lines
+        )
 
 
 def test_citation():
