@@ -32,7 +32,7 @@ on_all "
     # The Python of the image may be older than 3.11.
     test -x ~/.local/bin/uv || curl -LsSf https://astral.sh/uv/install.sh | sh
     test -d .venv || ~/.local/bin/uv venv --quiet --seed --python 3.12 .venv
-    .venv/bin/pip install -q -e '.[tpu]'
+    .venv/bin/pip install -q -e '.[train,tpu]'
 "
 
 # JAX learns from the machine's metadata who the other hosts are.
