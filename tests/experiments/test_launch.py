@@ -69,6 +69,7 @@ SMALLER = [
     "--config.mesh.data=1",
     "--config.mesh.fsdp=1",
     "--config.training.max_new_tokens=64",
+    "--config.engineer.max_new_tokens=96",
     "--config.training.micro_batch_rows=8",
     "--config.training.sampling_rows=32",
     "--config.validation.max_new_tokens=64",
@@ -104,6 +105,7 @@ def run_script(script, folder, source=ROOT, **environment):
             "REPOSITORY": "https://example.org/lakes",
             "SHARE": "10.0.0.2:/share",
             "JAX_PLATFORMS": "cpu",
+            "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
             **environment,
         },
         capture_output=True,
@@ -160,7 +162,9 @@ def packages(extras):
     for extra in extras:
         for line in setup["options.extras_require"][extra].split():
             own = re.fullmatch(r"mapf-frozenlake-rl\[(.+)\]", line)
-            found |= packages(own[1].split(",")) if own else {re.match(r"[\w-]+(\[\w+\])?", line)[0]}
+            found |= (
+                packages(own[1].split(",")) if own else {re.match(r"[\w-]+(\[\w+\])?", line)[0]}
+            )
     return found
 
 
@@ -221,7 +225,9 @@ def installed(tmp_path_factory):
     """From extras to the interpreter of a fresh environment with a copy of the project and them."""
     folder, made = tmp_path_factory.mktemp("fresh"), {}
     source = folder / "source"
-    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".*", "build", "runs", "*.egg-info"))
+    shutil.copytree(
+        ROOT, source, ignore=shutil.ignore_patterns(".*", "build", "runs", "*.egg-info")
+    )
 
     def install(extras):
         if extras not in made:
@@ -252,6 +258,7 @@ def test_a_recipe_trains_in_a_fresh_environment(name, installed, tmp_path):
         (tmp_path / path.name).symlink_to(path)
     runs = tmp_path / "made"
     environment |= {"INTERPRETER": str(install(kept)), "JAX_NUM_CPU_DEVICES": "1"}
+    environment["JAX_COMPILATION_CACHE_DIR"] = str(source.parent / "cache")
     environment["SMALLER"] = json.dumps([*SMALLER, f"--workdir={runs}"])
     done, _ = run_script(script, tmp_path, source, **environment)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -266,6 +273,23 @@ def test_a_job_of_slurm_is_queued_again_for_what_starting_again_mends(code, agai
     done, calls = run_script(script, tmp_path, CODE=str(code), **environment)
     assert (["scontrol", "requeue", "7"] in calls) == again
     assert done.returncode == (0 if again else code)
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+def test_manifests_follow_the_schemas(path):
+    """No unknown field, wrong type or missing value, by Kubernetes' schemas and JobSet's."""
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    jsonschema = pytest.importorskip("jsonschema")
+    for document in yaml.safe_load_all(path.read_text()):
+        objects = [document]
+        if document["kind"] == "JobSet":
+            schema = Path(__file__).with_name("jobset.json").read_text()
+            jsonschema.validate(document, json.loads(schema))
+            job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "job"}}
+            templates = [one["template"] for one in document["spec"]["replicatedJobs"]]
+            objects = [{**job, **template} for template in templates]
+        for one in objects:
+            kubernetes_validate.validate(one, kubernetes_validate.latest_version(), strict=True)
 
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
