@@ -88,7 +88,7 @@ def facts() -> dict[str, Any]:
     return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "command": shlex.join(["python", *sys.orig_argv[1:]]),
-        "revision": _revision(),
+        "revision": _described(revision()),
         "processor": _processor(),
         "cores": len(cores()),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
@@ -128,16 +128,24 @@ def _processor() -> str:
     return found[1] if found else platform.processor() or platform.machine()
 
 
-def _revision() -> str | None:
-    """The commit of this checkout, marked if tracked files have changes."""
+def revision() -> dict[str, Any]:
+    """`revision`, the commit of this checkout, and `clean`, whether its tracked files are as in it.
+
+    Both are None outside a checkout.
+    """
     git = ["git", "-C", str(Path(__file__).parents[1])]
     try:
-        done = subprocess.run(
-            [*git, "describe", "--always", "--dirty= with changes", "--exclude=*"],
-            capture_output=True,
-            text=True,
-            timeout=10,
+        commit, changed = (
+            subprocess.run(
+                [*git, *command.split()], capture_output=True, text=True, timeout=10, check=True
+            ).stdout.strip()
+            for command in ("rev-parse HEAD", "status --porcelain --untracked-files=no")
         )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    except (OSError, subprocess.SubprocessError):
+        return {"revision": None, "clean": None}
+    return {"revision": commit, "clean": not changed}
+
+
+def _described(found: Mapping[str, Any]) -> str | None:
+    commit = found["revision"]
+    return commit and commit[:9] + ("" if found["clean"] else " with changes")

@@ -21,6 +21,7 @@ from experiments.report.charts import Estimates, Gallery, Lines, Series, on_one_
 from experiments.run_reading import Run, is_run, read_json, read_run
 from experiments.settings import family_of
 from experiments.statistics import minimum_detectable_difference, paired_together
+from experiments.study import provenance
 from experiments.study import results as study_results
 from experiments.study.results import rate, rate_of
 
@@ -111,6 +112,7 @@ def page(root: Path, gallery: Gallery) -> str:
         tested=tested,
         detectable=_detectable(tested) if tested else None,
         short=study_results.shortfalls(found),
+        provenance=provenance.sentences(found),
         learning=[list(map(gallery.add, of(study))) for of in (_mean_curves, _single_curves)],
         configurations=list(map(gallery.add, _configurations(study))),
         parameters=study.family.space.names,

@@ -49,6 +49,12 @@ _SENSITIVITY = flags.DEFINE_string(
     None,
     "Folder of `python -m experiments.sensitivity` in the same regime: a flat one is refused.",
 )
+_AMENDMENT = flags.DEFINE_string(
+    "amendment",
+    None,
+    "Why the registration, the docstring of the study's file, has changed since the first run "
+    "began; the study's pages list it.",
+)
 DRY_RUN = flags.DEFINE_bool(
     "dry_run",
     False,
@@ -97,7 +103,7 @@ def run(
             reporter.line(Table("To be computed", runs.Work._fields, rows).to_markdown())
             return
         workers = None if TABLES_ONLY.value else _WORKERS.value
-        found, whole = runs.compute(root, study, base, workers, reporter)
+        found, whole = runs.compute(root, study, base, workers, reporter, _AMENDMENT.value)
         for line in render("summary.md", found=found, labels=labels(found)).splitlines():
             reporter.line(line)
         if conclude is not None and whole:

@@ -14,6 +14,7 @@
                     of `experiments.study.variants.Budget`
     base            all options of the reference variant's first seed, as in a run's `config.json`
     versions        of the first finished run, as in its `versions.json`; null if there is none
+    provenance      as in `experiments.study.provenance`, without texts; null in older files
     rows            names of the rows of a configuration, ["3", "4", "5"]
     checks          names of the checks
     runs            one object for each variant and seed, variants first:
@@ -73,6 +74,7 @@ from experiments.pages import render
 from experiments.records import Table
 from experiments.run_reading import Run, Validation, read_run
 from experiments.settings import Settings
+from experiments.study import provenance
 from experiments.study.variants import Budget, Study
 from learner.training.trainer import GRPOConfig
 
@@ -158,6 +160,7 @@ def write(
         "budget": {"equal": equal, "differs": differs},
         "base": settings[study.reference][study.seeds[0]].to_dict(),
         "versions": files.read_file(versions[0]) if versions else None,
+        "provenance": provenance.of_study(root),
         "rows": list(points[0]["by_row"]) if points else [],
         "checks": list(points[0]["failed"]) if points else [],
         "runs": runs,
@@ -361,6 +364,7 @@ def markdown(found: Mapping[str, Any]) -> str:
         labels=named,
         shortfalls=shortfalls(found),
         seconds=seconds(found),
+        provenance=provenance.sentences(found),
         tables=tables,
     )
 

@@ -30,7 +30,7 @@ from experiments.errors import UserError
 from experiments.progress import Reporter
 from experiments.settings import EngineerSettings, LogSettings, LoopSettings, Settings
 from experiments.store import RunStore, differences, write_text
-from experiments.study import results
+from experiments.study import provenance, results
 from experiments.study.results import ERROR, FINISHED, run_folder
 from experiments.study.variants import Budget, Study
 from learner.devices import preemption
@@ -235,6 +235,7 @@ def compute(
     base: ml_collections.ConfigDict,
     workers: int | None,
     reporter: Reporter,
+    amendment: str | None = None,
 ) -> tuple[dict[str, Any], bool]:
     """Computes what is missing of a study, and writes its files.
 
@@ -242,23 +243,30 @@ def compute(
       base: the common options of all variants.
       workers: as in `slots`; None computes nothing.
       reporter: shows progress.
+      amendment: see `provenance.register`.
 
     Returns:
       (content of `study.json`, False if interrupted).
 
     Raises:
-      UserError: an option is not allowed, or the study was started with other options.
+      UserError: an option is not allowed, or the study was started with other options or another
+        registration.
     """
     settings = study.settings(base)
     all_jobs = jobs(study, settings)
     with RunStore(root).locked():
-        for job in all_jobs:  # None may have other options than before.
-            if (root / job.folder / "config.json").exists():
-                RunStore(root / job.folder).claim(job.settings)
+        begun = [job for job in all_jobs if (root / job.folder / "config.json").exists()]
+        for job in begun:  # None may have other options than before.
+            RunStore(root / job.folder).claim(job.settings)
         whole = True
+        if workers is not None or (root / provenance.FILE).exists():
+            provenance.register(root, study.registration, bool(begun), amendment)
         if workers is not None:
             places = slots(root, workers, settings[study.reference][study.seeds[0]])
-            whole = Runner(root, all_jobs, places, reporter).run()
+            runner = Runner(root, all_jobs, places, reporter)
+            if runner.waiting:
+                with provenance.session(root):
+                    whole = runner.run()
         shared = {
             (job.variant, job.settings.seed): job.shared
             for job in all_jobs
@@ -293,6 +301,11 @@ class Runner:
         self._running: dict[subprocess.Popen[str], tuple[Job, Slot, float]] = {}
         self._errors: dict[Path, str] = {}
         self._total, self._done, self._seconds = len(self._waiting), 0, 0.0
+
+    @property
+    def waiting(self) -> int:
+        """Number of jobs that have not been started."""
+        return len(self._waiting)
 
     def run(self) -> bool:
         """Computes all unfinished jobs; returns False if interrupted.

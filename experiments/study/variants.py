@@ -100,6 +100,8 @@ class Study:
       reference: name of the variant that the others are compared with.
       seeds: of the runs; the same for every variant, so that runs of one seed are pairs.
       may_differ: parts of the `Budget` in which variants may differ; all others must be equal.
+      registration: what was written down before the first run, see `experiments.study.provenance`;
+        that of a study that was loaded is the docstring of its file.
     """
 
     question: str
@@ -107,6 +109,7 @@ class Study:
     reference: str
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     may_differ: tuple[str, ...] = ()
+    registration: str = ""
 
     def __post_init__(self) -> None:
         names = [variant.name for variant in self.variants]
@@ -179,10 +182,11 @@ def load(config: str) -> Study:
     """
     path = config.replace(".py:", ".py\n").partition("\n")[0]
     with user_errors():
-        study = runpy.run_path(path, run_name="study").get("STUDY")
+        found = runpy.run_path(path, run_name="study")
+    study = found.get("STUDY")
     if not isinstance(study, Study):
         raise UserError(
             f"config={path!r}: holds no STUDY; files with one are in experiments/configs/studies/, "
             "such as experiments/configs/studies/designers.py"
         )
-    return study
+    return dataclasses.replace(study, registration=found.get("__doc__") or "")

@@ -118,7 +118,7 @@ def test_a_round_keeps_its_steps_or_its_configuration_and_says_so(given, capsys)
     assert f"Latest training set\n{kept} are needed\n{repeat}\n" in seen[0]["content"]
     store.write(store.root / "config.json", settings.to_dict())
     shown = page(read_run(store.root), NoCharts(store.root)).partition("<section")[0]
-    assert kept.partition(": ")[2] in shown
+    assert f"kept an earlier configuration: {kept.partition(': ')[2]}" in shown
     assert f"<b>Round 2:</b> {repeat}" in shown
 
 

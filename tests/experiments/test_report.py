@@ -611,12 +611,16 @@ def test_the_verdict_of_a_study_follows_its_corrected_p_values(study_page, tmp_p
     for row in found["comparison"]:
         if row["metric"] == "valid_final" and row["variant"] == "current":
             row["difference"]["p_holm"] = 0.01
+    amended = {"name": "one seed fewer", "date": "2026-02-03", "sha256": "b" * 64}
+    registered = {"date": "2026-01-02", "sha256": "a" * 64, "before_first_run": True}
+    found["provenance"] = {"registration": registered, "amendments": [amended], "sessions": []}
     files.write_file(tmp_path / "study.json", found)
     (tmp_path / "benchmark").mkdir()
     (tmp_path / "benchmark" / "results.md").touch()
     page = check_page(report.write(tmp_path))  # Without the folders of the runs, too.
     assert ("a", "href", "benchmark/results.md") in page.attributes
     assert "Significantly different from nobody <fixed>" in page.text
+    assert f"Amended on 2026-02-03 (one seed fewer): SHA-256 {'b' * 64}." in page.text
     assert "1 of 2 other variants" in page.text
     assert "The folders of the runs are not there" in page.text
 
