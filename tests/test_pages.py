@@ -222,9 +222,11 @@ def _installed(name):
 
 def test_the_hypotheses_of_the_page_are_those_computed():
     folder = ROOT / "docs" / "studies"
-    lines = runpy.run_path(str(folder / "hypotheses.py"))["table"]()
+    script = runpy.run_path(str(folder / "hypotheses.py"))
+    lines, looks = script["hypotheses"](), script["further_looks"]()
     assert len(lines) == 2 + 24
-    assert "\n\n" + "\n".join(lines) + "\n\n" in (folder / "README.md").read_text()
+    for table in (lines, looks):
+        assert "\n\n" + "\n".join(table) + "\n\n" in (folder / "README.md").read_text()
     # The page of all results quotes them: points, p in the study, p over all.
     registered = re.findall(
         r"registered \((?:p )?([\d.]+); (?:over all )?([\d.]+)\) \| ([^|]*?\))[ ,]",

@@ -1,20 +1,24 @@
 """All registered primary hypotheses of the studies, corrected over the whole programme.
 
-Run it in the repository's root to print the table of docs/studies/README.md:
+Run it in the repository's root to print the two tables of docs/studies/README.md, the hypotheses
+and the further looks at the same runs:
 
     PYTHONPATH=. python docs/studies/hypotheses.py
 """
 
+import functools
 import gzip
 import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+import scipy.special
 import scipy.stats
 
-from experiments.statistics import holm, paired
+from experiments.statistics import LEVEL, holm, paired
 
 
 class Family(NamedTuple):
@@ -60,44 +64,128 @@ FAMILIES = (
     Family("late_ladder", _against("uniform", "current mastery"), 2),
 )
 
+LAST, LAST_THREE, MEAN = "last", "last three", "over training"
+LOOKS = (
+    ("designers_ladder current", "designers_ladder uniform", (LAST_THREE, MEAN)),
+    ("fixed_ladder once", "designers_ladder current", (LAST,)),
+    ("fixed_ladder once", "designers_ladder hindsight", (LAST,)),
+    ("fixed_ladder once", "controls_ladder base", (LAST,)),
+    ("fixed_ladder solvable", "designers_ladder current", (LAST,)),
+    ("fixed_ladder learnability", "fixed_ladder once", (LAST_THREE, MEAN)),
+    ("learning_ladder hindsight", "learning_ladder uniform", (LAST_THREE, MEAN)),
+    ("learning_ladder hindsight", "learning_ladder current", (LAST_THREE, MEAN)),
+    ("climbing_ladder current", "climbing_ladder uniform", (LAST_THREE, MEAN)),
+    ("late_ladder current", "late_ladder uniform", (LAST_THREE, MEAN)),
+    ("late_ladder mastery", "late_ladder uniform", (LAST_THREE, MEAN)),
+    ("late_ladder mastery", "late_ladder uniform", ("round 11",)),
+    ("late_ladder base", "late_ladder uniform", ("round 11",)),
+    ("late_ladder current", "late_ladder uniform", ("round 11",)),
+    ("late_ladder current", "late_ladder base", ("round 11",)),
+    ("late_ladder current", "late_ladder mastery", ("round 11",)),
+)
+TAUGHT = ("designers_sums", "controls_ladder", "climbing_ladder", "late_ladder")
 
-def table() -> list[str]:
+
+@functools.cache
+def _study(name: str) -> dict[str, Any]:
+    return json.loads(
+        gzip.decompress((Path(__file__).parent / name / "study.json.gz").read_bytes())
+    )
+
+
+def values(variant: str, measure: str = LAST) -> dict[int, float]:
+    """The fraction of sampled validation answers that are valid, by seed.
+
+    Args:
+      variant: a study and the name of a variant, with a space between.
+      measure: the last validation, the mean of the last three, the area under the curve over
+        training steps, or "round N", the validation after that round, counted from 1.
+    """
+    study, name = variant.split()
+    result = {}
+    for run in _study(study)["runs"]:
+        if run["variant"] == name:
+            points = run["points"]
+            valid = np.array([point["valid"] / point["answers"] for point in points])
+            steps = np.array([point["steps"] for point in points])
+            result[run["seed"]] = float(
+                np.trapezoid(valid, steps) / (steps[-1] - steps[0])
+                if measure == MEAN
+                else valid[-3:].mean()
+                if measure == LAST_THREE
+                else valid[-1 if measure == LAST else int(measure.split()[1])]
+            )
+    return result
+
+
+def _label(variant: str) -> str:
+    study, name = variant.split()
+    return next(v["label"] for v in _study(study)["variants"] if v["name"] == name)
+
+
+def _points(result: dict[str, Any]) -> str:
+    mean, low, high = (100 * result[end] for end in ("mean", "low", "high"))
+    return f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
+
+
+def _lines(*rows: Sequence[str]) -> list[str]:
+    head, *body = ("| " + " | ".join(row) + " |" for row in rows)
+    return [head, "| --- " * len(rows[0]) + "|", *body]
+
+
+def _link(study: str) -> str:
+    return f"[{study}]({study}/README.md)"
+
+
+def hypotheses() -> list[str]:
     """Returns the lines of a Markdown table, one for each primary hypothesis."""
     found = []
-    for family in FAMILIES:
-        path = Path(__file__).parent / family.study / "study.json.gz"
-        study = json.loads(gzip.decompress(path.read_bytes()))
-        labels = {variant["name"]: variant["label"] for variant in study["variants"]}
-        values = {
-            entry["variant"]: entry["values"]
-            for entry in study["comparison"]
-            if entry["metric"] == "valid_final"
-        }
-        results = [paired(values[one], values[other]) for one, other in family.comparisons]
+    for study, comparisons, primary in FAMILIES:
+        pairs = [(f"{study} {one}", f"{study} {other}") for one, other in comparisons]
+        results = [paired(values(one), values(other)) for one, other in pairs]
         corrected = holm([result["p"] for result in results])
-        tested = zip(family.comparisons, results, corrected, strict=True)
-        for pair, result, p_study in itertools.islice(tested, family.primary):
-            title = f"[{family.study}]({family.study}/README.md)"
-            found.append((title, " minus ".join(labels[name] for name in pair), result, p_study))
+        tested = zip(pairs, results, corrected, strict=True)
+        for pair, result, p_study in itertools.islice(tested, primary):
+            found.append((_link(study), " minus ".join(map(_label, pair)), result, p_study))
     p_values = [result["p"] for _, _, result, _ in found]
-    programme = zip(
+    over_all = zip(
         holm(p_values), scipy.stats.false_discovery_control(p_values, method="bh"), strict=True
     )
-    lines = [
-        "| study | hypothesis | points (95 %) | p | Holm, study | Holm, all | BH, all |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for (title, hypothesis, result, p_study), (p_holm, p_bh) in zip(found, programme, strict=True):
-        mean, low, high = (100 * result[end] for end in ("mean", "low", "high"))
-        cells = (
-            title,
-            hypothesis,
-            f"{mean:+.1f} ({low:+.1f} to {high:+.1f})",
-            *(f"{p:.3f}" for p in (result["p"], p_study, p_holm, p_bh)),
-        )
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines
+    return _lines(
+        ("study", "hypothesis", "points (95 %)", "p", "Holm, study", "Holm, all", "BH, all"),
+        *(
+            (study, name, _points(result), *(f"{p:.3f}" for p in (result["p"], p_study, *p_all)))
+            for (study, name, result, p_study), p_all in zip(found, over_all, strict=True)
+        ),
+    )
+
+
+def further_looks() -> list[str]:
+    """Returns the lines of a Markdown table of differences that nobody registered."""
+    rows = []
+    for one, other, measures in LOOKS:
+        studies = dict.fromkeys(variant.split()[0] for variant in (one, other))
+        for measure in measures:
+            result = paired(values(one, measure), values(other, measure))
+            names = f"{_label(one)} minus {_label(other)}"
+            rows.append((", ".join(map(_link, studies)), names, measure, _points(result)))
+    for measure in (LAST, LAST_THREE, MEAN):
+        rows.append(("pooled over four", "current minus base", measure, _points(pooled(measure))))
+    return _lines(("study", "difference", "validation", "points (95 %)"), *rows)
+
+
+def pooled(measure: str) -> dict[str, float]:
+    """Current minus base checkpoint over `TAUGHT`, weighted by inverse squared standard errors."""
+    means, weights = [], []
+    for study in TAUGHT:
+        result = paired(values(f"{study} current", measure), values(f"{study} base", measure))
+        differences = np.array(list(result["values"].values()))
+        means.append(differences.mean())
+        weights.append(len(differences) / differences.var(ddof=1))
+    mean = float(np.average(means, weights=weights))
+    half = float(scipy.special.ndtri((1 + LEVEL) / 2) / np.sqrt(np.sum(weights)))
+    return {"mean": mean, "low": mean - half, "high": mean + half}
 
 
 if __name__ == "__main__":
-    print("\n".join(table()))
+    print("\n".join([*hypotheses(), "", *further_looks()]))
