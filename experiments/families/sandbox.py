@@ -1,30 +1,54 @@
-"""Runs functions in a process of their own, where hangs, crashes and writes do no harm.
+"""Runs functions in processes of their own, where hangs, crashes and writes do no harm.
 
-Third-party verifiers evaluate what a model wrote, some of them literally. `Sandbox` runs the
-functions of a file with limits on time and memory, and lets them neither write files nor start
-processes nor open sockets. It guards against accidents, not against an attacker. The sandboxed
-process runs this file too, so it imports nothing heavy.
+Third-party verifiers evaluate what a model wrote, some of them literally. `Sandbox` limits time and
+memory and hides the environment. On Linux with libseccomp the kernel also refuses what reaches out:
+writing files, starting processes, opening sockets, signals. It guards against accidents: code that
+a function evaluates can change what the function returns, then and later.
+
+A reply counts only with the random id of its request, and is JSON. (The pools pebble and loky
+unpickle replies, so what they run could run code here.) The processes run this file too, so it
+imports nothing heavy.
 """
 
+import contextlib
+import errno
 import functools
 import json
-import math
+import logging
 import os
+import queue
 import resource
 import runpy
+import secrets
+import select
 import signal
+import socket
 import subprocess
 import sys
+import time
+import traceback
 from pathlib import Path
 from typing import Any
 
+WORKERS = min(4, os.cpu_count() or 1)
+"""Processes of a sandbox, and so calls at once."""
+
 MEMORY = 4 << 30  # Bytes of address space, in addition to a file's imports.
 _WAIT = 10  # Limit on wall time, as a multiple of that on processor time.
-_REFUSED = (
-    "ctypes.", "os.chmod", "os.chown", "os.exec", "os.fork", "os.kill", "os.link", "os.mkdir",
-    "os.posix_spawn", "os.remove", "os.rename", "os.rmdir", "os.spawn", "os.symlink", "os.system",
-    "os.truncate", "os.utime", "pty.spawn", "shutil.", "socket.", "subprocess.",
-)  # fmt: skip
+_START = 60.0  # Seconds of processor time for a file's imports.
+_MOST = 1 << 28  # Bytes of a reply.
+_REFUSED = """
+    fork vfork execve execveat kill tkill tgkill rt_sigqueueinfo rt_tgsigqueueinfo pidfd_open
+    pidfd_getfd pidfd_send_signal ptrace process_vm_readv process_vm_writev setrlimit setpriority
+    socket connect bind listen io_uring_setup mq_open msgget semget shmget creat openat2
+    open_by_handle_at mkdir mkdirat mknod mknodat rmdir unlink unlinkat rename renameat renameat2
+    link linkat symlink symlinkat truncate ftruncate fallocate chmod fchmod fchmodat 452 chown
+    fchown lchown fchownat utime utimes futimesat utimensat setxattr lsetxattr fsetxattr removexattr
+    lremovexattr fremovexattr 463 466 469 mount umount2 pivot_root chroot setns unshare move_mount
+    fsopen open_tree bpf keyctl add_key request_key perf_event_open userfaultfd sethostname
+    setdomainname reboot settimeofday clock_settime adjtimex clock_adjtime init_module finit_module
+    delete_module kexec_load acct swapon swapoff quotactl
+"""  # By number, as few versions know their names: fchmodat2, {set,remove}xattrat, file_setattr.
 
 
 class SandboxError(RuntimeError):
@@ -36,18 +60,21 @@ class OutOfTimeError(SandboxError):
 
 
 class Sandbox:
-    """Runs functions of one file; the process starts at the first call and after each failure.
+    """Runs functions of one file, in several threads if they call at once.
 
     Args:
-      path: a Python file, whose imports are neither limited nor timed.
+      path: a Python file; its imports see the environment and have limits on time alone.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._process: subprocess.Popen[str] | None = None
+        self._path = str(path)
+        self._idle: queue.LifoQueue[_Process | None] = queue.LifoQueue()  # None may be started.
+        for _ in range(WORKERS):
+            self._idle.put(None)
+        self._late: set[str] = set()
 
     def call(self, name: str, *arguments: Any, seconds: float) -> Any:
-        """Calls a function and returns its value.
+        """Calls a function and returns its value; a call that ran out of time is not made again.
 
         Args:
           name: of the function, or OBJECT.METHOD.
@@ -56,87 +83,190 @@ class Sandbox:
 
         Raises:
           OutOfTimeError: it took longer.
-          SandboxError: it raised, or its process ended.
+          SandboxError: it raised, or its process ended or broke the protocol.
         """
-        process = self._process = self._process or self._start()
-        assert process.stdin is not None
-        assert process.stdout is not None
+        request = json.dumps([name, arguments, seconds])
+        if request in self._late:
+            raise OutOfTimeError(f"{name}: more than {seconds:g} s of processor time")
+        process = self._idle.get()
         try:
-            process.stdin.write(json.dumps([name, arguments, seconds]) + "\n")
-            process.stdin.flush()
-            reply = process.stdout.readline()
-        except BrokenPipeError:
-            reply = ""
-        if not reply:
-            code = self.close()
-            if code in (-signal.SIGPROF, -signal.SIGALRM):
-                raise OutOfTimeError(f"{name}: more than {seconds:g} s of processor time")
-            raise SandboxError(f"{name}: its process ended with {code}")
-        value, error = json.loads(reply)
+            process = process or _Process(self._path)
+            value, error = process.exchange(request, seconds)
+        except BaseException as raised:  # Ctrl-C too: the reply may still come.
+            if process:
+                process.end()
+            process = None
+            if isinstance(raised, OutOfTimeError):
+                self._late.add(request)
+            if isinstance(raised, SandboxError):
+                raise type(raised)(f"{name}: {raised}") from None
+            raise
+        finally:
+            self._idle.put(process)
         if error:
             raise SandboxError(f"{name}: {error}")
         return value
 
-    def close(self) -> int | None:
-        """Ends the process, if any, and returns its exit code."""
-        process, self._process = self._process, None
-        if process is None:
-            return None
-        process.communicate()
-        return process.returncode
+    def close(self) -> None:
+        """Ends the processes; later calls start new ones."""
+        for process in [self._idle.get() for _ in range(WORKERS)]:
+            if process:
+                process.end()
+            self._idle.put(None)
 
-    def _start(self) -> subprocess.Popen[str]:
-        one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+class _Process:
+    """A process that has imported a file and answers one request after the other.
+
+    Raises:
+      SandboxError: the import failed, or took too long.
+    """
+
+    def __init__(self, path: str) -> None:
         # Accelerators belong to the run; a file may import whatever the run can.
-        run = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}
-        return subprocess.Popen(
-            [sys.executable, "-P", "-B", __file__, str(self._path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, **one_thread, **run, "PYTHONHASHSEED": "0"},
-            text=True,
-        )
+        kept = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}
+        kept |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+        self._channel, theirs = socket.socketpair()
+        self._channel.setblocking(False)
+        with theirs:
+            self._popen = subprocess.Popen(
+                [sys.executable, "-P", "-B", __file__, path],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=kept,
+                start_new_session=True,
+            )
+        try:
+            imports = json.dumps(["", [dict(os.environ)], _START])
+            confined, error = self.exchange(imports, _START)
+            if error:
+                raise SandboxError(error)
+        except BaseException:
+            self.end()
+            raise
+        if not confined:
+            _warn()
+
+    def exchange(self, request: str, seconds: float) -> tuple[Any, str]:
+        """Sends a request and returns the value and the error of its reply.
+
+        Raises:
+          OutOfTimeError: it took longer than `seconds`.
+          SandboxError: the process ended, or something else came than the reply.
+        """
+        identity, reply = secrets.token_hex(16), bytearray()
+        left = memoryview(f"{identity} {request}\n".encode())
+        wall, processor = time.monotonic() + _WAIT * seconds, self._processor_time() + seconds
+        poll = select.poll()
+        while not reply.endswith(b"\n"):
+            patience = min(wall - time.monotonic(), processor - self._processor_time())
+            if patience <= 0:
+                raise OutOfTimeError(f"more than {seconds:g} s of processor time")
+            poll.register(self._channel, select.POLLOUT if left else select.POLLIN)
+            if not poll.poll(1000 * patience):
+                continue
+            try:
+                if left:
+                    left = left[self._channel.send(left) :]
+                    continue
+                part = self._channel.recv(1 << 20)
+            except ConnectionError:
+                part = b""
+            reply += part
+            if not part:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._popen.wait(1)
+                raise SandboxError(f"its process ended with {self._popen.returncode}")
+            if len(reply) > _MOST:
+                raise SandboxError(f"it returned more than {_MOST} bytes")
+        with contextlib.suppress(ValueError, RecursionError):
+            said, _, value = reply.decode().partition(" ")
+            if said == identity:
+                return json.loads(value)
+        raise SandboxError("something else was written where its reply goes")
+
+    def end(self) -> None:
+        """Ends the process and those that its imports started."""
+        self._channel.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._popen.pid, signal.SIGKILL)
+        self._popen.wait()
+
+    def _processor_time(self) -> float:
+        """Seconds of the process so far; 0 where others may not read its clock, as on macOS."""
+        with contextlib.suppress(OSError):
+            return time.clock_gettime(~self._popen.pid << 3 | 2)  # See clock_getcpuclockid(3).
+        return 0.0
 
 
-def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
-    writes = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-    if event.startswith(_REFUSED) or (event == "open" and (arguments[2] or 0) & writes):
-        raise PermissionError(f"{event} is not allowed here")
+@functools.cache
+def _warn() -> None:
+    logging.warning(
+        "functions of families can write files and open connections here; on Linux with "
+        "libseccomp, pip install pyseccomp keeps them from it"
+    )
 
 
 def _serve(path: str) -> None:
-    """Answers calls, one per line, until the other side closes its end."""
-    requests, replies = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for standard in (0, 1):  # Keeps the functions' own input and output out of the protocol.
-        os.dup2(nothing, standard)
-    for signum in (signal.SIGTERM, signal.SIGINT):  # The other side may finish its step.
-        signal.signal(signum, signal.SIG_IGN)
-    functions = runpy.run_path(path, run_name="family")
-    if jax := sys.modules.get("jax"):
-        jax.devices()  # Its threads, one for each core, reserve address space too.
-    statm = Path("/proc/self/statm")  # Only Linux has it; its first number is of pages.
-    taken = int(statm.read_text().split()[0]) * resource.getpagesize() if statm.exists() else 0
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY + taken, MEMORY + taken))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    sys.addaudithook(_refuse)
+    """Answers requests, one per line, until the other side closes its end."""
+    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(0), "wb")
+    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+    functions: dict[str, Any] = {"": lambda environment: _import(path, environment, functions)}
     for line in requests:
-        name, arguments, seconds = json.loads(line)
-        # The signals end the process, even within C code.
-        signal.setitimer(signal.ITIMER_PROF, seconds)
-        signal.alarm(math.ceil(_WAIT * seconds))
+        identity, _, request = line.decode().partition(" ")
+        name, arguments, seconds = json.loads(request)
+        signal.alarm(int(2 * _WAIT * seconds) + 1)  # Ends the process if nobody else is left to.
         try:
             first, *rest = name.split(".")
             value = functools.reduce(getattr, rest, functions[first])(*arguments)
             # Numbers and arrays of NumPy become those of Python.
             reply = json.dumps([value, ""], default=lambda one: one.tolist())
         except BaseException as error:
-            reply = json.dumps([None, f"{type(error).__name__}: {error}"])
-        signal.setitimer(signal.ITIMER_PROF, 0)
+            reply = json.dumps([None, _told(error, path)])
         signal.alarm(0)
-        replies.write(reply + "\n")
+        replies.write(f"{identity} {reply}\n".encode())
         replies.flush()
+
+
+def _told(error: BaseException, path: str) -> str:
+    """An error with the last of its lines in a file, or the very last one."""
+    frames = traceback.extract_tb(error.__traceback__)
+    at = ([frame for frame in frames if frame.filename == path] or frames)[-1]
+    place = f"{os.path.basename(at.filename)}:{at.lineno}, in {at.name}"
+    return f"{type(error).__name__}: {str(error)[:2000]} ({place})"
+
+
+def _import(path: str, environment: dict[str, str], functions: dict[str, Any]) -> bool:
+    """Imports a file, then confines the process; whether the kernel refuses what reaches out."""
+    kept = dict(os.environ)
+    os.environ.update({k: v for k, v in environment.items() if not k.startswith(("JAX_", "XLA_"))})
+    os.environ.update(kept)
+    functions.update(runpy.run_path(path, run_name="family"))
+    os.environ.clear()
+    os.environ.update(kept)
+    if jax := sys.modules.get("jax"):
+        jax.devices()  # Its threads, one for each core, reserve address space too.
+    statm = Path("/proc/self/statm")  # Only Linux has it; its first number is of pages.
+    taken = int(statm.read_text().split()[0]) * resource.getpagesize() if statm.exists() else 0
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY + taken, MEMORY + taken))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    try:
+        from pyseccomp import ALLOW, ERRNO, MASKED_EQ, NE, Arg, Attr, SyscallFilter
+    except (ImportError, RuntimeError):  # RuntimeError: there is no libseccomp.
+        return False
+    rules, refuse = SyscallFilter(ALLOW), ERRNO(errno.EPERM)
+    rules.set_attr(Attr.CTL_TSYNC, 1)
+    for name in _REFUSED.split():
+        rules.add_rule(refuse, int(name) if name.isdecimal() else name)
+    for name, argument in (("open", 1), ("openat", 2)):
+        for flag in (os.O_WRONLY, os.O_RDWR, os.O_CREAT, os.O_TRUNC):
+            rules.add_rule(refuse, name, Arg(argument, MASKED_EQ, flag, flag))
+    rules.add_rule(refuse, "clone", Arg(0, MASKED_EQ, 1 << 16, 0))  # CLONE_THREAD: not a thread.
+    rules.add_rule(ERRNO(errno.ENOSYS), "clone3")
+    rules.add_rule(refuse, "prlimit64", Arg(2, NE, 0))
+    rules.load()
+    return True
 
 
 if __name__ == "__main__":

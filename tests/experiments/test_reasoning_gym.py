@@ -12,7 +12,6 @@ from engineer.record import RoundRecord, RunRecord
 from engineer.space import Configuration
 from experiments.families.loading import FamilySettings
 from experiments.families.reasoning_gym.family import ReasoningGym, ReasoningGymOptions, sandbox
-from experiments.families.sandbox import OutOfTimeError, Sandbox, SandboxError
 from learner.chat import Completion
 
 CURRICULA = pytest.importorskip("reasoning_gym.factory").CURRICULA
@@ -186,41 +185,3 @@ def test_completions_that_would_run_as_code_do_no_harm(tmp_path):
     assert found.records[0]["failed"] == ["scored"]
     assert "more than 0.6 s" in found.records[0]["why"]
     assert "expected: any" not in family.text(problems[0], "9")
-
-
-@pytest.fixture
-def box(tmp_path):
-    path = tmp_path / "functions.py"
-    path.write_text(
-        "import os, sys, time\n"
-        "def add(a, b): print('noise'); return a + b\n"
-        "def fail(): raise KeyError('k')\n"
-        "def spin():\n"
-        "    while True: pass\n"
-        "def sleep(): time.sleep(60)\n"
-        "def leave(): os._exit(3)\n"
-        "def fill(): return len(bytearray(1 << 40))\n"
-        "def read(): return sys.stdin.read()\n"
-        "def write(path): open(path, 'w')\n"
-    )
-    box = Sandbox(path)
-    yield box
-    box.close()
-
-
-def test_a_sandbox_answers_after_every_failure(box, tmp_path):
-    for name, kind, message in (
-        ("fail", SandboxError, "fail: KeyError: 'k'"),
-        ("spin", OutOfTimeError, "spin: more than 0.1 s"),
-        ("sleep", OutOfTimeError, "sleep: more than 0.1 s"),
-        ("leave", SandboxError, "leave: its process ended with 3"),
-        ("fill", SandboxError, "fill: MemoryError"),
-        ("nothing", SandboxError, "nothing: KeyError"),
-    ):
-        with pytest.raises(kind, match=message):
-            box.call(name, seconds=0.1)
-        assert box.call("add", 1, 2, seconds=1.0) == 3
-    assert box.call("read", seconds=1.0) == ""
-    with pytest.raises(SandboxError, match="write: PermissionError: open is not allowed here"):
-        box.call("write", str(tmp_path / "written"), seconds=1.0)
-    assert not (tmp_path / "written").exists()
