@@ -22,7 +22,7 @@ from absl import logging as absl_logging
 from experiments import agreement, command_line, options, process
 from experiments import settings as settings_lib
 from experiments.errors import UserError, user_errors
-from experiments.families import NoProblemError
+from experiments.families import FamilyError
 from experiments.progress import Reporter
 from experiments.settings import Settings
 from experiments.store import RunStore
@@ -79,7 +79,7 @@ def main(argv: Sequence[str]) -> None:
     reporter = Reporter(quiet=not distributed.is_first())
     try:
         _run(reporter)
-    except (UserError, NoProblemError, NonFiniteError) as error:
+    except (UserError, FamilyError, NonFiniteError) as error:
         logging.debug("where the error was raised", exc_info=True)
         sys.exit(f"error: {checks.one_line(error)}")
     except preemption.Preempted as asked:

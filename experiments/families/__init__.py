@@ -2,6 +2,7 @@
 
 from experiments.families.data_set import DataSet as DataSet
 from experiments.families.family import Family as Family
+from experiments.families.family import FamilyError as FamilyError
 from experiments.families.family import Generated as Generated
 from experiments.families.family import GeneratedRow as GeneratedRow
 from experiments.families.family import NoProblemError as NoProblemError

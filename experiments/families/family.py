@@ -8,10 +8,14 @@ completions. Problems are JSON-able mappings, so that a run can store them in re
 import collections
 import dataclasses
 import itertools
+import json
+import logging
 import re
 import string
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -21,8 +25,10 @@ import numpy as np
 from engineer.evidence import FailureBreakdown
 from engineer.space import Configuration, ConfigurationSpace, round_fractions
 from engineer.texts import FamilyTexts
-from experiments.families.sandbox import SandboxError
-from learner import tokens
+from experiments.families import sandbox, shapes
+from experiments.families.sandbox import OutOfTimeError, SandboxError
+from experiments.families.shapes import ShapeError
+from learner import checks, tokens
 from learner.chat import Completion, Message
 from learner.devices import distributed
 from learner.training.task import Scores, Task
@@ -37,6 +43,9 @@ Record = Mapping[str, Any]
 _WORD = re.compile(r" ?[A-Za-z_]{2,}|</?[a-z]+>| \d\.\d\d(?!\d)")
 _MOST_WORDS = 256
 _MENTION = re.compile(r"[\s`'\"*.]*(?:and[\s`'\"*.]*|\u2026)?", re.IGNORECASE)
+_SAID: set[str] = set()  # Kinds of errors of which the user has heard.
+# A run ends once verification has lost so many seconds, and so much of the time of its task.
+_MOST_LOST_SECONDS, _MOST_LOST_FRACTION = 600.0, 0.5
 
 SCORED, NOT_SCORED = "scored", "could not be scored"
 """The check that fails if verification itself fails, and what to call that."""
@@ -52,7 +61,11 @@ def last_answer(text: str) -> str:
     return ([block for block in blocks if not _MENTION.fullmatch(block)] or blocks)[-1]
 
 
-class NoProblemError(ValueError):
+class FamilyError(ValueError):
+    """A run cannot go on with a family as it is."""
+
+
+class NoProblemError(FamilyError):
     """No problem of a configuration could be made."""
 
 
@@ -112,12 +125,14 @@ class Family(ABC):
       validation_options: names of its own options, `--config.FAMILY.NAME`, that determine the
         problems of `validation`.
       token_cost: subtracted from the reward for each token of a completion; an option of the run.
+      reward_range: the least and the largest reward of a record, before the cost of tokens.
     """
 
     space: ConfigurationSpace
     texts: FamilyTexts
     validation_options: Sequence[str] = ()
     token_cost: float = 0.0
+    reward_range: tuple[float, float] = (0.0, 1.0)
 
     @abstractmethod
     def generate(
@@ -157,9 +172,11 @@ class Family(ABC):
             made = self.generate(typed, Configuration.from_dict(config), *wanted)
         except NoProblemError as error:
             return {"problems": [], "rows": {}, "notes": [str(error)]}
+        if not isinstance(made, Generated):
+            raise TypeError(f"generate returned {type(made).__name__}; see self.generated")
         if type(self).task is Family.task:
-            for problem in made.problems:
-                self.prompt(problem)  # A problem without a prompt would end the run later.
+            for problem in made.problems:  # One without a prompt would end the run later.
+                shapes.check(self.prompt(problem), str, "prompt")
         return dataclasses.asdict(made)
 
     def counts(self, config: Configuration, count: int) -> dict[str, int]:
@@ -214,7 +231,59 @@ class Family(ABC):
         `violation_time`, `gap` and `features` (see `FailureBreakdown.from_records`), `accuracy`
         (the reward without shaping such as length), and any other fields.
         """
-        return ProblemTask(problems, self.prompt, self.verify, self.token_cost)
+        return ProblemTask(problems, self.prompt, self.verify, self.token_cost, self.check_record)
+
+    def check_record(self, record: Record) -> None:
+        """Checks that a record of `verify` is as `task` says.
+
+        Raises:
+          ShapeError: names a field.
+        """
+        shape = {
+            "group": frozenset(self.space.rows),
+            "failed": [frozenset(self.texts.checks)],
+            "valid": bool,
+            "optimal?": bool,
+            "reward?": tuple(self.reward_range),
+            "accuracy?": float,
+            "violation_time?": int,
+            "gap?": float,
+            "features?": [str],
+        }
+        shapes.check(record, shape, "verify")
+        if record["valid"] == bool(record["failed"]):
+            raise ShapeError(f"verify.valid={record['valid']}: failed={record['failed']}")
+        if record.get("optimal") and not record["valid"]:
+            raise ShapeError("verify.optimal=True: allowed is False where valid is")
+
+    def check_generated(self, found: Mapping[str, Any], count: int, exclude: Any) -> None:
+        """Checks that `generate` did what it should.
+
+        Args:
+          found: of `generate_plain`.
+          count, exclude: as in `generate`.
+
+        Raises:
+          ShapeError: names a field.
+        """
+        rows = frozenset(self.space.rows)
+        row = {"asked": int, "made": int, "achieved": {"*": float}, "details?": {}}
+        problem = {"group": rows} if type(self).task is Family.task else {}
+        shape = {"problems": [problem], "rows": {"*": row}, "notes": [str]}
+        shapes.check(found, shape, "generate")
+        for name in found["rows"]:
+            shapes.check(name, rows, "generate.rows")
+        if len(found["problems"]) > count:
+            raise ShapeError(f"generate: {len(found['problems'])} problems; allowed are {count}")
+
+        def contents(problems: Sequence[Problem]) -> list[str]:
+            return [json.dumps({**p, "id": 0}, sort_keys=True) for p in problems]
+
+        made = contents(found["problems"])
+        if len({*made}) < len(made):
+            raise ShapeError("generate: a problem is there twice; allowed are distinct ones")
+        if not {*made}.isdisjoint(contents(exclude)):
+            raise ShapeError("generate: a problem of `exclude` is there")
 
     @property
     def validation(self) -> Configuration:
@@ -282,15 +351,17 @@ class Family(ABC):
 
 
 class ProblemTask(Task):
-    """A `Task` without state whose completions are verified one by one.
+    """A `Task` without state whose completions are verified one by one, in several threads.
 
     Args:
       problems: what to pose.
       prompt: the text of a problem's only message.
       verify: from a problem and the text of a completion to a record as in `Family.task`. Defaults
         are the problem's `group`, `valid` if no check failed, and a `reward` of 1 for a valid
-        completion and 0 otherwise. After a `SandboxError` the only failed check is `SCORED`.
+        completion and 0 otherwise. After a `SandboxError`, and for a record that `check` rejects,
+        the only failed check is `SCORED`.
       token_cost: subtracted from the reward for each token of a completion.
+      check: raises `ShapeError` for a record that is not as it should be.
     """
 
     def __init__(
@@ -299,9 +370,11 @@ class ProblemTask(Task):
         prompt: Callable[[Problem], str],
         verify: Callable[[Problem, str], Record],
         token_cost: float = 0.0,
+        check: Callable[[Record], None] = lambda record: None,
     ) -> None:
         self._problems, self._prompt, self._verify = problems, prompt, verify
-        self._token_cost = token_cost
+        self._token_cost, self._check = token_cost, check
+        self._begin, self._lost = time.monotonic(), 0.0
 
     def __len__(self) -> int:
         return len(self._problems)
@@ -311,21 +384,61 @@ class ProblemTask(Task):
         return [{"role": "user", "content": self._prompt(self._problems[index])}]
 
     def score(self, indices: np.ndarray, completions: Sequence[Completion]) -> Scores:
-        """A record and a reward for each completion; verification is split over processes."""
+        """A record and a reward for each completion; verification is split over processes.
 
-        def record(i: int) -> Record:
-            problem = self._problems[int(indices[i])]
-            try:
-                found = self._verify(problem, completions[i].answer)
-            except SandboxError as error:
-                found = {"failed": [SCORED], "reward": 0.0, "why": str(error)}
-            known = {"group": problem["group"]} if "group" in problem else {}
-            return {**known, "valid": not found["failed"], **found}
+        The metric `seconds_lost` is there if verification ran out of time.
 
-        records = distributed.sharded_map(lambda rows: [record(i) for i in rows], len(completions))
-        scores = [float(record.get("reward", record["valid"])) for record in records]
+        Raises:
+          FamilyError: most of the time of this task was lost like that.
+        """
+
+        def verified(i: int) -> tuple[Record, float]:
+            begin = time.monotonic()
+            record, out_of_time = self._record(self._problems[int(indices[i])], completions[i])
+            return record, time.monotonic() - begin if out_of_time else 0.0
+
+        with ThreadPoolExecutor(sandbox.WORKERS) as pool:
+            found = distributed.sharded_map(
+                lambda rows: list(pool.map(verified, rows)), len(completions)
+            )
+        records = [record for record, _ in found]
+        metrics = self._count_lost(sum(seconds for _, seconds in found))
+        given = [(record.get("reward"), record["valid"]) for record in records]
+        scores = [float(valid if reward is None else reward) for reward, valid in given]
         if self._token_cost:
             records = [{**r, "accuracy": s} for r, s in zip(records, scores, strict=True)]
         lengths = np.array([completion.num_tokens for completion in completions])
         rewards = np.asarray(scores - self._token_cost * lengths, np.float32)
-        return Scores(rewards=rewards, records=records)
+        return Scores(rewards=rewards, metrics=metrics, records=records)
+
+    def _record(self, problem: Problem, completion: Completion) -> tuple[Record, bool]:
+        """The record of a completion, and whether its verification ran out of time."""
+        known = {"group": problem["group"]} if "group" in problem else {}
+        try:
+            found = self._verify(problem, completion.answer)
+            shapes.check(found, {"failed": [str]}, "verify")
+            record = {**known, "valid": not found["failed"], **found}
+            self._check(record)
+        except (SandboxError, ShapeError) as error:
+            _say_once(type(error).__name__, checks.one_line(error))
+            failed = {"valid": False, "failed": [SCORED], "reward": 0.0, "why": str(error)}
+            return {**known, **failed}, isinstance(error, OutOfTimeError)
+        return record, False
+
+    def _count_lost(self, seconds: float) -> dict[str, float]:
+        """Adds seconds lost by all workers of all processes; the metric that says so, if any."""
+        self._lost += seconds / (sandbox.WORKERS * distributed.num_processes())
+        if self._lost > _MOST_LOST_SECONDS:
+            passed = distributed.on_first(lambda: time.monotonic() - self._begin)
+            if self._lost > _MOST_LOST_FRACTION * passed:
+                raise FamilyError(
+                    f"verification ran out of time for {self._lost:.0f} of {passed:.0f} s; lower "
+                    "its limit (verify_seconds, or reasoning_gym.seconds), or make it faster"
+                )
+        return {"seconds_lost": round(seconds, 2)} if seconds else {}
+
+
+def _say_once(kind: str, why: str) -> None:
+    if kind not in _SAID:
+        _SAID.add(kind)
+        logging.warning("a completion could not be scored: %s (said once; see answers.jsonl)", why)

@@ -18,6 +18,7 @@ from experiments.families.lakes.family import Lakes
 from experiments.families.lakes.options import LakesOptions
 from experiments.families.reasoning_gym.family import ReasoningGym, ReasoningGymOptions
 from experiments.families.sandbox import Sandbox, SandboxError
+from experiments.families.shapes import ShapeError
 from experiments.families.words import Words
 from learner import checks
 
@@ -40,6 +41,7 @@ def _sandbox(path: Path, contents: bytes) -> Sandbox:
 
 
 def _generated(
+    family: Family,
     call: Callable[..., Any],
     seconds: float,
     key: jax.Array,
@@ -50,15 +52,19 @@ def _generated(
     """Calls a user's `generate_plain` with a limit of `seconds` per problem.
 
     Raises:
-      NoProblemError: the call failed.
+      NoProblemError: the call failed, or returned something else than it should.
     """
     plain_key = np.asarray(jax.random.key_data(key)).tolist(), str(jax.random.key_impl(key))
-    wanted = config.to_dict(), count, [dict(problem) for problem in exclude]
+    excluded = [dict(problem) for problem in exclude]
+    asked = config.to_dict(), count, excluded
     try:
-        found = call(*plain_key, *wanted, seconds=_STARTING + seconds * count)
+        found = call(*plain_key, *asked, seconds=_STARTING + seconds * count)
+        family.check_generated(found, count, excluded)
     except SandboxError as error:
         # Users do not know `generate_plain`.
         raise NoProblemError(f"generate: {str(error).partition(': ')[2]}") from error
+    except ShapeError as error:
+        raise NoProblemError(str(error)) from error
     rows = {name: families.GeneratedRow(**row) for name, row in found["rows"].items()}
     return Generated(found["problems"], rows, found["notes"])
 
@@ -151,7 +157,7 @@ class FamilySettings:
         call, seconds = _sandbox(path, path.read_bytes()).call, self.verify_seconds
         generate = functools.partial(call, f"{attribute}.generate_plain")
         vars(family).update(  # Instance attributes shadow the methods.
-            generate=functools.partial(_generated, generate, seconds),
+            generate=functools.partial(_generated, family, generate, seconds),
             verify=functools.partial(call, f"{attribute}.verify", seconds=seconds),
         )
         return family
