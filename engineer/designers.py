@@ -33,6 +33,8 @@ class Design(JsonValue):
       kept_previous: True if an earlier configuration is used, because none was proposed or the last
         one was rejected (it may still be clipped to the bounds of the space; see `repairs`).
       reason: why an earlier configuration was kept; empty if none was.
+      nothing: why a model that was asked designed nothing, whatever `config` is: no answer, none
+        that can be read, or `proposal.designs_nothing`; empty if it designed something.
       summary: the explanation that a context with module S carries forward; empty if the context
         did not ask for one.
     """
@@ -44,6 +46,7 @@ class Design(JsonValue):
     repairs: tuple[str, ...] = ()
     kept_previous: bool = False
     reason: str = ""
+    nothing: str = ""
     summary: str = ""
 
 
@@ -107,12 +110,14 @@ class ModelDesigner:
                 context_messages=tuple(messages),
                 raw_texts=tuple(texts),
                 repairs=(*left_out, *repairs),
+                nothing=proposal.designs_nothing(read, config, record.config, space),
                 summary=read.explanation if self.spec.summary else "",
             )
         return dataclasses.replace(
             keep(record, space, self.source, "; ".join(reasons)),
             context_messages=tuple(messages),
             raw_texts=tuple(texts),
+            nothing="no answer could be read" if texts else "no answer",
             summary=(self.spec.summary and record.summary) or "",  # Of the kept configuration.
         )
 

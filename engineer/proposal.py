@@ -271,6 +271,31 @@ def project(
     return Configuration.from_cells(numbers), tuple(repairs)
 
 
+def designs_nothing(
+    raw: Proposal, config: Configuration, previous: Configuration, space: ConfigurationSpace
+) -> str:
+    """Why a proposal is no design, empty if it is one.
+
+    Either it has the same numbers for all of several rows, so that it says nothing about any, or
+    its projection `config` is the previous configuration, but for rounding. Fractions that had to
+    be rescaled are still a design, of weights.
+    """
+
+    def rounding(name: str) -> float:
+        return 0.51 * 10.0 ** -space.parameter(name).decimals
+
+    def constant(name: str) -> bool:
+        column = [raw.values[row][name] for row in space.rows if name in raw.values.get(row, {})]
+        # Fractions that sum to 1 may differ by one unit, as 0.33, 0.33 and 0.34 do.
+        return len(column) == len(space.rows) and max(column) - min(column) <= 2 * rounding(name)
+
+    if len(space.rows) > 1 and all(map(constant, space.names)):
+        return f"the same numbers for all {plural(space.label)}"
+    if all(abs(config[cell] - previous[cell]) <= rounding(cell[1]) for cell in space.cells):
+        return "the previous configuration again"
+    return ""
+
+
 def render_config(config: Configuration, space: ConfigurationSpace) -> str:
     """The configuration in the form requested of an engineer; `parse` is the inverse.
 

@@ -127,4 +127,5 @@ def describe(design: Mapping[str, Any]) -> str:
         for row, numbers in design["config"].items()
     )
     kept = f" (kept: {design['reason']})" if design["kept_previous"] else ""
-    return f"; next: {config}{kept}"
+    nothing = design.get("nothing")  # Older runs lack this field.
+    return f"{f'; designed nothing: {nothing}' if nothing else ''}; next: {config}{kept}"

@@ -101,10 +101,12 @@ def of_design(store: RunStore, folder: Path) -> dict[str, float | str]:
     """Metrics of a design: repairs, tries, and a text with the configuration and the answers."""
     design: dict[str, Any] = store.read(folder / "design.json")
     made = [f"{row}: {numbers}" for row, numbers in design["config"].items()]
-    lines = [f"by {design['source']}", *made, *design["repairs"], design["reason"]]
+    notes = [*design["repairs"], design["reason"], design["nothing"]]
+    lines = [f"by {design['source']}", *made, *notes]
     return {
         "design/repairs": len(design["repairs"]),
         "design/tries": len(design["raw_texts"]),
         "design/kept_previous": float(design["kept_previous"]),
+        "design/nothing": float(bool(design["nothing"])),
         "design/text": "\n".join([*filter(None, lines), *design["raw_texts"]]),
     }

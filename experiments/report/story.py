@@ -60,9 +60,10 @@ def changes(run: Run) -> Iterator[dict[str, Any]]:
     """Yields the largest changes of every design and their reason, for the text of `run.html`.
 
     Each item has `number`, of the round before the design; `kept`, why an earlier configuration was
-    kept, if it was; `moves`, (row, parameter, value before, value after) of the fraction and of the
-    other number that changed most, the latter from the same row if possible; `rest`, how many more
-    numbers changed; and `evidence` on the row of the first move, if it was validated.
+    kept, if it was; `nothing`, why a model designed nothing, if it did not; `moves`, (row,
+    parameter, value before, value after) of the fraction and of the other number that changed most,
+    the latter from the same row if possible; `rest`, how many more numbers changed; and `evidence`
+    on the row of the first move, if it was validated.
     """
     refused = {each.index - 1: each.generated["note"] for each in run.rounds if each.generated}
     for each in run.rounds:
@@ -80,6 +81,7 @@ def changes(run: Run) -> Iterator[dict[str, Any]]:
         yield {
             "number": each.number,
             "kept": (kept or "").removeprefix("previous configuration kept: "),
+            "nothing": each.design.get("nothing"),  # Older runs lack this field.
             "moves": [(*cell, was[cell], now[cell]) for cell in chosen],
             "rest": len(moved) - len(chosen),
             "evidence": _evidence(run, each, chosen[0][0]) if chosen else None,

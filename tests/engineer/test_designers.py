@@ -4,9 +4,11 @@ import dataclasses
 import json
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lake_records import bounded
+from lake_records import bounded, config
+from lake_records import record as recorded
 
 from engineer import context, designers
 from engineer.context import VARIANTS
@@ -79,9 +81,35 @@ def test_unreadable_answers_keep_the_previous_configuration():
     design = ModelDesigner(answers, tries=2)(RECORD, SPACE, seed=0)
     assert design.config == RECORD.config
     assert design.kept_previous
+    assert design.nothing == "no answer could be read"
     assert design.raw_texts == ("no", "<think>forever")
     assert design.reason.startswith("try 0: no configuration")
     assert "try 1: the answer ends within its reasoning" in design.reason
+
+
+@pytest.mark.parametrize(
+    ("fractions", "nothing"),
+    [
+        ("1.0 1.0 1.0", "the same numbers for all sizes"),
+        ("0.0 0.0 0.0", "the same numbers for all sizes"),
+        ("0.33 0.33 0.34", "the same numbers for all sizes"),
+        ("0.3 0.33 0.37", ""),
+        ("0.9 0.9 0.8", ""),  # Weights.
+        ("0.6 0.3 0.1", "the previous configuration again"),
+        ("1.2 0.6 0.2", "the previous configuration again"),
+        ("0.6 0.31 0.09", ""),
+    ],
+)
+def test_a_model_that_designs_nothing_is_told_apart(fractions, nothing):
+    space = lakes.lake_space((3, 4, 5))
+    rows = zip("345", fractions.split(), strict=True)
+    answer = "\n".join(
+        f"{row}: {{data_ratio: {one}, hole_ratio: 0.2, wait_ratio: 0.4}}" for row, one in rows
+    )
+    past = recorded((50, 50, 50), configs=[config(0.6, 0.3, 0.1)])
+    design = ModelDesigner(Answers(answer))(past, space, seed=0)
+    assert design.nothing == nothing
+    assert designers.fixed(past, space, seed=0).nothing == ""
 
 
 def test_an_answer_is_projected_and_the_changes_are_recorded():

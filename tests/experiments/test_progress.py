@@ -4,7 +4,7 @@ import pytest
 
 from engineer.evidence import FailureBreakdown, GroupOutcome
 from experiments.errors import UserError
-from experiments.progress import Reporter, truncation
+from experiments.progress import Reporter, describe, truncation
 from experiments.run_metrics import check_packages, open_writers
 from experiments.settings import from_config
 
@@ -43,6 +43,14 @@ def test_a_warning_names_the_rows_whose_answers_the_budget_ends():
         "for no other reason"
     ]
     assert truncation(breakdown((10, 5, 5)), 12) == []
+
+
+def test_a_line_says_where_nothing_was_designed():
+    design = {"config": {"3": {"fraction": 0.5}}, "kept_previous": True, "reason": "try 0: empty"}
+    assert describe(design) == "; next: 3: fraction 0.50 (kept: try 0: empty)"
+    assert describe(design | {"nothing": "no answer could be read"}) == (
+        "; designed nothing: no answer could be read; next: 3: fraction 0.50 (kept: try 0: empty)"
+    )
 
 
 def test_there_is_no_bar_where_output_is_no_terminal(capsys, monkeypatch):
