@@ -1,12 +1,9 @@
-"""Automatic and manual curricula as designers: baselines that read numbers, not language.
+"""Automatic curricula as designers: baselines that read numbers, not language.
 
-The automatic ones divide the training set over the rows. All but `success_targeting` and `mutation`
-leave the other numbers of the current configuration alone. The stages of the manual curriculum are
-whole configurations.
+They divide the training set over the rows. All but `success_targeting` leave the other numbers of
+the current configuration alone.
 """
 
-import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -29,8 +26,6 @@ RATE, TEMPERATURE, EXPLORATION = 0.5, 0.05, 0.2
 """a, t (in units of the valid rate) and e of `progress_bandit` and `explored`."""
 MASTERED = 0.5
 """Valid rate from which `mastery` goes on to the next row."""
-EDITS, MOVED = 3, 0.1
-"""Edits of `mutation`, and the fraction of the set that each moves."""
 
 
 def failure_proportional(record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
@@ -123,41 +118,6 @@ def mastery_weights(rates: Sequence[float]) -> list[float]:
     return [0.5 / first if i < first else 0.5 * (i == first) for i in range(len(rates))]
 
 
-def mutation(record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
-    """Three random edits of the past configuration that now has the most learning signal.
-
-    As ACCEL edits levels (arXiv 2203.01302, Evolving Curricula with Regret-Based Environment
-    Design), with configurations in place of levels and, in place of regret, the signal: the sum
-    over rows of fraction x p (1 - p), p the latest valid rate. An edit moves up to 0.1 of the set
-    from one row to another, and every other number of the second row by 0.05 (whole numbers by 1)
-    up or down.
-    """
-    rng = np.random.default_rng(seed)
-    name = space.fraction_parameter
-    rates = record.valid_rates(space.rows)
-
-    def signal(config: Configuration) -> float:
-        return math.fsum(config[row, name] * p * (1.0 - p) for row, p in rates.items())
-
-    newest_first = [past.config for past in reversed(record.history)]
-    cells = max(newest_first, key=signal).cells()
-    for _ in range(EDITS):
-        filled = [row for row in space.rows if cells[row, name] > 0]
-        source = rng.choice(filled)
-        target = rng.choice([row for row in space.rows if row != source] or filled)
-        moved = min(MOVED, cells[source, name])
-        cells[source, name] -= moved
-        cells[target, name] += moved
-        for other in space.names:
-            if other != name:
-                decimals = space.parameter(other).decimals
-                step = rng.choice([-1.0, 1.0]) * (STEP if decimals else 1.0)
-                value = cells[target, other] + step
-                cells[target, other] = on_grid(value, space.bounds(target, other), decimals)
-    fractions = space.divided([cells[row, name] for row in space.rows])  # Without rounding errors.
-    return _projected(record, space, cells | fractions, "mutation")
-
-
 def explored(weights: np.ndarray) -> list[float]:
     """(1 - e) w / sum(w) + e / n for n weights w, not all of them 0: no row vanishes."""
     return ((1.0 - EXPLORATION) * weights / weights.sum() + EXPLORATION / len(weights)).tolist()
@@ -171,76 +131,8 @@ BY_RULE: Mapping[str, Designer] = {
     "target": success_targeting,
     "progress": progress_bandit,
     "mastery": mastery,
-    "mutation": mutation,
 }
 """Designers without options, by name."""
-
-
-@dataclasses.dataclass(frozen=True)
-class StagedCurriculum:
-    """A curriculum made by hand: fixed stages, each followed by the next once it is mastered.
-
-    A stage is mastered when the valid rate, weighted by the fractions of the rows, reaches
-    `threshold` in a round trained on it. The last stage stays. A current configuration that is no
-    stage (the random start of a run) is followed by the first.
-
-    Attributes:
-      stages: configurations of the space; `default_stages` if empty.
-      threshold: in [0, 1].
-    """
-
-    stages: tuple[Configuration, ...] = ()
-    threshold: float = 0.6
-
-    def __call__(self, record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
-        """The configuration of the next stage, or of the current one until it is mastered."""
-        stages = self.stages or default_stages(space)
-        if record.config not in stages:
-            return Design(config=stages[0], source="staged")
-        at = stages.index(record.config)
-        rates = record.valid_rates(space.rows)
-        name = space.fraction_parameter
-        rate = math.fsum(record.config[row, name] * p for row, p in rates.items())
-        last = at + 1 == len(stages)
-        if rate >= self.threshold and not last:
-            return Design(config=stages[at + 1], source="staged")
-        waiting = f"stage {at} has valid rate {rate:.2f}, the next begins at {self.threshold:g}"
-        return Design(
-            config=record.config,
-            source="staged",
-            kept_previous=True,
-            reason="the last stage stays" if last else waiting,
-        )
-
-
-def default_stages(space: ConfigurationSpace, count: int = 3) -> tuple[Configuration, ...]:
-    """Stages that open the rows in order while all other numbers rise.
-
-    With R rows, stage k of `count` (from 1) divides 0.9 of the set equally over the first
-    ceil(k R / count) rows and the rest over all rows; the other numbers are k / count of the way
-    from their lower bound to the middle of the random range. It assumes that later rows and higher
-    numbers are harder.
-    """
-    stages = []
-    for k in range(1, count + 1):
-        opened = math.ceil(k * len(space.rows) / count)
-        cells = space.uniform().cells()
-        for row, name in space.cells:
-            if name != space.fraction_parameter:
-                low, high = bounds = space.random_bounds(row, name)
-                value = low + k / count * ((low + high) / 2 - low)
-                cells[row, name] = on_grid(value, bounds, space.parameter(name).decimals)
-        rest = 0.1 / len(space.rows)
-        weights = [(0.9 / opened if i < opened else 0.0) + rest for i in range(len(space.rows))]
-        stages.append(Configuration.from_cells(cells | space.divided(weights)))
-    return tuple(stages)
-
-
-def read_stages(table: Sequence[Mapping[str, Mapping[str, float]]]) -> tuple[Configuration, ...]:
-    """Stages from a list of mappings as `Configuration.from_dict` reads them."""
-    if not isinstance(table, Sequence) or not table:
-        raise ValueError(f"stages={table!r}: a list of configurations is needed")
-    return tuple(Configuration.from_dict(stage) for stage in table)
 
 
 def _divided(

@@ -30,9 +30,9 @@ class Design(JsonValue):
       context_messages: the chat that was sent; empty if no model was asked.
       raw_texts: the answers in order, one for each try.
       repairs: every change made to shorten the context and to read and project the answer.
-      kept_previous: True if an earlier configuration is used, because none was proposed or the last
-        one was rejected (it may still be clipped to the bounds of the space; see `repairs`).
-      reason: why an earlier configuration was kept; empty if none was.
+      kept_previous: True if the latest configuration is used again, because none was proposed (it
+        may still be clipped to the bounds of the space; see `repairs`).
+      reason: why it was kept; empty if it was not.
       nothing: why a model that was asked designed nothing, whatever `config` is: no answer, none
         that can be read, or `proposal.designs_nothing`; empty if it designed something.
       summary: the explanation that a context with module S carries forward; empty if the context
@@ -133,47 +133,8 @@ def random(record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
     return Design(config=drawn, source="random")
 
 
-@dataclasses.dataclass(frozen=True)
-class AcceptanceTest:
-    """Wraps a designer and rolls back designs that made the validation worse.
-
-    If the valid rate fell by more than `margin` in the latest round, the next round gets the
-    configuration of the round before, and the inner designer is not asked. Weights are not rolled
-    back. It never fires twice in a row, so that a restored configuration can be improved on.
-
-    Attributes:
-      inner: the designer otherwise.
-      margin: accepted fall of the valid rate over all rows, in [0, 1].
-    """
-
-    inner: Designer
-    margin: float
-
-    def __call__(self, record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
-        """The inner design, or the configuration of the round before the latest."""
-        if len(record.history) >= 2:
-            before, latest = record.history[-2:]
-            fall = before.breakdown.valid_rate - latest.breakdown.valid_rate
-            restored = len(record.history) >= 3 and record.history[-3].config == latest.config
-            if fall > self.margin and before.config != latest.config and not restored:
-                reason = (
-                    f"the valid rate fell by {fall:.3f} in round {latest.round}, more than "
-                    f"{self.margin:g}: back to the configuration of round {before.round}"
-                )
-                kept = keep(record, space, "rollback", reason, before.config)
-                return dataclasses.replace(kept, summary=before.summary or "")
-        return self.inner(record, space, seed)
-
-
-def keep(
-    record: RunRecord,
-    space: ConfigurationSpace,
-    source: str,
-    reason: str,
-    config: Configuration | None = None,
-) -> Design:
-    """An earlier configuration (by default the latest), with the repairs of clipping it."""
-    earlier = record.config if config is None else config
-    unchanged = proposal.Proposal.from_cells(earlier.cells())
+def keep(record: RunRecord, space: ConfigurationSpace, source: str, reason: str) -> Design:
+    """The latest configuration, with the repairs of clipping it."""
+    unchanged = proposal.Proposal.from_cells(record.config.cells())
     kept, repairs = proposal.project(unchanged, record.config, space)
     return Design(config=kept, source=source, repairs=repairs, kept_previous=True, reason=reason)

@@ -95,14 +95,14 @@ def make_designer(
     params: Any = None,
     usage: Path | None = None,
 ) -> Designer:
-    """Makes the designer of a run. With `settings` and `family` alone, it checks them.
+    """Makes the designer of a run.
 
     Args:
       completer, params: of the model, for `MODEL_DESIGNERS`.
       usage: see `Endpoint`.
 
     Raises:
-      ValueError: a file that the settings name holds no configuration of the space.
+      ValueError: an option of the server of "endpoint" is not allowed.
     """
     engineer, name = settings.engineer, settings.engineer.designer
 
@@ -131,19 +131,9 @@ def make_designer(
             source=name,
             fits=(lambda chat: True) if completer is None else completer.fits,
         )
-    elif name == "staged":
-        stages: tuple[Configuration, ...] = ()
-        if engineer.stages:
-            stages = curricula.read_stages(_yaml("stages", engineer.stages))
-            for stage in stages:
-                family.space.check(stage)
-        designer = curricula.StagedCurriculum(stages, engineer.stage_threshold)
     else:
         designer = curricula.BY_RULE[name]
-    if engineer.shuffle_evidence:
-        designer = controls.Shuffled(designer)
-    margin = engineer.rollback_margin
-    return designer if margin is None else designers.AcceptanceTest(designer, margin)
+    return controls.Shuffled(designer) if engineer.shuffle_evidence else designer
 
 
 def make_judge(settings: Settings, usage: Path | None = None) -> Generate | None:

@@ -163,7 +163,7 @@ class ValidationSettings:
 
 
 #: Who may design; see `EngineerSettings`.
-DESIGNERS = ("current", "base", "endpoint", *BY_RULE, "staged")
+DESIGNERS = ("current", "base", "endpoint", *BY_RULE)
 OWN_CONTEXT = "own"
 DECODING = ("parsed", "grammar")
 HINDSIGHT = ("signal", "progress")
@@ -197,9 +197,8 @@ class EngineerSettings:
         started from), "endpoint" (any model behind a server), "fixed" (keeps the start), "random"
         (a new draw each round), "failures" (data in proportion to failures), "learnability" (in
         proportion to p (1 - p)), "target" (the same, and other numbers towards a valid rate of a
-        half), "progress" (bandit on learning progress), "mastery" (half in the first row below
-        a valid rate of a half, half before it), "mutation" (random edits of the past configuration
-        with the most learning signal), or "staged" (a manual curriculum).
+        half), "progress" (bandit on learning progress), or "mastery" (half in the first row below
+        a valid rate of a half, half before it).
       start: the configuration of round 0: "random", "uniform", or a YAML file in the form of
         rounds/0/environment.yaml.
       kept_rounds: rounds on the configuration of round 0, at least 1; designing begins after them.
@@ -224,11 +223,6 @@ class EngineerSettings:
       top_p: nucleus of sampling; 1 is off.
       top_k: candidates of sampling; 0 is off.
       shuffle_evidence: a control: the designer sees each row's outcomes under another row's name.
-      rollback_margin: fall of the valid rate in a round after which the previous configuration is
-        restored; none is off.
-      stages: YAML file with a list of configurations for "staged"; empty for default stages that
-        open the rows in order.
-      stage_threshold: valid rate at which the next stage begins.
       endpoint: the server of "endpoint".
       judge: a server whose model judges each design that a model made, see
         `engineer.analysis.judge_design`; off without a url.
@@ -254,9 +248,6 @@ class EngineerSettings:
     top_p: float = 0.95
     top_k: int = 20
     shuffle_evidence: bool = False
-    rollback_margin: float | None = None
-    stages: str = ""
-    stage_threshold: float = 0.6
     endpoint: Server = dataclasses.field(default_factory=Server)
     judge: Server = dataclasses.field(default_factory=Server)
     training: EngineerTraining = dataclasses.field(default_factory=EngineerTraining)
@@ -273,15 +264,10 @@ class EngineerSettings:
         checks.not_negative(self, "temperature")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p={self.top_p}: allowed are numbers in (0, 1]")
-        checks.fractions(self, "stage_threshold")
-        if self.rollback_margin is not None:
-            checks.fractions(self, "rollback_margin")
         if self.start not in ("random", "uniform") and not Path(self.start).is_file():
             raise ValueError(
                 f"start={self.start!r}: allowed are 'random', 'uniform' and files that exist"
             )
-        if self.stages and not Path(self.stages).is_file():
-            raise ValueError(f"stages={self.stages!r}: there is no such file")
         self._check_together()
 
     def _check_together(self) -> None:

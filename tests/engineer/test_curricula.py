@@ -1,27 +1,17 @@
-"""Curricula and roll-back, each by hand."""
+"""Curricula, each by hand."""
 
-import dataclasses
 import math
 
-import hypothesis
-import numpy as np
 import pytest
-from hypothesis import strategies as st
-from lake_records import SPACE, bounded, config, record
+from lake_records import SPACE, bounded, record
 
-from engineer import designers
 from engineer.curricula import (
-    StagedCurriculum,
-    default_stages,
     failure_proportional,
     learnability_proportional,
     mastery,
-    mutation,
     progress_bandit,
-    read_stages,
     success_targeting,
 )
-from engineer.designers import AcceptanceTest, Design
 from experiments.families.lakes import texts as lakes
 
 
@@ -69,28 +59,6 @@ def test_mastery(valid, wanted):
     assert fractions(mastery(record(valid), SPACE, 0)) == wanted
 
 
-@hypothesis.given(st.integers(0, 2**31), st.lists(st.integers(0, 100), min_size=3, max_size=3))
-def test_mutation_makes_small_edits_of_what_has_most_signal(seed, valid):
-    spread, even = config(0.1, 0.3, 0.6), config(0.34, 0.33, 0.33)
-    run = record((50, 50, 50), tuple(valid), configs=(spread, even))
-    rates = np.array(valid) / 100
-
-    def signal(one):
-        return math.fsum(
-            part * p * (1 - p) for part, p in zip(fractions_of(one), rates, strict=True)
-        )
-
-    parent = spread if signal(spread) > signal(even) else even
-    design = mutation(run, SPACE, seed)
-    SPACE.check(design.config)
-    assert design == mutation(run, SPACE, seed)
-    moved = np.subtract(fractions_of(design.config), fractions_of(parent))
-    assert abs(moved).sum() <= 2 * 3 * 0.1 + 0.02  # three edits, rounded to hundredths
-    for name in ("hole_ratio", "wait_ratio"):
-        changed = np.subtract(design.config.column(name), parent.column(name))
-        assert abs(changed).sum() <= 3 * 0.05 + 1e-9
-
-
 def test_learning_progress():
     run = record((40, 40, 40), (20, 40, 45), initial=(40, 20, 40))
     # a = 0.5: Q = 0.5 * 0.2 = 0.1; 0.5 * 0.5 * 0.2 = 0.05; 0.5 * 0.05 = 0.025. Forgetting counts.
@@ -103,68 +71,6 @@ def test_learning_progress():
     assert fractions(progress_bandit(still, SPACE, 0)) == (0.34, 0.33, 0.33)
 
 
-def test_stages():
-    stages = default_stages(SPACE)
-    wanted = ((0.933, 0.033, 0.033), (0.483, 0.483, 0.033), (0.333, 0.333, 0.333))
-    for stage, fractions_of_it in zip(stages, wanted, strict=True):
-        assert stage.column("data_ratio") == pytest.approx(fractions_of_it, abs=0.01)
-    assert [stage["3", "hole_ratio"] for stage in stages] == [0.08, 0.17, 0.25]
-    curriculum = StagedCurriculum()
-    started = record((90, 90, 90))
-    assert curriculum(started, SPACE, 0).config == stages[0]  # a random start is no stage
-    # 0.93 or 0.94 of 0.55 and the rest of 0.9 is 0.57: not yet.
-    waiting = record((55, 90, 90), configs=[stages[0]])
-    design = curriculum(waiting, SPACE, 0)
-    assert (design.config, design.kept_previous) == (stages[0], True)
-    assert "0.57" in design.reason
-    ready = record((62, 50, 50), configs=[stages[0]])
-    assert curriculum(ready, SPACE, 0).config == stages[1]
-    done = record((90, 90, 90), configs=[stages[2]])
-    assert curriculum(done, SPACE, 0).reason == "the last stage stays"
-    own = read_stages([config(1, 0, 0).to_dict(), config(0, 0, 1).to_dict()])
-    assert StagedCurriculum(own)(started, SPACE, 0).config == config(1, 0, 0)
-    with pytest.raises(ValueError, match="stages="):
-        read_stages([])
-
-
-class Asked:
-    def __init__(self):
-        self.count = 0
-
-    def __call__(self, record, space, seed):
-        self.count += 1
-        return Design(config=config(0.5, 0.3, 0.2), source="inner")
-
-
-def test_roll_back():
-    first, second, third = config(0.2, 0.3, 0.5), config(0.5, 0.3, 0.2), config(0.4, 0.3, 0.3)
-    inner = Asked()
-    test = AcceptanceTest(inner, margin=0.05)
-    worse = record((60, 60, 60), (50, 50, 50), configs=[first, second])
-    design = test(worse, SPACE, 0)
-    assert (design.config, design.source, design.kept_previous) == (first, "rollback", True)
-    assert "fell by 0.100 in round 1, more than 0.05" in design.reason
-    assert inner.count == 0
-    # What is restored has its own explanation again, not that of the design that failed.
-    history = tuple(
-        dataclasses.replace(past, summary=text)
-        for past, text in zip(worse.history, ("first", "second"), strict=True)
-    )
-    explained = dataclasses.replace(worse, history=history, summary="second")
-    assert test(explained, SPACE, 0).summary == "first"
-    for run in (
-        record((60, 60, 60)),  # nothing to compare with
-        record((60, 60, 60), (56, 56, 56), configs=[first, second]),  # within the margin
-        record((60, 60, 60), (50, 50, 50), configs=[first, first]),  # nothing was changed
-        # Just restored: it is not taken back once more.
-        record((60, 60, 60), (50, 50, 50), (40, 40, 40), configs=[first, second, first]),
-    ):
-        assert test(run, SPACE, 0).source == "inner"
-    again = record((60, 60, 60), (61, 61, 61), (40, 40, 40), configs=[first, second, third])
-    assert test(again, SPACE, 0).config == second
-    assert AcceptanceTest(designers.random, 0.0)(record((1, 2, 3)), SPACE, 1).config
-
-
 def test_all_are_deterministic_and_of_the_space():
     tight = lakes.lake_space((3, 4, 5), {3: (0.0, 0.1)})
     tight = bounded(tight, "wait_ratio", (0.0, 1.0), (0.0, 1.0), (0.5, 0.6))
@@ -174,7 +80,7 @@ def test_all_are_deterministic_and_of_the_space():
         ("learnability", learnability_proportional),
         ("target", success_targeting),
         ("progress", progress_bandit),
-        ("staged", StagedCurriculum()),
+        ("mastery", mastery),
     ):
         design = designer(run, tight, 3)
         tight.check(design.config)

@@ -142,8 +142,7 @@ def test_every_designer():
         curricula.failure_proportional,
         curricula.learnability_proportional,
         curricula.progress_bandit,
-        curricula.StagedCurriculum(),
-        designers.AcceptanceTest(model, 0.1),
+        curricula.mastery,
     ):
         SPACE.check(designer(RECORD, SPACE, 1).config)
     fractions = curricula.failure_proportional(RECORD, SPACE, 0).config.column("fraction")

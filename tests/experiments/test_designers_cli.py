@@ -73,10 +73,9 @@ def runs(tmp_path_factory, url):
         "--config.engineer.judge.model=reader",
     ]
     options["fixed"] += ["--config.engineer.start=uniform"]
-    options["staged"] += [f"--config.engineer.start={start}"]
+    options["mastery"] += [f"--config.engineer.start={start}"]
     options["base"] += [
         "--config.engineer.decoding=grammar",
-        "--config.engineer.rollback_margin=0.5",
         "--config.engineer.context=own",
         "--config.engineer.modules.details=True",
         "--config.engineer.modules.results=True",
@@ -126,11 +125,11 @@ def test_the_designs_are_those_of_their_designers(runs):
     }
     first = configs["current"][0]
     alike = [name for name in DESIGNERS if configs[name][0] == first]
-    assert set(DESIGNERS) - set(alike) == {"fixed", "staged"}  # which were told to start elsewhere
+    assert set(DESIGNERS) - set(alike) == {"fixed", "mastery"}  # which were told to start elsewhere
     assert configs["endpoint"][1] == ANSWER
     assert configs["fixed"][0] == configs["fixed"][1]
     assert configs["fixed"][0].column("data_ratio") == pytest.approx((0.5, 0.5))
-    assert configs["staged"][0] == SPACE.random(8)
+    assert configs["mastery"][0] == SPACE.random(8)
     assert configs["random"][1] != first
     for name in ("failures", "learnability", "progress"):
         assert configs[name][1].column("hole_ratio") == first.column("hole_ratio")
@@ -322,7 +321,6 @@ def test_settings_that_do_not_go_together_are_refused(tmp_path):
         ({"context": "V7"}, "context='V7': allowed are .*'V6'"),
         ({"modules": {"history": "some"}}, "history='some': allowed are .*'designed'"),
         ({"tries": 0}, "tries=0: allowed are"),
-        ({"rollback_margin": 2.0}, "rollback_margin=2.0: allowed are"),
     ):
         with pytest.raises(ValueError, match=message):
             settings.from_config({"engineer": engineer})
