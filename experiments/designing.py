@@ -14,7 +14,6 @@ from engineer import analysis, controls, curricula, designers, grammar
 from engineer.context import Message
 from engineer.designers import Design, Designer, Generate, NoAnswerError
 from engineer.endpoint import Endpoint, RefusedError, Server
-from engineer.proposal import render_config
 from engineer.record import RunRecord
 from engineer.space import Configuration, ConfigurationSpace
 from experiments.errors import UserError
@@ -136,38 +135,24 @@ def make_designer(
     return controls.Shuffled(designer) if engineer.shuffle_evidence else designer
 
 
-def make_judge(settings: Settings, usage: Path | None = None) -> Generate | None:
-    """The model that judges designs; None if none is configured.
-
-    Raises:
-      ValueError: the address of its server is invalid.
-    """
-    judge = settings.engineer.judge
-    return _asked_once(judge, usage=usage) if judge.url else None
-
-
-def ask_servers(settings: Settings) -> list[str]:
-    """Sends each server of a run a short request, so that a refusal does not come hours later.
+def ask_server(settings: Settings) -> str | None:
+    """Sends the server of a run a short request, so that a refusal does not come hours later.
 
     Returns:
-      A line for each server that does not answer now; it may later.
+      A line if it does not answer now; it may later.
 
     Raises:
-      RefusedError: a server refuses the request.
+      RefusedError: it refuses the request.
     """
-    engineer, lines = settings.engineer, []
-    asked = {"engineer.endpoint": engineer.endpoint, "engineer.judge": engineer.judge}
-    if engineer.designer != "endpoint":
-        del asked["engineer.endpoint"]
-    for name, server in asked.items():
-        if server.url and settings.loop.rounds > 1:
-            try:
-                _asked_once(dataclasses.replace(server, tries=1))(_PROBE, settings.seed)
-            except NoAnswerError as error:
-                lines.append(f"{name}: {error}")
-            except RefusedError as error:
-                raise RefusedError(f"{name}: {error}") from error
-    return lines
+    engineer, name = settings.engineer, "engineer.endpoint"
+    if engineer.designer == "endpoint" and settings.loop.rounds > 1:
+        try:
+            _asked_once(dataclasses.replace(engineer.endpoint, tries=1))(_PROBE, settings.seed)
+        except NoAnswerError as error:
+            return f"{name}: {error}"
+        except RefusedError as error:
+            raise RefusedError(f"{name}: {error}") from error
+    return None
 
 
 def design_round(
@@ -193,25 +178,6 @@ def design_round(
     rounded = {k: round(v, 4) if isinstance(v, float) else v for k, v in measures.items()}
     store.write(folder / "analysis.json", rounded)
     store.write(folder / "design.json", design.to_dict())
-
-
-def judge_round(
-    settings: Settings, store: RunStore, folder: Path, space: ConfigurationSpace, seed: int
-) -> None:
-    """Judges a design that has its files, if a model is to and has not yet; writes what it says.
-
-    Raises:
-      UserError: the judge's server refuses a request.
-    """
-    judge, path = make_judge(settings, store.root / USAGE), folder / "judgement.json"
-    if judge is None or store.exists(path):
-        return
-    design = store.read(folder / "design.json", Design.from_dict)
-    if design.raw_texts:
-        context, answers = _texts(design)
-        made = f"{answers}\n\nUsed next:\n{render_config(design.config, space)}"
-        with _pausing():
-            store.write(path, analysis.judge_design(judge, context, made, seed))
 
 
 def _texts(design: Design) -> tuple[str, str]:

@@ -103,7 +103,7 @@ class Loop:
         settings = self._settings
         distributed.on_first(lambda: check_packages(settings))
         with user_errors():
-            for line in designing.ask_servers(settings):
+            if line := designing.ask_server(settings):
                 self._reporter.line(line)
             seed = problem_sets.round_seed(settings, problem_sets.COLD_START, 0)
             self._first = distributed.on_first(
@@ -135,7 +135,6 @@ class Loop:
         if settings.engineer.designer in designing.MODEL_DESIGNERS:
             self._engineer = designing.design_completer(settings, family, self._policy)
         designing.make_designer(settings, family)
-        designing.make_judge(settings)
         return policy.load_params(settings, self._policy)
 
     def _start(self, params: Any) -> Progress:
@@ -237,17 +236,17 @@ class Loop:
         self._store.write(self._store.round(index) / "engineer_training.jsonl", steps)
 
     def _design(self, index: int, progress: Progress) -> None:
-        """Designs the configuration of the next round and has it judged, unless that is done."""
+        """Designs the configuration of the next round, unless that is done."""
         settings, store, family = self._settings, self._store, self._family
         folder = store.round(index) / "design"
         seed = problem_sets.round_seed(settings, problem_sets.DESIGN, index + 1)
-        if not store.exists(folder / "design.json"):
-            designer = self._designer(index, progress)
-            record = evidence.run_record(store, settings, family, index + 1)
-            designing.design_round(store, folder, designer, record, family.space, seed)
-            self._write_metrics(progress.total, of_design(store, folder))
-            self._preemption.agree()
-        designing.judge_round(settings, store, folder, family.space, seed)
+        if store.exists(folder / "design.json"):
+            return
+        designer = self._designer(index, progress)
+        record = evidence.run_record(store, settings, family, index + 1)
+        designing.design_round(store, folder, designer, record, family.space, seed)
+        self._write_metrics(progress.total, of_design(store, folder))
+        self._preemption.agree()
 
     def _designer(self, index: int, progress: Progress) -> Designer:
         """The designer of the configuration of the next round."""

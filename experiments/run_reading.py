@@ -60,7 +60,7 @@ class Round:
       steps: the metrics of every training step so far.
       validation: of the weights after the round.
       design: the design of the next round: the fields of `design.json`, with `config` parsed, and
-        `measures`, `judgement`, `context` and `answers`, each empty or None if unknown.
+        `measures`, `context` and `answers`, each empty or None if unknown.
       engineer_steps: steps of training as engineer, if any.
     """
 
@@ -201,7 +201,6 @@ def _design(folder: Path) -> Mapping[str, Any] | None:
             **found,
             "config": Configuration.from_dict(found["config"]),
             "measures": read_json(folder / "analysis.json"),
-            "judgement": read_json(folder / "judgement.json"),
             "context": _text(folder / "context.md"),
             "answers": _text(folder / "answers.md"),
         }

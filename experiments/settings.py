@@ -224,8 +224,6 @@ class EngineerSettings:
       top_k: candidates of sampling; 0 is off.
       shuffle_evidence: a control: the designer sees each row's outcomes under another row's name.
       endpoint: the server of "endpoint".
-      judge: a server whose model judges each design that a model made, see
-        `engineer.analysis.judge_design`; off without a url.
       training: training of the current checkpoint as engineer.
     """
 
@@ -249,7 +247,6 @@ class EngineerSettings:
     top_k: int = 20
     shuffle_evidence: bool = False
     endpoint: Server = dataclasses.field(default_factory=Server)
-    judge: Server = dataclasses.field(default_factory=Server)
     training: EngineerTraining = dataclasses.field(default_factory=EngineerTraining)
 
     def __post_init__(self) -> None:
@@ -273,12 +270,10 @@ class EngineerSettings:
     def _check_together(self) -> None:
         """Raises a ValueError for incompatible options."""
         grammar, asked = self.decoding == "grammar", self.designer == "endpoint"
-        endpoint, judge = self.endpoint, self.judge
-        hindsight = self.training.hindsight_steps
+        endpoint, hindsight = self.endpoint, self.training.hindsight_steps
         lessons = f"training.hindsight_steps={hindsight}"
         prose = f"reasoning_tokens={self.reasoning_tokens}, trigger={self.trigger!r}"
         thought = f"thinking_tokens={self.thinking_tokens}"
-        named = f"judge: url={judge.url!r}, model={judge.model!r}"
         modules = f"modules: given with context={self.context!r}"
         unlimited = self.thinking and not self.thinking_tokens
         for wrong, message in (
@@ -297,7 +292,6 @@ class EngineerSettings:
             (bool(self.reasoning_tokens) != bool(self.trigger), f"{prose}: either both or neither"),
             (asked and not endpoint.url, "endpoint.url='': designer='endpoint' needs one"),
             (asked and not endpoint.model, "endpoint.model='': designer='endpoint' needs one"),
-            (bool(judge.url) != bool(judge.model), f"{named}: either both or neither"),
             (
                 hindsight and self.kept_rounds > 1,
                 f"kept_rounds={self.kept_rounds}: only 1 where the checkpoint trains as engineer",

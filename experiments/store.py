@@ -16,8 +16,7 @@
     rounds/R/engineer_training.jsonl  steps of training as engineer
     rounds/R/weights/               weights after the round, if `checkpoint.of_rounds` asks
     rounds/R/design/                the design of round R + 1: context.md, answers.md, design.json,
-                                    analysis.json, record.json (everything the engineer may know),
-                                    and judgement.json if an LLM judged it
+                                    analysis.json, record.json (everything the engineer may know)
     checkpoints/                    weights, optimizer, position
     interrupted/                    completions that had ended when sampling was interrupted
     tensorboard/                    event files, if enabled
@@ -71,7 +70,6 @@ FREE = (
     "training.cache_fraction",
     "training.length_multiple",
     "engineer.endpoint.",
-    "engineer.judge.",
 )
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "numpy")
 

@@ -12,7 +12,6 @@ import yaml
 from local_server import Handler, LocalServer
 
 from engineer import context
-from engineer.analysis import QUESTIONS
 from engineer.endpoint import RefusedError
 from engineer.proposal import parse, render_config
 from engineer.record import RunRecord
@@ -27,21 +26,14 @@ from mapf_jax.draw import render
 
 SPACE = lakes.lake_space((3, 4))
 ANSWER = SPACE.random(4)
-SCORES = dict.fromkeys(QUESTIONS, 3)
-JUDGES = set()
-"""Models that have been asked to judge; each refuses the first time."""
 
 
 class _Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        judging = "You judge how" in asked["messages"][0]["content"]
-        refused = asked["model"] == "unknown" or (judging and asked["model"] not in JUDGES)
-        if judging:
-            JUDGES.add(asked["model"])
-        text = json.dumps(SCORES) if judging else render_config(ANSWER, SPACE)
+        text = render_config(ANSWER, SPACE)
         raw = json.dumps({"choices": [{"message": {"content": text}}]}).encode()
-        self.send_response(401 if refused else 200)
+        self.send_response(401 if asked["model"] == "unknown" else 200)
         self.send_header("Content-Length", str(len(raw)))
         self.end_headers()
         self.wfile.write(raw)
@@ -52,7 +44,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def url():
-    """The address of a server that designs and judges."""
+    """The address of a server that designs."""
     with ThreadingHTTPServer(("127.0.0.1", 0), _Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/v1"
@@ -69,8 +61,6 @@ def runs(tmp_path_factory, url):
     options["endpoint"] += [
         f"--config.engineer.endpoint.url={url}",
         "--config.engineer.endpoint.model=m",
-        f"--config.engineer.judge.url={url}",
-        "--config.engineer.judge.model=reader",
     ]
     options["fixed"] += ["--config.engineer.start=uniform"]
     options["mastery"] += [f"--config.engineer.start={start}"]
@@ -87,9 +77,6 @@ def runs(tmp_path_factory, url):
     for name, extra in options.items():
         run = whole_runs.Run(folder / name, "--config.loop.rounds=2", *extra)
         code, _, err = run.end()
-        if name == "endpoint":  # Its judge refuses once.
-            assert (code, "status 401" in err) == (1, True), err[-3000:]
-            code, _, err = whole_runs.Run(folder / name, "--config.loop.rounds=2", *extra).end()
         assert code == 0, err[-3000:]
     return folder
 
@@ -138,9 +125,7 @@ def test_the_designs_are_those_of_their_designers(runs):
     (text,) = design["raw_texts"]
     assert text == render_config(Configuration.from_dict(parse(text, SPACE).values), SPACE)
     assert "Latest training" in design["context_messages"][0]["content"]
-    assert read(runs / "endpoint", "rounds", "0", "design", "judgement.json")["scores"] == SCORES
-    assert models_asked(runs / "endpoint") == ["m", "reader"]  # Nor a second time for the design.
-    assert not (runs / "current" / "rounds" / "0" / "design" / "judgement.json").exists()
+    assert models_asked(runs / "endpoint") == ["m"]
 
 
 @pytest.mark.slow
@@ -164,9 +149,7 @@ def design_again(folder, **engineer):
     designer = designing.make_designer(chosen, family, usage=usage)
     record = evidence.run_record(store, chosen, family, 1)
     made = folder / "again"
-    if not (made / "design.json").exists():
-        designing.design_round(store, made, designer, record, family.space, 0)
-    designing.judge_round(chosen, store, made, family.space, 0)
+    designing.design_round(store, made, designer, record, family.space, 0)
     return made
 
 
@@ -175,32 +158,26 @@ def models_asked(folder):
     return [json.loads(line)["model"] for line in (folder / designing.USAGE).open() if line.strip()]
 
 
-def test_a_server_designs_and_another_model_judges(undisturbed, tmp_path, url):
+def test_a_server_designs(undisturbed, tmp_path, url):
     folder = shutil.copytree(undisturbed[0], tmp_path / "run")
     options = {"designer": "endpoint", "endpoint": {"url": url, "model": "m"}}
-    options["judge"] = {"url": url, "model": "critic"}
-    with pytest.raises(UserError, match=r"model 'critic', .* status 401: .*; started again"):
-        design_again(folder, **options)
-    design = read(folder, "again", "design.json")
-    made = design_again(folder, **options)
-    assert read(made, "design.json") == design
-    assert models_asked(folder) == ["m", "critic"]
+    design = read(design_again(folder, **options), "design.json")
+    assert models_asked(folder) == ["m"]
     assert design["source"] == "endpoint"
     assert design["raw_texts"] == [render_config(ANSWER, SPACE)]
     assert Configuration.from_dict(design["config"]) == ANSWER
-    assert read(made, "judgement.json")["scores"] == SCORES
 
 
-def test_servers_are_asked_for_a_word_at_the_start(url):
+def test_a_server_is_asked_for_a_word_at_the_start(url):
     def asked(model, **options):
-        server = {"url": url, "model": model}
-        engineer = {"designer": "endpoint", "endpoint": {**server, **options}, "judge": server}
-        return designing.ask_servers(settings.from_config({"engineer": engineer}))
+        server = {"url": url, "model": model, **options}
+        engineer = {"designer": "endpoint", "endpoint": server}
+        return designing.ask_server(settings.from_config({"engineer": engineer}))
 
-    assert asked("m") == []
+    assert asked("m") is None
     with pytest.raises(RefusedError, match=r"engineer\.endpoint: .* refused with status 401"):
         asked("unknown")
-    (line,) = asked("m", url="http://127.0.0.1:9")
+    line = asked("m", url="http://127.0.0.1:9")
     assert "engineer.endpoint: http://127.0.0.1:9 gave no answer: no connection" in line
 
 
@@ -317,7 +294,6 @@ def test_settings_that_do_not_go_together_are_refused(tmp_path):
         ({"thinking_tokens": 3}, "only with thinking=True"),
         ({"designer": "fixed", "training": {"hindsight_steps": 1}}, "only for designer='current'"),
         ({"start": str(tmp_path / "none")}, "start="),
-        ({"judge": {"url": "http://x"}}, "judge: url='http://x', model='': either both"),
         ({"context": "V7"}, "context='V7': allowed are .*'V6'"),
         ({"modules": {"history": "some"}}, "history='some': allowed are .*'designed'"),
         ({"tries": 0}, "tries=0: allowed are"),

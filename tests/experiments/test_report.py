@@ -181,8 +181,6 @@ def write_design(folder, space):
     numbers = dict.fromkeys(MEASURES, 0.25)
     files.write_file(folder / "design.json", design)
     files.write_file(folder / "analysis.json", {**numbers, "followed": "no_holes", "mistakes": 3})
-    judged = {"scores": {"follows_failures": 4, "takes_back": None}, "text": EVIL}
-    files.write_file(folder / "judgement.json", judged)
     files.write_text(folder / "context.md", f"What was shown {EVIL}\n")
     files.write_text(folder / "answers.md", f"{EVIL}\n")
 

@@ -77,7 +77,7 @@ def test_every_option_is_on_the_page_once():
                 assert page.count(f"\n- `{path}{name}=") == 1, path + name
 
     check(settings.Settings().to_dict(), "")
-    assert "- `engineer.judge.tries=8`: requests for one answer, at least 1." in page
+    assert "- `engineer.endpoint.tries=8`: requests for one answer, at least 1." in page
 
 
 def test_the_space_leaves_cells_for_starts_and_goals():
