@@ -6,7 +6,6 @@ together; the store decides which one touches the files.
 """
 
 import contextlib
-import dataclasses
 import functools
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,6 @@ from experiments.store import RunStore, append_log, open_steps
 from experiments.validation import validate, validation_completers, write_validation
 from learner.devices import distributed
 from learner.devices.preemption import Preemption
-from learner.sampling.interrupted import InterruptedCalls
 from learner.training.trainer import GRPOTrainer
 
 
@@ -119,7 +117,6 @@ class Loop:
                 mesh=self._policy.mesh,
                 tokenizer=self._policy.tokenizer,
                 frozen_params=frozen,
-                interrupted=self._policy.interrupted,
             )
         for line in policy.describe(settings, self._policy, params):
             self._reporter.line(line)
@@ -128,8 +125,7 @@ class Loop:
     def _load_model(self) -> Any:
         """Loads the model, and checks the settings that depend on it."""
         settings, family = self._settings, self._family
-        interrupted = InterruptedCalls(self._store.root / "interrupted", self._preemption)
-        self._policy = dataclasses.replace(policy.load_policy(settings), interrupted=interrupted)
+        self._policy = policy.load_policy(settings)
         self._sampled, self._greedy = validation_completers(settings, self._policy)
         self._engineer = None
         if settings.engineer.designer in designing.MODEL_DESIGNERS:

@@ -15,7 +15,6 @@ from learner.decoder.cached_attention import choose_decoding
 from learner.decoder.config import DecoderConfig
 from learner.devices import sharding
 from learner.sampling.completer import Completer
-from learner.sampling.interrupted import InterruptedCalls
 from learner.sampling.sampler import SamplingParams
 from learner.training import lora
 from learner.training.grpo_config import GRPOConfig
@@ -30,14 +29,12 @@ class Policy:
       tokenizer: of `transformers`.
       mesh: devices of parameters and rows.
       generation_config: of the model's folder; `save` copies it.
-      interrupted: of completers, see `Sampler`.
     """
 
     config: DecoderConfig
     tokenizer: Any
     mesh: Mesh
     generation_config: Mapping[str, Any] | None = None
-    interrupted: InterruptedCalls | None = None
 
     def completer(
         self, sampling: SamplingParams, training: GRPOConfig, **options: Any
@@ -53,7 +50,6 @@ class Policy:
             sampling,
             training.sampling_rows,
             cache_fraction=training.cache_fraction,
-            interrupted=self.interrupted,
             **options,
         )
 

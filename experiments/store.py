@@ -18,7 +18,6 @@
     rounds/R/design/                the design of round R + 1: context.md, answers.md, design.json,
                                     analysis.json, record.json (everything the engineer may know)
     checkpoints/                    weights, optimizer, position
-    interrupted/                    completions that had ended when sampling was interrupted
     tensorboard/                    event files, if enabled
     non_finite/                     the batch of a step that failed
     usage.jsonl                     one line for each reply of a server, with its tokens

@@ -76,14 +76,6 @@ class Preemption:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    @property
-    def leaving(self) -> bool:
-        """Whether this process has the signal and would leave at `agree`.
-
-        With several processes, the others may not know of it yet.
-        """
-        return self._noted and not self._held
-
     def agree(self) -> None:
         """Called by all processes at the same point: if one has the signal, all leave here.
 

@@ -13,7 +13,6 @@ from learner import tokens
 from learner.chat import Completion, Message
 from learner.decoder.config import DecoderConfig
 from learner.devices import distributed
-from learner.sampling.interrupted import InterruptedCalls
 from learner.sampling.sampler import FinishReason, Sampler, Samples, SamplingParams
 from learner.sampling.token_automaton import TokenAutomaton
 
@@ -54,7 +53,6 @@ class Completer:
       ending: how completions are finished that a stop token ended before their trigger.
       segment_tokens: tokens that the device generates before it returns to the host.
       cache_fraction: of the samplers, see `Sampler`.
-      interrupted: of the samplers, see `Sampler`.
 
     Raises:
       ValueError: `thinking` with a chat template for which no model thinks.
@@ -72,7 +70,6 @@ class Completer:
         ending: Ending | None = None,
         segment_tokens: int = 32,
         cache_fraction: float = 1.0,
-        interrupted: InterruptedCalls | None = None,
     ) -> None:
         if thinking:
             tokens.check_thinking(tokenizer)
@@ -88,7 +85,6 @@ class Completer:
                 cache_fraction=cache_fraction,
                 segment_tokens=segment_tokens,
                 vocab_size=min(tokens.vocab_size(tokenizer), model_config.vocab_size),
-                interrupted=interrupted,
             )
 
         self._tokenizer = tokenizer

@@ -24,7 +24,6 @@ With a kernel, which reads only what is filled, the cache consists of pages
 capacity for prompts is then the largest so far.
 """
 
-import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -49,7 +48,6 @@ from learner.devices import distributed, sharding
 from learner.sampling import decoding, slots
 from learner.sampling.decoding import Cache
 from learner.sampling.distribution import SamplingParams
-from learner.sampling.interrupted import InterruptedCalls
 from learner.sampling.pages import Pages
 from learner.sampling.slots import KEY_IMPL, RUNNING, FinishReason, Request, Schedule, Sequences
 from learner.sampling.token_automaton import TokenAutomaton
@@ -129,7 +127,6 @@ class Sampler:
         segment_tokens: tokens that the device generates before it returns to the host.
         vocab_size: ids from there on are never sampled (a tokenizer may know fewer ids than the
             model has rows); None allows all.
-        interrupted: keeps what calls had finished when they were interrupted.
 
     Raises:
         ValueError: an argument is out of range.
@@ -146,7 +143,6 @@ class Sampler:
         cache_fraction: float = 1.0,
         segment_tokens: int = 32,
         vocab_size: int | None = None,
-        interrupted: InterruptedCalls | None = None,
     ) -> None:
         limit = config.vocab_size if vocab_size is None else vocab_size
         longest = config.max_position_embeddings - 1
@@ -169,7 +165,6 @@ class Sampler:
         self.pad_id = pad_id
         self.max_rows = max_rows
         self.vocab_size = limit
-        self._interrupted = interrupted
         self.segment_tokens = min(segment_tokens, sampling.max_new_tokens)
         self._cache_fraction = cache_fraction
         self._prompt_capacity = 0
@@ -258,12 +253,8 @@ class Sampler:
             """Fills the rows of these prompts, and returns them."""
             rows = slice(indices[0] * num_samples, (indices[-1] + 1) * num_samples)
             mine = Samples._make(array[rows] for array in samples)
-            wanted = (mine.finish == RUNNING).reshape(-1, num_samples)
-            left = [
-                requests[i]._replace(budgets=np.where(some, requests[i].budgets, 0))
-                for i, some in zip(indices, wanted, strict=True)
-            ]
-            for row, start, tokens, logprobs, finish in self._run(decoding_copy, left, automaton):
+            own = [requests[i] for i in indices]
+            for row, start, tokens, logprobs, finish in self._run(decoding_copy, own, automaton):
                 end = start + len(tokens)
                 if start < mine.lengths[row]:  # It began again.
                     mine.tokens[row], mine.logprobs[row] = self.pad_id, 0
@@ -272,18 +263,9 @@ class Sampler:
                 mine.logprobs[row, start:end] = logprobs
                 mine.lengths[row] = end
                 mine.finish[row] = RUNNING if finish is None else finish
-                if self._interrupted is not None and self._interrupted.leaving:
-                    break
             return mine
 
-        with contextlib.ExitStack() as stack:
-            if self._interrupted is not None:
-                given = params, (requests, self.sampling, automaton), samples
-                stack.enter_context(self._interrupted.call(*given))
-            found = distributed.sharded_map(sample, len(prompts))
-            for own, of_all in zip(samples, found, strict=True):
-                own[:] = of_all
-        return samples
+        return distributed.sharded_map(sample, len(prompts))
 
     def stream(
         self, params: Params, prompts: Sequence[Sequence[int]], keys: Array

@@ -24,7 +24,6 @@ from learner.chat import Completion
 from learner.decoder.config import DecoderConfig
 from learner.devices import distributed, sharding
 from learner.sampling.completer import Completer
-from learner.sampling.interrupted import InterruptedCalls
 from learner.sampling.sampler import SamplingParams
 from learner.training import grpo, lora, metrics
 from learner.training.completion_rows import (
@@ -80,7 +79,6 @@ class GRPOTrainer:
         policy's: what `config.lora` adapts, if its rank is not 0, and the reference model, if
         `config.objective.kl_coef` > 0. Refused if there is neither. They must not be the arrays of
         the state, which are donated.
-      interrupted: of the sampler, see `Sampler`.
 
     Attributes:
       config: as given.
@@ -98,7 +96,6 @@ class GRPOTrainer:
         mesh: Mesh,
         tokenizer: Any,
         frozen_params: Any = None,
-        interrupted: InterruptedCalls | None = None,
     ) -> None:
         sharding.check_rows("micro_batch_rows", config.micro_batch_rows, mesh)
         kl_coef, rank = config.objective.kl_coef, config.lora.rank
@@ -127,7 +124,6 @@ class GRPOTrainer:
             config.sampling_rows,
             config.thinking,
             cache_fraction=config.cache_fraction,
-            interrupted=interrupted,
         )
         self.sampler = self._completer.sampler
         objective = config.objective

@@ -14,17 +14,14 @@ from transformers import Qwen3ForCausalLM
 from learner.decoder import model, weights
 from learner.decoder.config import DecoderConfig
 from learner.devices import sharding
-from learner.devices.preemption import Preemption
 from learner.sampling import decoding
-from learner.sampling.interrupted import InterruptedCalls
 from learner.sampling.sampler import (
     FinishReason,
     Sampler,
-    Samples,
     SamplingParams,
     decoding_mesh,
 )
-from learner.sampling.slots import RUNNING, Sequences, slot_counts
+from learner.sampling.slots import RUNNING, slot_counts
 from learner.sampling.token_automaton import TokenAutomaton
 from learner.tokens import ThinkingBudget
 
@@ -58,7 +55,7 @@ def one_device():
 
 
 def sampler(mesh=None, **arguments):
-    names = ("max_rows", "segment_tokens", "vocab_size", "interrupted")
+    names = ("max_rows", "segment_tokens", "vocab_size")
     options = {name: arguments.pop(name) for name in names if name in arguments}
     sampling = SamplingParams(**({"max_new_tokens": 12} | arguments))
     return Sampler(
@@ -270,97 +267,8 @@ def test_a_long_completion_keeps_only_its_own_slot_busy():
     np.testing.assert_allclose(got.logprobs, whole.logprobs, atol=1e-5)
 
 
-def test_an_interrupted_call_is_finished_by_the_next_start(tmp_path, monkeypatch):
-    keys, started = jax.random.split(jax.random.key(3), len(PROMPTS)), []
-    start = Sequences.start
-
-    def counted(self, slot, request, sample, parent):
-        started.append(sample)
-        start(self, slot, request, sample, parent)
-
-    monkeypatch.setattr(Sequences, "start", counted)
-
-    def call(params=PARAMS, stop_token_ids=(1, 2, 3), ends=None):
-        """Samples in a new process, so to speak, interrupted after so many ended."""
-        options = {"max_rows": 4, "segment_tokens": 2, "stop_token_ids": stop_token_ids}
-        one = sampler(interrupted=InterruptedCalls(tmp_path, Preemption()), **options)
-        run, ended = one._run, 0
-
-        def interrupted(*arguments):
-            nonlocal ended
-            for chunk in run(*arguments):
-                yield chunk
-                ended += chunk.finish is not None
-                if ended == ends:
-                    raise KeyboardInterrupt
-
-        one._run = interrupted
-        started.clear()
-        return one(params, PROMPTS, keys, 3)
-
-    whole = call()
-    assert len(started) == 3 * len(PROMPTS)
-    assert not list(tmp_path.iterdir())
-    for ends in (5, 6):
-        with pytest.raises(KeyboardInterrupt):
-            call(ends=ends)
-    rest = call()
-    assert len(started) == 3 * len(PROMPTS) - 5 - 6
-    chex.assert_trees_all_equal(rest._replace(logprobs=0), whole._replace(logprobs=0))
-    np.testing.assert_allclose(rest.logprobs, whole.logprobs, atol=1e-5)
-    call(stop_token_ids=(1, 2))
-    assert len(started) == 3 * len(PROMPTS)
-    (kept,) = tmp_path.iterdir()
-    kept.write_bytes(kept.read_bytes()[:99])
-    call()
-    assert len(started) == 3 * len(PROMPTS)
-    call(jax.tree.map(lambda leaf: leaf * 1.001, PARAMS))
-    assert len(started) == 3 * len(PROMPTS)
-    assert not list(tmp_path.iterdir())
-
-
-def test_all_calls_of_a_step_are_kept(tmp_path, monkeypatch):
-    keys = jax.random.split(jax.random.key(3), len(PROMPTS))
-    one = sampler(interrupted=InterruptedCalls(tmp_path, Preemption()))
-    first = one(PARAMS, PROMPTS, keys)
-    monkeypatch.setattr(one, "_run", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        one(PARAMS, PROMPTS[:2], keys[:2])
-    monkeypatch.setattr(Sequences, "start", None)
-    again = sampler(interrupted=InterruptedCalls(tmp_path, Preemption()))(PARAMS, PROMPTS, keys)
-    chex.assert_trees_all_equal(again, first)
-
-
-def test_a_damaged_file_of_an_interrupted_call_counts_for_nothing(tmp_path):
-    shape, rng = (2, 3), np.random.default_rng(0)
-
-    def samples(value, finish):
-        full = np.full(shape, value)
-        lengths, finish = np.full(2, value, np.int32), np.full(2, finish, np.int32)
-        return Samples(full.astype(np.int32), full.astype(np.float32), lengths, 0 * lengths, finish)
-
-    def call(found):
-        return InterruptedCalls(tmp_path, Preemption()).call(np.ones(3), "arguments", found)
-
-    ended, empty = samples(1, FinishReason.STOP_TOKEN), samples(0, RUNNING)
-    with pytest.raises(KeyboardInterrupt), call(ended):
-        raise KeyboardInterrupt
-    (path,) = tmp_path.iterdir()
-    raw = path.read_bytes()
-    for number in range(400):
-        at, bit = int(rng.integers(len(raw))), 1 << int(rng.integers(8))
-        flipped = raw[:at] + bytes([raw[at] ^ bit]) + raw[at + 1 :]
-        path.write_bytes(raw[: number and at] if number % 2 == 0 else flipped)
-        found = samples(0, RUNNING)
-        with call(found):
-            pass
-        expected = empty if (found.finish == RUNNING).all() else ended
-        chex.assert_trees_all_equal(found, expected)
-
-
-def test_no_prompts_give_no_samples(tmp_path):
-    one = sampler(interrupted=InterruptedCalls(tmp_path, Preemption()))
-    assert one(PARAMS, [], keys(0), 2).tokens.shape == (0, 12)
+def test_no_prompts_give_no_samples():
+    assert sampler()(PARAMS, [], keys(0), 2).tokens.shape == (0, 12)
 
 
 def test_other_keys_give_other_samples():
