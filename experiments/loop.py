@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from engineer import designers
 from engineer.designers import Designer
 from engineer.evidence import FailureBreakdown
-from experiments import branching, designing, evidence, policy, problem_sets
+from experiments import branching, check_family, designing, evidence, policy, problem_sets
 from experiments.errors import user_errors
 from experiments.hindsight import Hindsight
 from experiments.problem_sets import ProblemSets
@@ -107,6 +107,8 @@ class Loop:
             self._first = distributed.on_first(
                 lambda: designing.start_config(settings, self._family.space, seed)
             )
+            if settings.family_file:
+                distributed.on_first(lambda: check_family.try_once(self._family))
             params = distributed.on_all(self._load_model)
             frozen = params if settings.training.lora.rank else None
             if frozen is None and settings.training.objective.kl_coef > 0:

@@ -20,13 +20,13 @@ from absl import app, flags
 
 from engineer import proposal
 from engineer.context import VARIANTS, ContextSpec
-from experiments import command_line, process
+from experiments import check_family, command_line, process
 from experiments import settings as settings_lib
 from experiments import store as files
 from experiments.designing import design_completer
 from experiments.errors import UserError, ended_in_one_line, user_errors
 from experiments.evidence import outcome_metrics, training_texts
-from experiments.families import Family, NoProblemError, Problem, demonstrations
+from experiments.families import Family, FamilyError, Problem, demonstrations
 from experiments.policy import Policy
 from experiments.validation import validate, validation_completers, validation_set
 from learner import tokens
@@ -174,7 +174,7 @@ def main(argv: Sequence[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments {argv[1:]}; options look like --name=value")
     process.keep_freed_memory()
-    with ended_in_one_line(NoProblemError):
+    with ended_in_one_line(FamilyError):
         _make(settings_lib.from_config(_CONFIG.value))
 
 
@@ -189,6 +189,8 @@ def _make(settings: settings_lib.Settings) -> None:
     begin = time.perf_counter()
     with user_errors():
         family = settings.load_family()
+    if settings.family_file:
+        check_family.try_once(family)
     made = validation_set(settings, family).problems
     validation = [{**problem, "id": str(i)} for i, problem in enumerate(made)]
     solutions = solution_pairs(family, validation, _SEED.value, _SOLUTIONS.value)

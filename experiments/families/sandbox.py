@@ -223,13 +223,13 @@ def _serve(path: str) -> None:
             # Numbers and arrays of NumPy become those of Python.
             reply = json.dumps([value, ""], default=lambda one: one.tolist())
         except BaseException as error:
-            reply = json.dumps([None, _told(error, path)])
+            reply = json.dumps([None, told(error, path)])
         signal.alarm(0)
         replies.write(f"{identity} {reply}\n".encode())
         replies.flush()
 
 
-def _told(error: BaseException, path: str) -> str:
+def told(error: BaseException, path: str) -> str:
     """An error with the last of its lines in a file, or the very last one."""
     frames = traceback.extract_tb(error.__traceback__)
     at = ([frame for frame in frames if frame.filename == path] or frames)[-1]

@@ -1,0 +1,65 @@
+"""`experiments.check_family`: a family is tried without a model, and errors say where they are."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from experiments import check_family, loop
+from experiments.errors import UserError
+from experiments.families import sandbox, template
+from experiments.progress import Reporter
+from experiments.settings import from_config
+from experiments.store import RunStore
+
+TEMPLATE = Path(template.__file__).read_text(encoding="utf-8")
+
+
+@pytest.fixture(autouse=True)
+def one_process(monkeypatch):
+    monkeypatch.setattr(sandbox, "WORKERS", 1)
+
+
+def lines(tmp_path, capsys, before="", after=""):
+    """What the command prints for the template with a change."""
+    assert before in TEMPLATE
+    path = tmp_path / "own.py"
+    path.write_text(TEMPLATE.replace(before, after, 1), encoding="utf-8")
+    check_family.main(["check_family", f"{path}:family"])
+    return capsys.readouterr().out
+
+
+def test_the_template_is_usable(tmp_path, capsys):
+    out = lines(tmp_path, capsys)
+    assert "only length 3: 4 of 4 problems" in out
+    assert "configuration: 200 of 200\n" in out
+    assert re.search(r"empty completions: 0 of 200 valid, [\d.e-]+ s each", out)
+    assert out.endswith("solutions: 200 of 200 valid\nthe family is usable\n")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ('problem["terms"]), strict', 'problem["txt"]), strict', r"KeyError: 'txt' .*in prompt\)$"),
+        ("        right, text", "        return\n        right, text", "verify=None: allowed are"),
+        ('"reward": reward', '"reward": 5', "verify.reward=5: allowed are numbers from 0 to 1"),
+        ("return [str(sum", "return [str(1 + sum", "only 0 of 200 are valid by `verify`"),
+        ("return [str(sum", "1 / 0\n        return [str(sum", r"Zero.*own\.py:\d+, in solutions\)"),
+        ('" ".join(map', 'len(map', r"TypeError: .*own\.py:\d+, in prompt\)"),
+        ("default_rng(np.asarray(jax.random.key_data(key)))", "default_rng()", "the same key"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_one_line_with_its_place(before, after, said, tmp_path, capsys):
+    with pytest.raises(SystemExit, match="error: ") as caught:
+        lines(tmp_path, capsys, before, after)
+    assert re.search(said, str(caught.value))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_tries_its_family_first(tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text(TEMPLATE.replace("        right, text", "        return\n        right, text"))
+    options = from_config({"family": f"{path}:family"})
+    run = loop.Loop(options, RunStore(tmp_path / "run"), Reporter(quiet=True))
+    with pytest.raises(UserError, match="an empty completion could not be scored: verify=None"):
+        run._load()
