@@ -143,6 +143,7 @@ def test_a_function_has_its_stated_outcome_and_the_next_call_its_own(box, index)
 
 
 def test_after_ctrl_c_replies_belong_to_their_calls(tmp_path):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # Background jobs ignore it.
     path = tmp_path / "functions.py"
     path.write_text("import time\ndef same(x): time.sleep(x / 10); return x\n")
     box = Sandbox(path)
@@ -150,6 +151,7 @@ def test_after_ctrl_c_replies_belong_to_their_calls(tmp_path):
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         box.call("same", 9, seconds=1.0)
+    signal.signal(signal.SIGINT, before)
     assert [box.call("same", i, seconds=1.0) for i in (1, 2, 3)] == [1, 2, 3]
     box.close()
 
