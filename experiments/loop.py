@@ -7,6 +7,7 @@ together; the store decides which one touches the files.
 
 import contextlib
 import functools
+import time
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ class Loop:
         with user_errors():
             self._family = settings.load_family()
         self._preemption = Preemption()
+        self._processor = 0.0
 
     def run(self) -> None:
         """Runs or resumes to the end.
@@ -182,6 +184,7 @@ class Loop:
             for result in results:
                 outcomes = self._family.breakdown(result.scores.records)
                 values = result.metrics | evidence.outcome_metrics(outcomes, "task/")
+                values["machine/processor_seconds"] = self._processor_seconds()
                 progress.advance(result, task)
                 if distributed.is_first():
                     append_log(path, [{"step": result.step, **values}])
@@ -197,6 +200,11 @@ class Loop:
                 self._checkpoints.after_step(progress, last, leave)
                 if leave:
                     break
+
+    def _processor_seconds(self) -> float:
+        """Processor seconds of this process since the last call, or since it began."""
+        before, self._processor = self._processor, time.process_time()
+        return self._processor - before
 
     def _validate(self, params: Any, folder: Path, steps: int) -> None:
         """Validates the parameters after `steps` steps in all, unless that is done already."""

@@ -27,6 +27,7 @@ from experiments.study.results import rate, rate_of
 
 FILE = "study.json"
 BENCHMARK = "benchmark/results.md"  # Of `experiments.reproduce`.
+_OF_ROWS = ("valid_worst", "valid_fall")  # Metrics of single rows.
 _DRAWN_VARIANTS, _DRAWN_ANSWERS = 2, 3
 
 Found = Mapping[str, Any]
@@ -176,14 +177,15 @@ def _comparison(study: _Study, gallery: Gallery) -> Iterator[dict[str, Any]]:
 
 def _means(study: _Study, metric: Found) -> Estimates:
     kind, starts = rate_of(metric), study.starts
-    before = [100 * plain.fmean(rate(start, kind) for start in starts)] if kind and starts else []
+    known = bool(kind and starts) and metric["name"] not in _OF_ROWS
+    before = [100 * plain.fmean(rate(start, kind) for start in starts)] if known else []
     rows, unit = _estimates(study, metric), "percent" if kind else metric["label"]
     return Estimates(metric["name"], metric["label"], "what", unit, rows, begins=before)
 
 
 def _differences(study: _Study, metric: Found) -> Estimates:
     rows = _estimates(study, metric, "difference")
-    unit = "points" if rate_of(metric) else "difference"
+    unit = "points" if rate_of(metric) else f"difference in {metric['label']}"
     title = f"minus {study.labels[study.found['reference']]}"
     return Estimates(f"{metric['name']}_difference", title, "what", unit, rows, begins=[0.0])
 
@@ -245,6 +247,15 @@ def _mean_curves(study: _Study) -> list[Lines]:
         )
         for kind in ("valid", "optimal")
     ]
+    points = [point for runs in study.finished.values() for run in runs for point in run["points"]]
+    # Older studies lack them.
+    if all(point.get("processor_seconds") is not None for point in points):
+        curves = [
+            _curve(study.labels[variant], runs, "valid", looks[variant], over="processor_seconds")
+            for variant, runs in study.finished.items()
+        ]
+        title = "valid answers by what they cost, means over seeds"
+        charts.append(Lines("learning_cost", title, "processor seconds", "percent", curves))
     return on_one_scale(charts) if study.finished else []
 
 
@@ -264,13 +275,18 @@ def _single_curves(study: _Study) -> list[Lines]:
 
 
 def _curve(
-    name: str, runs: Sequence[Found], kind: str, look: int | None, faint: str = ""
+    name: str,
+    runs: Sequence[Found],
+    kind: str,
+    look: int | None,
+    faint: str = "",
+    over: str = "steps",
 ) -> Series:
     """Percent valid or optimal after every round, means over runs."""
     rounds = list(zip(*(run["points"] for run in runs), strict=True))
-    steps = [plain.fmean(point["steps"] for point in points) for points in rounds]
+    places = [plain.fmean(point[over] for point in points) for points in rounds]
     rates = [plain.fmean(100 * rate(point, kind) for point in points) for points in rounds]
-    return Series(name, steps, rates, look=look, faint=faint)
+    return Series(name, places, rates, look=look, faint=faint)
 
 
 # Configurations

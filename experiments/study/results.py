@@ -35,6 +35,8 @@
         config      {row: {parameter: number}} of this round's training set; null before training,
                     like the next three
         achieved    the same for the generated set
+        processor_seconds  of the run's first process up to the last step before this validation;
+                    null where a step did not record it
         training    {reward, valid, nondegenerate_fraction}: means over the round's steps
         design      how `config` was made: {source, kept_previous, reason, repairs (number), tries
                     (answers received)}; null for round 0 as well
@@ -42,9 +44,13 @@
                     where p is a row's valid rate in the previous validation; null for round 0, and
                     if all rows are equal in one of the two
     metrics         [{name, label}]: valid_final, greedy_final and optimal_final (fraction of the
-                    validation answers after the last round), and valid_area, ... (its mean over
-                    training: area under the curve over training steps, by trapezoids); and reading,
-                    the mean of `follows` over all rounds but the first, null counting as 0
+                    validation answers after the last round); valid_last3 (its mean over the last
+                    three validations, as one checkpoint is noisy); valid_area, ... (its mean over
+                    training: area under the curve over training steps, by trapezoids); valid_worst
+                    (the lowest rate of a row, each over the last three validations); valid_fall
+                    (see `largest_fall`); cpu_seconds (of the run and its shared beginning); and
+                    reading, the mean of `follows` over all rounds but the first, null counting as
+                    0; older files have fewer
     comparison      one object for each metric and variant, metrics first:
       metric, variant
       values        {seed: value} of finished runs
@@ -67,6 +73,7 @@ from typing import Any
 
 import numpy as np
 
+from engineer.curricula import MASTERED
 from engineer.space import Configuration
 from experiments import statistics
 from experiments import store as files
@@ -81,14 +88,19 @@ from learner.training.trainer import GRPOConfig
 SCHEMA = 1
 METRICS = {
     "valid_final": "valid after the last round",
+    "valid_last3": "valid, mean of the last three validations",
+    "valid_area": "valid, mean over training",
     "greedy_final": "valid after the last round, greedy",
     "optimal_final": "optimal after the last round",
-    "valid_area": "valid, mean over training",
     "optimal_area": "optimal, mean over training",
+    "valid_worst": "valid in the worst row, mean of the last three validations",
+    "valid_fall": "largest fall of a row after it was mastered",
+    "cpu_seconds": "processor seconds of a run",
     "reading": "correlation of designs with p (1 - p)",
 }
 RATES = ("valid", "greedy", "optimal")
 """Rates of answers, by the name of their count in a point of `study.json`."""
+_LAST = 3  # Validations in the mean of the last ones.
 _TRAINED = ("instances", "steps", "updates")
 # Means over the steps of a round, with the names of the metrics.
 _TRAINING = {
@@ -219,7 +231,8 @@ def _points(
     if run.initial is None:
         return [], used
     untrained = dict.fromkeys(("config", "achieved", "training", "design", "follows"))
-    points = [{"round": None, **_validated(run.initial, used), **untrained}]
+    processor, first = 0.0, _validated(run.initial, used)
+    points = [{"round": None, **first, "processor_seconds": processor, **untrained}]
     batch = training.prompts_per_step * training.group_size
     design: Mapping[str, Any] | None = None
     for each in run.rounds:
@@ -232,6 +245,8 @@ def _points(
             updates=int(sum(step["updates"] for step in each.steps)),
             answers=batch * int(sum(step["draws"] for step in each.steps)),
         )
+        # Older runs lack it.
+        processor += sum(step.get("machine/processor_seconds", np.nan) for step in each.steps)
         means = {
             name: round(float(np.mean([step[key] for step in each.steps])), 4)
             for name, key in _TRAINING.items()
@@ -241,6 +256,7 @@ def _points(
             {
                 "round": each.index,
                 **_validated(each.validation, used),
+                "processor_seconds": None if np.isnan(processor) else round(processor, 1),
                 "config": each.config.to_dict(),
                 "achieved": achieved,
                 "training": means,
@@ -310,7 +326,7 @@ def compare(study: Study, runs: Sequence[Mapping[str, Any]]) -> list[dict[str, A
     }
     for run in runs:
         if run["status"] == "finished":
-            scores[run["variant"]][run["seed"]] = _scores(run["points"])
+            scores[run["variant"]][run["seed"]] = _scores(run)
     comparison = []
     for metric in METRICS:
         values = {
@@ -329,17 +345,37 @@ def rate(point: Mapping[str, Any], name: str) -> float:
     return point[name] / (greedy if name == "greedy" else point["answers"])
 
 
-def _scores(points: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Every metric of a finished run, from its points."""
+def _scores(run: Mapping[str, Any]) -> dict[str, float]:
+    """Every metric of a finished run, as in `study.json`."""
+    points = run["points"]
     steps = [point["steps"] for point in points]
     result = {}
     for name in RATES:
         rates = [rate(point, name) for point in points]
         result[f"{name}_final"] = rates[-1]
         result[f"{name}_area"] = float(np.trapezoid(rates, steps) / (steps[-1] - steps[0]))
+    result["valid_last3"] = float(np.mean([rate(point, "valid") for point in points[-_LAST:]]))
+    by_row = np.array([[rate(row, "valid") for row in p["by_row"].values()] for p in points])
+    result["valid_worst"] = float(by_row[-_LAST:].mean(axis=0).min())
+    result["valid_fall"] = largest_fall(by_row)
+    shared = run["shared"]["cpu_seconds"] if run["shared"] else 0.0
+    result["cpu_seconds"] = run["cpu_seconds"] + shared
     # Older studies lack this field.
     result["reading"] = float(np.mean([p.get("follows") or 0.0 for p in points[2:]] or [0.0]))
     return result
+
+
+def largest_fall(rates: np.ndarray) -> float:
+    """The largest fall of a row's valid rate below its highest so far, once that is `MASTERED`.
+
+    Args:
+      rates: f64[V, R], of R rows in V validations, in order.
+
+    Returns:
+      It in [0, 1]; 0 if no row was mastered or none fell.
+    """
+    highest = np.maximum.accumulate(rates, axis=0)
+    return float(np.where(highest >= MASTERED, highest - rates, 0.0).max())
 
 
 # For people
