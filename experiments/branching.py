@@ -131,6 +131,7 @@ def copy_rounds(
     folders = [
         Path("validation"),
         Path("initial"),
+        *(path for path in (Path(files.TEST),) if (source / path).exists()),
         *(Path("rounds", str(i)) for i in range(rounds)),
     ]
     for folder in folders:

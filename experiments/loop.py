@@ -8,6 +8,7 @@ together; the store decides which one touches the files.
 import contextlib
 import functools
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,14 @@ from engineer.designers import Designer
 from engineer.evidence import FailureBreakdown
 from experiments import branching, check_family, designing, evidence, policy, problem_sets
 from experiments.errors import user_errors
+from experiments.families import Problem
 from experiments.hindsight import Hindsight
 from experiments.problem_sets import ProblemSets
 from experiments.progress import Reporter, describe, plan, truncation
 from experiments.run_checkpoint import Progress, SavedProgress
 from experiments.run_metrics import check_packages, of_design, of_validation, open_writers
 from experiments.settings import Settings
-from experiments.store import RunStore, append_log, open_steps
+from experiments.store import TEST, RunStore, append_log, open_steps
 from experiments.validation import validate, validation_completers, write_validation
 from learner.devices import distributed
 from learner.devices.preemption import Preemption
@@ -83,6 +85,7 @@ class Loop:
             self._preemption.agree()
             self._validate(params, store.root / "initial", 0)
             self._report("before training", store.root / "initial")
+            self._test(params, store.root / "initial")
             progress = self._start(params)
             del params  # Training donates them.
             for index in range(settings.loop.rounds):
@@ -90,6 +93,8 @@ class Loop:
                     self._train(index, progress)
                     params = self._trainer.policy_params(progress.state)
                     self._validate(params, store.round(index), progress.total)
+                    if index + 1 == settings.loop.rounds:
+                        self._test(params, store.round(index))
                     self._checkpoints.keep_weights(self._policy, params, index)
                     del params  # Training donates them.
                     evidence.round_evidence(store, self._family, index)
@@ -212,19 +217,31 @@ class Loop:
             return
         if not steps:
             self._reporter.line("validating the model as it is, once that is compiled")
-        given = self._problems.validation, params
-        values = write_validation(
+        values = self._answer(folder, self._problems.validation, params)
+        found = of_validation(self._store, self._family, folder)
+        self._write_metrics(steps, {**values, **found})
+        self._preemption.agree()
+
+    def _test(self, params: Any, validated: Path) -> None:
+        """Answers the test set, if any, beside a validation, unless that is done already."""
+        folder = validated / TEST
+        if self._problems.test and not self._store.exists(folder / "validation.json"):
+            self._answer(folder, self._problems.test, params)
+            self._preemption.agree()
+
+    def _answer(self, folder: Path, problems: Sequence[Problem], params: Any) -> dict[str, float]:
+        """Writes the files of a validation; see `write_validation`."""
+        return write_validation(
             self._store,
             folder,
             self._family,
-            lambda respond, count: validate(self._settings, self._family, respond, *given, count),
+            lambda respond, count: validate(
+                self._settings, self._family, respond, problems, params, count
+            ),
             self._sampled,
             self._greedy,
             self._settings.validation.samples,
         )
-        found = of_validation(self._store, self._family, folder)
-        self._write_metrics(steps, {**values, **found})
-        self._preemption.agree()
 
     @functools.cached_property
     def _hindsight(self) -> Hindsight:

@@ -14,8 +14,8 @@ from experiments.errors import UserError
 from experiments.families import Family, Generated, NoProblemError, Problem
 from experiments.progress import Reporter
 from experiments.settings import Settings
-from experiments.store import RunStore
-from experiments.validation import validation_set
+from experiments.store import TEST, RunStore
+from experiments.validation import test_set, validation_set
 
 # Folded into the run's key, so that no two uses share one.
 GENERATION, TRAINING, DESIGN, COLD_START, HINDSIGHT = 0, 1, 2, 3, 5
@@ -45,7 +45,7 @@ class ProblemSets:
       first: the configuration of round 0.
 
     Raises:
-      UserError: some row of the validation set gets no problem.
+      UserError: some row of the validation set, or of the test set, gets no problem.
     """
 
     def __init__(
@@ -61,6 +61,9 @@ class ProblemSets:
         self.validation: list[Problem] = store.kept(
             store.root / "validation" / "instances.jsonl", self._make_validation
         )
+        self.test: list[Problem] = []
+        if settings.validation.test_instances:
+            self.test = store.kept(store.root / TEST / "instances.jsonl", self._make_test)
 
     def training(self, index: int) -> list[Problem]:
         """The training set of a round.
@@ -75,18 +78,25 @@ class ProblemSets:
 
     def _make_validation(self) -> list[dict[str, Any]]:
         self._reporter.line("making the validation set")
-        generated = validation_set(self._settings, self._family)
+        return self._fixed("validation", validation_set(self._settings, self._family))
+
+    def _make_test(self) -> list[dict[str, Any]]:
+        self._reporter.line("making the test set")
+        return self._fixed(TEST, test_set(self._settings, self._family, self.validation))
+
+    def _fixed(self, name: str, generated: Generated) -> list[dict[str, Any]]:
         self._reporter.notes(generated.notes)
-        self._store.write(self._store.root / "validation" / "generated.json", generated.report())
-        return _named(generated.problems, "validation")
+        self._store.write(self._store.root / name / "generated.json", generated.report())
+        return _named(generated.problems, name)
 
     def _make_training(self, index: int) -> list[dict[str, Any]]:
         settings, family, folder = self._settings, self._family, self._store.round(index)
         key, count = round_key(settings, GENERATION, index), settings.environment.num_instances
+        exclude = [*self.validation, *self.test]
 
         def generate(config: Configuration) -> tuple[Generated | None, str]:
             try:
-                return family.generate(key, config, count, self.validation), ""
+                return family.generate(key, config, count, exclude), ""
             except NoProblemError as error:
                 return None, f": {error}"
 

@@ -59,6 +59,7 @@ class Round:
         used, and by row the fields of `GeneratedRow`.
       steps: the metrics of every training step so far.
       validation: of the weights after the round.
+      test: the same on the test set, after the last round of a run that has one.
       design: the design of the next round: the fields of `design.json`, with `config` parsed, and
         `measures`, `context` and `answers`, each empty or None if unknown.
       engineer_steps: steps of training as engineer, if any.
@@ -69,6 +70,7 @@ class Round:
     generated: Mapping[str, Any] | None
     steps: tuple[Mapping[str, float], ...]
     validation: Validation | None
+    test: Validation | None
     design: Mapping[str, Any] | None
     engineer_steps: tuple[Mapping[str, Any], ...]
 
@@ -89,6 +91,7 @@ class Run:
       seconds: wall time of its processes, if recorded; without a beginning shared in a study.
       branch: its source run and round, if it is a branch.
       initial: the validation before training.
+      initial_test: the same on the test set, if there is one.
       rounds: those that have begun.
     """
 
@@ -98,12 +101,19 @@ class Run:
     seconds: float | None
     branch: Mapping[str, Any] | None
     initial: Validation | None
+    initial_test: Validation | None
     rounds: tuple[Round, ...]
 
     @property
     def validations(self) -> list[tuple[int, Validation]]:
         """(number of the round before, validation) of all finished ones; 0 is before training."""
         numbered = [(0, self.initial), *((each.number, each.validation) for each in self.rounds)]
+        return [(number, found) for number, found in numbered if found is not None]
+
+    @property
+    def tests(self) -> list[tuple[int, Validation]]:
+        """The same on the test set: before training and after the last round, if there is one."""
+        numbered = [(0, self.initial_test), *((each.number, each.test) for each in self.rounds)]
         return [(number, found) for number, found in numbered if found is not None]
 
     @property
@@ -165,6 +175,7 @@ def read_run(root: Path) -> Run:
         seconds=seconds,
         branch=read_json(root / files.BRANCH),
         initial=_validation(root / "initial"),
+        initial_test=_validation(root / "initial" / files.TEST),
         rounds=tuple(rounds),
     )
 
@@ -176,6 +187,7 @@ def _round(folder: Path) -> Round:
         generated=read_json(folder / "generated.json", lambda of: {**of, "rows": of["rows"]}),
         steps=tuple(files.read_log(folder / "train.jsonl")),
         validation=_validation(folder),
+        test=_validation(folder / files.TEST),
         design=_design(folder / "design"),
         engineer_steps=tuple(files.read_log(folder / "engineer_training.jsonl")),
     )

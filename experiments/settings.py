@@ -144,6 +144,9 @@ class ValidationSettings:
       samples: sampled answers to each problem, beside the greedy one, for a smaller standard error.
       thinking_tokens: most tokens of thinking (`training.thinking`), which a text of Qwen3's then
         ends; 0 is no limit.
+      test_instances: problems of a test set, in no other set, which no engineer reads; answered
+        like validation before training and after the last round. 0 is none: training on a family
+        with few problems would miss them.
     """
 
     num_instances: int = 400
@@ -152,11 +155,13 @@ class ValidationSettings:
     temperature: float = 0.0
     samples: int = 1
     thinking_tokens: int = 0
+    test_instances: int = 0
 
     def __post_init__(self) -> None:
         checks.integers(
             self, num_instances=1, seed=0, max_new_tokens=1, samples=1, thinking_tokens=0
         )
+        checks.integers(self, test_instances=0)
         checks.not_negative(self, "temperature")
         if self.samples > 1 and not self.temperature:
             raise ValueError(f"samples={self.samples}: only with temperature above 0")

@@ -5,7 +5,9 @@
     branch.json                     source run and round, if it is a branch
     versions.json                   versions of packages, and the machine
     validation/                     the fixed set: instances.jsonl, generated.json
+    test/                           the test set, if any, likewise
     initial/validation.json         the model before any training, and its answers.jsonl
+    initial/test/, rounds/R/test/   the same on the test set, before training and at the end
     rounds/R/environment.yaml       the configuration of the training set
     rounds/R/generated.json         requested and generated problems, by row
     rounds/R/instances.jsonl        the training set
@@ -53,6 +55,8 @@ from learner.devices import distributed
 TIMES = "times.jsonl"
 CHANGES = "changes.jsonl"
 BRANCH = "branch.json"
+#: What no designer reads: the test set in a run's folder, answers to it in that of a validation.
+TEST = "test"
 #: In `BRANCH`, the position of a branch that started from weights alone.
 FRESH = "fresh_state"
 DIGESTS = "digests.jsonl"

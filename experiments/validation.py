@@ -9,7 +9,7 @@ import numpy as np
 
 from experiments.errors import UserError
 from experiments.evidence import outcome_metrics
-from experiments.families import Family, Generated, Problem
+from experiments.families import Family, Generated, NoProblemError, Problem
 from experiments.policy import Policy
 from experiments.settings import Settings
 from experiments.statistics import effective_trials
@@ -22,6 +22,7 @@ from learner.training.task import Scores, Task
 
 # Folded into the key of the set for the key of its completions.
 _COMPLETIONS = 1 << 20
+_TEST = 1 << 21  # The same for the test set.
 
 
 def validation_set(settings: Settings, family: Family) -> Generated:
@@ -33,13 +34,31 @@ def validation_set(settings: Settings, family: Family) -> Generated:
     validation = settings.validation
     key = jax.random.key(validation.seed)
     generated = family.validation_set(key, validation.num_instances)
+    _check_rows(generated, family, "num_instances", validation.num_instances)
+    return generated
+
+
+def test_set(settings: Settings, family: Family, exclude: Sequence[Problem]) -> Generated:
+    """As `validation_set`, of `validation.test_instances` problems that are not in `exclude`."""
+    validation = settings.validation
+    key = jax.random.fold_in(jax.random.key(validation.seed), _TEST)
+    try:
+        generated = family.validation_set(key, validation.test_instances, exclude)
+    except NoProblemError as error:
+        raise UserError(
+            f"validation.test_instances={validation.test_instances}: {error}"
+        ) from error
+    _check_rows(generated, family, "test_instances", validation.test_instances)
+    return generated
+
+
+def _check_rows(generated: Generated, family: Family, option: str, count: int) -> None:
     empty = [name for name, row in generated.rows.items() if not row.made]
     if empty:
         raise UserError(
-            f"validation: no problem of {family.texts.label} {', '.join(empty)} could be made; "
-            f"allowed are easier ones, or more than {validation.num_instances} in all"
+            f"validation.{option}={count}: no problem of {family.texts.label} {', '.join(empty)} "
+            "could be made; allowed are easier ones, or more in all"
         )
-    return generated
 
 
 def validation_completers(settings: Settings, policy: Policy) -> tuple[Completer, Completer]:

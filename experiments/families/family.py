@@ -290,9 +290,11 @@ class Family(ABC):
         """The configuration of the fixed validation set."""
         return self.space.uniform()
 
-    def validation_set(self, key: jax.Array, count: int) -> Generated:
-        """The fixed validation set; arguments as in `generate`."""
-        return self.generate(key, self.validation, count, ())
+    def validation_set(
+        self, key: jax.Array, count: int, exclude: Sequence[Problem] = ()
+    ) -> Generated:
+        """The fixed validation set, or a test set apart from it; arguments as in `generate`."""
+        return self.generate(key, self.validation, count, exclude)
 
     def failure(self, check: str) -> str:
         """A phrase for failing a check, as the name of the check alone would mislead."""

@@ -206,9 +206,11 @@ class Words(Family):
         """Draws without replacement; a row whose problems are exhausted gives fewer."""
         return self._drawn(key, config, count, exclude, held_out=False)
 
-    def validation_set(self, key: jax.Array, count: int) -> Generated:
+    def validation_set(
+        self, key: jax.Array, count: int, exclude: Sequence[Problem] = ()
+    ) -> Generated:
         """Draws from the problems that are held out."""
-        return self._drawn(key, self.validation, count, (), held_out=True)
+        return self._drawn(key, self.validation, count, exclude, held_out=True)
 
     def _drawn(
         self,

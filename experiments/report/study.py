@@ -27,7 +27,7 @@ from experiments.study.results import rate, rate_of
 
 FILE = "study.json"
 BENCHMARK = "benchmark/results.md"  # Of `experiments.reproduce`.
-_OF_ROWS = ("valid_worst", "valid_fall")  # Metrics of single rows.
+_OF_ROWS = ("valid_worst", "valid_fall", "valid_test")  # No rates of the whole validation.
 _DRAWN_VARIANTS, _DRAWN_ANSWERS = 2, 3
 
 Found = Mapping[str, Any]
@@ -177,8 +177,9 @@ def _comparison(study: _Study, gallery: Gallery) -> Iterator[dict[str, Any]]:
 
 def _means(study: _Study, metric: Found) -> Estimates:
     kind, starts = rate_of(metric), study.starts
-    known = bool(kind and starts) and metric["name"] not in _OF_ROWS
-    before = [100 * plain.fmean(rate(start, kind) for start in starts)] if known else []
+    before = []
+    if kind and starts and metric["name"] not in _OF_ROWS:
+        before = [100 * plain.fmean(rate(start, kind) for start in starts)]
     rows, unit = _estimates(study, metric), "percent" if kind else metric["label"]
     return Estimates(metric["name"], metric["label"], "what", unit, rows, begins=before)
 

@@ -40,6 +40,8 @@
         training    {reward, valid, nondegenerate_fraction}: means over the round's steps
         design      how `config` was made: {source, kept_previous, reason, repairs (number), tries
                     (answers received)}; null for round 0 as well
+        test        {answers, valid} on the test set, before training and after the last round of
+                    a run that has one; otherwise null
         follows     Pearson's correlation, over rows, of the fractions of `config` with p (1 - p),
                     where p is a row's valid rate in the previous validation; null for round 0, and
                     if all rows are equal in one of the two
@@ -50,7 +52,8 @@
                     (the lowest rate of a row, each over the last three validations); valid_fall
                     (see `largest_fall`); cpu_seconds (of the run and its shared beginning); and
                     reading, the mean of `follows` over all rounds but the first, null counting as
-                    0; older files have fewer
+                    0; valid_test (fraction of the answers to the test set after the last round)
+                    if all finished runs have one; older files have fewer
     comparison      one object for each metric and variant, metrics first:
       metric, variant
       values        {seed: value} of finished runs
@@ -97,6 +100,7 @@ METRICS = {
     "valid_fall": "largest fall of a row after it was mastered",
     "cpu_seconds": "processor seconds of a run",
     "reading": "correlation of designs with p (1 - p)",
+    "valid_test": "valid after the last round, on the test set",
 }
 RATES = ("valid", "greedy", "optimal")
 """Rates of answers, by the name of their count in a point of `study.json`."""
@@ -149,6 +153,8 @@ def write(
     differs = {part: values for part, values in parts.items() if len(set(values.values())) > 1}
     equal = {p: value for p, value in budgets[study.reference].items() if p not in differs}
     points = [point for run in runs for point in run["points"]]
+    comparison = compare(study, runs)
+    compared = dict.fromkeys(row["metric"] for row in comparison)
     versions = [
         path
         for run in runs
@@ -176,8 +182,8 @@ def write(
         "rows": list(points[0]["by_row"]) if points else [],
         "checks": list(points[0]["failed"]) if points else [],
         "runs": runs,
-        "metrics": [{"name": name, "label": label} for name, label in METRICS.items()],
-        "comparison": compare(study, runs),
+        "metrics": [{"name": name, "label": METRICS[name]} for name in compared],
+        "comparison": comparison,
     }
     files.write_file(root / "study.json", found)
     files.write_text(root / "comparison.md", markdown(found))
@@ -232,7 +238,8 @@ def _points(
         return [], used
     untrained = dict.fromkeys(("config", "achieved", "training", "design", "follows"))
     processor, first = 0.0, _validated(run.initial, used)
-    points = [{"round": None, **first, "processor_seconds": processor, **untrained}]
+    first |= {"processor_seconds": processor, "test": _tested(run.initial_test)}
+    points = [{"round": None, **first, **untrained}]
     batch = training.prompts_per_step * training.group_size
     design: Mapping[str, Any] | None = None
     for each in run.rounds:
@@ -257,6 +264,7 @@ def _points(
                 "round": each.index,
                 **_validated(each.validation, used),
                 "processor_seconds": None if np.isnan(processor) else round(processor, 1),
+                "test": _tested(each.test),
                 "config": each.config.to_dict(),
                 "achieved": achieved,
                 "training": means,
@@ -282,6 +290,14 @@ def _validated(validation: Validation, used: Mapping[str, int]) -> dict[str, Any
             for row in found.by_group
         },
     }
+
+
+def _tested(found: Validation | None) -> dict[str, int] | None:
+    """`test` of a point."""
+    if found is None:
+        return None
+    rows = found.breakdown.by_group
+    return {"answers": found.breakdown.answers, "valid": sum(row.valid for row in rows)}
 
 
 def _design(design: Mapping[str, Any], note: str) -> dict[str, Any]:
@@ -328,7 +344,10 @@ def compare(study: Study, runs: Sequence[Mapping[str, Any]]) -> list[dict[str, A
         if run["status"] == "finished":
             scores[run["variant"]][run["seed"]] = _scores(run)
     comparison = []
+    known = [of for of_seed in scores.values() for of in of_seed.values()]
     for metric in METRICS:
+        if not all(metric in score for score in known):
+            continue
         values = {
             name: {seed: score[metric] for seed, score in of_seed.items()}
             for name, of_seed in scores.items()
@@ -360,6 +379,8 @@ def _scores(run: Mapping[str, Any]) -> dict[str, float]:
     result["valid_fall"] = largest_fall(by_row)
     shared = run["shared"]["cpu_seconds"] if run["shared"] else 0.0
     result["cpu_seconds"] = run["cpu_seconds"] + shared
+    if tested := points[-1].get("test"):
+        result["valid_test"] = rate(tested, "valid")
     # Older studies lack this field.
     result["reading"] = float(np.mean([p.get("follows") or 0.0 for p in points[2:]] or [0.0]))
     return result

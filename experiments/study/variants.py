@@ -15,7 +15,10 @@ from experiments.errors import UserError, user_errors
 from experiments.settings import Settings
 
 # Options of the validation set besides those of its family; see `experiments.validation`.
-_SAME_VALIDATION = ("family", "validation.num_instances", "validation.seed")
+_SAME_VALIDATION = (
+    "family",
+    *(f"validation.{name}" for name in ("num_instances", "test_instances", "seed")),
+)
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 
 

@@ -1,11 +1,14 @@
 """Training sets: what a configuration cannot give, and who is told."""
 
 import contextlib
+import dataclasses
+import json
 import types
 
 import pytest
 
 from engineer.context import VARIANTS, compose
+from engineer.designers import Design
 from engineer.space import Configuration
 from experiments import evidence, loop
 from experiments.errors import UserError
@@ -34,6 +37,20 @@ family = Facts(problems, "level", "to know", ("right",))
 """
 #: Validation keeps 6 of the 13 problems of level 2 for itself.
 ONLY_LEVEL_2 = {"1": {"fraction": 0.0}, "2": {"fraction": 1.0}}
+
+
+FAILED = {"valid": False, "failed": ["right"], "optimal": False}
+FAILED |= {"tokens": 1, "truncated": False, "text": ""}
+
+
+def write_training(store, index):
+    """What a round of six steps leaves."""
+    metrics = {"reward": 0.0, "nondegenerate_fraction": 0.0, "task/valid": 0.0, "draws": 1}
+    metrics |= {"completion_tokens_mean": 1.0, "updates": 1}
+    metrics |= {f"machine/{part}_seconds": 1.0 for part in ("sample", "score", "update")}
+    folder = store.round(index)
+    store.write(folder / "train.jsonl", [{"step": i, **metrics} for i in range(6)])
+    store.write(folder / "train_failures.json", [])
 
 
 class NoCharts(Gallery):
@@ -85,25 +102,16 @@ def test_a_round_keeps_its_steps_or_its_configuration_and_says_so(given, capsys)
     settings, family, store = given
     first = family.space.uniform()
     sets = ProblemSets(settings, family, store, Reporter(), first)
-    design = {"config": ONLY_LEVEL_2, "source": "current", "kept_previous": False, "reason": ""}
-    design |= {"context_messages": [], "raw_texts": [], "repairs": [], "summary": ""}
+    design = Design(Configuration.from_dict(ONLY_LEVEL_2), "current").to_dict()
     store.write(store.round(0) / "design" / "design.json", design)
-    records = [
-        {"group": row, "valid": False, "failed": ["right"], "optimal": False}
-        | {"id": "validation-0", "tokens": 1, "truncated": False, "text": ""}
-        for row in "12"
-    ]
-    metrics = {"reward": 0.0, "nondegenerate_fraction": 0.0, "task/valid": 0.0, "draws": 1}
-    metrics |= {"completion_tokens_mean": 1.0, "updates": 1}
-    metrics |= {f"machine/{part}_seconds": 1.0 for part in ("sample", "score", "update")}
+    records = [{**FAILED, "id": "validation-0", "group": row} for row in "12"]
     for index in range(2):
         folder = store.round(index)
         # 7 problems of level 2 are left and as many of level 1 as a row of 48 asks for.
         steps = steps_of_a_round(settings, family, store, sets, index)
         assert steps == (55, Budget.of(settings).steps / 3) == (55, 6)
         assert store.read(folder / "environment.yaml", Configuration.from_dict) == first
-        store.write(folder / "train.jsonl", [{"step": i, **metrics} for i in range(6)])
-        store.write(folder / "train_failures.json", [])
+        write_training(store, index)
         for place in (store.root / "initial", folder):
             write_validation(store, place, family, lambda *_: records, None, None)
     kept = "previous configuration kept: 7 of 96 distinct problems (level 2 7 of 96), at least 24"
@@ -129,3 +137,67 @@ def test_a_first_configuration_with_too_few_problems_is_an_error(given):
     message = "num_instances=96: the first configuration gives 7 of 96 .*, at least 24 are needed;"
     with pytest.raises(UserError, match=message):
         sets.training(0)
+
+
+def test_the_test_set_is_in_no_other_set(given):
+    settings, family, store = given
+    few = dataclasses.replace(settings.validation, test_instances=4)
+    settings = dataclasses.replace(settings, validation=few)
+    sets = ProblemSets(settings, family, store, Reporter(quiet=True), family.space.uniform())
+    test = {problem["index"] for problem in sets.test}
+    others = [{p["index"] for p in of} for of in (sets.validation, sets.training(0))]
+    assert [len(test), *map(len, others)] == [4, 12, 53]  # All of level 2 is in one of them.
+    assert not test & (others[0] | others[1])
+    other = dataclasses.replace(settings, seed=1)
+    again = ProblemSets(other, family, RunStore(store.root / "2"), Reporter(quiet=True), None)
+    assert again.test == sets.test
+
+
+def test_the_test_set_is_answered_first_and_last_and_no_engineer_reads_it(given, monkeypatch):
+    settings, family, store = given
+    few = dataclasses.replace(settings.validation, test_instances=4)
+    settings = dataclasses.replace(settings, validation=few)
+    one, told = loop.Loop(settings, store, Reporter(quiet=True)), []
+
+    def validate(settings, family, respond, problems, params, count):
+        return [{**FAILED, "id": p["id"], "group": p["group"]} for p in problems]
+
+    def train(index, progress):
+        one._problems.training(index)
+        write_training(store, index)
+
+    def design(index, progress):
+        told.append(evidence.run_record(store, settings, family, index + 1).to_dict())
+        kept = Design(family.space.uniform(), "fixed").to_dict()
+        store.write(store.round(index) / "design" / "design.json", kept)
+
+    saved = types.SimpleNamespace(done=lambda _: 0, keep_weights=lambda *_: None)
+    for name, stub in {
+        "plan": lambda *_: [],
+        "SavedProgress": lambda *_: contextlib.nullcontext(saved),
+        "validate": validate,
+    }.items():
+        monkeypatch.setattr(loop, name, stub)
+    vars(one).update(
+        _load=lambda: "params",
+        _trainer=types.SimpleNamespace(policy_params=lambda _: "params"),
+        _start=lambda _: types.SimpleNamespace(round=0, total=0, state=0),
+        _train=train,
+        _train_engineer=lambda *_: None,
+        _design=design,
+        _report=lambda *_: None,
+        _family=family,
+        _first=family.space.uniform(),
+        _sampled="sampled",
+        _greedy="greedy",
+        _policy=None,
+    )
+    one.run()
+    store.write(store.root / "config.json", settings.to_dict())
+    found = read_run(store.root)
+    assert [number for number, _ in found.validations] == [0, 1, 2, 3]
+    assert [(number, test.breakdown.answers) for number, test in found.tests] == [(0, 4), (3, 4)]
+    assert len(told) == 2
+    assert "validation-1" in json.dumps(store.read(store.round(0) / "answers.jsonl"))
+    assert "test-" not in json.dumps(told)
+    assert "On a test set of 4 other problems" in page(found, NoCharts(store.root))

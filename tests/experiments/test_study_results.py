@@ -72,3 +72,12 @@ def test_new_studies_sample_four_answers_and_registered_ones_keep_one():
     greedy = bases.tiny_base()
     greedy.validation.temperature = 0.0
     assert from_config(bases.measured(greedy)).validation.temperature == 1.0
+
+
+def test_test_sets_are_compared_where_all_runs_have_one():
+    last = {**point(10, 5), "test": {"answers": 4, "valid": 3}}
+    runs = [run(name, point(0, 1), last) for name in "ab"]
+    found = {row["metric"]: row["values"] for row in results.compare(STUDY, runs)}
+    assert found["valid_test"] == {"0": 0.75}
+    runs[0] = run("a", point(0, 1), point(10, 5))
+    assert "valid_test" not in [row["metric"] for row in results.compare(STUDY, runs)]

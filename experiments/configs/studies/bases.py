@@ -37,9 +37,11 @@ def measured(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     """The same with the measurements of a new study; those registered before keep theirs.
 
     Four sampled answers to each problem in place of one, at temperature 1 if validation was greedy:
-    up to half of the variance of a result after the last round was that of sampling.
+    up to half of the variance of a result after the last round was that of sampling. And a test set
+    as large as that of validation.
     """
     config.validation.samples = 4
+    config.validation.test_instances = config.validation.num_instances
     config.validation.temperature = config.validation.temperature or 1.0
     return config
 

@@ -145,16 +145,19 @@ class Lakes(Family):
         options = self.options
         return self._mixture(options.mean_hole_ratio, options.validation_wait_ratio)
 
-    def validation_set(self, key: jax.Array, count: int) -> Generated:
+    def validation_set(
+        self, key: jax.Array, count: int, exclude: Sequence[Problem] = ()
+    ) -> Generated:
         """Of all `validation_hole_ratios`, if there are several."""
         ratios, wait_ratio = self.options.validation_hole_ratios, self.options.validation_wait_ratio
         if not ratios:
-            return super().validation_set(key, count)
+            return super().validation_set(key, count, exclude)
         problems: list[Problem] = []
         parts = []
         for i, part in enumerate(apportion(count, [1 / len(ratios)] * len(ratios))):
             config = self._mixture(ratios[i], wait_ratio)
-            parts.append(self.generate(jax.random.fold_in(key, i), config, part, problems))
+            seen = [*exclude, *problems]
+            parts.append(self.generate(jax.random.fold_in(key, i), config, part, seen))
             problems += parts[-1].problems
         order = np.asarray(jax.random.permutation(key, len(problems)))
         return Generated(
