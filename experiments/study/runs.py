@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import ml_collections
 
+import experiments
 from experiments import records
 from experiments.branching import copy_rounds
 from experiments.errors import UserError
@@ -39,7 +40,7 @@ _LOG = "log.txt"
 _MEMORY = 0.9
 _POLL_SECONDS = 0.1
 
-WORKER = (sys.executable, "-m", "experiments.study.worker")
+WORKER = (sys.executable, "-P", "-m", "experiments.study.worker")
 """Command that computes a run; the run's folder is its argument."""
 
 
@@ -68,6 +69,18 @@ class Slot:
 
     cores: tuple[int, ...]
     environment: Mapping[str, str]
+
+
+def environment(slot: Slot) -> dict[str, str]:
+    """The environment variables of a process on a slot.
+
+    It finds the package that this process runs, though the working folder may have another one of
+    the same name, and after it what users' files import from there.
+    """
+    package = str(Path(experiments.__file__).resolve().parents[1])
+    paths = [package, os.environ.get("PYTHONPATH", ""), os.getcwd()]
+    path = {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    return {**os.environ, **path, **slot.environment}
 
 
 def beginning(settings: Settings) -> Settings:
@@ -358,7 +371,7 @@ class Runner:
         with (folder / _LOG).open("a") as log, _on_cores(slot.cores):
             process = subprocess.Popen(
                 [*WORKER, str(folder.resolve())],
-                env={**os.environ, **slot.environment},
+                env=environment(slot),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

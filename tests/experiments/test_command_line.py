@@ -3,6 +3,7 @@
 import configparser
 import os
 import pkgutil
+import runpy
 import signal
 import subprocess
 import sys
@@ -70,17 +71,54 @@ def test_the_page_of_options_is_what_the_command_prints(tmp_path):
 
 def call_of(script):
     """What a console script of the packaging file runs."""
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    scripts = setup["options.entry_points"]["console_scripts"].split("\n")
-    (target,) = (line.partition(" = ")[2] for line in scripts if line.startswith(f"{script} ="))
-    assert callable(pkgutil.resolve_name(target))
-    module, name = target.split(":")
+    module, name = scripts()[script].split(":")
     return f"from {module} import {name}; sys.exit({name}())"
 
 
-def test_the_simulator_has_a_script_too():
-    assert call_of("mapf-jax")
+def scripts():
+    """Names of the console scripts with the functions that they call, as MODULE:NAME."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    lines = setup["options.entry_points"]["console_scripts"].strip().split("\n")
+    return dict(line.split(" = ") for line in lines)
+
+
+@pytest.mark.parametrize("script", scripts())
+def test_every_script_starts_a_command(script, monkeypatch):
+    """The module that `python -m` starts: it exists and does something as `__main__`."""
+    started = []
+    monkeypatch.setattr(runpy, "run_module", lambda name, **_: started.append(name))
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    module, _, name = scripts()[script].partition(":")
+    target = pkgutil.resolve_name(f"{module}:{name}")
+    if module != "experiments.commands":
+        assert callable(target)
+        return
+    target()
+    assert started == [f"experiments.{ {'train': 'main'}.get(name, name) }"]
+    file = CONFIGS.parent / started[0].partition(".")[2]
+    main = file / "__main__.py" if file.is_dir() else file.with_suffix(".py")
+    assert 'if __name__ == "__main__":' in main.read_text()
+
+
+def test_a_script_runs_in_a_folder_with_another_package_of_the_name(tmp_path):
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments" / "__init__.py").write_text("raise ValueError('not this one')")
+    scripts_folder = tmp_path / "bin"  # As installed: Python looks first where the script is.
+    scripts_folder.mkdir()
+    script = scripts_folder / "mapf-doctor"
+    script.write_text(f"import sys; {call_of('mapf-doctor')}")
+    done = subprocess.run(
+        [sys.executable, script, "nowhere"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.stderr == "error: nowhere: no run is there, it has no config.json\n"
+    assert done.returncode == 1
 
 
 def test_an_interrupt_while_a_command_is_imported_prints_nothing(tmp_path):

@@ -264,6 +264,30 @@ def test_two_processes_at_a_time_on_their_own_cores(runner, tmp_path):
     assert len(made) == min(2, len(study_runs.records.cores()))
 
 
+def test_a_worker_is_found_from_a_folder_with_another_package_of_its_name(tmp_path):
+    """And what stands in the working folder can be imported after it."""
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments" / "__init__.py").write_text("raise ValueError('not this one')")
+    (tmp_path / "helper.py").touch()
+    program = """
+import subprocess, sys
+from experiments.study import runs
+
+*python, _, module = runs.WORKER
+code = f"import helper, importlib.util; print(importlib.util.find_spec({module!r}).origin)"
+subprocess.run([*python, "-c", code], env=runs.environment(runs.Slot((), {})), check=True)
+"""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.strip() == str(ROOT / "experiments" / "study" / "worker.py"), done.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_study_that_is_asked_to_leave_lets_its_runs_leave(runner, tmp_path, number):
     before = signal.getsignal(number)

@@ -99,10 +99,30 @@ def test_the_simulator_has_three_requirements():
     assert mapf_jax.__version__ in done.stdout
 
 
-@pytest.mark.parametrize("package", ["learner", "experiments"])
+@pytest.mark.parametrize("package", ["learner.decoder", "learner.sampling", "experiments.commands"])
 def test_training_says_what_it_lacks(package):
     program = f"import sys\nsys.modules['flax'] = None\nimport {package}"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     assert "pip install 'mapf-frozenlake-rl[train]'" in done.stderr.splitlines()[-1]
+
+
+EVERY_MODULE = """
+import importlib, pkgutil, sys
+for name in ("flax", "optax", "orbax"):
+    sys.modules[name] = None
+import engineer, experiments.families
+for package in (engineer, experiments.families):
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        importlib.import_module(module.name)
+        print(module.name)
+"""
+
+
+def test_other_trainers_import_families_and_designers_without_ours():
+    done = subprocess.run(
+        [sys.executable, "-c", EVERY_MODULE], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert {"engineer.designers", "experiments.families.lakes.family"} <= set(done.stdout.split())

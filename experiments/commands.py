@@ -1,0 +1,60 @@
+"""Entry points of the console scripts, each the same as `python -m` with its module.
+
+A script finds the installed package from any folder. `python -m` looks in the working folder first,
+where another folder may be named `experiments`.
+"""
+
+import runpy
+
+from experiments import begin_command
+
+begin_command()
+
+
+def _run(module: str) -> None:
+    runpy.run_module(f"experiments.{module}", run_name="__main__", alter_sys=True)
+
+
+def train() -> None:
+    """Starts or resumes a run."""
+    _run("main")
+
+
+def study() -> None:
+    """Runs or resumes a study."""
+    _run("study")
+
+
+def report() -> None:
+    """Writes the report on a run or a study."""
+    _run("report")
+
+
+def benchmark() -> None:
+    """Evaluates models and planners on the benchmark."""
+    _run("benchmark")
+
+
+def sensitivity() -> None:
+    """Measures how much the training configuration matters."""
+    _run("sensitivity")
+
+
+def doctor() -> None:
+    """Reports which files of a run are intact."""
+    _run("doctor")
+
+
+def export() -> None:
+    """Writes a trained model as a Hugging Face checkpoint."""
+    _run("export")
+
+
+def warm_start() -> None:
+    """Makes a tiny model for a family."""
+    _run("warm_start")
+
+
+def new_family() -> None:
+    """Writes a template of a family of environments."""
+    _run("new_family")
