@@ -1,16 +1,16 @@
 """From the text of an answer to a configuration: read tolerantly, project strictly.
 
 Reading any text takes time linear in its length, raises nothing, and returns a `Proposal` or the
-reason why there is none. One regular expression finds keys and their numbers; no YAML or JSON
-parser is involved, so nesting, aliases and tags have no effect. Projection turns any proposal into
-a configuration of the space and reports every change it made.
+reason why there is none. One regular expression finds keys and their numbers, and tables are read
+line by line; no YAML or JSON parser is involved, so nesting, aliases and tags have no effect.
+Projection turns any proposal into a configuration of the space and reports every change it made.
 """
 
 import dataclasses
 import functools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 import numpy as np
 
@@ -20,11 +20,27 @@ MAX_TEXT = 65_536
 """Characters of an answer that are read, from its end, where the configuration is."""
 MAX_EXPLANATION = 600
 _MAX_NOTES = 32
+_MAX_WRITTEN = 120  # Characters of a number with a remark.
+_MOST_COLUMNS = 64
 
-_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_DECIMAL = r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
+_NUMBER = re.compile(
+    rf"(?P<whole>{_DECIMAL}) ?(?:(?P<percent>%)|/ ?(?P<part>[0-9]+))?"
+    r"(?:[ \t]+(?:\(|//|<|\u2190|[-\u2013\u2014]+[ \t]?[A-Za-z]).*)?"  # A remark.
+)
+_DECIMAL_COMMA = re.compile(r"([+-]?[0-9]{1,3}),([0-9]{1,6})")
 _FENCE = re.compile(r"^[ \t]*(?:```|~~~)[^\n]*$", re.MULTILINE)
 _BETWEEN = re.compile(r"[\s,;\"'-]*")
 """Separators between two tokens of a configuration; anything else is prose and ends it."""
+_MARKS = str.maketrans(
+    dict.fromkeys("\r\xa0\u2007\u2009\u200b\u202f\u2060\u3000\ufeff", " ")
+    | {"\u2212": "-", "\xd7": "x", "\uff1a": ":", "\uff0c": ",", "\uff05": "%", "=": ":"}
+    | dict.fromkeys("\u201c\u201d\u201e", '"')
+    | dict.fromkeys("\u2018\u2019", "'")
+)
+_EMPHASIS = re.compile(r"\*\*|(?<!`)`(?!`)")
+_BULLET = re.compile(r"^([ \t]{0,80})[*+\u2022](?=[ \t])", re.MULTILINE)
+_RULE = re.compile(r"[-: ]*")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,15 +73,21 @@ class Unreadable:
 
 
 def parse(text: str, space: ConfigurationSpace, trigger: str = "") -> Proposal | Unreadable:
-    """Reads the last configuration of an answer.
+    """Reads the last complete configuration of an answer.
 
     Reasoning in `<think>` blocks is skipped. The configuration may be YAML or JSON, fenced or
     between prose, in any of these shapes: a mapping from rows (the requested form), the same under
-    some other key, a mapping from each parameter name to numbers by row, or a list of mappings that
-    name their row (`size: 3`). It ends at prose or at a number that it already has. It is readable
-    if it has a number for one of the space's rows. The last complete configuration (every parameter
-    of every row) is chosen, or else the last readable one, so that a later remark does not replace
-    it.
+    some other key, a mapping from each parameter name to numbers by row, a list of mappings that
+    name their row (`size: 3`), parameters under a heading for each row, or a table of Markdown or
+    commas. Keys may be bold or in backticks, `=` may stand for `:`, and numbers may be written
+    `10%`, `1/5` or `0,25` and be followed by a remark in parentheses or after `//`, `<-` or a dash.
+
+    A fragment ends at prose or at a number that it already has. Fragments belong together until
+    one repeats a number of those before it. A configuration is readable if it is complete: nothing
+    missing is ever guessed. One that follows is a remark if it has at most half of the numbers, or
+    else an incomplete design, and then the answer is unreadable. So it is if all numbers of a
+    parameter but the fraction are farther outside its bounds than these are wide, unless they are
+    percentages, which are divided by 100 with a note. (Single numbers are for `project` to clip.)
 
     Args:
       text: the answer; any text.
@@ -84,12 +106,22 @@ def parse(text: str, space: ConfigurationSpace, trigger: str = "") -> Proposal |
         return Unreadable("the answer is empty")
 
     cells = set(space.cells)
-    readable = [block for block in _blocks(visible, space) if cells & block.cells.keys()]
+    plain = _plain(visible)
+    fragments = sorted([*_blocks(plain, space), *_tables(plain, space)], key=lambda f: f.start)
+    readable = [fragment for fragment in fragments if cells & fragment.cells.keys()]
     if not readable:
         rows = f"{plural(space.label)} {' '.join(space.rows)}"
         return Unreadable(f"no configuration with a number for one of the {rows}")
-    complete = [block for block in readable if cells <= block.cells.keys()]
-    last = (complete or readable)[-1]
+    designs = list(_designs(readable, cells))
+    substantial = (one for one in designs if 2 * len(cells & one.cells.keys()) > len(cells))
+    last = next(substantial, designs[0])
+    if missing := [cell for cell in space.cells if cell not in last.cells]:
+        named = [f"{space.label} {row} {name}" for row, name in missing[:4]]
+        more = ["..."] if len(missing) > 4 else []
+        return Unreadable("; ".join([*last.notes[:4], f"missing: {', '.join(named + more)}"]))
+    for name in space.names:
+        if reason := _misread(last, name, space):
+            return Unreadable(reason)
     prose = " ".join(_FENCE.sub(" ", reasoning or visible[: last.start]).split()).rstrip(" {[\"'-")
     if len(prose) > MAX_EXPLANATION:
         prose = prose[-MAX_EXPLANATION:].partition(" ")[2]
@@ -98,70 +130,179 @@ def parse(text: str, space: ConfigurationSpace, trigger: str = "") -> Proposal |
 
 @dataclasses.dataclass
 class _Block:
-    """Numbers of one configuration that begins at `start` of the text."""
+    """Numbers of one configuration, or of a fragment, that begins at `start` of the text."""
 
     start: int
     cells: dict[Cell, float] = dataclasses.field(default_factory=dict)
     notes: list[str] = dataclasses.field(default_factory=list)
 
+    def add(self, cell: Cell, written: str) -> None:
+        """Takes a number as it is written, or notes that it is none."""
+        number = _number(written)
+        if number is None:
+            self.notes.append(f"{' '.join(cell)}: {written[:40]!a} is not a finite number")
+        else:
+            self.cells[cell] = number
 
-def _blocks(text: str, space: ConfigurationSpace) -> Iterator[_Block]:
-    """Candidate configurations, in the order of the text.
 
-    `row` or `name` is the row or parameter of the current mapping; `waiting` holds the numbers of a
-    mapping that has not named its row yet.
+def _designs(fragments: Sequence[_Block], cells: Set[Cell]) -> Iterator[_Block]:
+    """Fragments put together, the last design first.
+
+    A design grows backwards until it has all `cells`, or the one before repeats a number of it.
     """
-    tokens, row_key = _patterns(space)
-    rows, parameters = ({_folded(n): n for n in names} for names in (space.rows, space.names))
+    design: _Block | None = None
+    for one in reversed(fragments):
+        if design is not None and (cells <= design.cells.keys() or design.cells.keys() & one.cells):
+            yield design
+            design = None
+        design = design or _Block(one.start)
+        design.start = one.start
+        design.cells = one.cells | design.cells
+        design.notes = one.notes + design.notes
+    if design is not None:
+        yield design
 
-    def row_of(key: str) -> str | None:
-        match = row_key.fullmatch(key.strip("\"'"))
+
+def _misread(design: _Block, name: str, space: ConfigurationSpace) -> str:
+    """Why a column cannot be meant as it is, if it cannot; percentages are divided by 100."""
+    bounds = {row: space.bounds(row, name) for row in space.rows}
+    width = max(high - low for low, high in bounds.values())
+
+    def far(row: str, value: float) -> bool:
+        low, high = bounds[row]
+        return max(low - value, value - high) > width
+
+    column = {row: value for row in space.rows if (value := design.cells[row, name])}
+    meant = name == space.fraction_parameter or not column
+    if meant or not all(far(row, value) for row, value in column.items()):
+        return ""
+    ratios = all(high <= 1 for _, high in bounds.values())
+    if ratios and all(1 <= v <= 100 and not far(row, v / 100) for row, v in column.items()):
+        design.cells |= {(row, name): value / 100 for row, value in column.items()}
+        design.notes.append(f"{name}: read as percentages")
+        return ""
+    return f"{name}: no number is near its bounds, such as {_short(next(iter(column.values())))}"
+
+
+def _plain(text: str) -> str:
+    """The text with other blanks, signs and quotes made plain, and without emphasis.
+
+    Its length stays the same, so that places in it are those of the text.
+    """
+    text = _EMPHASIS.sub(lambda found: " " * len(found[0]), text.replace("=>", ": "))
+    return _BULLET.sub(r"\1-", text).translate(_MARKS)
+
+
+class _Names:
+    """Finds the row or parameter that a key stands for; None if there is none.
+
+    Args:
+      space: the expected rows and parameters.
+    """
+
+    def __init__(self, space: ConfigurationSpace) -> None:
+        self._row_key = _patterns(space)[1]
+        self._rows, self._parameters = (
+            {_folded(name): name for name in names} for names in (space.rows, space.names)
+        )
+
+    def row(self, key: str) -> str | None:
+        """The name of a row; whole numbers may be none of the space."""
+        match = self._row_key.fullmatch(key.strip("\"'"))
         if match is None:
             return None
-        return str(int(match[1])) if match[1].isdecimal() else rows.get(_folded(match[1]))
+        return str(int(match[1])) if match[1].isdecimal() else self._rows.get(_folded(match[1]))
 
+    def parameter(self, key: str) -> str | None:
+        """The name of a parameter."""
+        return self._parameters.get(_folded(key.strip("\"'")))
+
+
+def _blocks(text: str, space: ConfigurationSpace) -> Iterator[_Block]:
+    """Fragments of mappings, in the order of the text.
+
+    `row` or `name` is the row or parameter of the current mapping, `open` if bullets may list what
+    belongs to it. `waiting` holds the numbers of a mapping that has not named its row yet.
+    """
+    names = _Names(space)
     block, end = _Block(0), 0
     row: str | None = None
     name: str | None = None
+    listed = False
     waiting: dict[str, str] = {}
-    for token in tokens.finditer(text):
+    for token in _patterns(space)[0].finditer(text):
         value = token["value"]
         found: list[tuple[str | None, str, str]] = []
-        named_mapping = token["row"] or token["parameter"]
+        heading = token["heading"] or (value is None and token["row"])
+        named_mapping = heading or token["row"] or token["parameter"]
         new_mapping = value is None and not (named_mapping or token["comment"])
         prose = not _BETWEEN.fullmatch(text, end, token.start())
         if prose or (new_mapping and not token["bracket"]):
             yield block
             block = _Block(token.start())
-        if prose or new_mapping:
-            row, name, waiting = None, None, {}
+        if prose or (new_mapping and not (listed and token["bracket"] == "-")):
+            row, name, listed, waiting = None, None, False, {}
         end = token.end()
-        if token["row"] and value is None:
-            row, name, waiting = row_of(token["row"]), None, {}
+        if heading:
+            row, name, listed, waiting = names.row(heading), None, True, {}
         elif token["row"] and name:  # a number of the row, in the mapping of a parameter
-            found = [(row_of(token["row"]), name, value)]
+            found = [(names.row(token["row"]), name, value)]
         elif token["parameter"]:
-            parameter = parameters[_folded(token["parameter"])]
+            parameter = names.parameter(token["parameter"])
+            assert parameter is not None
             if value is None:
-                row, name, waiting = None, parameter, {}
+                row, name, listed, waiting = None, parameter, True, {}
             elif row:
                 found = [(row, parameter, value)]
             else:
                 waiting[parameter] = value
-        elif token["label"] and value and (named := row_of(value)):
-            row, found, waiting = named, [(named, *item) for item in waiting.items()], {}
+        elif token["label"] and value and (named := names.row(value)):
+            row, listed = named, False
+            found, waiting = [(named, *item) for item in waiting.items()], {}
         for of_row, of_name, written in found:
-            number = _number(written)
             if of_row is None:
-                continue
-            if number is None:
-                block.notes.append(f"{of_row} {of_name}: {written[:40]!a} is not a finite number")
                 continue
             if (of_row, of_name) in block.cells:
                 yield block
                 block = _Block(token.start())
-            block.cells[of_row, of_name] = number
+            block.add((of_row, of_name), written)
     yield block
+
+
+def _tables(text: str, space: ConfigurationSpace) -> Iterator[_Block]:
+    """The tables, in the order of the text: lines of cells between `|`, commas or tabs.
+
+    The first line names the parameters (or rows) of its columns, the first cell of every other
+    line its row (or parameter).
+    """
+    names = _Names(space)
+    block: _Block | None = None
+    columns: list[tuple[str | None, str | None]] = []
+    start = 0
+    for line in text.splitlines(keepends=True):
+        separator = next((mark for mark in "|\t" if mark in line), ",")
+        written = line.strip().removeprefix("|").removesuffix("|").split(separator, _MOST_COLUMNS)
+        first, *rest = [cell.strip(" \"'") for cell in written]
+        row, parameter = names.row(first), names.parameter(first)
+        heads = [(names.row(cell), names.parameter(cell)) for cell in rest]
+        if block is not None and (row or parameter):
+            for (of_row, of_parameter), cell in zip(columns, rest, strict=False):
+                at = (row or of_row, parameter or of_parameter)
+                if at in block.cells:
+                    yield block
+                    block = _Block(start)
+                if at[0] and at[1]:
+                    block.add((at[0], at[1]), cell)
+        elif any(map(any, heads)):
+            if block is not None:
+                yield block
+            block, columns = _Block(start), heads
+        elif block is not None and not all(map(_RULE.fullmatch, written)):
+            yield block
+            block = None
+        start += len(line)
+    if block is not None:
+        yield block
 
 
 @functools.lru_cache(maxsize=16)
@@ -186,8 +327,15 @@ def _patterns(space: ConfigurationSpace) -> tuple[re.Pattern[str], re.Pattern[st
     )
     word = r"[^\s,;{}\[\]#\"']{1,80}+(?<!:)"
     more = r"(?:[ \t]{1,8}[^\s,;{}\[\]#\"':]{1,80}+(?![\"' \t]*:)){0,8}"
-    value = rf"\"[^\"\n]{{0,80}}\"|'[^'\n]{{0,80}}'|\[[^\[\]{{}}\n]{{0,80}}\]|{word}{more}"
+    # A row alone on its line, unless a bracket follows; a remark in parentheses may.
+    heading = (
+        rf"^[ \t]{{0,8}}(?:\#{{2,6}}[ \t]{{1,4}}|\[(?:\w{{1,20}}\.)?)?(?P<heading>{any_row})\]?"
+        r"(?:[ \t]{0,4}\([^()\n]{0,40}\))?:?[ \t]{0,8}$(?!\s{0,80}[{\[])"
+    )
+    comma = r"[0-9]{1,3},[0-9]{1,6}(?![\w.]|[\"']?[ \t]{0,8}:)"
+    value = rf"\"[^\"\n]{{0,80}}\"|'[^'\n]{{0,80}}'|\[[^\[\]{{}}\n]{{0,80}}\]|{comma}|{word}{more}"
     token = (
+        rf"{heading}|"
         r"(?P<bracket>[{}\[\]]|(?<!\S)-(?=\s))|(?P<comment>\#[^\n{}]{0,200}$)"
         rf"|(?<![\w.])(?:{key})[\"']?[ \t]{{0,8}}:"
         rf"(?:[ \t]{{0,8}}(?P<value>{value})|\s{{0,80}}[{{\[])?"
@@ -202,9 +350,13 @@ def _folded(key: str) -> str:
 
 def _number(written: str) -> float | None:
     text = written.strip("\"' ")
-    if len(text) > 64 or not _NUMBER.fullmatch(text):
+    if comma := _DECIMAL_COMMA.fullmatch(text):
+        text = f"{comma[1]}.{comma[2]}"
+    match = _NUMBER.fullmatch(text) if len(text) <= _MAX_WRITTEN else None
+    if match is None:
         return None
-    number = float(text)
+    number, divisor = float(match["whole"]), float(match["part"] or 1)
+    number = number / (100 if match["percent"] else divisor) if divisor else math.inf
     return number if math.isfinite(number) else None
 
 

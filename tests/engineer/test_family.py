@@ -104,13 +104,15 @@ def test_reading_and_projection():
     assert project(parse(ANSWER, SPACE), RECORD.config, SPACE) == (WANTED, ())
     text = """Carries fail, so:
 ```json
-{"Topic carry": {"fraction": 3, "digits": 2.6, "Spaced": 0.25}, "Plain": {"fraction": 1},
- "three terms": {"digits": 99}, "four": {"fraction": 1}}
+{"Topic carry": {"fraction": 3, "digits": 2.6, "Spaced": 0.25},
+ "Plain": {"fraction": 1, "digits": 1, "spaced": 10%},
+ "three terms": {"fraction": 1, "digits": 99, "spaced": 1/4}, "four": {"fraction": 1}}
 ```"""
     config, repairs = project(parse(text, SPACE), RECORD.config, SPACE)
     SPACE.check(config)
     assert (config["carry", "digits"], config["three_terms", "digits"]) == (3.0, 4.0)
     assert config["carry", "fraction"] == 3 * config["plain", "fraction"]
+    assert config.column("spaced") == (0.1, 0.25, 0.25)
     assert "topic carry digits: 2.60 rounded to 3" in repairs
     assert "topic three_terms digits: 99.00 clipped to 4.00" in repairs
     assert isinstance(parse("plain and carry", SPACE), Unreadable)
