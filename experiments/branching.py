@@ -22,7 +22,7 @@ from learner.devices import distributed
 #: Options in which a branch may differ from its source.
 _OWN = (*files.FREE, "loop.rounds", "seed", "engineer.", "environment.")
 # Files that a refused start leaves in its folder.
-_REFUSED = {".lock", "config.json", "versions.json", files.DIGESTS}
+_REFUSED = {".lock", "config.json", "versions.json"}
 # Files that follow the validation of a round, which a branch makes itself.
 _OF_DESIGN = shutil.ignore_patterns("design", "engineer_training.jsonl")
 
@@ -140,12 +140,6 @@ def copy_rounds(
     if not (note and files.FRESH in note):
         checkpoint = Path("checkpoints", str(end_of_round(source, rounds - 1)))
         shutil.copytree(source / checkpoint, temporary / checkpoint, copy_function=_link)
-    copied = [
-        line
-        for line in files.read_log(source / files.DIGESTS)
-        if (temporary / line["path"]).exists()
-    ]
-    files.write_file(temporary / files.DIGESTS, copied)
     if note:
         files.write_file(temporary / files.BRANCH, note)
     shutil.rmtree(target, ignore_errors=True)

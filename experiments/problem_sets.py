@@ -14,7 +14,7 @@ from experiments.errors import UserError
 from experiments.families import Family, Generated, NoProblemError, Problem
 from experiments.progress import Reporter
 from experiments.settings import Settings
-from experiments.store import TEST, RunStore
+from experiments.store import TEST, RunStore, set_digest
 from experiments.validation import test_set, validation_set
 
 # Folded into the run's key, so that no two uses share one.
@@ -86,8 +86,10 @@ class ProblemSets:
 
     def _fixed(self, name: str, generated: Generated) -> list[dict[str, Any]]:
         self._reporter.notes(generated.notes)
-        self._store.write(self._store.root / name / "generated.json", generated.report())
-        return _named(generated.problems, name)
+        problems = _named(generated.problems, name)
+        about = {"sha256": set_digest(problems), **generated.report()}
+        self._store.write(self._store.root / name / "generated.json", about)
+        return problems
 
     def _make_training(self, index: int) -> list[dict[str, Any]]:
         settings, family, folder = self._settings, self._family, self._store.round(index)
@@ -126,10 +128,12 @@ class ProblemSets:
             shortfalls.append(shortfall(generated, count, False))
             text = shortfalls[-1].text(family.texts.label)
             self._reporter.line(f"round {index + 1}: {text}")
+        problems = _named(generated.problems, f"round-{index}")
         about = {"note": note, "shortfalls": [short.to_dict() for short in shortfalls]}
+        about["sha256"] = set_digest(problems)
         self._store.write(folder / "generated.json", {**about, **generated.report()})
         self._store.write(folder / "environment.yaml", render_config(config, family.space) + "\n")
-        return _named(generated.problems, f"round-{index}")
+        return problems
 
     def _asked(self, index: int) -> Configuration:
         """The first configuration, or what the engineer designed for a round."""

@@ -24,7 +24,6 @@
     non_finite/                     the batch of a step that failed
     usage.jsonl                     one line for each reply of a server, with its tokens
     times.jsonl                     one line for each process of the run, with its seconds
-    digests.jsonl                   SHA-256 of every result file as written
     report.html, figures/, data/
 
 A file appears only when it is complete, so what exists is finished and what is missing is redone.
@@ -59,7 +58,6 @@ BRANCH = "branch.json"
 TEST = "test"
 #: In `BRANCH`, the position of a branch that started from weights alone.
 FRESH = "fresh_state"
-DIGESTS = "digests.jsonl"
 #: Options, and prefixes of groups of options, that may change between two starts of a run.
 FREE = (
     "mesh.",
@@ -104,30 +102,13 @@ class RunStore:
         return distributed.on_first(path.exists)
 
     def read(self, path: Path, parse: Callable[[Any], Any] = lambda value: value) -> Any:
-        """Reads and parses a file; see `read_file`.
-
-        Raises:
-          UserError: as in `read_file`, or the file was changed since the run wrote it.
-        """
-
-        def read() -> Any:
-            name = str(path.relative_to(self.root))
-            lines = read_log(self.root / DIGESTS)
-            known = {line.get("sha256") for line in lines if line.get("path") == name}
-            if known and _digest(path.read_bytes()) not in known:
-                raise UserError(f"{path}: damaged: it is not as the run wrote it")
-            return read_file(path, parse)
-
-        return distributed.on_first(read)
+        """Reads and parses a file; see `read_file`."""
+        return distributed.on_first(lambda: read_file(path, parse))
 
     def write(self, path: Path, value: Any) -> None:
-        """Writes a value as `write_file` does, and notes its digest."""
+        """Writes a value as `write_file` does."""
         if distributed.is_first():
-            text = file_text(path, value)
-            # Before the file: whenever the run is killed, every file has its digest.
-            line = {"path": str(path.relative_to(self.root)), "sha256": _digest(text.encode())}
-            append_log(self.root / DIGESTS, [line])
-            write_text(path, text)
+            write_file(path, value)
 
     def kept(self, path: Path, make: Callable[[], Any]) -> Any:
         """The value of a file; if there is none, `make` makes it on all processes."""
@@ -180,7 +161,6 @@ class RunStore:
           UserError: other options have changed; the message names them.
         """
         path = self.root / "config.json"
-        open_log(self.root / DIGESTS)  # A kill may truncate its last line.
         changed: list[str] = []
         made = any((self.root / name).exists() for name in ("validation", "rounds"))
         if path.exists() and made:  # A start refused before it made anything is no run.
@@ -261,6 +241,11 @@ def family_digest(settings: Settings) -> str:
     """SHA-256 of a family's own file; empty for a family of this package."""
     path = settings.family_file
     return _digest(path.read_bytes()) if path else ""
+
+
+def set_digest(problems: Sequence[Any]) -> str:
+    """SHA-256 of the file of a problem set, for the `generated.json` beside it."""
+    return _digest(file_text(Path("instances.jsonl"), problems).encode())
 
 
 def _digest(contents: bytes) -> str:
@@ -420,13 +405,15 @@ def append_log(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
 def read_file(path: Path, parse: Callable[[Any], Any] = lambda value: value) -> Any:
     """Reads a JSON, JSON lines or YAML file, by its suffix, and parses its value.
 
-    JSON lines must be complete, see `check_whole`.
+    JSON lines must be complete, see `check_whole`, and a problem set be the one that was made.
 
     Raises:
       UserError: the file is damaged, or `parse` rejects its value; the message names it.
     """
     with damage_named(path):
         text = path.read_text()
+        if path.name == "instances.jsonl":
+            _check_digest(path)
         if path.suffix == ".yaml":
             return parse(yaml.safe_load(text))
         if path.suffix != ".jsonl":
@@ -434,6 +421,21 @@ def read_file(path: Path, parse: Callable[[Any], Any] = lambda value: value) -> 
         records = [json.loads(line) for line in text.split("\n") if line]
         check_whole(path, records)
         return parse(records)
+
+
+def _check_digest(path: Path) -> None:
+    """Checks the file of a problem set against the digest beside it, if there is one.
+
+    Raises:
+      UserError: it was changed since it was made.
+    """
+    beside = path.with_name("generated.json")
+    made = json.loads(beside.read_text()).get("sha256") if beside.is_file() else None
+    if made is not None and _digest(path.read_bytes()) != made:
+        raise UserError(
+            f"{path}: damaged: it is not as the run made it; put it back from a copy, or remove "
+            "it: started again, the run makes it again"
+        )
 
 
 # By name of a file of records: the file that states their number, and how to read it.

@@ -120,22 +120,18 @@ def test_a_run_that_cannot_begin_says_so_in_one_line(tmp_path):
         assert "Traceback" not in err
 
 
-def test_a_file_is_as_the_run_wrote_it_or_refused(tmp_path):
-    run = RunStore(tmp_path)
-    path, earlier = tmp_path / "rounds/0/validation.json", tmp_path / "rounds/0/evidence.json"
-    run.write(path, {"valid": 3})
-    run.write(path, {"valid": 4})  # Made anew after it was removed, say.
-    assert run.read(path) == {"valid": 4}
-    for known in ('{\n "valid": 3\n}\n', '{\n "valid": 4\n}\n'):
-        path.write_text(known)
+def test_a_problem_set_is_as_it_was_made_or_refused(tmp_path):
+    run, path = RunStore(tmp_path), tmp_path / "validation" / "instances.jsonl"
+    problems = [{"id": f"p-{i}", "holes": [0, i]} for i in range(3)]
+    about = {"made": 3, "sha256": store.set_digest(problems)}
+    run.write(path.with_name("generated.json"), about)
+    run.write(path, problems)
+    assert run.read(path) == problems
+    path.write_text(path.read_text().replace("[0, 1]", "[0, 2]"))
+    with pytest.raises(UserError, match=r"it is not as the run made it; put it back .*remove it"):
         run.read(path)
-    path.write_text('{\n "valid": 5\n}\n')
-    with pytest.raises(
-        UserError, match=r"validation\.json: damaged: it is not as the run wrote it"
-    ):
-        run.read(path)
-    store.write_file(earlier, {"valid": 1})  # As a version without digests wrote it.
-    assert run.read(earlier) == {"valid": 1}
+    path.unlink()
+    assert run.kept(path, lambda: problems) == problems
 
 
 def test_a_path_may_be_relative_once_and_absolute_once(tmp_path, monkeypatch):
@@ -148,16 +144,3 @@ def test_a_path_may_be_relative_once_and_absolute_once(tmp_path, monkeypatch):
         assert run.claim(Settings(lakes=LakesOptions(exclude=f"{folder}/one.jsonl"))) == []
     with pytest.raises(UserError, match=r"lakes\.exclude was 'sets/one\.jsonl' and is"):
         run.claim(Settings(lakes=LakesOptions(exclude=f"{absolute}/two.jsonl")))
-
-
-def test_a_digest_that_a_kill_cut_in_two_is_dropped(tmp_path):
-    settings, run = Settings(), RunStore(tmp_path)
-    run.claim(settings)
-    run.write(tmp_path / "one.json", 1)
-    digests = tmp_path / store.DIGESTS
-    whole = digests.read_text()
-    digests.write_text(f'{whole}{{"path": "two')
-    run.claim(settings)
-    run.write(tmp_path / "two.json", 2)
-    assert run.read(tmp_path / "one.json") == 1
-    assert len(store.read_log(digests)) == 2

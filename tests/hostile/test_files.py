@@ -1,29 +1,16 @@
-"""The files of a run, damaged as storage and people damage them: found, or of no consequence."""
+"""The problem sets of a run, damaged as storage and people damage them, are refused."""
 
-import json
 import random
 
 import pytest
-import whole_runs
 from hostile_texts import hostile_text
 
-from experiments import doctor
-from experiments import settings as settings_lib
-from experiments.store import read_file
-
-OPTIONS = ("--config.loop.rounds=2", "--config.engineer.designer=failures")
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("files") / "run"
-    code, _, err = whole_runs.Run(folder, *OPTIONS).end()
-    assert code == 0, err[-3000:]
-    return folder
+from experiments import store
+from experiments.errors import UserError
 
 
 def damaged(rng, raw):
-    """The bytes cut, doubled, swapped or replaced; None stands for a folder in the file's place."""
+    """The bytes cut, doubled, swapped or replaced."""
     lines = raw.splitlines(keepends=True)
     at, line = rng.randrange(len(raw)), rng.randrange(len(lines))
     return rng.choice(
@@ -35,43 +22,19 @@ def damaged(rng, raw):
             lambda: hostile_text(rng, [raw.decode()]).encode("utf-8", "surrogatepass"),
             lambda: b"".join(lines[:line] + lines[line + 1 :]),
             lambda: b"".join(lines[: line + 1] + lines[line:]),
-            lambda: None,
         )
     )()
 
 
-def steps(raw):
-    """Of a log of training, which is the only file of results that grows; None if it is broken."""
-    try:
-        return [json.loads(line)["step"] for line in raw.decode().splitlines()]
-    except (ValueError, LookupError, TypeError):
-        return None
-
-
-@pytest.mark.slow
-def test_a_damaged_file_of_a_run_is_found(run):
-    settings = settings_lib.from_config(read_file(run / "config.json"))
-    _, findings = doctor.examine(run, settings)
-    assert not findings
-    folders = ("validation", "initial", "rounds")
-    files = [p for name in folders for p in sorted((run / name).rglob("*.[jy]*")) if p.is_file()]
-    assert len(files) > 10
-    believed = []
-    for seed in range(2_000):
-        rng = random.Random(seed)
-        path = rng.choice(files)
-        before = path.read_bytes()
-        after = damaged(rng, before)
-        if after is None:
-            path.unlink()
-            path.mkdir()
-        else:
-            path.write_bytes(after)
-        _, findings = doctor.examine(run, settings)
-        if after is None:
-            path.rmdir()
-        path.write_bytes(before)
-        logged = path.name == "train.jsonl" and after is not None and steps(after) == steps(before)
-        if not (findings or logged or after == before):
-            believed.append((seed, path.name))
-    assert not believed
+def test_a_damaged_problem_set_is_refused(tmp_path):
+    path = tmp_path / "instances.jsonl"
+    problems = [{"id": f"p-{i}", "text": "S F G", "holes": [i, 2 * i]} for i in range(9)]
+    about = {"made": len(problems), "sha256": store.set_digest(problems)}
+    store.write_file(tmp_path / "generated.json", about)
+    store.write_file(path, problems)
+    whole = path.read_bytes()
+    for seed in range(500):
+        path.write_bytes(damaged(random.Random(seed), whole))
+        if path.read_bytes() != whole:
+            with pytest.raises(UserError, match=r"instances\.jsonl: damaged: "):
+                store.read_file(path)
