@@ -1,9 +1,10 @@
-"""Writes a self-contained page, without scripts, about a run or a study.
+"""Writes a self-contained page, without scripts, about a run, and the figures of a run or a study.
 
     python -m experiments.report FOLDER
 
-writes `report.html` into the folder, each of its charts as `figures/NAME.png`, and the numbers of
-each chart as `data/NAME.csv`.
+writes `report.html` into the folder of a run. Each chart of a run or of a study is
+`figures/NAME.png`, with its numbers in `data/NAME.csv`; the tables of a study are in its
+`comparison.md`.
 """
 
 from pathlib import Path
@@ -15,15 +16,15 @@ from experiments.run_reading import is_run, read_run
 
 
 def write(root: Path) -> Path:
-    """Writes the page about the run or the study in a folder, and its figures and data.
+    """Writes the page about the run in a folder, or the figures of the study there, and their data.
 
-    The page of an incomplete run or study covers the part that exists.
+    Those of an incomplete run or study cover the part that exists.
 
     Args:
       root: the folder.
 
     Returns:
-      The page's path.
+      The page's path, or that of the figures.
 
     Raises:
       ValueError: the folder contains neither a run nor a study, or one of its files is damaged;
@@ -31,12 +32,12 @@ def write(root: Path) -> Path:
     """
     gallery = Gallery(root)
     if (root / study.FILE).is_file():
-        written = study.page(root, gallery)
-    elif is_run(root):
-        written = run.page(read_run(root), gallery)
-    else:
+        for chart in study.figures(root):
+            gallery.add(chart)
+        return root / "figures"
+    if not is_run(root):
         raise ValueError(
             f"{root}: neither a run (with a config.json) nor a study (with a study.json) is there"
         )
-    files.write_text(root / "report.html", written)
+    files.write_text(root / "report.html", run.page(read_run(root), gallery))
     return root / "report.html"

@@ -11,7 +11,7 @@ from experiments.errors import ended_in_one_line
 
 
 def main(argv: Sequence[str]) -> None:
-    """Writes the page of the run or study in the given folder."""
+    """Writes the page of the run, or the figures of the study, in the given folder."""
     process.quieten(absl_logging.WARNING)
     if len(argv) != 2:
         raise app.UsageError("one argument is needed: the folder of a run or of a study")

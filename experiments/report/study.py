@@ -1,34 +1,25 @@
-"""The page of a study: renders `experiments/templates/study.html` from `study.json`.
+"""The figures of a study, from its `study.json`.
 
-`experiments.study.results` describes the fields of that file. Measures of designs and drawn answers
-come from the folders of the runs, if they exist.
+`experiments.study.results` describes the fields of that file and writes the tables beside it,
+`comparison.md`.
 """
 
 import dataclasses
-import functools
-import itertools
 import math
-import operator
 import statistics as plain
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments.families import Family
-from experiments.pages import render
-from experiments.report import answers, style
-from experiments.report.charts import Estimates, Gallery, Lines, Series, on_one_scale
-from experiments.run_reading import Run, is_run, read_json, read_run
+from experiments.report.charts import Estimates, Lines, Series, on_one_scale
+from experiments.run_reading import read_json
 from experiments.settings import family_of
-from experiments.statistics import minimum_detectable_difference, paired_together
-from experiments.study import provenance
 from experiments.study import results as study_results
 from experiments.study.results import rate, rate_of
 
 FILE = "study.json"
-BENCHMARK = "benchmark/results.md"  # Of `experiments.reproduce`.
 _OF_ROWS = ("valid_worst", "valid_fall", "valid_test")  # No rates of the whole validation.
-_DRAWN_VARIANTS, _DRAWN_ANSWERS = 2, 3
 
 Found = Mapping[str, Any]
 """Part of the content of `study.json`."""
@@ -36,17 +27,15 @@ Found = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class _Study:
-    """A study, with the data that several parts of its page share.
+    """A study, with the data that several of its charts share.
 
     Attributes:
       found: the content of `study.json`.
       family: the family of all runs.
-      runs: the finished runs whose folders exist, by variant and seed.
     """
 
     found: Found
     family: Family
-    runs: Mapping[tuple[str, int], Run]
 
     @property
     def labels(self) -> dict[str, str]:
@@ -75,11 +64,11 @@ class _Study:
         return [row for row in self.found["comparison"] if row["metric"] == metric["name"]]
 
 
-def page(root: Path, gallery: Gallery) -> str:
-    """The page; its charts go to the gallery.
+def figures(root: Path) -> Iterator[Estimates | Lines]:
+    """The charts of a study: its comparison, learning curves and configurations.
 
     Raises:
-      ValueError: the file of the study, or one of a run, is damaged or of another version.
+      ValueError: the file of the study is damaged or of another version.
     """
     path = root / FILE
     found = read_json(path)
@@ -87,92 +76,15 @@ def page(root: Path, gallery: Gallery) -> str:
         raise ValueError(
             f"{path}: schema {study_results.SCHEMA} is needed; make it anew with experiments.study"
         )
-    runs = {
-        (run["variant"], run["seed"]): read_run(root / run["folder"])
-        for run in found["runs"]
-        if run["status"] == "finished" and is_run(root / run["folder"])
-    }
-    study = _Study(found, family_of(found["base"]), runs)
-    comparison = list(_comparison(study, gallery))
-    compared = [row for row in comparison[0]["rows"] if row["difference"]]
-    tested = [row for row in compared if row["difference"]["p_holm"] is not None]
-    measured = _measured(study)
-    return render(
-        "study.html",
-        style=style,
-        title=f"Study {found['name']}",
-        study=found,
-        labels=study.labels,
-        level=f"{100 * found['level']:.0f}\N{NO-BREAK SPACE}%",
-        alpha=1 - found["level"],
-        finished=study.finished,
-        label=study.label,
-        labelled=[f"{study.label} {name}" for name in found["rows"]],
-        before=[rate(point, "valid") for point in study.starts],
-        comparison=comparison,
-        tested=tested,
-        detectable=_detectable(tested) if tested else None,
-        short=study_results.shortfalls(found),
-        provenance=provenance.sentences(found),
-        learning=[list(map(gallery.add, of(study))) for of in (_mean_curves, _single_curves)],
-        configurations=list(map(gallery.add, _configurations(study))),
-        parameters=study.family.space.names,
-        measured=measured,
-        failures=list(map(study.family.failure, found["checks"])),
-        last=_last,
-        total=_total(found),
-        mean=_mean,
-        rate=rate,
-        examples=list(_examples(study)),
-        benchmark=BENCHMARK if (root / BENCHMARK).exists() else None,
-        files=gallery.names,
-    )
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return plain.fmean(values) if values else None
-
-
-def _last(runs: Sequence[Found], *path: str) -> float:
-    """The number at `path` in the last validation of each run, averaged over runs."""
-    return plain.fmean(functools.reduce(operator.getitem, path, r["points"][-1]) for r in runs)
-
-
-def _total(found: Found) -> float:
-    """Total seconds of all runs; a shared beginning counts once."""
-    shared = {run["shared"]["folder"]: run["shared"] for run in found["runs"] if run["shared"]}
-    return sum(each["seconds"] for each in (*found["runs"], *shared.values()))
+    study = _Study(found, family_of(found["base"]))
+    for draw in (_means, _differences):  # Those of rates share one scale.
+        yield from on_one_scale([draw(study, metric) for metric in found["metrics"]])
+    yield from _mean_curves(study)
+    yield from _single_curves(study)
+    yield from _configurations(study)
 
 
 # Comparison
-
-
-def _detectable(tested: Sequence[Found]) -> float:
-    """The minimum detectable difference, as the median over the tested variants."""
-    differences = [row["difference"] for row in tested]
-    return plain.median(
-        minimum_detectable_difference(
-            (one["high"] - one["low"]) / 2, len(one["values"]), len(tested)
-        )
-        for one in differences
-    )
-
-
-def _comparison(study: _Study, gallery: Gallery) -> Iterator[dict[str, Any]]:
-    """Yields the rows, charts and pairs of each metric; charts of rates share one scale."""
-    metrics = study.found["metrics"]
-    means = on_one_scale([_means(study, metric) for metric in metrics])
-    differences = on_one_scale([_differences(study, metric) for metric in metrics])
-    for metric, *charts in zip(metrics, means, differences, strict=True):
-        rows = study.rows(metric)
-        remark = "".join(f"Dotted: before training, {start:.1f}%." for start in charts[0].begins)
-        yield {
-            "label": metric["label"],
-            "scale": 100 if rate_of(metric) else 1,
-            "rows": rows,
-            "drawn": [gallery.add(charts[0], remark), gallery.add(charts[1])],
-            "pairs": _pairs(study, rows) if len(study.labels) > 2 and rate_of(metric) else None,
-        }
 
 
 def _means(study: _Study, metric: Found) -> Estimates:
@@ -204,29 +116,6 @@ def _estimates(study: _Study, metric: Found, part: str | None = None) -> list[Se
             names, values = ["mean", *seeds], [mean, *seeds.values()]
             lines.append(Series(study.labels[row["variant"]], names, values, [low], [high], i))
     return lines
-
-
-def _pairs(study: _Study, rows: Sequence[Found]) -> dict[str, Any] | None:
-    """Pairwise comparisons of all variants, with p-values corrected over all pairs."""
-    ranked = sorted((row for row in rows if row["mean"] is not None), key=lambda row: -row["mean"])
-    together = paired_together(
-        {
-            (one["variant"], other["variant"]): (one["values"], other["values"])
-            for one, other in itertools.combinations(ranked, 2)
-            if one["values"].keys() & other["values"].keys()
-        }
-    )
-    tested = [pair for pair in together.values() if pair["p_holm"] is not None]
-    if not tested:
-        return None
-    alpha = 1 - study.found["level"]
-    return {
-        "header": ["variant", "mean", *(study.labels[row["variant"]] for row in ranked)],
-        "ranked": ranked,
-        "found": together,
-        "tested": len(tested),
-        "significant": sum(pair["p_holm"] < alpha for pair in tested),
-    }
 
 
 # Learning curves
@@ -320,27 +209,3 @@ def _configurations(study: _Study) -> Iterator[Lines]:
             lines,
             (0, math.ceil(10 * highest) / 10),
         )
-
-
-# Designs, failures and answers
-
-
-def _measured(study: _Study) -> dict[str, list[Mapping[str, Any]]]:
-    """The measures of all designs by the label of their variant."""
-    measured: dict[str, list[Mapping[str, Any]]] = {label: [] for label in study.labels.values()}
-    for (variant, _), run in study.runs.items():
-        measured[study.labels[variant]] += run.measures.values()
-    return {label: found for label, found in measured.items() if found}
-
-
-def _examples(study: _Study) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Drawn answers of the reference and of the best other variant, first seed of each."""
-    found, runs = study.found, study.runs
-    rows = study.rows(found["metrics"][0])
-    known = [row for row in rows if row["mean"] is not None]
-    known.sort(key=lambda row: (row["variant"] != found["reference"], -row["mean"]))
-    for row in known[:_DRAWN_VARIANTS]:
-        seeds = [seed for variant, seed in runs if variant == row["variant"]]
-        drawn = answers.of_run(runs[row["variant"], min(seeds)], _DRAWN_ANSWERS) if seeds else None
-        if drawn is not None:
-            yield f"{study.labels[row['variant']]}, seed {min(seeds)}", drawn

@@ -423,7 +423,27 @@ def markdown(found: Mapping[str, Any]) -> str:
         seconds=seconds(found),
         provenance=provenance.sentences(found),
         tables=tables,
+        detectable=_detectable(found),
     )
+
+
+def _detectable(found: Mapping[str, Any]) -> float | None:
+    """The minimum detectable difference in the first metric, if none there is significant.
+
+    It is the median over the variants that are tested; None if none is.
+    """
+    first = found["metrics"][0]["name"]
+    rows = [row for row in found["comparison"] if row["metric"] == first and row["difference"]]
+    tested = [row["difference"] for row in rows if row["difference"]["p_holm"] is not None]
+    if not tested or any(one["p_holm"] < 1 - statistics.LEVEL for one in tested):
+        return None
+    detectable = [
+        statistics.minimum_detectable_difference(
+            (one["high"] - one["low"]) / 2, len(one["values"]), len(tested)
+        )
+        for one in tested
+    ]
+    return float(np.median(detectable))
 
 
 def seconds(found: Mapping[str, Any]) -> dict[str, float]:
