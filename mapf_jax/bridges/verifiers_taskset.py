@@ -14,7 +14,7 @@ import verifiers.v1 as vf
 from mapf_jax import formats
 from mapf_jax.answer_reward import RewardConfig
 from mapf_jax.bridges.dataset import dataset_rows
-from mapf_jax.bridges.scoring import score
+from mapf_jax.bridges.rewards import score
 from mapf_jax.environment_config import EnvironmentConfig
 from mapf_jax.generator import generate
 
@@ -22,7 +22,7 @@ __all__ = ["MapfTaskset"]
 
 
 class MapfTaskConfig(vf.TaskConfig):
-    """The reward, by the options of `verl_reward.compute_scores`; its weights are constant."""
+    """The reward, by the options of `rewards.compute_scores`; its weights are constant."""
 
     short_fraction: float = 1.0
     short_length: int = RewardConfig.short_length

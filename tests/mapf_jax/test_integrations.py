@@ -16,8 +16,9 @@ import pytest
 import mapf_jax
 from mapf_jax import formats
 from mapf_jax.answer_reward import RewardConfig
-from mapf_jax.bridges import dataset, scoring, verl_reward
-from mapf_jax.bridges.trl_reward import MapfReward, text_of
+from mapf_jax.bridges import dataset
+from mapf_jax.bridges import rewards as bridge
+from mapf_jax.bridges.rewards import MapfReward, text_of
 from mapf_jax.cli import main
 
 ROOT = Path(__file__).parents[2]
@@ -135,7 +136,7 @@ def test_scores_against_the_formula(rows):
             texts.append(text)
             tokens.append(5 + i * 7)
             accuracy.append(expected)
-    scores = scoring.score(records, texts, tokens, short_fraction, CONFIG)
+    scores = bridge.score(records, texts, tokens, short_fraction, CONFIG)
     length = [-min(max((n - 10) / 20, 0), 1) for n in tokens]
     np.testing.assert_allclose(scores["reward_accuracy"], accuracy, rtol=1e-6)
     np.testing.assert_allclose(scores["reward_length"], length, atol=1e-6)
@@ -145,7 +146,7 @@ def test_scores_against_the_formula(rows):
     assert scores["optimal"].tolist() == [True, False, False, False] * len(rows)
     # Each alone gives what all give together.
     for i in range(0, len(texts), 5):
-        alone = scoring.score(records[i : i + 1], texts[i : i + 1], [tokens[i]], 0.7, CONFIG)
+        alone = bridge.score(records[i : i + 1], texts[i : i + 1], [tokens[i]], 0.7, CONFIG)
         assert {n: c[0] for n, c in alone.items()} == {n: c[i] for n, c in scores.items()}
 
 
@@ -260,19 +261,19 @@ def test_verl_scores(rows):
     truths = [row["reward_model"]["ground_truth"] for row in rows]
     texts = [slower(row)[0] for row in rows]
     sources = [row["data_source"] for row in rows]
-    scores = verl_reward.compute_scores(
+    scores = bridge.compute_scores(
         data_sources=sources, solution_strs=texts, ground_truths=truths, extra_infos=[{}] * 10
     )
     for row, text, truth, score in zip(rows, texts, truths, scores, strict=True):
         accuracy = 1 - 0.7 * row["num_agents"] / (2 * row["cost"])
         assert score["score"] == score["reward_accuracy"] == pytest.approx(accuracy)
         assert (score["acc"], score["valid"], score["optimal"]) == (1.0, 1.0, 0.0)
-        single = verl_reward.compute_score(
+        single = bridge.compute_score(
             data_source="any", solution_str=text, ground_truth=json.loads(truth), router=None
         )
         assert single == score
     # With a tokenizer lengths count: the tiny one has a token for most of what stands in answers.
-    (score,) = verl_reward.compute_scores(
+    (score,) = bridge.compute_scores(
         solution_strs=texts[:1], ground_truths=truths[:1],
         tokenizer=str(TINY_MODEL), short_fraction=0.5, short_length=1, long_length=2,
     )  # fmt: skip
@@ -291,7 +292,7 @@ def test_verl_calls_it(rows, tmp_path):
     from verl.utils.import_utils import load_extern_object
     from verl.workers.reward_manager.batch import BatchRewardManager
 
-    module = "pkg://mapf_jax.bridges.verl_reward"
+    module = "pkg://mapf_jax.bridges.rewards"
     tokenizer = transformers.AutoTokenizer.from_pretrained(TINY_MODEL)
     pad = tokenizer.pad_token_id
     texts = [row["answer"] if i % 2 else "none" for i, row in enumerate(rows)]
