@@ -1,0 +1,278 @@
+"""Glue that whole runs, compared with one another, would not notice to be wrong in all of them."""
+
+import dataclasses
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from engineer import context, designers
+from engineer.proposal import render_config
+from engineer.record import RoundRecord, RunRecord
+from experiments import branching, designing, evidence, hindsight, loop, policy, problem_sets
+from experiments.families.demonstrations import random_record
+from experiments.families.lakes.family import Lakes
+from experiments.families.lakes.options import LakesOptions
+from experiments.families.template import family
+from experiments.hindsight import Hindsight, best_in_hindsight
+from experiments.progress import Reporter
+from experiments.settings import from_config
+from experiments.store import RunStore
+from experiments.study import results, runs
+from experiments.study.variants import Budget
+from experiments.validation import validate
+from learner.chat import Completion
+from mapf_jax.answer_reward import RewardConfig, reward_weights
+
+PROBLEMS = [{"id": f"validation-{i}", "group": "3", "terms": [100, 200 + i]} for i in range(2)]
+LAKE = {
+    "map": ["F F F F"] * 4,
+    "starts": [[0, 0], [3, 3]],
+    "goals": [[0, 2], [3, 1]],
+    "cost": 4,
+    "makespan": 2,
+    "needs_wait": False,
+    "paths": [[[0, 0], [0, 1], [0, 2]], [[3, 3], [3, 2], [3, 1]]],
+}
+
+
+@pytest.fixture
+def store(tmp_path):
+    return RunStore(tmp_path)
+
+
+# What a designer reads, and what it learns from
+
+
+def test_a_lesson_shows_no_outcome_of_the_design_that_it_asks_for(monkeypatch):
+    runs = (random_record(seed, family.space, family.texts) for seed in range(99))
+    run = next(one for one in runs if len(one.history) == 3)
+    shown = []
+    monkeypatch.setattr(hindsight, "fitted", lambda _, record, *__: shown.append(record) or [[]])
+    monkeypatch.setattr(hindsight.sft, "encode_example", lambda _, chat, answer: answer)
+    lessons = object.__new__(Hindsight)
+    settings = from_config({"engineer": {"context": "V4"}})
+    vars(lessons).update(_settings=settings, _family=family, _fits=None)
+    lessons._policy = types.SimpleNamespace(tokenizer=None)
+    rounds = iter((1, 2))
+    rng = types.SimpleNamespace(random=lambda: 1.0, integers=lambda *_: next(rounds))
+    answers = lessons._lessons(run, rng)
+    for index in (1, 2):
+        best = best_in_hindsight(run, index, family.space)
+        assert next(answers) == render_config(best, family.space)
+        assert shown[-1].history == run.history[:index]
+        assert shown[-1].round == index
+
+
+def test_no_context_shows_a_failure_of_validation(store):
+    folder = store.round(0)
+    store.write(store.root / "validation" / "instances.jsonl", PROBLEMS)
+    records = [answer(problem["id"], valid=False) for problem in PROBLEMS]
+    store.write(folder / "answers.jsonl", records)
+    store.write(folder / "validation.json", family.breakdown(records).to_dict())
+    store.write(folder / "train_failures.json", [])
+    write_training(store, folder)
+    found = evidence.round_evidence(store, family, 0)
+    assert [failure.held_out for failure in found.failures] == [True, True]
+    record = RunRecord((RoundRecord(0, family.space.uniform(), found, True),), 1, 3, 1)
+    (message,) = context.compose(context.ContextSpec(examples=9), record, family.texts)
+    assert "Examples of failures in training\n\nnone recorded" in message["content"]
+
+
+def test_the_reward_of_the_last_quarter_is_that_of_the_last_steps(store):
+    write_training(store, store.round(0))
+    found = evidence._training_evidence(store, store.round(0))
+    assert (found.steps, found.reward, found.reward_last) == (8, 3.5, 6.5)
+
+
+def test_a_design_that_was_not_used_explains_nothing(store):
+    for index, summary in enumerate(("used", "refused")):
+        store.write(store.round(index) / "design" / "design.json", {"summary": summary})
+    for index, note in enumerate(("", "", "previous configuration kept: ...")):
+        store.write(store.round(index) / "generated.json", {"note": note})
+    assert evidence._explanation(store, 2) == "used"
+
+
+def answer(name, valid):
+    known = {"id": name, "group": "3", "text": "", "tokens": 1, "truncated": False}
+    return {**known, "valid": valid, "optimal": valid, "failed": [] if valid else ["is_number"]}
+
+
+def write_training(store, folder):
+    steps = [{"step": i, "reward": float(i), "nondegenerate_fraction": 1.0} for i in range(8)]
+    store.write(folder / "train.jsonl", steps)
+    store.write(folder / "environment.yaml", render_config(family.space.uniform(), family.space))
+    store.write(folder / "generated.json", {"note": "", "rows": {}})
+
+
+# Who designs
+
+
+@pytest.fixture
+def designing_loop(store, monkeypatch):
+    """Makes a loop with these options of the engineer; its designers are (settings, params)."""
+
+    def make(**engineer):
+        one = loop.Loop(from_config({"engineer": engineer}), store, Reporter(quiet=True))
+        one._trainer = types.SimpleNamespace(policy_params=lambda state: f"of {state}")
+        one._engineer, one._policy = "completer", None
+        return one
+
+    monkeypatch.setattr(policy, "load_params", lambda *_: "of the start")
+    made = designing, "make_designer", lambda settings, *_, params=None, **__: params
+    monkeypatch.setattr(*made)
+    return make
+
+
+def test_the_checkpoint_designs_with_its_own_weights_and_base_with_the_first(designing_loop):
+    at = types.SimpleNamespace(state="training")
+    assert designing_loop(designer="current")._designer(0, at) == "of training"
+    assert designing_loop(designer="base")._designer(0, at) == "of the start"
+
+
+def test_nobody_designs_before_the_kept_rounds_are_over(designing_loop):
+    one, at = designing_loop(kept_rounds=3), types.SimpleNamespace(state="training")
+    kept = [one._designer(index, at) is designers.fixed for index in range(4)]
+    assert kept == [True, True, False, False]
+
+
+def test_a_greedy_model_is_asked_once():
+    for temperature, tries in ((0.0, 1), (0.6, 3)):
+        settings = from_config({"engineer": {"temperature": temperature, "tries": 3}})
+        assert designing.make_designer(settings, family).tries == tries
+
+
+# Training and validation
+
+
+def test_the_reward_of_lakes_follows_its_moving_average():
+    short, long = Completion("", 10, False), Completion("", 900, False)
+    completions = [short, short, short, long]
+    options = LakesOptions(reward=RewardConfig(100, 200, average_decay=0.5))
+    task = Lakes(options).task([LAKE])
+    scored = [task.score(np.zeros(4, int), completions) for _ in range(3)]
+    assert [of.metrics["short_fraction"] for of in scored] == [0.375, 0.5625, 0.65625]
+    # The weights of a list are those before it.
+    weights = [reward_weights(fraction)[0] for fraction in (0.0, 0.375, 0.5625)]
+    assert [of.metrics["weight_accuracy"] for of in scored] == weights
+    assert weights[1] != weights[2]
+    assert task.state() == {"short_fraction": 0.65625}
+
+
+def test_validation_is_alike_for_all_seeds_and_checkpoints():
+    asked, tasks = [], []
+
+    class Counting(type(family)):
+        def task(self, problems):
+            tasks.append(super().task(problems))
+            return tasks[-1]
+
+    def respond(params, chats, key, count):
+        asked.append(jax.random.key_data(key).tolist())
+        return [Completion("1", 1, False) for _ in chats]
+
+    for seed in (0, 1):
+        settings = from_config({"seed": seed})
+        for _ in range(2):
+            validate(settings, Counting(), respond, PROBLEMS, None)
+    assert asked == asked[:1] * 4
+    assert len(set(map(id, tasks))) == 4  # A task may have a state.
+    other = from_config({"validation": {"seed": 1}})
+    validate(other, Counting(), respond, PROBLEMS, None)
+    assert asked[-1] != asked[0]
+
+
+def test_no_two_purposes_and_no_two_rounds_share_a_key():
+    settings, purposes = from_config({}), range(6)
+    at = [(purpose, index) for purpose in purposes for index in range(3)]
+    found = [problem_sets.round_key(settings, *one) for one in at]
+    keys = {tuple(jax.random.key_data(key).tolist()) for key in found}
+    seeds = {problem_sets.round_seed(settings, *one) for one in at}
+    assert len(keys) == len(seeds) == len(at)
+
+
+def test_a_round_has_a_key_of_its_own_and_the_tasks_state_from_before(store):
+    asked, restored = [], []
+    one = loop.Loop(from_config({"seed": 7}), store, Reporter(quiet=True))
+
+    class Stop(Exception):
+        pass
+
+    def run(state, task, key, *rest):
+        asked.append(jax.random.key_data(key).tolist())
+        raise Stop
+
+    one._problems = types.SimpleNamespace(training=lambda _: [])
+    one._trainer, one._begun = types.SimpleNamespace(run=run), -1
+    one._family = types.SimpleNamespace(
+        task=lambda _: types.SimpleNamespace(restore=restored.append)
+    )
+    for index in range(2):
+        at = types.SimpleNamespace(round=index, task={"x": 1}, step=0, total=0, state=0)
+        at.prompt_scores = None
+        with pytest.raises(Stop):
+            one._train(index, at)
+    keys = [problem_sets.round_key(one._settings, problem_sets.TRAINING, i) for i in range(2)]
+    assert asked == [jax.random.key_data(key).tolist() for key in keys]
+    assert restored == [{"x": 1}] * 2
+
+
+# Branches and studies
+
+
+def test_a_branch_copies_no_design_of_its_last_round(tmp_path):
+    source, target = tmp_path / "source", tmp_path / "target"
+    for name in ("validation/instances.jsonl", "initial/validation.json", "checkpoints/4/state"):
+        put(source / name)
+    for index in range(3):
+        put(source / "rounds" / str(index) / "validation.json")
+        put(source / "rounds" / str(index) / "design" / "design.json")
+    store = RunStore(source)
+    steps = [{"step": i} for i in range(2)]
+    for index in range(3):
+        store.write(store.round(index) / "train.jsonl", steps)
+    branching.copy_rounds(source, target, 2)
+    copied = {str(path.relative_to(target)) for path in target.rglob("*.json")}
+    assert copied == {
+        "initial/validation.json",
+        "rounds/0/validation.json",
+        "rounds/0/design/design.json",
+        "rounds/1/validation.json",
+    }
+    assert (target / "checkpoints/4/state").exists()
+
+
+def put(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+
+
+def test_a_study_counts_a_refused_design_as_not_used():
+    design = {"source": "current", "kept_previous": False, "reason": "", "repairs": []}
+    design["raw_texts"] = ["an answer"]
+    used = [results._design(design, note)["kept_previous"] for note in ("", "too few problems")]
+    assert used == [False, True]
+
+
+def test_variants_share_their_beginning_and_not_their_designer():
+    one, other, later = (
+        from_config({"engineer": engineer})
+        for engineer in (
+            {"designer": "current", "kept_rounds": 2},
+            {"designer": "mastery", "kept_rounds": 2},
+            {"designer": "mastery", "kept_rounds": 3},
+        )
+    )
+    assert runs.beginning(one) == runs.beginning(other) != runs.beginning(later)
+    assert runs.beginning(one).loop.rounds == 2
+    uniform = dataclasses.replace(other.engineer, start="uniform")
+    assert runs.beginning(dataclasses.replace(other, engineer=uniform)) != runs.beginning(other)
+
+
+def test_a_budget_counts_every_validation():
+    settings = from_config(
+        {"loop": {"rounds": 2}, "validation": {"num_instances": 10, "temperature": 1.0}}
+    )
+    samples = dataclasses.replace(settings.validation, samples=4)
+    assert Budget.of(dataclasses.replace(settings, validation=samples)).validated == 3 * 10 * 4
