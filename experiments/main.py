@@ -102,18 +102,20 @@ def _run(reporter: Reporter) -> None:
     agreement.check_alike(settings)
     with contextlib.ExitStack() as stack:
 
-        def enter() -> tuple[list[str], int | None, Path | None]:
+        def enter() -> tuple[list[str], int | None, Path | None, str]:
             notes = _branch(directory, settings)
             stack.enter_context(directory.locked())
             notes += directory.claim(settings)
-            return notes, _RESUME_FROM.value, directory.finished(settings)
+            resume_from = _RESUME_FROM.value
+            finished = directory.finished(settings)
+            return notes, resume_from, finished, directory.opening(resume_from)
 
         # Only the first process touches the folder, except for checkpoints.
-        notes, resume_from, page = distributed.on_first(enter)
+        notes, resume_from, page, opening = distributed.on_first(enter)
         if page and resume_from is None:
             reporter.line(f"{directory.root}: the run is finished; report: {page}")
             return
-        reporter.line(f"{directory.root}: starting")
+        reporter.line(f"{directory.root}: {opening}")
         reporter.notes(notes)
         agreement.check_shared(directory.root)
         process.keep_compiled(directory.root / "compilation_cache")
@@ -157,9 +159,11 @@ def _leave(error: Exception) -> NoReturn:
     """Exits at once, as other processes or saving threads may never finish."""
     if distributed.lost_process(error):
         logging.debug("where the error was raised", exc_info=True)
+        saved = RunStore(Path(_WORKDIR.value or command_line.default_workdir())).saved_steps()
+        begin = f"from checkpoint {saved}" if saved else "from the start, as none is saved"
         print(
             f"error: process {jax.process_index()}: another process is gone; stopped. Started "
-            f"again, all go on from the last checkpoint ({error})",
+            f"again, all go on {begin} ({error})",
             file=sys.stderr,
         )
         distributed.leave(distributed.LOST_PROCESS_EXIT_CODE)

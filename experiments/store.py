@@ -216,6 +216,34 @@ class RunStore:
             )
         return changed
 
+    def saved_steps(self) -> int:
+        """Training steps of the last complete checkpoint or, without one, of a branch's start.
+
+        Checkpoints are written in the background, under another name until they are complete.
+        """
+        folder = self.root / "checkpoints"
+        names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+        branch = self.root / BRANCH
+        begun = read_file(branch).get(FRESH, {}) if branch.exists() else {}
+        return max((int(name) for name in names if name.isdecimal()), default=begun.get("total", 0))
+
+    def opening(self, resume_from: int | None = None) -> str:
+        """What a start of the run does, in words: it starts, or resumes from a checkpoint.
+
+        Args:
+          resume_from: the checkpoint to resume from; None is the last one.
+        """
+        logs = self.root.glob("rounds/*/train.jsonl")
+        trained = sum(path.read_bytes().count(b"\n") for path in logs)
+        step = resume_from or self.saved_steps()
+        if step:
+            begin, after = f"resuming from checkpoint {step}", " after it"
+        else:
+            begin, after = "starting", ""
+        if trained <= step:
+            return begin
+        return f"{begin}; {trained - step} training steps{after} were not saved and are repeated"
+
     def finished(self, settings: Settings) -> Path | None:
         """The report, if it was written after the last round finished."""
         last = self.round(settings.loop.rounds - 1) / "evidence.json"

@@ -144,3 +144,40 @@ def test_a_path_may_be_relative_once_and_absolute_once(tmp_path, monkeypatch):
         assert run.claim(Settings(lakes=LakesOptions(exclude=f"{folder}/one.jsonl"))) == []
     with pytest.raises(UserError, match=r"lakes\.exclude was 'sets/one\.jsonl' and is"):
         run.claim(Settings(lakes=LakesOptions(exclude=f"{absolute}/two.jsonl")))
+
+
+def test_a_digest_that_a_kill_cut_in_two_is_dropped(tmp_path):
+    settings, run = Settings(), RunStore(tmp_path)
+    run.claim(settings)
+    run.write(tmp_path / "one.json", 1)
+    digests = tmp_path / store.DIGESTS
+    whole = digests.read_text()
+    digests.write_text(f'{whole}{{"path": "two')
+    run.claim(settings)
+    run.write(tmp_path / "two.json", 2)
+    assert run.read(tmp_path / "one.json") == 1
+    assert len(store.read_log(digests)) == 2
+
+
+def test_a_start_says_what_it_resumes_from(tmp_path):
+    """Only a complete checkpoint counts, whatever the logs hold."""
+    run = RunStore(tmp_path)
+    assert run.opening() == "starting"
+    store.write_file(tmp_path / "rounds/0/train.jsonl", [{"step": step} for step in range(4)])
+    checkpoints = tmp_path / "checkpoints"
+    (checkpoints / "4.orbax-checkpoint-tmp").mkdir(parents=True)  # What a kill leaves behind.
+    assert run.opening() == "starting; 4 training steps were not saved and are repeated"
+    repeated = "training steps after it were not saved and are repeated"
+    for step in (1, 3):
+        (checkpoints / str(step)).mkdir()
+    store.write_file(tmp_path / "rounds/1/train.jsonl", [{"step": step} for step in range(2)])
+    assert run.opening() == f"resuming from checkpoint 3; 3 {repeated}"
+    assert run.opening(resume_from=1) == f"resuming from checkpoint 1; 5 {repeated}"
+    (checkpoints / "6").mkdir()
+    assert run.opening() == "resuming from checkpoint 6"
+
+
+def test_a_branch_of_weights_alone_starts_where_they_were(tmp_path):
+    store.write_file(tmp_path / store.BRANCH, {store.FRESH: {"round": 0, "step": 4, "total": 4}})
+    store.write_file(tmp_path / "rounds/0/train.jsonl", [{"step": step} for step in range(4)])
+    assert RunStore(tmp_path).opening() == "resuming from checkpoint 4"
