@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,9 @@ def encode_chat(
 ) -> list[int]:
     """Token ids of a conversation, up to where the model's completion begins.
 
+    Only the template writes special tokens. Where a message's content has the text of one, such as
+    `<|im_end|>`, it is encoded as ordinary text, so that no content can end its turn or begin one.
+
     Args:
         tokenizer: has a chat template.
         messages: each with "role" and "content".
@@ -132,17 +136,24 @@ def encode_chat(
     Raises:
         ValueError: the template is broken or refuses the conversation.
     """
+    added = tokenizer.added_tokens_decoder.values()
+    special = [re.escape(t.content) for t in added if t.special and len(t.content) > 1]
+    first_character = re.compile(rf"(?=(?:{'|'.join(special) or '(?!)'}))(.)", re.DOTALL)
+    # A character that is in no message marks where the text of a special token is split.
+    texts = "".join(message["content"] for message in messages)
+    mark = next(char for char in map(chr, range(0xE000, 0xF900)) if char not in texts)
+    chat = [
+        {**message, "content": first_character.sub(rf"\1{mark}", message["content"])}
+        for message in messages
+    ]
     try:
-        ids = tokenizer.apply_chat_template(
-            [dict(message) for message in messages],
-            tokenize=True,
-            return_dict=False,  # transformers 5 returns a dict otherwise
-            add_generation_prompt=True,
-            enable_thinking=enable_thinking,
+        text = tokenizer.apply_chat_template(
+            chat, tokenize=False, add_generation_prompt=True, enable_thinking=enable_thinking
         )
     except Exception as error:  # A template is a program: it may fail in any way.
         raise ValueError(f"the tokenizer's chat template fails: {error}") from error
-    return [int(token) for token in ids]
+    parts = [tokenizer.encode(part, add_special_tokens=False) for part in text.split(mark)]
+    return [int(token) for part in parts for token in part]
 
 
 def opens_thought(tokenizer: Any, enable_thinking: bool) -> bool:

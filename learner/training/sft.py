@@ -73,12 +73,17 @@ class SFTStep(NamedTuple):
 def encode_example(tokenizer: Any, messages: Sequence[Message], completion: str) -> Example:
     """Encodes a prompt as sampling does, and its completion followed by the stop token.
 
+    Where the chat template always opens the model's thought, the completion closes it first, so
+    that `Completion.answer` reads what is written here.
+
     Raises:
       ValueError: the tokenizer has no end-of-turn token.
     """
     if tokenizer.eos_token_id is None:
         raise ValueError("eos_token_id=None: the tokenizer needs one, it ends every completion")
-    ids = tokenizer.encode(completion, add_special_tokens=False)
+    opened = tokens.opens_thought(tokenizer, enable_thinking=False)
+    text = f"\n{tokens.THINK_END}\n\n{completion}" if opened else completion
+    ids = tokenizer.encode(text, add_special_tokens=False)
     return Example(
         prompt=tuple(tokens.encode_chat(tokenizer, messages)),
         completion=(*ids, tokenizer.eos_token_id),
