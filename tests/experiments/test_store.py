@@ -146,19 +146,6 @@ def test_a_path_may_be_relative_once_and_absolute_once(tmp_path, monkeypatch):
         run.claim(Settings(lakes=LakesOptions(exclude=f"{absolute}/two.jsonl")))
 
 
-def test_a_digest_that_a_kill_cut_in_two_is_dropped(tmp_path):
-    settings, run = Settings(), RunStore(tmp_path)
-    run.claim(settings)
-    run.write(tmp_path / "one.json", 1)
-    digests = tmp_path / store.DIGESTS
-    whole = digests.read_text()
-    digests.write_text(f'{whole}{{"path": "two')
-    run.claim(settings)
-    run.write(tmp_path / "two.json", 2)
-    assert run.read(tmp_path / "one.json") == 1
-    assert len(store.read_log(digests)) == 2
-
-
 def test_a_start_says_what_it_resumes_from(tmp_path):
     """Only a complete checkpoint counts, whatever the logs hold."""
     run = RunStore(tmp_path)
