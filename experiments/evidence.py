@@ -18,6 +18,7 @@ from learner.training.trainer import StepResult
 
 T = TypeVar("T")
 
+_MOST_LINES, _MOST_CHARACTERS = 20, 160
 FAILURES_DRAWN = 4
 """Failures drawn for each round, from training and from validation each."""
 
@@ -153,6 +154,27 @@ def drawn_failures(
         }
         for i in chosen
     ]
+
+
+def example(store: RunStore, family: Family, folder: Path) -> list[str]:
+    """Lines that show one problem of a validation with its answer, for people.
+
+    It is always the same problem, the first that the model failed before training, so that answers
+    can be compared from round to round.
+    """
+    before = store.read(store.root / "initial" / "answers.jsonl")
+    chosen = next((row["id"] for row in before if not row["valid"]), before[0]["id"])
+    row = next(row for row in store.read(folder / "answers.jsonl") if row["id"] == chosen)
+    problems = store.read(store.root / "validation" / "instances.jsonl")
+    problem = next(problem for problem in problems if problem["id"] == chosen)
+    outcome = ", ".join(map(family.failure, row["failed"])) or "valid"
+    cut = ", truncated" if row["truncated"] else ""
+    lines = [line[:_MOST_CHARACTERS] for line in family.text(problem, row["text"]).splitlines()]
+    if len(lines) > _MOST_LINES:
+        half = _MOST_LINES // 2
+        lines = [*lines[:half], "[...]", *lines[-half:]]
+    head = f"for example {family.texts.label} {row['group']}, {outcome}{cut}:"
+    return [head, *(f"  {line}" for line in lines if line.strip())]
 
 
 def one_of_each_kind(rows: Sequence[T], kind: Callable[[T], Any], count: int) -> list[T]:

@@ -183,7 +183,7 @@ class Loop:
         with (
             self._preemption.hold(),
             self._checkpoints.saved_if_preempted(progress),
-            self._reporter.bar(f"round {index + 1} training", steps, begin) as advance,
+            self._reporter.bar(f"round {index + 1} training", steps, begin, True) as advance,
             self._checkpoints.batch_kept(f"round-{index}", self._reporter),
         ):
             for result in results:
@@ -291,3 +291,4 @@ class Loop:
         sampled, greedy = map(FailureBreakdown.from_dict, (found, found["greedy"]))
         self._reporter.validation(title, sampled, greedy, ending)
         self._reporter.notes(truncation(sampled, self._settings.validation.max_new_tokens))
+        self._reporter.notes(evidence.example(self._store, self._family, folder))

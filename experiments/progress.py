@@ -1,13 +1,14 @@
 """Progress output of a run: bars with the time left on a terminal, plain lines elsewhere."""
 
 import contextlib
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from engineer.evidence import FailureBreakdown, GroupOutcome
 from experiments.pages import paragraphs
@@ -70,33 +71,75 @@ class Reporter:
         )
 
     @contextlib.contextmanager
-    def bar(self, title: str, total: int, done: int = 0) -> Iterator[Advance]:
-        """A progress bar; call the yielded function with (steps done, note) after each step."""
+    def bar(
+        self, title: str, total: int, done: int = 0, compiles: bool = False
+    ) -> Iterator[Advance]:
+        """A progress bar; call the yielded function with (steps done, note) after each step.
+
+        Args:
+          title: of the bar.
+          total: number of steps.
+          done: steps done before.
+          compiles: some steps, the first among them, compile. They do not count for the time left.
+        """
+        left = _TimeLeft(done, total, compiles)
         if self._console.is_terminal:
             with Progress(
                 TextColumn("{task.description}"),
                 BarColumn(bar_width=30),
                 MofNCompleteColumn(),
-                TimeRemainingColumn(),
+                TextColumn("{task.fields[left]}"),
                 TextColumn("{task.fields[note]}"),
                 console=self._console,
                 transient=True,
             ) as progress:
-                task = progress.add_task(title, total=total, completed=done, note="")
-                yield lambda now, note: progress.update(task, completed=now, note=note)
+                task = progress.add_task(title, total=total, completed=done, left="", note="")
+                yield lambda now, note: progress.update(
+                    task, completed=now, left=left(now), note=note
+                )
             return
-        begin = last = time.monotonic()
+        last = time.monotonic()
 
         def advance(now: int, note: str) -> None:
             nonlocal last
-            moment = time.monotonic()
+            moment, known = time.monotonic(), left(now)
             if moment - last < _SECONDS_BETWEEN_LINES and now < total:
                 return
             last = moment
-            left = (moment - begin) / max(now - done, 1) * (total - now)
-            self.line(f"{title}: {now}/{total}, {left:.0f} s left, {note}")
+            self.line(f"{title}: " + ", ".join(filter(None, (f"{now}/{total}", known, note))))
 
         yield advance
+
+
+class _TimeLeft:
+    """The time left as a text, empty while it is unknown; called with the steps done, after each.
+
+    It follows from the mean duration of a step so far, or with `compiles` from the median of all
+    but the first.
+    """
+
+    def __init__(self, done: int, total: int, compiles: bool) -> None:
+        self._begin = self._last = time.monotonic(), done
+        self._total, self._compiles = total, compiles
+        self._steps: list[float] = []
+
+    def __call__(self, now: int) -> str:
+        last, self._last = self._last, (time.monotonic(), now)
+        self._steps.append(_seconds_a_step(last, self._last))
+        if now >= self._total:
+            return "0 s left"
+        if not self._compiles:
+            one = _seconds_a_step(self._begin, self._last)
+        elif len(self._steps) > 1:
+            one = statistics.median(self._steps[1:])
+        else:
+            return ""
+        return f"{one * (self._total - now):.0f} s left"
+
+
+def _seconds_a_step(since: tuple[float, int], until: tuple[float, int]) -> float:
+    """Between two pairs of (moment, steps done)."""
+    return (until[0] - since[0]) / max(until[1] - since[1], 1)
 
 
 def truncation(found: FailureBreakdown, budget: int) -> list[str]:

@@ -4,9 +4,12 @@ import pytest
 
 from engineer.evidence import FailureBreakdown, GroupOutcome
 from experiments.errors import UserError
+from experiments.evidence import example
+from experiments.families.words import Words
 from experiments.progress import Reporter, describe, truncation
 from experiments.run_metrics import check_packages, open_writers
 from experiments.settings import from_config
+from experiments.store import RunStore, write_file
 
 
 def breakdown(*rows):
@@ -59,6 +62,47 @@ def test_there_is_no_bar_where_output_is_no_terminal(capsys, monkeypatch):
         advance(1, "reward 0.10")
         advance(2, "reward 0.20")
     assert capsys.readouterr().out == "round 1 training: 2/2, 0 s left, reward 0.20\n"
+
+
+def test_compiling_does_not_count_for_the_time_left(capsys, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+
+    def lines(compiles):
+        with Reporter().bar("training", 10, 2, compiles) as advance:
+            for now, seconds in ((3, 600), (4, 20), (5, 20), (6, 100), (7, 20), (10, 60)):
+                clock[0] += seconds
+                advance(now, "")
+        return capsys.readouterr().out.split("\n")[:-1]
+
+    assert lines(True) == [
+        "training: 3/10",
+        "training: 4/10, 120 s left",
+        "training: 5/10, 100 s left",
+        "training: 6/10, 80 s left",
+        "training: 7/10, 60 s left",
+        "training: 10/10, 0 s left",
+    ]
+    assert lines(False)[:2] == ["training: 3/10, 4200 s left", "training: 4/10, 1860 s left"]
+
+
+def test_one_problem_is_shown_with_its_answer_after_every_validation(tmp_path):
+    family, store = Words("sums_1"), RunStore(tmp_path)
+    problems = [{"id": f"{i}", "group": "1", "operands": [2, i]} for i in range(1, 4)]
+    right = {"group": "1", "failed": [], "valid": True, "truncated": False, "text": "It is\n\n5."}
+    wrong = right | {"failed": ["right"], "valid": False, "truncated": True, "text": "2+"}
+    answers = {"initial": (right, wrong, wrong), "rounds/0": (wrong, right, right)}
+    write_file(tmp_path / "validation/instances.jsonl", problems)
+    for folder, rows in answers.items():
+        rows = [row | {"id": problem["id"]} for row, problem in zip(rows, problems, strict=True)]
+        write_file(tmp_path / folder / "answers.jsonl", rows)
+    asked = "  What is 2 plus 2? Answer with the number only."
+    assert example(store, family, tmp_path / "initial") == [
+        "for example digits 1, wrong answer, truncated:", asked, "  2+"
+    ]  # fmt: skip
+    assert example(store, family, tmp_path / "rounds/0") == [
+        "for example digits 1, valid:", asked, "  It is", "  5."
+    ]  # fmt: skip
 
 
 def test_a_missing_account_of_weights_and_biases_is_one_line(tmp_path, monkeypatch):
