@@ -2,7 +2,7 @@
 
     python -m experiments.warm_start --out=NEW_FOLDER
 
-The solutions are the family's own, for problems outside the validation set; the designs are
+The solutions are the family's own, for problems outside validation and test sets; the designs are
 demonstrations of `experiments.families.demonstrations`, by a rule or at random. One supervised run
 teaches both, and stops early enough to leave room for reinforcement learning.
 """
@@ -28,7 +28,7 @@ from experiments.errors import UserError, ended_in_one_line, user_errors
 from experiments.evidence import outcome_metrics, training_texts
 from experiments.families import Family, FamilyError, Problem, demonstrations
 from experiments.policy import Policy
-from experiments.validation import validate, validation_completers, validation_set
+from experiments.validation import test_set, validate, validation_completers, validation_set
 from learner import tokens
 from learner.decoder import model, weights
 from learner.decoder.config import DecoderConfig
@@ -193,7 +193,10 @@ def _make(settings: settings_lib.Settings) -> None:
         check_family.try_once(family)
     made = validation_set(settings, family).problems
     validation = [{**problem, "id": str(i)} for i, problem in enumerate(made)]
-    solutions = solution_pairs(family, validation, _SEED.value, _SOLUTIONS.value)
+    held_out: list[Problem] = [*validation]
+    if settings.validation.test_instances:
+        held_out += test_set(settings, family, validation).problems
+    solutions = solution_pairs(family, held_out, _SEED.value, _SOLUTIONS.value)
     designs = design_pairs(
         settings,
         family,
