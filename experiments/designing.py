@@ -162,7 +162,7 @@ def design_round(
     record: RunRecord,
     space: ConfigurationSpace,
     seed: int,
-) -> None:
+) -> Design:
     """Designs the next configuration and writes its files; `design.json` comes last.
 
     Raises:
@@ -178,6 +178,7 @@ def design_round(
     rounded = {k: round(v, 4) if isinstance(v, float) else v for k, v in measures.items()}
     store.write(folder / "analysis.json", rounded)
     store.write(folder / "design.json", design.to_dict())
+    return design
 
 
 def _texts(design: Design) -> tuple[str, str]:

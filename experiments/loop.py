@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from engineer import designers
 from engineer.designers import Designer
 from engineer.evidence import FailureBreakdown
+from engineer.space import Configuration
 from experiments import branching, check_family, designing, evidence, policy, problem_sets
 from experiments.errors import user_errors
 from experiments.families import Problem
@@ -28,10 +29,13 @@ from experiments.run_checkpoint import Progress, SavedProgress
 from experiments.run_metrics import check_packages, of_design, of_validation, open_writers
 from experiments.settings import Settings
 from experiments.store import TEST, RunStore, append_log, open_steps
-from experiments.validation import validate, validation_completers, write_validation
+from experiments.validation import Written, validate, validation_completers, write_validation
 from learner.devices import distributed
 from learner.devices.preemption import Preemption
 from learner.training.trainer import GRPOTrainer
+
+Outcomes = tuple[FailureBreakdown, FailureBreakdown]
+"""Those of sampled and of greedy answers in a validation."""
 
 
 class Loop:
@@ -83,25 +87,28 @@ class Loop:
             self._write_metrics = stack.enter_context(opened)
             self._problems = ProblemSets(settings, self._family, store, self._reporter, self._first)
             self._preemption.agree()
-            self._validate(params, store.root / "initial", 0)
-            self._report("before training", store.root / "initial")
+            validated = self._validate(params, store.root / "initial", 0)
+            self._report("before training", store.root / "initial", validated)
             self._test(params, store.root / "initial")
             progress = self._start(params)
             del params  # Training donates them.
             for index in range(settings.loop.rounds):
-                if index >= progress.round:
+                folder = store.round(index)
+                if index < progress.round:
+                    validated = self._validated(folder)
+                else:
                     self._train(index, progress)
                     params = self._trainer.policy_params(progress.state)
-                    self._validate(params, store.round(index), progress.total)
+                    validated = self._validate(params, folder, progress.total)
                     if index + 1 == settings.loop.rounds:
-                        self._test(params, store.round(index))
+                        self._test(params, folder)
                     self._checkpoints.keep_weights(self._policy, params, index)
                     del params  # Training donates them.
                     evidence.round_evidence(store, self._family, index)
                     if index + 1 < settings.loop.rounds:
                         self._train_engineer(index, progress)
                         self._design(index, progress)
-                self._report(f"round {index + 1}", store.round(index))
+                self._report(f"round {index + 1}", folder, validated)
 
     def _load(self) -> Any:
         """Sets up everything but the files of the run; returns the initial parameters."""
@@ -211,16 +218,26 @@ class Loop:
         before, self._processor = self._processor, time.process_time()
         return self._processor - before
 
-    def _validate(self, params: Any, folder: Path, steps: int) -> None:
+    def _validate(self, params: Any, folder: Path, steps: int) -> Outcomes:
         """Validates the parameters after `steps` steps in all, unless that is done already."""
         if self._store.exists(folder / "validation.json"):
-            return
+            return self._validated(folder)
         if not steps:
             self._reporter.line("validating the model as it is, once that is compiled")
-        values = self._answer(folder, self._problems.validation, params)
-        found = of_validation(self._store, self._family, folder)
-        self._write_metrics(steps, {**values, **found})
+        problems = self._problems.validation
+        done = self._answer(folder, problems, params)
+        if self._settings.log.on:
+            path = folder / "environment.yaml"
+            config = self._store.read(path, Configuration.from_dict) if steps else None
+            found = of_validation(self._family, problems, done.records, config)
+            self._write_metrics(steps, {**done.metrics, **found})
         self._preemption.agree()
+        return done.sampled, done.greedy
+
+    def _validated(self, folder: Path) -> Outcomes:
+        """The outcomes of a validation that has its files."""
+        found = self._store.read(folder / "validation.json")
+        return FailureBreakdown.from_dict(found), FailureBreakdown.from_dict(found["greedy"])
 
     def _test(self, params: Any, validated: Path) -> None:
         """Answers the test set, if any, beside a validation, unless that is done already."""
@@ -229,7 +246,7 @@ class Loop:
             self._answer(folder, self._problems.test, params)
             self._preemption.agree()
 
-    def _answer(self, folder: Path, problems: Sequence[Problem], params: Any) -> dict[str, float]:
+    def _answer(self, folder: Path, problems: Sequence[Problem], params: Any) -> Written:
         """Writes the files of a validation; see `write_validation`."""
         return write_validation(
             self._store,
@@ -267,8 +284,8 @@ class Loop:
             return
         designer = self._designer(index, progress)
         record = evidence.run_record(store, settings, family, index + 1)
-        designing.design_round(store, folder, designer, record, family.space, seed)
-        self._write_metrics(progress.total, of_design(store, folder))
+        design = designing.design_round(store, folder, designer, record, family.space, seed)
+        self._write_metrics(progress.total, of_design(design))
         self._preemption.agree()
 
     def _designer(self, index: int, progress: Progress) -> Designer:
@@ -283,12 +300,10 @@ class Loop:
             given["params"] = self._trainer.policy_params(progress.state)
         return designing.make_designer(settings, self._family, self._engineer, **given)
 
-    def _report(self, title: str, folder: Path) -> None:
+    def _report(self, title: str, folder: Path, validated: Outcomes) -> None:
         """Shows a validation, and the design that followed, if any."""
-        found = self._store.read(folder / "validation.json")
         path = folder / "design" / "design.json"
         ending = describe(self._store.read(path)) if self._store.exists(path) else ""
-        sampled, greedy = map(FailureBreakdown.from_dict, (found, found["greedy"]))
-        self._reporter.validation(title, sampled, greedy, ending)
-        self._reporter.notes(truncation(sampled, self._settings.validation.max_new_tokens))
+        self._reporter.validation(title, *validated, ending)
+        self._reporter.notes(truncation(validated[0], self._settings.validation.max_new_tokens))
         self._reporter.notes(evidence.example(self._store, self._family, folder))

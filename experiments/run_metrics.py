@@ -3,16 +3,16 @@
 import contextlib
 import hashlib
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from engineer.designers import Design
 from engineer.space import Configuration
 from experiments.errors import UserError
 from experiments.evidence import one_of_each_kind
-from experiments.families import Family
+from experiments.families import Family, Problem
 from experiments.settings import Settings
-from experiments.store import RunStore
 from learner import checks
 from learner.devices import distributed
 from learner.training import metrics
@@ -71,42 +71,42 @@ def open_writers(settings: Settings, root: Path, first_step: int) -> Iterator[me
 _SAMPLES = 3
 
 
-def of_validation(store: RunStore, family: Family, folder: Path) -> dict[str, float | str]:
+def of_validation(
+    family: Family,
+    problems: Sequence[Problem],
+    records: Sequence[Mapping[str, Any]],
+    config: Configuration | None,
+) -> dict[str, float | str]:
     """Metrics of a validation and its round besides those of `outcome_metrics`.
 
     Args:
-      store: of the run; all its processes call this together.
       family: of the problems.
-      folder: of the validation in the run.
+      problems: of the validation set.
+      records: of all answers.
+      config: of the training set before it, if any.
 
     Returns:
       `completion/N`, some completions with their problems, valid and failed ones among them if
       there are both; and `configuration/PARAMETER_ROW`, the configuration of the training set.
     """
-    problems = {p["id"]: p for p in store.read(store.root / "validation" / "instances.jsonl")}
-    rows = store.read(folder / "answers.jsonl")
+    known = {problem["id"]: problem for problem in problems}
     values: dict[str, float | str] = {}
-    for i, row in enumerate(one_of_each_kind(rows, lambda row: row["valid"], _SAMPLES), 1):
+    for i, row in enumerate(one_of_each_kind(records, lambda row: row["valid"], _SAMPLES), 1):
         outcome = ", ".join(map(family.failure, row["failed"])) or "valid"
-        drawn = family.text(problems[row["id"]], row["text"])
+        drawn = family.text(known[row["id"]], row["text"])
         values[f"completion/{i}"] = f"{row['id']}: {outcome}\n\n{drawn}"
-    path = folder / "environment.yaml"
-    if store.exists(path):
-        cells = store.read(path, Configuration.from_dict).cells()
-        values |= {f"configuration/{name}_{row}": number for (row, name), number in cells.items()}
-    return values
+    cells = config.cells() if config is not None else {}
+    return values | {f"configuration/{name}_{row}": cell for (row, name), cell in cells.items()}
 
 
-def of_design(store: RunStore, folder: Path) -> dict[str, float | str]:
+def of_design(design: Design) -> dict[str, float | str]:
     """Metrics of a design: repairs, tries, and a text with the configuration and the answers."""
-    design: dict[str, Any] = store.read(folder / "design.json")
-    made = [f"{row}: {numbers}" for row, numbers in design["config"].items()]
-    notes = [*design["repairs"], design["reason"], design["nothing"]]
-    lines = [f"by {design['source']}", *made, *notes]
+    made = [f"{row}: {numbers}" for row, numbers in design.config.to_dict().items()]
+    lines = [f"by {design.source}", *made, *design.repairs, design.reason, design.nothing]
     return {
-        "design/repairs": len(design["repairs"]),
-        "design/tries": len(design["raw_texts"]),
-        "design/kept_previous": float(design["kept_previous"]),
-        "design/nothing": float(bool(design["nothing"])),
-        "design/text": "\n".join([*filter(None, lines), *design["raw_texts"]]),
+        "design/repairs": len(design.repairs),
+        "design/tries": len(design.raw_texts),
+        "design/kept_previous": float(design.kept_previous),
+        "design/nothing": float(bool(design.nothing)),
+        "design/text": "\n".join([*filter(None, lines), *design.raw_texts]),
     }

@@ -363,6 +363,11 @@ class LogSettings:
     tensorboard: bool = False
     wandb_project: str = ""
 
+    @property
+    def on(self) -> bool:
+        """Whether there is any log."""
+        return self.tensorboard or bool(self.wandb_project)
+
 
 @dataclasses.dataclass(frozen=True)
 class Settings(FamilySettings):

@@ -209,7 +209,7 @@ def test_a_problem_may_have_several_sampled_answers_and_has_one_greedy_one(famil
 
     problems = [{"id": name, "group": "3", "terms": [1, 2]} for name in "ab"]
     store, fixed = RunStore(tmp_path), (from_config({}), family)
-    metrics = write_validation(
+    written = write_validation(
         store,
         tmp_path,
         family,
@@ -218,9 +218,10 @@ def test_a_problem_may_have_several_sampled_answers_and_has_one_greedy_one(famil
         respond("3"),
         samples=2,
     )
-    assert metrics["validation/valid"] == 0.5
-    assert metrics["validation_greedy/valid"] == 1.0
+    assert written.metrics["validation/valid"] == written.sampled.valid_rate == 0.5
+    assert written.metrics["validation_greedy/valid"] == written.greedy.valid_rate == 1.0
     records = store.read(tmp_path / "answers.jsonl")
+    assert written.records == records
     assert [(record["id"], record["text"]) for record in records] == [
         ("a", "3"), ("a", "7"), ("b", "3"), ("b", "7"),
     ]  # fmt: skip
