@@ -4,6 +4,11 @@ Whatever a server does, a call ends within its time and tries with a text, with 
 (asking again may help), or with a `RefusedError` that names what was refused. The key is read from
 the environment when it is needed; it is sent to the configured server only, and never appears in a
 message, text or attribute.
+
+The package `openai` (3.57 was tried) does not keep this promise, on any client given to it: a reply
+of 200 MB is held whole, and a compressed one outlasts the deadline while it is unpacked; a stream
+that breaks off ends like a whole answer; a cut JSON object or a wrong byte raises an error of the
+decoder, without a retry; a Retry-After above two minutes is an error.
 """
 
 import asyncio
