@@ -49,7 +49,14 @@ def append_and_attend(
     P, G, K, R, h = q.shape
     N, C, S, T = P * G, prompt_keys.shape[1], keys.shape[-1], prompt_keys.shape[-1]
     n = pages.shape[-1]
+    # Products take at least `_LEAST` rows. Those beyond a group's queries are padding, so that every
+    # slice stays inside its array; what comes of them is dropped.
+    block_rows = min(_MOST, max(_LEAST, pl.next_power_of_2(G * R)))
+    sample_rows = max(_LEAST, pl.next_power_of_2(R))
+    blocks = pl.cdiv(G * R, block_rows)
+    padded = max(blocks * block_rows, (G - 1) * R + sample_rows)
     queries = (q * h**-0.5).astype(q.dtype).transpose(0, 2, 1, 3, 4).reshape(P, K, G * R, h)
+    queries = jnp.pad(queries, ((0, 0), (0, 0), (0, padded - G * R), (0, 0)))
     options = plgpu.CompilerParams(num_warps=4, num_stages=3)
 
     def flat(x: Array) -> Array:
@@ -64,20 +71,19 @@ def append_and_attend(
     def of_prompt(*shape: int) -> pl.BlockSpec:
         return pl.BlockSpec((None, None, *shape), lambda p, k, i: (p, k, 0, 0))
 
-    of_its_group = pl.BlockSpec((None, None, G * R, h), lambda p, k, i: (p // C, k, 0, 0))
+    of_its_group = pl.BlockSpec((None, None, padded, h), lambda p, k, i: (p // C, k, 0, 0))
 
-    rows = min(_MOST, max(_LEAST, pl.next_power_of_2(G * R)))
-    state = [of_prompt(G * R, width) for width in (h, 1, 1)]
+    state = [of_prompt(padded, width) for width in (h, 1, 1)]
     shared = pl.pallas_call(
-        functools.partial(_prompt_kernel, rows=rows, block=math.gcd(T, _BLOCK)),
-        grid=(P * C, K, pl.cdiv(G * R, rows)),
+        functools.partial(_prompt_kernel, rows=block_rows, block=math.gcd(T, _BLOCK)),
+        grid=(P * C, K, blocks),
         in_specs=[
             pl.BlockSpec((None,), lambda p, k, i: (p,)),
             of_its_group,
             *map(of_prompt, (h, T), (T, h)),
         ],
         out_specs=state,
-        out_shape=[jax.ShapeDtypeStruct((P * C, K, G * R, n), jnp.float32) for n in (h, 1, 1)],
+        out_shape=[jax.ShapeDtypeStruct((P * C, K, padded, w), jnp.float32) for w in (h, 1, 1)],
         compiler_params=options,
         cost_estimate=estimate(prompt_keys, T),
         interpret=interpret,
@@ -87,17 +93,16 @@ def append_and_attend(
         return pl.BlockSpec((None, None, *shape), lambda n, k: (n, k) + (0,) * len(shape))
 
     def of_prompts(width: int) -> pl.BlockSpec:
-        return pl.BlockSpec((None, C, None, G * R, width), lambda n, k: (n // G, 0, k, 0, 0))
+        return pl.BlockSpec((None, C, None, padded, width), lambda n, k: (n // G, 0, k, 0, 0))
 
-    of_group = pl.BlockSpec((None, None, G * R, h), lambda n, k: (n // G, k, 0, 0))
+    of_group = pl.BlockSpec((None, None, padded, h), lambda n, k: (n // G, k, 0, 0))
     of_slot = pl.BlockSpec((None,), lambda n, k: (n,))
-    rows = max(_LEAST, pl.next_power_of_2(R))
     every = math.prod(keys.shape[:2])
     cache = [
         pl.BlockSpec((every, None, *shape), lambda _, k: (0, k, 0, 0)) for shape in ((h, S), (S, h))
     ]
     results = pl.pallas_call(
-        functools.partial(_kernel, samples=G, queries=R, rows=rows),
+        functools.partial(_kernel, samples=G, queries=R, rows=sample_rows),
         grid=(N, K),
         in_specs=[
             *[of_slot, of_slot, pl.BlockSpec((None, n), lambda i, _: (i, 0))],
@@ -105,10 +110,10 @@ def append_and_attend(
             *map(of_prompts, (h, 1, 1)),
             *cache,
         ],
-        out_specs=[*cache, head(R, h)],
+        out_specs=[*cache, head(sample_rows, h)],
         out_shape=[
             *(jax.ShapeDtypeStruct(flat(x).shape, x.dtype) for x in (keys, values)),
-            jax.ShapeDtypeStruct((N, K, R, h), q.dtype),
+            jax.ShapeDtypeStruct((N, K, sample_rows, h), q.dtype),
         ],
         input_output_aliases={9: 0, 10: 1},
         compiler_params=options,
@@ -121,7 +126,8 @@ def append_and_attend(
         *map(flat, (keys, values)),
     )
     *changed, out = results
-    return *(x.reshape(keys.shape[:2] + x.shape[1:]) for x in changed), out.reshape(q.shape)
+    out = out[:, :, :R].reshape(q.shape)
+    return *(x.reshape(keys.shape[:2] + x.shape[1:]) for x in changed), out
 
 
 def _more(
@@ -158,19 +164,6 @@ def _over_blocks(
     return jax.lax.fori_loop(0, pl.cdiv(count, block), step, carry)
 
 
-def _rows(first: Any, rows: int, end: Any) -> tuple[Any, Any]:
-    """Functions that load and store `rows` rows from `first` on, masked from `end` on.
-
-    The first also takes indices of leading axes.
-    """
-    there = first + jnp.arange(rows)[:, None] < end
-    at = pl.ds(first, rows)
-    return (
-        lambda x, *before: plgpu.load(x.at[(*before, at)], mask=there, other=0),
-        lambda x, value: plgpu.store(x.at[at], value, mask=there),
-    )
-
-
 def _prompt_kernel(
     lengths: Any,
     q: Any,
@@ -184,7 +177,7 @@ def _prompt_kernel(
     block: int,
 ) -> None:
     """One head of one prompt, and some rows of the queries of all samples of its group."""
-    load, store = _rows(pl.program_id(2) * rows, rows, q.shape[0])
+    here = pl.ds(pl.program_id(2) * rows, rows)
     shape = (rows, q.shape[1])
     begin = (jnp.zeros(shape), jnp.full((rows, 1), MASKED), jnp.zeros((rows, 1)))
 
@@ -192,10 +185,10 @@ def _prompt_kernel(
         return pl.ds(number * block, block)
 
     end = _over_blocks(
-        begin, load(q), lambda i: keys[:, of(i)], lambda i: values[of(i), :], lengths[...], block
+        begin, q[here, :], lambda i: keys[:, of(i)], lambda i: values[of(i), :], lengths[...], block
     )
     for x, value in zip((out, top, total), end, strict=True):
-        store(x, value)
+        x[here, :] = value
 
 
 def _kernel(
@@ -220,15 +213,14 @@ def _kernel(
 ) -> None:
     """One head of one slot: an online softmax that starts from its prompt and the new token.
 
-    Rows beyond the queries only fill up the products.
+    Rows beyond its queries, of the next slot or padding, only fill up the products.
     """
-    first = pl.program_id(0) % samples * queries
-    load, _ = _rows(first, rows, first + queries)
-    count, row, new_k, new_v = counts[...], load(q), k[...], v[...]
+    here = pl.ds(pl.program_id(0) % samples * queries, rows)
+    count, row, new_k, new_v = counts[...], q[here, :], k[...], v[...]
     products = row.astype(jnp.float32) * new_k.astype(jnp.float32)[None]
     parent = parents[...]
     carry = _more(
-        (load(prompt_out, parent), load(prompt_top, parent), load(prompt_total, parent)),
+        tuple(x[parent, here, :] for x in (prompt_out, prompt_top, prompt_total)),
         jnp.sum(products, axis=1, keepdims=True),
         lambda x: x * new_v.astype(jnp.float32)[None],
     )
@@ -246,8 +238,7 @@ def _kernel(
         return values[page, tokens, :]
 
     out, _, total = _over_blocks(carry, row, block_of_keys, block_of_values, count, _BLOCK)
-    _, store = _rows(0, rows, queries)
-    store(result, (out / total).astype(result.dtype))
+    result[...] = (out / total).astype(result.dtype)
     page, token = place(count, 1)
     new_keys[page, :, token] = new_k[:, None]
     new_values[page, token, :] = new_v[None]
