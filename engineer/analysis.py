@@ -34,9 +34,11 @@ YES = 4
 """Lowest judge score that counts as yes."""
 
 _FOLDER = Path(__file__).parent
-MEASURES: dict[str, dict[str, Any]] = yaml.safe_load((_FOLDER / "measures.yaml").read_text())
+MEASURES: dict[str, dict[str, Any]] = yaml.safe_load(
+    (_FOLDER / "measures.yaml").read_text(encoding="utf-8")
+)
 """Name and meaning of each measure of a design, with p the latest valid rate of a row."""
-QUESTIONS: dict[str, str] = yaml.safe_load((_FOLDER / "questions.yaml").read_text())
+QUESTIONS: dict[str, str] = yaml.safe_load((_FOLDER / "questions.yaml").read_text(encoding="utf-8"))
 """Questions for the LLM judge, by name."""
 _JUDGE = macros("judge.txt")
 

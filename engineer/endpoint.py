@@ -262,7 +262,7 @@ class Endpoint(Server):
         asked = given = 0
         if self.usage is None or not self.usage.exists():
             return asked, given
-        for line in self.usage.read_text().splitlines():
+        for line in self.usage.read_text(encoding="utf-8").splitlines():
             with contextlib.suppress(ValueError):  # A kill may truncate a line.
                 noted = json.loads(line)
                 if (noted["url"], noted["model"]) == (self.url, self.model):
@@ -282,7 +282,7 @@ class Endpoint(Server):
         )
         used = {"prompt_tokens": asked, "completion_tokens": given}
         noted = {"url": self.url, "model": self.model, **used}
-        with self.usage.open("a") as file:
+        with self.usage.open("a", encoding="utf-8") as file:
             file.write("\n" + json.dumps(noted))  # Not behind a truncated line.
 
     def _body(self, messages: Sequence[Mapping[str, str]], seed: int) -> dict[str, Any]:

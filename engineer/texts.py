@@ -17,7 +17,9 @@ def macros(file: str, **names: Any) -> Any:
       file: name of a file in this package.
       **names: globals of the template.
     """
-    return _TEMPLATES.from_string(Path(__file__).with_name(file).read_text(), globals=names).module
+    return _TEMPLATES.from_string(
+        Path(__file__).with_name(file).read_text(encoding="utf-8"), globals=names
+    ).module
 
 
 _TEMPLATES = jinja2.Environment(

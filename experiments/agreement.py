@@ -14,15 +14,13 @@ from pathlib import Path
 import jax
 
 from experiments import store as files
+from experiments import versions
 from experiments.errors import UserError, user_errors
 from experiments.settings import Settings
-from learner.decoder import hub
 from learner.devices import distributed
 
 _CODE = ("mapf_jax", "engineer", "learner", "experiments")
 _CODE_FILES = ("*.py", "*.txt", "*.json", "*.yaml")
-# Files of weights are compared by size and this much of their middle, others as a whole.
-_SAMPLE_BYTES = 1 << 16
 # Seconds that a file may take to appear on another host.
 _PATIENCE = 10.0
 
@@ -46,8 +44,8 @@ def check_alike(settings: Settings) -> None:
             for pattern in _CODE_FILES
             for path in (Path(__file__).parent.parent / package).rglob(pattern)
         ),
-        "packages": files.package_versions(),
-        "model": _digest(path for pattern in hub.MODEL_FILES for path in model.glob(pattern)),
+        "packages": versions.packages(),
+        "model": versions.model_files(model),
     }
     first, *others = distributed.gather(mine)
     for index, other in enumerate(others, 1):
@@ -104,8 +102,5 @@ def _digest(paths: Iterable[Path]) -> str:
     digest = hashlib.sha256()
     for path in sorted(path for path in paths if path.is_file()):
         digest.update(f"{path.name} {path.stat().st_size} ".encode())
-        whole = path.suffix != ".safetensors"
-        with path.open("rb") as file:
-            file.seek(0 if whole else path.stat().st_size // 2)
-            digest.update(file.read(-1 if whole else _SAMPLE_BYTES))
+        digest.update(path.read_bytes())
     return digest.hexdigest()[:12]

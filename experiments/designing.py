@@ -227,6 +227,6 @@ def start_config(settings: Settings, space: ConfigurationSpace, seed: int) -> Co
 
 def _yaml(name: str, path: str) -> Any:
     try:
-        return yaml.safe_load(Path(path).read_text())
+        return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"engineer.{name}={path!r}: {error}") from error

@@ -79,6 +79,7 @@ class Loop:
         with self._preemption.watch(), contextlib.ExitStack() as stack:
             # Whatever may reject the settings comes before anything slow.
             params = self._load()
+            distributed.on_first(lambda: store.claim(settings))
             self._reporter.notes(plan(settings, self._trainer))
             self._checkpoints = stack.enter_context(SavedProgress(settings, store))
             self._begun = self._checkpoints.done(self._resume_from)

@@ -19,7 +19,7 @@ import jax
 from absl import app, flags
 from absl import logging as absl_logging
 
-from experiments import agreement, command_line, options, process
+from experiments import agreement, command_line, options, process, versions
 from experiments import settings as settings_lib
 from experiments.errors import UserError, user_errors
 from experiments.families import FamilyError
@@ -51,6 +51,11 @@ _BRANCH = flags.DEFINE_string(
     "RUN@ROUND: begin with the rounds of another run up to this one, and go on with the engineer, "
     "seed, number of rounds and size of the training sets given here.",
 )
+_ACCEPT_FAMILY_CHANGE = flags.DEFINE_bool(
+    "accept_family_change",
+    False,
+    "Go on although the family's own file has changed since the last start; changes.jsonl says so.",
+)
 _COORDINATOR = flags.DEFINE_string(
     "coordinator", None, "HOST:PORT of process 0, for several processes."
 )
@@ -70,6 +75,7 @@ def main(argv: Sequence[str]) -> None:
     if _LIST_OPTIONS.value:
         print(options.page(), end="")
         return
+    versions.pin()
     process.keep_freed_memory()
     process.quieten(absl_logging.WARNING)
     try:
@@ -105,7 +111,7 @@ def _run(reporter: Reporter) -> None:
         def enter() -> tuple[list[str], int | None, Path | None, str]:
             notes = _branch(directory, settings)
             stack.enter_context(directory.locked())
-            notes += directory.claim(settings)
+            notes += directory.check_start(settings)
             resume_from = _RESUME_FROM.value
             finished = directory.finished(settings)
             return notes, resume_from, finished, directory.opening(resume_from)
@@ -148,7 +154,9 @@ def _read_options() -> tuple[Settings, RunStore]:
         raise UserError("workdir='': the folder of the run is needed")
     workdir = Path(_WORKDIR.value or command_line.default_workdir())
     try:
-        return settings_lib.from_config(_CONFIG.value), RunStore(workdir)
+        return settings_lib.from_config(_CONFIG.value), RunStore(
+            workdir, _ACCEPT_FAMILY_CHANGE.value
+        )
     except (FileExistsError, NotADirectoryError) as error:
         raise UserError(f"workdir={workdir}: a file is there; allowed are folders") from error
     except OSError as error:

@@ -17,6 +17,7 @@ from typing import Any, Self
 import jax
 
 from experiments import store as files
+from experiments import versions
 from experiments.pages import estimate, p_value, render
 
 
@@ -96,7 +97,7 @@ def facts() -> dict[str, Any]:
         "backend": jax.default_backend(),
         "device": devices[0].device_kind,
         "devices": len(devices),
-        **files.package_versions(),
+        **versions.packages(),
     }
 
 
@@ -124,7 +125,11 @@ def write(
 
 def _processor() -> str:
     info = Path("/proc/cpuinfo")
-    found = re.search(r"^model name\s*: (.*)$", info.read_text(), re.M) if info.exists() else None
+    found = (
+        re.search(r"^model name\s*: (.*)$", info.read_text(encoding="utf-8"), re.M)
+        if info.exists()
+        else None
+    )
     return found[1] if found else platform.processor() or platform.machine()
 
 

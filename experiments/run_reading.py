@@ -221,7 +221,7 @@ def _design(folder: Path) -> Mapping[str, Any] | None:
 
 
 def _text(path: Path) -> str:
-    return path.read_text(errors="replace") if path.is_file() else ""
+    return path.read_text(errors="replace", encoding="utf-8") if path.is_file() else ""
 
 
 def read_json(path: Path, parse: Callable[[Any], Any] = lambda value: value) -> Any:

@@ -32,21 +32,19 @@ A file appears only when it is complete, so what exists is finished and what is 
 import contextlib
 import fcntl
 import hashlib
-import importlib.metadata
 import json
 import os
-import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import yaml
 
 from engineer.evidence import FailureBreakdown
-from experiments.errors import UserError
+from experiments import versions
+from experiments.errors import UserError, user_errors
 from experiments.settings import Settings, check_known
 from learner import checks
 from learner.devices import distributed
@@ -58,6 +56,7 @@ BRANCH = "branch.json"
 TEST = "test"
 #: In `BRANCH`, the position of a branch that started from weights alone.
 FRESH = "fresh_state"
+VERSIONS = "versions.json"
 #: Options, and prefixes of groups of options, that may change between two starts of a run.
 FREE = (
     "mesh.",
@@ -72,7 +71,6 @@ FREE = (
     "training.length_multiple",
     "engineer.endpoint.",
 )
-_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "numpy")
 
 
 class OtherOptionsError(UserError):
@@ -87,10 +85,12 @@ class RunStore:
 
     Args:
       root: the folder; created if needed.
+      accept_family_change: go on with a family's file that has changed.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, accept_family_change: bool = False) -> None:
         self.root = root
+        self._accept_family_change = accept_family_change
         root.mkdir(parents=True, exist_ok=True)
 
     def round(self, index: int) -> Path:
@@ -124,7 +124,7 @@ class RunStore:
           UserError: another process still holds the lock after `patience` seconds.
         """
         deadline = time.monotonic() + patience
-        with (self.root / ".lock").open("w") as file:
+        with (self.root / ".lock").open("w", encoding="utf-8") as file:
             while True:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -150,31 +150,47 @@ class RunStore:
             append_log(self.root / TIMES, [times])
 
     def claim(self, settings: Settings) -> list[str]:
-        """Writes the options of a new run, or checks them against those of the run to resume.
+        """Writes the options of a new run, or of the next start of the one that is here.
+
+        Returns:
+          The lines of `check_start`, which `changes.jsonl` then has as well.
+
+        Raises:
+          UserError: as `check_start`.
+        """
+        changed = self.check_start(settings)
+        if changed:
+            append_log(self.root / CHANGES, [{"changed": changed}])
+        write_file(self.root / VERSIONS, _recorded(settings))
+        write_file(self.root / "config.json", settings.to_dict())
+        return changed
+
+    def check_start(self, settings: Settings) -> list[str]:
+        """Checks what determines results against the run to resume, if any; writes nothing.
 
         The options of `FREE` may change, and rounds may be added.
 
         Returns:
-          A line for each change, as in `changes.jsonl`.
+          A line for each changed option, and one for all else that may change results.
 
         Raises:
           UserError: other options have changed; the message names them.
         """
-        path = self.root / "config.json"
-        changed: list[str] = []
         made = any((self.root / name).exists() for name in ("validation", "rounds"))
-        if path.exists() and made:  # A start refused before it made anything is no run.
-            try:
-                changed = self.compare(settings, FREE)
-            except OtherOptionsError as error:
-                use = "use what it was started with, or another --workdir"
-                raise UserError(f"workdir={error}; {use}") from error
-        else:
-            digest = family_digest(settings)
-            write_file(self.root / "versions.json", {**versions(), "family": digest})
-        if changed:
-            append_log(self.root / CHANGES, [{"changed": changed}])
-        write_file(path, settings.to_dict())
+        # A start refused before it made anything is no run.
+        if not (made and (self.root / "config.json").exists()):
+            return []
+        try:
+            changed = self.compare(settings, FREE)
+        except OtherOptionsError as error:
+            use = "use what it was started with, or another --workdir"
+            raise UserError(f"workdir={error}; {use}") from error
+        before = read_file(self.root / VERSIONS, dict)
+        now = _recorded(settings)
+        if before.get("family", now["family"]) != now["family"]:
+            changed.append(f"the file of family={settings.family!r} was changed, as accepted")
+        if found := versions.differences({**before, "family": now["family"]}, now):
+            changed.append(f"results may differ from here on: {'; '.join(found)}")
         return changed
 
     def compare(self, settings: Settings, free: tuple[str, ...]) -> list[str]:
@@ -194,12 +210,11 @@ class RunStore:
             )
         with damage_named(path):
             check_known(self.root, before)
-        same_file = digest == read_file(
-            self.root / "versions.json", lambda found: found.get("family")
-        )
+        same_file = digest == read_file(self.root / VERSIONS, lambda found: found.get("family"))
         with damage_named(path):
             before = _with_defaults(before, now, Settings().to_dict())
-            if same_file and digest and _attribute(before["family"]) == _attribute(now["family"]):
+            alike = same_file or self._accept_family_change
+            if alike and digest and _attribute(before["family"]) == _attribute(now["family"]):
                 before["family"] = now["family"]  # The file may have moved.
             if before["loop"]["rounds"] < now["loop"]["rounds"]:
                 free = (*free, "loop.rounds")
@@ -209,10 +224,10 @@ class RunStore:
             raise OtherOptionsError(
                 f"{self.root}: the run there was started with other options ({'; '.join(fixed)})"
             )
-        if not same_file:
+        if not alike:
             raise OtherOptionsError(
                 f"{self.root}: the file of family={settings.family!r} has changed since the run "
-                "there was started"
+                "there was started; --accept_family_change goes on with the new one"
             )
         return changed
 
@@ -265,6 +280,14 @@ def _attribute(family: str) -> str:
     return family.rpartition(":")[2]
 
 
+def _recorded(settings: Settings) -> dict[str, Any]:
+    """What `VERSIONS` records of a start."""
+    with user_errors():
+        model = settings.model.folder
+    files = versions.model_files(model)
+    return {**versions.machine(), "family": family_digest(settings), "model": files}
+
+
 def family_digest(settings: Settings) -> str:
     """SHA-256 of a family's own file; empty for a family of this package."""
     path = settings.family_file
@@ -280,30 +303,11 @@ def _digest(contents: bytes) -> str:
     return hashlib.sha256(contents).hexdigest()
 
 
-def versions() -> dict[str, Any]:
-    """Versions of packages, and the machine."""
-    devices = jax.devices()
-    return {
-        **package_versions(),
-        "platform": platform.platform(),
-        "cpus": os.cpu_count(),
-        "devices": f"{len(devices)} x {devices[0].device_kind}",
-    }
-
-
-def package_versions() -> dict[str, str]:
-    """Versions of Python and of the packages that a run's results depend on."""
-    return {
-        "python": platform.python_version(),
-        **{name: importlib.metadata.version(name) for name in _PACKAGES},
-    }
-
-
 def write_text(path: Path, text: str) -> None:
     """Writes a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w") as file:
+    with temporary.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
@@ -365,7 +369,7 @@ def check_whole(path: Path, records: Sequence[Any]) -> None:
     if stated == path or not stated.is_file():
         return
     with damage_named(stated):
-        count = count_in(json.loads(stated.read_text()))
+        count = count_in(json.loads(stated.read_text(encoding="utf-8")))
     if len(records) != count:
         raise UserError(f"{path}: damaged: {len(records)} records, {stated} states {count}")
 
@@ -424,7 +428,7 @@ def append_log(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
       ValueError: a number is NaN or infinite, which JSON cannot hold; the log stays as it was.
     """
     lines = [json.dumps(record, default=_of_numpy, allow_nan=False) + "\n" for record in records]
-    with path.open("a") as file:
+    with path.open("a", encoding="utf-8") as file:
         file.writelines(lines)
         file.flush()
         os.fsync(file.fileno())
@@ -439,7 +443,7 @@ def read_file(path: Path, parse: Callable[[Any], Any] = lambda value: value) -> 
       UserError: the file is damaged, or `parse` rejects its value; the message names it.
     """
     with damage_named(path):
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         if path.name == "instances.jsonl":
             _check_digest(path)
         if path.suffix == ".yaml":

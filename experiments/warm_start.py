@@ -20,7 +20,7 @@ from absl import app, flags
 
 from engineer import proposal
 from engineer.context import VARIANTS, ContextSpec
-from experiments import check_family, command_line, process
+from experiments import check_family, command_line, process, versions
 from experiments import settings as settings_lib
 from experiments import store as files
 from experiments.designing import design_completer
@@ -173,6 +173,7 @@ def main(argv: Sequence[str]) -> None:
     """Trains and writes the checkpoint; user errors end it with one line."""
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments {argv[1:]}; options look like --name=value")
+    versions.pin()
     process.keep_freed_memory()
     with ended_in_one_line(FamilyError):
         _make(settings_lib.from_config(_CONFIG.value))

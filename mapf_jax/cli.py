@@ -380,7 +380,7 @@ def _output(name: str, input_name: str = "-") -> Iterator[IO[str]]:
     if input_name != "-" and path.exists() and path.samefile(input_name):
         raise ValueError(f"--out={name}: the input cannot be the output")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
+    with path.open("w", encoding="utf-8") as file:
         yield file
 
 
@@ -389,7 +389,9 @@ def _read_config(path: Path) -> EnvironmentConfig:
     import yaml  # Only this needs it.
 
     try:
-        return EnvironmentConfig.from_dict(yaml.safe_load(path.read_text()))  # Reads JSON, too.
+        return EnvironmentConfig.from_dict(
+            yaml.safe_load(path.read_text(encoding="utf-8"))
+        )  # Reads JSON, too.
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: {error}") from error
 
@@ -397,7 +399,7 @@ def _read_config(path: Path) -> EnvironmentConfig:
 def _print_report(report: GenerationReport, path: Path | None) -> None:
     """Prints the report as a table, and writes it as JSON on demand."""
     if path is not None:
-        path.write_text(json.dumps(report.to_dict(), indent=2) + "\n")
+        path.write_text(json.dumps(report.to_dict(), indent=2) + "\n", encoding="utf-8")
     print(f"{report.made} of {report.asked} instances", file=sys.stderr)
     sizes = [dataclasses.asdict(size) for size in report.sizes]
     rows = [list(sizes[0]), *(list(row.values()) for row in sizes)]

@@ -29,7 +29,7 @@ FROZEN, HOLE = "F", "H"
 _PUBLISHED_LETTERS = 5
 
 #: The part of the prompt that is the same for every instance.
-RULES = Path(__file__).with_name("rules.txt").read_text()
+RULES = Path(__file__).with_name("rules.txt").read_text(encoding="utf-8")
 
 # Bounds the arrays of plans; a path through every cell of a 32 x 32 lake has 1,023 steps.
 MAX_STEPS = 1024

@@ -12,6 +12,7 @@ import numpy as np
 
 import mapf_jax
 from experiments import store as files
+from experiments import versions
 from experiments.benchmark.questions import BenchmarkQuestions, open_set
 from experiments.benchmark.solvers import Given, Solver, make_solver
 from experiments.benchmark.table import Outcomes
@@ -57,7 +58,7 @@ def ask(
                 reporter.line(line)
         with directory.timed():
             for name, solver in solvers.items():
-                noted = {"name": name, "options": solver.options, "versions": files.versions()}
+                noted = {"name": name, "options": solver.options, "versions": versions.machine()}
                 if not (folders[name] / _OPTIONS).exists():
                     files.write_file(folders[name] / _OPTIONS, noted)
                 _ask(name, folders[name], solver, questions, reporter, name in whole)

@@ -19,7 +19,7 @@ from experiments.configs import qwen3_0_6b, qwen3_4b
 from learner.devices import sharding
 
 _PLANS = [
-    json.loads(Path(__file__).with_name(f"{name}.json").read_text())
+    json.loads(Path(__file__).with_name(f"{name}.json").read_text(encoding="utf-8"))
     for name in ("hardware", "cards", "adapters")
 ]
 

@@ -248,7 +248,11 @@ def _import(path: str, environment: dict[str, str], functions: dict[str, Any]) -
     if jax := sys.modules.get("jax"):
         jax.devices()  # Its threads, one for each core, reserve address space too.
     statm = Path("/proc/self/statm")  # Only Linux has it; its first number is of pages.
-    taken = int(statm.read_text().split()[0]) * resource.getpagesize() if statm.exists() else 0
+    taken = (
+        int(statm.read_text(encoding="utf-8").split()[0]) * resource.getpagesize()
+        if statm.exists()
+        else 0
+    )
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY + taken, MEMORY + taken))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     try:

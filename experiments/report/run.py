@@ -118,7 +118,7 @@ def _validation(run: Run) -> Iterator[Lines]:
 # Training
 
 
-_PANELS = yaml.safe_load(Path(__file__).with_name("panels.yaml").read_text())
+_PANELS = yaml.safe_load(Path(__file__).with_name("panels.yaml").read_text(encoding="utf-8"))
 """The charts of training; the file documents its keys."""
 
 

@@ -23,7 +23,7 @@ class Look:
     dashes: tuple[float, ...]
 
 
-_PALETTE = yaml.safe_load(Path(__file__).with_name("style.yaml").read_text())
+_PALETTE = yaml.safe_load(Path(__file__).with_name("style.yaml").read_text(encoding="utf-8"))
 LOOKS = tuple(
     Look(light, dark, marker, tuple(dashes)) for light, dark, marker, dashes in _PALETTE["looks"]
 )

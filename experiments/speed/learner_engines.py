@@ -72,7 +72,7 @@ def tunix(task: Task) -> Measurements:
     from tunix.models.qwen3 import model as qwen3
     from tunix.models.qwen3 import params as qwen3_params
 
-    raw = json.loads((pathlib.Path(task["folder"]) / "config.json").read_text())
+    raw = json.loads((pathlib.Path(task["folder"]) / "config.json").read_text(encoding="utf-8"))
     config = qwen3.ModelConfig(
         num_layers=raw["num_hidden_layers"],
         vocab_size=raw["vocab_size"],

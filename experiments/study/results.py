@@ -206,7 +206,7 @@ def _run(
     if (folder / FINISHED).exists():
         status = "finished"
     elif (folder / ERROR).exists():
-        status, error = "failed", (folder / ERROR).read_text().strip()
+        status, error = "failed", (folder / ERROR).read_text(encoding="utf-8").strip()
     points, used = _points(read_run(folder), training, fraction)
     return {
         "variant": variant,

@@ -270,7 +270,7 @@ def compute(
     with RunStore(root).locked():
         begun = [job for job in all_jobs if (root / job.folder / "config.json").exists()]
         for job in begun:  # None may have other options than before.
-            RunStore(root / job.folder).claim(job.settings)
+            RunStore(root / job.folder).check_start(job.settings)
         whole = True
         if workers is not None or (root / provenance.FILE).exists():
             provenance.register(root, study.registration, bool(begun), amendment)
@@ -368,7 +368,7 @@ class Runner:
             copy_rounds(self._root / job.shared, folder, job.settings.engineer.kept_rounds)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / ERROR).unlink(missing_ok=True)
-        with (folder / _LOG).open("a") as log, _on_cores(slot.cores):
+        with (folder / _LOG).open("a", encoding="utf-8") as log, _on_cores(slot.cores):
             process = subprocess.Popen(
                 [*WORKER, str(folder.resolve())],
                 env=environment(slot),
@@ -397,7 +397,9 @@ class Runner:
             elif code == preemption.EXIT_CODE:
                 error = "its process alone was asked to leave"
             elif code > 0:
-                printed = (self._root / job.folder / _LOG).read_text(errors="replace")
+                printed = (self._root / job.folder / _LOG).read_text(
+                    errors="replace", encoding="utf-8"
+                )
                 last = printed.strip().rpartition("\n")[2].removeprefix("error: ")
                 error = last or f"its process ended with exit code {code}"
             self._end(job, time.monotonic() - begin, error)

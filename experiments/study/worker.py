@@ -13,7 +13,7 @@ import threading
 import traceback
 from pathlib import Path
 
-from experiments import process
+from experiments import process, versions
 from experiments import settings as settings_lib
 from experiments.errors import UserError
 from experiments.loop import Loop
@@ -27,6 +27,7 @@ _LOCK_SECONDS = 60.0
 
 def main() -> None:
     """Computes or resumes the run."""
+    versions.pin()
     process.keep_freed_memory()
     process.quieten()
     settings = settings_lib.from_config(json.loads(sys.stdin.readline()))
@@ -34,10 +35,8 @@ def main() -> None:
     directory = RunStore(Path(sys.argv[1]))
     try:
         # The process of a study that was killed may still be saving there.
-        with directory.locked(_LOCK_SECONDS):
-            directory.claim(settings)
-            with directory.timed():
-                Loop(settings, directory, Reporter()).run()
+        with directory.locked(_LOCK_SECONDS), directory.timed():
+            Loop(settings, directory, Reporter()).run()
         write_file(directory.root / FINISHED, {"finished": True})
     except preemption.Preempted:
         sys.exit(preemption.EXIT_CODE)

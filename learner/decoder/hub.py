@@ -98,13 +98,18 @@ def _places(spec: importlib.machinery.ModuleSpec) -> list[str]:
     return list(spec.submodule_search_locations or ())
 
 
+def cache_folder() -> Path:
+    """The folder beside the user's other caches."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return root / "mapf-frozenlake-rl"
+
+
 @functools.cache
 def _converted(path: Path) -> Path:
     """The folder that holds a GGUF file's model, by the file's contents."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = root / "mapf-frozenlake-rl" / "gguf" / f"{path.stem}-{digest[:16]}"
+    folder = cache_folder() / "gguf" / f"{path.stem}-{digest[:16]}"
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
         gguf_file.convert(path, folder)

@@ -143,7 +143,7 @@ def rates(
 
 def table(row: dict[str, Any], programs: list[Program]) -> str:
     """A target in Markdown: its programs, in gigabytes (1e9 bytes) a device, and predictions."""
-    text = Path(__file__).with_name("target.md").read_text()
+    text = Path(__file__).with_name("target.md").read_text(encoding="utf-8")
     template = jinja2.Template(text, trim_blocks=True, undefined=jinja2.StrictUndefined)
     return template.render(row=row, programs=programs, columns=_COLUMNS, rounds=_ROUNDS)
 
@@ -224,7 +224,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 place = {"config": name, "chip": target.name, "mesh": layout.mesh}
                 result["programs"] += [place | _record(program) for program in programs]
                 if options.json:
-                    options.json.write_text(json.dumps(result, indent=1) + "\n")
+                    options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     except ValueError as error:
         print(f"error: {checks.one_line(error)}", file=sys.stderr)
         return 2

@@ -65,7 +65,7 @@ def _chip(name: str, *, gpu: Mapping[str, Any] | None = None, **limits: Any) -> 
     """A chip from its entry in `chips.json`; `gpu` is what the compiler needs for a GPU."""
     description = ""
     if gpu is not None:
-        template = jinja2.Template((_FOLDER / "gpu.textproto").read_text())
+        template = jinja2.Template((_FOLDER / "gpu.textproto").read_text(encoding="utf-8"))
         description = template.render(name=name, **limits, **gpu)
     return Chip(name, **limits, description=description)
 
@@ -74,7 +74,7 @@ _FOLDER = Path(__file__).parent
 #: Chips by name. Memory is what a GPU's driver or the TPU compiler reports.
 CHIPS = {
     name: _chip(name, **entry)
-    for name, entry in json.loads((_FOLDER / "chips.json").read_text()).items()
+    for name, entry in json.loads((_FOLDER / "chips.json").read_text(encoding="utf-8")).items()
 }
 
 # TPUs whose slices are named by their TensorCores, two per chip.

@@ -54,7 +54,7 @@ def machine(seconds: Mapping[str, float], tokens: Mapping[str, float]) -> dict[s
             metrics[MACHINE + name] = max(values) / 2**30
     pages = Path("/proc/self/statm")
     if pages.exists():
-        resident = int(pages.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        resident = int(pages.read_text(encoding="utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE")
         metrics[f"{MACHINE}host_memory"] = resident / 2**30
     return metrics
 

@@ -106,7 +106,7 @@ class Rollout:
         prompts = tokens.pad_right(self.prompts, max(map(len, self.prompts)), -1)
         np.savez(folder / "arrays.npz", prompts=prompts, **arrays)
         indices = np.repeat(self.indices, self.group_size)
-        with (folder / "texts.jsonl").open("w") as file:
+        with (folder / "texts.jsonl").open("w", encoding="utf-8") as file:
             for index, reward, completion in zip(
                 indices, self.rewards, self.completions, strict=True
             ):

@@ -21,7 +21,7 @@ from mapf_jax.types import Status
 DATA_SOURCE = "mapf_frozenlake"
 
 _FOLDER = Path(__file__).parent
-_COLUMNS = yaml.safe_load((_FOLDER / "columns.yaml").read_text())
+_COLUMNS = yaml.safe_load((_FOLDER / "columns.yaml").read_text(encoding="utf-8"))
 #: The types of the columns as in the card, where `datasets` reads them.
 TYPES: list[dict[str, Any]] = _COLUMNS["types"]
 #: What every column means, in order.
@@ -96,11 +96,11 @@ def write_dataset(
         table = datasets.Dataset.from_list(rows, features=features)
         table.to_parquet(folder / "data" / f"{split}.parquet")
     template = jinja2.Template(
-        (_FOLDER / "card.md").read_text(),
+        (_FOLDER / "card.md").read_text(encoding="utf-8"),
         trim_blocks=True,
         keep_trailing_newline=True,
         undefined=jinja2.StrictUndefined,
     )
     files = [{"split": split, "path": f"data/{split}.parquet"} for split in tables]
     card = template.render(tables=tables, files=files, features=TYPES, columns=COLUMNS)
-    (folder / "README.md").write_text(card)
+    (folder / "README.md").write_text(card, encoding="utf-8")

@@ -64,7 +64,7 @@ def write_movingai(instance: Instance, scenario_path: Path | str) -> None:
     map_path = scenario_path.with_suffix(".map")
     rows = ["".join("@" if hole else "." for hole in row) for row in blocked]
     header = ["type octile", f"height {size}", f"width {size}", "map"]
-    map_path.write_text("\n".join([*header, *rows]) + "\n")
+    map_path.write_text("\n".join([*header, *rows]) + "\n", encoding="utf-8")
     agents = np.nonzero(instance.active)[0]
     starts, goals = np.asarray(instance.starts)[agents], np.asarray(instance.goals)[agents]
     costs = np.asarray(shortest_costs(blocked[None], starts[None], goals[None])[0])
@@ -73,7 +73,7 @@ def write_movingai(instance: Instance, scenario_path: Path | str) -> None:
     for start, goal, length in zip(starts, goals, lengths, strict=True):
         row = [length // 4, map_path.name, size, size, *start[::-1], *goal[::-1], length]
         lines.append("\t".join(map(str, row)))
-    scenario_path.write_text("\n".join(lines) + "\n")
+    scenario_path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def _read_map(path: Path) -> np.ndarray:
@@ -129,7 +129,7 @@ def _read_scenario(
 def _lines(path: Path) -> list[str]:
     """The lines of a text file without trailing blanks and empty lines."""
     try:
-        lines = [line.rstrip(" \t\r") for line in path.read_text().splitlines()]
+        lines = [line.rstrip(" \t\r") for line in path.read_text(encoding="utf-8").splitlines()]
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not text ({error})") from error
     while lines and not lines[-1]:

@@ -114,7 +114,7 @@ def save(
     if suffix not in (".png", ".gif"):
         drawn = as_text(instance, plan) if suffix == ".txt" else svg(instance, plan)
         page = "<!doctype html><title>Frozen lake</title>" * (suffix == ".html")
-        path.write_text(page + drawn + "\n")
+        path.write_text(page + drawn + "\n", encoding="utf-8")
         return
     from mapf_jax.draw import image  # Only pictures need Pillow.
 

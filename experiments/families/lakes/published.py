@@ -29,7 +29,7 @@ Rates = Mapping[Group, Mapping[str, float]]
 @functools.cache
 def tables() -> Mapping[str, Any]:
     """The content of the file, with its notes; do not modify it."""
-    return json.loads(_FILE.read_text())
+    return json.loads(_FILE.read_text(encoding="utf-8"))
 
 
 @functools.cache

@@ -19,7 +19,7 @@ MAX_RANDOM_HOLE_RATIO = 0.5
 10 x 10 lake with half of the cells holes, about one pair of agents in seven can reach its goals),
 so a generator would hardly fill its set. The publication's benchmark stops at 0.5 too."""
 
-_WORDS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
+_WORDS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 
 FAILURES: Mapping[str, str] = _WORDS.pop("failures")
 """Each failed check in words."""

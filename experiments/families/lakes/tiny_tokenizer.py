@@ -20,7 +20,7 @@ _WORDS = r" ?[A-Za-z_]+:?| ?[0-9]+[:,]?|\n+| ?[^A-Za-z_0-9\s]+|\s+"
 _LARGEST_COORDINATE, _LARGEST_TIME = 9, 63
 
 #: Qwen3's chat format without the thinking block: the tiny model answers directly.
-CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja").read_text()
+CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja").read_text(encoding="utf-8")
 
 
 def extra_tokens() -> list[str]:
