@@ -1,22 +1,28 @@
-"""Trains a tiny Qwen3 from scratch to solve and to design, for any family.
+"""Trains a model to solve and to design, for any family: an existing one, or a tiny new Qwen3.
 
     python -m experiments.warm_start --out=NEW_FOLDER
+    python -m experiments.warm_start --out=NEW_FOLDER --model=smollm2
 
-The solutions are the family's own, for problems outside validation and test sets; the designs are
-demonstrations of `experiments.families.demonstrations`, by a rule or at random. One supervised run
-teaches both, and stops early enough to leave room for reinforcement learning.
+A command that was stopped goes on when it is started again. The solutions are the family's own,
+for problems outside validation and test sets; the designs are demonstrations of
+`experiments.families.demonstrations`, by a rule or at random. One supervised run teaches both, and
+stops early enough to leave room for reinforcement learning.
 """
 
 import dataclasses
 import json
+import shutil
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 import jax
 import numpy as np
 from absl import app, flags
+from absl import logging as absl_logging
 
 from engineer import proposal
 from engineer.context import VARIANTS, ContextSpec
@@ -27,18 +33,27 @@ from experiments.designing import design_completer
 from experiments.errors import UserError, ended_in_one_line, user_errors
 from experiments.evidence import outcome_metrics, training_texts
 from experiments.families import Family, FamilyError, Problem, demonstrations
-from experiments.policy import Policy
+from experiments.policy import Policy, load_params, load_policy
+from experiments.progress import Reporter
 from experiments.validation import test_set, validate, validation_completers, validation_set
 from learner import tokens
-from learner.decoder import model, weights
+from learner.decoder import model
 from learner.decoder.config import DecoderConfig
-from learner.devices import sharding
+from learner.devices import preemption, sharding
 from learner.sampling.completer import Completer
-from learner.training import sft, train_state
+from learner.training import lora, sft, train_state
+from learner.training.checkpoints import Checkpoints
 from learner.training.task import prompt_indices
+from learner.training.train_state import TrainState
 
 _CONFIG = command_line.define_config()
 _OUT = flags.DEFINE_string("out", None, "Folder of the new checkpoint.", required=True)
+_MODEL = flags.DEFINE_string(
+    "model",
+    None,
+    "The model to train further, as config.model.path names it, in full or by the adapters of "
+    "config.training.lora; a tiny new one if not given.",
+)
 _SEED = flags.DEFINE_integer("seed", 0, "Seed of data, initial weights and order.", lower_bound=0)
 _STEPS = flags.DEFINE_integer("steps", 1300, "Optimizer steps.", lower_bound=1)
 _ROWS = flags.DEFINE_integer("rows", 64, "Examples in a step.", lower_bound=1)
@@ -59,11 +74,17 @@ _DESIGNS_BY = flags.DEFINE_enum(
     get_args(demonstrations.By),
     "The rule that makes designs, or random: that teaches only the form.",
 )
-_LEARNING_RATE = flags.DEFINE_float("learning_rate", 2e-3, "Highest learning rate.", lower_bound=0)
+_LEARNING_RATE = flags.DEFINE_float(
+    "learning_rate",
+    None,
+    "Highest learning rate; 2e-3 for a new model, 2e-5 for an existing one, 2e-4 for adapters if "
+    "not given.",
+    lower_bound=0,
+)
 _DECAY = flags.DEFINE_enum(
     "decay", "cosine", get_args(train_state.Decay), "How the learning rate falls."
 )
-_LAYERS = flags.DEFINE_integer("layers", 4, "Layers of the model.", lower_bound=1)
+_LAYERS = flags.DEFINE_integer("layers", 4, "Layers of a new model.", lower_bound=1)
 _WIDTH = flags.DEFINE_integer("width", 128, "Its width, a multiple of 64.", lower_bound=64)
 _INITIALIZER_RANGE = flags.DEFINE_float(
     "initializer_range", 0.02, "Standard deviation of its first weights.", lower_bound=0
@@ -73,6 +94,8 @@ _VALIDATE_EVERY = flags.DEFINE_integer("validate_every", 250, "Steps.", lower_bo
 _TOKENIZER_SAMPLES = 2_000
 _MICRO_BATCH_ROWS = 32
 _DESIGNS_EXAMINED = 128
+_SECONDS_BETWEEN_SAVES = 300.0
+_UNFINISHED = "unfinished"  # The folder of checkpoints; removed at the end.
 
 #: The contexts that `--contexts` names.
 CONTEXTS = VARIANTS | {"full": dataclasses.replace(VARIANTS["V4"], training="full")}
@@ -169,22 +192,70 @@ def _lessons(name: str, tokenizer: Any, pairs: Sequence[Pair], budget: int) -> l
     return kept
 
 
+def _new_policy(settings: settings_lib.Settings, family: Family, pairs: Sequence[Pair]) -> Policy:
+    """A tiny Qwen3 with the family's tokenizer, trained on the texts of `pairs`."""
+    tokenizer = build_tokenizer(family, pairs)
+    width = _WIDTH.value
+    architecture = DecoderConfig(
+        vocab_size=-(-len(tokenizer) // 64) * 64,
+        hidden_size=width,
+        intermediate_size=4 * width,
+        num_hidden_layers=_LAYERS.value,
+        num_attention_heads=width // 32,
+        num_key_value_heads=width // 64,
+        head_dim=32,
+        tie_word_embeddings=True,
+        max_position_embeddings=2048,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        scan_unroll=settings.model.scan_unroll,
+        initializer_range=_INITIALIZER_RANGE.value,
+    )
+    return Policy(architecture, tokenizer, sharding.make_mesh())
+
+
+def _optimizer(settings: settings_lib.Settings) -> train_state.OptimizerConfig:
+    rate = _LEARNING_RATE.value
+    if rate is None:
+        rate = 2e-3 if _MODEL.value is None else 2e-4 if settings.training.lora.rank else 2e-5
+    return train_state.OptimizerConfig(
+        learning_rate=rate,
+        warmup_steps=min(100, _STEPS.value // 8),
+        decay=_DECAY.value,
+        total_steps=_STEPS.value,
+        weight_decay=0.01,
+    )
+
+
 def main(argv: Sequence[str]) -> None:
     """Trains and writes the checkpoint; user errors end it with one line."""
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments {argv[1:]}; options look like --name=value")
     versions.pin()
     process.keep_freed_memory()
-    with ended_in_one_line(FamilyError):
-        _make(settings_lib.from_config(_CONFIG.value))
+    process.quieten(absl_logging.WARNING)
+    settings = settings_lib.from_config(_CONFIG.value)
+    lacks_base = _MODEL.value is None and settings.training.lora.rank
+    if lacks_base:
+        raise app.UsageError("config.training.lora.rank: adapters need an existing --model")
+    if _MODEL.value is not None:
+        with ended_in_one_line(), user_errors():
+            model_settings = dataclasses.replace(settings.model, path=_MODEL.value)
+        settings = dataclasses.replace(settings, model=model_settings)
+    try:
+        with ended_in_one_line(FamilyError):
+            _make(settings, Reporter())
+    except preemption.Preempted as asked:
+        print("asked to leave: saved; the same command goes on from here", flush=True)
+        sys.exit(asked.exit_code)
 
 
-def _make(settings: settings_lib.Settings) -> None:
+def _make(settings: settings_lib.Settings, reporter: Reporter) -> None:
     contexts = _CONTEXTS.value or []
     if unknown := sorted({*contexts} - {*CONTEXTS}):
         raise app.UsageError(f"--contexts={','.join(unknown)}: allowed are {', '.join(CONTEXTS)}")
     out = Path(_OUT.value)
-    if out.exists() and any(out.iterdir()):
+    if out.exists() and any(path.name != _UNFINISHED for path in out.iterdir()):
         raise app.UsageError(f"--out={out}: the folder is not empty")
     out.mkdir(parents=True, exist_ok=True)  # Now, not after the training, if it cannot be made.
     begin = time.perf_counter()
@@ -207,39 +278,26 @@ def _make(settings: settings_lib.Settings) -> None:
         _DESIGNS_BY.value,
     )
     seconds = time.perf_counter() - begin
-    print(f"{len(solutions)} solutions and {len(designs)} designs, {seconds:.0f} s")
+    reporter.line(f"{len(solutions)} solutions and {len(designs)} designs, {seconds:.0f} s")
 
-    half = _TOKENIZER_SAMPLES // 2
-    tokenizer = build_tokenizer(family, solutions[:half] + designs[:half])
-    width = _WIDTH.value
-    architecture = DecoderConfig(
-        vocab_size=-(-len(tokenizer) // 64) * 64,
-        hidden_size=width,
-        intermediate_size=4 * width,
-        num_hidden_layers=_LAYERS.value,
-        num_attention_heads=width // 32,
-        num_key_value_heads=width // 64,
-        head_dim=32,
-        tie_word_embeddings=True,
-        max_position_embeddings=2048,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        scan_unroll=settings.model.scan_unroll,
-        initializer_range=_INITIALIZER_RANGE.value,
-    )
-    policy = Policy(architecture, tokenizer, sharding.make_mesh())
+    init_key, order_key = jax.random.split(jax.random.key(_SEED.value))
+    with user_errors():
+        if _MODEL.value is None:
+            half = _TOKENIZER_SAMPLES // 2
+            policy = _new_policy(settings, family, solutions[:half] + designs[:half])
+            params = model.init_params(init_key, policy.config)
+        else:
+            policy = load_policy(settings)
+            params = load_params(settings, policy)
     budgets = settings.validation.max_new_tokens, settings.engineer.max_new_tokens
     lessons = {
-        "solutions": _lessons("solutions", tokenizer, solutions, budgets[0]),
-        "designs": _lessons("designs", tokenizer, designs, budgets[1]),
+        "solutions": _lessons("solutions", policy.tokenizer, solutions, budgets[0]),
+        "designs": _lessons("designs", policy.tokenizer, designs, budgets[1]),
     }
-    optimizer = train_state.OptimizerConfig(
-        learning_rate=_LEARNING_RATE.value,
-        warmup_steps=min(100, _STEPS.value // 8),
-        decay=_DECAY.value,
-        total_steps=_STEPS.value,
-        weight_decay=0.01,
-    )
+    # What a run would refuse is refused before the training, not after it.
+    with user_errors():
+        design_completer(settings, family, policy)
+    optimizer, adapters = _optimizer(settings), settings.training.lora
     trainer = sft.SFTTrainer(
         sft.SFTConfig(
             batch_rows=_ROWS.value,
@@ -248,62 +306,110 @@ def _make(settings: settings_lib.Settings) -> None:
             max_completion_tokens=max(budgets),
             optimizer=optimizer,
         ),
-        architecture,
+        policy.config,
         policy.mesh,
-        tokens.pad_id(tokenizer),
+        tokens.pad_id(policy.tokenizer),
+        adapters,
+        params if adapters.rank else None,
     )
-    init_key, order_key = jax.random.split(jax.random.key(_SEED.value))
-    params = model.init_params(init_key, architecture)
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    print(f"{count} parameters, vocabulary of {len(tokenizer)}")
-    state = train_state.create_train_state(params, architecture, optimizer, policy.mesh)
+    reporter.line(f"{count:,} parameters, vocabulary of {len(policy.tokenizer):,}")
+    trained = lora.init(init_key, adapters, policy.config) if adapters.rank else params
+    state = train_state.create_train_state(trained, policy.config, optimizer, policy.mesh, adapters)
     sampled, greedy = validation_completers(settings, policy)
 
-    def rates(respond: Completer) -> dict[str, float]:
-        records = validate(settings, family, respond, validation, state.params)
+    def rates(respond: Completer, state: TrainState) -> dict[str, float]:
+        params = trainer.policy_params(state)
+        records = validate(settings, family, respond, validation, params)
         return outcome_metrics(family.breakdown(records))
 
-    curve = []
-    begin = time.perf_counter()
-    for step in range(_STEPS.value):
-        # Designs are far longer than solutions; separate batches avoid padding.
-        name = "solutions" if (step + 1) % _DESIGN_EVERY.value else "designs"
-        rows = _MICRO_BATCH_ROWS if name == "designs" else _ROWS.value
-        examples = lessons[name]
-        chosen = prompt_indices(order_key, step, rows, len(examples))
-        state, metrics = trainer.step(state, [examples[i] for i in chosen], step)
-        done = step + 1
-        if done % _VALIDATE_EVERY.value == 0 or done == _STEPS.value:
-            row = {
-                "step": done,
-                "seconds": round(time.perf_counter() - begin, 1),
-                "loss": round(metrics["loss"], 4),
-                **rates(greedy),
-            }
-            curve.append(row)
-            print(json.dumps(row), flush=True)
+    state, curve = _train(trainer, state, lessons, order_key, out, reporter, partial(rates, greedy))
     # As a run validates it, possibly sampled.
-    last = {"temperature": settings.validation.temperature, **rates(sampled)}
-    print(json.dumps(last))
-    weights.save(out, state.params, architecture, tokenizer)
+    last = {"temperature": settings.validation.temperature, **rates(sampled, state)}
+    reporter.line(json.dumps(last))
+    params = lora.merge(trainer.policy_params(state))
+    policy.save(out, params, None)
     by: demonstrations.By = "rule" if _DESIGNS_BY.value == "random" else _DESIGNS_BY.value
-    designing = examine_designs(settings, family, policy, state.params, _SEED.value, by)
-    print(json.dumps(designing))
-    flags_of_data = (
-        *(_SEED, _STEPS, _ROWS, _SOLUTIONS, _DESIGNS, _DESIGN_EVERY, _LEARNING_RATE),
-        *(_CONTEXTS, _DESIGNS_BY, _DECAY, _LAYERS, _WIDTH, _INITIALIZER_RANGE),
-    )
+    designing = examine_designs(settings, family, policy, params, _SEED.value, by)
+    reporter.line(json.dumps(designing))
     files.write_file(
         out / "warm_start.json",
         {
-            "flags": {flag.name: flag.value for flag in flags_of_data},
+            "flags": _flags(),
             "parameters": count,
             "greedy_validation": curve,
             "validation": last,
             "designs": designing,
         },
     )
-    print(f"written to {out}")
+    shutil.rmtree(out / _UNFINISHED, ignore_errors=True)
+    reporter.line(f"written to {out}")
+
+
+def _flags() -> dict[str, Any]:
+    """The flags that decide what is learned."""
+    of_data = (
+        *(_MODEL, _SEED, _STEPS, _ROWS, _SOLUTIONS, _DESIGNS, _DESIGN_EVERY, _LEARNING_RATE),
+        *(_CONTEXTS, _DESIGNS_BY, _DECAY, _LAYERS, _WIDTH, _INITIALIZER_RANGE),
+    )
+    return {flag.name: flag.value for flag in of_data}
+
+
+def _train(
+    trainer: sft.SFTTrainer,
+    state: TrainState,
+    lessons: dict[str, list[sft.Example]],
+    order_key: jax.Array,
+    out: Path,
+    reporter: Reporter,
+    rates: Callable[[TrainState], dict[str, float]],
+) -> tuple[TrainState, list[dict[str, float]]]:
+    """All steps that are left; saved now and then, and when the process is asked to leave.
+
+    Returns:
+      The last state, and a row of `rates` for every validation.
+    """
+    curve: list[dict[str, float]] = []
+    start, used = 0, 0.0
+    watcher = preemption.Preemption()
+    with Checkpoints(out / _UNFINISHED, keep=1) as checkpoints, watcher.watch():
+        if checkpoints.latest_step() is not None:
+            state, saved = checkpoints.restore(trainer.abstract_state)
+            if saved["flags"] != _flags():
+                raise UserError(f"--out={out}: what was begun there has other flags; remove it")
+            start, curve, used = int(state.step), saved["curve"], saved["seconds"]
+        last = _STEPS.value
+        reporter.line(f"training, step {start + 1} to {last}; each length is compiled first")
+        begin = last_save = time.perf_counter()
+
+        def seconds() -> float:
+            return round(used + time.perf_counter() - begin, 1)
+
+        def save() -> None:
+            metadata = {"flags": _flags(), "curve": curve, "seconds": seconds()}
+            checkpoints.save(int(state.step), state, metadata)
+
+        with reporter.bar("warm start", last, start) as advance:
+            for step in range(start, last):
+                # Designs are far longer than solutions; separate batches avoid padding.
+                name = "solutions" if (step + 1) % _DESIGN_EVERY.value else "designs"
+                rows = min(_MICRO_BATCH_ROWS, _ROWS.value) if name == "designs" else _ROWS.value
+                done, examples = step + 1, lessons[name]
+                with watcher.hold():
+                    chosen = prompt_indices(order_key, step, rows, len(examples))
+                    state, metrics = trainer.step(state, [examples[i] for i in chosen], step)
+                    late = time.perf_counter() - last_save > _SECONDS_BETWEEN_SAVES
+                    if done < last and (late or watcher.requested):
+                        save()
+                        checkpoints.wait()
+                        last_save = time.perf_counter()
+                advance(done, f"loss {metrics['loss']:.3f} on {name}")
+                if done % _VALIDATE_EVERY.value == 0 or done == last:
+                    found = rates(state)
+                    row = {"step": done, "seconds": seconds(), "loss": round(metrics["loss"], 4)}
+                    curve.append({**row, **found})
+                    reporter.line(json.dumps(curve[-1]))
+    return state, curve
 
 
 if __name__ == "__main__":

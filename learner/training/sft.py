@@ -14,7 +14,7 @@ from learner import checks, tokens
 from learner.chat import Message
 from learner.decoder.config import DecoderConfig
 from learner.devices import sharding
-from learner.training import grpo
+from learner.training import grpo, lora
 from learner.training.completion_rows import MicroBatch, completion_logprobs, pack_rows
 from learner.training.task import prompt_indices
 from learner.training.train_state import OptimizerConfig, TrainState, abstract_train_state
@@ -131,21 +131,39 @@ class SFTTrainer:
     Args:
       mesh: of `sharding.make_mesh`.
       pad_id: fills rows.
+      adapters: if their rank is not 0, they are trained in place of all parameters.
+      frozen_params: the parameters that adapters adapt; None without adapters.
 
     Raises:
-      ValueError: `micro_batch_rows` does not divide over the mesh.
+      ValueError: `micro_batch_rows` does not divide over the mesh, or `frozen_params` is missing or
+        not wanted.
     """
 
     def __init__(
-        self, config: SFTConfig, model_config: DecoderConfig, mesh: Mesh, pad_id: int
+        self,
+        config: SFTConfig,
+        model_config: DecoderConfig,
+        mesh: Mesh,
+        pad_id: int,
+        adapters: lora.LoraConfig | None = None,
+        frozen_params: Any = None,
     ) -> None:
         sharding.check_rows("micro_batch_rows", config.micro_batch_rows, mesh)
+        adapters = adapters or lora.LoraConfig()
+        if (adapters.rank > 0) != (frozen_params is not None):
+            raise ValueError(
+                f"frozen_params {'missing' if frozen_params is None else 'given'}: they are for "
+                f"adapters, and lora.rank={adapters.rank}"
+            )
         self.config = config
         self._pad_id = pad_id
+        self._adapters = adapters
+        self._frozen = frozen_params
 
-        def loss(params: Any, batch: MicroBatch, _: None) -> Any:
+        def loss(params: Any, batch: MicroBatch, frozen: Any) -> Any:
             window = batch.weights.shape[-1]
-            logprobs, entropies = completion_logprobs(params, model_config, batch, window)
+            policy = lora.attach(frozen, params, adapters) if adapters.rank else params
+            logprobs, entropies = completion_logprobs(policy, model_config, batch, window)
             mask = grpo.completion_mask(batch.completion_lengths, window)
             sums = {
                 "tokens": jnp.sum(mask, dtype=jnp.float32),
@@ -154,8 +172,17 @@ class SFTTrainer:
             # `where` and not only a zero weight: padding must not reach the gradient.
             return -jnp.sum(batch.weights * jnp.where(mask, logprobs, 0.0)), sums
 
-        state = abstract_train_state(model_config, config.optimizer, mesh)
-        self._update = Updater(loss, state, config.optimizer, mesh, model_config.dtype)
+        #: The training state as shapes, to restore a checkpoint to.
+        self.abstract_state = abstract_train_state(model_config, config.optimizer, mesh, adapters)
+        self._update = Updater(
+            loss, self.abstract_state, config.optimizer, mesh, model_config.dtype
+        )
+
+    def policy_params(self, state: TrainState) -> Any:
+        """The parameters to sample from; see `GRPOTrainer.policy_params`."""
+        if not self._adapters.rank:
+            return state.params
+        return lora.attach(self._frozen, state.params, self._adapters)
 
     def run(
         self,
@@ -185,7 +212,7 @@ class SFTTrainer:
         """
         begin = time.perf_counter()
         batches = make_batch(examples, self.config, self._pad_id)
-        state, result = self._update(state, batches)
+        state, result = self._update(state, batches, self._frozen)
         result = jax.device_get(result)
         means = grpo.token_means(result.sums)
         metrics = {

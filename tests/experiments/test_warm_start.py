@@ -2,11 +2,16 @@
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+import safetensors.numpy
 
 pytest.importorskip("reasoning_gym")
 ROOT = Path(__file__).parent.parent.parent
@@ -62,3 +67,46 @@ def test_the_run_of_sums_tiny_gains_in_a_sixth_of_its_steps(tmp_path):
         for name in ("initial", "rounds/0")
     ]
     assert rates[1] > rates[0] + 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 2])
+def test_an_existing_model_is_trained_further_and_a_stopped_run_goes_on(tmp_path, rank):
+    """With SIGTERM between two steps, the weights are those of a run that was not stopped."""
+    command = [
+        *(sys.executable, "-m", "experiments.warm_start", "--config=sums_tiny"),
+        *("--model=sums_tiny", "--steps=6", "--rows=4", "--solutions=32", "--designs=8"),
+        *("--design_every=3", f"--config.training.lora.rank={rank}"),
+        "--config.validation.num_instances=8",
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+
+    def run(out, **options):
+        full = [*command, f"--out={out}"]
+        return subprocess.Popen(
+            full, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, **options
+        )
+
+    whole = run("whole")
+    assert whole.wait(timeout=300) == 0, whole.stdout.read()
+    stopped = run("stopped")
+    for line in stopped.stdout:
+        if line.startswith("training, step 1 to 6"):
+            time.sleep(2)  # Now it compiles the first step, which ends first.
+            stopped.send_signal(signal.SIGTERM)
+            break
+    assert stopped.wait(timeout=300) == 75
+    again = run("stopped")
+    said = again.stdout.read()
+    assert again.wait(timeout=300) == 0
+    assert re.search("training, step [2-6] to 6", said)
+    assert not (tmp_path / "stopped/unfinished").exists()
+    files = [
+        safetensors.numpy.load_file(tmp_path / n / "model.safetensors")
+        for n in ("whole", "stopped")
+    ]
+    base = safetensors.numpy.load_file(ROOT / "experiments/models/sums_tiny/model.safetensors")
+    assert files[0].keys() == base.keys()
+    for name, value in files[0].items():
+        np.testing.assert_array_equal(value, files[1][name])
+    assert any((value != base[name]).any() for name, value in files[0].items())
