@@ -49,8 +49,8 @@ def append_and_attend(
     P, G, K, R, h = q.shape
     N, C, S, T = P * G, prompt_keys.shape[1], keys.shape[-1], prompt_keys.shape[-1]
     n = pages.shape[-1]
-    # Products take at least `_LEAST` rows. Those beyond a group's queries are padding, so that every
-    # slice stays inside its array; what comes of them is dropped.
+    # Products take at least `_LEAST` rows. Those beyond a group's queries are padding, so that
+    # every slice stays inside its array. Their results are dropped.
     block_rows = min(_MOST, max(_LEAST, pl.next_power_of_2(G * R)))
     sample_rows = max(_LEAST, pl.next_power_of_2(R))
     blocks = pl.cdiv(G * R, block_rows)
