@@ -5,8 +5,9 @@ import dataclasses
 from lake_records import SPACE, record
 
 from engineer import controls
+from engineer.controls import with_rows_renamed
 from engineer.curricula import learnability_proportional
-from engineer.evidence import DrawnFailure, Evidence, TrainingEvidence
+from engineer.evidence import DrawnFailure, Evidence, Shortfall, TrainingEvidence
 
 
 def test_shuffled_evidence_is_the_same_under_other_names():
@@ -41,3 +42,18 @@ def test_shuffled_evidence_is_the_same_under_other_names():
         assert [past.config for past in shuffled.history] == [past.config for past in run.history]
     orders = {tuple(one.valid_rates(SPACE.rows).values()) for one in seen}
     assert len(orders) == 6
+
+
+def test_what_was_made_of_a_configuration_is_renamed_with_it_alone():
+    short = Shortfall(96, 7, 24, True, {"3": (7, 96)})
+    numbers = {"3": {"data_ratio": 1.0}}
+    training = TrainingEvidence(1, 0.0, 0.0, 0.0, {"3": 0.5}, numbers, numbers, (short,))
+    run = record((90, 50, 20))
+    (first,) = run.history
+    found = dataclasses.replace(first.evidence, training=training)
+    run = dataclasses.replace(run, history=(dataclasses.replace(first, evidence=found),))
+    names = {"3": "4", "4": "5", "5": "3"}
+    for configs, row in ((True, "4"), (False, "3")):
+        moved = with_rows_renamed(run, names, configs=configs).history[0].evidence.training
+        assert list(moved.valid_rate) == ["4"]  # Outcomes always move.
+        assert list(moved.asked) == list(moved.achieved) == list(moved.shortfalls[0].rows) == [row]
