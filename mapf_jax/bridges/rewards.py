@@ -13,6 +13,7 @@ tokenizer the length is unknown, and the score is R_acc alone.
 
 import dataclasses
 import functools
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -103,8 +104,8 @@ class MapfReward:
         completion_ids: Sequence[Sequence[int]],
         log_metric: Callable[[str, float], None] | None = None,
         **columns: Any,
-    ) -> list[float]:
-        """Rewards of N completions.
+    ) -> list[float | None]:
+        """Rewards of N completions, None for rows of another task: those where a column is None.
 
         Args:
           completions: N texts, or N lists of chat messages.
@@ -121,8 +122,13 @@ class MapfReward:
         names = [field for field in ("id", *FIELDS) if field in columns]
         rows = zip(*(columns[name] for name in names), strict=True)
         records = [dict(zip(names, row, strict=True)) for row in rows]
-        texts = [text_of(completion) for completion in completions]
-        num_tokens = [len(ids) for ids in completion_ids]
+        ours = [all(record[field] is not None for field in FIELDS) for record in records]
+        rewards: list[float | None] = [None] * len(records)
+        if not any(ours):
+            return rewards
+        records = list(itertools.compress(records, ours))
+        texts = [text_of(completion) for completion in itertools.compress(completions, ours)]
+        num_tokens = [len(ids) for ids in itertools.compress(completion_ids, ours)]
         scores = score(records, texts, num_tokens, self.short_fraction, self.config)
         self.short_fraction = next_short_fraction(
             self.short_fraction, scores["num_tokens"], self.config
@@ -130,12 +136,22 @@ class MapfReward:
         if log_metric is not None:
             for name in set(scores) - {"reward", "num_tokens"}:
                 log_metric(name, float(np.mean(scores[name])))
-        return scores["reward"].tolist()
+        for place, reward in zip(np.flatnonzero(ours), scores["reward"].tolist(), strict=True):
+            rewards[place] = reward
+        return rewards
 
 
 def text_of(completion: str | Sequence[Mapping[str, Any]]) -> str:
-    """The text of a completion: itself, or the content of the last of its chat messages."""
-    return completion if isinstance(completion, str) else completion[-1]["content"] or ""
+    """The text of a completion: itself, or the content of the last of its chat messages.
+
+    Of content in parts it is the text of these. Where there is no message or no text, it is empty.
+    """
+    if isinstance(completion, str):
+        return completion
+    content = (completion[-1].get("content") or "") if completion else ""
+    if isinstance(content, str):
+        return content
+    return "".join(part.get("text") or "" for part in content)
 
 
 def compute_scores(

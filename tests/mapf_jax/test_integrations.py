@@ -156,6 +156,13 @@ def test_text_of_completions():
         ([{"role": "assistant", "content": "chat"}], "chat"),
         ([{"content": "first"}, {"content": "last"}], "last"),
         ([{"role": "assistant", "content": None}], ""),
+        ([{"role": "assistant", "tool_calls": []}], ""),
+        ([], ""),
+        (
+            [{"content": [{"type": "text", "text": "in "}, {"type": "text", "text": "parts"}]}],
+            "in parts",
+        ),
+        ([{"content": [{"type": "image"}, {"type": "text", "text": "seen"}]}], "seen"),
     ):
         assert text_of(completion) == text
 
@@ -183,6 +190,22 @@ def test_trl_reward_keeps_the_average(rows):
     plain = [row["answer"] for row in rows]
     second = reward(completions=plain, completion_ids=ids, **columns)
     assert second == pytest.approx([0.8] * 4 + [0.6] * (len(rows) - 4))
+    # Rows of another task get no reward, and the average does not count them.
+    foreign = [i % 2 for i in range(len(rows))]
+    mixed = {
+        n: [None if f else v for v, f in zip(c, foreign, strict=True)] for n, c in columns.items()
+    }
+    reward.short_fraction = 0.9
+    third = reward(
+        completions=[[] if f else p for p, f in zip(plain, foreign, strict=True)],
+        completion_ids=ids,
+        **mixed,
+    )
+    assert third == [None if f else one for one, f in zip(second, foreign, strict=True)]
+    before = reward.short_fraction
+    nobody = {name: [None] for name in columns}
+    assert reward(completions=["?"], completion_ids=[[0]], **nobody) == [None]
+    assert reward.short_fraction == before
     with pytest.raises(ValueError, match=r"columns: \['goals', 'cost'\] missing"):
         reward(completions=plain, completion_ids=ids, map=[], starts=[])
 
