@@ -18,7 +18,7 @@ Array = jax.Array | np.ndarray
 #: Stands for the cost of a missing, unknown or invalid plan. Sums of a few fit in int32.
 INFINITE_COST = 1 << 20
 
-MAX_LAKE_SIZE = 256
+MAX_LAKE_SIZE = 2048
 
 
 def cell_type(width: int) -> np.dtype:

@@ -3,7 +3,8 @@
 The format is that of Sturtevant, "Benchmarks for Grid-Based Pathfinding" (2012). A `.scen` line
 gives x (column) before y (row), the first N agents of the list make an instance of N agents, and
 its last number is the length of a path with diagonal moves: it is ignored on reading, and written
-as the length without diagonals (0 where there is no path).
+as the length without diagonals (0 where there is no path). Blank lines, a byte order mark, and any
+blanks and cases in the header are allowed, as makers of maps differ.
 """
 
 from pathlib import Path
@@ -14,8 +15,9 @@ from mapf_jax.solver.search import shortest_costs
 from mapf_jax.text import FROZEN, HOLE
 from mapf_jax.types import INFINITE_COST, MAX_LAKE_SIZE, Instance, make_instance
 
-#: Characters of a `.map`; water (`W`) cannot be entered from land.
-_FREE, _BLOCKED = ".GS", "@OTW"
+#: Characters of a `.map`; water (`W`) cannot be entered from land. `E` and `S` are also the
+#: stations of the League of Robot Runners.
+_FREE, _BLOCKED = ".GSE", "@OTW"
 _FIELDS = "bucket, map, width, height, start x, start y, goal x, goal y, length"
 
 
@@ -79,24 +81,27 @@ def write_movingai(instance: Instance, scenario_path: Path | str) -> None:
 def _read_map(path: Path) -> np.ndarray:
     """bool[height, width], True where a `.map` is blocked."""
     lines = _lines(path)
-    if "map" not in lines:
-        raise ValueError(f"{path}:{len(lines)}: the line `map` is missing")
-    begin = lines.index("map") + 1
-    header = dict(line.partition(" ")[::2] for line in lines[: begin - 1])
+    words = [line.lower().split(maxsplit=1) for _, line in lines]
+    last = lines[-1][0] if lines else 0
+    if ["map"] not in words:
+        raise ValueError(f"{path}:{last}: the line `map` is missing")
+    begin = words.index(["map"])
+    where = f"{path}:{lines[begin][0]}"
+    header = {key: "".join(value) for key, *value in words[:begin]}
     if set(header) - {"type"} != {"height", "width"}:
-        raise ValueError(f"{path}:{begin}: the header has {sorted(header)}, not height and width")
+        raise ValueError(f"{where}: the header has {sorted(header)}, not height and width")
     for key, value in header.items():
         if key != "type" and not (value.isdecimal() and 1 <= int(value) <= MAX_LAKE_SIZE):
-            raise ValueError(f"{path}:{begin}: {key}={value!r}: allowed are 1 to {MAX_LAKE_SIZE}")
+            raise ValueError(f"{where}: {key}={value!r}: allowed are 1 to {MAX_LAKE_SIZE}")
     height, width = int(header["height"]), int(header["width"])
-    rows = lines[begin:]
-    for number, row in enumerate(rows, begin + 1):
+    rows = [row for _, row in lines[begin + 1 :]]
+    for number, row in lines[begin + 1 :]:
         if len(row) != width:
             raise ValueError(f"{path}:{number}: {len(row)} cells, the header says {width}")
         if not set(row) <= set(_FREE + _BLOCKED):
             raise ValueError(f"{path}:{number}: {row!r}: allowed are {_FREE} and {_BLOCKED}")
     if len(rows) != height:
-        raise ValueError(f"{path}:{len(lines)}: {len(rows)} rows, the header says {height}")
+        raise ValueError(f"{path}:{last}: {len(rows)} rows, the header says {height}")
     return np.array([[character in _BLOCKED for character in row] for row in rows])
 
 
@@ -105,10 +110,11 @@ def _read_scenario(
 ) -> tuple[str, tuple[int, int], list[tuple[int, int]], list[tuple[int, int]]]:
     """(name of the map, its (height, width), starts, goals) of a `.scen` file."""
     lines = _lines(path)
-    if not lines or lines[0].split() not in (["version", "1"], ["version", "1.0"]):
+    version = lines[0][1].lower().split() if lines else []
+    if version not in (["version", "1"], ["version", "1.0"]):
         raise ValueError(f"{path}:1: the line `version 1` is missing")
     maps, starts, goals = [], [], []
-    for number, line in enumerate(lines[1:], 2):
+    for number, line in lines[1:]:
         fields = line.split("\t") if "\t" in line else line.split()
         if len(fields) != _FIELDS.count(",") + 1:
             raise ValueError(f"{path}:{number}: {len(fields)} fields, but needed are {_FIELDS}")
@@ -122,16 +128,15 @@ def _read_scenario(
         starts.append((start_y, start_x))
         goals.append((goal_y, goal_x))
     if not maps:
-        raise ValueError(f"{path}:{len(lines)}: no agent in the file")
+        raise ValueError(f"{path}:{lines[-1][0]}: no agent in the file")
     return *maps[0], starts, goals
 
 
-def _lines(path: Path) -> list[str]:
-    """The lines of a text file without trailing blanks and empty lines."""
+def _lines(path: Path) -> list[tuple[int, str]]:
+    """(number, line) of the lines of a text file that are not blank, without blanks around."""
     try:
-        lines = [line.rstrip(" \t\r") for line in path.read_text(encoding="utf-8").splitlines()]
+        text = path.read_text("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not text ({error})") from error
-    while lines and not lines[-1]:
-        lines.pop()
-    return lines
+    numbered = enumerate(map(str.strip, text.splitlines()), 1)
+    return [(number, line) for number, line in numbered if line]

@@ -1,7 +1,8 @@
 """The simulator as a Gymnasium environment, single and vectorised.
 
-Importing it registers the names of `mapf_jax.env` with Gymnasium, for `gymnasium.make`. One actor
-moves all agents: an action is a vector with one move for each, the reward the sum of the agents'
+Importing it registers the names of `mapf_jax.env` with Gymnasium, for `gymnasium.make` and
+`gymnasium.make_vec`; an installed package does so when Gymnasium is imported. One actor moves all
+agents: an action is a vector with one move for each, the reward the sum of the agents'
 rewards (which are in `info["rewards"]`).
 """
 

@@ -351,7 +351,10 @@ def test_configurations_that_cannot_be_read_are_named(name, text, tmp_path, caps
     assert len(err) < 2100
 
 
-def test_a_lake_too_large_to_solve_is_named_after_the_others_are_written(tmp_path, capsys):
+def test_a_lake_too_large_to_solve_is_named_after_the_others_are_written(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr("mapf_jax.types.MAX_LAKE_SIZE", 256)
     large = RECORD | {"map": [" ".join("F" * 257)] * 257}
     path = write(tmp_path / "in.jsonl", RECORD, RECORD, large, RECORD)
     status, out, err = run(capsys, "solve", path)

@@ -232,12 +232,12 @@ def test_movingai_round_trip(tmp_path):
         (
             MAP.replace("height 2", "height x"),
             SCENARIO,
-            r"m.map:4: height='x': allowed are 1 to 256",
+            r"m.map:4: height='x': allowed are 1 to 2048",
         ),
         (
-            MAP.replace("height 2", "height 300"),
+            MAP.replace("height 2", "height 3000"),
             SCENARIO,
-            r"m.map:4: height='300': allowed are 1 to 256",
+            r"m.map:4: height='3000': allowed are 1 to 2048",
         ),
         (MAP.replace(".G@", ".G"), SCENARIO, r"m.map:5: 2 cells, the header says 3"),
         (MAP.replace("S.T", "S.x"), SCENARIO, r"m.map:6: 'S.x': allowed are"),
