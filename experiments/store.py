@@ -462,7 +462,9 @@ def _check_digest(path: Path) -> None:
       UserError: it was changed since it was made.
     """
     beside = path.with_name("generated.json")
-    made = json.loads(beside.read_text(encoding="utf-8")).get("sha256") if beside.is_file() else None
+    if not beside.is_file():
+        return
+    made = json.loads(beside.read_text(encoding="utf-8")).get("sha256")
     if made is not None and _digest(path.read_bytes()) != made:
         raise UserError(
             f"{path}: damaged: it is not as the run made it; put it back from a copy, or remove "

@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -127,7 +127,8 @@ class MapfReward:
         if not any(ours):
             return rewards
         records = list(itertools.compress(records, ours))
-        texts = [text_of(one) for one, our in zip(completions, ours, strict=True) if our]
+        chosen: Iterable[Any] = itertools.compress(completions, ours)
+        texts = [text_of(completion) for completion in chosen]
         num_tokens = [len(ids) for ids in itertools.compress(completion_ids, ours)]
         scores = score(records, texts, num_tokens, self.short_fraction, self.config)
         self.short_fraction = next_short_fraction(
