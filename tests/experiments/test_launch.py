@@ -160,7 +160,7 @@ def packages(extras):
     setup.read(ROOT / "setup.cfg")
     found = set()
     for extra in extras:
-        for line in setup["options.extras_require"][extra].split():
+        for line in setup["options.extras_require"][extra].split("\n")[1:]:
             own = re.fullmatch(r"mapf-frozenlake-rl\[(.+)\]", line)
             found |= (
                 packages(own[1].split(",")) if own else {re.match(r"[\w-]+(\[\w+\])?", line)[0]}
