@@ -1,5 +1,7 @@
 """MAPF-FrozenLake in JAX: a batched simulator, an exact solver and an instance generator."""
 
+import sys
+
 from mapf_jax import env as env
 from mapf_jax import formats as formats
 from mapf_jax.benchmark import BenchmarkSet as BenchmarkSet
@@ -33,5 +35,8 @@ from mapf_jax.types import ViolationKind as ViolationKind
 from mapf_jax.types import make_instance as make_instance
 from mapf_jax.types import stack as stack
 from mapf_jax.verify import verify as verify
+
+if "gymnasium" in sys.modules:  # For `gymnasium.make("mapf_jax:MapfFrozenLake-v0")`.
+    from mapf_jax.env import gymnasium_env as gymnasium_env
 
 __version__ = "0.1.0"

@@ -1,9 +1,9 @@
 """The simulator as a Gymnasium environment, single and vectorised.
 
 Importing it registers the names of `mapf_jax.env` with Gymnasium, for `gymnasium.make` and
-`gymnasium.make_vec`; an installed package does so when Gymnasium is imported. One actor moves all
-agents: an action is a vector with one move for each, the reward the sum of the agents'
-rewards (which are in `info["rewards"]`).
+`gymnasium.make_vec`. Pickled environments begin anew. One actor moves all agents: an action is a
+vector with one move for each, the reward the sum of the agents' rewards (which are in
+`info["rewards"]`).
 """
 
 import dataclasses
@@ -13,6 +13,7 @@ import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
+from gymnasium.utils import EzPickle
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
@@ -50,7 +51,7 @@ def _drawn(env: MapfFrozenLake) -> Instance:
     return lakes[np.flatnonzero(connected)]
 
 
-class MapfGymEnv(gymnasium.Env):
+class MapfGymEnv(gymnasium.Env, EzPickle):
     """One environment.
 
     `reset(options={"instance": instance})` plays a given single instance.
@@ -73,6 +74,7 @@ class MapfGymEnv(gymnasium.Env):
         instances: Instance | None = None,
         render_mode: str | None = None,
     ) -> None:
+        EzPickle.__init__(self, env, instances, render_mode)
         if render_mode not in (None, *RENDER_MODES):
             raise ValueError(f"render_mode={render_mode!r}: allowed are None and {RENDER_MODES}")
         if instances is None:
@@ -142,7 +144,7 @@ class MapfGymEnv(gymnasium.Env):
         return np.asarray(self._instance.active)
 
 
-class MapfVectorEnv(VectorEnv):
+class MapfVectorEnv(VectorEnv, EzPickle):
     """Many environments in one compiled program, each playing instances of a pool in turn.
 
     The autoreset mode is SAME_STEP: where an episode ends, the observation is the first of the
@@ -153,13 +155,14 @@ class MapfVectorEnv(VectorEnv):
 
     Args:
       env: from `mapf_jax.env.make`.
-      instances: the pool, a batch.
+      instances: the pool, a batch; None as of `MapfGymEnv`.
       num_envs: how many.
     """
 
     metadata = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}  # noqa: RUF012
 
-    def __init__(self, env: MapfFrozenLake, instances: Instance, num_envs: int) -> None:
+    def __init__(self, env: MapfFrozenLake, instances: Instance | None, num_envs: int) -> None:
+        EzPickle.__init__(self, env, instances, num_envs)
         if num_envs < 1:
             raise ValueError(f"num_envs={num_envs}: at least 1 is needed")
         self.num_envs = num_envs
@@ -168,7 +171,7 @@ class MapfVectorEnv(VectorEnv):
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._env = env
-        wrapper = PoolAutoReset(env, instances)
+        wrapper = PoolAutoReset(env, _drawn(env) if instances is None else instances)
         self._reset = jax.jit(jax.vmap(wrapper.reset))
         self._step = jax.jit(jax.vmap(wrapper.step, in_axes=(0, 0, None, 0)))
         self._state: Any = None
@@ -241,5 +244,10 @@ def _made(name: str, render_mode: str | None = None, **options: Any) -> MapfGymE
     return MapfGymEnv(make(name, **options), instances, render_mode)
 
 
+def _made_vector(name: str, num_envs: int = 1, **options: Any) -> MapfVectorEnv:
+    instances = options.pop("instances", None)
+    return MapfVectorEnv(make(name, **options), instances, num_envs)
+
+
 for _name in registered_envs():
-    gymnasium.register(_name, _made, kwargs={"name": _name})
+    gymnasium.register(_name, _made, kwargs={"name": _name}, vector_entry_point=_made_vector)

@@ -1,5 +1,8 @@
 """The adapters under their libraries' own checks, and against the simulator itself."""
 
+import pickle
+import subprocess
+import sys
 import warnings
 
 import gymnasium
@@ -66,6 +69,25 @@ def test_gymnasium_makes_it_by_name():
     assert observation["positions"].tolist() == [[0, 0], [2, 0]]
     with pytest.raises(ValueError, match="option='agents': did you mean 'num_agents'"):
         gymnasium.make("MapfFrozenLake-v0", agents=2)
+
+
+def test_gymnasium_makes_vectors_and_copies():
+    options = {"num_agents": 2, "size": 3, "instances": OPEN[None]}
+    vector = gymnasium.make_vec("MapfFrozenLake-v0", num_envs=3, **options)
+    assert isinstance(vector, MapfVectorEnv)
+    first, _ = vector.reset(seed=0)
+    assert first["positions"].tolist() == [[[0, 0], [2, 0]]] * 3
+    single = gymnasium.make("MapfFrozenLake-v0", **options)
+    for env, actions in ((vector, [[3, 3]] * 3), (single, [3, 3])):
+        copied = pickle.loads(pickle.dumps(env.unwrapped))
+        assert type(copied) is type(env.unwrapped)
+        copied.reset(seed=0), env.reset(seed=0)
+        jax.tree.map(np.testing.assert_array_equal, copied.step(actions), env.step(actions))
+
+
+def test_the_name_of_the_package_registers_them():
+    made = "gymnasium.make('mapf_jax:MapfFrozenLakeSlippery-v0', num_agents=2, size=4)"
+    subprocess.run([sys.executable, "-c", f"import gymnasium\n{made}"], check=True)
 
 
 def test_single_plays_what_the_simulator_plays():
