@@ -258,17 +258,32 @@ class Endpoint(Server):
                 )
 
     def _used(self) -> tuple[int, int]:
-        """Prompt and completion tokens of all replies of this model, from the usage file."""
+        """Prompt and completion tokens of all replies of this model, from the usage file.
+
+        Raises:
+          RefusedError: the file is damaged, so that it cannot hold a limit.
+        """
         asked = given = 0
         if self.usage is None or not self.usage.exists():
             return asked, given
-        for line in self.usage.read_text(encoding="utf-8").splitlines():
-            with contextlib.suppress(ValueError):  # A kill may truncate a line.
-                noted = json.loads(line)
-                if (noted["url"], noted["model"]) == (self.url, self.model):
-                    asked += noted.get("prompt_tokens", 0)
-                    # Older lines have one number for both; it counts as the dearer kind.
-                    given += noted.get("completion_tokens", noted.get("tokens", 0))
+        for number, line in enumerate(self.usage.read_bytes().splitlines(), 1):
+            try:
+                noted = json.loads(line) if line.strip() else {}
+                if (noted.get("url"), noted.get("model")) != (self.url, self.model):
+                    continue
+                # Older lines have one number for both; it counts as the dearer kind.
+                of_both = noted.get("completion_tokens", noted.get("tokens", 0))
+                counts = noted.get("prompt_tokens", 0), of_both
+                if not all(type(count) is int and 0 <= count < 1 << 63 for count in counts):
+                    raise ValueError(counts)
+            except (ValueError, AttributeError, RecursionError) as error:
+                if isinstance(error, json.JSONDecodeError):
+                    continue  # A kill may truncate a line.
+                raise RefusedError(
+                    f"{self.usage}:{number}: damaged: allowed are JSON objects with the tokens of "
+                    "a reply; mend or remove the line"
+                ) from error
+            asked, given = asked + counts[0], given + counts[1]
         return asked, given
 
     def _note(self, messages: Sequence[Mapping[str, str]], reply: Reply) -> None:

@@ -1,5 +1,7 @@
 """The closed loop of training, validation and design; files, flags and processes live here."""
 
+import os
+import signal
 import sys
 from types import TracebackType
 
@@ -15,6 +17,10 @@ def begin_command() -> None:
     """Prepares a command, before its imports; raises `ImportError` if an extra is missing."""
     # Ctrl-C in the seconds of imports: no traceback, and the exit code that shells expect.
     sys.excepthook = _without_interrupts
+    # SIGTERM wherever nothing has to be saved, as while importing, processes meet or a report is
+    # written: what the command has begun, the same command goes on with.
+    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(os.EX_TEMPFAIL))
 
     import learner.decoder  # noqa: F401 - Names the extra to install if it is missing.
 

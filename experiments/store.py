@@ -34,6 +34,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -260,11 +261,18 @@ class RunStore:
         return f"{begin}; {trained - step} training steps{after} were not saved and are repeated"
 
     def finished(self, settings: Settings) -> Path | None:
-        """The report, if it was written after the last round finished."""
-        last = self.round(settings.loop.rounds - 1) / "evidence.json"
+        """The report, if the last round has finished and the report shows it."""
         page = self.root / "report.html"
-        whole = last.exists() and page.exists() and page.stat().st_mtime >= last.stat().st_mtime
+        last = self.round(settings.loop.rounds - 1) / "evidence.json"
+        whole = last.exists() and page.exists() and shown_rounds(page) >= settings.loop.rounds
         return page if whole else None
+
+
+def shown_rounds(page: Path) -> int:
+    """How many finished rounds a report shows, as it says in its head; 0 if it does not say."""
+    text = page.read_text(encoding="utf-8", errors="replace")
+    found = re.search(r'<meta name="finished-rounds" content="(\d{1,9})">', text)
+    return int(found[1]) if found else 0
 
 
 def _with_defaults(before: Any, now: Any, defaults: Any) -> Any:

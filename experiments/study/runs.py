@@ -267,8 +267,12 @@ def compute(
     """
     settings = study.settings(base)
     all_jobs = jobs(study, settings)
-    with RunStore(root).locked():
+    # Tables can be written while the study runs.
+    with RunStore(root).locked() if workers is not None else contextlib.nullcontext():
         begun = [job for job in all_jobs if (root / job.folder / "config.json").exists()]
+        if workers is None and not begun:
+            seeds = ", ".join(map(str, study.seeds))
+            raise UserError(f"workdir={root}: no run of seeds {seeds} is there to write tables of")
         for job in begun:  # None may have other options than before.
             RunStore(root / job.folder).check_start(job.settings)
         whole = True

@@ -157,11 +157,11 @@ def test_an_interrupt_and_a_finished_run_are_one_line_each(tmp_path):
     assert out.splitlines() == ["runs/tiny: starting", saved]
     run = tmp_path / "runs" / "tiny"
     (run / "rounds" / "2").mkdir(parents=True)
-    (run / "report.html").touch()
+    shows = '<meta name="finished-rounds" content="{}">'
+    (run / "report.html").write_text(shows.format(2))
     (run / "rounds" / "2" / "evidence.json").touch()
-    os.utime(run / "report.html", (0, 0))  # Of an earlier round.
     assert start(tmp_path, code=INTERRUPTED)[1].splitlines() == ["runs/tiny: starting", saved]
-    (run / "report.html").touch()
+    (run / "report.html").write_text(shows.format(3))
     times = (run / "times.jsonl").read_text()
     code, out, err = start(tmp_path)
     assert (code, err) == (0, "")

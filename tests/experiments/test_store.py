@@ -9,7 +9,7 @@ from engineer.evidence import FailureBreakdown
 from experiments import report, store
 from experiments.errors import UserError
 from experiments.families.lakes.options import LakesOptions
-from experiments.settings import Settings
+from experiments.settings import Settings, from_config
 from experiments.store import RunStore
 from learner.checks import one_line
 
@@ -168,3 +168,15 @@ def test_a_branch_of_weights_alone_starts_where_they_were(tmp_path):
     store.write_file(tmp_path / store.BRANCH, {store.FRESH: {"round": 0, "step": 4, "total": 4}})
     store.write_file(tmp_path / "rounds/0/train.jsonl", [{"step": step} for step in range(4)])
     assert RunStore(tmp_path).opening() == "resuming from checkpoint 4"
+
+
+def test_a_run_is_finished_once_its_report_shows_its_last_round(tmp_path):
+    store, settings = RunStore(tmp_path), from_config({"loop": {"rounds": 2}})
+    page, last = tmp_path / "report.html", store.round(1) / "evidence.json"
+    page.write_text('<meta name="finished-rounds" content="2">', encoding="utf-8")
+    assert store.finished(settings) is None
+    store.write(last, {})
+    assert store.finished(settings) == page
+    # A report that began before the last round ended, and ended after it.
+    page.write_text('<meta name="finished-rounds" content="1">', encoding="utf-8")
+    assert store.finished(settings) is None

@@ -154,3 +154,10 @@ def test_errors_are_one_line(folder, capsys, given, message):
     assert error.startswith("error: ")
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_a_run_is_told_from_a_model(tmp_path, capsys):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "config.json").write_text("{}")
+    assert generate.main([f"--model={tmp_path}", "--prompt=Hello"]) == 2
+    assert "this is a run; its models are in rounds/R/weights" in capsys.readouterr().err
