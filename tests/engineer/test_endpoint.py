@@ -384,24 +384,24 @@ def test_a_server_may_ask_to_wait_longer_or_until_a_date():
     [
         b"[]",
         b"3",
-        b'{"url": "http://u", "model": "m", "prompt_tokens": -5}',
-        b'{"url": "http://u", "model": "m", "prompt_tokens": NaN}',
-        b'{"url": "http://u", "model": "m", "completion_tokens": Infinity}',
-        b'{"url": "http://u", "model": "m", "completion_tokens": null}',
-        b'{"url": "http://u", "model": "m", "tokens": "9"}',
-        b'{"url": "http://u", "model": "m", "prompt_tokens": 1e400}',
-        b'{"url": "http://u", "model": "m", "prompt_tokens": true}',
+        b'{"url": "URL", "model": "m", "prompt_tokens": -5}',
+        b'{"url": "URL", "model": "m", "prompt_tokens": NaN}',
+        b'{"url": "URL", "model": "m", "completion_tokens": Infinity}',
+        b'{"url": "URL", "model": "m", "completion_tokens": null}',
+        b'{"url": "URL", "model": "m", "tokens": "9"}',
+        b'{"url": "URL", "model": "m", "prompt_tokens": 1e400}',
+        b'{"url": "URL", "model": "m", "prompt_tokens": true}',
         b'"\xff"',
         b"[" * 100_000,
     ],
 )
 def test_a_damaged_usage_file_is_refused_by_its_line(line, tmp_path):
     usage = tmp_path / "usage.jsonl"
-    usage.write_bytes(
-        b'\n{"url": "http://u", "model": "m", "prompt_tokens": 2}\n{"url": "cut\n' + line
-    )
+    made = Endpoint("http://u", "m", usage=usage, token_limit=9, tries=1)
+    whole = b'\n{"url": "URL", "model": "m", "prompt_tokens": 2}\n{"url": "cut\n' + line
+    usage.write_bytes(whole.replace(b"URL", made.url.encode()))
     with pytest.raises(RefusedError, match=r"usage\.jsonl:4: damaged: allowed are JSON objects"):
-        Endpoint("http://u", "m", usage=usage, token_limit=1)(HI, 0)
+        made(HI, 0)
 
 
 def test_no_more_tokens_than_the_limit_over_several_starts(tmp_path):
