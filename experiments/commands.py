@@ -40,11 +40,6 @@ def sensitivity() -> None:
     _run("sensitivity")
 
 
-def doctor() -> None:
-    """Reports which files of a run are intact."""
-    _run("doctor")
-
-
 def export() -> None:
     """Writes a trained model as a Hugging Face checkpoint."""
     _run("export")

@@ -106,8 +106,8 @@ def test_a_script_runs_in_a_folder_with_another_package_of_the_name(tmp_path):
     (tmp_path / "experiments" / "__init__.py").write_text("raise ValueError('not this one')")
     scripts_folder = tmp_path / "bin"  # As installed: Python looks first where the script is.
     scripts_folder.mkdir()
-    script = scripts_folder / "mapf-doctor"
-    script.write_text(f"import sys; {call_of('mapf-doctor')}")
+    script = scripts_folder / "mapf-report"
+    script.write_text(f"import sys; {call_of('mapf-report')}")
     done = subprocess.run(
         [sys.executable, script, "nowhere"],
         cwd=tmp_path,
@@ -117,7 +117,7 @@ def test_a_script_runs_in_a_folder_with_another_package_of_the_name(tmp_path):
         timeout=200,
         check=False,
     )
-    assert done.stderr == "error: nowhere: no run is there, it has no config.json\n"
+    assert done.stderr.startswith("error: nowhere: neither a run (with a config.json) nor")
     assert done.returncode == 1
 
 

@@ -287,7 +287,6 @@ def test_a_run_tells_what_was_run_and_what_came_of_it(run_page):
         "0.50 → 0.20",
         "data follows failures 0.25",
         "check followed most hole entered",
-        "follows failures 4 takes back not applicable",
         "earlier changes followed by a loss 3",
         "What the numbers do not show",
         "Rounds count from 1, in the names of files and folders from 0.",
