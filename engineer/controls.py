@@ -42,15 +42,19 @@ def with_rows_renamed(
     """A record with renamed rows in its evidence, the same in all rounds.
 
     Args:
-      names: the new name of every row, in the order of the space.
+      names: the new name of every row, in the order of the space. Rows keep their places if all
+        names are new; otherwise names that rows exchange keep theirs.
       configs: rename the rows of the configurations too.
     """
+    order = _in_order(names)
 
     def renamed(past: RoundRecord) -> RoundRecord:
         config = past.config
         if configs:
             cells = {(names[row], name): value for (row, name), value in config.cells().items()}
-            config = Configuration.from_cells({cell: cells[cell] for cell in config.cells()})
+            config = Configuration.from_cells(
+                {(row, name): cells[row, name] for row in order for name in config.parameters}
+            )
         return dataclasses.replace(
             past, config=config, evidence=_renamed_evidence(past.evidence, names, configs)
         )
@@ -60,9 +64,13 @@ def with_rows_renamed(
     return dataclasses.replace(record, history=history, initial=initial)
 
 
+def _in_order(names: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(names if set(names) == set(names.values()) else names.values())
+
+
 def _renamed(found: FailureBreakdown, names: Mapping[str, str]) -> FailureBreakdown:
     outcomes = {names[row.name]: row for row in found.by_group}
-    order = [name for name in names if name in outcomes]
+    order = [name for name in _in_order(names) if name in outcomes]
     rows = tuple(dataclasses.replace(outcomes[name], name=name) for name in order)
     return dataclasses.replace(found, by_group=rows)
 
