@@ -108,7 +108,7 @@ def test_its_code_compiles_and_its_outputs_are_stored():
 
 def test_it_finds_the_repository_that_it_was_opened_from(monkeypatch):
     names = {}
-    exec(code(read())[0].source.partition("os.chdir(")[0], names)
+    exec(code(read())[0].source.partition("folders =")[0], names)
 
     def found(path):
         with colab(path) as environment:
@@ -116,9 +116,49 @@ def test_it_finds_the_repository_that_it_was_opened_from(monkeypatch):
                 monkeypatch.setenv(name, value)
             return names["opened_from"]()
 
-    assert found(OPENED.format("main")) == ("https://github.com/someone/lakes", "main")
+    for branch in ("main", "someone/its-branch"):
+        assert found(OPENED.format(branch)) == ("https://github.com/someone/lakes", branch)
     with pytest.raises(SystemExit, match="fileId=1AbC: write the repository's address"):
         found("fileId=1AbC")
+    monkeypatch.setenv("KMP_TARGET_PORT", "1")  # Nobody listens there.
+    with pytest.raises(SystemExit, match="an unknown place: write the repository's address"):
+        names["opened_from"]()
+
+
+@pytest.mark.parametrize(
+    ("device", "installed", "extras"),
+    [
+        ("", {"jax": "0.7.2"}, "train,render"),
+        ("gpu", {"jax": "0.7.2", "jax-cuda12-plugin": "0.7.2"}, "train,render,gpu"),
+        ("gpu", {"jax": "0.10.2", "jax-cuda12-plugin": "0.7.2"}, "train,render,gpu"),
+        ("gpu", {"jax": "0.10.2"}, "train,render,gpu"),
+        ("gpu", {"jax": "0.10.2", "jax-cuda12-plugin": "0.10.2"}, None),
+        ("tpu", {"jax": "0.10.2"}, "train,render,tpu"),
+        ("", {"jax": "0.10.2"}, None),
+    ],
+)
+def test_the_extra_is_that_of_the_device(monkeypatch, device, installed, extras):
+    """Also where an older JAX with its plugin is installed, as on Colab."""
+    path = ROOT / "notebooks" / "install.py"
+    spec = importlib.util.spec_from_file_location("notebooks_install", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    def version(name):
+        if name not in installed:
+            raise module.PackageNotFoundError(name)
+        return installed[name]
+
+    calls = []
+    monkeypatch.setattr(module, "version", version)
+    monkeypatch.setattr(module.shutil, "which", lambda name: device == "gpu" or None)
+    monkeypatch.setattr(module.subprocess, "run", lambda command, check: calls.append(command[-1]))
+    if device == "tpu":
+        monkeypatch.setenv("COLAB_TPU_ADDR", "somewhere")
+    said = module.install(Path("clone"))
+    assert calls == ([] if extras is None else [f"clone[{extras}]"])
+    assert said.startswith("JAX computes on cpu")
+    assert ("restart the runtime" in said) == bool(device)
 
 
 @pytest.mark.slow
@@ -127,6 +167,8 @@ def test_it_runs_top_to_bottom_in_colab(tmp_path):
     stored = read()
     served = tmp_path / "served" / "someone" / "lakes"
     shutil.copytree(ROOT / "docs" / "examples", served / "docs" / "examples")
+    (served / "notebooks").mkdir()
+    shutil.copy(ROOT / "notebooks" / "install.py", served / "notebooks")
     git = ["git", "-C", str(served), "-c", "user.name=a", "-c", "user.email=a@b"]
     for command in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-qm", "All"]):
         subprocess.run([*git, *command], check=True)
@@ -139,9 +181,9 @@ def test_it_runs_top_to_bottom_in_colab(tmp_path):
     with colab(OPENED.format("main")) as more:
         notebook = execute(tmp_path / "content", **environment, **more)
     cells = code(notebook)
-    clone = tmp_path / "content" / "mapf-frozenlake-rl"
+    clone = tmp_path / "content" / "lakes"
     assert (clone / "build/notebook/run/report.html").stat().st_size > 10_000
-    assert printed(cells[0]) == ""  # Nothing was installed.
+    assert printed(cells[0]) == "JAX computes on cpu\n"  # Nothing was installed.
     for cell, before in zip(cells, code(stored), strict=True):
         assert cell.source == before.source
         assert len(pictures(cell)) == len(pictures(before))
