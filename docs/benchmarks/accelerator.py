@@ -100,7 +100,7 @@ TABLES = {
     "runs": (
         "Whole runs",
         "Medians of all steps of training. Steps that are compiled take their number times a step; "
-        "nearly all the rest is compilation.",
+        "the rest is compilation, validation and design.",
     ),
     "compilation": ("Compilation in runs", "Of programs that took more than a second."),
     "failed": ("What did not finish", ""),
@@ -566,8 +566,9 @@ def write_page(out: Path, about: Mapping[str, Any], lines: Sequence[Line]) -> No
         if rows:
             tables.append(Table.of(title, rows, note))
     notes = [
-        "Random weights, and each number a single measurement, but for the whole runs. `python "
-        "docs/benchmarks/accelerator.py --parts=` writes this page from accelerator.json."
+        "Random weights but in whole runs. Times of kernels are medians of repeated calls, others "
+        "single ones. `python docs/benchmarks/accelerator.py --parts=` writes this page from "
+        "accelerator.json."
     ]
     content = {"lines": lines}
     records.write(out / "accelerator", "One accelerator, measured", tables, notes, about, content)
