@@ -8,6 +8,7 @@ import functools
 import json
 import math
 import os
+import re
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -31,6 +32,17 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 GENERATION_FILE = "generation_config.json"
 _FILE_DTYPES = ("F32", "F16", "BF16")
+# What names of tensors say of checkpoints that cannot be read, in the order of these.
+_OTHER_CHECKPOINTS = {
+    r"\.(qweight|qzeros)$": "of 4 or 8 bits (GPTQ or AWQ); needed are those of the original model",
+    r"\.weight_scale(_inv)?$": "of 8 bits (FP8); needed are those of the original model",
+    r"lora_[AB]\.": "a PEFT adapter; merge it into its model first (merge_and_unload)",
+    r"^_orig_mod\.": "of a compiled torch module, whose names begin with _orig_mod.; save the "
+    "module that was compiled",
+    r"^layers\.": "of a model without its output layer, such as an embedding model; their names "
+    "lack model.",
+}
+_MOST_SHOWN = 10
 _LM_HEAD = "lm_head.weight"
 _EMBEDDING = "model.embed_tokens.weight"
 
@@ -204,6 +216,8 @@ def _weight_files(folder: Path) -> list[str]:
         raise ValueError(f"{index} has no weight_map from names of tensors to names of files")
     names = sorted(set(files.values()))
     for name in names:
+        if Path(name).name != name:
+            raise ValueError(f"{INDEX_FILE} names {name!r}; allowed are files of its own folder")
         if not (folder / name).is_file():
             raise ValueError(f"{INDEX_FILE} names {name}, which is not in {str(folder)!r}")
     return names
@@ -232,8 +246,14 @@ def _check(tensors: Mapping[str, Any], config: DecoderConfig, folder: str) -> No
         for name, shape in wanted.items()
         if found.get(name, shape) != shape
     ]
-    if problems:
-        raise ValueError(f"weights in {folder} do not fit the configuration: {'; '.join(problems)}")
+    if not problems:
+        return
+    for pattern, what in _OTHER_CHECKPOINTS.items():
+        if any(re.search(pattern, name) for name in found):
+            raise ValueError(f"weights in {folder} are {what}")
+    shown, more = "; ".join(problems[:_MOST_SHOWN]), len(problems) - _MOST_SHOWN
+    shown += f"; and {more} more" if more > 0 else ""
+    raise ValueError(f"weights in {folder} do not fit the configuration: {shown}")
 
 
 def _equal(a: Any, b: Any, rows: int = 8192) -> bool:

@@ -123,3 +123,32 @@ def test_errors_quote_little():
     assert len(checks.shortened("x" * 10**6)) < 140
     assert len(checks.shortened([[["x" * 999] * 99] * 99] * 99)) < 2000
     assert len(checks.shortened(10**4000)) < 140
+
+
+@pytest.mark.parametrize(
+    ("rename", "message"),
+    [
+        (lambda name: name.replace("q_proj.weight", "q_proj.qweight"), "GPTQ or AWQ"),
+        (lambda name: name.replace("k_proj.weight", "k_proj.weight_scale_inv"), "FP8"),
+        (lambda name: name.replace("q_proj.weight", "q_proj.lora_A.weight"), "PEFT adapter"),
+        (lambda name: f"_orig_mod.{name}", "begin with _orig_mod"),
+        (lambda name: name.removeprefix("model."), "lack model"),
+        (lambda name: f"other.{name}", "is missing; and [0-9]+ more$"),
+    ],
+)
+def test_checkpoints_of_other_kinds_are_named_in_one_sentence(folder, rename, message):
+    path = folder / weights.SINGLE_FILE
+    tensors = safetensors.numpy.load_file(path)
+    safetensors.numpy.save_file({rename(name): x for name, x in tensors.items()}, path)
+    with pytest.raises(ValueError, match=message) as caught:
+        weights.load(folder, DecoderConfig.from_folder(folder))
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd"])
+def test_an_index_names_no_file_outside_its_folder(folder, name):
+    (folder / weights.SINGLE_FILE).rename(folder.parent / "model.safetensors")
+    index = {"metadata": {}, "weight_map": {"model.norm.weight": name}}
+    (folder / weights.INDEX_FILE).write_text(json.dumps(index))
+    with pytest.raises(ValueError, match=f"names '{name}'; allowed are files of its own folder"):
+        weights.load(folder, DecoderConfig.from_folder(folder))
