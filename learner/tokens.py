@@ -66,6 +66,10 @@ class ThinkingBudget:
 def load_tokenizer(folder: str | Path) -> Any:
     """The Hugging Face tokenizer saved in `folder`; the network is not used.
 
+    The ends of sequence in the folder's `generation_config.json` become its attribute
+    `generation_stop_ids`, which `stop_token_ids` reads: models that chat may end a turn by a token
+    that their tokenizer does not call its end.
+
     Raises:
         ValueError: there is no such folder, or no tokenizer in it that can be read.
     """
@@ -79,11 +83,21 @@ def load_tokenizer(folder: str | Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:  # Broken files raise many kinds of errors.
         raise ValueError(
             f"the tokenizer in {str(folder)!r} cannot be read: {checks.first_line(error)}"
         ) from error
+    path = Path(folder) / "generation_config.json"
+    ids = checks.json_object(path).get("eos_token_id") if path.is_file() else None
+    ids = [] if ids is None else ids if isinstance(ids, list) else [ids]
+    most = vocab_size(tokenizer)
+    if not all(type(one) is int and 0 <= one < most for one in ids):
+        raise ValueError(
+            f"{path}: eos_token_id={checks.shortened(ids)}: allowed are ids from 0 to {most - 1}"
+        )
+    tokenizer.generation_stop_ids = tuple(ids)
+    return tokenizer
 
 
 def character_tokenizer(characters: str, texts: Sequence[str] = ()) -> Any:
@@ -204,12 +218,15 @@ def thinking_budget(tokenizer: Any, max_tokens: int) -> ThinkingBudget:
 def stop_token_ids(tokenizer: Any) -> tuple[int, ...]:
     """The ids that end a completion, ascending: end of sequence, and end of turn in chat format.
 
+    All that the tokenizer, its folder's `generation_config.json` and the chat format name.
+
     Raises:
         ValueError: the tokenizer knows neither.
     """
     ids = {tokenizer.eos_token_id} - {None}
     known = tokenizer.get_vocab()
     ids |= {known[token] for token in ("<|im_end|>", "<|endoftext|>") if token in known}
+    ids |= set(getattr(tokenizer, "generation_stop_ids", ()))
     if not ids:
         raise ValueError("eos_token of the tokenizer is None; it must name a token")
     return tuple(sorted(ids))

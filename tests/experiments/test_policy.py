@@ -24,10 +24,13 @@ def test_a_kernel_that_is_not_used_is_a_warning(monkeypatch, platform, rows, dec
     monkeypatch.setattr(policy, "choose_decoding", lambda config: Choice(decoding, "it failed"))
     device = types.SimpleNamespace(platform=platform, device_kind="kind")
     made = types.SimpleNamespace(
-        config=None, mesh=types.SimpleNamespace(devices=np.array([device], object))
+        config=None,
+        mesh=types.SimpleNamespace(devices=np.array([device], object)),
+        generation_config={"temperature": 0.6, "repetition_penalty": 1.1, "num_beams": 1},
     )
     settings = types.SimpleNamespace(model=types.SimpleNamespace(path="model"))
-    first, *said = policy.describe(settings, made, [jax.numpy.zeros(3)])
+    first, unused, *said = policy.describe(settings, made, [jax.numpy.zeros(3)])
+    assert unused.endswith("not used in sampling: repetition_penalty=1.1")
     assert first == "model model: 3 parameters on 1 x kind"
     assert said[0] == f"attention: {rows} (it failed)"
     found = [line for line in said if "warning" in line]

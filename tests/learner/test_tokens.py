@@ -1,5 +1,6 @@
 """Tokenizer helpers, on a byte-level tokenizer trained here."""
 
+import json
 import subprocess
 import sys
 from typing import ClassVar
@@ -181,5 +182,14 @@ def test_character_tokenizer(tmp_path):
     assert tokens.vocab_size(tokenizer) == 6
     tokenizer.save_pretrained(tmp_path)
     assert tokens.load_tokenizer(tmp_path).encode("ab") == [0, 1]
+    # A chat model's own file may name further ends.
+    for said, stops in ((None, (5,)), (3, (3, 5)), ([5, 0], (0, 5))):
+        contents = json.dumps({"eos_token_id": said, "temperature": 0.6})
+        (tmp_path / "generation_config.json").write_text(contents)
+        assert tokens.stop_token_ids(tokens.load_tokenizer(tmp_path)) == stops
+    for wrong in (6, [0, -1], True, "a"):
+        (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": wrong}))
+        with pytest.raises(ValueError, match=r"eos_token_id=.*from 0 to 5"):
+            tokens.load_tokenizer(tmp_path)
     with pytest.raises(ValueError, match="'aba'"):
         tokens.character_tokenizer("aba")
