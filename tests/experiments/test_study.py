@@ -27,7 +27,7 @@ from experiments.progress import Reporter
 from experiments.settings import Settings, from_config
 from experiments.study import results as study_results
 from experiments.study import runs as study_runs
-from experiments.study import submission, variants
+from experiments.study import variants
 from experiments.study.variants import Study, Variant
 
 ROOT = Path(__file__).parent.parent.parent
@@ -55,8 +55,8 @@ def start(folder, *options):
     )
 
 
-def finish(process, seconds=300):
-    out, err = process.communicate(timeout=seconds)
+def finish(process):
+    out, err = process.communicate(timeout=300)
     return process.returncode, out, err
 
 
@@ -192,24 +192,6 @@ def test_another_seed_is_added_and_a_run_is_as_if_alone(done, tmp_path, monkeypa
     assert story(tmp_path / "alone" / alone.folder) == before
 
 
-@pytest.mark.slow
-def test_jobs_compute_what_processes_compute(tmp_path):
-    """Two variants and two seeds, to the last digit."""
-    pytest.importorskip("submitit")
-    plan = re.sub(r" +# Refused.*\n.*\n", "", PLAN)
-    folders = {launcher: tmp_path / launcher for launcher in ("local", "submitit")}
-    for launcher, folder in folders.items():
-        folder.mkdir()
-        (folder / "plan.py").write_text(plan)
-        code, _, err = finish(start(folder, f"--launcher={launcher}", "--seeds=0,1"), 1200)
-        assert code == 0, err[-3000:]
-        assert read(folder)["state"]["finished"] == 4
-    assert list((folders["submitit"] / "study" / "submitit").glob("*.pkl"))
-    for run in ("fixed/seed-0", "fixed/seed-1", "failures/seed-0", "failures/seed-1"):
-        one, other = (story(folder / "study" / "runs" / run) for folder in folders.values())
-        assert one == other
-
-
 FAKE = """
 import json, os, signal, sys, threading, time
 from pathlib import Path
@@ -240,13 +222,13 @@ def runner(tmp_path, monkeypatch):
     (tmp_path / "fake.py").write_text(FAKE)
     monkeypatch.setattr(study_runs, "WORKER", (sys.executable, str(tmp_path / "fake.py")))
 
-    def make(names, seeds, submitter=None):
+    def make(names, seeds):
         changes = [{"engineer.designer": designer} for designer in ("fixed", "random", "failures")]
         study = Study("", tuple(map(Variant, names, names, changes)), names[0], seeds)
         jobs = study_runs.jobs(study, study.settings(bases.tiny_base()))
         cores = study_runs.records.cores()
         places = [study_runs.Slot((cores[i % len(cores)],), {"PLACE": str(i)}) for i in range(2)]
-        return study_runs.Runner(tmp_path, jobs, places, Reporter(), submitter)
+        return study_runs.Runner(tmp_path, jobs, places, Reporter())
 
     return make
 
@@ -288,13 +270,12 @@ def test_a_worker_is_found_from_a_folder_with_another_package_of_its_name(tmp_pa
     (tmp_path / "experiments" / "__init__.py").write_text("raise ValueError('not this one')")
     (tmp_path / "helper.py").touch()
     program = """
-import os, subprocess, sys
+import subprocess, sys
 from experiments.study import runs
 
 *python, _, module = runs.WORKER
 code = f"import helper, importlib.util; print(importlib.util.find_spec({module!r}).origin)"
-environment = os.environ | runs.environment(runs.Slot((), {}))
-subprocess.run([*python, "-c", code], env=environment, check=True)
+subprocess.run([*python, "-c", code], env=runs.environment(runs.Slot((), {})), check=True)
 """
     done = subprocess.run(
         [sys.executable, "-P", "-c", program],
@@ -316,78 +297,6 @@ def test_a_study_that_is_asked_to_leave_lets_its_runs_leave(runner, tmp_path, nu
     assert time.monotonic() - begin < 20
     assert signal.getsignal(number) == before
     assert not list(tmp_path.rglob("error.txt"))
-
-
-def test_jobs_of_a_cluster_end_as_processes_do(runner, tmp_path, capsys):
-    """In submitit's executor for this machine: runs that finish, fail, and die."""
-    pytest.importorskip("submitit")
-    submitter = submission.Submitter(tmp_path / "submitit", ["timeout_min=5"])
-    assert runner(("good", "wrong", "killed"), (0,), submitter).run()
-    out = capsys.readouterr().out
-    assert "/4 wrong, seed 0: failed: it cannot be" in out
-    assert "/4 killed, seed 0: failed: its process died (signal 9)" in out
-    assert {path.parent.parent.name for path in tmp_path.glob("runs/*/*/finished.json")} == {"good"}
-    made = (tmp_path / "runs/good/seed-0/validation/made").read_text()
-    assert len(json.loads(made)) == 1  # Jobs share this machine as processes do.
-
-
-def test_jobs_leave_with_their_study(runner, tmp_path):
-    pytest.importorskip("submitit")
-    submitter = submission.Submitter(tmp_path / "submitit", [])
-    started = runner(("a", "b"), (4, 5), submitter)
-
-    def leave():
-        while not list(tmp_path.glob("shared/*-seed-4/rounds/0/validation.json")):
-            time.sleep(0.1)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=leave, daemon=True).start()
-    begin = time.monotonic()
-    assert not started.run()
-    assert time.monotonic() - begin < 50  # The run itself would take a minute.
-    assert not list(tmp_path.rglob("error.txt"))
-
-
-PREEMPTED = """
-import os, signal, sys, time
-from pathlib import Path
-
-folder = Path(sys.argv[1])
-assert sys.stdin.readline() == '{"seed": 0}\\n'
-with (folder / "starts").open("a") as file:
-    file.write("x")
-signal.signal(signal.SIGTERM, lambda *_: ((folder / "saved").touch(), sys.exit(75)))
-if (folder / "saved").exists():
-    (folder / "finished").touch()
-    sys.exit()
-(folder / "pids").write_text(f"{os.getpid()} {os.getppid()}")
-(folder / "pids").rename(folder / "begun")
-time.sleep(60)
-"""
-
-
-@pytest.mark.parametrize("by", ["the queue", "a signal to the worker"])
-def test_a_preempted_job_saves_and_runs_again(by, tmp_path):
-    """By submitit, which queues it again, or by the study, which submits it again after a 75."""
-    pytest.importorskip("submitit")
-    (tmp_path / "worker.py").write_text(PREEMPTED)
-    submitter = submission.Submitter(tmp_path / "submitit", [])
-    command = [sys.executable, str(tmp_path / "worker.py"), str(tmp_path)]
-    submitted = submitter.start(command, {"seed": 0}, {}, tmp_path / "log.txt")
-
-    def wait_for(what):
-        end = time.monotonic() + 60
-        while not what():
-            assert time.monotonic() < end, (tmp_path / "log.txt").read_text()
-            time.sleep(0.1)
-
-    wait_for((tmp_path / "begun").exists)
-    worker, job = map(int, (tmp_path / "begun").read_text().split())
-    number, process = (signal.SIGUSR2, job) if by == "the queue" else (signal.SIGTERM, worker)
-    os.kill(process, number)  # As Slurm does before it preempts a job.
-    wait_for(lambda: submitted.poll() is not None)
-    assert submitted.returncode == 0, (tmp_path / "log.txt").read_text()
-    assert (tmp_path / "starts").read_text() == "xx"
 
 
 def base_of(path):
