@@ -57,7 +57,10 @@ Line = dict[str, Any]
 """A row of a table: `table`, a key of `TABLES`, and its columns; `step` is added when kept."""
 
 _PARTS = flags.DEFINE_list("parts", ["a", "b", "c", "d"], "parts to run, in this order")
-_OUT = flags.DEFINE_string("out", "docs/benchmarks", "folder of accelerator.json and .md")
+# A test loads this file beside commands that have a flag of that name too.
+_OUT = flags.DEFINE_string(
+    "out", "docs/benchmarks", "folder of accelerator.json and .md", allow_override=True
+)
 _TINY = flags.DEFINE_bool("tiny", False, "toy sizes, to try the script on a CPU")
 _STEP = flags.DEFINE_string("step", None, "one step, in this process; lines to standard output")
 

@@ -39,6 +39,7 @@ def test_reads_the_scenario(scenario, tmp_path):
     assert (lake.starts.tolist(), lake.goals.tolist()) == ([[0, 0]], [[1, 0]])
 
 
+@pytest.mark.slow
 def test_wide_maps_are_read_and_solved(tmp_path):
     width = 257  # As many public maps have.
     text = f"type octile\nheight 2\nwidth {width}\nmap\n" + f"{'.' * width}\n" * 2

@@ -117,9 +117,9 @@ def test_the_kernel_of_decoding_beside_its_reference(accelerator, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", "abcd")
+@pytest.mark.parametrize("part", "ab")
 def test_a_part_at_toy_size(accelerator, part, tmp_path, monkeypatch):
-    """Every step of a part runs on a CPU as it would on an accelerator."""
+    """Every step of the shorter parts runs on a CPU as it would on an accelerator."""
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "1")
     for name, value in (("_OUT", str(tmp_path)), ("_TINY", True), ("_STEP", None)):
         monkeypatch.setattr(accelerator, name, types.SimpleNamespace(value=value))
@@ -130,7 +130,5 @@ def test_a_part_at_toy_size(accelerator, part, tmp_path, monkeypatch):
     tables = {
         "a": {"ceilings", "decoding", "rows", "simulator", "search"},
         "b": {"ceilings", "plan", "programs"},
-        "c": {"ceilings", "sampler", "runs"},
-        "d": {"ceilings", "runs"},
     }
     assert tables[part] <= {line["table"] for line in lines}

@@ -29,6 +29,7 @@ def lines(tmp_path, capsys, before="", after=""):
     return capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_template_is_usable(tmp_path, capsys):
     out = lines(tmp_path, capsys)
     assert "only length 3: 4 of 4 problems" in out
@@ -37,15 +38,19 @@ def test_the_template_is_usable(tmp_path, capsys):
     assert out.endswith("solutions: 200 of 200 valid\nthe family is usable\n")
 
 
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
         ('problem["terms"]), strict', 'problem["txt"]), strict', r"KeyError: 'txt' .*in prompt\)$"),
         ("        right, text", "        return\n        right, text", "verify=None: allowed are"),
-        ('"reward": reward', '"reward": 5', "verify.reward=5: allowed are numbers from 0 to 1"),
-        ("return [str(sum", "return [str(1 + sum", "only 0 of 200 are valid by `verify`"),
+        slow('"reward": reward', '"reward": 5', "verify.reward=5: allowed are numbers from 0 to 1"),
+        slow("return [str(sum", "return [str(1 + sum", "only 0 of 200 are valid by `verify`"),
         ("return [str(sum", "1 / 0\n        return [str(sum", r"Zero.*own\.py:\d+, in solutions\)"),
-        ('" ".join(map', 'len(map', r"TypeError: .*own\.py:\d+, in prompt\)"),
+        slow('" ".join(map', 'len(map', r"TypeError: .*own\.py:\d+, in prompt\)"),
         ("default_rng(np.asarray(jax.random.key_data(key)))", "default_rng()", "the same key"),
     ],
 )  # fmt: skip

@@ -104,7 +104,8 @@ MARKS = [
 ]
 
 
-@pytest.mark.parametrize("marks", [MARKS[:2], pytest.param(MARKS[2:], marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("marks", [MARKS[:2], MARKS[2:]])
 def test_killed_runs_end_like_the_undisturbed_one(undisturbed, tmp_path, marks):
     whole, _ = undisturbed
     workdir = tmp_path / "killed"
