@@ -248,6 +248,7 @@ def test_a_recipe_trains_in_a_fresh_environment(name, installed, tmp_path):
     """One round of the tiny model, with the CPU in the place of the chip."""
     source, install = installed
     script, environment = script_of(name)
+    script = script.partition("\n(hf ")[0]  # Colab's second run needs another folder.
     (tmp_path / "once").mkdir()
     _, calls = run_script(script, tmp_path / "once", **environment)
     lines = [" ".join(words) for program, *words in calls if program == "pip"]
