@@ -2,7 +2,6 @@
 
 import functools
 import hashlib
-import importlib.machinery
 import importlib.util
 import os
 import re
@@ -83,8 +82,8 @@ def _packaged(name: str) -> Path:
     """The file that a package ships; the package is not imported, as it may load other engines."""
     package, file, on_hub = PACKAGED[name]
     spec = importlib.util.find_spec(package)
-    places = [] if spec is None else [Path(place) / file for place in _places(spec)]
-    found = [place for place in places if place.is_file()]
+    folders = (spec.submodule_search_locations if spec else None) or ()
+    found = [Path(folder) / file for folder in folders if (Path(folder) / file).is_file()]
     if not found:
         raise ValueError(
             f"model {name!r} is in the package {package.replace('_', '-')}, which is not "
@@ -92,10 +91,6 @@ def _packaged(name: str) -> Path:
             f"not needed); or name {on_hub!r}, which is on the Hugging Face hub"
         )
     return found[0]
-
-
-def _places(spec: importlib.machinery.ModuleSpec) -> list[str]:
-    return list(spec.submodule_search_locations or ())
 
 
 def cache_folder() -> Path:

@@ -124,10 +124,10 @@ class Attention(nn.Module):
         k_proj = Projection(c, (D, width), ("embed", "kv_heads"), bias, name="k_proj")
         v_proj = Projection(c, (D, width), ("embed", "kv_heads"), bias, name="v_proj")
         o_proj = Projection(c, (H * h, D), ("heads", "embed"), name="o_proj")
-        q_norm: Any = lambda x: x  # noqa: E731
-        k_norm = q_norm
-        if c.architecture.qk_norm:
-            q_norm, k_norm = (RMSNorm(c, "head_dim", name=name) for name in ("q_norm", "k_norm"))
+        q_norm, k_norm = (
+            RMSNorm(c, "head_dim", name=name) if c.architecture.qk_norm else _unchanged
+            for name in ("q_norm", "k_norm")
+        )
         flat, lead = x.reshape(-1, D), x.shape[:-1]
         if self.tpu_rows:
             from learner.decoder.heads_tpu import heads_first  # Imports Pallas for TPUs.
@@ -174,6 +174,11 @@ class MLP(nn.Module):
             hidden = nn.silu(gate) * up
         narrow = (c.intermediate_size, c.hidden_size), ("mlp", "embed")
         return Projection(c, *narrow, name="down_proj")(hidden).reshape(x.shape)
+
+
+def _unchanged(x: Array) -> Array:
+    """What an architecture without norms of queries and keys does in their place."""
+    return x
 
 
 def on_tpu(config: DecoderConfig) -> bool:

@@ -138,3 +138,22 @@ def test_an_update_makes_no_matrix_of_the_base(tiny_model, start):
     assert f"tensor<{D}x{F}xf32>" not in text(adapters)
     assert f"tensor<2x{D}x{F}xf32>" not in text(adapters)
     assert f"tensor<2x{D}x{F}xbf16>" in text(adapters)
+
+
+def test_biases_survive_the_merge(tiny_model):
+    """As Qwen2 has them: in the merged matrices and in what decoding reads."""
+    config = dataclasses.replace(tiny_model, model_type="qwen2")
+    base = model.init_params(jax.random.key(0), config)
+    bias = jnp.arange(2 * 32, dtype=jnp.float32).reshape(2, 32) / 8
+    query = base["layers"]["attention"]["q_proj"]
+    assert query["bias"].shape == bias.shape
+    query["bias"] = bias
+    adapters = jax.tree.map(lambda x: x + 0.1, lora.init(jax.random.key(1), LORA, config))
+    attached = lora.attach(base, adapters, LORA)
+    merged = lora.merge(attached)
+    np.testing.assert_array_equal(merged["layers"]["attention"]["q_proj"]["bias"], bias)
+    got, want = (forward_pass.logits(x, config, TOKENS, POSITIONS) for x in (attached, merged))
+    np.testing.assert_allclose(got, want, atol=1e-4)
+    layers = decoding_params(attached, config)["layers"]
+    for layer, want in zip(layers, bias, strict=True):
+        np.testing.assert_array_equal(layer["attention"]["q_proj"]["bias"], want)

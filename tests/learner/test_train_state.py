@@ -1,5 +1,6 @@
 """The optimizer against AdamW written out in NumPy, its schedule, and where the state lives."""
 
+import dataclasses
 import math
 
 import jax
@@ -141,3 +142,16 @@ def test_bad_optimizer_is_named(field, value):
         OptimizerConfig(**{field: value})
     with pytest.raises(ValueError, match="total_steps=None"):
         OptimizerConfig(decay="cosine")
+
+
+def test_neither_norms_nor_biases_decay(tiny_model):
+    """With a gradient of zero, only weight decay moves a parameter."""
+    config = dataclasses.replace(tiny_model, model_type="qwen2")
+    params = jax.tree.map(jnp.ones_like, model.init_params(jax.random.key(0), config))
+    optimizer = make_optimizer(OptimizerConfig(learning_rate=1.0, weight_decay=0.5))
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    updates, _ = optimizer.update(zeros, optimizer.init(params), params)
+    for path, update in jax.tree_util.tree_leaves_with_path(updates):
+        name = jax.tree_util.keystr(path)
+        kept = "scale" in name or "bias" in name
+        np.testing.assert_array_equal(update, 0.0 if kept else -0.5, err_msg=name)
