@@ -124,10 +124,11 @@ class Attention(nn.Module):
         k_proj = Projection(c, (D, width), ("embed", "kv_heads"), bias, name="k_proj")
         v_proj = Projection(c, (D, width), ("embed", "kv_heads"), bias, name="v_proj")
         o_proj = Projection(c, (H * h, D), ("heads", "embed"), name="o_proj")
-        q_norm, k_norm = (
-            RMSNorm(c, "head_dim", name=name) if c.architecture.qk_norm else _unchanged
-            for name in ("q_norm", "k_norm")
-        )
+
+        def norm(name: str) -> Callable[..., Array]:
+            return RMSNorm(c, "head_dim", name=name) if c.architecture.qk_norm else _unchanged
+
+        q_norm, k_norm = norm("q_norm"), norm("k_norm")
         flat, lead = x.reshape(-1, D), x.shape[:-1]
         if self.tpu_rows:
             from learner.decoder.heads_tpu import heads_first  # Imports Pallas for TPUs.
