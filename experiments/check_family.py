@@ -6,123 +6,15 @@ Makes problems at the corners of the space and verifies the family's own solutio
 start do the quick part of this first. Exit code 1, with one line, if the family is not usable.
 """
 
-import itertools
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-import jax
-import numpy as np
 from absl import app
 
-from engineer.space import Configuration, ConfigurationSpace
-from experiments.errors import ended_in_one_line, user_errors
-from experiments.families import Family, FamilyError, NoProblemError, Problem
-from experiments.families.family import SCORED
+from experiments.families import FamilyError
+from experiments.families.examination import examine
 from experiments.families.loading import FamilySettings
 from experiments.families.sandbox import told
-from experiments.families.shapes import ShapeError, check
-from learner.chat import Completion
-
-FEW, MANY = 4, 200
-"""Numbers of problems made at once: for a quick look, and to count distinct ones."""
-
-
-def corners(space: ConfigurationSpace) -> Iterator[tuple[str, Configuration]]:
-    """Yields the uniform configuration, that with each parameter at its bounds, and each row alone.
-
-    Yields:
-      What the configuration is, and the configuration.
-    """
-    uniform = space.uniform()
-    yield "uniform", uniform
-    for name, end in itertools.product(space.names, (0, 1)):
-        if name != space.fraction_parameter:
-            ends = {(row, name): space.bounds(row, name)[end] for row in space.rows}
-            word = ("lowest", "highest")[end]
-            yield f"{word} {name}", Configuration.from_cells({**uniform.cells(), **ends})
-    for alone in space.rows:
-        fractions = {(row, space.fraction_parameter): float(row == alone) for row in space.rows}
-        label = f"only {space.label} {alone}"
-        yield label, Configuration.from_cells({**uniform.cells(), **fractions})
-
-
-def try_once(family: Family) -> None:
-    """Makes a few problems of the validation set's configuration, and verifies empty completions.
-
-    The completions only if the family has no task of its own, which might ask a server.
-
-    Raises:
-      FamilyError: that fails.
-    """
-    problems = family.generate(jax.random.key(0), family.validation, FEW, ()).problems
-    if type(family).task is Family.task:
-        _verify(family, problems, [""] * len(problems), "an empty completion")
-
-
-def _verify(family: Family, problems: Sequence[Problem], texts: Sequence[str], what: str) -> int:
-    """The number of valid completions, one of each problem.
-
-    Raises:
-      FamilyError: there are no prompts, or one could not be scored.
-    """
-    task = family.task(problems)
-    message = {"role": str, "content": str}
-    try:
-        for i in range(len(task)):
-            check(list(task.messages(i)), [message], f"messages({i})")
-    except ShapeError as error:
-        raise FamilyError(str(error)) from error
-    completions = [Completion(text, 1, False) for text in texts]
-    records = task.score(np.arange(len(problems)), completions).records
-    for record in records:
-        if SCORED in record["failed"]:
-            raise FamilyError(f"{what} could not be scored: {record.get('why')}")
-    return sum(bool(record["valid"]) for record in records)
-
-
-def examine(family: Family) -> Iterator[str]:
-    """Yields a line for each thing tried.
-
-    Raises:
-      FamilyError: the family is not usable.
-    """
-    try_once(family)
-    for name, config in corners(family.space):
-        begin = time.monotonic()
-        try:
-            made = family.generate(jax.random.key(1), config, FEW, ())
-        except NoProblemError as error:
-            yield f"{name}: no problem ({error})"
-            continue
-        seconds = (time.monotonic() - begin) / FEW
-        notes = "".join(f"; {note}" for note in made.notes)
-        yield f"{name}: {len(made.problems)} of {FEW} problems, {seconds:.2g} s each{notes}"
-    problems = family.generate(jax.random.key(2), family.validation, MANY, ()).problems
-    again = family.generate(jax.random.key(2), family.validation, MANY, ()).problems
-    if list(again) != list(problems):
-        raise FamilyError("generate: the same key makes other problems the second time")
-    yield f"distinct problems of the validation set's configuration: {len(problems)} of {MANY}"
-    begin = time.monotonic()
-    valid = _verify(family, problems, [""] * len(problems), "an empty completion")
-    yield (
-        f"empty completions: {valid} of {len(problems)} valid, "
-        f"{(time.monotonic() - begin) / len(problems):.2g} s each"
-    )
-    try:
-        texts = family.solutions(problems)
-    except NotImplementedError:
-        yield "solutions: none defined, which only a warm start needs"
-        return
-    try:
-        check(list(texts), [str], "solutions")
-    except ShapeError as error:
-        raise FamilyError(str(error)) from error
-    if len(texts) != len(problems):
-        raise FamilyError(f"solutions: {len(texts)} of {len(problems)} problems")
-    valid = _verify(family, problems, texts, "a solution of the family")
-    yield f"solutions: {valid} of {len(problems)} valid"
-    if valid < len(problems):
-        raise FamilyError(f"solutions: only {valid} of {len(problems)} are valid by `verify`")
+from experiments.text.errors import ended_in_one_line, user_errors
 
 
 def main(argv: Sequence[str]) -> None:

@@ -11,11 +11,11 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments import process
-from experiments.errors import UserError, ended_in_one_line, user_errors
-from experiments.policy import load_policy
-from experiments.run_checkpoint import RunCheckpoint, find_checkpoint
+from experiments.run import process
+from experiments.run.checkpoint import RunCheckpoint, find_checkpoint
+from experiments.run.policy import load_policy
 from experiments.settings import MeshSettings
+from experiments.text.errors import UserError, ended_in_one_line, user_errors
 from learner.decoder.config import DTYPES
 from learner.devices import sharding
 

@@ -19,13 +19,14 @@ import jax
 from absl import app, flags
 from absl import logging as absl_logging
 
-from experiments import agreement, command_line, options, process, versions
+from experiments import command_line, options
 from experiments import settings as settings_lib
-from experiments.errors import UserError, user_errors
 from experiments.families import FamilyError
-from experiments.progress import Reporter
+from experiments.run import agreement, process, versions
+from experiments.run.status import Reporter
+from experiments.run.store import RunStore
 from experiments.settings import Settings
-from experiments.store import RunStore
+from experiments.text.errors import UserError, user_errors
 from learner import checks
 from learner.devices import distributed, preemption
 from learner.training.update import NonFiniteError
@@ -127,7 +128,7 @@ def _run(reporter: Reporter) -> None:
         process.keep_compiled(directory.root / "compilation_cache")
         with contextlib.ExitStack() as timing:
             distributed.on_first(lambda: timing.enter_context(directory.timed()))
-            from experiments.loop import Loop  # Slow to import: the first line is out by now.
+            from experiments.ring.loop import Loop  # Slow to import: the first line is out by now.
 
             Loop(settings, directory, reporter, resume_from).run()
         path = distributed.on_first(lambda: _write_report(directory.root))
@@ -137,7 +138,7 @@ def _run(reporter: Reporter) -> None:
 def _branch(directory: RunStore, settings: Settings) -> list[str]:
     if _BRANCH.value is None:
         return []
-    from experiments import branching  # As slow to import as the loop.
+    from experiments.run import branching  # As slow to import as the loop.
 
     with directory.locked():
         return branching.branch(_BRANCH.value, directory, settings)

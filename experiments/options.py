@@ -10,8 +10,8 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from experiments.pages import render
 from experiments.settings import Settings
+from experiments.text.templates import render
 
 _ATTRIBUTES = re.compile(r"^Attributes:\n((?:  .*\n?|\n)+)", re.MULTILINE)
 _ATTRIBUTE = re.compile(r"^  (\w+(?:, \w+)*): (.*(?:\n    .*)*)", re.MULTILINE)

@@ -18,13 +18,13 @@ import numpy as np
 
 from engineer.analysis import SATURATED
 from engineer.evidence import MANY_TRUNCATED
-from experiments import policy, process
 from experiments import settings as settings_lib
-from experiments.errors import ended_in_one_line, user_errors
-from experiments.evidence import one_of_each_kind
 from experiments.families import Family, NoProblemError, Problem, Record
+from experiments.ring.outcomes import one_of_each_kind
+from experiments.ring.validation import complete_all, validation_completers, validation_set
+from experiments.run import policy, process
 from experiments.settings import Settings
-from experiments.validation import complete_all, validation_completers, validation_set
+from experiments.text.errors import ended_in_one_line, user_errors
 from learner.chat import Completion
 from learner.decoder.config import DTYPES
 from learner.sampling.completer import Completer

@@ -20,12 +20,12 @@ from engineer import context, reading
 from engineer.context import Message
 from engineer.curricula import BY_RULE
 from engineer.reading import CONTROLS, Control, Question, Reading, Scorer
-from experiments import policy, process
 from experiments import settings as settings_lib
-from experiments.errors import UserError, ended_in_one_line, user_errors
 from experiments.families import Family, demonstrations
-from experiments.policy import Policy
+from experiments.run import policy, process
+from experiments.run.policy import Policy
 from experiments.statistics import Interval, wilson
+from experiments.text.errors import UserError, ended_in_one_line, user_errors
 from learner import tokens
 from learner.decoder.config import DTYPES, DecoderConfig
 from learner.training import sft

@@ -23,8 +23,7 @@ from typing import Any
 import ml_collections
 from absl import app, flags
 
-from experiments import command_line, process, records
-from experiments import store as files
+from experiments import command_line, measurements
 from experiments.benchmark import __main__ as benchmark
 from experiments.benchmark import reproduction
 from experiments.benchmark.asking import ask, read_outcomes
@@ -33,13 +32,15 @@ from experiments.benchmark.questions import open_set, read_set
 from experiments.benchmark.solvers import ENDPOINT, Options, make_solver
 from experiments.benchmark.study import MeasuredStudy
 from experiments.configs.studies import published
-from experiments.errors import UserError, ended_in_one_line, user_errors
-from experiments.progress import Reporter
+from experiments.run import process
+from experiments.run import store as files
+from experiments.run.status import Reporter
 from experiments.settings import EngineerSettings
 from experiments.study import __main__ as command
 from experiments.study.results import times
 from experiments.study.runs import Job, Work, hours
 from experiments.study.variants import Study, Variant
+from experiments.text.errors import UserError, ended_in_one_line, user_errors
 from learner import checks
 
 #: The base of the study and the set of the benchmark, by `--scale`.
@@ -156,7 +157,7 @@ def _options(asked: str = "") -> Options:
 def _conclude(root: Path, found: Mapping[str, Any]) -> str:
     folder, reporter = root / "benchmark", Reporter()
     study = MeasuredStudy(root, found)
-    judgements, about, failed = root / "judgements.jsonl", records.facts(), []
+    judgements, about, failed = root / "judgements.jsonl", measurements.facts(), []
     judge = None
     if not command.TABLES_ONLY.value:
         ask(folder, study.models, _options(), reporter, whole=study.models)
@@ -178,7 +179,7 @@ def _conclude(root: Path, found: Mapping[str, Any]) -> str:
     notes = dataclasses.replace(study.results(questions, outcomes), beside=True).notes()
     notes += [f"Missing: {sentence}" for sentence in lacking]
     content = {"tables": [table.to_dict() for table in tables], "missing": lacking}
-    records.write(root / "tables", "The publication's tables", tables, notes, about, content)
+    measurements.write(root / "tables", "The publication's tables", tables, notes, about, content)
     for table in tables:
         reporter.line(table.to_markdown())
     for sentence in lacking:

@@ -19,13 +19,13 @@ import yaml
 from absl import app, flags
 
 from experiments import command_line, settings
-from experiments import store as files
-from experiments.errors import user_errors
-from experiments.pages import render
+from experiments.run import store as files
 from experiments.study import __main__ as command
 from experiments.study import sensitivity
 from experiments.study.results import labels
 from experiments.study.variants import Study, Variant
+from experiments.text.errors import user_errors
+from experiments.text.templates import render
 
 flags.adopt_module_key_flags(command)
 _RANDOM = flags.DEFINE_integer("random", 3, "Random configurations.", lower_bound=0)

@@ -14,9 +14,9 @@ from engineer.context import DEFAULT_VARIANT, VARIANTS, ContextSpec
 from engineer.curricula import BY_RULE
 from engineer.endpoint import Server
 from engineer.texts import FamilyTexts
-from experiments.errors import UserError, user_errors
 from experiments.families import Family
 from experiments.families.loading import FamilySettings
+from experiments.text.errors import UserError, user_errors
 from learner import checks
 from learner.decoder import hub
 from learner.decoder.config import DTYPES, REMAT
@@ -180,7 +180,7 @@ class EngineerTraining:
 
     Attributes:
       hindsight_steps: supervised steps before each design but the first, on the contexts of past
-        designs, answered in hindsight (`experiments.hindsight`); 0 is off.
+        designs, answered in hindsight (`experiments.ring.hindsight`); 0 is off.
       hindsight: how those answers divide the set: by a row's "signal", p (1 - p), or by its
         "progress" in the round, the change of its valid rate.
     """

@@ -26,16 +26,17 @@ from absl import logging as absl_logging
 
 from engineer import proposal
 from engineer.context import VARIANTS, ContextSpec
-from experiments import check_family, command_line, process, versions
+from experiments import command_line
 from experiments import settings as settings_lib
-from experiments import store as files
-from experiments.designing import design_completer
-from experiments.errors import UserError, ended_in_one_line, user_errors
-from experiments.evidence import outcome_metrics, training_texts
-from experiments.families import Family, FamilyError, Problem, demonstrations
-from experiments.policy import Policy, load_params, load_policy
-from experiments.progress import Reporter
-from experiments.validation import test_set, validate, validation_completers, validation_set
+from experiments.families import Family, FamilyError, Problem, demonstrations, examination
+from experiments.ring.designing import design_completer
+from experiments.ring.outcomes import outcome_metrics, training_texts
+from experiments.ring.validation import test_set, validate, validation_completers, validation_set
+from experiments.run import process, versions
+from experiments.run import store as files
+from experiments.run.policy import Policy, load_params, load_policy
+from experiments.run.status import Reporter
+from experiments.text.errors import UserError, ended_in_one_line, user_errors
 from learner import tokens
 from learner.decoder import model
 from learner.decoder.config import DecoderConfig
@@ -262,7 +263,7 @@ def _make(settings: settings_lib.Settings, reporter: Reporter) -> None:
     with user_errors():
         family = settings.load_family()
     if settings.family_file:
-        check_family.try_once(family)
+        examination.try_once(family)
     made = validation_set(settings, family).problems
     validation = [{**problem, "id": str(i)} for i, problem in enumerate(made)]
     held_out: list[Problem] = [*validation]

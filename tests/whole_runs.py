@@ -63,7 +63,7 @@ def get_config():
 """
 _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(
-    ["experiments.main", "experiments.loop", "experiments.report", "transformers"]
+    ["experiments.main", "experiments.ring.loop", "experiments.report", "transformers"]
 )
 
 

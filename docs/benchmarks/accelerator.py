@@ -40,8 +40,8 @@ import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 from absl import app, flags  # noqa: E402
 
-from experiments import records  # noqa: E402
-from experiments.records import Table  # noqa: E402
+from experiments import measurements  # noqa: E402
+from experiments.measurements import Table  # noqa: E402
 from experiments.speed import simulator as simulator_speed  # noqa: E402
 from experiments.speed.engines import seconds  # noqa: E402
 from learner.decoder import attention, model, weights  # noqa: E402
@@ -548,13 +548,13 @@ def rounded(line: Mapping[str, Any]) -> Line:
 
 
 def facts() -> dict[str, Any]:
-    """`records.facts` of this process, and the driver of NVIDIA's devices."""
+    """`measurements.facts` of this process, and the driver of NVIDIA's devices."""
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         driver = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]
     except (OSError, subprocess.SubprocessError, IndexError):
-        return records.facts()
-    return records.facts() | {"driver": driver}
+        return measurements.facts()
+    return measurements.facts() | {"driver": driver}
 
 
 def write_page(out: Path, about: Mapping[str, Any], lines: Sequence[Line]) -> None:
@@ -574,7 +574,9 @@ def write_page(out: Path, about: Mapping[str, Any], lines: Sequence[Line]) -> No
         "accelerator.json."
     ]
     content = {"lines": lines}
-    records.write(out / "accelerator", "One accelerator, measured", tables, notes, about, content)
+    measurements.write(
+        out / "accelerator", "One accelerator, measured", tables, notes, about, content
+    )
 
 
 def main(argv: Sequence[str]) -> None:

@@ -21,17 +21,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from experiments import process, records
+from experiments import measurements
 from experiments.benchmark.asking import ask, file_name, read_outcomes
 from experiments.benchmark.oracles import ORACLES
 from experiments.benchmark.questions import BUILTIN, BenchmarkQuestions, read_set
 from experiments.benchmark.solvers import ENDPOINT, Options
 from experiments.benchmark.study import MeasuredStudy
 from experiments.benchmark.table import Outcomes
-from experiments.errors import UserError, user_errors
-from experiments.progress import Reporter
-from experiments.records import Table
+from experiments.measurements import Table
+from experiments.run import process
+from experiments.run.status import Reporter
 from experiments.settings import MeshSettings
+from experiments.text.errors import UserError, user_errors
 from learner import checks
 from learner.decoder.config import DTYPES
 from learner.devices import preemption, sharding
@@ -60,7 +61,7 @@ def run(arguments: argparse.Namespace, reporter: Reporter) -> None:
     Raises:
       UserError: an option is not allowed or differs from that of the folder's first start.
     """
-    about, root = records.facts(), Path(arguments.out)
+    about, root = measurements.facts(), Path(arguments.out)
     with user_errors():
         options = checked(arguments)
         models = dict(zip(_names(arguments.model, arguments.name), arguments.model, strict=True))
@@ -94,7 +95,7 @@ def write(
     asked = [_described(one) for name, one in outcomes.items() if name not in study.models]
     title = "MAPF-FrozenLake benchmark" + (" (PARTIAL)" if questions.partial else "")
     content = {**results.to_json(), "tables": [table.to_dict() for table in tables]}
-    records.write(root / "results", title, tables, [*notes, *asked], about, content)
+    measurements.write(root / "results", title, tables, [*notes, *asked], about, content)
     return tables, notes
 
 

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 import mapf_jax
-from experiments import store as files
-from experiments import versions
 from experiments.benchmark.questions import BenchmarkQuestions, open_set
 from experiments.benchmark.solvers import Given, Solver, make_solver
 from experiments.benchmark.table import Outcomes
-from experiments.errors import UserError
-from experiments.progress import Reporter
+from experiments.run import store as files
+from experiments.run import versions
+from experiments.run.status import Reporter
+from experiments.text.errors import UserError
 from mapf_jax import formats
 
 _ANSWERS, _FAILURES, _OPTIONS = "answers.jsonl", "failures.jsonl", "options.json"

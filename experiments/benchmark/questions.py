@@ -18,10 +18,10 @@ import jax
 import numpy as np
 
 import mapf_jax
-from experiments import store as files
-from experiments.errors import UserError, user_errors
 from experiments.families.lakes.published import Group
-from experiments.progress import Reporter
+from experiments.run import store as files
+from experiments.run.status import Reporter
+from experiments.text.errors import UserError, user_errors
 from mapf_jax import benchmark, formats
 from mapf_jax.bridges import hub_records
 from mapf_jax.padding import BLOCK

@@ -8,17 +8,17 @@ from typing import Any
 
 from engineer.analysis import MEASURES, QUESTIONS, YES, agreement, judge_design, rules
 from engineer.proposal import render_config
-from experiments import store as files
 from experiments.benchmark.questions import BenchmarkQuestions
 from experiments.benchmark.solvers import Solver
 from experiments.benchmark.study import MeasuredStudy, compared
 from experiments.benchmark.table import METRICS, PUBLISHED, Outcomes, Results
 from experiments.families.lakes import published
 from experiments.families.lakes.published import Group
-from experiments.pages import estimate, number
-from experiments.records import Table
-from experiments.run_reading import read_run
+from experiments.measurements import Table
+from experiments.run import store as files
+from experiments.run.reading import read_run
 from experiments.statistics import student
+from experiments.text.templates import estimate, number
 from mapf_jax import benchmark
 
 AGREEMENT = "Agreement of rules and judge"

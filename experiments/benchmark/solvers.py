@@ -20,10 +20,10 @@ from experiments import settings as settings_lib
 from experiments.benchmark.oracles import ORACLES
 from experiments.benchmark.questions import BenchmarkQuestions
 from experiments.configs import tiny
-from experiments.errors import UserError, user_errors
-from experiments.policy import Policy, load_params, load_policy
-from experiments.run_checkpoint import RunCheckpoint, find_checkpoint
+from experiments.run.checkpoint import RunCheckpoint, find_checkpoint
+from experiments.run.policy import Policy, load_params, load_policy
 from experiments.settings import MeshSettings, ModelSettings, Settings
+from experiments.text.errors import UserError, user_errors
 from learner import tokens
 from learner.decoder import hub, weights
 from learner.sampling.completer import Completer

@@ -9,14 +9,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from experiments import store as files
 from experiments.benchmark.questions import BenchmarkQuestions
 from experiments.benchmark.solvers import START
 from experiments.benchmark.table import METRICS, Outcomes, Results, Row
-from experiments.errors import UserError
 from experiments.families.lakes.published import Group
-from experiments.records import Table
+from experiments.measurements import Table
+from experiments.run import store as files
 from experiments.statistics import compare
+from experiments.text.errors import UserError
 
 BEFORE = "before training"
 

@@ -18,9 +18,9 @@ import mapf_jax
 from experiments.benchmark.questions import BenchmarkQuestions
 from experiments.families.lakes import published
 from experiments.families.lakes.published import Group
-from experiments.pages import DASH, estimate, paragraphs
-from experiments.records import Table
+from experiments.measurements import Table
 from experiments.statistics import student, wilson
+from experiments.text.templates import DASH, estimate, paragraphs
 from mapf_jax import benchmark
 
 METRICS = ("valid", "optimal")

@@ -9,10 +9,10 @@ writes `report.html` into the folder of a run. Each chart of a run or of a study
 
 from pathlib import Path
 
-from experiments import store as files
 from experiments.report import run, study
 from experiments.report.charts import Gallery
-from experiments.run_reading import is_run, read_run
+from experiments.run import store as files
+from experiments.run.reading import is_run, read_run
 
 
 def write(root: Path) -> Path:

@@ -6,8 +6,9 @@ from pathlib import Path
 from absl import app
 from absl import logging as absl_logging
 
-from experiments import process, report
-from experiments.errors import ended_in_one_line
+from experiments import report
+from experiments.run import process
+from experiments.text.errors import ended_in_one_line
 
 
 def main(argv: Sequence[str]) -> None:

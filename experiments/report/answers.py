@@ -5,9 +5,9 @@ from typing import Any
 
 from markupsafe import Markup
 
-from experiments.evidence import one_of_each_kind
-from experiments.run_reading import Run
-from experiments.store import read_log
+from experiments.ring.outcomes import one_of_each_kind
+from experiments.run.reading import Run
+from experiments.run.store import read_log
 
 
 def of_run(run: Run, count: int) -> dict[str, Any] | None:

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from experiments import store as files
-from experiments.records import Table
+from experiments.measurements import Table
 from experiments.report import style
+from experiments.run import store as files
 
 _WIDTH = 4.3  # Inches; at this width the text is readable on a phone.
 _STYLE = Path(__file__).with_name("chart.mplstyle")

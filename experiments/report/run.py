@@ -5,12 +5,12 @@ from pathlib import Path
 
 import yaml
 
-from experiments import store as files
-from experiments.pages import render
 from experiments.report import answers, story, style
 from experiments.report.charts import Gallery, Lines, Series, running_mean
-from experiments.run_reading import Run
+from experiments.run import store as files
+from experiments.run.reading import Run
 from experiments.settings import Settings
+from experiments.text.templates import render
 
 _SHOWN = 6
 """Number of failures drawn, and of successes."""

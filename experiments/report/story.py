@@ -11,7 +11,7 @@ from typing import Any
 from engineer.analysis import CHANGED, relative_moves
 from engineer.evidence import Shortfall
 from experiments.report.charts import Lines, Series, running_mean
-from experiments.run_reading import Round, Run
+from experiments.run.reading import Round, Run
 
 _BLIND = ("fixed", "random")
 """Designers that read no evidence and therefore cannot have it as a reason."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from experiments.families import Family
 from experiments.report.charts import Estimates, Lines, Series, on_one_scale
-from experiments.run_reading import read_json
+from experiments.run.reading import read_json
 from experiments.settings import family_of
 from experiments.study import results as study_results
 from experiments.study.results import rate, rate_of

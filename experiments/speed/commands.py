@@ -9,8 +9,8 @@ from typing import Any
 
 import jax
 
-from experiments import records
-from experiments.records import Table
+from experiments import measurements
+from experiments.measurements import Table
 from experiments.speed.engines import Outcome
 
 
@@ -85,10 +85,10 @@ def run(
     about: dict[str, Any] = {}
     finished: list[Table] = []
     for table in tables(options):
-        about = about or records.facts() | {"load_before": load}
+        about = about or measurements.facts() | {"load_before": load}
         finished.append(table)
         print(table.to_markdown(), flush=True)
         if options.out is not None:
             content = {"tables": [each.to_dict() for each in finished]}
             path = options.out / name
-            records.write(path, name.capitalize(), finished, notes, about, content)
+            measurements.write(path, name.capitalize(), finished, notes, about, content)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
-from experiments.records import Table
+from experiments.measurements import Table
 from experiments.speed import commands, simulator
 from experiments.speed.simulator import HOLES, SIZE
 from learner.plan import targets

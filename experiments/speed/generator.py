@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import mapf_jax
-from experiments.records import Table
+from experiments.measurements import Table
 from experiments.speed import commands
 from experiments.speed.engines import seconds
 from mapf_jax import generator, plans

@@ -121,8 +121,8 @@ def own_trainer(task: Task) -> Measurements:
     """Whole steps of this project's `GRPOTrainer`: sampling, scoring, update."""
     import jax
 
-    from experiments import process
     from experiments.families import ProblemTask
+    from experiments.run import process
     from learner import tokens
     from learner.training.train_state import OptimizerConfig
     from learner.training.trainer import GRPOConfig, GRPOTrainer

@@ -15,8 +15,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments import records
-from experiments.records import Table
+from experiments import measurements
+from experiments.measurements import Table
 from experiments.speed import commands
 from experiments.speed.engines import Case, compare
 from learner.decoder import model, weights
@@ -53,7 +53,7 @@ def tables(
       config: of the model.
     """
     # This project's sampler splits rows, google-tunix's key/value heads; both must divide evenly.
-    devices = math.gcd(len(records.cores()), slots, config.num_key_value_heads)
+    devices = math.gcd(len(measurements.cores()), slots, config.num_key_value_heads)
     said = "one device" if devices == 1 else f"{devices} devices"
     rng = np.random.default_rng(0)
     task = {

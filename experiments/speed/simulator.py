@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from experiments.records import Table
+from experiments.measurements import Table
 from experiments.speed import commands, peers
 from experiments.speed.engines import Case, Outcome, compare, seconds
 from mapf_jax import generator

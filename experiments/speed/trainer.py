@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.records import Table
+from experiments.measurements import Table
 from experiments.speed import commands
 from experiments.speed.engines import Case, compare
 from experiments.speed.sampler import SMALL

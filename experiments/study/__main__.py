@@ -23,13 +23,13 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from experiments import command_line
-from experiments.errors import UserError, ended_in_one_line
-from experiments.pages import render
-from experiments.progress import Reporter
-from experiments.records import Table
+from experiments.measurements import Table
+from experiments.run.status import Reporter
 from experiments.study import runs, sensitivity, variants
 from experiments.study.results import labels
 from experiments.study.variants import Study
+from experiments.text.errors import UserError, ended_in_one_line
+from experiments.text.templates import render
 from learner.devices import preemption
 
 CONFIG = command_line.define_config()

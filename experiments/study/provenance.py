@@ -18,10 +18,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments import records
-from experiments import store as files
-from experiments.errors import UserError
-from experiments.run_reading import read_json
+from experiments import measurements
+from experiments.run import store as files
+from experiments.run.reading import read_json
+from experiments.text.errors import UserError
 
 FILE = "provenance.json"
 
@@ -62,7 +62,7 @@ def register(root: Path, text: str, begun: bool, amendment: str | None = None) -
 def session(root: Path) -> Iterator[None]:
     """Records the revision of the code, the beginning and, however it ends, the end of its body."""
     found = files.read_file(root / FILE)
-    found["sessions"].append({"started": _now(), "ended": None, **records.revision()})
+    found["sessions"].append({"started": _now(), "ended": None, **measurements.revision()})
     files.write_file(root / FILE, found)
     try:
         yield

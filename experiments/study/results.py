@@ -79,13 +79,13 @@ import numpy as np
 from engineer.curricula import MASTERED
 from engineer.space import Configuration
 from experiments import statistics
-from experiments import store as files
-from experiments.pages import render
-from experiments.records import Table
-from experiments.run_reading import Run, Validation, read_run
+from experiments.measurements import Table
+from experiments.run import store as files
+from experiments.run.reading import Run, Validation, read_run
 from experiments.settings import Settings
 from experiments.study import provenance
 from experiments.study.variants import Budget, Study
+from experiments.text.templates import render
 from learner.training.trainer import GRPOConfig
 
 SCHEMA = 1

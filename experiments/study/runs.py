@@ -1,6 +1,6 @@
 """Computes the runs of a study in parallel processes; shared beginnings are computed once.
 
-runs/VARIANT/seed-N/   the folder of a run (see `experiments.store`), with log.txt, and
+runs/VARIANT/seed-N/   the folder of a run (see `experiments.run.store`), with log.txt, and
                        finished.json or error.txt
 shared/KEY-seed-N/     the shared beginning of several runs, validation before training and
                        round 0; their folders start as copies of it
@@ -25,15 +25,15 @@ from typing import Any, NamedTuple
 import ml_collections
 
 import experiments
-from experiments import records
-from experiments.branching import copy_rounds
-from experiments.errors import UserError
-from experiments.progress import Reporter
+from experiments import measurements
+from experiments.run.branching import copy_rounds
+from experiments.run.status import Reporter
+from experiments.run.store import RunStore, differences, write_text
 from experiments.settings import EngineerSettings, LogSettings, LoopSettings, Settings
-from experiments.store import RunStore, differences, write_text
 from experiments.study import provenance, results
 from experiments.study.results import ERROR, FINISHED, run_folder
 from experiments.study.variants import Budget, Study
+from experiments.text.errors import UserError
 from learner.devices import preemption
 
 _LOG = "log.txt"
@@ -208,7 +208,7 @@ def slots(root: Path, workers: int, settings: Settings) -> list[Slot]:
     }
     backend, count = _devices()
     if backend == "cpu":
-        cores = records.cores()
+        cores = measurements.cores()
         workers, turns = workers or len(cores), itertools.cycle(cores)
         each = max(1, len(cores) // workers)
         return [Slot(tuple(itertools.islice(turns, each)), environment) for _ in range(workers)]

@@ -17,12 +17,12 @@ import scipy.stats
 
 from engineer.analysis import expected_signal
 from engineer.space import Configuration, ConfigurationSpace
-from experiments import store as files
-from experiments.errors import UserError
 from experiments.families import Family
-from experiments.pages import paragraphs
+from experiments.run import store as files
 from experiments.statistics import LEVEL, paired
 from experiments.study.results import rate
+from experiments.text.errors import UserError
+from experiments.text.templates import paragraphs
 
 REFERENCE = "validation"
 """The configuration of the validation set."""

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import ml_collections
 
 from experiments import settings as settings_lib
-from experiments.errors import UserError, user_errors
 from experiments.settings import Settings
+from experiments.text.errors import UserError, user_errors
 
-# Options of the validation set besides those of its family; see `experiments.validation`.
+# Options of the validation set besides those of its family; see `experiments.ring.validation`.
 _SAME_VALIDATION = (
     "family",
     *(f"validation.{name}" for name in ("num_instances", "test_instances", "seed")),

@@ -13,13 +13,13 @@ import threading
 import traceback
 from pathlib import Path
 
-from experiments import process, versions
 from experiments import settings as settings_lib
-from experiments.errors import UserError
-from experiments.loop import Loop
-from experiments.progress import Reporter
-from experiments.store import RunStore, write_file
+from experiments.ring.loop import Loop
+from experiments.run import process, versions
+from experiments.run.status import Reporter
+from experiments.run.store import RunStore, write_file
 from experiments.study.results import FINISHED
+from experiments.text.errors import UserError
 from learner.devices import preemption
 
 _LOCK_SECONDS = 60.0

@@ -13,7 +13,7 @@ from absl import app
 
 from engineer import proposal
 from experiments import command_line, main
-from experiments.loop import Loop
+from experiments.ring.loop import Loop
 
 real_parse, real_validate = proposal.parse, Loop._validate
 

@@ -9,7 +9,7 @@ LINES = """
 import dataclasses, json
 from pathlib import Path
 
-from experiments import agreement
+from experiments.run import agreement
 from experiments.settings import Settings
 
 folder = Path(folder)

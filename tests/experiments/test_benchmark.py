@@ -16,17 +16,17 @@ from local_server import Handler, LocalServer
 
 import mapf_jax
 from experiments import settings as settings_lib
-from experiments import store as files
 from experiments.benchmark import __main__ as benchmark
 from experiments.benchmark import asking
 from experiments.benchmark import table as benchmark_table
 from experiments.benchmark.asking import ask
 from experiments.benchmark.questions import BUILTIN, BenchmarkQuestions, open_set
 from experiments.configs import tiny
-from experiments.errors import UserError
 from experiments.families.lakes import published
-from experiments.policy import load_params, load_policy
-from experiments.progress import Reporter
+from experiments.run import store as files
+from experiments.run.policy import load_params, load_policy
+from experiments.run.status import Reporter
+from experiments.text.errors import UserError
 from learner.training import train_state
 from learner.training.checkpoints import Checkpoints
 from mapf_jax import formats

@@ -6,12 +6,13 @@ import shutil
 import pytest
 import whole_runs
 
-from experiments import export, run_reading
+from experiments import export
 from experiments import settings as settings_lib
-from experiments.loop import Loop
-from experiments.progress import Reporter
+from experiments.ring.loop import Loop
+from experiments.run import reading as run_reading
+from experiments.run.status import Reporter
+from experiments.run.store import RunStore
 from experiments.settings import MeshSettings
-from experiments.store import RunStore
 
 
 def start(workdir, *options):

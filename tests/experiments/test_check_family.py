@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from experiments import check_family, loop
-from experiments.errors import UserError
+from experiments import check_family
 from experiments.families import sandbox, template
-from experiments.progress import Reporter
+from experiments.ring import loop
+from experiments.run.status import Reporter
+from experiments.run.store import RunStore
 from experiments.settings import from_config
-from experiments.store import RunStore
+from experiments.text.errors import UserError
 
 TEMPLATE = Path(template.__file__).read_text(encoding="utf-8")
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import experiments
 from experiments import command_line
 
 ROOT = Path(__file__).parents[2]
@@ -88,7 +89,7 @@ def test_every_script_starts_a_command(script, monkeypatch):
     """The module that `python -m` starts: it exists and does something as `__main__`."""
     started = []
     monkeypatch.setattr(runpy, "run_module", lambda name, **_: started.append(name))
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(experiments, "begin_command", lambda: None)  # Not in this process.
     module, _, name = scripts()[script].partition(":")
     target = pkgutil.resolve_name(f"{module}:{name}")
     if module != "experiments.commands":
@@ -138,7 +139,8 @@ def test_an_interrupt_while_a_command_is_imported_prints_nothing(tmp_path):
 INTERRUPTED = """
 import os, signal
 from absl import app
-from experiments import command_line, loop, main
+from experiments import command_line, main
+from experiments.ring import loop
 
 def run(self):
     with self._preemption.watch(), self._preemption.hold():

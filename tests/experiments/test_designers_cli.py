@@ -16,11 +16,12 @@ from engineer.endpoint import RefusedError
 from engineer.proposal import parse, render_config
 from engineer.record import RunRecord
 from engineer.space import Configuration
-from experiments import designing, evidence, settings
-from experiments.errors import UserError
+from experiments import settings
 from experiments.families.lakes import texts as lakes
+from experiments.ring import designing, outcomes
+from experiments.run.store import RunStore
 from experiments.settings import DESIGNERS
-from experiments.store import RunStore
+from experiments.text.errors import UserError
 from mapf_jax import formats
 from mapf_jax.draw import render
 
@@ -147,7 +148,7 @@ def design_again(folder, **engineer):
     family, store = chosen.load_family(), RunStore(folder)
     usage = store.root / designing.USAGE
     designer = designing.make_designer(chosen, family, usage=usage)
-    record = evidence.run_record(store, chosen, family, 1)
+    record = outcomes.run_record(store, chosen, family, 1)
     made = folder / "again"
     designing.design_round(store, made, designer, record, family.space, 0)
     return made

@@ -10,11 +10,11 @@ from engineer.context import VARIANTS
 from engineer.proposal import Unreadable, parse, project, render_config
 from experiments import settings as settings_lib
 from experiments.configs import tiny
-from experiments.designing import design_completer
 from experiments.families import demonstrations
 from experiments.families.lakes import texts as lakes
 from experiments.families.lakes.family import Lakes
-from experiments.policy import load_params, load_policy
+from experiments.ring.designing import design_completer
+from experiments.run.policy import load_params, load_policy
 from learner.decoder import model
 
 COUNT = 200

@@ -12,10 +12,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from experiments import export
 from experiments import settings as settings_lib
-from experiments import store as files
 from experiments.configs import tiny
-from experiments.errors import ended_in_one_line
-from experiments.policy import load_params, load_policy
+from experiments.run import store as files
+from experiments.run.policy import load_params, load_policy
+from experiments.text.errors import ended_in_one_line
 from learner.training import lora, train_state
 from learner.training.checkpoints import Checkpoints
 from learner.training.lora import LoraConfig

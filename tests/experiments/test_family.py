@@ -22,15 +22,15 @@ from engineer.evidence import Evidence, FailureBreakdown
 from engineer.record import RoundRecord, RunRecord
 from engineer.space import Configuration
 from experiments import families, warm_start
-from experiments.errors import UserError
 from experiments.families import loading
 from experiments.families.loading import FamilySettings
-from experiments.problem_sets import ProblemSets
-from experiments.progress import Reporter
+from experiments.ring.problem_sets import ProblemSets
+from experiments.ring.validation import validate, write_validation
+from experiments.run.status import Reporter
+from experiments.run.store import RunStore
 from experiments.settings import from_config, of_run
-from experiments.store import RunStore
 from experiments.study.results import rate
-from experiments.validation import validate, write_validation
+from experiments.text.errors import UserError
 from learner.chat import Completion
 from learner.training.task import Scores
 

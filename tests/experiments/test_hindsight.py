@@ -9,11 +9,11 @@ from engineer.controls import exchanged, with_rows_renamed
 from engineer.proposal import Proposal, parse
 from experiments import settings
 from experiments.configs import sums
-from experiments.designing import design_completer
-from experiments.errors import UserError
 from experiments.families.demonstrations import random_record
-from experiments.hindsight import ROWS, Hindsight, best_in_hindsight
-from experiments.policy import load_params, load_policy
+from experiments.ring.designing import design_completer
+from experiments.ring.hindsight import ROWS, Hindsight, best_in_hindsight
+from experiments.run.policy import load_params, load_policy
+from experiments.text.errors import UserError
 from learner.training.train_state import create_train_state
 
 

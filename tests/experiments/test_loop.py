@@ -14,7 +14,7 @@ import tensorboard_events
 import whole_runs
 import yaml
 
-from experiments import store
+from experiments.run import store
 
 
 def story(workdir, rounds=3):

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import policy
+from experiments.run import policy
 from learner.decoder.attention import Choice
 
 

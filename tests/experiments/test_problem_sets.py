@@ -10,17 +10,17 @@ import pytest
 from engineer.context import VARIANTS, compose
 from engineer.designers import Design
 from engineer.space import Configuration
-from experiments import evidence, loop
-from experiments.errors import UserError
-from experiments.problem_sets import ProblemSets
-from experiments.progress import Reporter
 from experiments.report.charts import Drawn, Gallery
 from experiments.report.run import page
-from experiments.run_reading import read_run
+from experiments.ring import loop, outcomes
+from experiments.ring.problem_sets import ProblemSets
+from experiments.ring.validation import write_validation
+from experiments.run.reading import read_run
+from experiments.run.status import Reporter
+from experiments.run.store import RunStore
 from experiments.settings import from_config
-from experiments.store import RunStore
 from experiments.study.variants import Budget
-from experiments.validation import write_validation
+from experiments.text.errors import UserError
 
 FAMILY = """
 from experiments.families.data_set import DataSet
@@ -122,7 +122,7 @@ def test_a_round_keeps_its_steps_or_its_configuration_and_says_so(given, capsys)
     record = store.read(store.round(1) / "generated.json")
     assert record["note"].startswith(kept)
     assert [one["refused"] for one in record["shortfalls"]] == [True, False]
-    seen = compose(VARIANTS["V1"], evidence.run_record(store, settings, family, 2), family.texts)
+    seen = compose(VARIANTS["V1"], outcomes.run_record(store, settings, family, 2), family.texts)
     assert f"Latest training set\n{kept} are needed\n{repeat}\n" in seen[0]["content"]
     store.write(store.root / "config.json", settings.to_dict())
     shown = page(read_run(store.root), NoCharts(store.root)).partition("<section")[0]
@@ -167,7 +167,7 @@ def test_the_test_set_is_answered_first_and_last_and_no_engineer_reads_it(given,
         write_training(store, index)
 
     def design(index, progress):
-        told.append(evidence.run_record(store, settings, family, index + 1).to_dict())
+        told.append(outcomes.run_record(store, settings, family, index + 1).to_dict())
         kept = Design(family.space.uniform(), "fixed").to_dict()
         store.write(store.round(index) / "design" / "design.json", kept)
 

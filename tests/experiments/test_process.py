@@ -6,7 +6,7 @@ import jax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from experiments import process
+from experiments.run import process
 from experiments.settings import ModelSettings
 from learner.decoder import model
 from learner.decoder.config import DecoderConfig

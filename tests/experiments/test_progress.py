@@ -3,13 +3,13 @@
 import pytest
 
 from engineer.evidence import FailureBreakdown, GroupOutcome
-from experiments.errors import UserError
-from experiments.evidence import example
 from experiments.families.words import Words
-from experiments.progress import Reporter, describe, truncation
-from experiments.run_metrics import check_packages, open_writers
+from experiments.ring.metrics import check_packages, open_writers
+from experiments.ring.outcomes import example
+from experiments.run.status import Reporter, describe, truncation
+from experiments.run.store import RunStore, write_file
 from experiments.settings import from_config
-from experiments.store import RunStore, write_file
+from experiments.text.errors import UserError
 
 
 def breakdown(*rows):

@@ -6,12 +6,12 @@ import hashlib
 import pytest
 from whole_runs import PLAN
 
-from experiments import records
+from experiments import measurements
 from experiments.configs.studies import bases
-from experiments.errors import UserError
-from experiments.progress import Reporter
+from experiments.run.status import Reporter
 from experiments.study import provenance, results, runs, variants
 from experiments.study.variants import Study, Variant
+from experiments.text.errors import UserError
 
 STUDY = Study(
     question="Who?",
@@ -41,7 +41,7 @@ class Begins(runs.Runner):
 def test_a_study_says_by_which_code_and_when_it_was_computed(tmp_path, monkeypatch):
     monkeypatch.setattr(runs, "Runner", Begins)
     monkeypatch.setattr(runs, "slots", lambda *_: [])
-    monkeypatch.setattr(records, "revision", lambda: {"revision": "abc", "clean": False})
+    monkeypatch.setattr(measurements, "revision", lambda: {"revision": "abc", "clean": False})
 
     def compute(study, workers=1, amendment=None):
         base = bases.tiny_base()
@@ -91,5 +91,5 @@ def test_a_changed_checkout_is_no_clean_one(monkeypatch):
     def run(command, **_):
         return type("Done", (), {"stdout": next(printed)})
 
-    monkeypatch.setattr(records.subprocess, "run", run)
-    assert [records.revision()["clean"] for _ in range(2)] == [False, True]
+    monkeypatch.setattr(measurements.subprocess, "run", run)
+    assert [measurements.revision()["clean"] for _ in range(2)] == [False, True]

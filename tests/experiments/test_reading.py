@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from engineer.reading import CONTROLS, Reading
-from experiments import policy, reading
-from experiments.errors import UserError
+from experiments import reading
+from experiments.run import policy
 from experiments.settings import from_config
+from experiments.text.errors import UserError
 from learner.training import sft
 
 

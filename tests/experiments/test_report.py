@@ -19,13 +19,14 @@ import scipy.stats
 from engineer.analysis import MEASURES
 from engineer.proposal import render_config
 from engineer.space import Configuration
-from experiments import report, validation
-from experiments import store as files
+from experiments import report
 from experiments.configs import tiny
-from experiments.evidence import _training_evidence
 from experiments.families.lakes import texts as lake_texts
 from experiments.families.lakes.family import Lakes
 from experiments.report import charts, style
+from experiments.ring import validation
+from experiments.ring.outcomes import _training_evidence
+from experiments.run import store as files
 from experiments.settings import from_config
 from experiments.study import results as study_results
 from experiments.study.variants import Study, Variant

@@ -22,8 +22,7 @@ from engineer.analysis import QUESTIONS, analyse, rules
 from engineer.context import VARIANTS as CONTEXTS
 from engineer.designers import NoAnswerError
 from engineer.proposal import render_config
-from experiments import records, settings
-from experiments import store as files
+from experiments import measurements, settings
 from experiments.benchmark import __main__ as benchmark
 from experiments.benchmark import reproduction
 from experiments.benchmark.questions import BUILTIN, BenchmarkQuestions
@@ -32,6 +31,7 @@ from experiments.benchmark.table import Outcomes
 from experiments.families.demonstrations import random_record, rule_design
 from experiments.families.lakes.published import Group
 from experiments.families.lakes.texts import TEXTS, lake_space
+from experiments.run import store as files
 
 ROOT = Path(__file__).parent.parent.parent
 VARIANTS = ("fixed_random", "base", "v1", "v2", "v3", "v4", "v5", "v6", "full", "by-m")
@@ -125,7 +125,7 @@ def test_tables_in_the_published_shape():
 
 def test_variants_are_compared_on_parts_of_the_benchmark(tmp_path):
     study, questions, outcomes = made_up()
-    tables, _ = benchmark.write(tmp_path, study, questions, outcomes, records.facts())
+    tables, _ = benchmark.write(tmp_path, study, questions, outcomes, measurements.facts())
     found = json.loads((tmp_path / "results.json").read_text())["tables"]
     assert [one["title"] for one in found] == [table.title for table in tables]
     rows = {
@@ -218,7 +218,7 @@ import json, sys
 from pathlib import Path
 from absl.testing import flagsaver
 from experiments import reproduce
-from experiments.errors import UserError
+from experiments.text.errors import UserError
 
 reproduce._parse(["reproduce", "--model=tiny", "--out=none", "--dry_run"])
 for chosen in json.loads(sys.argv[1]):

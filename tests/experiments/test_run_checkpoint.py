@@ -4,10 +4,10 @@ import types
 
 import jax.numpy as jnp
 
-from experiments import run_checkpoint
-from experiments.run_checkpoint import Progress, SavedProgress
+from experiments.run import checkpoint as run_checkpoint
+from experiments.run.checkpoint import Progress, SavedProgress
+from experiments.run.store import RunStore
 from experiments.settings import CheckpointSettings, Settings
-from experiments.store import RunStore
 from learner.training.train_state import TrainState
 
 

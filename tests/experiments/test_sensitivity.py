@@ -11,8 +11,8 @@ import scipy.stats
 from whole_runs import PLAN, ROOT, compilation_cache
 
 from experiments import settings as settings_lib
-from experiments.errors import UserError
 from experiments.study import sensitivity
+from experiments.text.errors import UserError
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import venv
 import numpy as np
 import pytest
 
-from experiments import records
+from experiments import measurements
 from experiments.speed import commands, compiled, engines, generator, peers, simulator
 from experiments.speed.engines import Case, Outcome
 from learner.plan import programs
@@ -165,9 +165,9 @@ def test_a_comparison_is_with_the_first_engine():
 
 def test_pages_hold_plain_values(tmp_path):
     with pytest.raises(ValueError, match="shorter"):
-        records.Table("t", ("a", "b"), [(1,)]).to_dict()
+        measurements.Table("t", ("a", "b"), [(1,)]).to_dict()
     rows = [{"a": np.int64(1234), "c": np.float32(0.5)}, {"a": True, "b": "x|y"}]
-    made = [records.Table.of("t", rows, "note")]
+    made = [measurements.Table.of("t", rows, "note")]
     commands.run("x", "", lambda options: made, [f"--out={tmp_path / 'pages'}"])
     content = json.loads((tmp_path / "pages" / "x.json").read_text())
     assert content["notes"] == []

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from experiments import records
+from experiments import measurements
 from experiments.speed import sampler, trainer
 
 TINY = dataclasses.replace(
@@ -28,7 +28,7 @@ def rows(table):
 
 @pytest.mark.slow
 def test_tables_of_the_sampler_on_a_cpu(monkeypatch):
-    monkeypatch.setattr(records, "cores", lambda: list(range(6)))
+    monkeypatch.setattr(measurements, "cores", lambda: list(range(6)))
     (table,) = sampler.tables(
         sys.executable, rounds=1, slots=4, prompt_tokens=8, new_tokens=12, config=TINY
     )

@@ -6,11 +6,12 @@ import pytest
 import whole_runs
 
 from engineer.evidence import FailureBreakdown
-from experiments import report, store
-from experiments.errors import UserError
+from experiments import report
 from experiments.families.lakes.options import LakesOptions
+from experiments.run import store
+from experiments.run.store import RunStore
 from experiments.settings import Settings, from_config
-from experiments.store import RunStore
+from experiments.text.errors import UserError
 from learner.checks import one_line
 
 ANSWERS = [

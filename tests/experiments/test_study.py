@@ -20,15 +20,15 @@ from whole_runs import PLAN, compilation_cache
 
 from engineer.space import Configuration
 from experiments.configs.studies import bases, designers
-from experiments.errors import UserError
 from experiments.families.lakes.family import Lakes
 from experiments.families.lakes.options import LakesOptions
-from experiments.progress import Reporter
+from experiments.run.status import Reporter
 from experiments.settings import Settings, from_config
 from experiments.study import results as study_results
 from experiments.study import runs as study_runs
 from experiments.study import variants
 from experiments.study.variants import Study, Variant
+from experiments.text.errors import UserError
 
 ROOT = Path(__file__).parent.parent.parent
 STUDIES = [

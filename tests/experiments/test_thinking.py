@@ -8,9 +8,9 @@ import pytest
 import whole_runs
 
 from experiments.configs import qwen3_4b_thinking, tiny
-from experiments.policy import load_params, load_policy
+from experiments.ring.validation import validation_completers
+from experiments.run.policy import load_params, load_policy
 from experiments.settings import from_config
-from experiments.validation import validation_completers
 from learner import tokens
 from learner.decoder import weights
 

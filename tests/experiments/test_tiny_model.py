@@ -12,12 +12,12 @@ from experiments import settings as settings_lib
 from experiments import warm_start
 from experiments.configs import sums, sums_ladder, sums_tiny, tiny
 from experiments.configs.studies import climbing_ladder, contexts_ladder, learning_ladder
-from experiments.evidence import training_texts
 from experiments.families import demonstrations
 from experiments.families.lakes import texts as lakes
 from experiments.families.lakes.family import Lakes
-from experiments.policy import load_params, load_policy
-from experiments.validation import validate, validation_completers, validation_set
+from experiments.ring.outcomes import training_texts
+from experiments.ring.validation import validate, validation_completers, validation_set
+from experiments.run.policy import load_params, load_policy
 from mapf_jax.text import RULES
 
 STUDIES = (contexts_ladder, learning_ladder, climbing_ladder)

@@ -10,14 +10,15 @@ from pathlib import Path
 import jax
 import pytest
 
-from experiments import versions
-from experiments.errors import UserError
-from experiments.loop import Loop
-from experiments.progress import Reporter
+import experiments
+from experiments.ring.loop import Loop
+from experiments.run import versions
+from experiments.run.status import Reporter
+from experiments.run.store import RunStore
 from experiments.settings import from_config
-from experiments.store import RunStore
+from experiments.text.errors import UserError
 
-TINY = Path(versions.__file__).parent / "models" / "tiny"
+TINY = Path(experiments.__file__).parent / "models" / "tiny"
 
 
 @pytest.fixture
@@ -39,7 +40,9 @@ def recorded(store):
 
 
 def test_draws_are_the_same_whatever_is_set_outside():
-    code = "from experiments import versions; versions.pin(); import jax, numpy; key = jax.random"
+    code = (
+        "from experiments.run import versions; versions.pin(); import jax, numpy; key = jax.random"
+    )
     code += ".key(1); print(key.dtype, jax.random.bits(key, 3).tolist(), jax.numpy.ones(1).dtype"
     code += ", jax.numpy.asarray(numpy.ones(1)).dtype, jax.random.uniform(key, (5,)).tolist())"
     odd = {"ENABLE_X64": "1", "DEFAULT_PRNG_IMPL": "rbg", "THREEFRY_PARTITIONABLE": "0"}

@@ -10,18 +10,19 @@ import pytest
 from engineer import context, designers
 from engineer.proposal import render_config
 from engineer.record import RoundRecord, RunRecord
-from experiments import branching, designing, evidence, hindsight, loop, policy, problem_sets
 from experiments.families.demonstrations import random_record
 from experiments.families.lakes.family import Lakes
 from experiments.families.lakes.options import LakesOptions
 from experiments.families.template import family
-from experiments.hindsight import Hindsight, best_in_hindsight
-from experiments.progress import Reporter
+from experiments.ring import designing, hindsight, loop, outcomes, problem_sets
+from experiments.ring.hindsight import Hindsight, best_in_hindsight
+from experiments.ring.validation import validate
+from experiments.run import branching, policy
+from experiments.run.status import Reporter
+from experiments.run.store import RunStore
 from experiments.settings import from_config
-from experiments.store import RunStore
 from experiments.study import results, runs
 from experiments.study.variants import Budget
-from experiments.validation import validate
 from learner.chat import Completion
 from mapf_jax.answer_reward import RewardConfig, reward_weights
 
@@ -73,7 +74,7 @@ def test_no_context_shows_a_failure_of_validation(store):
     store.write(folder / "validation.json", family.breakdown(records).to_dict())
     store.write(folder / "train_failures.json", [])
     write_training(store, folder)
-    found = evidence.round_evidence(store, family, 0)
+    found = outcomes.round_evidence(store, family, 0)
     assert [failure.held_out for failure in found.failures] == [True, True]
     record = RunRecord((RoundRecord(0, family.space.uniform(), found, True),), 1, 3, 1)
     (message,) = context.compose(context.ContextSpec(examples=9), record, family.texts)
@@ -82,7 +83,7 @@ def test_no_context_shows_a_failure_of_validation(store):
 
 def test_the_reward_of_the_last_quarter_is_that_of_the_last_steps(store):
     write_training(store, store.round(0))
-    found = evidence._training_evidence(store, store.round(0))
+    found = outcomes._training_evidence(store, store.round(0))
     assert (found.steps, found.reward, found.reward_last) == (8, 3.5, 6.5)
 
 
@@ -91,7 +92,7 @@ def test_a_design_that_was_not_used_explains_nothing(store):
         store.write(store.round(index) / "design" / "design.json", {"summary": summary})
     for index, note in enumerate(("", "", "previous configuration kept: ...")):
         store.write(store.round(index) / "generated.json", {"note": note})
-    assert evidence._explanation(store, 2) == "used"
+    assert outcomes._explanation(store, 2) == "used"
 
 
 def answer(name, valid):

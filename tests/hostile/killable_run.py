@@ -12,7 +12,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from experiments import store
+from experiments.run import store
 from learner import tokens
 from learner.decoder import model
 from learner.decoder.config import DecoderConfig

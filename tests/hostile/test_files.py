@@ -5,8 +5,8 @@ import random
 import pytest
 from hostile_texts import hostile_text
 
-from experiments import store
-from experiments.errors import UserError
+from experiments.run import store
+from experiments.text.errors import UserError
 
 
 def damaged(rng, raw):

@@ -14,8 +14,8 @@ from hostile_texts import hostile_text
 
 from engineer import endpoint
 from engineer.proposal import Unreadable, parse, project, render_config
-from experiments import store
 from experiments.families import loading
+from experiments.run import store
 from experiments.settings import ModelSettings
 from learner import checks, tokens
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from engineer.designers import Design
 from engineer.space import Configuration
-from experiments.errors import UserError
-from experiments.evidence import one_of_each_kind
 from experiments.families import Family, Problem
+from experiments.ring.outcomes import one_of_each_kind
 from experiments.settings import Settings
+from experiments.text.errors import UserError
 from learner import checks
 from learner.devices import distributed
 from learner.training import metrics

@@ -8,13 +8,13 @@ import jax
 import numpy as np
 
 from engineer.evidence import FailureBreakdown
-from experiments.errors import UserError
-from experiments.evidence import outcome_metrics
 from experiments.families import Family, Generated, NoProblemError, Problem
-from experiments.policy import Policy
+from experiments.ring.outcomes import outcome_metrics
+from experiments.run.policy import Policy
+from experiments.run.store import RunStore
 from experiments.settings import Settings
 from experiments.statistics import effective_trials
-from experiments.store import RunStore
+from experiments.text.errors import UserError
 from learner import tokens
 from learner.chat import Completion
 from learner.sampling.completer import Completer

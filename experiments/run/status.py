@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from engineer.evidence import FailureBreakdown, GroupOutcome
-from experiments.pages import paragraphs
 from experiments.settings import Settings
+from experiments.text.templates import paragraphs
 from learner.training.trainer import GRPOTrainer
 
 _SECONDS_BETWEEN_LINES = 15.0

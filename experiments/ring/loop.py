@@ -19,17 +19,18 @@ from engineer import designers
 from engineer.designers import Designer
 from engineer.evidence import FailureBreakdown
 from engineer.space import Configuration
-from experiments import branching, check_family, designing, evidence, policy, problem_sets
-from experiments.errors import user_errors
-from experiments.families import Problem
-from experiments.hindsight import Hindsight
-from experiments.problem_sets import ProblemSets
-from experiments.progress import Reporter, describe, plan, truncation
-from experiments.run_checkpoint import Progress, SavedProgress
-from experiments.run_metrics import check_packages, of_design, of_validation, open_writers
+from experiments.families import Problem, examination
+from experiments.ring import designing, outcomes, problem_sets
+from experiments.ring.hindsight import Hindsight
+from experiments.ring.metrics import check_packages, of_design, of_validation, open_writers
+from experiments.ring.problem_sets import ProblemSets
+from experiments.ring.validation import Written, validate, validation_completers, write_validation
+from experiments.run import branching, policy
+from experiments.run.checkpoint import Progress, SavedProgress
+from experiments.run.status import Reporter, describe, plan, truncation
+from experiments.run.store import TEST, RunStore, append_log, open_steps
 from experiments.settings import Settings
-from experiments.store import TEST, RunStore, append_log, open_steps
-from experiments.validation import Written, validate, validation_completers, write_validation
+from experiments.text.errors import user_errors
 from learner.devices import distributed
 from learner.devices.preemption import Preemption
 from learner.training.trainer import GRPOTrainer
@@ -105,7 +106,7 @@ class Loop:
                         self._test(params, folder)
                     self._checkpoints.keep_weights(self._policy, params, index)
                     del params  # Training donates them.
-                    evidence.round_evidence(store, self._family, index)
+                    outcomes.round_evidence(store, self._family, index)
                     if index + 1 < settings.loop.rounds:
                         self._train_engineer(index, progress)
                         self._design(index, progress)
@@ -123,7 +124,7 @@ class Loop:
                 lambda: designing.start_config(settings, self._family.space, seed)
             )
             if settings.family_file:
-                distributed.on_first(lambda: check_family.try_once(self._family))
+                distributed.on_first(lambda: examination.try_once(self._family))
             params = distributed.on_all(self._load_model)
             frozen = params if settings.training.lora.rank else None
             if frozen is None and settings.training.objective.kl_coef > 0:
@@ -195,8 +196,8 @@ class Loop:
             self._checkpoints.batch_kept(f"round-{index}", self._reporter),
         ):
             for result in results:
-                outcomes = self._family.breakdown(result.scores.records)
-                values = result.metrics | evidence.outcome_metrics(outcomes, "task/")
+                breakdown = self._family.breakdown(result.scores.records)
+                values = result.metrics | outcomes.outcome_metrics(breakdown, "task/")
                 values["machine/processor_seconds"] = self._processor_seconds()
                 progress.advance(result, task)
                 if distributed.is_first():
@@ -206,7 +207,7 @@ class Loop:
                 advance(progress.step, note)
                 last = progress.step == steps
                 if last:
-                    drawn = evidence.training_failures(self._family, problems, result)
+                    drawn = outcomes.training_failures(self._family, problems, result)
                     self._store.write(self._store.round(index) / "train_failures.json", drawn)
                 self._preemption.agree()
                 leave = self._preemption.requested
@@ -270,7 +271,7 @@ class Loop:
         """Trains the checkpoint as engineer; repeated after a resume, whose state is older."""
         if not self._settings.engineer.training.hindsight_steps:
             return
-        record = evidence.run_record(self._store, self._settings, self._family, index + 1)
+        record = outcomes.run_record(self._store, self._settings, self._family, index + 1)
         key = problem_sets.round_key(self._settings, problem_sets.HINDSIGHT, index)
         with self._checkpoints.batch_kept(f"round-{index}-engineer", self._reporter):
             progress.state, steps = self._hindsight(progress.state, record, key)
@@ -284,7 +285,7 @@ class Loop:
         if store.exists(folder / "design.json"):
             return
         designer = self._designer(index, progress)
-        record = evidence.run_record(store, settings, family, index + 1)
+        record = outcomes.run_record(store, settings, family, index + 1)
         design = designing.design_round(store, folder, designer, record, family.space, seed)
         self._write_metrics(progress.total, of_design(design))
         self._preemption.agree()
@@ -307,4 +308,4 @@ class Loop:
         ending = describe(self._store.read(path)) if self._store.exists(path) else ""
         self._reporter.validation(title, *validated, ending)
         self._reporter.notes(truncation(validated[0], self._settings.validation.max_new_tokens))
-        self._reporter.notes(evidence.example(self._store, self._family, folder))
+        self._reporter.notes(outcomes.example(self._store, self._family, folder))

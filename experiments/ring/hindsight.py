@@ -21,7 +21,7 @@ from engineer.proposal import Proposal, project, render_config
 from engineer.record import RunRecord
 from engineer.space import Configuration, ConfigurationSpace
 from experiments.families import Family
-from experiments.policy import Policy
+from experiments.run.policy import Policy
 from experiments.settings import Settings
 from learner import tokens
 from learner.training import sft

@@ -44,9 +44,9 @@ import numpy as np
 import yaml
 
 from engineer.evidence import FailureBreakdown
-from experiments import versions
-from experiments.errors import UserError, user_errors
+from experiments.run import versions
 from experiments.settings import Settings, check_known
+from experiments.text.errors import UserError, user_errors
 from learner import checks
 from learner.devices import distributed
 

@@ -16,11 +16,11 @@ from engineer.designers import Design, Designer, Generate, NoAnswerError
 from engineer.endpoint import Endpoint, RefusedError, Server
 from engineer.record import RunRecord
 from engineer.space import Configuration, ConfigurationSpace
-from experiments.errors import UserError
 from experiments.families import Family
-from experiments.policy import Policy
+from experiments.run.policy import Policy
+from experiments.run.store import RunStore
 from experiments.settings import EngineerSettings, Settings
-from experiments.store import RunStore
+from experiments.text.errors import UserError
 from learner import tokens
 from learner.devices import distributed
 from learner.sampling.completer import Completer, Ending

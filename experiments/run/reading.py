@@ -10,11 +10,11 @@ from typing import Any
 
 from engineer.evidence import FailureBreakdown
 from engineer.space import Configuration
-from experiments import store as files
-from experiments.errors import UserError
 from experiments.families import Family
+from experiments.run import store as files
 from experiments.settings import family_of
 from experiments.statistics import Interval, wilson
+from experiments.text.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)

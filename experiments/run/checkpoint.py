@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from experiments import settings as settings_lib
-from experiments.errors import UserError, user_errors
-from experiments.policy import Policy, load_params
-from experiments.progress import Reporter
+from experiments.run.policy import Policy, load_params
+from experiments.run.status import Reporter
+from experiments.run.store import RunStore, read_log
 from experiments.settings import Settings
-from experiments.store import RunStore, read_log
+from experiments.text.errors import UserError, user_errors
 from learner.decoder import weights
 from learner.devices import distributed
 from learner.devices.preemption import Preempted

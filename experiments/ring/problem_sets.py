@@ -10,12 +10,12 @@ import numpy as np
 from engineer.evidence import Shortfall
 from engineer.proposal import render_config
 from engineer.space import Configuration
-from experiments.errors import UserError
 from experiments.families import Family, Generated, NoProblemError, Problem
-from experiments.progress import Reporter
+from experiments.ring.validation import test_set, validation_set
+from experiments.run.status import Reporter
+from experiments.run.store import TEST, RunStore, set_digest
 from experiments.settings import Settings
-from experiments.store import TEST, RunStore, set_digest
-from experiments.validation import test_set, validation_set
+from experiments.text.errors import UserError
 
 # Folded into the run's key, so that no two uses share one.
 GENERATION, TRAINING, DESIGN, COLD_START, HINDSIGHT = 0, 1, 2, 3, 5

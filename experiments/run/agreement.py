@@ -13,10 +13,10 @@ from pathlib import Path
 
 import jax
 
-from experiments import store as files
-from experiments import versions
-from experiments.errors import UserError, user_errors
+from experiments.run import store as files
+from experiments.run import versions
 from experiments.settings import Settings
+from experiments.text.errors import UserError, user_errors
 from learner.devices import distributed
 
 _CODE = ("mapf_jax", "engineer", "learner", "experiments")
@@ -42,7 +42,7 @@ def check_alike(settings: Settings) -> None:
             path
             for package in _CODE
             for pattern in _CODE_FILES
-            for path in (Path(__file__).parent.parent / package).rglob(pattern)
+            for path in (Path(__file__).parents[2] / package).rglob(pattern)
         ),
         "packages": versions.packages(),
         "model": versions.model_files(model),

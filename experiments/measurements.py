@@ -16,9 +16,9 @@ from typing import Any, Self
 
 import jax
 
-from experiments import store as files
-from experiments import versions
-from experiments.pages import estimate, p_value, render
+from experiments.run import store as files
+from experiments.run import versions
+from experiments.text.templates import estimate, p_value, render
 
 
 @dataclasses.dataclass(frozen=True)

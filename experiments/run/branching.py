@@ -10,12 +10,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from experiments import store as files
-from experiments.errors import UserError, user_errors
-from experiments.policy import Policy
-from experiments.run_checkpoint import end_of_round, find_checkpoint
+from experiments.run import store as files
+from experiments.run.checkpoint import end_of_round, find_checkpoint
+from experiments.run.policy import Policy
+from experiments.run.store import OtherOptionsError, RunStore
 from experiments.settings import Settings
-from experiments.store import OtherOptionsError, RunStore
+from experiments.text.errors import UserError, user_errors
 from learner.decoder import weights
 from learner.devices import distributed
 

@@ -11,9 +11,9 @@ from engineer.evidence import Evidence, FailureBreakdown, Shortfall, TrainingEvi
 from engineer.record import RoundRecord, RunRecord
 from engineer.space import Configuration
 from experiments.families import Family, Problem, Record
-from experiments.pages import paragraphs
+from experiments.run.store import RunStore
 from experiments.settings import Settings
-from experiments.store import RunStore
+from experiments.text.templates import paragraphs
 from learner.training.trainer import StepResult
 
 T = TypeVar("T")

@@ -1,0 +1,1 @@
+"""A run's files, checkpoints and processes."""

@@ -1,0 +1,1 @@
+"""Errors, templates and tables: what people read."""
