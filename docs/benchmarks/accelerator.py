@@ -32,26 +32,25 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app, flags
+
+import simulator as simulator_speed
+from experiments import measurements
+from experiments.measurements import Table
+from learner.decoder import attention, model, weights
+from learner.decoder.cached_attention import cached_attention
+from learner.decoder.config import DecoderConfig, published
+from learner.devices import sharding
+from learner.plan import __main__ as plan_command
+from learner.sampling.distribution import SamplingParams
+from learner.sampling.sampler import Sampler
+from mapf_jax import benchmark, generator, joint_costs
+from runner import seconds
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-
-import jax  # noqa: E402
-import jax.numpy as jnp  # noqa: E402
-import numpy as np  # noqa: E402
-from absl import app, flags  # noqa: E402
-
-from experiments import measurements  # noqa: E402
-from experiments.measurements import Table  # noqa: E402
-from experiments.speed import simulator as simulator_speed  # noqa: E402
-from experiments.speed.engines import seconds  # noqa: E402
-from learner.decoder import attention, model, weights  # noqa: E402
-from learner.decoder.cached_attention import cached_attention  # noqa: E402
-from learner.decoder.config import DecoderConfig, published  # noqa: E402
-from learner.devices import sharding  # noqa: E402
-from learner.plan import __main__ as plan_command  # noqa: E402
-from learner.sampling.distribution import SamplingParams  # noqa: E402
-from learner.sampling.sampler import Sampler  # noqa: E402
-from mapf_jax import benchmark, generator, joint_costs  # noqa: E402
 
 Line = dict[str, Any]
 """A row of a table: `table`, a key of `TABLES`, and its columns; `step` is added when kept."""
@@ -187,7 +186,7 @@ def _decoding(
 
         (cache, out), alone = _carried(layer, tuple(cache))
         error = _error(out, exact)
-        _, together = _carried(lambda cache, layers=layers: layers(cache), cache)
+        _, together = _carried(layers, cache)
         needed = 2 * K * h * new[0].dtype.itemsize * (int(counts.sum()) + P * C * (S - 1))
         each = together / _LAYERS
         line |= {

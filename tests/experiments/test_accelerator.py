@@ -1,31 +1,20 @@
 """The script of docs/benchmarks/accelerator.md, without an accelerator."""
 
 import functools
-import importlib.util
 import json
-import sys
 import types
 from pathlib import Path
 
 import pytest
 
+import accelerator
 from learner.decoder import decode_gpu
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "benchmarks" / "accelerator"
 
 
-@pytest.fixture(scope="module")
-def accelerator():
-    """The script as a module."""
-    spec = importlib.util.spec_from_file_location("accelerator", PAGE.with_suffix(".py"))
-    module = sys.modules["accelerator"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["accelerator"]
-
-
-def test_the_page_is_what_the_script_writes_from_its_lines(accelerator, tmp_path):
+def test_the_page_is_what_the_script_writes_from_its_lines(tmp_path):
     kept = json.loads(PAGE.with_suffix(".json").read_text())
     accelerator.write_page(tmp_path, kept["facts"], kept["lines"])
     for suffix in (".json", ".md"):
@@ -35,19 +24,19 @@ def test_the_page_is_what_the_script_writes_from_its_lines(accelerator, tmp_path
     assert {line["step"] for line in kept["lines"]} <= {"ceilings", *accelerator.STEPS}
 
 
-def test_a_part_takes_at_most_nine_minutes(accelerator):
+def test_a_part_takes_at_most_nine_minutes():
     for part in {step.part for step in accelerator.STEPS.values()}:
         limits = [step.limit for step in accelerator.STEPS.values() if step.part == part]
         assert accelerator.CEILINGS.limit + sum(limits) <= 9 * 60
 
 
-def test_a_step_at_its_limit_is_a_line(accelerator):
+def test_a_step_at_its_limit_is_a_line():
     step = accelerator.Step("a", 0.2, accelerator.search)
     (line,) = accelerator.measure_step("search", step, True)
     assert (line["table"], line["happened"]) == ("failed", "did not finish within 0 s")
 
 
-def test_a_step_keeps_its_lines_and_says_how_it_failed(accelerator, monkeypatch, tmp_path):
+def test_a_step_keeps_its_lines_and_says_how_it_failed(monkeypatch, tmp_path):
     script = tmp_path / "script.py"
     script.write_text('print(\'{"table": "search", "lakes": 1}\'); raise ValueError(\'no memory\')')
     monkeypatch.setattr(accelerator, "__file__", str(script))
@@ -56,9 +45,7 @@ def test_a_step_keeps_its_lines_and_says_how_it_failed(accelerator, monkeypatch,
     assert failed["happened"] == "ValueError: no memory"
 
 
-def test_parts_replace_their_own_lines_and_those_of_other_devices(
-    accelerator, monkeypatch, tmp_path
-):
+def test_parts_replace_their_own_lines_and_those_of_other_devices(monkeypatch, tmp_path):
     device = "one"
 
     def measured(name, step, tiny):
@@ -84,7 +71,7 @@ def test_parts_replace_their_own_lines_and_those_of_other_devices(
     assert steps(["d"]) == ["smollm2"]
 
 
-def test_lines_of_a_run(accelerator, tmp_path):
+def test_lines_of_a_run(tmp_path):
     folder = tmp_path / "rounds" / "0"
     folder.mkdir(parents=True)
     names = ("sample_seconds", "update_seconds", "sample_tokens_per_second")
@@ -104,7 +91,7 @@ def test_lines_of_a_run(accelerator, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_kernel_of_decoding_beside_its_reference(accelerator, monkeypatch):
+def test_the_kernel_of_decoding_beside_its_reference(monkeypatch):
     monkeypatch.setattr(accelerator, "_LAYERS", 2)
     monkeypatch.setattr(accelerator, "_kernel", lambda: ["cudnn"])
     kernel = functools.partial(decode_gpu.append_and_attend, interpret=True)
@@ -118,7 +105,7 @@ def test_the_kernel_of_decoding_beside_its_reference(accelerator, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", "ab")
-def test_a_part_at_toy_size(accelerator, part, tmp_path, monkeypatch):
+def test_a_part_at_toy_size(part, tmp_path, monkeypatch):
     """Every step of the shorter parts runs on a CPU as it would on an accelerator."""
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "1")
     for name, value in (("_OUT", str(tmp_path)), ("_TINY", True), ("_STEP", None)):

@@ -1,19 +1,41 @@
-"""Speed measurements at toy size: what the commands print, what they leave behind."""
+"""The scripts of docs/benchmarks at toy size: what they print, what they leave behind."""
 
 import concurrent.futures
+import dataclasses
 import json
+import sys
 import time
 import venv
 
 import numpy as np
 import pytest
 
+import compiled
+import generator
+import peers
+import runner
+import sampler
+import simulator
+import trainer
 from experiments import measurements
-from experiments.speed import commands, compiled, engines, generator, peers, simulator
-from experiments.speed.engines import Case, Outcome
 from learner.plan import programs
+from runner import Case, Outcome
+
+TINY = dataclasses.replace(
+    sampler.SMALL,
+    vocab_size=256,
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=2,
+    head_dim=16,
+    max_position_embeddings=256,
+    initializer_range=0.2,
+)
 
 
+@pytest.mark.slow
 def test_the_simulator_writes_its_speed_and_its_circumstances(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(peers, "LIBRARIES", {"gymnasium": peers.gymnasium})
     simulator.main(["--quick", f"--out={tmp_path}"])
@@ -37,8 +59,8 @@ def test_the_simulator_writes_its_speed_and_its_circumstances(tmp_path, capsys, 
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("--peer_python=python3", "'python3': NAME=INTERPRETER"),
-        ("--peer_python=gymnax=/nowhere/python", "INTERPRETER a file"),
+        ("--python=python3", "'python3': NAME=INTERPRETER"),
+        ("--python=gymnax=/nowhere/python", "INTERPRETER a file"),
     ],
 )
 def test_bad_options_end_in_one_line(option, message, capsys):
@@ -51,11 +73,11 @@ def test_bad_options_end_in_one_line(option, message, capsys):
     ("engine", "obstacle"),
     [
         ("peers:measure", "failed: KeyError: 'library'"),
-        ("nothing:engine", "failed: ModuleNotFoundError: No module named 'experiments.speed.noth"),
+        ("nothing:engine", "failed: ModuleNotFoundError: No module named 'nothing'"),
     ],
 )
 def test_an_engine_that_fails_says_why_and_gets_no_further_turn(engine, obstacle):
-    outcome = engines.compare({"x": Case(engine, {})}, 2)["x"]
+    outcome = runner.compare({"x": Case(engine, {})}, 2)["x"]
     assert outcome.measurements == []
     assert outcome.obstacle.startswith(obstacle)
 
@@ -63,7 +85,7 @@ def test_an_engine_that_fails_says_why_and_gets_no_further_turn(engine, obstacle
 def test_an_engine_needs_nothing_but_its_library(tmp_path):
     venv.create(tmp_path, with_pip=False)
     case = Case("peers:measure", {"library": "gymnasium"}, str(tmp_path / "bin" / "python"))
-    outcome = engines.compare({"x": case})["x"]
+    outcome = runner.compare({"x": case})["x"]
     assert "PackageNotFoundError: No package metadata was found for gymnasium" in outcome.obstacle
 
 
@@ -74,7 +96,7 @@ def test_the_first_call_is_not_timed():
         calls.append(time.sleep(0.2 if not calls else 0.01))
         return {"tokens": len(calls)}
 
-    (measurement,) = engines.timed(work)
+    (measurement,) = runner.timed(work)
     assert measurement["tokens"] == 2
     assert 0.01 <= measurement["seconds"] < 0.2
 
@@ -111,6 +133,7 @@ def test_the_ratios_are_against_the_best_grids_that_agents_share():
     assert row[-1] == pytest.approx(4 * 8e6 / (2 * 2e5))
 
 
+@pytest.mark.slow
 def test_the_generator_counts_rates_and_outcomes(monkeypatch):
     monkeypatch.setattr(generator, "_HOLE_RATIOS", (0.1,))
     monkeypatch.setattr(generator, "_REPEATS", 1)
@@ -144,13 +167,48 @@ def test_the_generator_counts_rates_and_outcomes(monkeypatch):
         assert differ == 0
 
 
+def rows(table):
+    return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+
+
+@pytest.mark.slow
+def test_tables_of_the_sampler_on_a_cpu(monkeypatch):
+    monkeypatch.setattr(measurements, "cores", lambda: list(range(6)))
+    (table,) = sampler.tables(
+        sys.executable, rounds=1, slots=4, prompt_tokens=8, new_tokens=12, config=TINY
+    )
+    own, transformers, tunix = rows(table)
+    assert own["own is faster by"] == 1
+    assert own["same tokens"] == transformers["same tokens"] == 1
+    assert transformers["own is faster by"] == pytest.approx(
+        own["tokens/s, best"] / transformers["tokens/s, best"]
+    )
+    assert tunix["tokens/s, best"] is None
+    assert tunix["note"].startswith("failed: ModuleNotFoundError: No module named")
+    assert "the CPU is 2 devices of JAX" in table.note
+
+
+@pytest.mark.slow
+def test_tables_of_the_trainer_on_a_cpu():
+    (whole,) = trainer.tables(
+        sys.executable, rounds=1, num_prompts=2, group_size=2, prompt_tokens=8, new_tokens=8,
+        micro_batch_rows=2, config=TINY,
+    )  # fmt: skip
+    own, alone, trl = rows(whole)
+    assert own["this project is faster by"] == 1
+    assert own["completion tokens/s, best"] > 0
+    assert own["seconds of the update"] > 0
+    assert alone["seconds of sampling"] > 0
+    assert trl["note"].startswith("failed: ModuleNotFoundError: No module named 'trl'")
+
+
 def test_a_comparison_is_with_the_first_engine():
     def outcome(*seconds, **more):
         return Outcome([{"tokens": 12, "seconds": s, **more} for s in seconds])
 
     nothing = Outcome([], "failed: it is not there")
     outcomes = {"own": outcome(2, 4, 3, parts=5), "a": outcome(6), "b": nothing}
-    table = commands.comparison("t", outcomes, "tokens/s", "")
+    table = runner.comparison("t", outcomes, "tokens/s", "")
     assert table.columns == [
         "engine", "tokens/s, best", "median", "own is faster by", "parts", "note",
     ]  # fmt: skip
@@ -160,7 +218,7 @@ def test_a_comparison_is_with_the_first_engine():
         ["b", None, None, None, None, "failed: it is not there"],
     ]
     with pytest.raises(RuntimeError, match="own could not run: failed: it is not there"):
-        commands.comparison("t", {"own": nothing}, "tokens/s", "")
+        runner.comparison("t", {"own": nothing}, "tokens/s", "")
 
 
 def test_pages_hold_plain_values(tmp_path):
@@ -168,7 +226,7 @@ def test_pages_hold_plain_values(tmp_path):
         measurements.Table("t", ("a", "b"), [(1,)]).to_dict()
     rows = [{"a": np.int64(1234), "c": np.float32(0.5)}, {"a": True, "b": "x|y"}]
     made = [measurements.Table.of("t", rows, "note")]
-    commands.run("x", "", lambda options: made, [f"--out={tmp_path / 'pages'}"])
+    runner.run("x", "", lambda options: made, [f"--out={tmp_path / 'pages'}"])
     content = json.loads((tmp_path / "pages" / "x.json").read_text())
     assert content["notes"] == []
     assert content["tables"][0]["rows"] == [

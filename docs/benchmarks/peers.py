@@ -11,7 +11,7 @@ import importlib.metadata
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from experiments.speed.engines import Measurements, Task, seconds
+from runner import Measurements, Task, seconds
 
 Runs = Iterator[tuple[int, int, Callable[[], Any]]]
 """Batch size, environment steps of the whole batch, and the function that takes them."""

@@ -1,12 +1,11 @@
 """Speed of the trainer, beside TRL's GRPOTrainer.
 
-    python -m experiments.speed.trainer [--quick] [--out=docs/benchmarks] [--trl_python=...]
+    python docs/benchmarks/trainer.py [--quick] [--out=docs/benchmarks] [--python=trl=...]
 
 Completion tokens a second on the CPU of a whole GRPO step (sampling, scoring, update) at equal
 model, weights, prompts, groups, lengths, rewards and precision (float32).
 """
 
-import sys
 import tempfile
 from collections.abc import Iterator
 from typing import Any
@@ -14,13 +13,13 @@ from typing import Any
 import jax
 import numpy as np
 
+import runner
 from experiments.measurements import Table
-from experiments.speed import commands
-from experiments.speed.engines import Case, compare
-from experiments.speed.sampler import SMALL
 from learner import tokens
 from learner.decoder import model, weights
 from learner.decoder.config import DecoderConfig
+from runner import Case, compare
+from sampler import SMALL
 
 
 def tables(
@@ -63,7 +62,7 @@ def tables(
             },
             rounds,
         )
-    yield commands.comparison(
+    yield runner.comparison(
         f"Whole GRPO step: {num_prompts} prompts of {prompt_tokens} tokens, {group_size} "
         f"completions of {new_tokens} each",
         outcomes,
@@ -76,10 +75,10 @@ def tables(
 
 if __name__ == "__main__":
     quick: dict[str, Any] = {"rounds": 2, "num_prompts": 4, "new_tokens": 32}
-    commands.run(
+    runner.run(
         "trainer",
         __doc__,
-        lambda options: tables(options.trl_python, **(quick if options.quick else {})),
+        lambda options: tables(options.python["trl"], **(quick if options.quick else {})),
+        peers=["trl"],
         on_cpu=True,
-        trl_python={"default": sys.executable, "help": "interpreter that has trl"},
     )

@@ -1,4 +1,4 @@
-"""Speed of the exact generator: `python -m experiments.speed.generator --out=docs/benchmarks`.
+"""Speed of the exact generator: `python docs/benchmarks/generator.py --out=docs/benchmarks`.
 
 Exactly labelled instances a second by number of agents, lake size and hole ratio, beside
 w9-pathfinding on all cores in the same run. Also says how many instances stayed undecided.
@@ -22,13 +22,13 @@ import jax.numpy as jnp
 import numpy as np
 
 import mapf_jax
+import runner
 from experiments.measurements import Table
-from experiments.speed import commands
-from experiments.speed.engines import seconds
 from mapf_jax import generator, plans
 from mapf_jax.environment_config import num_holes
 from mapf_jax.padding import WIDTHS
 from mapf_jax.types import Instance, Status
+from runner import seconds
 
 _HOLE_RATIOS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 _W9_SECONDS = 1.0  # Limit for one instance.
@@ -183,4 +183,4 @@ def tables(options: argparse.Namespace) -> Iterator[Table]:
 
 
 if __name__ == "__main__":
-    commands.run("generator", __doc__, tables)
+    runner.run("generator", __doc__, tables)

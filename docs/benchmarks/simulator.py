@@ -1,4 +1,4 @@
-"""Speed of the simulator: `python -m experiments.speed.simulator --out=docs/benchmarks`.
+"""Speed of the simulator: `python docs/benchmarks/simulator.py --out=docs/benchmarks`.
 
 Environment steps a second with auto-reset from a pool of instances and per-agent rewards, on
 actions drawn beforehand, beside other libraries' grid worlds measured in the same run.
@@ -8,18 +8,18 @@ import argparse
 import itertools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+import peers
+import runner
 from experiments.measurements import Table
-from experiments.speed import commands, peers
-from experiments.speed.engines import Case, Outcome, compare, seconds
 from mapf_jax import generator
 from mapf_jax.env import PoolAutoReset, make
 from mapf_jax.env.wrappers import Pool
+from runner import Case, Outcome, compare, seconds
 
 SIZE = 8  # Width of the lakes.
 _HOLE_RATIO = 0.2
@@ -121,10 +121,9 @@ def measured(options: argparse.Namespace) -> Iterator[Table]:
     task = {"batches": [1, 1024], "steps": 1 << 14, "repeats": 1} if quick else {
         "batches": [1, 64, 1024, 8192], "steps": 1 << 19, "repeats": 3
     }  # fmt: skip
-    pythons = dict(options.peer_python)
     cases = {
-        name: Case("peers:measure", task | {"library": name}, pythons.get(name, sys.executable))
-        for name in peers.LIBRARIES
+        name: Case("peers:measure", task | {"library": name}, python)
+        for name, python in options.python.items()
     }
     outcomes = compare(cases)
     numbers, batches = ([4], [1, 1024]) if quick else ([2, 4, 8], [1, 64, 1024, 8192, 65536])
@@ -136,26 +135,9 @@ def measured(options: argparse.Namespace) -> Iterator[Table]:
     yield from tables(own, outcomes)
 
 
-def _interpreter(text: str) -> tuple[str, str]:
-    name, _, path = text.partition("=")
-    if name not in peers.LIBRARIES or not Path(path).is_file():
-        raise argparse.ArgumentTypeError(
-            f"{text!r}: NAME=INTERPRETER is needed, NAME one of {', '.join(peers.LIBRARIES)} and "
-            "INTERPRETER a file"
-        )
-    return name, path
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures, prints the page, and writes it if a folder is given."""
-    peer_python = {
-        "type": _interpreter,
-        "action": "append",
-        "default": [],
-        "metavar": "NAME=INTERPRETER",
-        "help": "an interpreter to measure a library with, if it wants other versions",
-    }
-    commands.run("simulator", __doc__, measured, argv, peer_python=peer_python)
+    runner.run("simulator", __doc__, measured, argv, peers=peers.LIBRARIES)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What compilers of accelerators make of the simulator: `python -m experiments.speed.compiled`.
+"""What compilers of accelerators make of the simulator: `python docs/benchmarks/compiled.py`.
 
 Memory and bytes of one step of many environments, and of the exact search for two agents, on chips
 that need not be there. Times are predicted by the compilers, for TPUs alone.
@@ -12,13 +12,14 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
+import runner
+import simulator
 from experiments.measurements import Table
-from experiments.speed import commands, simulator
-from experiments.speed.simulator import HOLES, SIZE
 from learner.plan import targets
 from learner.plan.programs import compile_program
 from learner.plan.targets import Target
 from mapf_jax import generator, joint_costs
+from simulator import HOLES, SIZE
 
 _AGENTS = 4
 _POOL = 4096  # Instances for resets.
@@ -91,7 +92,7 @@ def _chips(names: str) -> list[Target]:
 def main(argv: Sequence[str] | None = None) -> None:
     """Compiles, prints the page, and writes it if a folder is given."""
     chips = {"type": _chips, "default": "v5e,v5p,v6e,h200", "help": "separated by commas"}
-    commands.run("compiled", __doc__, tables, argv, chips=chips)
+    runner.run("compiled", __doc__, tables, argv, chips=chips)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
 """Speed of the sampler, beside transformers' `generate` and google-tunix's sampler.
 
-    python -m experiments.speed.sampler [--quick] [--out=docs/benchmarks]
+    python docs/benchmarks/sampler.py [--quick] [--out=docs/benchmarks] [--python=tunix=...]
 
 Tokens a second of all three on the CPU at equal model, weights, batch, lengths and precision
 (float32, greedy); the CPU counts as one device of JAX for each of its cores.
 """
 
 import math
-import sys
 import tempfile
 from collections.abc import Iterator
 from typing import Any
@@ -15,12 +14,12 @@ from typing import Any
 import jax
 import numpy as np
 
+import runner
 from experiments import measurements
 from experiments.measurements import Table
-from experiments.speed import commands
-from experiments.speed.engines import Case, compare
 from learner.decoder import model, weights
 from learner.decoder.config import DecoderConfig
+from runner import Case, compare
 
 SMALL = DecoderConfig(
     vocab_size=4096,
@@ -79,7 +78,7 @@ def tables(
         own = ids if own is None else own
         same = ids.shape == own.shape
         measurement["same tokens"] = float((ids == own).mean()) if same else 0.0
-    yield commands.comparison(
+    yield runner.comparison(
         f"{slots} prompts of {prompt_tokens} tokens, {new_tokens} new ones each",
         outcomes,
         "tokens/s",
@@ -91,10 +90,10 @@ def tables(
 
 if __name__ == "__main__":
     quick: dict[str, Any] = {"rounds": 2, "new_tokens": 128}
-    commands.run(
+    runner.run(
         "sampler",
         __doc__,
-        lambda options: tables(options.tunix_python, **(quick if options.quick else {})),
+        lambda options: tables(options.python["tunix"], **(quick if options.quick else {})),
+        peers=["tunix"],
         on_cpu=True,
-        tunix_python={"default": sys.executable, "help": "interpreter that has tunix"},
     )

@@ -1,4 +1,4 @@
-"""The engines that `experiments.speed.sampler` and `experiments.speed.trainer` compare."""
+"""The engines that `sampler.py` and `trainer.py` compare."""
 
 import json
 import pathlib
@@ -6,7 +6,7 @@ import time
 import types
 from typing import Any
 
-from experiments.speed.engines import Measurements, Task, timed
+from runner import Measurements, Task, timed
 
 
 def _loaded(task: Task) -> tuple[Any, Any, Any]:

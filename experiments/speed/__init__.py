@@ -1,1 +1,0 @@
-"""Commands that measure speed and write their results with a description of the machine."""
