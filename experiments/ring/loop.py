@@ -26,7 +26,7 @@ from experiments.ring.metrics import check_packages, of_design, of_validation, o
 from experiments.ring.problem_sets import ProblemSets
 from experiments.ring.validation import Written, validate, validation_completers, write_validation
 from experiments.run import branching, policy
-from experiments.run.checkpoint import Progress, SavedProgress
+from experiments.run.checkpoint import Position, RunCheckpoints
 from experiments.run.status import Reporter, describe, plan, truncation
 from experiments.run.store import TEST, RunStore, append_log, open_steps
 from experiments.settings import Settings
@@ -82,7 +82,7 @@ class Loop:
             params = self._load()
             distributed.on_first(lambda: store.claim(settings))
             self._reporter.notes(plan(settings, self._trainer))
-            self._checkpoints = stack.enter_context(SavedProgress(settings, store))
+            self._checkpoints = stack.enter_context(RunCheckpoints(settings, store))
             self._begun = self._checkpoints.done(self._resume_from)
             # TensorBoard hides what an interrupted run wrote for steps that are now repeated.
             opened = open_writers(settings, store.root, self._begun + 1)
@@ -92,24 +92,24 @@ class Loop:
             validated = self._validate(params, store.root / "initial", 0)
             self._report("before training", store.root / "initial", validated)
             self._test(params, store.root / "initial")
-            progress = self._start(params)
+            position = self._start(params)
             del params  # Training donates them.
             for index in range(settings.loop.rounds):
                 folder = store.round(index)
-                if index < progress.round:
+                if index < position.round:
                     validated = self._validated(folder)
                 else:
-                    self._train(index, progress)
-                    params = self._trainer.policy_params(progress.state)
-                    validated = self._validate(params, folder, progress.total)
+                    self._train(index, position)
+                    params = self._trainer.policy_params(position.state)
+                    validated = self._validate(params, folder, position.total)
                     if index + 1 == settings.loop.rounds:
                         self._test(params, folder)
                     self._checkpoints.keep_weights(self._policy, params, index)
                     del params  # Training donates them.
                     outcomes.round_evidence(store, self._family, index)
                     if index + 1 < settings.loop.rounds:
-                        self._train_engineer(index, progress)
-                        self._design(index, progress)
+                        self._train_engineer(index, position)
+                        self._design(index, position)
                 self._report(f"round {index + 1}", folder, validated)
 
     def _load(self) -> Any:
@@ -151,47 +151,47 @@ class Loop:
         designing.make_designer(settings, family)
         return policy.load_params(settings, self._policy)
 
-    def _start(self, params: Any) -> Progress:
-        """The progress at the checkpoint to resume from, or at the start of a run or branch."""
+    def _start(self, params: Any) -> Position:
+        """The position at the checkpoint to resume from, or at the start of a run or branch."""
         if self._begun:
-            progress = self._checkpoints.resume(self._policy, self._begun)
+            position = self._checkpoints.resume(self._policy, self._begun)
         else:
             params, begin = branching.fresh_start(self._store, self._policy, params)
             state = self._trainer.init_state(params, jax.random.key(self._settings.seed))
-            progress = Progress(state, **begin)
-            self._begun = progress.total
-        if progress.total:
-            step, number = progress.step, progress.round + 1
+            position = Position(state, **begin)
+            self._begun = position.total
+        if position.total:
+            step, number = position.step, position.round + 1
             self._reporter.line(f"resuming after step {step} of round {number}")
-        return progress
+        return position
 
-    def _train(self, index: int, progress: Progress) -> None:
+    def _train(self, index: int, position: Position) -> None:
         """Trains to the end of a round, with checkpoints on the way."""
         settings, problems = self._settings, self._problems.training(index)
         self._preemption.agree()
-        if index > progress.round:
-            progress.begin_round(index)
+        if index > position.round:
+            position.begin_round(index)
         task = self._family.task(problems)
-        if progress.task:
-            task.restore(progress.task)
+        if position.task:
+            task.restore(position.task)
         steps = settings.steps_per_round
-        if progress.total == self._begun and progress.step < steps:
+        if position.total == self._begun and position.step < steps:
             self._reporter.compiling(f"round {index + 1}", self._trainer.sampler.capacities)
-        path, begin = self._store.round(index) / "train.jsonl", progress.step
+        path, begin = self._store.round(index) / "train.jsonl", position.step
         distributed.on_first(lambda: open_steps(path, begin))
         key = problem_sets.round_key(settings, problem_sets.TRAINING, index)
         results = self._trainer.run(
-            progress.state,
+            position.state,
             task,
             key,
             begin,
             steps,
             self._preemption.release,
-            progress.prompt_scores,
+            position.prompt_scores,
         )
         with (
             self._preemption.hold(),
-            self._checkpoints.saved_if_preempted(progress),
+            self._checkpoints.saved_if_preempted(position),
             self._reporter.bar(f"round {index + 1} training", steps, begin, True) as advance,
             self._checkpoints.batch_kept(f"round-{index}", self._reporter),
         ):
@@ -199,19 +199,19 @@ class Loop:
                 breakdown = self._family.breakdown(result.scores.records)
                 values = result.metrics | outcomes.outcome_metrics(breakdown, "task/")
                 values["machine/processor_seconds"] = self._processor_seconds()
-                progress.advance(result, task)
+                position.advance(result, task)
                 if distributed.is_first():
                     append_log(path, [{"step": result.step, **values}])
-                self._write_metrics(progress.total, values)
+                self._write_metrics(position.total, values)
                 note = f"reward {values['reward']:.2f} valid {values['task/valid']:.2f}"
-                advance(progress.step, note)
-                last = progress.step == steps
+                advance(position.step, note)
+                last = position.step == steps
                 if last:
                     drawn = outcomes.training_failures(self._family, problems, result)
                     self._store.write(self._store.round(index) / "train_failures.json", drawn)
                 self._preemption.agree()
                 leave = self._preemption.requested
-                self._checkpoints.after_step(progress, last, leave)
+                self._checkpoints.after_step(position, last, leave)
                 if leave:
                     break
 
@@ -267,30 +267,30 @@ class Loop:
         assert self._engineer is not None
         return Hindsight(self._settings, self._family, self._policy, self._engineer.fits)
 
-    def _train_engineer(self, index: int, progress: Progress) -> None:
+    def _train_engineer(self, index: int, position: Position) -> None:
         """Trains the checkpoint as engineer; repeated after a resume, whose state is older."""
         if not self._settings.engineer.training.hindsight_steps:
             return
         record = outcomes.run_record(self._store, self._settings, self._family, index + 1)
         key = problem_sets.round_key(self._settings, problem_sets.HINDSIGHT, index)
         with self._checkpoints.batch_kept(f"round-{index}-engineer", self._reporter):
-            progress.state, steps = self._hindsight(progress.state, record, key)
+            position.state, steps = self._hindsight(position.state, record, key)
         self._store.write(self._store.round(index) / "engineer_training.jsonl", steps)
 
-    def _design(self, index: int, progress: Progress) -> None:
+    def _design(self, index: int, position: Position) -> None:
         """Designs the configuration of the next round, unless that is done."""
         settings, store, family = self._settings, self._store, self._family
         folder = store.round(index) / "design"
         seed = problem_sets.round_seed(settings, problem_sets.DESIGN, index + 1)
         if store.exists(folder / "design.json"):
             return
-        designer = self._designer(index, progress)
+        designer = self._designer(index, position)
         record = outcomes.run_record(store, settings, family, index + 1)
         design = designing.design_round(store, folder, designer, record, family.space, seed)
-        self._write_metrics(progress.total, of_design(design))
+        self._write_metrics(position.total, of_design(design))
         self._preemption.agree()
 
-    def _designer(self, index: int, progress: Progress) -> Designer:
+    def _designer(self, index: int, position: Position) -> Designer:
         """The designer of the configuration of the next round."""
         settings, store = self._settings, self._store
         if index + 1 < settings.engineer.kept_rounds:
@@ -299,7 +299,7 @@ class Loop:
         if settings.engineer.designer == "base":
             given["params"] = policy.load_params(settings, self._policy)
         elif self._engineer is not None:
-            given["params"] = self._trainer.policy_params(progress.state)
+            given["params"] = self._trainer.policy_params(position.state)
         return designing.make_designer(settings, self._family, self._engineer, **given)
 
     def _report(self, title: str, folder: Path, validated: Outcomes) -> None:

@@ -89,7 +89,7 @@ def branch(spec: str, store: RunStore, settings: Settings) -> list[str]:
 
 
 def fresh_start(store: RunStore, policy: Policy, params: Any) -> tuple[Any, dict[str, Any]]:
-    """Where a run without a checkpoint starts: parameters, and the position as in `Progress`.
+    """Where a run without a checkpoint starts: parameters, and the position as in `Position`.
 
     That is the model and no position, or, in a branch of a round of which only the weights were
     left, these and the end of the round.

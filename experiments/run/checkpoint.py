@@ -29,7 +29,7 @@ from learner.training.update import NonFiniteError
 
 
 @dataclasses.dataclass
-class Progress:
+class Position:
     """The state of the loop, as a checkpoint stores it.
 
     Attributes:
@@ -54,13 +54,13 @@ class Progress:
         self.round, self.step, self.prompt_scores = index, 0, None
 
     def advance(self, result: StepResult, task: Task) -> None:
-        """Updates the progress with the result of a step."""
+        """Updates the position with the result of a step."""
         self.state, self.task, self.prompt_scores = result.state, task.state(), result.prompt_scores
         self.step, self.total = result.step + 1, self.total + 1
         self.rewards.append(result.metrics["reward"])
 
 
-class SavedProgress(Checkpoints):
+class RunCheckpoints(Checkpoints):
     """The checkpoints of a run in training: saves them when due, and when the run is asked to stop.
 
     Raises:
@@ -90,8 +90,8 @@ class SavedProgress(Checkpoints):
             )
         return resume_from or max(there, default=0)
 
-    def resume(self, policy: Policy, step: int) -> Progress:
-        """Restores the progress of a checkpoint, and removes newer ones.
+    def resume(self, policy: Policy, step: int) -> Position:
+        """Restores the position of a checkpoint, and removes newer ones.
 
         Raises:
           UserError: it is damaged; the message says what to do.
@@ -106,9 +106,9 @@ class SavedProgress(Checkpoints):
         self.remove_after(step)
         if metadata.get("prompt_scores"):
             metadata["prompt_scores"] = PromptScores.from_dict(metadata["prompt_scores"])
-        return Progress(state, **metadata.pop("position"), **metadata)
+        return Position(state, **metadata.pop("position"), **metadata)
 
-    def after_step(self, progress: Progress, last: bool, leave: bool) -> None:
+    def after_step(self, position: Position, last: bool, leave: bool) -> None:
         """Saves after a step if a checkpoint is due.
 
         Args:
@@ -117,36 +117,36 @@ class SavedProgress(Checkpoints):
         """
         kept, due = self._settings.checkpoint, last
         if kept.every_steps:
-            due = due or progress.step % kept.every_steps == 0
+            due = due or position.step % kept.every_steps == 0
         if kept.every_minutes and not due:
             seconds = 60 * kept.every_minutes
             due = distributed.on_first(lambda: time.monotonic() - self._saved >= seconds)
         if due or leave:
-            self._write(progress, due, last and kept.of_rounds == "state")
+            self._write(position, due, last and kept.of_rounds == "state")
             self._saved = time.monotonic()
         if leave:
             self.wait()
 
-    def _write(self, progress: Progress, regular: bool, keep: bool = False) -> None:
+    def _write(self, position: Position, regular: bool, keep: bool = False) -> None:
         """Writes a checkpoint; only a regular one has a score, others carry the rewards on."""
-        score = float(np.mean(progress.rewards)) if regular else None
-        progress.rewards = [] if regular else progress.rewards
+        score = float(np.mean(position.rewards)) if regular else None
+        position.rewards = [] if regular else position.rewards
         metadata = {
-            "position": {name: getattr(progress, name) for name in ("round", "step", "total")},
-            "task": progress.task,
-            "rewards": progress.rewards,
-            "prompt_scores": progress.prompt_scores.to_dict() if progress.prompt_scores else None,
+            "position": {name: getattr(position, name) for name in ("round", "step", "total")},
+            "task": position.task,
+            "rewards": position.rewards,
+            "prompt_scores": position.prompt_scores.to_dict() if position.prompt_scores else None,
         }
-        self.save(progress.total, progress.state, metadata, score, keep)
+        self.save(position.total, position.state, metadata, score, keep)
 
     @contextlib.contextmanager
-    def saved_if_preempted(self, progress: Progress) -> Iterator[None]:
-        """Saves the progress of the last step if the next one is preempted while it samples."""
+    def saved_if_preempted(self, position: Position) -> Iterator[None]:
+        """Saves the position of the last step if the next one is preempted while it samples."""
         try:
             yield
         except Preempted:
-            if progress.total > (self.latest_step() or 0):
-                self._write(progress, regular=False)
+            if position.total > (self.latest_step() or 0):
+                self._write(position, regular=False)
             self.wait()
             raise
 
