@@ -217,6 +217,7 @@ class Gallery:
             figure = chart.draw()
             picture, drawing = io.BytesIO(), io.StringIO()
             figure.savefig(picture, format="png", dpi=160, facecolor=style.LIGHT["paper"])
+            figure.set_layout_engine("none")  # All is in its place.
             # Identifiers must be unique on the page.
             for place, artist in enumerate(figure.findobj()):
                 artist.set_gid(f"{chart.name}-{place}")

@@ -123,6 +123,7 @@ def test_another_designer_takes_over(whole, tmp_path):
         ),
     ],
 )
+@pytest.mark.slow
 def test_what_cannot_be_branched_is_refused(whole, tmp_path, spec, options, message):
     code, _, err = start(tmp_path / "new", f"--branch={spec.format(whole)}", *options)
     assert code == 1
@@ -131,6 +132,7 @@ def test_what_cannot_be_branched_is_refused(whole, tmp_path, spec, options, mess
     assert err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_branch_overwrites_nothing(whole, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.md").write_text("years of work")

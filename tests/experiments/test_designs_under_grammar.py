@@ -79,6 +79,7 @@ def test_all_are_well_formed(world, count):
     assert ratios.std() < 0.2  # it chooses, rather than draws at random
 
 
+@pytest.mark.slow
 def test_reasoning_comes_first_and_ends(world):
     settings, policy, params, chats = world
     space = Lakes(settings.lakes).space

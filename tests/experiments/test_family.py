@@ -86,6 +86,7 @@ def run(tmp_path_factory):
     return folder / "runs" / "my_task", done.stdout
 
 
+@pytest.mark.slow
 def test_the_template_is_short_and_named_after_the_task(run):
     text = (run[0].parent.parent / "my_task.py").read_text()
     assert len(text.splitlines()) <= 80
@@ -96,6 +97,7 @@ def test_a_failure_is_named_after_its_check_unless_a_family_knows_better(family)
     assert family.failure("right_value") == "fails right value"
 
 
+@pytest.mark.slow
 def test_the_loop_runs_on_it_and_hears_of_no_lake(run):
     folder, out = run
     assert "round 2: valid" in out
@@ -499,6 +501,7 @@ def test_no_set_repeats_what_it_is_kept_apart_from(family, tmp_path, monkeypatch
     assert excluded == [set(), validation, validation]
 
 
+@pytest.mark.slow
 def test_a_data_set_with_a_scoring_function_is_a_family(tmp_path, monkeypatch):
     pytest.importorskip("datasets")
     rows = [

@@ -78,6 +78,7 @@ def run_of(family, rounds):
     raise AssertionError(rounds)
 
 
+@pytest.mark.slow
 def test_lessons_lower_their_loss(on_sums):
     found, family, policy, hindsight = on_sums
     state = state_of(found, policy)

@@ -99,6 +99,7 @@ def test_instances_of_a_file_are_in_no_set(tmp_path):
 
 
 @pytest.mark.parametrize(("agents", "taught"), [(2, {2, 3}), (4, {2, 3, 4})])
+@pytest.mark.slow
 def test_lessons_have_all_sizes_and_numbers_of_agents_equally_often(agents, taught):
     sizes = {4, 5}
     lakes = Lakes(LakesOptions(sizes=tuple(sorted(sizes)), num_agents=agents))

@@ -54,6 +54,7 @@ def kept(tmp_path, monkeypatch):
     compilation_cache.reset_cache()
 
 
+@pytest.mark.slow
 def test_what_has_been_compiled_is_not_compiled_again(kept):
     """All programs of sampling, small ones too, come from the folder."""
     config = DecoderConfig.from_folder(ModelSettings().folder)

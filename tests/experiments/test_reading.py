@@ -14,6 +14,7 @@ from experiments.text.errors import UserError
 from learner.training import sft
 
 
+@pytest.mark.slow
 def test_answers_have_the_likelihood_that_the_model_gives_their_tokens(tmp_path):
     micro_model.write(tmp_path)
     settings = from_config({"model": {"path": str(tmp_path)}})

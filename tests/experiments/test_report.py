@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.stats
+from matplotlib.figure import Figure
 
 from engineer.analysis import MEASURES
 from engineer.proposal import render_config
@@ -262,6 +263,12 @@ def data(root, name):
         return list(csv.DictReader(file))
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Charts whose files are empty, for tests of what else is on a page."""
+    monkeypatch.setattr(Figure, "savefig", lambda *_, **__: None)
+
+
 @pytest.fixture(scope="module")
 def run_page(tmp_path_factory):
     root = write_run(tmp_path_factory.mktemp("runs") / "a&b")
@@ -372,7 +379,7 @@ def test_answers_are_drawn_with_what_became_of_them(run_page):
     assert set(lake_texts.FAILURES) == set(CHECKS)
 
 
-def test_every_design_has_a_sentence_that_the_evidence_bears_out(tmp_path):
+def test_every_design_has_a_sentence_that_the_evidence_bears_out(tmp_path, undrawn):
     after = [SOLVED[3], SOLVED[4], SOLVED[3], EVIL, SOLVED[3], LATE]  # Size 4 fails once in three.
     root = write_run(tmp_path / "run", options(rounds=4), rounds=4, after=after)
     path = root / "rounds" / "1" / "design" / "design.json"
@@ -457,7 +464,7 @@ def without_extras(root):
         (without_extras, ["33.3% → 66.7%", "2 of 2"]),
     ],
 )
-def test_runs_that_are_not_whole_have_a_page(tmp_path, damage, words):
+def test_runs_that_are_not_whole_have_a_page(tmp_path, undrawn, damage, words):
     root = write_run(tmp_path / "run")
     damage(root)
     page = check_page(report.write(root))
@@ -588,7 +595,7 @@ def test_a_table_without_significance_says_what_could_be_detected(drawn_study):
     assert "minimum detectable" not in study_results.markdown(changed)
 
 
-def test_a_study_that_is_not_whole_has_figures(tmp_path):
+def test_a_study_that_is_not_whole_has_figures(tmp_path, undrawn):
     write_study(tmp_path / "half", {("fixed", 0), ("current", 0), ("current", 1)})
     figures = report.write(tmp_path / "half")
     assert (figures / "learning_valid_current.png").is_file()

@@ -92,6 +92,7 @@ def read(folder):
     return json.loads((folder / "study" / "study.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_failure_stops_no_other_run(done):
     folder, out = done
     found = read(folder)
@@ -105,6 +106,7 @@ def test_a_failure_stops_no_other_run(done):
     assert "broken, seed 0 failed" in out
 
 
+@pytest.mark.slow
 def test_runs_share_their_beginning(done):
     folder, _ = done
     runs = folder / "study" / "runs"
@@ -264,6 +266,7 @@ def test_two_processes_at_a_time_on_their_own_cores(runner, tmp_path):
     assert len(made) == min(2, len(study_runs.records.cores()))
 
 
+@pytest.mark.slow
 def test_a_worker_is_found_from_a_folder_with_another_package_of_its_name(tmp_path):
     """And what stands in the working folder can be imported after it."""
     (tmp_path / "experiments").mkdir()
@@ -303,6 +306,7 @@ def base_of(path):
     return runpy.run_path(str(path))["get_config"]()
 
 
+@pytest.mark.slow
 def test_what_is_finished_stays(done):
     folder, _ = done
     before = (folder / "study" / "comparison.md").read_text()
@@ -350,6 +354,7 @@ def two_seeds(done, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_tables(two_seeds):
     folder = two_seeds
     found = read(folder)
@@ -411,6 +416,7 @@ def test_tables(two_seeds):
     assert "- broken, seed 0 is failed: " in page
 
 
+@pytest.mark.slow
 def test_less_than_the_budget_is_named(two_seeds):
     found = read(two_seeds)
     for run in found["runs"]:

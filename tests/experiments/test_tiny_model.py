@@ -85,6 +85,7 @@ def test_it_plans_as_well_as_the_card_says_and_has_room_to_learn(settings, model
     assert f"{card['validation']['valid']:.1%}" in (settings.model.folder / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_it_designs(settings, model):
     policy, params = model
     figures = warm_start.examine_designs(settings, Lakes(settings.lakes), policy, params, 0)

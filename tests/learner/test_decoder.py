@@ -169,7 +169,7 @@ def torch_model(theta, model_type="qwen3", rope=None, **changes):
 
 
 # The others are tied and untied, of one key head and of several, each with a theta of its own.
-SLOW = ("tied-gqa-theta5e6", "untied-mha", "mistral", "qwen3-yarn")
+SLOW = ("tied-gqa-theta5e6", "untied-gqa-deep", "untied-mha", "mistral", "qwen3-yarn")
 
 
 @pytest.fixture(

@@ -110,6 +110,7 @@ def train(config, mesh, steps, **optimizer):
     return state, moved, metrics
 
 
+@pytest.mark.slow
 def test_training_is_close_to_float32(tiny_model, one_device):
     """A number between a tenth of its block's largest and that is off by 0.7 to 7 % at most.
 

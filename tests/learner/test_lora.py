@@ -71,6 +71,7 @@ def test_logits_and_gradients_are_those_of_the_merged_model(tiny_model, start, r
             np.testing.assert_allclose(pair["b"], b, atol=1e-4 * np.abs(b).max(), err_msg=name)
 
 
+@pytest.mark.slow
 def test_heads_before_tokens_change_nothing(tiny_model, start, monkeypatch):
     """The order of the kernel of TPUs, which projections with adapters write and read too."""
     base, adapters = start

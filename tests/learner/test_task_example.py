@@ -46,6 +46,7 @@ def percents(capsys):
     return [float(x) for x in re.findall(r"([\d.]+)% of unseen", capsys.readouterr().out)]
 
 
+@pytest.mark.slow
 def test_a_few_steps(example, capsys):
     example.main(warm_up=2, steps=2, count=21_000)
     (percent,) = percents(capsys)

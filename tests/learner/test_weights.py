@@ -97,6 +97,7 @@ def test_values_are_cast_to_the_parameters_dtype(params, tmp_path):
     assert_equal(weights.load(tmp_path, CONFIG), want)
 
 
+@pytest.mark.slow
 def test_host_memory_is_that_of_a_tensor_or_file_and_not_of_the_model(tmp_path):
     """NumPy's and Python's allocations while loading and saving, on one device and on eight."""
     config = DecoderConfig(
