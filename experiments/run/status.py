@@ -1,4 +1,4 @@
-"""Progress output of a run: bars with the time left on a terminal, plain lines elsewhere."""
+"""What a run prints: progress bars with the time left on a terminal, plain lines elsewhere."""
 
 import contextlib
 import statistics

@@ -1,1 +1,1 @@
-"""Errors, templates and tables: what people read."""
+"""Errors and templates: what people read."""

@@ -1,4 +1,4 @@
-"""Attention of whole sequences, and the choice of its implementation.
+"""Attention over whole sequences, for training and prefill, and the choice of its kernel.
 
 The kernel of the platform is used where it applies (cuDNN on GPUs, splash attention on TPUs), else
 a plain reference. All three compute causal attention of the last tokens of a row to the whole row.

@@ -1,4 +1,4 @@
-"""Attention of each sample's newest token to the caches of its prompt and its own tokens.
+"""Decode attention: each sample's newest token over the KV caches of its prompt and its own.
 
 Letters in shapes: P groups of C prompts and G samples of these, S the capacity for the own tokens
 of a sample, T that for a prompt; H query heads, K key/value heads, R = H / K, h head width.

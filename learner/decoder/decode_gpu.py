@@ -1,4 +1,4 @@
-"""Attention of decoding as kernels for GPUs, each one pass over the filled part of a cache.
+"""GPU kernels for decode attention, each one pass over the filled part of a KV cache.
 
 XLA writes the scores of all prompts and slots into memory and reads them once for each step of the
 softmax, and its products read the whole capacity of every slot.

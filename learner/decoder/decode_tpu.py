@@ -1,4 +1,4 @@
-"""Attention of decoding as a kernel for TPUs, which takes projections and works in place.
+"""The TPU kernel for decode attention: takes projections, appends to the KV cache in place.
 
 XLA's scatter into the cache makes the compiler keep a second copy of it in another layout, and its
 products read the whole capacity of every sequence slot. The steps between its products (norms,

@@ -1,4 +1,4 @@
-"""A kernel for TPUs between projections and attention: norm, rotation, and the order of heads.
+"""The TPU kernel between projections and attention: norm, rotary embedding, order of heads.
 
 A projection makes all heads of a token; attention takes all tokens of a head. To get from one to
 the other, XLA makes heads a dimension of the product, whose 128 columns fill half of a v6e's matrix

@@ -1,4 +1,4 @@
-"""One mesh and one table: where every array of the learner lives.
+"""One mesh and one table of sharding rules: where every array of the learner lives.
 
 The mesh has three axes. `data` splits rows and copies parameters; `fsdp` splits rows and
 parameters (ZeRO-3, arXiv 1910.02054); `tensor` splits heads, feed-forward width and vocabulary

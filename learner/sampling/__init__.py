@@ -1,3 +1,3 @@
-"""From prompts to completions, through a cache of keys and values."""
+"""From prompts to completions, through a KV cache."""
 
 import learner.decoder as decoder  # noqa: F401 - Names the extra to install if it is missing.

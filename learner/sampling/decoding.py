@@ -1,4 +1,4 @@
-"""Decoding with a cache of keys and values: prompts into slots, then token by token.
+"""Prefill and decode with a KV cache: prompts into slots, then token by token.
 
 Letters in shapes as in `learner.decoder.model`, and: P groups of C prompts and G samples of these
 at a time, T and S the capacity for tokens of a prompt and of a sample.

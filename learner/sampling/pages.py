@@ -1,4 +1,4 @@
-"""Pages of the cache: the host's record of which sequence has which.
+"""Page tables of the KV cache: the host's record of which sequence holds which pages.
 
 A sequence takes another page when its tokens need one, as in PagedAttention (arXiv 2309.06180). So
 the cache need not hold the longest completion in every sequence slot, only what sequences really

@@ -1,4 +1,4 @@
-"""The result of sampling: prompts, completions and rewards, as host arrays."""
+"""A rollout: prompts, completions and their rewards, as host arrays."""
 
 import dataclasses
 import json
