@@ -228,7 +228,7 @@ def runner(tmp_path, monkeypatch):
         changes = [{"engineer.designer": designer} for designer in ("fixed", "random", "failures")]
         study = Study("", tuple(map(Variant, names, names, changes)), names[0], seeds)
         jobs = study_runs.jobs(study, study.settings(bases.tiny_base()))
-        cores = study_runs.records.cores()
+        cores = study_runs.measurements.cores()
         places = [study_runs.Slot((cores[i % len(cores)],), {"PLACE": str(i)}) for i in range(2)]
         return study_runs.Runner(tmp_path, jobs, places, Reporter())
 
@@ -263,7 +263,7 @@ def test_two_processes_at_a_time_on_their_own_cores(runner, tmp_path):
     assert max(together) == 2
     made = {path.read_text() for path in tmp_path.glob("runs/*/*/validation/made")}
     assert all(len(json.loads(cores)) == 1 for cores in made)
-    assert len(made) == min(2, len(study_runs.records.cores()))
+    assert len(made) == min(2, len(study_runs.measurements.cores()))
 
 
 @pytest.mark.slow
@@ -294,9 +294,10 @@ subprocess.run([*python, "-c", code], env=runs.environment(runs.Slot((), {})), c
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_study_that_is_asked_to_leave_lets_its_runs_leave(runner, tmp_path, number):
     before = signal.getsignal(number)
+    made = runner(("a", "b"), (4, 5))
     threading.Timer(1.0, os.kill, (os.getpid(), number)).start()
     begin = time.monotonic()
-    assert not runner(("a", "b"), (4, 5)).run()
+    assert not made.run()
     assert time.monotonic() - begin < 20
     assert signal.getsignal(number) == before
     assert not list(tmp_path.rglob("error.txt"))
@@ -528,7 +529,7 @@ def test_where_processes_compute(tmp_path, monkeypatch):
         return study_runs.slots(tmp_path, workers, settings)
 
     monkeypatch.setattr(study_runs, "_devices", lambda: ("cpu", 1))
-    monkeypatch.setattr(study_runs.records, "cores", lambda: [0, 1, 4, 5, 6])
+    monkeypatch.setattr(study_runs.measurements, "cores", lambda: [0, 1, 4, 5, 6])
     assert [slot.cores for slot in slots(2)] == [(0, 1), (4, 5)]
     assert len(slots(0)) == 5
     assert [slot.cores for slot in slots(7)][5:] == [(0,), (1,)]
