@@ -134,8 +134,8 @@ class Server:
                 raise ValueError(f"{name}={getattr(self, name)}: must be finite and at least 0")
         if self.cost_limit and not self.cost(1, 1):
             raise ValueError(f"cost_limit={self.cost_limit:g}: needs price_in or price_out above 0")
-        if self.tries < 1:
-            raise ValueError(f"tries={self.tries}: must be at least 1")
+        if type(self.tries) is not int or self.tries < 1:
+            raise ValueError(f"tries={self.tries!r}: must be an integer from 1 up")
         if not 0 < self.timeout < math.inf:
             raise ValueError(f"timeout={self.timeout}: must be finite and above 0")
         own = {"model", "messages", "seed", "temperature", "stream", self.budget_field}
