@@ -91,22 +91,24 @@ def benchmark_instances(
     others have the next smaller number of holes that has enough.
 
     Args:
-      seed: any integer.
+      seed: an integer from 0 to 2**32 - 1.
       num_agents: leave out numbers of agents (of 3, 4, 5) for a part of the benchmark; 2 is allowed
         as well, on lakes of any size.
       sizes: likewise, lake sizes.
       per_hole_ratio: instances for each number of agents, size, subset and hole ratio.
 
     Raises:
-      ValueError: a number of agents or a size is not one of the benchmark's.
+      ValueError: a number of agents or a size is not one of the benchmark's, or there is no such
+        seed.
       NoInstanceError: too few instances were found within the budget.
     """
     for name, values, allowed in (
         ("num_agents", num_agents, (FEWEST_AGENTS, *SMALLEST_SIZE)),
         ("sizes", sizes, tuple(range(min(SMALLEST_SIZE.values()), LARGEST_SIZE + 1))),
-        ("per_hole_ratio", (per_hole_ratio,), tuple(range(1, 101))),
+        ("per_hole_ratio", (per_hole_ratio,), range(1, 101)),
+        ("seed", (seed,), range(1 << 32)),
     ):
-        if not values or not set(values) <= set(allowed):
+        if not values or not all(value in allowed for value in values):
             raise ValueError(f"{name}={values}: only {allowed[0]} to {allowed[-1]} are allowed")
     parts: list[Instance] = []
     ids: list[str] = []

@@ -419,8 +419,8 @@ def _count(text: str) -> int:
 
 
 def _seed(text: str) -> int:
-    if not -(1 << 63) <= int(text) < 1 << 63:
-        raise argparse.ArgumentTypeError("allowed are integers from -2**63 to 2**63 - 1")
+    if not 0 <= int(text) < 1 << 32:  # JAX reads the last 32 bits alone.
+        raise argparse.ArgumentTypeError("allowed are integers from 0 to 2**32 - 1")
     return int(text)
 
 

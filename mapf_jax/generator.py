@@ -314,8 +314,10 @@ def generate(
       ValueError: an argument is out of range.
       NoInstanceError: no instance at all was found within the budget.
     """
-    if num_instances < 1:
-        raise ValueError(f"num_instances={num_instances}: at least 1 is needed")
+    if not isinstance(num_instances, int | np.integer) or not 1 <= num_instances < 1 << 31:
+        raise ValueError(
+            f"num_instances={num_instances!r}: allowed are integers from 1 to 2**31 - 1"
+        )
     if not MIN_AGENTS <= num_agents <= MAX_AGENTS:
         raise ValueError(f"num_agents={num_agents}: only {MIN_AGENTS} to {MAX_AGENTS} are allowed")
     seen = set(exclude)

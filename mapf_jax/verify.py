@@ -2,7 +2,6 @@
 
 import functools
 
-import chex
 import jax
 import jax.numpy as jnp
 
@@ -93,7 +92,15 @@ def verify(instances: Instance, plans: Plan | Solution) -> Verdict:
     Returns:
       A `Verdict` of batch shape [B]. Agents that a plan adds or leaves out fail `agent_count`;
       nothing else of such a plan is checked.
+
+    Raises:
+      ValueError: there are more or fewer plans than instances, or they are for other agents.
     """
     plans = as_plan(instances, plans)
-    chex.assert_shape(plans.positions, (*instances.batch_shape, None, *instances.goals.shape[1:]))
+    found, (batch, *cells) = plans.positions.shape, instances.goals.shape
+    if len(found) != 4 or [found[0], *found[2:]] != [batch, *cells]:
+        allowed = f"({batch}, T, {', '.join(map(str, cells))})"
+        raise ValueError(
+            f"plans.positions of shape {found}: allowed for the instances is {allowed}"
+        )
     return jax.vmap(_verify_one)(instances, plans)

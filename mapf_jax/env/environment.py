@@ -8,7 +8,6 @@ rewards, ends and observations.
 import dataclasses
 import difflib
 import functools
-import math
 from collections.abc import Collection
 from typing import Any
 
@@ -51,8 +50,11 @@ class RewardWeights:
 
     def __post_init__(self) -> None:
         for name, weight in vars(self).items():
-            if not math.isfinite(weight):
-                raise ValueError(f"reward.{name}={weight}: finite numbers are allowed")
+            if not (isinstance(weight, int | float) and abs(weight) <= 1e30):
+                # Sums over the longest episode stay finite in float32.
+                raise ValueError(
+                    f"reward.{name}={weight!r}: allowed are numbers from -1e30 to 1e30"
+                )
 
 
 #: The default weights. A blocked agent has lost a step already.

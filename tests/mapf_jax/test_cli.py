@@ -317,8 +317,10 @@ def test_a_reader_that_stops_early_is_no_error(tmp_path):
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        (f"--seed={1 << 63}", "allowed are integers from -2**63 to 2**63 - 1"),
-        (f"--seed={10**400}", "allowed are integers from -2**63 to 2**63 - 1"),
+        (f"--seed={1 << 32}", "allowed are integers from 0 to 2**32 - 1"),
+        ("--seed=-1", "allowed are integers from 0 to 2**32 - 1"),
+        (f"--seed={10**400}", "allowed are integers from 0 to 2**32 - 1"),
+        (f"--num-instances={10**400}", "allowed are integers from 1 to 2**31 - 1"),
         ("--sizes=3-99999999999", "sizes: 99999999999 is not allowed, only 3 to 32"),
         (f"--num-agents={10**400}", "num_agents=1000"),
     ],

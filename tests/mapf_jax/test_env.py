@@ -358,6 +358,8 @@ def test_bad_names_shapes_and_weights_are_named():
         make("MapfFrozenLake-v1")
     with pytest.raises(ValueError, match=r"reward\.goal=nan"):
         RewardWeights(goal=float("nan"))
+    with pytest.raises(ValueError, match=r"reward\.goal=1e\+300: allowed are numbers from -1e30"):
+        RewardWeights(goal=1e300)
     env = make("MapfFrozenLake-v0", num_agents=2, size=4)
     instance = make_instance(CORNER, [(0, 0), (2, 0)], [(0, 1), (2, 2)])
     with pytest.raises(ValueError, match="pad_instance"):

@@ -272,3 +272,12 @@ def test_a_wrong_number_of_steps_hides_no_missed_goal():
         assert verify(lake, said).valid[0]
         short = dataclasses.replace(said, positions=plan.positions[:, :3])
         assert not verify(lake, short).goals_reached[0]
+
+
+@pytest.mark.parametrize(("plans", "agents"), [(2, 2), (4, 2), (3, 3)])
+def test_plans_of_another_number_or_shape_are_refused(plans, agents):
+    lakes, texts = stack([LAKES[0]] * 3), [ANSWERS[0]] * plans
+    with pytest.raises(
+        ValueError, match=rf"of shape \({plans}, [0-9]+, {agents}, 2\): allowed for"
+    ):
+        verify(lakes, plans_from_texts(texts, agents))
