@@ -1,6 +1,8 @@
 """The simulator in the form of JaxMARL's environments: dictionaries by agent, `reset(key)`."""
 
+import contextlib
 import functools
+import math
 from typing import Any
 
 import jax
@@ -18,36 +20,41 @@ class MapfJaxMarlEnv:
     """The interface that JaxMARL's trainers and wrappers need; JaxMARL itself is not needed.
 
     A single environment, for `jax.vmap`. Each agent, `agent_0`, `agent_1` and so on, sees
-    `observations.of_agent`. All are done at the same time, and the next episode then begins with
+    `observations.of_agent`, as one vector unless `flat` is False: the arrays of a mapping in the
+    order of their names. All are done at the same time, and the next episode then begins with
     another instance. Agents that an instance does not have stay where they are, without a reward.
 
     Attributes:
       num_agents: A.
       agents: their names.
-      observation_spaces, action_spaces: by agent.
+      observation_spaces, action_spaces: by agent; a Box and a Discrete of gymnax if that is there,
+        as with JaxMARL, whose wrappers look for them.
 
     Args:
       env: from `mapf_jax.env.make`.
       instances: a batch; an episode plays one, drawn uniformly.
+      flat: views are vectors f32[n], as JaxMARL's networks and its `CTRolloutManager` expect.
     """
 
     name = "MapfFrozenLake"
 
-    def __init__(self, env: MapfFrozenLake, instances: Instance) -> None:
+    def __init__(self, env: MapfFrozenLake, instances: Instance, flat: bool = True) -> None:
         self._env = env
+        self._flat = flat
         self._wrapper = PoolAutoReset(env, instances)
         self.num_agents = env.num_agents
         self.agents = [f"agent_{i}" for i in range(env.num_agents)]
-        self.observation_spaces = dict.fromkeys(self.agents, env.observation_space_of_agent)
-        self.action_spaces = dict.fromkeys(
-            self.agents, spaces.Box(0, len(MOVES) - 1, (), np.integer)
+        seen, acts = env.observation_space_of_agent, spaces.Box(0, len(MOVES) - 1, (), np.integer)
+        self.observation_spaces = dict.fromkeys(
+            self.agents, _of_gymnax(_flattened(seen) if flat else seen)
         )
+        self.action_spaces = dict.fromkeys(self.agents, _of_gymnax(acts))
 
-    def observation_space(self, agent: str) -> spaces.Space:
+    def observation_space(self, agent: str) -> Any:
         """What an agent may see."""
         return self.observation_spaces[agent]
 
-    def action_space(self, agent: str) -> spaces.Box:
+    def action_space(self, agent: str) -> Any:
         """What an agent may do: 0 up, 1 down, 2 left, 3 right, 4 wait."""
         return self.action_spaces[agent]
 
@@ -101,7 +108,39 @@ class MapfJaxMarlEnv:
 
     def _views(self, observation: Any) -> dict[str, Any]:
         kind = self._env.observation
-        return {
+        views = {
             agent: observations.of_agent(kind, observation, i)
             for i, agent in enumerate(self.agents)
         }
+        if not self._flat:
+            return views
+        return {
+            agent: jnp.concatenate(
+                [jnp.ravel(part).astype(jnp.float32) for part in jax.tree.leaves(view)]
+            )
+            for agent, view in views.items()
+        }
+
+
+def _flattened(space: spaces.Space) -> spaces.Box:
+    """Where vectors of a space's values lie."""
+    boxes = [space] if isinstance(space, spaces.Box) else list(space.spaces.values())
+    return spaces.Box(
+        min(box.low for box in boxes),
+        max(box.high for box in boxes),
+        (sum(math.prod(box.shape) for box in boxes),),
+        np.float32,
+    )
+
+
+def _of_gymnax(space: spaces.Space) -> Any:
+    """The same space as gymnax has it; unchanged if that is not installed."""
+    with contextlib.suppress(ImportError):
+        from gymnax.environments import spaces as theirs
+
+        if not isinstance(space, spaces.Box):
+            return theirs.Dict({name: _of_gymnax(box) for name, box in space.spaces.items()})
+        if not space.shape:
+            return theirs.Discrete(space.n)
+        return theirs.Box(space.low, space.high, space.shape, space.dtype)
+    return space

@@ -173,9 +173,11 @@ def test_parallel_agents_see_themselves_first_and_absent_ones_take_no_part():
     ("observation", "options"),
     [("positions", {"action_mask": True}), ("planes", {}), ("egocentric", {})],
 )
-def test_dictionaries_by_agent_carry_through_a_scan(observation, options):
+@pytest.mark.parametrize("flat", [True, False])
+def test_dictionaries_by_agent_carry_through_a_scan(observation, options, flat, monkeypatch):
     """What JaxMARL's trainers do: vmapped and scanned, everything in it an array of each agent."""
-    env = MapfJaxMarlEnv(make(observation, slip_probability=0.2, **options), pool(5))
+    monkeypatch.setitem(sys.modules, "gymnax.environments", None)  # Spaces of our own.
+    env = MapfJaxMarlEnv(make(observation, slip_probability=0.2, **options), pool(5), flat)
     keys = jax.random.split(jax.random.key(1), 6)
 
     def one(carry, key):
@@ -209,7 +211,7 @@ def test_dictionaries_by_agent_carry_through_a_scan(observation, options):
 def test_dictionaries_by_agent_play_what_the_simulator_plays():
     env = make("egocentric")
     instances = pool(4)
-    by_agent, wrapper = MapfJaxMarlEnv(env, instances), env_lib.PoolAutoReset(env)
+    by_agent, wrapper = MapfJaxMarlEnv(env, instances, flat=False), env_lib.PoolAutoReset(env)
     prepared = wrapper.pool(instances)
     seen, state = by_agent.reset(jax.random.key(3))
     want, timestep = wrapper.reset(jax.random.key(3), prepared)
@@ -221,3 +223,45 @@ def test_dictionaries_by_agent_play_what_the_simulator_plays():
             np.testing.assert_array_equal(seen[f"agent_{i}"], timestep.observation[i])
             assert rewards[f"agent_{i}"] == timestep.reward[i]
         assert done["__all__"] == timestep.done
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("observation", ["positions", "planes", "egocentric"])
+def test_it_runs_under_jaxmarls_wrappers(observation):
+    """Those of its policy gradient baselines, and of its QMIX, VDN and other value-based ones."""
+    baselines = pytest.importorskip("jaxmarl.wrappers.baselines")
+    env = MapfJaxMarlEnv(make(observation), pool(5))
+    length = env.observation_space("agent_0").shape[0]
+    manager = baselines.CTRolloutManager(baselines.LogWrapper(env), batch_size=4)
+    seen, state = manager.batch_reset(jax.random.key(0))
+    ended, plain = 0, MapfJaxMarlEnv(make(observation), pool(5))
+    for step in range(12):
+        keys = jax.random.split(jax.random.key(step), 4)
+        actions = {
+            agent: manager.batch_sample(keys[i], agent) for i, agent in enumerate(env.agents)
+        }
+        before = state.env_state
+        seen, state, rewards, done, facts = manager.batch_step(keys[3], state, actions)
+        _, _, want, *_ = jax.vmap(plain.step)(jax.random.split(keys[3], 4), before, actions)
+        np.testing.assert_allclose(rewards["__all__"], sum(want.values()), rtol=1e-6)
+        assert seen["agent_1"].shape == (4, length + 3)
+        assert seen["__all__"].shape == (4, 3 * length)
+        assert facts["returned_episode"].shape == (4, 3)
+        ended += int(done["__all__"].sum())
+    assert ended >= 4  # After at most nine steps.
+    assert manager.get_valid_actions(state.env_state)["agent_2"].shape == (4, 5)
+
+
+def test_spaces_are_those_of_gymnax():
+    theirs = pytest.importorskip("gymnax.environments.spaces")
+    env = MapfJaxMarlEnv(make("positions"), pool(5))
+    action, seen = env.action_space("agent_0"), env.observation_space("agent_0")
+    assert isinstance(action, theirs.Discrete)
+    assert action.n == 5
+    assert isinstance(seen, theirs.Box)
+    views, _ = env.reset(jax.random.key(0))
+    assert views["agent_0"].shape == seen.shape == (16 + 3 * 2 * 2 + 3,)
+    assert views["agent_0"].dtype == seen.dtype
+    assert seen.contains(views["agent_0"])
+    whole = MapfJaxMarlEnv(make("planes"), pool(5), flat=False).observation_space("agent_0")
+    assert whole.shape == (4, 4, 7)
