@@ -158,10 +158,9 @@ class ValidationSettings:
     test_instances: int = 0
 
     def __post_init__(self) -> None:
-        checks.integers(
-            self, num_instances=1, seed=0, max_new_tokens=1, samples=1, thinking_tokens=0
-        )
-        checks.integers(self, test_instances=0)
+        checks.integers(self, num_instances=1, max_new_tokens=1, samples=1)
+        checks.integers(self, thinking_tokens=0, test_instances=0)
+        checks.seeds(self, "seed")
         checks.not_negative(self, "temperature")
         if self.samples > 1 and not self.temperature:
             raise ValueError(f"samples={self.samples}: only with temperature above 0")
@@ -390,8 +389,7 @@ class Settings(FamilySettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.seed < 1 << 32:
-            raise ValueError(f"seed={self.seed}: allowed are integers from 0 to 2**32 - 1")
+        checks.seeds(self, "seed")
         if self.validation.thinking_tokens and not self.training.thinking:
             raise ValueError(
                 f"validation.thinking_tokens={self.validation.thinking_tokens}: only with "

@@ -55,7 +55,13 @@ _MODEL = flags.DEFINE_string(
     "The model to train further, as config.model.path names it, in full or by the adapters of "
     "config.training.lora; a tiny new one if not given.",
 )
-_SEED = flags.DEFINE_integer("seed", 0, "Seed of data, initial weights and order.", lower_bound=0)
+_SEED = flags.DEFINE_integer(
+    "seed",
+    0,
+    "Seed of data, initial weights and order.",
+    lower_bound=0,
+    upper_bound=2**32 - 2,  # Its examination uses the next one as well.
+)
 _STEPS = flags.DEFINE_integer("steps", 1300, "Optimizer steps.", lower_bound=1)
 _ROWS = flags.DEFINE_integer("rows", 64, "Examples in a step.", lower_bound=1)
 _SOLUTIONS = flags.DEFINE_integer("solutions", 60_000, "Solved problems.", lower_bound=1)

@@ -50,6 +50,14 @@ def integers(options: Any, **least: int) -> None:
             )
 
 
+def seeds(options: Any, *names: str) -> None:
+    """Raises `ValueError` unless each named field is a seed: JAX reads the last 32 bits alone."""
+    for name in names:
+        value = getattr(options, name)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 32:
+            raise ValueError(f"{name}={shortened(value)}: allowed are integers from 0 to 2**32 - 1")
+
+
 def positive(options: Any, *names: str) -> None:
     """Raises `ValueError` unless each named field is a finite number above 0."""
     _numbers(options, names, lambda value: value > 0, "finite numbers above 0")

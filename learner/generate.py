@@ -100,12 +100,8 @@ def run(arguments: argparse.Namespace, out: TextIO, log: TextIO) -> None:
     Raises:
         ValueError: an argument is invalid, or there is no such model.
     """
+    checks.seeds(arguments, "seed")
     folder = hub.model_folder(arguments.model)
-    if (folder / "checkpoints").is_dir() or (folder / "rounds").is_dir():
-        raise ValueError(
-            f"--model={arguments.model}: this is a run; its models are in rounds/R/weights if "
-            "checkpoint.of_rounds kept them, and python -m experiments.export writes others"
-        )
     dtype = arguments.dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
     config = DecoderConfig.from_folder(folder, dtype=dtype, param_dtype=dtype)
     tokenizer = tokens.load_tokenizer(folder)

@@ -192,8 +192,7 @@ def checked(arguments: argparse.Namespace) -> Options:
         value = getattr(options, name)
         if value is not None and not value >= low:
             raise ValueError(f"{name}={value}: allowed are numbers from {low} up")
-    if not 0 <= options.seed < 1 << 32:
-        raise ValueError(f"seed={options.seed}: allowed are integers from 0 to 2**32 - 1")
+    checks.seeds(options, "seed", "set_seed")
     prices = options.price_in, options.price_out
     if (prices[0] is None) != (prices[1] is None):
         raise ValueError("price_in={}, price_out={}: either both or neither".format(*prices))

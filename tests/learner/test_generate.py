@@ -140,6 +140,7 @@ def test_defaults_come_from_the_checkpoint(byte_tokenizer):
     [
         (["--model=/nowhere"], "model '/nowhere' is not a folder"),
         (["--temperature=-1"], "temperature=-1"),
+        ([f"--seed={1 << 32}"], "seed=4294967296: allowed are integers from 0 to 2**32 - 1"),
         (["--max_new_tokens=0"], "max_new_tokens=0: allowed are integers from 1 up"),
         ([f"--model={Path(__file__).parent}"], "has no config.json"),
         (["--max_new_tokens=127"], "prompts[0]: has"),
@@ -157,7 +158,6 @@ def test_errors_are_one_line(folder, capsys, given, message):
 
 
 def test_a_run_is_told_from_a_model(tmp_path, capsys):
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text('{"seed": 0, "model": {"path": "tiny"}}')
     assert generate.main([f"--model={tmp_path}", "--prompt=Hello"]) == 2
     assert "this is a run; its models are in rounds/R/weights" in capsys.readouterr().err
