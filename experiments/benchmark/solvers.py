@@ -26,6 +26,7 @@ from experiments.settings import MeshSettings, ModelSettings, Settings
 from experiments.text.errors import UserError, user_errors
 from learner import tokens
 from learner.decoder import hub, weights
+from learner.decoder.config import DecoderConfig
 from learner.sampling.completer import Completer
 from learner.sampling.sampler import SamplingParams
 from learner.training.grpo_config import GRPOConfig
@@ -214,7 +215,8 @@ class LocalSolver(Solver):
             kind = "folder"
             with user_errors():
                 settings = Settings(model=ModelSettings(path=spec))
-                hub.model_folder(spec)  # Fetches what is not there yet.
+                # Fetches what is not there yet.
+                DecoderConfig.from_folder(hub.model_folder(spec))
         else:
             raise UserError(
                 f"model={spec}: neither a run's folder (or RUN:STEP, RUN@ROUND) nor a "

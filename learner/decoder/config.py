@@ -300,6 +300,11 @@ class DecoderConfig:
         if not path.is_file():
             raise ValueError(f"model folder {str(folder)!r} has no config.json; it must hold one")
         contents = checks.json_object(path)
+        if "model" in contents and "model_type" not in contents:
+            raise ValueError(
+                f"{folder}: this is a run; its models are in rounds/R/weights if "
+                "checkpoint.of_rounds kept them, and python -m experiments.export writes others"
+            )
         try:
             return cls.from_hf(contents, **compute)
         except ValueError as error:
