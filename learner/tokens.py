@@ -1,9 +1,13 @@
 """Text to token ids and back, and the padding of id lists to static shapes."""
 
+import contextlib
 import dataclasses
 import os
 import re
-from collections.abc import Mapping, Sequence
+import resource
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,8 @@ _EARLY_STOP = (
     "\n\nConsidering the limited time by the user, I have to give the solution based on the "
     f"thinking directly now.\n{THINK_END}"
 )
+# What a chat template may take for a chat of one word.
+_TEMPLATE_SECONDS, _TEMPLATE_MEMORY, _TEMPLATE_CHARACTERS = 10, 1 << 30, 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +77,8 @@ def load_tokenizer(folder: str | Path) -> Any:
     that their tokenizer does not call its end.
 
     Raises:
-        ValueError: there is no such folder, or no tokenizer in it that can be read.
+        ValueError: there is no such folder, or no tokenizer in it that can be read, or its chat
+            template loops or writes without end.
     """
     if not Path(folder).is_dir():
         raise ValueError(f"tokenizer folder is {str(folder)!r}; it must be an existing folder")
@@ -97,7 +104,68 @@ def load_tokenizer(folder: str | Path) -> Any:
             f"{path}: eos_token_id={checks.shortened(ids)}: allowed are ids from 0 to {most - 1}"
         )
     tokenizer.generation_stop_ids = tuple(ids)
+    try:
+        _try_template(tokenizer)
+    except ValueError as error:
+        raise ValueError(f"the chat template in {str(folder)!r} {error}") from error
     return tokenizer
+
+
+def _try_template(tokenizer: Any) -> None:
+    """Renders a chat of one word within limits: a template is a program that anybody wrote.
+
+    Other errors than those of the limits wait for a chat that needs the template.
+
+    Raises:
+        ValueError: it takes too long, or too much memory.
+    """
+    chat = [{"role": "user", "content": "Hello"}]
+    for thinking in (False, True):
+        text = ""
+        try:
+            with _limits(_TEMPLATE_SECONDS, _TEMPLATE_MEMORY):
+                text = tokenizer.apply_chat_template(
+                    chat, tokenize=False, add_generation_prompt=True, enable_thinking=thinking
+                )
+        except (_LateError, MemoryError) as error:
+            late = isinstance(error, _LateError)
+            most = f"{_TEMPLATE_SECONDS} s" if late else f"{_TEMPLATE_MEMORY >> 20} MiB"
+            raise ValueError(f"takes more than {most} for a chat of one word") from error
+        except Exception:
+            continue
+        if len(text) > _TEMPLATE_CHARACTERS:
+            raise ValueError(f"writes {len(text):,} characters for a chat of one word")
+
+
+class _LateError(BaseException):
+    """Not an `Exception`: a template's compiler goes on after those of constant expressions."""
+
+
+@contextlib.contextmanager
+def _limits(seconds: float, memory: int) -> Iterator[None]:
+    """Limits the processor time and, on Linux, the new memory of the body, in the main thread.
+
+    Raises:
+        _LateError, MemoryError: it needs more.
+    """
+
+    def late(*_: Any) -> None:
+        raise _LateError
+
+    with contextlib.ExitStack() as stack:
+        # Python calls handlers of signals in this thread alone.
+        if threading.current_thread() is threading.main_thread():
+            stack.callback(signal.signal, signal.SIGVTALRM, signal.signal(signal.SIGVTALRM, late))
+            stack.callback(signal.setitimer, signal.ITIMER_VIRTUAL, 0)
+            signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+        pages = Path("/proc/self/statm")  # Its first number is of address space.
+        if pages.exists():
+            taken = int(pages.read_text("utf-8").split()[0]) * resource.getpagesize()
+            soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+            if soft == resource.RLIM_INFINITY or soft > taken + memory:
+                stack.callback(resource.setrlimit, resource.RLIMIT_AS, (soft, hard))
+                resource.setrlimit(resource.RLIMIT_AS, (taken + memory, hard))
+        yield
 
 
 def character_tokenizer(characters: str, texts: Sequence[str] = ()) -> Any:

@@ -1,7 +1,9 @@
 """Broken model folders: refused by `ValueError`, in a line that names the file or the field."""
 
 import json
+import resource
 import shutil
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -117,6 +119,30 @@ def test_chat_templates_with_errors_are_refused(folder, template):
         tokenizer.chat_template = None
     with pytest.raises(ValueError, match=r"the tokenizer's chat template fails: "):
         tokens.encode_chat(tokenizer, [{"role": "user", "content": "Hello"}])
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ 'a' * 10**10 }}", "takes more than 1024 MiB"),
+        ("{{ 'a' * 2**21 }}", "writes 2,097,152 characters"),
+        ("{% if enable_thinking %}{{ 'a' * 10**10 }}{% endif %}", "takes more than 1024 MiB"),
+        (
+            "{% for i in range(9999) %}{% for j in range(9999) %}{% for k in range(9999) %}"
+            "{% endfor %}{% endfor %}{% endfor %}",
+            "takes more than 1 s",
+        ),
+        ("{{ 9 ** (9 ** 9) }}", "takes more than 1 s"),
+    ],
+)
+def test_chat_templates_without_end_are_refused(folder, template, message, monkeypatch):
+    (folder / "chat_template.jinja").write_text(template)
+    monkeypatch.setattr(tokens, "_TEMPLATE_SECONDS", 1)
+    limits = resource.getrlimit(resource.RLIMIT_AS), signal.getsignal(signal.SIGVTALRM)
+    with pytest.raises(ValueError, match=rf"^the chat template in '.*' {message}.*one word"):
+        tokens.load_tokenizer(folder)
+    assert limits == (resource.getrlimit(resource.RLIMIT_AS), signal.getsignal(signal.SIGVTALRM))
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
 
 
 def test_errors_quote_little():
