@@ -1,9 +1,10 @@
 """Starts or resumes one run: `python -m experiments.main --config=tiny`.
 
-Exit codes: 0 when the run is complete; 1, with one line, for a user error or a non-finite number;
-75 (EX_TEMPFAIL) after SIGTERM and 130 after Ctrl-C, when everything is saved and the same command
-resumes. With several processes (docs/hosts.md), 69 (EX_UNAVAILABLE) if another one is gone, or 134
-(SIGABRT) if JAX noticed that first: start all of them again to resume from the last checkpoint.
+Exit codes: 0 when the run is complete; 1, with one line, for a user error, a non-finite number or
+too little memory; 75 (EX_TEMPFAIL) after SIGTERM and 130 after Ctrl-C, when everything is saved and
+the same command resumes. With several processes (docs/hosts.md), 69 (EX_UNAVAILABLE) if another one
+is gone, or 134 (SIGABRT) if JAX noticed that first: start all of them again to resume from the last
+checkpoint.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ from experiments.run import agreement, process, versions
 from experiments.run.status import Reporter
 from experiments.run.store import RunStore
 from experiments.settings import Settings
-from experiments.text.errors import UserError, user_errors
+from experiments.text.errors import OutOfMemoryError, UserError, user_errors
 from learner import checks
 from learner.devices import distributed, preemption
 from learner.training.update import NonFiniteError
@@ -96,7 +97,7 @@ def main(argv: Sequence[str]) -> None:
         reporter.line("stopped; the same command goes on from what was saved last")
         sys.exit(preemption.INTERRUPTED_EXIT_CODE)
     except Exception as error:
-        if not distributed.together() and not isinstance(error, OSError):
+        if not distributed.together() and not isinstance(error, OSError | OutOfMemoryError):
             raise
         _leave(error)
 
@@ -176,7 +177,7 @@ def _leave(error: Exception) -> NoReturn:
             file=sys.stderr,
         )
         distributed.leave(distributed.LOST_PROCESS_EXIT_CODE)
-    if isinstance(error, OSError):
+    if isinstance(error, OSError | OutOfMemoryError):
         print(f"error: {checks.one_line(error)}", file=sys.stderr)
     else:
         traceback.print_exception(error)

@@ -27,10 +27,10 @@ from experiments.ring.problem_sets import ProblemSets
 from experiments.ring.validation import Written, validate, validation_completers, write_validation
 from experiments.run import branching, policy
 from experiments.run.checkpoint import Position, RunCheckpoints
-from experiments.run.status import Reporter, describe, plan, truncation
+from experiments.run.status import Reporter, describe, memory_advice, plan, truncation
 from experiments.run.store import TEST, RunStore, append_log, open_steps
 from experiments.settings import Settings
-from experiments.text.errors import user_errors
+from experiments.text.errors import memory_errors, user_errors
 from learner.devices import distributed
 from learner.devices.preemption import Preemption
 from learner.training.trainer import GRPOTrainer
@@ -74,6 +74,7 @@ class Loop:
           UserError: an option does not go with another one or with the model.
           NonFiniteError: a number of a training step was NaN or infinite; the folder `non_finite`
             has its metrics and, except in supervised steps, its batch.
+          OutOfMemoryError: sampling or an update needs more memory than there is.
           Preempted: SIGTERM or SIGINT came; all work up to the current step is saved.
         """
         settings, store = self._settings, self._store
@@ -81,7 +82,9 @@ class Loop:
             # Whatever may reject the settings comes before anything slow.
             params = self._load()
             distributed.on_first(lambda: store.claim(settings))
-            self._reporter.notes(plan(settings, self._trainer))
+            planned = plan(settings, self._trainer)
+            self._reporter.notes(planned)
+            stack.enter_context(memory_errors(memory_advice(settings, planned)))
             self._checkpoints = stack.enter_context(RunCheckpoints(settings, store))
             self._begun = self._checkpoints.done(self._resume_from)
             # TensorBoard hides what an interrupted run wrote for steps that are now repeated.

@@ -163,6 +163,17 @@ def plan(settings: Settings, trainer: GRPOTrainer) -> list[str]:
     return paragraphs("plan.md", settings=settings, memory=memory, capacities=capacities)
 
 
+def memory_advice(settings: Settings, planned: Sequence[str]) -> str:
+    """What needs the memory by `plan`, and the options that need less."""
+    training, remat = settings.training, settings.model.remat
+    return (
+        f"planned without activations: {planned[-1]}. An update needs less with a smaller "
+        f"training.micro_batch_rows={training.micro_batch_rows}, another model.remat={remat!r} "
+        f"('full' needs least) or training.lora.rank; sampling with a smaller "
+        f"training.sampling_rows={training.sampling_rows}"
+    )
+
+
 def describe(design: Mapping[str, Any]) -> str:
     """The end of a line about a design, given in its JSON form."""
     config = ", ".join(

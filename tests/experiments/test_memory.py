@@ -1,0 +1,78 @@
+"""Out of memory: one line with what was asked for, what there is, and what needs less."""
+
+import resource
+import types
+
+import jax
+import pytest
+
+from experiments import main, settings
+from experiments.ring import loop
+from experiments.run.status import Reporter
+from experiments.run.store import RunStore
+from experiments.text.errors import OutOfMemoryError, memory_errors
+from learner.devices import distributed
+
+FULL = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 17179869184 bytes.")
+
+
+@pytest.fixture
+def program():
+    """What samples: it needs more than there is."""
+    parts = {"state": 3, "gradients": 1, "weights": 1, "cache": 9, "device": 16}
+    figures = {name: gib << 30 for name, gib in parts.items()}
+    sampler = types.SimpleNamespace(capacities=[64])
+    return types.SimpleNamespace(memory=lambda: figures, sampler=sampler)
+
+
+def test_a_run_names_the_options_that_need_less(program, tmp_path, monkeypatch):
+    def sampled(*_):
+        raise FULL
+
+    monkeypatch.setattr(loop.Loop, "_load", lambda self: None)
+    monkeypatch.setattr(loop.Loop, "_trainer", program, raising=False)
+    monkeypatch.setattr(loop.Loop, "_first", None, raising=False)
+    monkeypatch.setattr(loop, "ProblemSets", sampled)
+    chosen = settings.from_config({"training": {"sampling_rows": 96}, "model": {"remat": "dots"}})
+    store = RunStore(tmp_path)
+    with pytest.raises(OutOfMemoryError) as caught:
+        loop.Loop(chosen, store, Reporter(quiet=True)).run()
+    message = str(caught.value)
+    assert message.startswith("out of memory: Out of memory allocating 17179869184 bytes (this pro")
+    for part in ("device of 17.2 GB", "micro_batch_rows=8", "remat='dots'", "sampling_rows=96"):
+        assert part in message
+    assert "\n" not in message
+
+
+def test_the_command_ends_with_the_line(monkeypatch, capsys):
+    def run(reporter):
+        raise OutOfMemoryError("out of memory: 5 bytes")
+
+    def leave(code):
+        raise SystemExit(code)
+
+    for flag in ("_LIST_OPTIONS", "_COORDINATOR", "_NUM_PROCESSES", "_PROCESS_ID"):
+        monkeypatch.setattr(main, flag, types.SimpleNamespace(value=None))
+    for module, name in (  # They change the whole process.
+        (main.process, "keep_freed_memory"),
+        (main.process, "quieten"),
+        (distributed, "start"),
+    ):
+        monkeypatch.setattr(module, name, lambda *_: None)
+    monkeypatch.setattr(main, "_run", run)
+    monkeypatch.setattr(distributed, "leave", leave)
+    with pytest.raises(SystemExit) as ended:
+        main.main([""])
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "error: out of memory: 5 bytes\n"
+
+
+def test_errors_about_memory_are_told_from_others():
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    for error in (MemoryError("Unable to allocate 8.00 EiB for an array"), FULL):
+        with pytest.raises(OutOfMemoryError, match=r"GiB\); use less$"), memory_errors("use less"):
+            raise error
+    assert resource.getrlimit(resource.RLIMIT_AS)[0] == limit
+    other = jax.errors.JaxRuntimeError("INTERNAL: a bug")
+    with pytest.raises(jax.errors.JaxRuntimeError, match="a bug"), memory_errors("use less"):
+        raise other
