@@ -48,7 +48,7 @@ def learnability_proportional(record: RunRecord, space: ConfigurationSpace, seed
 def success_targeting(record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
     """Moves every number of a row to where about half of the answers are valid; see `targeted`."""
     config = targeted(record.valid_rates(space.rows), record.config, space)
-    return _projected(record, space, config.cells(), "target")
+    return _projected(space, config.cells(), "target")
 
 
 def targeted(
@@ -139,14 +139,13 @@ def _divided(
     record: RunRecord, space: ConfigurationSpace, weights: Sequence[float], source: str
 ) -> Design:
     """The current configuration with fractions in proportion to the weights of the rows."""
-    return _projected(record, space, record.config.cells() | space.divided(weights), source)
+    return _projected(space, record.config.cells() | space.divided(weights), source)
 
 
 def _projected(
-    record: RunRecord,
     space: ConfigurationSpace,
     cells: Mapping[tuple[str, str], float],
     source: str,
 ) -> Design:
-    config, repairs = project(Proposal.from_cells(cells), record.config, space)
+    config, repairs = project(Proposal.from_cells(cells), space)
     return Design(config=config, source=source, repairs=repairs)

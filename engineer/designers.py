@@ -103,7 +103,7 @@ class ModelDesigner:
             if isinstance(read, proposal.Unreadable):
                 reasons.append(f"try {attempt}: {read.reason}")
                 continue
-            config, repairs = proposal.project(read, record.config, space)
+            config, repairs = proposal.project(read, space)
             return Design(
                 config=config,
                 source=self.source,
@@ -136,5 +136,5 @@ def random(record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
 def keep(record: RunRecord, space: ConfigurationSpace, source: str, reason: str) -> Design:
     """The latest configuration, with the repairs of clipping it."""
     unchanged = proposal.Proposal.from_cells(record.config.cells())
-    kept, repairs = proposal.project(unchanged, record.config, space)
+    kept, repairs = proposal.project(unchanged, space)
     return Design(config=kept, source=source, repairs=repairs, kept_previous=True, reason=reason)

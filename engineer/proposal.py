@@ -360,23 +360,15 @@ def _number(written: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def project(
-    raw: Proposal, previous: Configuration, space: ConfigurationSpace
-) -> tuple[Configuration, tuple[str, ...]]:
-    """Projects a proposal onto the space.
+def project(raw: Proposal, space: ConfigurationSpace) -> tuple[Configuration, tuple[str, ...]]:
+    """Projects a proposal with all numbers of the space onto it.
 
-    Missing numbers are taken from the previous configuration. Unknown rows are dropped, numbers are
-    clipped to their bounds and rounded where they must be whole. Fractions are clipped to at least
-    0 and divided by their sum (uniform if all are 0).
+    Unknown rows are dropped, numbers are clipped to their bounds and rounded where they must be
+    whole. Fractions are clipped to at least 0 and divided by their sum (uniform if all are 0).
 
     Returns:
       The configuration, and one readable line for each change.
     """
-    if (previous.rows, previous.parameters) != (space.rows, space.names):
-        raise ValueError(
-            f"previous: rows {previous.rows} and parameters {previous.parameters} are not "
-            f"allowed, only {space.rows} and {space.names}"
-        )
     label, fraction = space.label, space.fraction_parameter
     repairs = list(raw.notes)
     unknown = sorted(set(raw.values) - set(space.rows), key=lambda row: (len(row), row))
@@ -385,26 +377,16 @@ def project(
         repairs.append(f"unknown {plural(label)} dropped: {listed}")
 
     numbers: dict[Cell, float] = {}
-    for row in space.rows:
-        given = raw.values.get(row, {})
-        if not given:
-            repairs.append(f"{label} {row}: missing, kept from the previous configuration")
-        for name in space.names:
-            cell = (row, name)
-            where = f"{label} {row} {name}"
-            value = given.get(name, previous[cell])
-            if given and name not in given:
-                repairs.append(
-                    f"{where}: missing, {_short(value)} kept from the previous configuration"
-                )
-            low, high = (0.0, math.inf) if name == fraction else space.bounds(*cell)
-            clipped = min(max(value, low), high) + 0.0  # + 0.0 turns -0.0 into 0.0
-            if clipped != value:
-                repairs.append(f"{where}: {_short(value)} clipped to {_short(clipped)}")
-            if space.parameter(name).decimals == 0 and clipped % 1:
-                repairs.append(f"{where}: {_short(clipped)} rounded to {round(clipped)}")
-                clipped = float(round(clipped))
-            numbers[cell] = clipped
+    for row, name in space.cells:
+        value, where = raw.values[row][name], f"{label} {row} {name}"
+        low, high = (0.0, math.inf) if name == fraction else space.bounds(row, name)
+        clipped = min(max(value, low), high) + 0.0  # + 0.0 turns -0.0 into 0.0
+        if clipped != value:
+            repairs.append(f"{where}: {_short(value)} clipped to {_short(clipped)}")
+        if space.parameter(name).decimals == 0 and clipped % 1:
+            repairs.append(f"{where}: {_short(clipped)} rounded to {round(clipped)}")
+            clipped = float(round(clipped))
+        numbers[row, name] = clipped
 
     # Dividing by the largest first keeps the sum of huge numbers finite.
     largest = max(numbers[row, fraction] for row in space.rows)
@@ -437,9 +419,9 @@ def designs_nothing(
         return 0.51 * 10.0 ** -space.parameter(name).decimals
 
     def constant(name: str) -> bool:
-        column = [raw.values[row][name] for row in space.rows if name in raw.values.get(row, {})]
+        column = [raw.values[row][name] for row in space.rows]
         # Fractions that sum to 1 may differ by one unit, as 0.33, 0.33 and 0.34 do.
-        return len(column) == len(space.rows) and max(column) - min(column) <= 2 * rounding(name)
+        return max(column) - min(column) <= 2 * rounding(name)
 
     if len(space.rows) > 1 and all(map(constant, space.names)):
         return f"the same numbers for all {plural(space.label)}"

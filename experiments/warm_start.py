@@ -172,11 +172,11 @@ def examine_designs(
     for (_, expected), answer in zip(pairs, answers, strict=True):
         shown = proposal.parse(expected, space)
         assert isinstance(shown, proposal.Proposal)  # It was rendered from a configuration.
-        truth, _ = proposal.project(shown, space.uniform(), space)
+        truth, _ = proposal.project(shown, space)
         reading = proposal.parse(answer.text, space)
         if isinstance(reading, proposal.Unreadable):
             continue
-        config, repairs = proposal.project(reading, truth, space)
+        config, repairs = proposal.project(reading, space)
         clean += not repairs
         differences.append(
             [np.abs(np.subtract(config.column(p), truth.column(p))) for p in space.names]

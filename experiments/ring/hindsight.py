@@ -61,7 +61,7 @@ def best_in_hindsight(
     else:
         weights = explored(np.abs(q - p) + _TINY)
     proposed = Proposal.from_cells(after.config.cells() | space.divided(weights))
-    return project(proposed, after.config, space)[0]
+    return project(proposed, space)[0]
 
 
 class Hindsight:

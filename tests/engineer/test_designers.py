@@ -237,7 +237,7 @@ def test_demonstrations_answer_in_the_asked_form(seed, name, space):
     assert messages == compose(VARIANTS[name], record)
     reading = parse(answer, space)
     wanted = rule_design(record, space, VARIANTS[name])
-    assert project(reading, record.config, space) == (wanted, ())
+    assert project(reading, space) == (wanted, ())
     space.check(wanted)
     assert reading.explanation == (lakes.TEXTS.explanation if VARIANTS[name].summary else "")
     again = demonstrations.demonstration(seed, VARIANTS[name], space, lakes.TEXTS)
@@ -255,7 +255,7 @@ def test_random_demonstrations_teach_the_form_alone():
     assert [messages for messages, _ in ruled] == [messages for messages, _ in free]
 
     def fractions(pairs):
-        designs = [project(parse(answer, SPACE), SPACE.uniform(), SPACE)[0] for _, answer in pairs]
+        designs = [project(parse(answer, SPACE), SPACE)[0] for _, answer in pairs]
         return np.ravel([design.column("data_ratio") for design in designs])
 
     assert abs(np.corrcoef(fractions(ruled), fractions(free))[0, 1]) < 0.2

@@ -101,14 +101,14 @@ def test_contexts(name):
 
 
 def test_reading_and_projection():
-    assert project(parse(ANSWER, SPACE), RECORD.config, SPACE) == (WANTED, ())
+    assert project(parse(ANSWER, SPACE), SPACE) == (WANTED, ())
     text = """Carries fail, so:
 ```json
 {"Topic carry": {"fraction": 3, "digits": 2.6, "Spaced": 0.25},
  "Plain": {"fraction": 1, "digits": 1, "spaced": 10%},
  "three terms": {"fraction": 1, "digits": 99, "spaced": 1/4}, "four": {"fraction": 1}}
 ```"""
-    config, repairs = project(parse(text, SPACE), RECORD.config, SPACE)
+    config, repairs = project(parse(text, SPACE), SPACE)
     SPACE.check(config)
     assert (config["carry", "digits"], config["three_terms", "digits"]) == (3.0, 4.0)
     assert config["carry", "fraction"] == 3 * config["plain", "fraction"]
@@ -129,7 +129,7 @@ def test_grammar():
                 break
             (at,) = np.flatnonzero(tables.tokens[state] == token)
             state, text = int(tables.targets[state][at]), text + chr(token)
-        config, repairs = project(parse(text, SPACE), RECORD.config, SPACE)
+        config, repairs = project(parse(text, SPACE), SPACE)
         SPACE.check(config)
         assert repairs == ()
         assert render_config(config, SPACE) == text
@@ -155,4 +155,4 @@ def test_every_designer():
 def test_demonstrations():
     chat, answer = demonstrations.demonstration(3, context.VARIANTS["V6"], SPACE, TEXTS)
     assert "right_value" in chat[0]["content"]
-    assert isinstance(project(parse(answer, SPACE), RECORD.config, SPACE)[1], tuple)
+    assert isinstance(project(parse(answer, SPACE), SPACE)[1], tuple)

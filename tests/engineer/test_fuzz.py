@@ -104,7 +104,7 @@ def outcome(text):
     if isinstance(reading, Unreadable):
         assert reading.reason
         return keep(RECORD, SPACE, "fuzz", reading.reason).config, reading
-    return project(reading, RECORD.config, SPACE)[0], reading
+    return project(reading, SPACE)[0], reading
 
 
 @pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.slow)])

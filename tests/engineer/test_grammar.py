@@ -92,7 +92,7 @@ def test_every_answer_is_a_configuration_that_needs_no_repair(kind, name):
         ids = walk(tables, rng, 700, tables.longest)
         text = tokenizer(kind).decode(ids)
         reading = parse(text, space)
-        config, repairs = project(reading, space.uniform(), space)
+        config, repairs = project(reading, space)
         assert repairs == ()
         space.check(config)
         assert text == render_config(config, space)
@@ -151,7 +151,7 @@ def test_exactly_the_configurations_of_a_space_are_allowed():
         told = []
         for _ in range(50):
             text = tokenizer("single digits").decode(walk(tables, rng, 700, tables.longest))
-            config, repairs = project(parse(text, space), space.uniform(), space)
+            config, repairs = project(parse(text, space), space)
             space.check(config)
             told += repairs
         assert bool(told) == changes  # only fractions that had to be rescaled
@@ -189,7 +189,7 @@ def test_reasoning_is_free_up_to_its_budget_and_the_trigger(trigger):
         text = tokenizer(kind).decode(said, skip_special_tokens=False)
         _, found, rest = text.partition(trigger)
         assert found
-        assert project(parse(rest, space), space.uniform(), space)[1] == ()
+        assert project(parse(rest, space), space)[1] == ()
 
 
 def test_bad_arguments_are_named():

@@ -58,7 +58,7 @@ def test_all_are_well_formed(world, count):
     configs = set()
     for answer in answers:
         assert not answer.truncated
-        config, repairs = project(parse(answer.text, space), space.uniform(), space)
+        config, repairs = project(parse(answer.text, space), space)
         assert repairs == ()
         assert answer.text == render_config(config, space)
         configs.add(config)
@@ -73,7 +73,7 @@ def test_all_are_well_formed(world, count):
     # The committed checkpoint, which has learned to design.
     trained = load_params(settings, policy)
     answers = design_completer(under, Lakes(under.lakes), policy)(trained, chats, jax.random.key(1))
-    wanted = [project(reading, space.uniform(), space) for reading in read(answers, space)]
+    wanted = [project(reading, space) for reading in read(answers, space)]
     assert all(repairs == () for _, repairs in wanted)
     ratios = np.array([config.column("hole_ratio") for config, _ in wanted])
     assert ratios.std() < 0.2  # it chooses, rather than draws at random
@@ -95,7 +95,7 @@ def test_reasoning_comes_first_and_ends(world):
         _, found, design = answer.text.rpartition("\nConfiguration:\n")
         assert found
         assert not answer.truncated
-        assert project(parse(design, space), space.uniform(), space)[1] == ()
+        assert project(parse(design, space), space)[1] == ()
 
 
 def test_a_budget_that_is_too_small_is_refused(world):

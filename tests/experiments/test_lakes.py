@@ -42,7 +42,7 @@ def test_contexts_name_the_rows_and_designs_are_read_back(lakes):
     design = lakes.space.random(3)
     read = proposal.parse(proposal.render_config(design, lakes.space), lakes.space)
     assert isinstance(read, proposal.Proposal)
-    assert proposal.project(read, lakes.space.uniform(), lakes.space)[0] == design
+    assert proposal.project(read, lakes.space)[0] == design
 
 
 def test_a_set_has_what_was_asked_of_every_row_and_its_evidence_names_them(lakes):

@@ -60,9 +60,7 @@ def test_every_data_set_is_a_family(name):
     assert all(f"{family.space.label} {row}: answers" in text for row in breakdown.names)
 
     answer = proposal.render_config(family.space.random(0), family.space)
-    design, repairs = proposal.project(
-        proposal.parse(answer, family.space), past.config, family.space
-    )
+    design, repairs = proposal.project(proposal.parse(answer, family.space), family.space)
     assert not repairs
     training = family.generate(jax.random.key(1), design, 16, problems[: len(problems) // 2])
     asked = {problem["question"] for problem in problems[: len(problems) // 2]}

@@ -36,7 +36,7 @@ def read_design(text):
         assert found.reason.strip()
         return
     assert all(math.isfinite(n) for row in found.values.values() for n in row.values())
-    config, _ = project(found, SUMS.space.uniform(), SUMS.space)
+    config, _ = project(found, SUMS.space)
     SUMS.space.check(config)
     assert not isinstance(parse(render_config(config, SUMS.space), SUMS.space), Unreadable)
 
