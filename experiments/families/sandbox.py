@@ -1,9 +1,10 @@
 """Runs functions in processes of their own, where hangs, crashes and writes do no harm.
 
 Third-party verifiers evaluate what a model wrote, some of them literally. `Sandbox` limits time and
-memory and hides the environment. On Linux with libseccomp the kernel also refuses what reaches out:
-writing files, starting processes, opening sockets, signals. It guards against accidents: code that
-a function evaluates can change what the function returns, then and later.
+memory and hides the environment; where Linux lets a process have a user namespace, other processes'
+environments too. On Linux with libseccomp the kernel also refuses what reaches out: writing files,
+starting processes, opening sockets, signals. It guards against accidents: code that a function
+evaluates can change what the function returns, then and later.
 
 A reply counts only with the random id of its request, and is JSON. (The pools pebble and loky
 unpickle replies, so what they run could run code here.) The processes run this file too, so it
@@ -11,6 +12,7 @@ imports nothing heavy.
 """
 
 import contextlib
+import ctypes
 import errno
 import functools
 import json
@@ -210,6 +212,7 @@ def _warn() -> None:
 
 def _serve(path: str) -> None:
     """Answers requests, one per line, until the other side closes its end."""
+    _leave_others()
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(0), "wb")
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     functions: dict[str, Any] = {"": lambda environment: _import(path, environment, functions)}
@@ -227,6 +230,17 @@ def _serve(path: str) -> None:
         signal.alarm(0)
         replies.write(f"{identity} {reply}\n".encode())
         replies.flush()
+
+
+def _leave_others() -> None:
+    """Enters a user namespace, to which the kernel shows no environment or memory outside of it.
+
+    Before any import: the kernel has none for a process with threads.
+    """
+    user = os.geteuid()
+    with contextlib.suppress(OSError, AttributeError):  # AttributeError: this is not Linux.
+        if not ctypes.CDLL(None).unshare(1 << 28):  # CLONE_NEWUSER
+            Path("/proc/self/uid_map").write_text(f"{user} {user} 1", encoding="utf-8")
 
 
 def told(error: BaseException, path: str) -> str:
@@ -247,13 +261,11 @@ def _import(path: str, environment: dict[str, str], functions: dict[str, Any]) -
     os.environ.update(kept)
     if jax := sys.modules.get("jax"):
         jax.devices()  # Its threads, one for each core, reserve address space too.
-    statm = Path("/proc/self/statm")  # Only Linux has it; its first number is of pages.
-    taken = (
-        int(statm.read_text(encoding="utf-8").split()[0]) * resource.getpagesize()
-        if statm.exists()
-        else 0
-    )
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY + taken, MEMORY + taken))
+    most = MEMORY
+    with contextlib.suppress(FileNotFoundError):  # Only Linux has it; its first number is of pages.
+        statm = Path("/proc/self/statm").read_text(encoding="utf-8")
+        most += int(statm.split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     try:
         from pyseccomp import ALLOW, ERRNO, MASKED_EQ, NE, Arg, Attr, SyscallFilter

@@ -98,6 +98,9 @@ FUNCTIONS = [
     ("return ctypes.CDLL(None).ptrace(16, os.getppid(), 0, 0)", -1),
     ("return os.environ.get('OPENAI_API_KEY')", None),
     ("return 'OPENAI' in open('/proc/self/environ').read()", False),
+    ("open(f'/proc/{os.getppid()}/environ')", re.compile("Permission denied")),
+    ("open(f'/proc/{os.getppid()}/mem')", re.compile("Permission denied")),
+    ("return os.getuid() - os.stat(__file__).st_uid", 0),
 ]  # fmt: skip
 PREAMBLE = """
 import ctypes, os, re, resource, signal, socket, sqlite3, subprocess, sys, threading, time
