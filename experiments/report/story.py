@@ -1,20 +1,12 @@
-"""The first screen of a run: its learning curve, and what the engineer changed after each round.
-
-The reason given for a change is the evidence on the changed row, by the rules of
-`engineer.analysis`; the reasoning inside a model is unknown.
-"""
+"""The first screen of a run: its learning curve, and what the engineer changed after each round."""
 
 import itertools
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
-from engineer.analysis import CHANGED, relative_moves
 from engineer.evidence import Shortfall
 from experiments.report.charts import Lines, Series, running_mean
-from experiments.run.reading import Round, Run
-
-_BLIND = ("fixed", "random")
-"""Designers that read no evidence and therefore cannot have it as a reason."""
+from experiments.ring.change import Change, change_of
+from experiments.run.reading import Run
 
 
 def ends(run: Run) -> list[int]:
@@ -56,36 +48,14 @@ def learning_curve(run: Run, window: int) -> Lines:
     )
 
 
-def changes(run: Run) -> Iterator[dict[str, Any]]:
-    """Yields the largest changes of every design and their reason, for the text of `run.html`.
-
-    Each item has `number`, of the round before the design; `kept`, why an earlier configuration was
-    kept, if it was; `nothing`, why a model designed nothing, if it did not; `moves`, (row,
-    parameter, value before, value after) of the fraction and of the other number that changed most,
-    the latter from the same row if possible; `rest`, how many more numbers changed; and `evidence`
-    on the row of the first move, if it was validated.
-    """
+def changes(run: Run) -> Iterator[tuple[int, Change]]:
+    """Yields (number of the round before, what changed) for every design."""
     refused = {each.index - 1: each.generated["note"] for each in run.rounds if each.generated}
     for each in run.rounds:
-        if each.design is None or each.config is None:
-            continue
-        kept = each.design["reason"] if each.design["kept_previous"] else refused.get(each.index)
-        was, now, space = each.config, each.design["config"], run.family.space
-        sizes = {cell: abs(move) for cell, move in relative_moves(was, now, space).items()}
-        moved = [cell for cell, size in sizes.items() if size >= CHANGED]
-        of_fractions = [cell for cell in moved if cell[1] == space.fraction_parameter]
-        chosen = [max(of_fractions, key=sizes.__getitem__)] if of_fractions else []
-        others = [cell for cell in moved if cell not in of_fractions]
-        near = [cell for cell in others if chosen and cell[0] == chosen[0][0]]
-        chosen += [max(near or others, key=sizes.__getitem__)] if others else []
-        yield {
-            "number": each.number,
-            "kept": (kept or "").removeprefix("previous configuration kept: "),
-            "nothing": each.design.get("nothing"),  # Older runs lack this field.
-            "moves": [(*cell, was[cell], now[cell]) for cell in chosen],
-            "rest": len(moved) - len(chosen),
-            "evidence": _evidence(run, each, chosen[0][0]) if chosen else None,
-        }
+        if each.design is not None and each.config is not None:
+            found = each.validation.breakdown if each.validation else None
+            note = refused.get(each.index)
+            yield each.number, change_of(each.config, each.design, found, run.family, note)
 
 
 def shortfalls(run: Run) -> Iterator[tuple[int, str]]:
@@ -94,20 +64,3 @@ def shortfalls(run: Run) -> Iterator[tuple[int, str]]:
         # Older runs lack this field.
         for one in (each.generated or {}).get("shortfalls", ()):
             yield each.number, Shortfall.from_dict(one).text(run.label)
-
-
-def _evidence(run: Run, each: Round, row: str) -> Mapping[str, Any] | None:
-    """The result of a row in the validation before a design, relative to the other rows."""
-    rows = each.validation.breakdown.by_group if each.validation else ()
-    rates = {outcome.name: outcome.valid_rate for outcome in rows}
-    if row not in rates or each.design is None:
-        return None
-    failed = next(outcome.failed for outcome in rows if outcome.name == row)
-    check = max(failed, key=failed.__getitem__)
-    low, high = min(rates.values()), max(rates.values())
-    return {
-        "read": each.design["source"] not in _BLIND,
-        "place": {low: "most", high: "least"}.get(rates[row]) if low < high else None,
-        "failing": 1 - rates[row],
-        "mostly": run.family.failure(check) if failed[check] else None,
-    }

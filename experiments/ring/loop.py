@@ -21,6 +21,7 @@ from engineer.evidence import FailureBreakdown
 from engineer.space import Configuration
 from experiments.families import Problem, examination
 from experiments.ring import designing, outcomes, problem_sets
+from experiments.ring.change import change_of
 from experiments.ring.hindsight import Hindsight
 from experiments.ring.metrics import check_packages, of_design, of_validation, open_writers
 from experiments.ring.problem_sets import ProblemSets
@@ -307,8 +308,16 @@ class Loop:
 
     def _report(self, title: str, folder: Path, validated: Outcomes) -> None:
         """Shows a validation, and the design that followed, if any."""
-        path = folder / "design" / "design.json"
-        ending = describe(self._store.read(path)) if self._store.exists(path) else ""
+        path, changed = folder / "design" / "design.json", []
+        ending = ""
+        if self._store.exists(path):
+            design = self._store.read(path)
+            ending = describe(design)
+            was = self._store.read(folder / "environment.yaml", Configuration.from_dict)
+            now = {**design, "config": Configuration.from_dict(design["config"])}
+            change = change_of(was, now, validated[0], self._family)
+            changed = [f"the design {change.sentence()}"] if change.moves else []
         self._reporter.validation(title, *validated, ending)
+        self._reporter.notes(changed)
         self._reporter.notes(truncation(validated[0], self._settings.validation.max_new_tokens))
         self._reporter.notes(outcomes.example(self._store, self._family, folder))

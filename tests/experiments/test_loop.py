@@ -48,6 +48,7 @@ def test_three_rounds_two_designs_and_a_report(undisturbed):
         assert "Latest results" in context
     assert "round 3: valid" in out
     assert "next: 3: data_ratio" in out
+    assert re.search(r"\n  the design (raised|cut) size [34] from \d+ % to \d+ % of the set, ", out)
     page = (workdir / "report.html").read_text()
     assert page.count('class="chart"') == len(list((workdir / "figures").glob("*.png"))) > 10
     assert page.count('class="lake"') == 12

@@ -284,8 +284,8 @@ def test_a_run_tells_what_was_run_and_what_came_of_it(run_page):
     for words in (
         # 2 of 3 answers were valid in either row; 3 of 6 numbers changed by 0.005 and more.
         "After round 1: raised size 4 from 50 % to 80 % of the set, which fails like others (33 % "
-        "of its answers, mostly “not readable”), and lowered its wait ratio from 0.40 to 0.10; "
-        "changes besides: 2. The reasons are",
+        'of its answers, mostly "not readable"), and lowered its wait ratio from 0.40 to 0.10; '
+        "2 more numbers changed. The reasons are",
         "start, greedy 33.3% / 33.3% 33.3% / 0.0%",
         "1: size 3 0.50 0.10 → 0.11 0.20 → 0.30 10",
         "1 x abacus",
@@ -388,7 +388,7 @@ def test_every_design_has_a_sentence_that_the_evidence_bears_out(tmp_path, undra
     path = root / "rounds" / "2" / "design" / "design.json"
     files.write_file(path, json.loads(path.read_text()) | {"nothing": "the same numbers"})
     page = check_page(report.write(root))
-    evidence = "fails most (33 % of its answers, mostly “not readable”), and lowered"
+    evidence = 'fails most (33 % of its answers, mostly "not readable"), and lowered'
     for words in (
         f"After round 1: raised size 4 from 50 % to 80 % of the set, as it {evidence} its wait",
         f"After round 2: kept an earlier configuration: no {EVIL}.",

@@ -1,0 +1,100 @@
+"""What a design changed, with the evidence on the changed row as its reason.
+
+By the rules of `engineer.analysis`; the reasoning inside a model is unknown.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from engineer.analysis import CHANGED, relative_moves
+from engineer.evidence import FailureBreakdown
+from engineer.space import Configuration
+from experiments.families import Family
+from experiments.text.templates import paragraphs
+
+_BLIND = ("fixed", "random")
+"""Designers that read no evidence and therefore cannot have it as a reason."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """The largest changes of a design.
+
+    Attributes:
+      label: what a row is, such as "size".
+      fraction: the parameter that is a row's part of the set.
+      kept: why an earlier configuration was kept; empty if it was not.
+      nothing: why a model designed nothing, if it did not.
+      moves: (row, parameter, value before, value after) of the fraction and of the other number
+        that changed most, the latter from the same row if possible.
+      rest: how many more numbers changed.
+      evidence: on the row of the first move, if it was validated: "read" by the designer or not,
+        its "place" ("most" or "least" failures), the fraction "failing", and "mostly" how.
+    """
+
+    label: str
+    fraction: str
+    kept: str
+    nothing: str | None
+    moves: Sequence[tuple[str, str, float, float]]
+    rest: int
+    evidence: Mapping[str, Any] | None
+
+    def sentence(self) -> str:
+        """The change in a sentence, as on the page of a run."""
+        return " ".join(paragraphs("change.md", change=self))
+
+
+def change_of(
+    was: Configuration,
+    design: Mapping[str, Any],
+    found: FailureBreakdown | None,
+    family: Family,
+    refused: str | None = None,
+) -> Change:
+    """The largest changes of a design.
+
+    Args:
+      was: the configuration of the round before it.
+      design: its JSON form, with a `Configuration` as "config".
+      found: the validation after that round, if any.
+      refused: why the next round could not use it.
+    """
+    now, space = design["config"], family.space
+    sizes = {cell: abs(move) for cell, move in relative_moves(was, now, space).items()}
+    moved = [cell for cell, size in sizes.items() if size >= CHANGED]
+    of_fractions = [cell for cell in moved if cell[1] == space.fraction_parameter]
+    chosen = [max(of_fractions, key=sizes.__getitem__)] if of_fractions else []
+    others = [cell for cell in moved if cell not in of_fractions]
+    near = [cell for cell in others if chosen and cell[0] == chosen[0][0]]
+    chosen += [max(near or others, key=sizes.__getitem__)] if others else []
+    kept = (design["reason"] if design["kept_previous"] else refused) or ""
+    return Change(
+        label=space.label,
+        fraction=space.fraction_parameter,
+        kept=kept.removeprefix("previous configuration kept: "),
+        nothing=design.get("nothing"),  # Older runs lack this field.
+        moves=[(*cell, was[cell], now[cell]) for cell in chosen],
+        rest=len(moved) - len(chosen),
+        evidence=_evidence(found, design["source"], family, chosen[0][0]) if chosen else None,
+    )
+
+
+def _evidence(
+    found: FailureBreakdown | None, source: str, family: Family, row: str
+) -> Mapping[str, Any] | None:
+    """The result of a row in the validation before a design, relative to the other rows."""
+    rows = found.by_group if found else ()
+    rates = {outcome.name: outcome.valid_rate for outcome in rows}
+    if row not in rates:
+        return None
+    failed = next(outcome.failed for outcome in rows if outcome.name == row)
+    check = max(failed, key=failed.__getitem__)
+    low, high = min(rates.values()), max(rates.values())
+    return {
+        "read": source not in _BLIND,
+        "place": {low: "most", high: "least"}.get(rates[row]) if low < high else None,
+        "failing": 1 - rates[row],
+        "mostly": family.failure(check) if failed[check] else None,
+    }
