@@ -36,17 +36,25 @@ on_all "
 "
 
 # JAX learns from the machine's metadata who the other hosts are.
-until on_all "
-    cd code && .venv/bin/python -m experiments.main \
-        --config=experiments/configs/hardware.py:$CONFIG \
-        --config.model.path=/share/models/Qwen3-4B --workdir=/share/runs/$NAME
-"; do
-    # 75: told to leave; 69, 134: another host is gone. ssh passes on the code of one host only, so
-    # an error that starting again does not mend ends the loop by its number.
-    ATTEMPTS=$((${ATTEMPTS:-0} + 1))
+ATTEMPTS=0
+while true; do
+    STATUS=0
+    on_all "
+        cd code && .venv/bin/python -m experiments.main \
+            --config=experiments/configs/hardware.py:$CONFIG \
+            --config.model.path=/share/models/Qwen3-4B --workdir=/share/runs/$NAME
+    " || STATUS=$?
+    # ssh passes on the largest code of the hosts. 75: told to leave; 69, 134, 137: a process is gone;
+    # 255: a host is. Starting again mends nothing else, such as a mistyped option.
+    case $STATUS in
+    0) break ;;
+    69 | 75 | 134 | 137 | 255) ;;
+    *) exit "$STATUS" ;;
+    esac
+    ATTEMPTS=$((ATTEMPTS + 1))
     if [ "$ATTEMPTS" -ge 10 ]; then
         echo "gave up after $ATTEMPTS attempts" >&2
-        exit 1
+        exit "$STATUS"
     fi
     sleep 60
 done

@@ -276,6 +276,15 @@ def test_a_job_of_slurm_is_queued_again_for_what_starting_again_mends(code, agai
     assert done.returncode == (0 if again else code)
 
 
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
+@pytest.mark.parametrize(("code", "times"), [(1, 1), (2, 1), (75, 10), (134, 10), (255, 10)])
+def test_a_slice_starts_again_for_what_starting_again_mends(code, times, tmp_path):
+    script, environment = script_of("tpu_vm.sh")
+    done, calls = run_script(script, tmp_path, CODE=str(code), **environment)
+    assert done.returncode == code, done.stderr
+    assert [program for program, *_ in calls].count("python") == times
+
+
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
 def test_manifests_follow_the_schemas(path):
     """No unknown field, wrong type or missing value, by Kubernetes' schemas and JobSet's."""
