@@ -2,16 +2,21 @@
 
 With a GPU or a TPU the extra of that name comes too: JAX alone would leave a device plugin of an
 older JAX in place, which JAX then ignores, and compute on the CPU without a word.
+
+`python notebooks/install.py` writes into the notebook where its clone comes from: the address and
+the branch that its first cell clones elsewhere, and those of the badge that opens it in Colab.
 """
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+NOTEBOOK = Path(__file__).with_name("mapf_frozenlake.ipynb")
 NEEDED = ("jax", "chex", "numba", "flax", "optax", "orbax", "ml_collections", "PIL", "rich")
 # Distributions that let JAX use a device, by the extra that brings them.
 PLUGINS = {"gpu": "jax-cuda12-plugin", "tpu": "libtpu"}
@@ -56,3 +61,26 @@ def install(folder: Path) -> str:
     if extra and found == "cpu":
         said += f", though there is a {extra.upper()}: restart the runtime, and run this cell again"
     return said
+
+
+def point(notebook: Path, address: str, branch: str) -> None:
+    """Writes a repository on GitHub and its branch into a notebook's first cell and badge."""
+    found = re.fullmatch(r"(?:https://|git@)github\.com[/:]([\w.-]+/[\w.-]+?)(?:\.git)?/?", address)
+    if found is None:
+        raise SystemExit(f"origin={address!r}: Colab opens repositories on https://github.com")
+    text = notebook.read_text(encoding="utf-8")
+    place = f"{found[1]}/blob/{branch}/notebooks/{NOTEBOOK.name}"
+    badge = "https://colab.research.google.com/github/"
+    text = re.sub(rf"\({badge}[^)]*\)", lambda _: f"({badge}{place})", text)
+    names = rf"REPOSITORY, BRANCH = \"https://github.com/{found[1]}\", \"{branch}\""
+    text = re.sub(r'REPOSITORY, BRANCH = \\".*?\\", \\".*?\\"', lambda _: names, text)
+    notebook.write_text(text, encoding="utf-8")
+
+
+def _git(*words: str) -> str:
+    command = ["git", "-C", NOTEBOOK.parent, *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+if __name__ == "__main__":
+    point(NOTEBOOK, _git("remote", "get-url", "origin"), _git("branch", "--show-current") or "main")
