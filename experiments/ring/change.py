@@ -24,6 +24,7 @@ class Change:
     Attributes:
       label: what a row is, such as "size".
       fraction: the parameter that is a row's part of the set.
+      decimals: digits of each parameter after the point.
       kept: why an earlier configuration was kept; empty if it was not.
       nothing: why a model designed nothing, if it did not.
       moves: (row, parameter, value before, value after) of the fraction and of the other number
@@ -35,6 +36,7 @@ class Change:
 
     label: str
     fraction: str
+    decimals: Mapping[str, int]
     kept: str
     nothing: str | None
     moves: Sequence[tuple[str, str, float, float]]
@@ -73,6 +75,7 @@ def change_of(
     return Change(
         label=space.label,
         fraction=space.fraction_parameter,
+        decimals={name: space.parameter(name).decimals for name in space.names},
         kept=kept.removeprefix("previous configuration kept: "),
         nothing=design.get("nothing"),  # Older runs lack this field.
         moves=[(*cell, was[cell], now[cell]) for cell in chosen],

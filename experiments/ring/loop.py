@@ -312,7 +312,7 @@ class Loop:
         ending = ""
         if self._store.exists(path):
             design = self._store.read(path)
-            ending = describe(design)
+            ending = describe(design, self._family.space)
             was = self._store.read(folder / "environment.yaml", Configuration.from_dict)
             now = {**design, "config": Configuration.from_dict(design["config"])}
             change = change_of(was, now, validated[0], self._family)

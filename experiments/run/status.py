@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from engineer.evidence import FailureBreakdown, GroupOutcome
+from engineer.space import ConfigurationSpace
 from experiments.settings import Settings
 from experiments.text.templates import paragraphs
 from learner.training.trainer import GRPOTrainer
@@ -174,11 +175,12 @@ def memory_advice(settings: Settings, planned: Sequence[str]) -> str:
     )
 
 
-def describe(design: Mapping[str, Any]) -> str:
+def describe(design: Mapping[str, Any], space: ConfigurationSpace) -> str:
     """The end of a line about a design, given in its JSON form."""
+    digits = {name: space.parameter(name).decimals for name in space.names}
     config = ", ".join(
-        f"{row}: " + " ".join(f"{name} {number:.2f}" for name, number in numbers.items())
-        for row, numbers in design["config"].items()
+        f"{row}: " + " ".join(f"{name} {number:.{digits[name]}f}" for name, number in each.items())
+        for row, each in design["config"].items()
     )
     kept = f" (kept: {design['reason']})" if design["kept_previous"] else ""
     nothing = design.get("nothing")  # Older runs lack this field.

@@ -3,6 +3,7 @@
 import pytest
 
 from engineer.evidence import FailureBreakdown, GroupOutcome
+from engineer.space import ConfigurationSpace, Parameter
 from experiments.families.words import Words
 from experiments.ring.metrics import check_packages, open_writers
 from experiments.ring.outcomes import example
@@ -49,10 +50,14 @@ def test_a_warning_names_the_rows_whose_answers_the_budget_ends():
 
 
 def test_a_line_says_where_nothing_was_designed():
-    design = {"config": {"3": {"fraction": 0.5}}, "kept_previous": True, "reason": "try 0: empty"}
-    assert describe(design) == "; next: 3: fraction 0.50 (kept: try 0: empty)"
-    assert describe(design | {"nothing": "no answer could be read"}) == (
-        "; designed nothing: no answer could be read; next: 3: fraction 0.50 (kept: try 0: empty)"
+    parameters = Parameter("fraction"), Parameter("length", ((1, 9),), decimals=0)
+    space = ConfigurationSpace("size", ("3",), parameters, "fraction")
+    design = {"config": {"3": {"fraction": 0.5, "length": 4.0}}, "kept_previous": True}
+    design["reason"] = "try 0: empty"
+    then = "; next: 3: fraction 0.50 length 4 (kept: try 0: empty)"
+    assert describe(design, space) == then
+    assert describe(design | {"nothing": "no answer could be read"}, space) == (
+        f"; designed nothing: no answer could be read{then}"
     )
 
 
