@@ -282,6 +282,8 @@ def test_a_run_tells_what_was_run_and_what_came_of_it(run_page):
     assert "33.3% → 66.7%" in page.text
     assert "16.7% → 50.0%" in page.text
     for words in (
+        "The language model tiny learns lakes by reinforcement learning, in 2 rounds. After every "
+        "round the checkpoint in training reads its results and designs the next training",
         # 2 of 3 answers were valid in either row; 3 of 6 numbers changed by 0.005 and more.
         "After round 1: raised size 4 from 50 % to 80 % of the set, which fails like others (33 % "
         'of its answers, mostly "not readable"), and lowered its wait ratio from 0.40 to 0.10; '
@@ -399,6 +401,18 @@ def test_every_design_has_a_sentence_that_the_evidence_bears_out(tmp_path, undra
     path = root / "rounds" / "0" / "design" / "design.json"
     files.write_file(path, json.loads(path.read_text()) | {"source": "random"})
     assert f"80 % of the set, which {evidence}" in check_page(report.write(root)).text
+
+
+@pytest.mark.parametrize(
+    ("designer", "words"),
+    [
+        ("fixed", "in 2 rounds. Its training environment stays as it is."),
+        ("mastery", "After every round the rule mastery reads the results and designs the next"),
+    ],
+)
+def test_a_page_says_who_designed(tmp_path, undrawn, designer, words):
+    root = write_run(tmp_path / "run", options(designer=designer))
+    assert words in check_page(report.write(root)).text
 
 
 MEASURE = """<!doctype html><iframe src="{}" style="border:0;width:{}px;height:900px"></iframe>
