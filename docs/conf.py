@@ -18,7 +18,8 @@ suppress_warnings = ["toc.not_included"]  # docs/contexts holds texts for models
 _NAVIGATION = {
     "Pages": ("docs/index", "docs/*"),
     "Measured": ("docs/benchmarks/*", "docs/studies/README", "docs/studies/*/README"),
-    "More": ("docs/launch/README", "experiments/models/*/README", "CONTRIBUTING", "CHANGELOG"),
+    "Models": ("experiments/models/*/README", "docs/studies/*/model/README"),
+    "More": ("docs/launch/README", "CONTRIBUTING", "CHANGELOG"),
 }
 
 

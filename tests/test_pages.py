@@ -83,7 +83,7 @@ def test_commands_and_options_exist(name):
     for module in re.findall(r"-m ((?:mapf_jax|learner|engineer|experiments)[\w.]*)", text):
         assert importlib.util.find_spec(module), f"{name}: {module}"
     for file in re.findall(
-        r"\b((?:mapf_jax|learner|engineer|experiments|tests)/[\w/]+\.\w+|docs/[\w/]+\.py)\b", text
+        r"\b((?:mapf_jax|learner|engineer|experiments|tests)/[\w/]+\.\w+|docs/[a-z_/]+\.py)\b", text
     ):
         assert (ROOT / file).is_file(), f"{name}: {file}"
     for option in re.findall(r"--config\.([a-z_.0-9]+[a-z_0-9])=", text):

@@ -1,7 +1,6 @@
 """Runs or resumes a study: variants that differ in a few options, each with several seeds.
 
-python -m experiments.study --config=experiments/configs/studies/designers.py \\
-    --workdir=studies/designers_tiny
+python -m experiments.study --config=studies/designers --workdir=studies/designers_tiny
 
 `--config.NAME=VALUE` sets options of all variants. Started again with the same folder, it computes
 what is missing and retries failed runs. Results are in `study.json` (see

@@ -189,7 +189,6 @@ def load(config: str) -> Study:
     study = found.get("STUDY")
     if not isinstance(study, Study):
         raise UserError(
-            f"config={path!r}: holds no STUDY; files with one are in experiments/configs/studies/, "
-            "such as experiments/configs/studies/designers.py"
+            f"config={path!r}: holds no STUDY, as experiments/configs/studies/designers.py does"
         )
     return dataclasses.replace(study, registration=found.get("__doc__") or "")

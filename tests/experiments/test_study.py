@@ -1,6 +1,7 @@
 """A whole study in small: killed, resumed, with a run that fails; its scheduler; its tables."""
 
 import dataclasses
+import gzip
 import json
 import os
 import re
@@ -31,11 +32,12 @@ from experiments.study.variants import Study, Variant
 from experiments.text.errors import UserError
 
 ROOT = Path(__file__).parent.parent.parent
-STUDIES = [
+TEMPLATES = [
     path
     for path in sorted((ROOT / "experiments" / "configs" / "studies").glob("[a-z]*.py"))
     if path.stem != "bases"
 ]
+FINISHED = sorted((ROOT / "docs" / "studies").glob("*/study.py"))
 
 
 def start(folder, *options):
@@ -444,14 +446,16 @@ def test_how_a_design_follows_its_validation():
     assert study_results.follows(mastered, config, "part") is None
 
 
-@pytest.mark.parametrize("base", bases.BASES)
-@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    ("path", "base"),
+    [(path, base) for path in TEMPLATES for base in bases.BASES]
+    + [(path, "tiny") for path in FINISHED],
+    ids=lambda given: given if isinstance(given, str) else "/".join(given.parts[-2:]),
+)
 def test_every_study_has_equal_budgets(path, base, tmp_path):
     study = variants.load(f"{path}:{base}")
     config = base_of(path) if base == "tiny" else bases.get_config(base)
     if base != "tiny":
-        if path.stem in ("budget", "instances_sums"):
-            pytest.skip("for one model alone")
         with pytest.raises(UserError, match=r"model\.path"):
             study.settings(config)
         (tmp_path / "config.json").write_text("{}")
@@ -461,11 +465,37 @@ def test_every_study_has_equal_budgets(path, base, tmp_path):
     jobs = study_runs.jobs(study, settings)
     assert len({job.folder for job in jobs}) == len(jobs)
     assert len([job for job in jobs if job.variant]) == len(study.variants) * len(study.seeds)
-    if path.stem == "budget":
-        assert not any(job.shared for job in jobs)  # No two variants begin alike.
     if path.stem == "designers":
         alone = {job.variant for job in jobs if job.variant and job.shared is None}
         assert alone == {"fixed_uniform"}
+
+
+@pytest.mark.parametrize("path", FINISHED, ids=lambda path: path.parent.name)
+def test_a_finished_study_depends_on_no_other_one_and_is_that_of_its_results(path):
+    text = path.read_text()
+    imported = set(re.findall(r"^(?:from|import) (experiments[\w.]*)", text, re.MULTILINE))
+    assert imported <= {
+        "experiments.configs",
+        *(f"experiments.configs.{name}" for name in ("sums", "sums_ladder", "studies.bases")),
+        "experiments.study.variants",
+    }
+    record = path.with_name("study.json.gz")
+    if not record.exists():
+        return
+    found = json.loads(gzip.decompress(record.read_bytes()))
+    study = variants.load(str(path))
+    assert (found["question"], found["reference"]) == (study.question, study.reference)
+    assert found["seeds"] == list(study.seeds)
+
+    def comparable(name, label, changes):
+        """A set that is kept, by the ending of its file, which has moved."""
+        start = changes.get("engineer.start", "")
+        kept = {"engineer.start": ".yaml"} if start.endswith(".yaml") else {}
+        return name, label, {**changes, **kept}
+
+    assert [comparable(x["name"], x["label"], x["changes"]) for x in found["variants"]] == [
+        comparable(x.name, x.label, x.changes) for x in study.variants
+    ]
 
 
 def test_bases_are_named_after_the_file():

@@ -1,6 +1,9 @@
 """The embedded models: what their cards claim, and that a tokenizer fits the texts of today."""
 
 import json
+import runpy
+import types
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -11,7 +14,6 @@ from engineer import context, proposal
 from experiments import settings as settings_lib
 from experiments import warm_start
 from experiments.configs import sums, sums_ladder, sums_tiny, tiny
-from experiments.configs.studies import climbing_ladder, contexts_ladder, learning_ladder
 from experiments.families import demonstrations
 from experiments.families.lakes import texts as lakes
 from experiments.families.lakes.family import Lakes
@@ -20,7 +22,11 @@ from experiments.ring.validation import validate, validation_completers, validat
 from experiments.run.policy import load_params, load_policy
 from mapf_jax.text import RULES
 
-STUDIES = (contexts_ladder, learning_ladder, climbing_ladder)
+ROOT = Path(__file__).parents[2]
+STUDIES = {
+    name: types.SimpleNamespace(**runpy.run_path(str(ROOT / f"docs/studies/{name}/study.py")))
+    for name in ("contexts_ladder", "learning_ladder", "climbing_ladder")
+}
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +126,7 @@ def test_a_context_of_a_real_validation_is_within_the_models_window(settings, mo
     "config",
     [
         *(sums_tiny, sums_ladder),
-        *(pytest.param(x, marks=pytest.mark.slow) for x in (sums, *STUDIES)),
+        *(pytest.param(x, marks=pytest.mark.slow) for x in (sums, *STUDIES.values())),
     ],
 )
 def test_a_model_of_sums_adds_and_designs_as_well_as_its_card_says(config):
@@ -141,10 +147,10 @@ def test_a_model_of_sums_adds_and_designs_as_well_as_its_card_says(config):
         breakdown = family.breakdown(validate(settings, family, completer, problems, params))
         assert breakdown.valid_rate == pytest.approx(claimed["valid"], abs=0.03)
         assert f"{claimed['valid']:.1%}" in text
-    by = "mastery" if config is climbing_ladder else "rule"
+    by = "mastery" if config is STUDIES["climbing_ladder"] else "rule"
     figures = warm_start.examine_designs(settings, family, policy, params, 0, by)
     assert figures["readable"] == 1.0
-    if config is learning_ladder:  # Its model knows the form alone, and no rule.
+    if config is STUDIES["learning_ladder"]:  # Its model knows the form alone, and no rule.
         assert figures["fraction_error"] > 0.06
     else:
         assert figures["fraction_error"] < 0.045

@@ -1,7 +1,5 @@
 """What the variants of a study have in common, for each model."""
 
-from pathlib import Path
-
 import ml_collections
 
 from experiments.configs import qwen3_4b, tiny
@@ -44,14 +42,6 @@ def measured(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     config.validation.test_instances = config.validation.num_instances
     config.validation.temperature = config.validation.temperature or 1.0
     return config
-
-
-def kept(name: str) -> dict[str, str]:
-    """Changes of a variant that keeps the configuration in `NAME.yaml` beside this file."""
-    return {
-        "engineer.designer": "fixed",
-        "engineer.start": str(Path(__file__).with_name(f"{name}.yaml")),
-    }
 
 
 BASES = {"tiny": tiny_base, "qwen3_4b": qwen3_4b_base}

@@ -5,10 +5,16 @@
 
 import ml_collections
 
-from experiments.configs.studies import base_vs_current, bases, contexts, designers, modules
-from experiments.study.variants import Study
+from experiments.configs.studies import bases, contexts, designers
+from experiments.study.variants import Study, Variant
 
 _ROUNDS = 3
+_V4_WITH_T_IN_FULL = {
+    "engineer.context": "own",
+    "engineer.modules.guideline": True,
+    "engineer.modules.history": "designed",
+    "engineer.modules.training": "full",
+}
 
 
 def get_config(base: str = "tiny") -> ml_collections.ConfigDict:
@@ -26,10 +32,9 @@ STUDY = Study(
     ),
     # The current checkpoint that reads V6 stands in every table of the publication.
     variants=(
-        *(one for one in designers.STUDY.variants if one.name == "fixed_random"),
-        *(one for one in base_vs_current.STUDY.variants if one.name == "base"),
+        *(one for one in designers.STUDY.variants if one.name in ("fixed_random", "base")),
         *contexts.STUDY.variants,
-        *(one for one in modules.STUDY.variants if one.name == "full"),
+        Variant("full", "T in full", _V4_WITH_T_IN_FULL),
     ),
     reference="fixed_random",
 )

@@ -40,17 +40,21 @@ stood at 27.5 % after 12 rounds, where it has 30.4 % with 0.5. With the new mode
 `base` at seed 100 up to their fourth designs, which follow the rule.
 """
 
+from pathlib import Path
+
 import ml_collections
 
-from experiments.configs.studies import controls_ladder
-from experiments.configs.studies.bases import kept
+from experiments.configs import sums_ladder
 from experiments.study.variants import Study, Variant
+
+_FOLDER = Path(__file__).resolve().parent
 
 
 def get_config() -> ml_collections.ConfigDict:
     """The ladder for 18 rounds, with a model that was taught to climb."""
-    config = controls_ladder.get_config()
-    config.model.path = "sums_ladder_mastery"
+    config = sums_ladder.get_config()
+    config.model.path = str(_FOLDER / "model")
+    config.engineer.start = "uniform"
     config.loop.rounds = 18
     return config
 
@@ -59,7 +63,11 @@ STUDY = Study(
     question="Does a checkpoint that designs after every round climb further than kept sets?",
     variants=(
         Variant("uniform", "fixed, uniform", {"engineer.designer": "fixed"}),
-        Variant("six", "fixed, 3 to 8 digits", kept("ladder_six")),
+        Variant(
+            "six",
+            "fixed, 3 to 8 digits",
+            {"engineer.designer": "fixed", "engineer.start": str(_FOLDER / "six.yaml")},
+        ),
         Variant("current", "current checkpoint"),
         Variant("base", "base checkpoint", {"engineer.designer": "base"}),
         Variant("mastery", "mastery, a rule", {"engineer.designer": "mastery"}),

@@ -31,22 +31,32 @@ rounds at 33.3 %; six rounds of `mastery` and twelve uniform ones at 27.8 %; rul
 rows a part from the first design on at 28.1, 28.7, 33.5 and 34.5 %.
 """
 
+from pathlib import Path
+
 import ml_collections
 
-from experiments.configs.studies import climbing_ladder
-from experiments.study.variants import Study
+from experiments.configs import sums_ladder
+from experiments.study.variants import Study, Variant
 
 
 def get_config() -> ml_collections.ConfigDict:
     """The long run on the ladder, with designs after its first ten rounds."""
-    config = climbing_ladder.get_config()
+    config = sums_ladder.get_config()
+    config.model.path = str(Path(__file__).resolve().parents[1] / "climbing_ladder" / "model")
+    config.engineer.start = "uniform"
     config.engineer.kept_rounds = 10
+    config.loop.rounds = 18
     return config
 
 
 STUDY = Study(
     question="Does designing pay in a long run if it begins after ten uniform rounds?",
-    variants=tuple(v for v in climbing_ladder.STUDY.variants if v.name != "six"),
+    variants=(
+        Variant("uniform", "fixed, uniform", {"engineer.designer": "fixed"}),
+        Variant("current", "current checkpoint"),
+        Variant("base", "base checkpoint", {"engineer.designer": "base"}),
+        Variant("mastery", "mastery, a rule", {"engineer.designer": "mastery"}),
+    ),
     reference="uniform",
-    seeds=climbing_ladder.STUDY.seeds,
+    seeds=tuple(range(6)),
 )

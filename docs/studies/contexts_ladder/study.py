@@ -27,18 +27,26 @@ Seen before: how well the warm start's model designs for made-up contexts of eac
 Stopping rule: seeds 0 to 7 of all variants, then the end; nothing is compared before that.
 """
 
+from pathlib import Path
+
 import ml_collections
 
-from experiments.configs.studies import controls_ladder
-from experiments.configs.studies.contexts import STUDY as CONTEXTS
-from experiments.configs.studies.modules import STUDY as MODULES
+from experiments.configs import sums_ladder
 from experiments.study.variants import Study, Variant
+
+_V4_WITH_T_IN_FULL = {
+    "engineer.context": "own",
+    "engineer.modules.guideline": True,
+    "engineer.modules.history": "designed",
+    "engineer.modules.training": "full",
+}
 
 
 def get_config() -> ml_collections.ConfigDict:
     """Four rounds of the ladder, with a model that has seen every context."""
-    config = controls_ladder.get_config()
-    config.model.path = "sums_ladder_contexts"
+    config = sums_ladder.get_config()
+    config.model.path = str(Path(__file__).resolve().parent / "model")
+    config.engineer.start = "uniform"
     config.loop.rounds = 4
     return config
 
@@ -47,9 +55,12 @@ STUDY = Study(
     question="From which context does a checkpoint design best on the ladder?",
     variants=(
         Variant("uniform", "fixed, uniform", {"engineer.designer": "fixed"}),
-        *CONTEXTS.variants,
-        *(variant for variant in MODULES.variants if variant.name == "full"),
+        *(
+            Variant(f"v{number}", f"V{number}", {"engineer.context": f"V{number}"})
+            for number in range(1, 7)
+        ),
+        Variant("full", "T in full", _V4_WITH_T_IN_FULL),
     ),
     reference="v6",
-    seeds=controls_ladder.STUDY.seeds,
+    seeds=tuple(range(8)),
 )

@@ -31,21 +31,30 @@ Explored before: runs of `uniform` and `learnability` are those of `designers_la
 The two others have never been run.
 """
 
-from experiments.configs.studies.bases import kept
-from experiments.configs.studies.reading_sums import STUDY as READING
+from pathlib import Path
+
 from experiments.configs.sums_ladder import get_config as get_config
 from experiments.study.variants import Study, Variant
 
-_UNIFORM, _LEARNABILITY, *_ = READING.variants
+
+def _kept(start: str) -> dict[str, str]:
+    return {"engineer.designer": "fixed", "engineer.start": start}
+
+
+_FOLDER = Path(__file__).resolve().parent
 
 STUDY = Study(
     question="Does a training set that adapts beat a good one that is kept?",
     variants=(
-        _UNIFORM,
-        Variant("solvable", "fixed, 3 to 5 digits", kept("ladder_solvable")),
-        Variant("once", "learnability, once", kept("ladder_once")),
-        _LEARNABILITY,
+        Variant("uniform", "fixed, uniform", _kept("uniform")),
+        Variant("solvable", "fixed, 3 to 5 digits", _kept(str(_FOLDER / "solvable.yaml"))),
+        Variant("once", "learnability, once", _kept(str(_FOLDER / "once.yaml"))),
+        Variant(
+            "learnability",
+            "learnability",
+            {"engineer.designer": "learnability", "engineer.start": "uniform"},
+        ),
     ),
     reference="uniform",
-    seeds=READING.seeds,
+    seeds=tuple(range(8)),
 )

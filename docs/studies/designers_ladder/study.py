@@ -27,14 +27,24 @@ its third design (16.3 % at seed 101 after three rounds), which gave 60 to 70 % 
 three rows with a signal.
 """
 
-from experiments.configs.studies.reading_sums import STUDY as READING
 from experiments.configs.sums_ladder import get_config as get_config
-from experiments.study.variants import Study
+from experiments.study.variants import Study, Variant
+
+_UNIFORM = {"engineer.start": "uniform"}
 
 STUDY = Study(
     question="Does designing help where most of the ladder is out of reach?",
-    variants=READING.variants,
+    variants=(
+        Variant("uniform", "fixed, uniform", _UNIFORM | {"engineer.designer": "fixed"}),
+        Variant("learnability", "learnability", _UNIFORM | {"engineer.designer": "learnability"}),
+        Variant("current", "current checkpoint", _UNIFORM),
+        Variant(
+            "hindsight",
+            "current, with hindsight",
+            _UNIFORM | {"engineer.training.hindsight_steps": 16},
+        ),
+    ),
     reference="uniform",
-    seeds=READING.seeds,
-    may_differ=READING.may_differ,
+    seeds=tuple(range(8)),
+    may_differ=("engineer_steps",),
 )
