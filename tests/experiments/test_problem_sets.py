@@ -173,7 +173,7 @@ def test_the_test_set_is_answered_first_and_last_and_no_engineer_reads_it(given,
 
     saved = types.SimpleNamespace(done=lambda _: 0, keep_weights=lambda *_: None)
     for name, stub in {
-        "plan": lambda *_: [],
+        "plan": lambda *_: [""],
         "RunCheckpoints": lambda *_: contextlib.nullcontext(saved),
         "validate": validate,
     }.items():
