@@ -317,5 +317,16 @@ def make_instance(
 
 
 def stack(instances: list[Instance]) -> Instance:
-    """Stacks single instances of equal static shape into a batch."""
+    """Stacks single instances of equal static shape into a batch.
+
+    Raises:
+      ValueError: they differ in the width of the map or in the number of agents.
+    """
+    shapes = {(one.blocked.shape[-1], one.starts.shape[-2]) for one in instances}
+    if len(shapes) > 1:
+        raise ValueError(
+            f"instances: (size, num_agents) are {sorted(shapes)}; mapf_jax.pad_instance(instance, "
+            f"{', '.join(str(max(numbers)) for numbers in zip(*shapes, strict=True))}) makes each "
+            "as large as the largest"
+        )
     return jax.tree.map(lambda *leaves: np.stack(leaves), *instances)

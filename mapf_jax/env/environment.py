@@ -176,8 +176,11 @@ class MapfFrozenLake:
           on from where it stopped.
 
         Raises:
-          ValueError: the actions have another shape, or a key is missing or not needed.
+          ValueError: the actions have another shape or type, or a key is missing or not needed.
         """
+        actions = jnp.asarray(actions)
+        if not jnp.issubdtype(actions.dtype, jnp.integer):
+            raise ValueError(f"actions: of type {actions.dtype}, allowed are integers 0 to 4")
         chex.assert_shape(
             actions,
             (self.num_agents,),
@@ -186,7 +189,7 @@ class MapfFrozenLake:
         )
         assert self.max_steps is not None  # Set in __post_init__, as is the reward.
         assert self.reward is not None
-        moves = self._slipped(jnp.asarray(actions), key)
+        moves = self._slipped(actions, key)
         wanted = dynamics.targets(state.cells, moves, self.size)
         codes = _terrain_at(state, wanted)
         fail = self.conflict == "fail"  # Nobody moves when anybody breaks a rule.
@@ -345,6 +348,13 @@ def make(name: str, **options: Any) -> MapfFrozenLake:
     for option in options:
         _check_known("option", option, [field.name for field in dataclasses.fields(MapfFrozenLake)])
     return MapfFrozenLake(**{**_REGISTRY[name], **options})
+
+
+def check_environment(env: Any) -> None:
+    """Raises `ValueError` unless `env` is an environment: its name, for example, is none."""
+    if not isinstance(env, MapfFrozenLake):
+        name = env if isinstance(env, str) else next(iter(_REGISTRY))
+        raise ValueError(f"env={env!r}: allowed are environments, mapf_jax.env.make({name!r}, ...)")
 
 
 def _check_known(what: str, word: str, known: Collection[str]) -> None:

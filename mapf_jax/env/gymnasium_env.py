@@ -19,8 +19,14 @@ from gymnasium.vector.utils import batch_space
 
 from mapf_jax import generator
 from mapf_jax.draw import render
+from mapf_jax.dynamics import MOVES
 from mapf_jax.env import spaces
-from mapf_jax.env.environment import MapfFrozenLake, make, registered_envs
+from mapf_jax.env.environment import (
+    MapfFrozenLake,
+    check_environment,
+    make,
+    registered_envs,
+)
 from mapf_jax.env.wrappers import PoolAutoReset
 from mapf_jax.padding import pad_instance
 from mapf_jax.types import Instance, State, TimeStep
@@ -75,6 +81,7 @@ class MapfGymEnv(gymnasium.Env, EzPickle):
         render_mode: str | None = None,
     ) -> None:
         EzPickle.__init__(self, env, instances, render_mode)
+        check_environment(env)
         if render_mode not in (None, *RENDER_MODES):
             raise ValueError(f"render_mode={render_mode!r}: allowed are None and {RENDER_MODES}")
         if instances is None:
@@ -114,8 +121,7 @@ class MapfGymEnv(gymnasium.Env, EzPickle):
         key = None
         if self._env.needs_key:
             self._slip_key, key = jax.random.split(self._slip_key)
-        # One type for all callers, so that the step is compiled once.
-        self._state, timestep = self._step(self._state, np.asarray(action, np.int32), key)
+        self._state, timestep = self._step(self._state, _checked(action), key)
         return (
             _as_numpy(timestep.observation),
             float(timestep.reward.sum()),
@@ -163,6 +169,7 @@ class MapfVectorEnv(VectorEnv, EzPickle):
 
     def __init__(self, env: MapfFrozenLake, instances: Instance | None, num_envs: int) -> None:
         EzPickle.__init__(self, env, instances, num_envs)
+        check_environment(env)
         if num_envs < 1:
             raise ValueError(f"num_envs={num_envs}: at least 1 is needed")
         self.num_envs = num_envs
@@ -194,8 +201,7 @@ class MapfVectorEnv(VectorEnv, EzPickle):
         if self._env.needs_key:
             self._slip_key, key = jax.random.split(self._slip_key)
             keys = jax.random.split(key, self.num_envs)
-        actions = np.asarray(actions, np.int32)
-        self._state, timestep = self._step(self._state, actions, None, keys)
+        self._state, timestep = self._step(self._state, _checked(actions), None, keys)
         info: dict[str, Any] = _info(timestep)
         done = np.array(timestep.done)
         if done.any():
@@ -212,6 +218,17 @@ class MapfVectorEnv(VectorEnv, EzPickle):
             np.array(timestep.truncated),
             info,
         )
+
+
+def _checked(actions: Any) -> np.ndarray:
+    """Actions in one type for all callers, so that the step is compiled once."""
+    given = np.asarray(actions)
+    if given.dtype.kind not in "iu" or not np.isin(given, range(len(MOVES))).all():
+        raise ValueError(
+            f"action={given.tolist()}: allowed are 0 up, 1 down, 2 left, 3 right, "
+            "4 wait, as integers"
+        )
+    return given.astype(np.int32)
 
 
 def _info(timestep: TimeStep) -> dict[str, np.ndarray]:

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mapf_jax.env.environment import MapfFrozenLake
+from mapf_jax.env.environment import MapfFrozenLake, check_environment
 from mapf_jax.padding import pad_instance
 from mapf_jax.types import Array, Instance, State, TimeStep
 
@@ -88,6 +88,7 @@ class PoolAutoReset(_Wrapper):
     env: MapfFrozenLake
 
     def __init__(self, env: MapfFrozenLake, instances: Instance | None = None) -> None:
+        check_environment(env)
         super().__init__(env)
         self._own = None if instances is None else self.pool(instances)
 

@@ -1,6 +1,7 @@
 """The adapters under their libraries' own checks, and against the simulator itself."""
 
 import pickle
+import re
 import subprocess
 import sys
 import warnings
@@ -113,6 +114,36 @@ def test_single_plays_what_the_simulator_plays():
         MapfGymEnv(env, OPEN)
     with pytest.raises(ValueError, match="before reset"):
         MapfGymEnv(env, stack([OPEN])).step([0, 0])
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        MapfGymEnv,
+        MapfParallelEnv,
+        lambda env: MapfVectorEnv(env, None, 2),
+        lambda env: MapfJaxMarlEnv(env, pool(2)),
+    ],
+)
+def test_the_name_of_an_environment_is_none(made):
+    with pytest.raises(ValueError, match=r"env='MapfFrozenLake-v0': .* mapf_jax\.env\.make\('Mapf"):
+        made("MapfFrozenLake-v0")
+
+
+@pytest.mark.parametrize("actions", [[0, 5], [-1, 0], [1.0, 0.0], [True, False]])
+def test_actions_that_there_are_not_are_refused(actions):
+    env = make(num_agents=2, size=3)
+    single, parallel = MapfGymEnv(env, OPEN[None]), MapfParallelEnv(env, instances=OPEN[None])
+    vector = MapfVectorEnv(env, OPEN[None], 1)
+    for one, given in (
+        (single, actions),
+        (parallel, {f"agent_{i}": action for i, action in enumerate(actions)}),
+        (vector, [actions]),
+    ):
+        one.reset(seed=0)
+        message = re.escape(f"{actions}") + r"\]?: allowed are 0 up, 1 down, .* as integers"
+        with pytest.raises(ValueError, match=message):
+            one.step(given)
 
 
 @pytest.mark.parametrize("name", ["MapfFrozenLake-v0", "MapfFrozenLakeSlippery-v0"])

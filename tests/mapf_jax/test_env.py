@@ -370,6 +370,13 @@ def test_bad_names_shapes_and_weights_are_named():
     state, _ = jax.jit(env.reset)(padded)
     with pytest.raises(ValueError, match=r"use jax\.vmap for a batch"):
         env.step(state, jnp.zeros((1, 2), jnp.int32))
+    with pytest.raises(ValueError, match="actions: of type float32, allowed are integers 0 to 4"):
+        env.step(state, jnp.zeros(2))
+    listed, given = (env.step(state, actions)[0] for actions in ([1, 4], np.array([1, 4])))
+    np.testing.assert_array_equal(listed.cells, given.cells)
+    sizes = r"\(size, num_agents\) are \[\(3, 2\), \(4, 2\)\]; .*pad_instance\(instance, 4, 2\)"
+    with pytest.raises(ValueError, match=sizes):
+        stack([instance, padded])
 
 
 def test_numbered_cells_go_there_and_back():
