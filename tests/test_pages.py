@@ -53,6 +53,49 @@ def test_the_first_page_is_short():
     assert len(re.findall(r"^\| [^|\n-]", claims, re.MULTILINE)) <= 8
 
 
+def hello():
+    """The programs of the first page: a block of Python for each, and lines of shell."""
+    text = (ROOT / "README.md").read_text().partition("## What it reaches")[0]
+    found = [(kind, code) for kind, code in _FENCE.findall(text) if kind in ("sh", "python")]
+    assert [kind for kind, _ in found] == ["sh", "python", "python", "sh"]
+    assert all(len(list(filter(None, code.splitlines()))) <= 8 for _, code in found)
+    assert "pip install -e" in found[0][1]
+    return found[1][1], found[2][1], found[3][1]
+
+
+def run_as_it_stands(program, **options):
+    """What a process prints that runs a program of a page in the clone."""
+    options = {"cwd": ROOT, "capture_output": True, "text": True, "check": True, **options}
+    return subprocess.run([sys.executable, "-c", program], **options).stdout
+
+
+def test_the_first_program_needs_only_the_base():
+    hidden = ("numba", "flax", "optax", "orbax", "transformers", "matplotlib", "jinja2", "yaml")
+    program = f"import sys\nsys.modules.update(dict.fromkeys({hidden}))\n{hello()[0]}"
+    shape = run_as_it_stands(f"{program}\nprint(timesteps.reward.shape)")
+    assert shape == "(4096, 2)\n"
+
+
+@pytest.mark.slow
+def test_the_second_program_learns_its_task():
+    rewards = list(map(float, run_as_it_stands(hello()[1]).split()))
+    assert len(rewards) == 20
+    assert max(rewards[-3:]) > 1.5 * rewards[0]
+
+
+@pytest.mark.slow
+def test_the_first_page_writes_a_family_that_is_usable(tmp_path):
+    *commands, ring = hello()[2].splitlines()
+    assert ring.endswith("-m experiments.main --config=tiny")  # test_main runs it in small.
+    for command in commands:
+        words = [sys.executable, *shlex.split(command)[1:]]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+        )
+    assert done.stdout.endswith("the family is usable\n")
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_links_lead_somewhere(name):
     page = ROOT / name

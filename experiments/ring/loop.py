@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from engineer import designers
 from engineer.designers import Designer
@@ -34,7 +33,7 @@ from experiments.settings import Settings
 from experiments.text.errors import memory_errors, user_errors
 from learner.devices import distributed
 from learner.devices.preemption import Preemption
-from learner.training.trainer import GRPOTrainer
+from learner.training.trainer import GRPOTrainer, frozen_params
 
 Outcomes = tuple[FailureBreakdown, FailureBreakdown]
 """Those of sampled and of greedy answers in a validation."""
@@ -130,15 +129,12 @@ class Loop:
             if settings.family_file:
                 distributed.on_first(lambda: examination.try_once(self._family))
             params = distributed.on_all(self._load_model)
-            frozen = params if settings.training.lora.rank else None
-            if frozen is None and settings.training.objective.kl_coef > 0:
-                frozen = jax.tree.map(jnp.copy, params)  # Training donates the first arrays.
             self._trainer = GRPOTrainer(
                 settings.training,
                 model_config=self._policy.config,
                 mesh=self._policy.mesh,
                 tokenizer=self._policy.tokenizer,
-                frozen_params=frozen,
+                frozen_params=frozen_params(settings.training, params),
             )
         for line in policy.describe(settings, self._policy, params):
             self._reporter.line(line)

@@ -1,7 +1,7 @@
 """The interface that a user of another domain implements: prompts, and scores of completions."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -69,6 +69,31 @@ class Task(Protocol):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes back what `state` returned."""
         del state
+
+
+class PromptTask(Task):
+    """Prompts in plain text, and a reward for each completion's text alone.
+
+    Args:
+      prompts: at least one; each is the message of a user.
+      reward: from a prompt and the text of a completion to a finite number.
+    """
+
+    def __init__(self, prompts: Sequence[str], reward: Callable[[str, str], float]) -> None:
+        self._prompts, self._reward = prompts, reward
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    def messages(self, index: int) -> Sequence[Message]:
+        """As of `Task`."""
+        return [{"role": "user", "content": self._prompts[index]}]
+
+    def score(self, indices: np.ndarray, completions: Sequence[Completion]) -> Scores:
+        """As of `Task`."""
+        pairs = zip(indices, completions, strict=True)
+        rewards = [self._reward(self._prompts[i], completion.text) for i, completion in pairs]
+        return Scores(np.asarray(rewards, np.float32))
 
 
 def prompt_indices(key: jax.Array, step: int, count: int, num_prompts: int) -> np.ndarray:

@@ -13,14 +13,17 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
 from learner import tokens
 from learner.chat import Completion
+from learner.decoder import hub, weights
 from learner.decoder.config import DecoderConfig
 from learner.devices import distributed, sharding
 from learner.sampling.completer import Completer
@@ -67,6 +70,14 @@ class StepResult:
     completions: Sequence[Completion]
     scores: Scores
     prompt_scores: PromptScores | None = None
+
+
+def frozen_params(config: GRPOConfig, params: Any) -> Any:
+    """What training leaves as it is of a model's parameters, for `GRPOTrainer`; None if nothing."""
+    if config.lora.rank:
+        return params
+    # A copy, as training donates the first arrays.
+    return jax.tree.map(jnp.copy, params) if config.objective.kl_coef > 0 else None
 
 
 class GRPOTrainer:
@@ -175,6 +186,25 @@ class GRPOTrainer:
         # it tries kernels out in the memory that sampling fills.
         self._compiles_ahead = jax.default_backend() == "tpu" and config.completions_per_row == 1
         self._ahead: tuple[tuple[int, int], futures.Future[None]] | None = None
+
+    @classmethod
+    def from_pretrained(
+        cls, model: str | Path, config: GRPOConfig, key: jax.Array
+    ) -> tuple["GRPOTrainer", TrainState]:
+        """A trainer of a model on all devices, and the state to start from.
+
+        Args:
+          model: a checkpoint's folder, or its name on the Hugging Face hub.
+          key: a typed JAX key, of the adapters if there are any.
+
+        Raises:
+          ValueError: there is no such model, or it is not supported.
+        """
+        folder, mesh = hub.model_folder(model), sharding.make_mesh(fsdp=jax.device_count())
+        architecture, tokenizer = DecoderConfig.from_folder(folder), tokens.load_tokenizer(folder)
+        params = weights.load(folder, architecture, mesh)
+        trainer = cls(config, architecture, mesh, tokenizer, frozen_params(config, params))
+        return trainer, trainer.init_state(params, key)
 
     def init_state(self, params: Any, key: jax.Array) -> TrainState:
         """The state at the start: of all parameters, or of fresh adapters.

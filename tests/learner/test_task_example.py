@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from learner.training.task import Completion, Task
+from learner.training.task import Completion, PromptTask, Task
 
 PATH = Path(__file__).parents[2] / "docs" / "task_example" / "sums.py"
 
@@ -59,3 +59,12 @@ def test_it_learns(example, capsys):
     curve = percents(capsys)
     assert curve[0] < 20
     assert curve[-1] > 90
+
+
+def test_prompts_with_a_reward_are_a_task():
+    task = PromptTask(["a", "bb"], lambda prompt, text: (prompt + text).count("b"))
+    assert isinstance(task, Task)
+    assert (len(task), task.state()) == (2, {})
+    assert task.messages(1) == [{"role": "user", "content": "bb"}]
+    completions = [Completion(text, 1, False) for text in ("b", "b", "")]
+    assert task.score(np.array([0, 1, 1]), completions).rewards.tolist() == [1, 3, 2]
