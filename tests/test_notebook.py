@@ -110,6 +110,7 @@ def served(tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_it_points_to_the_repository_it_comes_from(served, tmp_path):
     """Also from a branch with a slash in its name; its badge opens it, its first cell clones it."""
     path, environment = served

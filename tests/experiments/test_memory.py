@@ -1,18 +1,22 @@
 """Out of memory: one line with what was asked for, what there is, and what needs less."""
 
+import os
 import resource
+import subprocess
+import sys
 import types
+from pathlib import Path
 
 import jax
 import pytest
 
-from experiments import main, settings
+from experiments import settings
 from experiments.ring import loop
 from experiments.run.status import Reporter
 from experiments.run.store import RunStore
 from experiments.text.errors import OutOfMemoryError, memory_errors
-from learner.devices import distributed
 
+ROOT = Path(__file__).parents[2]
 FULL = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 17179869184 bytes.")
 
 
@@ -44,27 +48,29 @@ def test_a_run_names_the_options_that_need_less(program, tmp_path, monkeypatch):
     assert "\n" not in message
 
 
-def test_the_command_ends_with_the_line(monkeypatch, capsys):
-    def run(reporter):
-        raise OutOfMemoryError("out of memory: 5 bytes")
+COMMAND = """
+from absl import app
+from experiments import command_line, main
+from experiments.text.errors import OutOfMemoryError
 
-    def leave(code):
-        raise SystemExit(code)
+def run(reporter):
+    raise OutOfMemoryError("out of memory: 5 bytes")
 
-    for flag in ("_LIST_OPTIONS", "_COORDINATOR", "_NUM_PROCESSES", "_PROCESS_ID"):
-        monkeypatch.setattr(main, flag, types.SimpleNamespace(value=None))
-    for module, name in (  # They change the whole process.
-        (main.process, "keep_freed_memory"),
-        (main.process, "quieten"),
-        (distributed, "start"),
-    ):
-        monkeypatch.setattr(module, name, lambda *_: None)
-    monkeypatch.setattr(main, "_run", run)
-    monkeypatch.setattr(distributed, "leave", leave)
-    with pytest.raises(SystemExit) as ended:
-        main.main([""])
-    assert ended.value.code == 1
-    assert capsys.readouterr().err == "error: out of memory: 5 bytes\n"
+main._run = run
+app.run(main.main, flags_parser=command_line.parse_flags)
+"""
+
+
+def test_the_command_ends_with_the_line(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND, "--config=tiny", f"--workdir={tmp_path / 'run'}"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (1, "error: out of memory: 5 bytes\n")
 
 
 def test_errors_about_memory_are_told_from_others():

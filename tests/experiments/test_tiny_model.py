@@ -125,8 +125,8 @@ def test_a_context_of_a_real_validation_is_within_the_models_window(settings, mo
 @pytest.mark.parametrize(
     "config",
     [
-        *(sums_tiny, sums_ladder),
-        *(pytest.param(x, marks=pytest.mark.slow) for x in (sums, *STUDIES.values())),
+        sums_ladder,
+        *(pytest.param(x, marks=pytest.mark.slow) for x in (sums, sums_tiny, *STUDIES.values())),
     ],
 )
 def test_a_model_of_sums_adds_and_designs_as_well_as_its_card_says(config):
