@@ -26,6 +26,7 @@ from experiments.measurements import Table
 from experiments.run.status import Reporter
 from experiments.study import runs, sensitivity, variants
 from experiments.study.results import labels
+from experiments.study.submission import Submitter
 from experiments.study.variants import Study
 from experiments.text.errors import UserError, ended_in_one_line
 from experiments.text.templates import render
@@ -38,6 +39,20 @@ _WORKERS = flags.DEFINE_integer(
     0,
     "Processes at a time; 0 is one for each processor core, or for each mesh of GPUs.",
     lower_bound=0,
+)
+_LAUNCHER = flags.DEFINE_enum(
+    "launcher",
+    "local",
+    ["local", "submitit"],
+    "Where runs are computed: in processes on this machine, or as jobs of Slurm through submitit "
+    "(the extra of this name; without Slurm its jobs run here too). Then --workers is the number "
+    "of jobs at a time, all by default.",
+)
+_SUBMITIT = flags.DEFINE_list(
+    "submitit",
+    [],
+    "Parameters of submitit's executor for each job, such as "
+    "gpus_per_node=1,cpus_per_task=16,timeout_min=720,slurm_partition=gpu.",
 )
 _SEEDS = flags.DEFINE_list("seeds", None, "Seeds in place of the study's own, such as 0,1.")
 TABLES_ONLY = flags.DEFINE_bool(
@@ -90,9 +105,12 @@ def run(
         study, base = load(root)
         if _SEEDS.value is not None:
             study = study.with_seeds(_SEEDS.value)
+        submitter = None
+        if _LAUNCHER.value == "submitit" and not TABLES_ONLY.value:
+            submitter = Submitter(root / "submitit", _SUBMITIT.value)
         if DRY_RUN.value:
             all_jobs = runs.jobs(study, study.settings(base))
-            places = len(runs.slots(root, _WORKERS.value, all_jobs[0].settings))
+            places = len(runs.places(root, _WORKERS.value, all_jobs, submitter))
             work = runs.forecast(root, all_jobs, places)
             work += [further(root, all_jobs)] if further else []
             rows = [
@@ -102,7 +120,9 @@ def run(
             reporter.line(Table("To be computed", runs.Work._fields, rows).to_markdown())
             return
         workers = None if TABLES_ONLY.value else _WORKERS.value
-        found, whole = runs.compute(root, study, base, workers, reporter, _AMENDMENT.value)
+        found, whole = runs.compute(
+            root, study, base, workers, reporter, _AMENDMENT.value, submitter
+        )
         for line in render("summary.md", found=found, labels=labels(found)).splitlines():
             reporter.line(line)
         if conclude is not None and whole:

@@ -32,6 +32,7 @@ from experiments.run.store import RunStore, differences, write_text
 from experiments.settings import EngineerSettings, LogSettings, LoopSettings, Settings
 from experiments.study import provenance, results
 from experiments.study.results import ERROR, FINISHED, run_folder
+from experiments.study.submission import Submitted, Submitter
 from experiments.study.variants import Budget, Study
 from experiments.text.errors import UserError
 from learner.devices import preemption
@@ -72,15 +73,14 @@ class Slot:
 
 
 def environment(slot: Slot) -> dict[str, str]:
-    """The environment variables of a process on a slot.
+    """The environment variables of a process on a slot, in addition to those of this one.
 
     It finds the package that this process runs, though the working folder may have another one of
     the same name, and after it what users' files import from there.
     """
     package = str(Path(experiments.__file__).resolve().parents[1])
     paths = [package, os.environ.get("PYTHONPATH", ""), os.getcwd()]
-    path = {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    return {**os.environ, **path, **slot.environment}
+    return {"PYTHONPATH": os.pathsep.join(filter(None, paths)), **slot.environment}
 
 
 def beginning(settings: Settings) -> Settings:
@@ -200,12 +200,7 @@ def slots(root: Path, workers: int, settings: Settings) -> list[Slot]:
     Raises:
       UserError: so many processes cannot share the devices.
     """
-    environment = {
-        "JAX_COMPILATION_CACHE_DIR": os.environ.get("JAX_COMPILATION_CACHE_DIR")
-        or str((root / "compilation_cache").resolve()),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "PYTHONUNBUFFERED": "1",
-    }
+    environment = _variables(root)
     backend, count = _devices()
     if backend == "cpu":
         cores = measurements.cores()
@@ -230,6 +225,29 @@ def slots(root: Path, workers: int, settings: Settings) -> list[Slot]:
     return [Slot((), environment)]
 
 
+def _variables(root: Path) -> dict[str, str]:
+    """Environment variables of all processes of a study."""
+    return {
+        "JAX_COMPILATION_CACHE_DIR": os.environ.get("JAX_COMPILATION_CACHE_DIR")
+        or str((root / "compilation_cache").resolve()),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def places(
+    root: Path, workers: int, all_jobs: Sequence[Job], submitter: Submitter | None = None
+) -> list[Slot]:
+    """The slots of a study: those of `slots`, or as many jobs of a cluster as are wanted.
+
+    Args:
+      workers: processes or jobs at a time; 0 is as in `slots`, or all jobs at once.
+    """
+    if submitter is None or submitter.local:
+        return slots(root, workers, all_jobs[0].settings)
+    return [Slot((), _variables(root))] * (workers or len(all_jobs))
+
+
 def _devices() -> tuple[str, int]:
     """JAX's default backend and its number of devices, from a process that releases them."""
     program = "import jax; print(jax.default_backend(), jax.device_count())"
@@ -249,14 +267,16 @@ def compute(
     workers: int | None,
     reporter: Reporter,
     amendment: str | None = None,
+    submitter: Submitter | None = None,
 ) -> tuple[dict[str, Any], bool]:
     """Computes what is missing of a study, and writes its files.
 
     Args:
       base: the common options of all variants.
-      workers: as in `slots`; None computes nothing.
+      workers: as in `places`; None computes nothing.
       reporter: shows progress.
       amendment: see `provenance.register`.
+      submitter: submits each run to a cluster; None starts processes on this machine.
 
     Returns:
       (content of `study.json`, False if interrupted).
@@ -279,8 +299,8 @@ def compute(
         if workers is not None or (root / provenance.FILE).exists():
             provenance.register(root, study.registration, bool(begun), amendment)
         if workers is not None:
-            places = slots(root, workers, settings[study.reference][study.seeds[0]])
-            runner = Runner(root, all_jobs, places, reporter)
+            found = places(root, workers, all_jobs, submitter)
+            runner = Runner(root, all_jobs, found, reporter, submitter)
             if runner.waiting:
                 with provenance.session(root):
                     whole = runner.run()
@@ -297,14 +317,20 @@ class Runner:
 
     Args:
       all_jobs: of `jobs`; finished ones are skipped.
-      places: of `slots`.
+      places: of `places`.
       reporter: shows progress.
+      submitter: submits the processes to a cluster; None starts them on this machine.
     """
 
     def __init__(
-        self, root: Path, all_jobs: Sequence[Job], places: Sequence[Slot], reporter: Reporter
+        self,
+        root: Path,
+        all_jobs: Sequence[Job],
+        places: Sequence[Slot],
+        reporter: Reporter,
+        submitter: Submitter | None = None,
     ) -> None:
-        self._root, self._reporter = root, reporter
+        self._root, self._reporter, self._submitter = root, reporter, submitter
         self._idle, self._num_slots = list(reversed(places)), len(places)
         self._finished = {job.folder for job in all_jobs if (root / job.folder / FINISHED).exists()}
         # A shared beginning is only needed by unfinished runs.
@@ -315,7 +341,7 @@ class Runner:
             if job.folder not in self._finished and (job.variant or job.folder in needed)
         ]
         # Job, slot and start time of each process.
-        self._running: dict[subprocess.Popen[str], tuple[Job, Slot, float]] = {}
+        self._running: dict[subprocess.Popen[str] | Submitted, tuple[Job, Slot, float]] = {}
         self._errors: dict[Path, str] = {}
         self._total, self._done, self._seconds = len(self._waiting), 0, 0.0
 
@@ -365,17 +391,21 @@ class Runner:
                 except OSError as error:  # For example a full disk.
                     self._end(job, 0.0, str(error))
 
-    def _start(self, job: Job, slot: Slot) -> "subprocess.Popen[str]":
+    def _start(self, job: Job, slot: Slot) -> "subprocess.Popen[str] | Submitted":
         folder = self._root / job.folder
         begun = any((folder / name).exists() for name in ("config.json", "checkpoints"))
         if job.shared is not None and not begun:
             copy_rounds(self._root / job.shared, folder, job.settings.engineer.kept_rounds)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / ERROR).unlink(missing_ok=True)
+        command, settings = [*WORKER, str(folder.resolve())], job.settings.to_dict()
+        if self._submitter is not None:
+            with _on_cores(slot.cores):
+                return self._submitter.start(command, settings, environment(slot), folder / _LOG)
         with (folder / _LOG).open("a", encoding="utf-8") as log, _on_cores(slot.cores):
             process = subprocess.Popen(
-                [*WORKER, str(folder.resolve())],
-                env=environment(slot),
+                command,
+                env={**os.environ, **environment(slot)},
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -384,7 +414,7 @@ class Runner:
             )
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # It died at once; `_end_some` reports it.
-            process.stdin.write(json.dumps(job.settings.to_dict()) + "\n")
+            process.stdin.write(json.dumps(settings) + "\n")
             process.stdin.flush()  # It stays open: its end asks the process to leave.
         return process
 
@@ -394,6 +424,7 @@ class Runner:
             job, slot, begin = self._running.pop(process)
             self._idle.append(slot)
             code, error = process.returncode, None
+            assert code is not None
             if leaving and code in (preemption.EXIT_CODE, -signal.SIGTERM):
                 continue
             if code < 0:

@@ -27,7 +27,7 @@ from experiments.run.status import Reporter
 from experiments.settings import Settings, from_config
 from experiments.study import results as study_results
 from experiments.study import runs as study_runs
-from experiments.study import variants
+from experiments.study import submission, variants
 from experiments.study.variants import Study, Variant
 from experiments.text.errors import UserError
 
@@ -58,7 +58,10 @@ def start(folder, *options):
 
 
 def finish(process):
-    out, err = process.communicate(timeout=300)
+    try:
+        out, err = process.communicate(timeout=570)  # On a machine that does much else.
+    finally:
+        process.terminate()  # At the end of its time; nothing of it outlives the test.
     return process.returncode, out, err
 
 
@@ -167,14 +170,20 @@ def test_a_killed_study_goes_on(done, tmp_path):
         assert story(tmp_path / run) == story(done[0] / run)
 
 
-@pytest.mark.slow
-def test_another_seed_is_added_and_a_run_is_as_if_alone(done, tmp_path, monkeypatch):
-    folder = shutil.copytree(done[0], tmp_path / "again")
-    before = story(folder / "study/runs/failures/seed-0")
+@pytest.fixture(scope="module")
+def grown(done, tmp_path_factory):
+    """The folder of the study after a second seed was computed."""
+    folder = shutil.copytree(done[0], tmp_path_factory.mktemp("grown") / "study")
     code, _, err = finish(start(folder, "--seeds=0,1"))
     assert code == 1, err[-3000:]
-    assert story(folder / "study/runs/failures/seed-0") == before
-    other = story(folder / "study/runs/failures/seed-1")
+    return folder
+
+
+@pytest.mark.slow
+def test_another_seed_is_added_and_a_run_is_as_if_alone(done, grown, tmp_path, monkeypatch):
+    before = story(done[0] / "study/runs/failures/seed-0")
+    assert story(grown / "study/runs/failures/seed-0") == before
+    other = story(grown / "study/runs/failures/seed-1")
     for name in before:
         if name.startswith(("validation", "initial")):  # One for all seeds.
             assert before[name] == other[name]
@@ -182,18 +191,31 @@ def test_another_seed_is_added_and_a_run_is_as_if_alone(done, tmp_path, monkeypa
             assert before[name] != other[name]
 
     # Alone, from the start to the end.
-    study = variants.load(str(folder / "plan.py"))
+    study = variants.load(str(grown / "plan.py"))
     (alone,) = (
         dataclasses.replace(job, shared=None)
-        for job in study_runs.jobs(study, study.settings(base_of(folder / "plan.py")))
+        for job in study_runs.jobs(study, study.settings(base_of(grown / "plan.py")))
         if job.variant == "failures"
     )
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", compilation_cache(folder))
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", compilation_cache(grown))
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "1")
     # On as many cores as before: how sums are divided over threads decides how they are rounded.
-    slots = study_runs.slots(folder, 2, alone.settings)
+    slots = study_runs.slots(grown, 2, alone.settings)
     assert study_runs.Runner(tmp_path / "alone", [alone], slots[1:], Reporter()).run()
     assert story(tmp_path / "alone" / alone.folder) == before
+
+
+@pytest.mark.slow
+def test_jobs_compute_what_processes_compute(grown, tmp_path):
+    """Two variants and two seeds, to the last digit; a third variant fails as it does there."""
+    (tmp_path / "plan.py").write_text(PLAN)
+    code, _, err = finish(start(tmp_path, "--launcher=submitit", "--seeds=0,1"))
+    assert code == 1, err[-3000:]
+    assert read(tmp_path)["state"] == read(grown)["state"]
+    assert len(list((tmp_path / "study/submitit").glob("*_submitted.pkl"))) == 2 + 6
+    for run in ("fixed/seed-0", "fixed/seed-1", "failures/seed-0", "failures/seed-1"):
+        one, other = (story(folder / "study/runs" / run) for folder in (grown, tmp_path))
+        assert one == other
 
 
 FAKE = """
@@ -226,13 +248,13 @@ def runner(tmp_path, monkeypatch):
     (tmp_path / "fake.py").write_text(FAKE)
     monkeypatch.setattr(study_runs, "WORKER", (sys.executable, str(tmp_path / "fake.py")))
 
-    def make(names, seeds):
+    def make(names, seeds, submitter=None):
         changes = [{"engineer.designer": designer} for designer in ("fixed", "random", "failures")]
         study = Study("", tuple(map(Variant, names, names, changes)), names[0], seeds)
         jobs = study_runs.jobs(study, study.settings(bases.tiny_base()))
         cores = study_runs.measurements.cores()
         places = [study_runs.Slot((cores[i % len(cores)],), {"PLACE": str(i)}) for i in range(2)]
-        return study_runs.Runner(tmp_path, jobs, places, Reporter())
+        return study_runs.Runner(tmp_path, jobs, places, Reporter(), submitter)
 
     return make
 
@@ -275,12 +297,13 @@ def test_a_worker_is_found_from_a_folder_with_another_package_of_its_name(tmp_pa
     (tmp_path / "experiments" / "__init__.py").write_text("raise ValueError('not this one')")
     (tmp_path / "helper.py").touch()
     program = """
-import subprocess, sys
+import os, subprocess, sys
 from experiments.study import runs
 
 *python, _, module = runs.WORKER
 code = f"import helper, importlib.util; print(importlib.util.find_spec({module!r}).origin)"
-subprocess.run([*python, "-c", code], env=runs.environment(runs.Slot((), {})), check=True)
+environment = os.environ | runs.environment(runs.Slot((), {}))
+subprocess.run([*python, "-c", code], env=environment, check=True)
 """
     done = subprocess.run(
         [sys.executable, "-P", "-c", program],
@@ -303,6 +326,96 @@ def test_a_study_that_is_asked_to_leave_lets_its_runs_leave(runner, tmp_path, nu
     assert time.monotonic() - begin < 20
     assert signal.getsignal(number) == before
     assert not list(tmp_path.rglob("error.txt"))
+
+
+@pytest.mark.slow
+def test_jobs_of_a_cluster_end_as_processes_do(runner, tmp_path, capsys):
+    """In submitit's executor for this machine: runs that finish, fail, and die."""
+    submitter = submission.Submitter(tmp_path / "submitit", ["timeout_min=5"])
+    assert runner(("good", "wrong", "killed"), (0,), submitter).run()
+    out = capsys.readouterr().out
+    assert "/4 wrong, seed 0: failed: it cannot be" in out
+    assert "/4 killed, seed 0: failed: its process died (signal 9)" in out
+    assert {path.parent.parent.name for path in tmp_path.glob("runs/*/*/finished.json")} == {"good"}
+    made = (tmp_path / "runs/good/seed-0/validation/made").read_text()
+    assert len(json.loads(made)) == 1  # Jobs share this machine as processes do.
+
+
+@pytest.mark.slow
+def test_jobs_leave_with_their_study(runner, tmp_path):
+    submitter = submission.Submitter(tmp_path / "submitit", [])
+    started = runner(("a", "b"), (4, 5), submitter)
+
+    def leave():
+        while not list(tmp_path.glob("shared/*-seed-4/rounds/0/validation.json")):
+            time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=leave, daemon=True).start()
+    begin = time.monotonic()
+    assert not started.run()
+    assert time.monotonic() - begin < 50  # The run itself would take a minute.
+    assert not list(tmp_path.rglob("error.txt"))
+
+
+PREEMPTED = """
+import os, signal, sys, time
+from pathlib import Path
+
+folder = Path(sys.argv[1])
+assert sys.stdin.readline() == '{"seed": 0}\\n'
+with (folder / "starts").open("a") as file:
+    file.write("x")
+signal.signal(signal.SIGTERM, lambda *_: ((folder / "saved").touch(), sys.exit(75)))
+if (folder / "saved").exists():
+    (folder / "finished").touch()
+    sys.exit()
+(folder / "pids").write_text(f"{os.getpid()} {os.getppid()}")
+(folder / "pids").rename(folder / "begun")
+time.sleep(60)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by", ["the queue", "a signal to the worker"])
+def test_a_preempted_job_saves_and_runs_again(by, tmp_path):
+    """By submitit, which queues it again, or by the study, which submits it again after a 75."""
+    (tmp_path / "worker.py").write_text(PREEMPTED)
+    submitter = submission.Submitter(tmp_path / "submitit", [])
+    command = [sys.executable, str(tmp_path / "worker.py"), str(tmp_path)]
+    submitted = submitter.start(command, {"seed": 0}, {}, tmp_path / "log.txt")
+
+    def wait_for(what):
+        end = time.monotonic() + 60
+        while not what():
+            assert time.monotonic() < end, (tmp_path / "log.txt").read_text()
+            time.sleep(0.1)
+
+    wait_for((tmp_path / "begun").exists)
+    worker, job = map(int, (tmp_path / "begun").read_text().split())
+    number, process = (signal.SIGUSR2, job) if by == "the queue" else (signal.SIGTERM, worker)
+    os.kill(process, number)  # As Slurm does before it preempts a job.
+    wait_for(lambda: submitted.poll() is not None)
+    assert submitted.returncode == 0, (tmp_path / "log.txt").read_text()
+    assert (tmp_path / "starts").read_text() == "xx"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        (["gpus=1"], r"submitit=gpus=1: .*gpus"),
+        (["timeout_min=a day"], r"submitit=timeout_min=a day: .*timeout_min"),
+    ],
+)
+def test_parameters_of_jobs_are_checked_before_any_is_submitted(parameters, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        submission.Submitter(tmp_path, parameters)
+
+
+def test_what_jobs_need_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    with pytest.raises(UserError, match="launcher=submitit: needs pip install submitit"):
+        submission.Submitter(tmp_path, [])
 
 
 def base_of(path):
