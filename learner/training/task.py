@@ -101,7 +101,12 @@ def prompt_indices(key: jax.Array, step: int, count: int, num_prompts: int) -> n
 
     Pass e holds every prompt once, in an order that depends on the key and on e alone. A step may
     reach over the end of a pass, so all steps have the same shape and no prompt is left out.
+
+    Raises:
+      ValueError: there is no prompt.
     """
+    if num_prompts < 1:
+        raise ValueError(f"{num_prompts} prompts: a task of 1 or more is needed")
     first = step * count
     chosen: list[np.ndarray] = []
     for epoch in range(first // num_prompts, (first + count - 1) // num_prompts + 1):

@@ -677,6 +677,8 @@ def test_every_pass_holds_every_problem_once():
     many = prompt_indices(key, 1, 25, 10)  # A step of more than two passes.
     np.testing.assert_array_equal(many[:15], np.concatenate(passes)[25:])
     assert GRPOConfig(prompts_per_step=4, epochs=2).num_steps(10) == 5
+    with pytest.raises(ValueError, match=r"^0 prompts: a task of 1 or more is needed"):
+        prompt_indices(key, 0, 4, 0)
 
 
 @pytest.mark.parametrize(
