@@ -18,7 +18,7 @@ from learner.training import grpo, lora
 from learner.training.completion_rows import MicroBatch, completion_logprobs, pack_rows
 from learner.training.task import prompt_indices
 from learner.training.train_state import OptimizerConfig, TrainState, abstract_train_state
-from learner.training.update import NonFiniteError, Updater, not_finite
+from learner.training.update import Updater, check
 
 # Lengths of rows from a power of two to the next.
 _LENGTHS = 8
@@ -208,7 +208,7 @@ class SFTTrainer:
           step: named in errors only.
 
         Raises:
-          NonFiniteError: loss or gradient was NaN or infinite.
+          NonFiniteError: loss, gradient or a parameter was NaN or infinite.
         """
         begin = time.perf_counter()
         batches = make_batch(examples, self.config, self._pad_id)
@@ -223,6 +223,5 @@ class SFTTrainer:
             "completion_tokens": means["tokens"],
             "machine/update_seconds": time.perf_counter() - begin,
         }
-        if not result.finite:
-            raise NonFiniteError(step, not_finite(metrics), metrics, state)
+        check(step, result, metrics, state)
         return SFTStep(state, metrics)

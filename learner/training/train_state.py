@@ -109,8 +109,16 @@ def learning_rate_schedule(config: OptimizerConfig) -> Callable[[Any], Any]:
     return optax.join_schedules([rising, after], [warmup])
 
 
+def in_float32(tree: Any) -> Any:
+    """The leaves in float32: of gradients and parameters, wherever the optimizer sees them.
+
+    In 16 bits the square of a small gradient, and eps, would be 0, and their ratio NaN.
+    """
+    return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), tree)
+
+
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
-    """Global-norm clipping followed by AdamW."""
+    """Global-norm clipping followed by AdamW, for trees of `in_float32`."""
     if config.moment_dtype == "int8":
         adam = eight_bit.scale_by_adam(config.b1, config.b2, config.eps)
     else:
@@ -155,13 +163,14 @@ def create_train_state(
     abstract = abstract_train_state(config, optimizer, mesh, adapters)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
     params = distributed.put(params, shardings.params)
-    init = jax.jit(make_optimizer(optimizer).init, out_shardings=shardings.opt_state)
+    init = make_optimizer(optimizer).init
+    moments = jax.jit(lambda params: init(in_float32(params)), out_shardings=shardings.opt_state)
     return TrainState(
         # Two zeros, not one: every buffer of the state is donated once.
         step=distributed.put(np.int32(0), shardings.step),
         updates=distributed.put(np.int32(0), shardings.updates),
         params=params,
-        opt_state=init(params),
+        opt_state=moments(params),
     )
 
 
@@ -191,7 +200,7 @@ def abstract_train_state(
     opt_state = optax.tree_map_params(
         transform,
         placed,
-        jax.eval_shape(transform.init, shapes),
+        jax.eval_shape(lambda params: transform.init(in_float32(params)), shapes),
         places,
         transform_non_params=placed,
     )

@@ -40,7 +40,7 @@ from learner.training.grpo_config import GRPOConfig as GRPOConfig
 from learner.training.rollout import Rollout
 from learner.training.task import Scores, Task, prompt_indices
 from learner.training.train_state import TrainState, abstract_train_state, create_train_state
-from learner.training.update import NonFiniteError, Updater, UpdateResult, not_finite
+from learner.training.update import NonFiniteError, Updater, UpdateResult, check
 
 # Folded into the key; `prompt_indices` uses 0, `replay_indices` 4.
 _SAMPLING, _RESAMPLING, _ADAPTERS = 1, 2, 3
@@ -274,9 +274,9 @@ class GRPOTrainer:
         """One step; see `run`.
 
         Raises:
-          NonFiniteError: a log-probability, a reward, the loss, the gradient or any other metric
-            was NaN or infinite. The last finite state and the completions are in the error. A
-            task must leave out a metric that does not exist (a mean of nothing).
+          NonFiniteError: a log-probability, a reward, the loss, the gradient, a parameter or any
+            other metric was NaN or infinite. The state and the completions are in the error. A task
+            must leave out a metric that does not exist (a mean of nothing).
           ValueError: the task returned rewards of a wrong shape.
         """
         config = self.config
@@ -324,8 +324,8 @@ class GRPOTrainer:
             **of_update,
             **metrics.machine(seconds, used),
         }
-        if updates and not updates[-1].finite:
-            raise NonFiniteError(step, not_finite(logged), logged, state, batch)
+        if updates:
+            check(step, updates[-1], logged, state, batch)
         for name, value in logged.items():
             if not np.isfinite(value):
                 what = f"{name} {value} is not finite"
@@ -470,7 +470,7 @@ class GRPOTrainer:
             last = u == len(work) - 1
             state, result = self._update(state, micros, self._frozen, count_step=last)
             updates.append(jax.device_get(result))
-            if not updates[-1].finite:
+            if not (updates[-1].finite and updates[-1].params_finite):
                 break
         return updates, state
 

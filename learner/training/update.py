@@ -31,6 +31,7 @@ from learner.training import grpo
 from learner.training.train_state import (
     OptimizerConfig,
     TrainState,
+    in_float32,
     learning_rate_schedule,
     make_optimizer,
 )
@@ -49,6 +50,7 @@ class UpdateResult:
       grad_norm: f32[], global norm before clipping.
       learning_rate: f32[], the one used.
       finite: bool[], False if loss or gradient was not finite; then the weights are unchanged.
+      params_finite: bool[], False if a parameter is not finite afterwards.
       sums: the sums of the loss function over all micro-batches.
     """
 
@@ -56,6 +58,7 @@ class UpdateResult:
     grad_norm: jax.Array
     learning_rate: jax.Array
     finite: jax.Array
+    params_finite: jax.Array
     sums: grpo.Sums
 
 
@@ -87,7 +90,8 @@ class Updater:
         replicated = sharding.replicated(mesh)
 
         def zero(params: Any, names: tuple[str, ...]) -> Any:
-            return jax.tree.map(jnp.zeros_like, params), jnp.float32(0), grpo.no_sums(names)
+            zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params)
+            return zeros, jnp.float32(0), grpo.no_sums(names)
 
         def accumulate(total: Any, params: Any, batch: Any, extra: Any, scale: Any) -> Any:
             def scaled(params: Any) -> Any:
@@ -95,6 +99,7 @@ class Updater:
                 return value if scale is None else value * scale, (value, sums)
 
             (_, (value, sums)), gradients = jax.value_and_grad(scaled, has_aux=True)(params)
+            gradients = in_float32(gradients)
             if scale is not None:
                 gradients = jax.tree.map(lambda x: x / scale, gradients)
             return (
@@ -107,7 +112,8 @@ class Updater:
             gradients, value, sums = total
             norm = optax.global_norm(gradients)
             finite = jnp.isfinite(norm) & jnp.isfinite(value)
-            changes, opt_state = transform.update(gradients, state.opt_state, state.params)
+            wide = in_float32(state.params)
+            changes, opt_state = transform.update(gradients, state.opt_state, wide)
             params = optax.apply_updates(state.params, changes)
 
             def keep(new: Any, old: Any) -> Any:
@@ -120,7 +126,10 @@ class Updater:
                 params=keep(params, state.params),
                 opt_state=keep(opt_state, state.opt_state),
             )
-            result = UpdateResult(value, norm, schedule(state.updates), finite, sums)
+            # Apart from `finite`: whether to keep them cannot wait for all of them.
+            flags = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(new_state.params)]
+            sound = jnp.all(jnp.stack(flags))
+            result = UpdateResult(value, norm, schedule(state.updates), finite, sound, sums)
             return new_state, result
 
         total_shardings = (state_shardings.params, replicated, replicated)
@@ -197,8 +206,8 @@ class NonFiniteError(RuntimeError):
     Attributes:
       step: the training step.
       metrics: the metrics of the step, as far as they are known.
-      state: the last finite state: that before the update, or after it if the update was finite
-        and another metric of the step was not.
+      state: that before the update, or after it if the update was finite
+        and another metric of the step, or a parameter, was not.
       rollout: what the step trained on (`learner.training.rollout.Rollout`), None in supervised
         training.
     """
@@ -220,6 +229,21 @@ class NonFiniteError(RuntimeError):
         self.rollout = rollout
 
 
-def not_finite(metrics: dict[str, float]) -> str:
-    """The message of `NonFiniteError` for an update whose loss or gradient norm is not finite."""
-    return f"loss {metrics.get('loss')} or gradient norm {metrics.get('grad_norm')} is not finite"
+def check(
+    step: int,
+    result: UpdateResult,
+    metrics: dict[str, float],
+    state: TrainState,
+    rollout: Any = None,
+) -> None:
+    """Checks an update and the state after it, which no checkpoint may have otherwise.
+
+    Raises:
+      NonFiniteError: loss, gradient or a parameter is not finite; arguments as there.
+    """
+    if not result.finite:
+        numbers = f"loss {metrics.get('loss')} or gradient norm {metrics.get('grad_norm')}"
+        raise NonFiniteError(step, f"{numbers} is not finite", metrics, state, rollout)
+    if not result.params_finite:
+        what = "a parameter is not finite after the update"
+        raise NonFiniteError(step, what, metrics, state, rollout, weights_kept=False)

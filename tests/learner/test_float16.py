@@ -9,8 +9,12 @@ import pytest
 
 from learner.decoder import model
 from learner.training.sft import Example, SFTConfig, SFTTrainer
-from learner.training.train_state import OptimizerConfig, create_train_state
-from learner.training.update import Updater
+from learner.training.train_state import (
+    OptimizerConfig,
+    abstract_train_state,
+    create_train_state,
+)
+from learner.training.update import NonFiniteError, Updater, check
 
 EXAMPLES = [Example((256, 257, 10 + i), (40 + 3 * i, 41 + i, 258)) for i in range(4)]
 # A large eps keeps the step nearly linear in the gradient.
@@ -36,6 +40,44 @@ def test_an_update_is_that_of_float32(tiny_model, one_device):
         assert int(state.updates) == 1
         moved.append(flat(state.params) - before)
     assert 0 < np.linalg.norm(moved[1] - moved[0]) < 50 * 2**-11 * np.linalg.norm(moved[0])
+
+
+def updated(config, optimizer, mesh, count):
+    """A state after updates whose gradient is 2e-4, or 0 for all but the last norm's scale."""
+
+    def loss(params, batch, extra):
+        return 2e-4 * jnp.sum(params["final_norm"]["scale"].astype(jnp.float32) * batch), {}
+
+    params = jax.tree.map(lambda x: np.ones(x.shape, x.dtype), model.abstract_params(config))
+    state = create_train_state(params, config, optimizer, mesh)
+    updater = Updater(loss, abstract_train_state(config, optimizer, mesh), optimizer, mesh)
+    for _ in range(count):
+        state, result = updater(state, [np.ones((1, 32), np.float32)])
+    return state, result
+
+
+def test_parameters_of_16_bits_move_like_those_of_32(tiny_model, one_device):
+    """With moments of 16 bits the first update would divide 0 by 0."""
+    optimizer = OptimizerConfig(learning_rate=1e-2)
+    scales = []
+    for dtype in ("float32", "float16"):
+        config = dataclasses.replace(tiny_model, param_dtype=dtype)
+        state, result = updated(config, optimizer, one_device, 3)
+        assert result.finite
+        assert result.params_finite
+        assert {str(leaf.dtype) for leaf in jax.tree.leaves(state.params)} == {dtype}
+        assert "float16" not in {str(leaf.dtype) for leaf in jax.tree.leaves(state.opt_state)}
+        scales.append(np.asarray(state.params["final_norm"]["scale"]))
+    np.testing.assert_allclose(scales[0], 0.97, atol=1e-3)
+    np.testing.assert_allclose(scales[1], scales[0], atol=2e-3)
+
+
+def test_a_parameter_that_leaves_the_range_stops_the_run(tiny_model, one_device):
+    config = dataclasses.replace(tiny_model, param_dtype="float16")
+    state, result = updated(config, OptimizerConfig(learning_rate=1e6), one_device, 1)
+    assert result.finite
+    with pytest.raises(NonFiniteError, match="step 7: a parameter is not finite after the update"):
+        check(7, result, {"loss": 1.0}, state)
 
 
 def test_the_residual_stream_may_leave_the_range_of_float16(tiny_model):
