@@ -8,7 +8,7 @@ together; the store decides which one touches the files.
 import contextlib
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,12 @@ from experiments.ring.validation import Written, validate, validation_completers
 from experiments.run import branching, policy
 from experiments.run.checkpoint import Position, RunCheckpoints
 from experiments.run.status import Reporter, describe, memory_advice, plan, truncation
-from experiments.run.store import TEST, RunStore, append_log, open_steps
+from experiments.run.store import TEST, TRACE, RunStore, append_log, open_steps
 from experiments.settings import Settings
 from experiments.text.errors import memory_errors, user_errors
 from learner.devices import distributed
 from learner.devices.preemption import Preemption
+from learner.training import metrics
 from learner.training.trainer import GRPOTrainer, frozen_params
 
 Outcomes = tuple[FailureBreakdown, FailureBreakdown]
@@ -66,6 +67,8 @@ class Loop:
             self._family = settings.load_family()
         self._preemption = Preemption()
         self._processor = 0.0
+        # Seconds of validation and design since the last step, named for the log.
+        self._since_step: dict[str, float] = {}
 
     def run(self) -> None:
         """Runs or resumes to the end.
@@ -94,7 +97,7 @@ class Loop:
             self._preemption.agree()
             validated = self._validate(params, store.root / "initial", 0)
             self._report("before training", store.root / "initial", validated)
-            self._test(params, store.root / "initial")
+            self._test(params, store.root / "initial", 0)
             position = self._start(params)
             del params  # Training donates them.
             for index in range(settings.loop.rounds):
@@ -106,7 +109,7 @@ class Loop:
                     params = self._trainer.policy_params(position.state)
                     validated = self._validate(params, folder, position.total)
                     if index + 1 == settings.loop.rounds:
-                        self._test(params, folder)
+                        self._test(params, folder, position.total)
                     self._checkpoints.keep_weights(self._policy, params, index)
                     del params  # Training donates them.
                     outcomes.round_evidence(store, self._family, index)
@@ -189,6 +192,8 @@ class Loop:
             self._preemption.release,
             position.prompt_scores,
         )
+        profiled = settings.training.profiled
+        results = metrics.traced(results, self._store.root / TRACE, position.total, profiled)
         with (
             self._preemption.hold(),
             self._checkpoints.saved_if_preempted(position),
@@ -201,7 +206,8 @@ class Loop:
                 values["machine/processor_seconds"] = self._processor_seconds()
                 position.advance(result, task)
                 if distributed.is_first():
-                    append_log(path, [{"step": result.step, **values}])
+                    append_log(path, [{"step": result.step, **values, **self._since_step}])
+                self._since_step = {}
                 self._write_metrics(position.total, values)
                 note = f"reward {values['reward']:.2f} valid {values['task/valid']:.2f}"
                 advance(position.step, note)
@@ -215,6 +221,14 @@ class Loop:
                 if leave:
                     break
 
+    @contextlib.contextmanager
+    def _timed(self, phase: str, steps: int) -> Iterator[None]:
+        """Logs the seconds of a phase that follows `steps` steps in all."""
+        name = f"{metrics.MACHINE}{phase}_seconds"
+        with metrics.timed(self._since_step, name):
+            yield
+        self._write_metrics(steps, {name: self._since_step[name]})
+
     def _processor_seconds(self) -> float:
         """Processor seconds of this process since the last call, or since it began."""
         before, self._processor = self._processor, time.process_time()
@@ -227,7 +241,8 @@ class Loop:
         if not steps:
             self._reporter.line("validating the model as it is, once that is compiled")
         problems = self._problems.validation
-        done = self._answer(folder, problems, params)
+        with self._timed("validation", steps):
+            done = self._answer(folder, problems, params)
         if self._settings.log.on:
             path = folder / "environment.yaml"
             config = self._store.read(path, Configuration.from_dict) if steps else None
@@ -241,11 +256,12 @@ class Loop:
         found = self._store.read(folder / "validation.json")
         return FailureBreakdown.from_dict(found), FailureBreakdown.from_dict(found["greedy"])
 
-    def _test(self, params: Any, validated: Path) -> None:
+    def _test(self, params: Any, validated: Path, steps: int) -> None:
         """Answers the test set, if any, beside a validation, unless that is done already."""
         folder = validated / TEST
         if self._problems.test and not self._store.exists(folder / "validation.json"):
-            self._answer(folder, self._problems.test, params)
+            with self._timed("validation", steps):
+                self._answer(folder, self._problems.test, params)
             self._preemption.agree()
 
     def _answer(self, folder: Path, problems: Sequence[Problem], params: Any) -> Written:
@@ -284,9 +300,10 @@ class Loop:
         seed = problem_sets.round_seed(settings, problem_sets.DESIGN, index + 1)
         if store.exists(folder / "design.json"):
             return
-        designer = self._designer(index, position)
-        record = outcomes.run_record(store, settings, family, index + 1)
-        design = designing.design_round(store, folder, designer, record, family.space, seed)
+        with self._timed("design", position.total):
+            designer = self._designer(index, position)
+            record = outcomes.run_record(store, settings, family, index + 1)
+            design = designing.design_round(store, folder, designer, record, family.space, seed)
         self._write_metrics(position.total, of_design(design))
         self._preemption.agree()
 

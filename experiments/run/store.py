@@ -21,6 +21,7 @@
                                     analysis.json, record.json (everything the engineer may know)
     checkpoints/                    weights, optimizer, position
     tensorboard/                    event files, if enabled
+    trace/                          of `jax.profiler`, if `training.profile_steps` asks
     non_finite/                     the batch of a step that failed
     usage.jsonl                     one line for each reply of a server, with its tokens
     times.jsonl                     one line for each process of the run, with its seconds
@@ -51,6 +52,7 @@ from learner import checks
 from learner.devices import distributed
 
 TIMES = "times.jsonl"
+TRACE = "trace"
 CHANGES = "changes.jsonl"
 BRANCH = "branch.json"
 #: What no designer reads: the test set in a run's folder, answers to it in that of a validation.
@@ -70,6 +72,7 @@ FREE = (
     "training.sampling_rows",
     "training.cache_fraction",
     "training.length_multiple",
+    "training.profile_steps",
     "engineer.endpoint.",
 )
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import jax
 import jinja2
+import numpy as np
 
 from learner import checks
 from learner.decoder import attention, hub
@@ -129,10 +130,9 @@ def rates(
     per_row = layout.rows * work.completions_per_row * layout.shards
     micro_batches = math.ceil(completions / per_row)
     update = micro_batches * gradients + (seconds["optimizer"] or 0)
-    # Counts every prompt, though rows with several completions compute theirs once.
-    flops = programs_lib.update_flops(
-        config, completions, work.prompt_length, work.max_new_tokens
-    ) / (target.count * chip.flops)
+    prompts, lengths = (np.full(completions, x) for x in (work.prompt_length, work.max_new_tokens))
+    flops = metrics.update_flops(config, prompts, lengths, work.lora_rank > 0)
+    flops /= target.count * chip.flops
     steps = _INSTANCES * _EPOCHS * _ROUNDS / work.prompts_per_step
     run = steps * (completions * work.max_new_tokens / tokens + update)
     known = math.isfinite(chip.bandwidth)

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from learner.devices.chips import Chip
 from learner.plan.hlo import COLLECTIVES, Computation, Instruction, Module
-from learner.plan.targets import Chip
 
 # Opcodes that move nothing themselves. Asynchronous transfers count at their start.
 _FREE = {

@@ -14,13 +14,13 @@ import jax
 from jax.sharding import Mesh
 
 from learner.checks import first_line
-from learner.decoder import model
 from learner.decoder.attention import obstacle
 from learner.decoder.config import DecoderConfig
 from learner.devices import sharding
+from learner.devices.chips import Chip
 from learner.plan import promises
 from learner.plan.cost import cost
-from learner.plan.targets import Chip, Target
+from learner.plan.targets import Target
 from learner.training.train_state import abstract_train_state
 from learner.training.trainer import GRPOConfig, GRPOTrainer
 
@@ -196,22 +196,3 @@ def compile_program(name: str, lowered: jax.stages.Lowered, chip: Chip, times: i
         seconds=None if of_all.seconds is None else of_all.seconds / times,
         executable=program,
     )
-
-
-def update_flops(config: DecoderConfig, rows: int, prompt: int, completion: int) -> float:
-    """Operations that an update of a model needs, without recomputation.
-
-    Six for each parameter of a product and token (arXiv 2001.08361, forwards and backwards), the
-    output matrix only for completions, and half of all pairs of tokens in attention.
-
-    Args:
-        config: the model.
-        rows: number of rows.
-        prompt, completion: tokens of each row.
-    """
-    params = model.abstract_params(config)
-    matrices = sum(x.size for x in jax.tree.leaves(params["layers"]))
-    output = config.vocab_size * config.hidden_size
-    length = prompt + completion
-    heads = config.num_hidden_layers * config.num_attention_heads * config.head_dim
-    return rows * (6 * matrices * length + 6 * output * completion + 6 * heads * length**2)

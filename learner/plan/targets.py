@@ -6,16 +6,16 @@ need no accelerator: JAX describes one to them (`jax.experimental.topologies`).
 
 import dataclasses
 import importlib.util
-import json
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import jinja2
+
+from learner.devices.chips import CHIPS, Chip
 
 # Otherwise the TPU runtime looks for its machine, and admits one process only.
 _ENVIRONMENT = {
@@ -28,54 +28,6 @@ _ENVIRONMENT = {
     "TF_CPP_MIN_LOG_LEVEL": "3",
 }
 
-
-@dataclasses.dataclass(frozen=True)
-class Chip:
-    """The limits of a chip, one device of JAX, from its vendor's data sheet.
-
-    Attributes:
-        name: as in `CHIPS`.
-        platform: "tpu", "cuda" or "cpu".
-        kinds: what JAX calls it, `jax.Device.device_kind`.
-        flops: dense operations a second in `half`.
-        bandwidth: bytes a second of its memory.
-        memory: bytes.
-        link: bytes a second that it sends to the other chips of a slice or machine.
-        per_host: chips of one host, in slices of several hosts.
-        half: 16-bit dtype of its matrix units.
-        clock: cycles a second, as a program's `estimated_cycles` counts them; TPUs only.
-        description: of a GPU for its compiler: text of a `GpuTargetConfigProto`, as openxla/xla
-            keeps one for each card in `xla/backends/gpu/target_config/specs`.
-    """
-
-    name: str
-    platform: str
-    kinds: Sequence[str]
-    flops: float
-    bandwidth: float
-    memory: float
-    link: float
-    per_host: int = 8
-    half: str = "bfloat16"
-    clock: float | None = None
-    description: str = ""
-
-
-def _chip(name: str, *, gpu: Mapping[str, Any] | None = None, **limits: Any) -> Chip:
-    """A chip from its entry in `chips.json`; `gpu` is what the compiler needs for a GPU."""
-    description = ""
-    if gpu is not None:
-        template = jinja2.Template((_FOLDER / "gpu.textproto").read_text(encoding="utf-8"))
-        description = template.render(name=name, **limits, **gpu)
-    return Chip(name, **limits, description=description)
-
-
-_FOLDER = Path(__file__).parent
-#: Chips by name. Memory is what a GPU's driver or the TPU compiler reports.
-CHIPS = {
-    name: _chip(name, **entry)
-    for name, entry in json.loads((_FOLDER / "chips.json").read_text(encoding="utf-8")).items()
-}
 
 # TPUs whose slices are named by their TensorCores, two per chip.
 _TWO_CORES = ("v5p",)
@@ -142,11 +94,11 @@ class Target:
             unknown = math.inf
             chip = Chip("cpu", "cpu", [kind], unknown, unknown, memory, unknown, half="float32")
         else:
-            chips = [chip for chip in CHIPS.values() if kind in chip.kinds]
-            if not chips:
+            found = Chip.of(devices[0])
+            if found is None:
                 known = ", ".join(kind for chip in CHIPS.values() for kind in chip.kinds)
                 raise ValueError(f"device_kind={kind!r}: known are {known}")
-            (chip,) = chips
+            chip = found
         name = chip.name
         if count > 1:
             name = f"{name}-{count * (2 if name in _TWO_CORES else 1)}"
@@ -173,7 +125,7 @@ class Target:
                 platform="cuda",
                 topology_name=self.name,
                 topology=f"1x1x{self.count}",
-                target_config=self.chip.description,
+                target_config=_description(self.chip),
             )
             return described.devices
         shape = _slice(self.count, 3 if self.chip.name in _TWO_CORES else 2)
@@ -183,6 +135,13 @@ class Target:
             platform="tpu", topology_name=f"{self.chip.name}:{shape}", **one_host
         )
         return described.devices[: self.count]
+
+
+def _description(gpu: Chip) -> str:
+    """A GPU for its compiler: text of a `GpuTargetConfigProto`, as openxla/xla keeps one for each
+    card in `xla/backends/gpu/target_config/specs`."""
+    text = Path(__file__).with_name("gpu.textproto").read_text(encoding="utf-8")
+    return jinja2.Template(text).render({**vars(gpu), **(gpu.gpu or {})})
 
 
 def _slice(count: int, dimensions: int) -> str:

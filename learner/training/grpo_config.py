@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from typing import Literal, get_args
 
 from learner import checks, tokens
@@ -62,6 +63,8 @@ class GRPOConfig:
       max_resamples: see `degenerate_groups`.
       curriculum: which prompts are trained on; any but "uniform" excludes "resample".
       lora: adapters to train in place of all parameters; off by default.
+      profile_steps: steps of which a run writes a trace of `jax.profiler` into its folder `trace`,
+        such as "3:5", which are 3 and 4, counted from 0 over all rounds; "" is off.
 
     Raises:
       ValueError: a field is out of its range.
@@ -87,6 +90,7 @@ class GRPOConfig:
     max_resamples: int = 2
     curriculum: CurriculumConfig = dataclasses.field(default_factory=CurriculumConfig)
     lora: LoraConfig = dataclasses.field(default_factory=LoraConfig)
+    profile_steps: str = ""
 
     def __post_init__(self) -> None:
         checks.integers(
@@ -117,6 +121,17 @@ class GRPOConfig:
                 f"updates_per_step={self.updates_per_step}: allowed are 1 to "
                 f"prompts_per_step={self.prompts_per_step}"
             )
+
+        if self.profile_steps and not self.profiled:
+            raise ValueError(
+                f"profile_steps={self.profile_steps!r}: allowed are '' and FIRST:END, such as '3:5'"
+            )
+
+    @property
+    def profiled(self) -> range:
+        """The steps of `profile_steps`."""
+        found = re.fullmatch(r"(\d+):(\d+)", self.profile_steps)
+        return range(int(found[1]), int(found[2])) if found else range(0)
 
     @property
     def candidates(self) -> int:

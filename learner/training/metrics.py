@@ -2,14 +2,22 @@
 
 import contextlib
 import html
+import itertools
 import os
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
+import numpy as np
+
+from learner.decoder import model
+from learner.decoder.config import DecoderConfig
+from learner.devices.chips import Chip
+
+T = TypeVar("T")
 
 #: Prefix of metrics that depend on the machine and its load; equal runs may differ in them.
 MACHINE = "machine/"
@@ -31,21 +39,77 @@ def timed(seconds: dict[str, float], part: str) -> Iterator[None]:
         seconds[part] = seconds.get(part, 0.0) + time.perf_counter() - begin
 
 
-def machine(seconds: Mapping[str, float], tokens: Mapping[str, float]) -> dict[str, float]:
+def traced(results: Iterator[T], folder: Path, first: int, steps: range) -> Iterator[T]:
+    """Yields all results; those of some steps are made under a trace of `jax.profiler`.
+
+    What the caller does between two of these steps is in the trace, too.
+
+    Args:
+      results: one of each step, lazily.
+      folder: of the trace, for TensorBoard, XProf or Perfetto.
+      first: number of the first step.
+      steps: numbers of the steps to trace.
+    """
+    with contextlib.ExitStack() as trace:
+        for step in itertools.count(first):
+            if step in steps and step == max(first, steps.start):
+                trace.enter_context(jax.profiler.trace(folder))
+            result = next(results, None)
+            if step + 1 not in steps:
+                trace.close()
+            if result is None:
+                return
+            yield result
+
+
+def update_flops(
+    config: DecoderConfig, prompts: np.ndarray, completions: np.ndarray, frozen: bool = False
+) -> float:
+    """Operations that an update needs, without recomputation, as for a model FLOPs utilization.
+
+    Six for each parameter of a product and token (arXiv 2001.08361, forwards and backwards), the
+    output matrix only for completions, and half of all pairs of tokens in attention, as MaxText
+    counts them.
+
+    Args:
+      config: the model.
+      prompts: i[N], tokens of each completion's prompt, which counts for every completion.
+      completions: i[N], tokens of each completion.
+      frozen: adapters are trained, so that the model's parameters get no gradient.
+    """
+    params = model.abstract_params(config)
+    matrices = sum(x.size for x in jax.tree.leaves(params["layers"]))
+    output = config.vocab_size * config.hidden_size
+    heads = config.num_hidden_layers * config.num_attention_heads * config.head_dim
+    lengths = np.asarray(prompts, np.float64) + completions
+    products = matrices * lengths.sum() + output * float(np.sum(completions))
+    return float((4 if frozen else 6) * products + 6 * heads * np.sum(lengths**2))
+
+
+def machine(
+    seconds: Mapping[str, float],
+    tokens: Mapping[str, float],
+    flops: Mapping[str, float] | None = None,
+) -> dict[str, float]:
     """The time split of a step, its speed and the memory in use, named for the log.
 
     Args:
       seconds: spent in each part of the step.
       tokens: number of tokens that parts of the step made or used.
+      flops: operations of each device in parts of the step.
 
     Returns:
-      `machine/PART_seconds`, `machine/PART_tokens_per_second`, and in GiB `machine/device_memory`
+      `machine/PART_seconds`, `machine/PART_tokens_per_second`, on chips of `CHIPS`
+      `machine/PART_mfu`, the fraction of their peak, and in GiB `machine/device_memory`
       and `machine/device_memory_peak` of the fullest local device if the backend reports them (a
       CPU does not), and on Linux `machine/host_memory` of this process.
     """
     metrics = {f"{MACHINE}{part}_seconds": value for part, value in seconds.items()}
     for part, count in tokens.items():
         metrics[f"{MACHINE}{part}_tokens_per_second"] = count / max(seconds[part], 1e-9)
+    if chip := Chip.of(jax.local_devices()[0]):
+        for part, count in (flops or {}).items():
+            metrics[f"{MACHINE}{part}_mfu"] = count / chip.flops / max(seconds[part], 1e-9)
     stats = [device.memory_stats() or {} for device in jax.local_devices()]
     keys = {"device_memory": "bytes_in_use", "device_memory_peak": "peak_bytes_in_use"}
     for name, key in keys.items():

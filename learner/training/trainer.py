@@ -315,6 +315,13 @@ class GRPOTrainer:
         of_update = _update_metrics(updates)
         sampled = float(drawn.lengths.sum())
         used = {"sample": sampled, "update": of_update.get("update_tokens", 0.0)}
+        kept, prompts = (
+            self._kept(batch),
+            np.repeat(list(map(len, batch.prompts)), batch.group_size),
+        )
+        flops = metrics.update_flops(
+            self._model_config, prompts[kept], batch.lengths[kept], config.lora.rank > 0
+        )
         logged = {
             **drawn.metrics(),
             **replayed,
@@ -322,7 +329,7 @@ class GRPOTrainer:
             "groups_used": float(batch.signal.sum()),
             **{f"task/{name}": float(value) for name, value in scores.metrics.items()},
             **of_update,
-            **metrics.machine(seconds, used),
+            **metrics.machine(seconds, used, {"update": flops / self._mesh.size}),
         }
         if updates:
             check(step, updates[-1], logged, state, batch)
@@ -439,9 +446,7 @@ class GRPOTrainer:
         """
         config = self.config
         advantages = np.asarray(self._advantages(batch.groups)).reshape(-1)
-        keep = np.repeat(batch.signal | (config.degenerate_groups == "keep"), config.group_size)
-        if config.mask_truncated:
-            keep &= ~batch.truncated
+        keep = self._kept(batch)
         sampled = np.arange(batch.tokens.shape[1]) < batch.lengths[:, None]
         if self._thinking is not None:  # The model did not choose tokens that are forced.
             sampled &= ~self._thinking.forced(batch.tokens)
@@ -473,6 +478,12 @@ class GRPOTrainer:
             if not (updates[-1].finite and updates[-1].params_finite):
                 break
         return updates, state
+
+    def _kept(self, batch: Rollout) -> np.ndarray:
+        """bool[N], which completions an update is computed from."""
+        keep = batch.signal | (self.config.degenerate_groups == "keep")
+        keep = np.repeat(keep, self.config.group_size)
+        return keep & ~batch.truncated if self.config.mask_truncated else keep
 
     def _compile_ahead(self, prompt_length: int) -> None:
         """Begins to compile an update with the longest rows, for JAX's persistent cache."""

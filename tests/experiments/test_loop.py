@@ -84,6 +84,16 @@ def test_the_logs_begin_with_the_validation_before_training(undisturbed):
         found = json.loads((workdir / folder / "validation.json").read_text())
         assert shown["validation/valid"][4 * number] == pytest.approx(found["valid_rate"], abs=1e-3)
     assert sorted(shown["reward"]) == list(range(1, 13))
+    # The time between two steps is in the line of the next one, the last one's in the logs alone.
+    for phase, places in (("validation", [0, 4, 8, 12]), ("design", [4, 8])):
+        name = f"machine/{phase}_seconds"
+        assert sorted(shown[name]) == places
+        for index in range(3):
+            lines = (workdir / "rounds" / str(index) / "train.jsonl").read_text().splitlines()
+            first, *others = (json.loads(line) for line in lines)
+            assert first.get(name) == pytest.approx(shown[name].get(4 * index))
+            assert not any(name in line for line in others)
+    assert len(list((workdir / "trace").rglob("*.xplane.pb"))) == 2  # Of rounds 1 and 2.
     # Three completions with every validation, and how every design came about.
     for name in ("completion/1", "completion/2", "completion/3"):
         assert sorted(shown[f"{name}/text_summary"]) == [0, 4, 8, 12]

@@ -1,7 +1,10 @@
 """Logs that are continued, and figures of the machine."""
 
+import contextlib
 import html
+import types
 
+import jax
 import pytest
 import tensorboard_events
 
@@ -71,6 +74,54 @@ def test_weights_and_biases_gets_numbers_and_escaped_texts(tmp_path, monkeypatch
     (log,) = run.glob("*.wandb")
     for name in (b"validation/valid", b"reward", b"seed"):
         assert name in log.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("first", "end", "traced", "made"),
+    [
+        (0, 5, range(1, 3), [0, "on", 1, 2, "off", 3, 4]),
+        (2, 4, range(1, 3), ["on", 2, "off", 3]),  # Resumed.
+        (0, 2, range(1, 3), [0, "on", 1, "off"]),  # The next ones follow in another round.
+        (0, 2, range(0), [0, 1]),
+    ],
+)
+def test_some_steps_are_traced(monkeypatch, tmp_path, first, end, traced, made):
+    happened = []
+
+    @contextlib.contextmanager
+    def trace(folder):
+        assert folder == tmp_path
+        happened.append("on")
+        yield
+        happened.append("off")
+
+    def steps():
+        for step in range(first, end):
+            happened.append(step)
+            yield step
+
+    monkeypatch.setattr(jax.profiler, "trace", trace)
+    assert list(metrics.traced(steps(), tmp_path, first, traced)) == list(range(first, end))
+    assert happened == made
+
+
+def test_a_trace_is_written_even_if_its_step_fails(tmp_path):
+    def steps():
+        yield jax.numpy.ones(3).sum()
+        raise RuntimeError("not finite")
+
+    with pytest.raises(RuntimeError, match="not finite"):
+        list(metrics.traced(steps(), tmp_path, 0, range(1, 2)))
+    (written,) = tmp_path.rglob("*.xplane.pb")
+    assert written.stat().st_size > 0
+
+
+def test_fraction_of_the_peak_on_known_chips(monkeypatch):
+    chip = types.SimpleNamespace(device_kind="NVIDIA H200", memory_stats=dict)
+    given = {"update": 2.0}, {}, {"update": 989e12}
+    assert "machine/update_mfu" not in metrics.machine(*given)
+    monkeypatch.setattr(jax, "local_devices", lambda: [chip])
+    assert metrics.machine(*given)["machine/update_mfu"] == pytest.approx(0.5)
 
 
 def test_machine_figures():

@@ -14,8 +14,9 @@ from learner import tokens
 from learner.chat import Completion
 from learner.decoder import model
 from learner.devices import distributed, sharding
+from learner.devices.chips import CHIPS
 from learner.tokens import ThinkingBudget
-from learner.training import lora, task
+from learner.training import lora, metrics, task
 from learner.training.checkpoints import Checkpoints
 from learner.training.completion_rows import completion_logprobs, pack_rows
 from learner.training.grpo import ObjectiveConfig
@@ -470,9 +471,12 @@ def test_adapters_on_a_mesh(start, one_device):
     np.testing.assert_allclose(moved[1], moved[0], rtol=1e-3, atol=5e-6)
 
 
-def test_dropped_groups_leave_the_normaliser(tiny_model, tiny_params, one_device, byte_tokenizer):
+def test_dropped_groups_leave_the_normaliser(
+    tiny_model, tiny_params, one_device, byte_tokenizer, monkeypatch
+):
+    monkeypatch.setattr(metrics.Chip, "of", lambda device: CHIPS["h200"])
     before = host(tiny_params)
-    norms, used = {}, {}
+    norms, used, flops = {}, {}, {}
     for drop in (True, False):
         (result,) = run(
             dataclasses.replace(CONFIG, degenerate_groups="drop" if drop else "keep"),
@@ -485,6 +489,9 @@ def test_dropped_groups_leave_the_normaliser(tiny_model, tiny_params, one_device
         assert result.metrics["nondegenerate_fraction"] == 0.5
         norms[drop] = result.metrics["grad_norm"]
         used[drop] = result.metrics["update_tokens"]
+        seconds, mfu = (result.metrics[f"machine/update_{x}"] for x in ("seconds", "mfu"))
+        flops[drop] = mfu * seconds * CHIPS["h200"].flops
+    assert flops[True] == pytest.approx(flops[False] / 2, rel=0.2)  # One group of two.
     # The same gradient, over the tokens of the rows that take part.
     np.testing.assert_allclose(norms[True] * used[True], norms[False] * used[False], rtol=1e-4)
     assert used[True] < used[False]
@@ -692,6 +699,8 @@ def test_every_pass_holds_every_problem_once():
         ("temperature", 0.0),
         ("degenerate_groups", "redo"),
         ("max_resamples", 0),
+        ("profile_steps", "3"),
+        ("profile_steps", "5:3"),
     ],
 )
 def test_bad_config_is_named(field, value):
