@@ -69,7 +69,7 @@ def append_and_attend(
     P, G, n = pages.shape
     K, h, S = keys.shape[2:]
     C, T, R = prompt_keys.shape[1], prompt_keys.shape[-1], q.shape[-1] // (K * h)
-    own, shared = _block(S, K * h * keys.itemsize), _block(T, K * h * keys.itemsize)
+    own, shared = (block_tokens(x, K * h * keys.itemsize) for x in (S, T))
     together = next(n for n in range(min(G, _SAMPLES), 0, -1) if G % n == 0)
     parts = G // together
     rows = -(-(R + 2) // _SUBLANES) * _SUBLANES
@@ -162,6 +162,7 @@ def append_and_attend(
             + 2 * min(keys.size, P * G * n * K * h * S) * keys.itemsize,
         ),
         interpret=interpret,
+        name="append_and_attend",
     )(
         jnp.stack([first, each]),
         *(x.reshape(-1) for x in (lengths, parents, counts, pages)),
@@ -172,8 +173,13 @@ def append_and_attend(
     return *(x.reshape(keys.shape[:2] + x.shape[1:]) for x in changed), out.reshape(q.shape)
 
 
-def _block(capacity: int, token_bytes: int) -> int:
-    """Tokens of a block; the whole capacity where it is no multiple of `LANES`."""
+def block_tokens(capacity: int, token_bytes: int) -> int:
+    """Tokens of a block; the whole capacity where it is no multiple of `LANES`.
+
+    Args:
+        capacity: tokens of a page, or of a prompt.
+        token_bytes: of the keys of a token.
+    """
     sizes = [size for size in _BLOCKS if capacity % size == 0]
     return next((x for x in sizes if x * token_bytes <= _BLOCK_BYTES), (sizes or [capacity])[-1])
 

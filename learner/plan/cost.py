@@ -1,9 +1,9 @@
 """Cost of a compiled program on one device: bytes that it moves, and on a TPU its time.
 
-The compiler for TPUs estimates the cycles of nearly every instruction. Those without an estimate,
-mostly kernels (custom calls) and exchanges between chips, count by their bytes. Transfers that
-overlap other instructions take no time of their own, but a program is never faster than its bytes
-pass through memory.
+The compiler for TPUs estimates the cycles of nearly every instruction, and schedules kernels
+(`learner.plan.schedule`). What is left, mostly exchanges between chips, counts by its bytes.
+Transfers that overlap other instructions take no time of their own, but a program is never faster
+than its bytes pass through memory.
 """
 
 import re
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from learner.devices.chips import Chip
+from learner.plan import schedule
 from learner.plan.hlo import COLLECTIVES, Computation, Instruction, Module
 
 # Opcodes that move nothing themselves. Asynchronous transfers count at their start.
@@ -34,39 +35,57 @@ class Cost(NamedTuple):
 
     Attributes:
         nbytes: bytes read from and written to its memory.
-        cycles: the compiler's estimate; None where it gives none.
-        seconds: predicted, see the module; None where the compiler estimates no cycles.
+        cycles: the compiler's estimate, without kernels; None where it gives none.
+        seconds: predicted, see the module; None where the compiler estimates no cycles, or there is
+            a kernel without a schedule.
+        attention: of these, those of attention kernels.
     """
 
     nbytes: float
     cycles: int | None
     seconds: float | None
+    attention: float | None
 
 
-def cost(text: str, chip: Chip, unknown_iterations: int = 1) -> Cost:
+def cost(
+    text: str, chip: Chip, unknown_iterations: int = 1, caches: schedule.Caches | None = None
+) -> Cost:
     """The cost of a program.
 
     Args:
         text: `jax.stages.Compiled.as_text`.
         chip: what it was compiled for.
         unknown_iterations: of loops without a known trip count, such as that of decoding.
+        caches: of a decoding step.
     """
     module = Module.parse(text)
-    nbytes, cycles, seconds = 0.0, 0, 0.0
+    nbytes, cycles, seconds, attention = 0.0, 0, 0.0, 0.0
     for computation, instruction, times in module.visits(unknown_iterations):
         if instruction.opcode in _FREE or instruction.opcode.endswith("-done"):
             continue
         moved = _moved(module, computation, instruction)
         nbytes += times * moved
-        if instruction.cycles is not None:
+        if chip.clock and '"tpu_custom_call"' in instruction.attributes:
+            found = schedule.find(instruction.name)
+            if found is None:
+                return Cost(nbytes, None, None, None)
+            dims = [computation.instructions[x].shapes[0].dims for x in instruction.operands]
+            kernel = schedule.call(instruction.name, dims, found, caches)
+            least = moved if kernel.nbytes is None else kernel.nbytes
+            nbytes += times * (least - moved)
+            took = times * max(kernel.cycles / chip.clock, least / chip.bandwidth)
+            seconds += took
+            attention += took * kernel.attention
+        elif instruction.cycles is not None:
             cycles += times * instruction.cycles
         elif instruction.opcode in COLLECTIVES:
             seconds += times * sum(shape.nbytes for shape in instruction.shapes) / chip.link
         elif not instruction.opcode.endswith("-start"):
             seconds += times * moved / chip.bandwidth
     if chip.clock is None:
-        return Cost(nbytes, None, None)
-    return Cost(nbytes, cycles, max(seconds + cycles / chip.clock, nbytes / chip.bandwidth))
+        return Cost(nbytes, None, None, None)
+    seconds = max(seconds + cycles / chip.clock, nbytes / chip.bandwidth)
+    return Cost(nbytes, cycles, seconds, attention)
 
 
 def _moved(module: Module, computation: Computation, instruction: Instruction) -> int:

@@ -8,6 +8,7 @@ gradients of one micro-batch and the optimizer.
 import dataclasses
 import time
 import types
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ from learner.decoder.attention import obstacle
 from learner.decoder.config import DecoderConfig
 from learner.devices import sharding
 from learner.devices.chips import Chip
-from learner.plan import promises
+from learner.plan import schedule
 from learner.plan.cost import cost
 from learner.plan.targets import Target
 from learner.training.train_state import abstract_train_state
@@ -46,7 +47,6 @@ class Program:
         name: of `PARTS`.
         problem: why it does not compile, or empty. If it does not, the fields below but
             `elsewhere` have their defaults.
-        broken: promises that the gradients break, `learner.plan.promises`.
         arguments, outputs: of the program.
         reused: arguments whose memory the outputs take over.
         temporaries: what the compiler adds.
@@ -54,15 +54,16 @@ class Program:
         compile_seconds: on this machine.
         bytes_ideal: arguments and new outputs, once each.
         bytes_moved: what it reads and writes; for a segment, in one step of decoding.
-        cycles: the compiler's estimate; None for GPUs.
-        seconds: predicted from cycles and bytes, `learner.plan.cost`; None for GPUs.
+        cycles: the compiler's estimate, without kernels; None for GPUs.
+        seconds: predicted, `learner.plan.cost`; None for GPUs.
+        attention: of these, those of attention kernels.
+        mixed: predicted seconds of a decoding step with `schedule.mixed` caches, not full ones.
         measured: seconds it took, `learner.plan.measure`; of a segment, for one step of decoding.
         executable: None if it does not compile.
     """
 
     name: str
     problem: str = ""
-    broken: tuple[str, ...] = ()
     arguments: int = 0
     outputs: int = 0
     reused: int = 0
@@ -73,6 +74,8 @@ class Program:
     bytes_moved: float = 0.0
     cycles: float | None = None
     seconds: float | None = None
+    attention: float | None = None
+    mixed: float | None = None
     measured: float | None = None
     executable: jax.stages.Compiled | None = dataclasses.field(default=None, repr=False)
 
@@ -132,22 +135,17 @@ def compiled(
     lowered = trainer.sampler.lower(
         params, training.prompts_per_step, training.group_size, prompt_length
     ) | trainer.lower_update(prompt_length)
-    row_tokens, _ = training.row_shape(
-        prompt_length + training.completions_per_row * training.max_new_tokens, 1
-    )
-    tokens = row_tokens * training.micro_batch_rows // sharding.num_row_shards(mesh)
     state = abstract_train_state(config, training.optimizer, mesh, training.lora)
     made = {}
     for name in (name for name in PARTS if name in lowered):
-        times = trainer.sampler.segment_tokens if name == "segment" else 1
-        made[name] = compile_program(name, lowered[name], chip, times)
-        executable = made[name].executable
-        # XLA for CPUs computes in float32, and promises nothing.
-        if name == "gradients" and executable and chip.platform != "cpu":
-            adapters = state.params if training.lora.rank else None
-            text = executable.as_text() or ""
-            found = tuple(promises.broken(text, config, mesh, tokens, adapters))
-            made[name] = dataclasses.replace(made[name], broken=found)
+        if name == "segment":
+            caches = [
+                x(prompt_length, training.max_new_tokens) for x in (schedule.full, schedule.mixed)
+            ]
+            times = trainer.sampler.segment_tokens
+            made[name] = compile_program(name, lowered[name], chip, times, caches)
+        else:
+            made[name] = compile_program(name, lowered[name], chip)
 
     needs_frozen = training.objective.kl_coef > 0 or training.lora.rank
     frozen = sharding.device_bytes(params) if needs_frozen else 0
@@ -164,7 +162,13 @@ def compiled(
     return [dataclasses.replace(p, elsewhere=elsewhere[name]) for name, p in made.items()]
 
 
-def compile_program(name: str, lowered: jax.stages.Lowered, chip: Chip, times: int = 1) -> Program:
+def compile_program(
+    name: str,
+    lowered: jax.stages.Lowered,
+    chip: Chip,
+    times: int = 1,
+    caches: Sequence[schedule.Caches] = (),
+) -> Program:
     """Compile a program.
 
     Args:
@@ -172,7 +176,9 @@ def compile_program(name: str, lowered: jax.stages.Lowered, chip: Chip, times: i
         lowered: the program, for devices of the chip.
         chip: what the devices are.
         times: iterations of its loop, if that has no known trip count; the cost is that of one.
+        caches: of a decoding step: full ones, and mixed ones; empty for other programs.
     """
+    schedule.forget()
     start = time.perf_counter()
     try:
         program = lowered.compile()
@@ -180,7 +186,13 @@ def compile_program(name: str, lowered: jax.stages.Lowered, chip: Chip, times: i
         return Program(name, problem=first_line(error)[:300])
     seconds = time.perf_counter() - start
     memory: Any = program.memory_analysis()
-    of_all = cost(program.as_text() or "", chip, unknown_iterations=times)
+    text = program.as_text() or ""
+    of_all = cost(text, chip, times, caches[0] if caches else None)
+    of_mixed = cost(text, chip, times, caches[1]) if caches else of_all
+
+    def each(total: float | None) -> float | None:
+        return None if total is None else total / times
+
     arguments, outputs = memory.argument_size_in_bytes, memory.output_size_in_bytes
     reused = memory.alias_size_in_bytes
     return Program(
@@ -192,7 +204,9 @@ def compile_program(name: str, lowered: jax.stages.Lowered, chip: Chip, times: i
         compile_seconds=seconds,
         bytes_ideal=arguments + outputs - reused,
         bytes_moved=of_all.nbytes / times,
-        cycles=None if of_all.cycles is None else of_all.cycles / times,
-        seconds=None if of_all.seconds is None else of_all.seconds / times,
+        cycles=each(of_all.cycles),
+        seconds=each(of_all.seconds),
+        attention=each(of_all.attention),
+        mixed=each(of_mixed.seconds),
         executable=program,
     )

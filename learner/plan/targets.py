@@ -16,6 +16,7 @@ import jax
 import jinja2
 
 from learner.devices.chips import CHIPS, Chip
+from learner.plan import schedule
 
 # Otherwise the TPU runtime looks for its machine, and admits one process only.
 _ENVIRONMENT = {
@@ -155,4 +156,5 @@ def use_compilers() -> None:
     """Let the compilers work without their machines; call it before JAX looks for devices."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    schedule.keep()
     jax.config.update("jax_platforms", "cpu")

@@ -1,0 +1,189 @@
+"""Cycles of Pallas kernels on TPUs, from the schedules that the compiler writes.
+
+A schedule is a list of VLIW bundles, and a bundle takes a cycle. Waits for memory come on top, so a
+kernel takes at least its cycles, and at least the time of its bytes.
+"""
+
+import functools
+import os
+import re
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from learner.decoder.decode_tpu import block_tokens
+
+# Bundles after a branch that run whether it is taken or not.
+_DELAY = 4
+# Iterations that fill and drain the pipeline of a grid.
+_FILL = 2
+
+
+class Schedule(NamedTuple):
+    """The bundles of a kernel.
+
+    Attributes:
+        steps: of its grid; None where it depends on data.
+        every: bundles that each step runs.
+        parts: bundles of the parts of a step that stand under conditions (`pl.when`), in order.
+    """
+
+    steps: int | None
+    every: int
+    parts: tuple[int, ...]
+
+    def cycles(self, steps: int | None = None, runs: Sequence[float] = ()) -> float:
+        """Cycles of a call.
+
+        Args:
+            steps: of the grid; None where the schedule knows.
+            runs: how often each part runs; every part without it does so in each step.
+        """
+        steps = self.steps if steps is None else steps
+        assert steps is not None, "the grid of this kernel depends on data"
+        runs = [*runs, *[steps] * (len(self.parts) - len(runs))]
+        return (steps + _FILL) * self.every + float(np.dot(runs, self.parts))
+
+
+def parse(text: str) -> Schedule:
+    """Reads the text of a kernel's last schedule, of a file `*-final_bundles.txt`."""
+    starts: dict[str, int] = {}
+    branches: list[tuple[int, str, str]] = []
+    bundle = 0
+    for line in text.splitlines():
+        if numbered := re.match(r" *(?:0x)?([0-9a-f]+) +(?:[A-Z]{2})? *:", line):
+            bundle = int(numbered[1], 16)
+        for region in re.findall(r"Start(?:/End empty)? region (\d+)", line):
+            starts.setdefault(region, bundle)
+        if branch := re.search(r"sbr\.rel (?:\(!?%(\w+)\))? ?target = \$region(\d+)", line):
+            branches.append((bundle + 1 + _DELAY, branch[2], branch[1] or ""))
+    spans = [(after, starts[to], why) for after, to, why in branches if to in starts]
+    loops = [(start, end, why) for end, start, why in spans if start < end]
+    if not loops:  # One step.
+        return Schedule(1, bundle + 1, ())
+    start, end, why = max(loops, key=lambda loop: loop[1] - loop[0])
+    bound = re.search(rf"%{why} = scmp\.ge\.s32\.totalorder %\w+, (\d+)", text)
+    whens = [x[:2] for x in spans if start <= x[0] < x[1] <= end]
+    # Conditions of the pipeline hold all of a step; those of the kernel are the innermost ones.
+    inner = [
+        x
+        for x in whens
+        if any(x != y and y[0] <= x[0] and x[1] <= y[1] for y in whens)
+        and not any(x != y and x[0] <= y[0] and y[1] <= x[1] for y in whens)
+    ]
+    parts = tuple(last - first for first, last in sorted(inner))
+    return Schedule(int(bound[1]) - _FILL if bound else None, end - start - sum(parts), parts)
+
+
+@functools.cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="schedules-")
+
+
+def keep() -> None:
+    """Lets the compiler of TPUs write schedules; call it before JAX looks for devices."""
+    flags = (
+        f"--xla_jf_dump_to={_folder().name} --xla_jf_dump_llo_text=true "
+        "--xla_jf_dump_llo_pass_label_regex=final_bundles"
+    )
+    os.environ["LIBTPU_INIT_ARGS"] = f"{os.environ.get('LIBTPU_INIT_ARGS', '')} {flags}"
+
+
+def forget() -> None:
+    """Removes the schedules of the programs compiled so far."""
+    for path in Path(_folder().name).iterdir():
+        path.unlink()
+
+
+def find(name: str) -> Schedule | None:
+    """The schedule of an instruction of the program compiled last; None if there is none."""
+    paths = Path(_folder().name).glob("*-final_bundles.txt")
+    found = [p for p in paths if re.fullmatch(rf"\d+-{re.escape(name)}-\d+-\w+\.txt", p.name)]
+    return parse(found[0].read_text(encoding="utf-8")) if found else None
+
+
+class Call(NamedTuple):
+    """What a call of a kernel costs.
+
+    Attributes:
+        cycles: at least.
+        nbytes: that it reads and writes; None where it says so itself.
+        attention: whether it is attention.
+    """
+
+    cycles: float
+    nbytes: int | None = None
+    attention: bool = False
+
+
+class Caches(NamedTuple):
+    """How full the caches of a decoding step are.
+
+    Attributes:
+        prompt: tokens of each prompt.
+        completions: gives the tokens of so many completions.
+    """
+
+    prompt: int
+    completions: Callable[[int], np.ndarray]
+
+
+def full(prompt: int, most: int) -> Caches:
+    """Caches of completions that are all about to end."""
+    return Caches(prompt, lambda count: np.full(count, most - 1))
+
+
+def mixed(prompt: int, most: int, mean: float = 1000.0) -> Caches:
+    """Caches of completions of lognormal lengths whose standard deviation is their mean."""
+
+    def draw(count: int) -> np.ndarray:
+        lengths = np.random.default_rng(0).lognormal(np.log(mean) - np.log(2) / 2, 0.83255, count)
+        return np.minimum(lengths.astype(int), most - 1)
+
+    return Caches(prompt, draw)
+
+
+def call(
+    name: str, operands: Sequence[tuple[int, ...]], schedule: Schedule, caches: Caches | None
+) -> Call:
+    """What a call of a kernel costs.
+
+    Args:
+        name: of the instruction.
+        operands: their dimensions.
+        schedule: of the kernel.
+        caches: of a decoding step.
+    """
+    if name.startswith("splash"):
+        # The first operand says which tiles there are; under a causal mask a half and the diagonal
+        # are computed, and the largest part does it. Others begin or end a row of tiles.
+        tiles, steps, largest = operands[0][-1], schedule.steps or 0, max(schedule.parts, default=0)
+        computed = steps * (tiles + 1) / (2 * tiles)
+        runs = [computed if x == largest else steps / tiles for x in schedule.parts]
+        return Call(schedule.cycles(None, runs), attention=True)
+    if name.startswith("append_and_attend") and caches is not None:
+        return _decoding(operands, schedule, caches)
+    return Call(schedule.cycles())
+
+
+def _decoding(operands: Sequence[tuple[int, ...]], schedule: Schedule, caches: Caches) -> Call:
+    """`learner.decoder.decode_tpu.append_and_attend`, whose operands begin with its dynamic grid.
+
+    Its parts begin a group's samples, read a block of a prompt and of a sample, append a token, and
+    end.
+    """
+    lengths, queries, keys, own_keys = (operands[i] for i in (2, 6, 12, 14))
+    groups, samples, _ = queries
+    token_bytes = 2 * keys[1] * keys[2]  # bfloat16.
+    own, shared = (block_tokens(x[3], token_bytes) for x in (own_keys, keys))
+    counts = caches.completions(groups * samples)
+    of_prompts = lengths[0] // groups * -(-caches.prompt // shared)
+    blocks = -(-counts // own)
+    steps = groups * (of_prompts + samples * max(int(blocks.max()), 1))
+    filled, shared_blocks = int(blocks.sum()), groups * of_prompts
+    runs = (groups, shared_blocks, filled, groups * samples, groups)
+    nbytes = 2 * token_bytes * (shared_blocks * shared + filled * own)
+    return Call(schedule.cycles(steps, runs), nbytes, attention=True)
