@@ -59,7 +59,7 @@ def start(folder, *options):
 
 def finish(process):
     try:
-        out, err = process.communicate(timeout=570)  # On a machine that does much else.
+        out, err = process.communicate(timeout=900)  # On a machine that does much else.
     finally:
         process.terminate()  # At the end of its time; nothing of it outlives the test.
     return process.returncode, out, err
