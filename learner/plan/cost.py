@@ -8,7 +8,7 @@ than its bytes pass through memory.
 
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from learner.devices.chips import Chip
 from learner.plan import schedule
@@ -59,14 +59,15 @@ def cost(
         caches: of a decoding step.
     """
     module = Module.parse(text)
+    schedules = _schedules(module) if chip.clock else {}
     nbytes, cycles, seconds, attention = 0.0, 0, 0.0, 0.0
     for computation, instruction, times in module.visits(unknown_iterations):
         if instruction.opcode in _FREE or instruction.opcode.endswith("-done"):
             continue
         moved = _moved(module, computation, instruction)
         nbytes += times * moved
-        if chip.clock and '"tpu_custom_call"' in instruction.attributes:
-            found = schedule.find(instruction.name)
+        if chip.clock and _is_kernel(instruction):
+            found = schedules.get(_signature(computation, instruction))
             if found is None:
                 return Cost(nbytes, None, None, None)
             dims = [computation.instructions[x].shapes[0].dims for x in instruction.operands]
@@ -86,6 +87,26 @@ def cost(
         return Cost(nbytes, None, None, None)
     seconds = max(seconds + cycles / chip.clock, nbytes / chip.bandwidth)
     return Cost(nbytes, cycles, seconds, attention)
+
+
+def _is_kernel(instruction: Instruction) -> bool:
+    return '"tpu_custom_call"' in instruction.attributes
+
+
+def _signature(computation: Computation, instruction: Instruction) -> tuple[Any, ...]:
+    """What kernels have in common that are compiled once, under the name of one of them."""
+    operands = tuple(computation.instructions[name].shapes for name in instruction.operands)
+    return instruction.name.partition(".")[0], operands, instruction.shapes
+
+
+def _schedules(module: Module) -> dict[tuple[Any, ...], schedule.Schedule]:
+    """The schedules of the kernels of a program by their signatures."""
+    return {
+        _signature(computation, instruction): found
+        for computation in module.computations.values()
+        for instruction in computation.instructions.values()
+        if _is_kernel(instruction) and (found := schedule.find(instruction.name))
+    }
 
 
 def _moved(module: Module, computation: Computation, instruction: Instruction) -> int:

@@ -157,6 +157,18 @@ def test_cost_counts_loops_slices_and_what_stays_on_the_chip(monkeypatch):
     assert cost(TEXT, CHIPS["h200"])[1:] == (None, None, None)
 
 
+def test_kernels_alike_share_a_schedule(monkeypatch):
+    """The compiler writes one for all that have operands of the same kind in the same memories."""
+    chip = CHIPS["v5e"]
+    monkeypatch.setattr(schedule, "find", {"kernel": Schedule(2, 10**6, ())}.get)
+    line = re.search(r"  %kernel = .*\n.*\n}}\n", TEXT)[0]
+    other = line.replace("%kernel", "%kernel.2")
+    once, twice = (cost(TEXT.replace(line, lines), chip) for lines in (line, line + other))
+    assert twice.seconds - once.seconds == pytest.approx(4 * 10**6 / chip.clock)
+    on_chip = other.replace("(%x)", "(%fetched)")
+    assert cost(TEXT.replace(line, line + on_chip), chip).seconds is None
+
+
 def test_the_schedule_of_a_kernel():
     """A stored one of splash attention's gradient: 4 heads, 7 x 7 tiles under a causal mask."""
     text = Path(__file__).with_name("splash_dq.final_bundles.txt").read_text()
