@@ -122,13 +122,8 @@ def test_a_context_of_a_real_validation_is_within_the_models_window(settings, mo
     assert isinstance(proposal.parse("no design", space), proposal.Unreadable)
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        sums_ladder,
-        *(pytest.param(x, marks=pytest.mark.slow) for x in (sums, sums_tiny, *STUDIES.values())),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [sums, sums_tiny, sums_ladder, *STUDIES.values()])
 def test_a_model_of_sums_adds_and_designs_as_well_as_its_card_says(config):
     if config is sums_tiny:
         pytest.importorskip("reasoning_gym")
