@@ -28,8 +28,6 @@ SMALL = [
     "--config.training.group_size=4",
     "--config.training.length_multiple=128",  # One length of rows.
 ]
-#: `undisturbed` writes traces, of steps of two rounds.
-TRACED = "--config.training.profile_steps=3:5"
 #: A study of runs as small.
 PLAN = """
 from experiments.configs.studies import bases
@@ -136,7 +134,7 @@ class Run(Command):
 
 
 def three_rounds(folder: Path, *options: str, fault: Fault | None = None) -> Run:
-    """A run of three rounds of four steps that designs twice, started."""
+    """A run of three rounds of four steps that designs twice, as `undisturbed` is, started."""
     more = ("--config.loop.rounds=3", "--config.environment.num_instances=32")
     more += ("--config.checkpoint.every_steps=2", "--config.log.tensorboard=True")
     return Run(folder, *more, *options, fault=fault)
@@ -148,7 +146,7 @@ def undisturbed(common: Path) -> tuple[Path, str]:
     with Path(common, "undisturbed.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not printed.exists():
-            code, out, err = three_rounds(folder, TRACED).end()
+            code, out, err = three_rounds(folder).end()
             assert code == 0, err[-3000:]
             printed.write_text(out)
     return folder, printed.read_text()

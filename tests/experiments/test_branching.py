@@ -16,7 +16,7 @@ from experiments.settings import MeshSettings
 
 
 def start(workdir, *options):
-    code, out, err = whole_runs.three_rounds(workdir, whole_runs.TRACED, *options).end()
+    code, out, err = whole_runs.three_rounds(workdir, *options).end()
     assert "Traceback" not in err
     return code, out, err
 
