@@ -73,7 +73,7 @@ class Run:
     processes: list
     logs: list
 
-    def finish(self, timeout=100):
+    def finish(self, timeout=400):
         """Exit codes of all; kills what has not ended in time."""
         end = time.monotonic() + timeout
         try:
@@ -92,7 +92,7 @@ class Run:
     def text(self, index):
         return self.logs[index].read_text()
 
-    def wait_for(self, condition, timeout=100):
+    def wait_for(self, condition, timeout=400):
         end = time.monotonic() + timeout
         while not condition():
             assert all(process.poll() is None for process in self.processes), self.text(0)[-3000:]
@@ -262,7 +262,7 @@ def test_adapters_further_draws_and_a_design(start, tmp_path):
     folders = {count: tmp_path / str(count) for count in (1, 2)}
     runs = [start(folders[count], count, *MORE, program=DESIGNING) for count in folders]
     for run in runs:
-        assert set(run.finish(250)) == {0}, run.text(0)[-3000:]
+        assert set(run.finish()) == {0}, run.text(0)[-3000:]
     assert_same_history(folders[2], folders[1], steps=4)
     history = [row for index in range(2) for row in figures(folders[1], index)]
     assert {row["draws"] for row in history} == {1, 2}
