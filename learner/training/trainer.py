@@ -350,9 +350,14 @@ class GRPOTrainer:
         """
         config = self.config
         params = abstract_train_state(self._model_config, config.optimizer, self._mesh).params
+        # They add up in float32, whatever the parameters are.
+        gradients = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=x.sharding),
+            self._abstract.params,
+        )
         return {
             "state": sharding.device_bytes((self._abstract, self._frozen)),
-            "gradients": sharding.device_bytes(self._abstract.params),
+            "gradients": sharding.device_bytes(gradients),
             **self.sampler.memory(params, config.prompts_per_step, config.group_size),
             "device": (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 0),
         }

@@ -171,6 +171,16 @@ def test_memory_is_what_lies_on_a_device(tiny_model, tiny_params, byte_tokenizer
     assert longest >= 40
 
 
+def test_memory_counts_gradients_in_32_bits(tiny_model, one_device, byte_tokenizer):
+    """As they add up, whatever the parameters are."""
+    counted = []
+    for dtype in ("float32", "float16"):
+        config = dataclasses.replace(tiny_model, param_dtype=dtype)
+        trainer = GRPOTrainer(GRPOConfig(), config, one_device, byte_tokenizer)
+        counted.append(trainer.memory()["gradients"])
+    assert counted[0] == counted[1] > 0
+
+
 def test_answers_that_share_a_row_change_nothing(start, plain_step, one_device):
     result = one_step(start, one_device, rows=8, completions_per_row=3)
     moved = change(result.state.params, start[3])
