@@ -176,7 +176,7 @@ def test_memory_counts_gradients_in_32_bits(tiny_model, one_device, byte_tokeniz
     counted = []
     for dtype in ("float32", "float16"):
         config = dataclasses.replace(tiny_model, param_dtype=dtype)
-        trainer = GRPOTrainer(GRPOConfig(), config, one_device, byte_tokenizer)
+        trainer = GRPOTrainer(GRPOConfig(max_new_tokens=40), config, one_device, byte_tokenizer)
         counted.append(trainer.memory()["gradients"])
     assert counted[0] == counted[1] > 0
 
