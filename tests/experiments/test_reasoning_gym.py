@@ -98,6 +98,11 @@ def test_a_data_set_with_state_in_its_class_makes_the_same_problems_again():
     assert np.mean(found.rewards > 0.99) > 0.95
 
 
+def test_a_data_set_with_named_tuples_has_problems():
+    setting = {"difficulty": [1, 1]}  # Its compiler has tuples with a field that is called `type`.
+    assert sandbox().call("draw", "bf", setting, 1, 0, seconds=4.0)["answer"]
+
+
 def test_a_solution_has_the_totals_of_a_sum_before_its_answer():
     family = ReasoningGym(ReasoningGymOptions(levels=4), "chain_sum")
     problems = family.generate(jax.random.key(0), family.validation, 64, ()).problems

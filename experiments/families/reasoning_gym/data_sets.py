@@ -38,11 +38,14 @@ def _eval(
     variables = {} if variables is None else variables
     if isinstance(source, str):
         source = source.strip()
+        # A named tuple has none: its fields may be called like one.
+        given = variables.get("__builtins__", builtins)
+        known = {**(given if isinstance(given, dict) else vars(given)), **variables, **(own or {})}
         for node in ast.walk(ast.parse(source, mode="eval")):
             if isinstance(node, ast.Attribute):
                 raise ValueError(f"{node.attr!r}: an expression may have no attributes")
             if isinstance(node, ast.Name) and node.id not in _FUNCTIONS:
-                value = {**vars(builtins), **variables, **(own or {})}.get(node.id)
+                value = known.get(node.id)
                 kind = value if isinstance(value, type) else type(value)
                 if not issubclass(kind, (sympy.Basic, float, int, type(None))):
                     raise ValueError(f"{node.id!r}: an expression may not use it")
