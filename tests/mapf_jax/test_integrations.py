@@ -210,6 +210,7 @@ def test_trl_reward_keeps_the_average(rows):
         reward(completions=plain, completion_ids=ids, map=[], starts=[])
 
 
+@pytest.mark.slow
 def test_trl_trains_with_it(tmp_path, records):
     """One step of the real trainer: its rewards and logs are those of the verifier."""
     trl = pytest.importorskip("trl")

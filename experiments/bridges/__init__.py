@@ -1,0 +1,1 @@
+"""Designed training environments in the trainers of others."""
