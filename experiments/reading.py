@@ -1,13 +1,12 @@
 """Measures whether a model reads its evidence, before a run relies on its designs.
 
-    python -m experiments.reading --model=smollm2 --family=words:sums
+    python -m experiments.reading --config=smollm2
 
 Of two designs, the model should find the one likelier that matches the evidence in its context. The
-contexts are made up: as they are in runs, and under two controls for copying. See
-`engineer.reading`.
+contexts are made up, for the model, family and context of a configuration: as they are in its runs,
+and under two controls for copying. See `engineer.reading`.
 """
 
-import argparse
 import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -15,25 +14,38 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl import app, flags
 
-from engineer import context, reading
-from engineer.context import Message
+from engineer import reading
+from engineer.context import ContextSpec, Message
 from engineer.curricula import BY_RULE
 from engineer.reading import CONTROLS, Control, Question, Reading, Scorer
+from engineer.texts import FamilyTexts
+from experiments import command_line
 from experiments import settings as settings_lib
 from experiments.families import Family, demonstrations
 from experiments.run import policy, process
 from experiments.run.policy import Policy
+from experiments.settings import Settings
 from experiments.statistics import Interval, wilson
 from experiments.text.errors import UserError, ended_in_one_line, user_errors
 from learner import tokens
-from learner.decoder.config import DTYPES, DecoderConfig
+from learner.decoder.config import DecoderConfig
 from learner.training import sft
 from learner.training.completion_rows import MicroBatch, completion_logprobs, pack_rows
 
+flags.disclaim_key_flags()  # Only those defined here are this command's own in --help.
+_CONFIG = command_line.define_config()
+_RULE = flags.DEFINE_enum(
+    "rule",
+    "target",
+    ("target", "mastery", "learnability", "failures"),
+    "Whose designs match the evidence; by target (or mastery) experiments.warm_start teaches.",
+)
+_QUESTIONS = flags.DEFINE_integer("questions", 200, "Pairs of contexts of a kind.", lower_bound=1)
+
 CHANCE = 0.5
 
-_RULES = ("learnability", "failures", "target", "mastery")
 _CONTROLS: dict[Control, str] = {
     "plain": "as in runs",
     "order": "rows in another order",
@@ -59,7 +71,7 @@ def scorer(model: Policy, params: Any) -> Scorer:
         if max(longest) > (window := model.config.max_position_embeddings):
             raise UserError(
                 f"a context with its design takes {max(longest)} tokens, the model has {window}; "
-                "allowed are a shorter --context and families with fewer rows"
+                "allowed are a shorter engineer.context and families with fewer rows"
             )
         scores: list[list[float]] = [[] for _ in pairs]
         order = sorted(range(len(pairs)), key=lambda i: len(examples[i][0].prompt))
@@ -108,21 +120,25 @@ def _logprobs(params: Any, config: DecoderConfig, rows: MicroBatch, window: int)
 
 
 def questions(
-    family: Family, spec: context.ContextSpec, rule: str, count: int, control: Control
+    family: Family,
+    texts: FamilyTexts,
+    spec: ContextSpec,
+    rule: str,
+    count: int,
+    control: Control,
 ) -> Iterator[Question]:
     """Yields `count` questions about made-up runs; those about which a rule has none are skipped.
+
+    Args:
+      texts: of the family, as its contexts have them.
 
     Raises:
       UserError: the rule makes the same design of hardly any evidence and its permutation.
     """
     made = 0
     for seed in range(10 * count):
-        record = demonstrations.random_record(
-            seed, family.space, family.texts, climbing=rule == "mastery"
-        )
-        one = reading.question(
-            record, family.space, family.texts, spec, BY_RULE[rule], seed, control
-        )
+        record = demonstrations.random_record(seed, family.space, texts, climbing=rule == "mastery")
+        one = reading.question(record, family.space, texts, spec, BY_RULE[rule], seed, control)
         if one is not None:
             made += 1
             yield one
@@ -165,52 +181,40 @@ def table(found: dict[Control, Reading]) -> Iterator[str]:
         yield f"{_CONTROLS[control].ljust(width)}    {cells}"
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Runs the command; user errors end it with one line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.reading",
-        description="Measure whether a model reads its evidence, before a run relies on it.",
-    )
-    add = parser.add_argument
-    add("--model", required=True, help="as --config.model.path: a folder, file, or name")
-    add("--family", required=True, help="as --config.family")
-    add(
-        "--context", choices=context.VARIANTS, default=context.DEFAULT_VARIANT, help="(%(default)s)"
-    )
-    add("--rule", choices=_RULES, default=_RULES[0], help="whose designs match (%(default)s)")
-    add("--contexts", type=int, default=200, help="questions of each kind (%(default)s)")
-    add("--dtype", choices=DTYPES, default="float32", help="of the model (%(default)s)")
-    arguments = parser.parse_args(argv)
-    process.quieten()
-    with ended_in_one_line():
-        if arguments.contexts < 1:
-            raise UserError(f"--contexts={arguments.contexts}: allowed are numbers from 1")
-        _measure(arguments)
+def measure(settings: Settings, rule: str, count: int) -> dict[Control, Reading]:
+    """Reads `count` questions of each kind with the model of a configuration.
 
-
-def _measure(arguments: argparse.Namespace) -> None:
+    Raises:
+      UserError: an option, the family or the model is wrong, or the rule makes too few questions.
+    """
     with user_errors():
-        settings = settings_lib.from_config(
-            {
-                "model": {"path": arguments.model, "dtype": arguments.dtype},
-                "family": arguments.family,
-            }
-        )
         family = settings.load_family()
         model = policy.load_policy(settings)
         params = policy.load_params(settings, model)
-    spec, score = context.VARIANTS[arguments.context], scorer(model, params)
-    found: dict[Control, Reading] = {}
-    for control in CONTROLS:
-        asked = questions(family, spec, arguments.rule, arguments.contexts, control)
-        found[control] = reading.read(asked, score)
+    texts, spec = settings.engineer.texts(family.texts), settings.engineer.spec
+    score = scorer(model, params)
+    return {
+        control: reading.read(questions(family, texts, spec, rule, count, control), score)
+        for control in CONTROLS
+    }
+
+
+def main(argv: Sequence[str]) -> None:
+    """Runs the command; user errors end it with one line."""
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected arguments {argv[1:]}; options look like --name=value")
+    process.quieten()
+    with ended_in_one_line():
+        with user_errors():
+            settings = settings_lib.from_config(_CONFIG.value)
+        found = measure(settings, _RULE.value, _QUESTIONS.value)
     print(
-        f"{arguments.model} on {arguments.family}: {arguments.contexts} pairs of contexts "
-        f"{arguments.context}, designs by {arguments.rule}; without reading 50 %"
+        f"{settings.model.path} on {settings.family}: {_QUESTIONS.value} pairs of contexts "
+        f"{settings.engineer.context}, designs by {_RULE.value}; without reading 50 %"
     )
     print("\n".join(table(found)))
     print(verdict(found))
 
 
 if __name__ == "__main__":
-    main()
+    app.run(main, flags_parser=command_line.parse_flags)
