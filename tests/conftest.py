@@ -32,16 +32,16 @@ _FLAGS_KNOWN_TO = "0.10."
 
 
 def pytest_configure(config):
-    """Lets programs of the fast run be compiled without optimisation, which takes most of it.
+    """Lets programs be compiled without optimisation, which takes most of the time of tests.
 
-    The slow run, which computes for longer, has them compiled as users have. Processes that tests
-    start inherit the choice.
+    But for those that read what compilers make of programs. Processes that tests start inherit the
+    choice.
 
     Files go to the workers of xdist in the order of their names, as those of whole runs, which take
     longest, come early in it. By default the ones with few tests, and those are they, come last.
     """
     config.option.loadscopereorder = False
-    if "not slow" in config.option.markexpr:
+    if config.option.markexpr != "aot":
         os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
         if importlib.metadata.version("jaxlib").startswith(_FLAGS_KNOWN_TO):
             os.environ.setdefault("XLA_FLAGS", _QUICK_TO_COMPILE)
