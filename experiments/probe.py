@@ -24,7 +24,7 @@ from experiments.ring.outcomes import one_of_each_kind
 from experiments.ring.validation import complete_all, validation_completers, validation_set
 from experiments.run import policy, process
 from experiments.settings import Settings
-from experiments.text.errors import ended_in_one_line, user_errors
+from experiments.text.errors import ended_in_one_line, memory_errors, user_errors
 from learner.chat import Completion
 from learner.decoder.config import DTYPES
 from learner.sampling.completer import Completer
@@ -235,7 +235,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--dtype", choices=DTYPES, default="float32", help="of the model (%(default)s)")
     arguments = parser.parse_args(argv)
     process.quieten()
-    with ended_in_one_line(NoProblemError):
+    less = (
+        "the model and its cache need it; --dtype=bfloat16 and a smaller --max_new_tokens need less"
+    )
+    with ended_in_one_line(NoProblemError), memory_errors(less):
         _probe_all(arguments)
 
 

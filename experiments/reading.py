@@ -28,7 +28,12 @@ from experiments.run import policy, process
 from experiments.run.policy import Policy
 from experiments.settings import Settings
 from experiments.statistics import Interval, wilson
-from experiments.text.errors import UserError, ended_in_one_line, user_errors
+from experiments.text.errors import (
+    UserError,
+    ended_in_one_line,
+    memory_errors,
+    user_errors,
+)
 from learner import tokens
 from learner.decoder.config import DecoderConfig
 from learner.training import sft
@@ -204,7 +209,8 @@ def main(argv: Sequence[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments {argv[1:]}; options look like --name=value")
     process.quieten()
-    with ended_in_one_line():
+    less = "--config.model.dtype=bfloat16 and a shorter --config.engineer.context need less"
+    with ended_in_one_line(), memory_errors(less):
         with user_errors():
             settings = settings_lib.from_config(_CONFIG.value)
         found = measure(settings, _RULE.value, _QUESTIONS.value)

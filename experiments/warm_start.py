@@ -36,7 +36,12 @@ from experiments.run import process, versions
 from experiments.run import store as files
 from experiments.run.policy import Policy, load_params, load_policy
 from experiments.run.status import Reporter
-from experiments.text.errors import UserError, ended_in_one_line, user_errors
+from experiments.text.errors import (
+    UserError,
+    ended_in_one_line,
+    memory_errors,
+    user_errors,
+)
 from learner import tokens
 from learner.decoder import model
 from learner.decoder.config import DecoderConfig
@@ -102,6 +107,10 @@ _TOKENIZER_SAMPLES = 2_000
 _MICRO_BATCH_ROWS = 32
 _DESIGNS_EXAMINED = 128
 _SECONDS_BETWEEN_SAVES = 300.0
+_LESS_MEMORY = (
+    "the model, its optimizer and the rows of a step need it; fewer --rows, "
+    "--config.model.remat=full and, with --model, --config.training.lora.rank=16 need less"
+)
 _UNFINISHED = "unfinished"  # The folder of checkpoints; removed at the end.
 
 #: The contexts that `--contexts` names.
@@ -250,7 +259,7 @@ def main(argv: Sequence[str]) -> None:
             model_settings = dataclasses.replace(settings.model, path=_MODEL.value)
         settings = dataclasses.replace(settings, model=model_settings)
     try:
-        with ended_in_one_line(FamilyError):
+        with ended_in_one_line(FamilyError), memory_errors(_LESS_MEMORY):
             _make(settings, Reporter())
     except preemption.Preempted as asked:
         print("asked to leave: saved; the same command goes on from here", flush=True)

@@ -32,7 +32,12 @@ from experiments.measurements import Table
 from experiments.run import process
 from experiments.run.status import Reporter
 from experiments.settings import MeshSettings
-from experiments.text.errors import UserError, user_errors
+from experiments.text.errors import (
+    OutOfMemoryError,
+    UserError,
+    memory_errors,
+    user_errors,
+)
 from learner import checks
 from learner.decoder.config import DTYPES
 from learner.devices import preemption, sharding
@@ -44,9 +49,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     reporter = Reporter()
     try:
         arguments = parser().parse_args(argv)
-        with preemption.Preemption().watch():
+        less = "fewer --rows, a smaller --max_new_tokens and --dtype=bfloat16 need less"
+        with preemption.Preemption().watch(), memory_errors(less):
             run(arguments, reporter)
-    except (UserError, OSError) as error:
+    except (UserError, OSError, OutOfMemoryError) as error:
         print(f"error: {checks.one_line(error)}", file=sys.stderr)
         return 1
     except preemption.Preempted as asked:

@@ -64,13 +64,13 @@ def ended_in_one_line(*others: type[Exception]) -> Iterator[None]:
     """Exits with one line if the body raises an error that the user can fix; 130 on Ctrl-C.
 
     Args:
-      others: such errors besides `UserError` and `OSError`.
+      others: such errors besides `UserError`, `OSError` and `OutOfMemoryError`.
     """
     try:
         yield
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED_EXIT_CODE)
     except Exception as error:
-        if not isinstance(error, (UserError, OSError, *others)):
+        if not isinstance(error, (UserError, OSError, OutOfMemoryError, *others)):
             raise
         sys.exit(f"error: {checks.one_line(error)}")

@@ -10,7 +10,8 @@ from pathlib import Path
 import jax
 import pytest
 
-from experiments import settings
+from experiments import probe, settings
+from experiments.benchmark import __main__ as benchmark
 from experiments.ring import loop
 from experiments.run.status import Reporter
 from experiments.run.store import RunStore
@@ -71,6 +72,26 @@ def test_the_command_ends_with_the_line(tmp_path):
         timeout=120,
     )
     assert (done.returncode, done.stderr) == (1, "error: out of memory: 5 bytes\n")
+
+
+@pytest.mark.parametrize(
+    ("module", "function", "arguments", "less"),
+    [
+        (probe, "_probe_all", ["--model=tiny", "--families=lakes"], "--max_new_tokens"),
+        (benchmark, "run", ["--model=exact", "--out=out"], "--rows"),
+    ],
+)
+def test_other_commands_say_it_in_one_line(module, function, arguments, less, monkeypatch, capsys):
+    def full(*_):
+        raise FULL
+
+    monkeypatch.setattr(module, function, full)
+    with pytest.raises(SystemExit) as ended:
+        sys.exit(module.main(arguments))
+    said = str(ended.value) if isinstance(ended.value.code, str) else capsys.readouterr().err
+    assert said.startswith("error: out of memory: Out of memory allocating 17179869184 bytes")
+    assert less in said
+    assert said.count("\n") <= 1
 
 
 def test_errors_about_memory_are_told_from_others():
