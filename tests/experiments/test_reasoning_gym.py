@@ -104,6 +104,18 @@ def test_a_data_set_with_named_tuples_has_problems():
     assert sandbox().call("draw", "bf", setting, 1, 0, seconds=4.0)["answer"]
 
 
+def test_problems_do_not_depend_on_what_was_made_before():
+    """One data set sets the precision of decimal numbers for all."""
+    made = []
+    for names in (("decimal_chain_sum",), ("decimal_arithmetic", "decimal_chain_sum")):
+        sandbox().close()
+        for name in names:
+            options = {} if name != "decimal_chain_sum" else {"decimal_places": [2, 2]}
+            found = [sandbox().call("draw", name, options, 1, i, seconds=4.0) for i in range(30)]
+        made.append(found)
+    assert made[0] == made[1]
+
+
 def test_a_solution_has_the_totals_of_a_sum_before_its_answer():
     family = ReasoningGym(ReasoningGymOptions(levels=4), "chain_sum")
     problems = family.generate(jax.random.key(0), family.validation, 64, ()).problems
