@@ -16,6 +16,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Threads of torch wait for each other in loops: with more of them than cores, a step takes ten times
+# as long.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     # Tests build the same programs anew; each is compiled once a session. The workers of xdist and
     # the processes that tests start inherit the folder. It does not outlive the session: what XLA
