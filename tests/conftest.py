@@ -11,13 +11,15 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parent))
 
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-# Threads of torch wait for each other in loops: with more of them than cores, a step takes ten times
-# as long.
+# Threads of torch wait for each other in loops: with more of them than cores, a step takes ten
+# times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     # Tests build the same programs anew; each is compiled once a session. The workers of xdist and
@@ -37,8 +39,8 @@ _FLAGS_KNOWN_TO = "0.10."
 def pytest_configure(config):
     """Lets programs be compiled without optimisation, which takes most of the time of tests.
 
-    But for those that read what compilers make of programs. Processes that tests start inherit the
-    choice.
+    But for those that read what compilers make of programs, and those that compute for long, with
+    `optimised`. Processes that tests start inherit the choice.
 
     Files go to the workers of xdist in the order of their names, as those of whole runs, which take
     longest, come early in it. By default the ones with few tests, and those are they, come last.
@@ -48,3 +50,16 @@ def pytest_configure(config):
         os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
         if importlib.metadata.version("jaxlib").startswith(_FLAGS_KNOWN_TO):
             os.environ.setdefault("XLA_FLAGS", _QUICK_TO_COMPILE)
+
+
+@pytest.fixture
+def optimised(monkeypatch):
+    """Programs are compiled as users have them, for a test that computes for long."""
+    import jax  # It reads the environment, which is set above.
+
+    option = "jax_disable_most_optimizations"
+    before = jax.config.read(option)
+    monkeypatch.delenv(option.upper(), raising=False)
+    jax.config.update(option, False)
+    yield
+    jax.config.update(option, before)

@@ -175,6 +175,7 @@ def test_the_extra_is_that_of_the_device(monkeypatch, device, installed, extras)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("optimised")
 def test_it_runs_top_to_bottom_in_colab(served, tmp_path):
     """In an empty folder, with a clone in the place of the repository on GitHub."""
     path, environment = served

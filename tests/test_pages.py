@@ -77,6 +77,7 @@ def test_the_first_program_needs_only_the_base():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("optimised")
 def test_the_second_program_learns_its_task():
     rewards = list(map(float, run_as_it_stands(hello()[1]).split()))
     assert len(rewards) == 20

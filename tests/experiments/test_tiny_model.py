@@ -92,6 +92,7 @@ def test_it_plans_as_well_as_the_card_says_and_has_room_to_learn(settings, model
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("optimised")
 def test_it_designs(settings, model):
     policy, params = model
     figures = warm_start.examine_designs(settings, Lakes(settings.lakes), policy, params, 0)
@@ -123,6 +124,7 @@ def test_a_context_of_a_real_validation_is_within_the_models_window(settings, mo
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("optimised")
 @pytest.mark.parametrize("config", [sums, sums_tiny, sums_ladder, *STUDIES.values()])
 def test_a_model_of_sums_adds_and_designs_as_well_as_its_card_says(config):
     if config is sums_tiny:

@@ -57,6 +57,7 @@ def test_a_model_is_made_for_sums_and_designs_them(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("optimised")
 def test_the_run_of_sums_tiny_gains_in_a_sixth_of_its_steps(tmp_path):
     command = [sys.executable, "-m", "experiments.main", "--config=sums_tiny", "--workdir=run"]
     command += ["--config.loop.rounds=1", "--config.environment.num_instances=1824"]

@@ -47,6 +47,7 @@ def percents(capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("optimised")
 def test_a_few_steps(example, capsys):
     example.main(warm_up=2, steps=2, count=21_000)
     (percent,) = percents(capsys)
@@ -54,6 +55,7 @@ def test_a_few_steps(example, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("optimised")
 def test_it_learns(example, capsys):
     example.main()
     curve = percents(capsys)

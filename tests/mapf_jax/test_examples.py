@@ -11,6 +11,7 @@ EXAMPLE = Path(__file__).parent.parent.parent / "docs" / "examples" / "ippo.py"
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("optimised")
 def test_agents_learn_and_are_drawn(tmp_path):
     line = [sys.executable, str(EXAMPLE), f"--out={tmp_path}", "--updates=20"]
     done = subprocess.run(line, capture_output=True, text=True, timeout=300)
