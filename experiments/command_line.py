@@ -24,6 +24,8 @@ def config_names() -> list[str]:
 
 def define_config() -> flags.FlagHolder:
     """Defines `--config=FILE` with overrides such as `--config.loop.rounds=2`."""
+    if "config" in flags.FLAGS:  # Another command is imported as well, as in tests.
+        return flags.FlagHolder(flags.FLAGS, flags.FLAGS["config"])
     # `parse_flags` puts in the default: the library would read one, with its overrides, before its
     # errors can be caught.
     return config_flags.DEFINE_config_file(
