@@ -48,7 +48,9 @@ def pytest_configure(config):
     config.option.loadscopereorder = False
     if config.option.markexpr != "aot":
         os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-        if importlib.metadata.version("jaxlib").startswith(_FLAGS_KNOWN_TO):
+        # These cannot be taken back for a test that is `optimised`, and those are slow.
+        fast = "not slow" in config.option.markexpr
+        if fast and importlib.metadata.version("jaxlib").startswith(_FLAGS_KNOWN_TO):
             os.environ.setdefault("XLA_FLAGS", _QUICK_TO_COMPILE)
 
 
