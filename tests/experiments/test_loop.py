@@ -164,24 +164,31 @@ def test_prompts_are_replayed_the_same_after_a_resume(tmp_path):
     assert story(workdir, 2) == told
 
 
-# Some of a run's files, in the order in which it writes them. The largest that is not of a
-# checkpoint is the report.
+# In the order in which a run writes. The largest file that is not of a checkpoint is the report.
 REFUSED = [
     ("versions.json.tmp", errno.EROFS),
+    ("config.json.tmp", errno.ENOSPC),
     ("validation/generated.json.tmp", errno.EACCES),
     ("validation/instances.jsonl.tmp", errno.EDQUOT),
     ("initial/answers.jsonl.tmp", errno.EIO),
+    ("initial/validation.json.tmp", errno.ENOSPC),
     ("rounds/0/generated.json.tmp", errno.ENOSPC),
+    ("rounds/0/instances.jsonl.tmp", errno.ENOSPC),
     ("rounds/0/train.jsonl", errno.ENOSPC),
+    ("rounds/0/train_failures.json.tmp", errno.ENOSPC),
+    ("rounds/0/greedy.jsonl.tmp", errno.ENOSPC),
     ("rounds/0/validation.json.tmp", errno.EIO),
+    ("rounds/0/evidence.json.tmp", errno.ENOSPC),
+    ("design/context.md.tmp", errno.ENOSPC),
     ("design/design.json.tmp", errno.EACCES),
+    ("rounds/1/environment.yaml.tmp", errno.ENOSPC),
     ("rounds/1/train.jsonl", errno.EIO),
     ("rounds/2/evidence.json.tmp", errno.EROFS),
     ("times.jsonl", errno.ENOSPC),
     ("report.html.tmp", errno.ENOSPC),
 ]
 FAULTS = [whole_runs.Fault(path, code) for path, code in REFUSED]
-FAULTS.insert(6, whole_runs.Fault(limit=100_000))
+FAULTS.insert(9, whole_runs.Fault(limit=100_000))
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ NO_ANSWER = ("boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rus
 FEW = (
     "coin_flip", "game_of_life_halting", "knight_swap", "n_queens", "puzzle24", "tower_of_hanoi",
 )  # fmt: skip
-"""They have fewer distinct problems than asked at these levels, or take too long to make them."""
+"""They have fewer than 64 distinct problems at these levels, or take too long to make them."""
 LENIENT = ("game_of_life_halting",)
 """Its scores compare truth values, and what cannot be read counts as false."""
 
@@ -38,11 +38,10 @@ def scores(family, problems, texts):
 )
 def test_every_data_set_is_a_family(name):
     family = ReasoningGym(ReasoningGymOptions(levels=3, seconds=4.0), name)
-    count = 64 if name in FAST else 24
-    made = family.generate(jax.random.key(0), family.validation, count, ())
+    made = family.generate(jax.random.key(0), family.validation, 64, ())
     problems = made.problems
     assert len(problems) == sum(row.made for row in made.rows.values())
-    assert (len(problems), made.notes == []) == (count, True) or name in FEW
+    assert (len(problems), made.notes == []) == (64, True) or name in FEW
     assert problems[0]["question"] in family.task(problems).messages(0)[0]["content"]
 
     right = scores(family, problems, [f"<answer>{p['answer']}</answer>" for p in problems])
