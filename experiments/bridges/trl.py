@@ -26,7 +26,7 @@ from engineer.designers import Design, Designer, ModelDesigner
 from engineer.evidence import Evidence, FailureBreakdown
 from engineer.record import RoundRecord, RunRecord
 from engineer.space import Configuration
-from experiments.families.family import Family
+from experiments.families.family import Family, NoProblemError
 from learner.chat import Completion, Message
 
 _BATCH = 32  # Validation answers sampled at once.
@@ -141,7 +141,11 @@ class DesignedRounds(transformers.TrainerCallback):
         self.designs.append(design)
         text = proposal.render_config(design.config, self._family.space)
         logging.info("round %d:\n%s%s", number + 1, text, design.nothing or design.reason)
-        self._begin_round(design.config)
+        try:
+            self._begin_round(design.config)
+        except NoProblemError as error:  # As in a run, the previous configuration stays.
+            logging.warning("round %d keeps its configuration: %s", number + 1, error)
+            self._begin_round(self.config)
 
     def _begin_round(self, config: Configuration) -> None:
         key = jax.random.fold_in(jax.random.key(self._seed), 1 + len(self.history))

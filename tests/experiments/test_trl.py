@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from engineer import curricula
+from experiments.families.family import NoProblemError
 from experiments.families.lakes.options import LakesOptions
 from experiments.families.loading import FamilySettings
 from learner.chat import Completion
@@ -97,6 +98,23 @@ def test_a_rule_designs_in_the_models_place(lakes, monkeypatch):
     assert rounds.dataset()[:6]["prompt"] != first
     rounds.on_epoch_end(None, None, None, processing_class=None)
     assert (len(rounds.history), len(rounds.designs)) == (2, 1)
+
+
+def test_a_design_without_problems_keeps_the_configuration(lakes, monkeypatch):
+    rounds = made(lakes, designer=curricula.BY_RULE["mastery"])
+    before, generate = rounds.config, type(lakes).generate
+    found = lakes.breakdown(records(lakes))
+
+    def refusing(family, key, config, *others):
+        if config != before:
+            raise NoProblemError("none")
+        return generate(family, key, config, *others)
+
+    monkeypatch.setattr(type(lakes), "generate", refusing)
+    monkeypatch.setattr(rounds, "_validate", lambda *_: found)
+    rounds.on_epoch_end(None, None, None, processing_class=None)
+    assert rounds.config == before != rounds.designs[0].config
+    assert len(rounds.dataset()[:6]["prompt"]) == 6
 
 
 def records(family):
