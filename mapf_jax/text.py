@@ -44,9 +44,10 @@ _LOOKALIKES = str.maketrans(
 _BLANKS = re.compile(" {2,}")
 _NUMBER = r"-?\d{1,6}"
 _CELL = re.compile(rf"\( ?({_NUMBER}) ?, ?({_NUMBER}) ?\)", re.ASCII)
+# A blank can match in one place only: with two, a long line that is no plan takes exponential time.
 _LINE = re.compile(
     r"(?:[-+*\u2022] )?(?:\*\*)?(?:(?:time|step|time step|timestep) |t ?=? ?)?(?P<time>\d{1,6})"
-    rf"(?:\*\*)? ?:(?:\*\*)?(?P<cells>(?: ?[,;]? ?\( ?{_NUMBER} ?, ?{_NUMBER} ?\))+) ?[,;.]?",
+    rf"(?:\*\*)? ?:(?:\*\*)?(?P<cells>(?:(?: ?[,;])? ?\( ?{_NUMBER} ?, ?{_NUMBER} ?\))+) ?[,;.]?",
     re.ASCII | re.IGNORECASE,
 )
 

@@ -193,6 +193,15 @@ def test_texts_of_a_megabyte(text, accepted):
     assert plans_from_texts([text], 2).parsable[0] == accepted
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("between", ["", " ", ",", ", ", " , ", " ;", "; "])
+@pytest.mark.parametrize("end", ["x", " (", ",,", "(1,1", "0"])
+def test_a_long_line_that_is_no_plan_takes_no_time(between, end):
+    cells = between.join(["(1,1)", "( 2 , 1 )"] * 500)
+    assert parse_answer(f"<answer>\n0: {cells}{end}\n</answer>") is None
+    assert parse_answer(f"<answer>\n0: {cells}\n</answer>").shape == (1, 1000, 2)
+
+
 def test_answers_up_to_the_largest_number_of_steps():
     for steps, accepted in ((MAX_STEPS, True), (MAX_STEPS + 1, False)):
         rows = "\n".join(f"{t}: (1,1)" for t in range(steps))
