@@ -166,6 +166,11 @@ def _main(line: Sequence[str], out: Path, err: Path, fault: Fault | None) -> Non
     app.run(command.main, flags_parser=command_line.parse_flags)
 
 
+def environment(**more: str) -> dict[str, str]:
+    """Variables of a process of its own that has one device, as a user's does on a CPU."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), "JAX_NUM_CPU_DEVICES": "1", **more}
+
+
 def compilation_cache(folder: Path) -> str:
     """Where runs keep what they have compiled: for the whole session, if that has a folder."""
     return os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(folder / "cache")

@@ -1,14 +1,13 @@
 """Out of memory: one line with what was asked for, what there is, and what needs less."""
 
-import os
 import resource
 import subprocess
 import sys
 import types
-from pathlib import Path
 
 import jax
 import pytest
+from whole_runs import environment
 
 from experiments import probe, settings
 from experiments.benchmark import __main__ as benchmark
@@ -17,7 +16,6 @@ from experiments.run.status import Reporter
 from experiments.run.store import RunStore
 from experiments.text.errors import OutOfMemoryError, memory_errors
 
-ROOT = Path(__file__).parents[2]
 FULL = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 17179869184 bytes.")
 
 
@@ -65,7 +63,7 @@ app.run(main.main, flags_parser=command_line.parse_flags)
 def test_the_command_ends_with_the_line(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", COMMAND, "--config=tiny", f"--workdir={tmp_path / 'run'}"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env=environment(),
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -1,14 +1,13 @@
 """Fixed configurations side by side: which there are, their analysis, and the command."""
 
 import json
-import os
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 import scipy.stats
-from whole_runs import PLAN, ROOT, compilation_cache
+from whole_runs import PLAN, ROOT, compilation_cache, environment
 
 from experiments import settings as settings_lib
 from experiments.study import sensitivity
@@ -181,7 +180,7 @@ def test_the_command(tmp_path):
             f"--workdir={tmp_path / 'study'}", "--seeds=0,1", "--random=0", "--workers=2",
         ],
         cwd=ROOT,
-        env={**os.environ, "JAX_COMPILATION_CACHE_DIR": compilation_cache(tmp_path)},
+        env=environment(JAX_COMPILATION_CACHE_DIR=compilation_cache(tmp_path)),
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -1,20 +1,18 @@
 """A tiny model is made for a family other than lakes, and goes through the loop."""
 
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 import safetensors.numpy
+from whole_runs import ROOT, environment
 
 pytest.importorskip("reasoning_gym")
-ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.mark.slow
@@ -38,7 +36,7 @@ def test_a_model_is_made_for_sums_and_designs_them(tmp_path):
         done = subprocess.run(
             [sys.executable, "-m", f"experiments.{name}", *common, *flags],
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env=environment(),
             capture_output=True,
             text=True,
             timeout=500,
@@ -61,8 +59,7 @@ def test_a_model_is_made_for_sums_and_designs_them(tmp_path):
 def test_the_run_of_sums_tiny_gains_in_a_sixth_of_its_steps(tmp_path):
     command = [sys.executable, "-m", "experiments.main", "--config=sums_tiny", "--workdir=run"]
     command += ["--config.loop.rounds=1", "--config.environment.num_instances=1824"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=500)
+    subprocess.run(command, cwd=tmp_path, env=environment(), check=True, timeout=500)
     rates = [
         json.loads((tmp_path / "run" / name / "validation.json").read_text())["valid_rate"]
         for name in ("initial", "rounds/0")
@@ -80,12 +77,12 @@ def test_an_existing_model_is_trained_further_and_a_stopped_run_goes_on(tmp_path
         *("--design_every=3", f"--config.training.lora.rank={rank}"),
         "--config.validation.num_instances=8",
     ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    variables = environment(PYTHONUNBUFFERED="1")
 
     def run(out, **options):
         full = [*command, f"--out={out}"]
         return subprocess.Popen(
-            full, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, **options
+            full, cwd=tmp_path, env=variables, stdout=subprocess.PIPE, text=True, **options
         )
 
     whole = run("whole")

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from whole_runs import environment
 
 EXAMPLE = Path(__file__).parent.parent.parent / "docs" / "examples" / "ippo.py"
 
@@ -14,7 +15,7 @@ EXAMPLE = Path(__file__).parent.parent.parent / "docs" / "examples" / "ippo.py"
 @pytest.mark.usefixtures("optimised")
 def test_agents_learn_and_are_drawn(tmp_path):
     line = [sys.executable, str(EXAMPLE), f"--out={tmp_path}", "--updates=20"]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(line, env=environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     before, after, others = map(int, re.findall(r"(\d+)%", done.stdout))
     assert before < 10
