@@ -8,6 +8,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from experiments.run import process
 from experiments.settings import MeshSettings, Settings
 from learner import tokens
 from learner.decoder import attention, weights
@@ -18,6 +19,10 @@ from learner.sampling.completer import Completer
 from learner.sampling.sampler import SamplingParams
 from learner.training import lora
 from learner.training.grpo_config import GRPOConfig
+
+# Bytes of parameters above which large buffers are not kept; those of the embedded models have 4 MB
+# at most, those of SmolLM2-135M 538.
+_LARGE = 2**28
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +93,10 @@ def load_policy(settings: Settings, mesh_settings: MeshSettings | None = None) -
 
 def load_params(settings: Settings, policy: Policy) -> Any:
     """Loads the initial parameters of a run onto the mesh."""
-    return weights.load(settings.model.folder, policy.config, policy.mesh)
+    params = weights.load(settings.model.folder, policy.config, policy.mesh)
+    if sum(leaf.nbytes for leaf in jax.tree.leaves(params)) > _LARGE:
+        process.return_large_buffers()
+    return params
 
 
 def describe(settings: Settings, policy: Policy, params: Any) -> Iterator[str]:

@@ -4,6 +4,7 @@ import ctypes
 import logging
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import jax
 from absl import logging as absl_logging
 
 # Numbers of mallopt(3): M_ARENA_MAX, M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD.
-_OPTIONS = ((-8, 1), (-4, 0), (-1, 2**31 - 1), (-2, 2**28))
+_KEEP_ALL = ((-8, 1), (-4, 0), (-1, 2**31 - 1), (-2, 2**28))
+# M_MMAP_MAX, M_MMAP_THRESHOLD: its default and its largest value.
+_RETURN_LARGE = ((-4, 2**16), (-3, 2**25))
 
 
 def keep_freed_memory() -> None:
@@ -21,11 +24,24 @@ def keep_freed_memory() -> None:
     kernel each time, and the page faults of touching them again took about a quarter of the
     processor time of a training step of the tiny model. Does nothing with another C library.
     """
+    _configure_malloc(_KEEP_ALL)
+
+
+def return_large_buffers() -> None:
+    """Returns freed buffers above 32 MiB to the kernel again, for a large model.
+
+    Copies of its state and temporary buffers of gigabytes leave gaps that the next ones do not
+    fit into: a run of 135 million parameters held 11.9 GB where it needs less than 8. Beside its
+    computation, page faults are few.
+    """
+    _configure_malloc(_RETURN_LARGE)
+
+
+def _configure_malloc(options: Sequence[tuple[int, int]]) -> None:
     library = ctypes.CDLL(None)
-    if not hasattr(library, "gnu_get_libc_version") or not hasattr(library, "mallopt"):
-        return
-    for option, value in _OPTIONS:
-        library.mallopt(option, value)
+    if hasattr(library, "gnu_get_libc_version") and hasattr(library, "mallopt"):
+        for option, value in options:
+            library.mallopt(option, value)
 
 
 def quieten(level: int = absl_logging.ERROR) -> None:

@@ -1,12 +1,17 @@
 """What commands set in their process."""
 
 import collections
+import subprocess
+import sys
+import types
 
 import jax
+import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
+from whole_runs import environment
 
-from experiments.run import process
+from experiments.run import policy, process
 from experiments.settings import ModelSettings
 from learner.decoder import model
 from learner.decoder.config import DecoderConfig
@@ -29,6 +34,43 @@ def test_programs_of_accelerators_are_kept(tmp_path, monkeypatch, backend, envir
         assert jax.config.jax_compilation_cache_dir == expected
     finally:
         jax.config.update("jax_compilation_cache_dir", before)
+
+
+BUFFERS = """
+import numpy as np
+from experiments.run import process
+
+def resident(megabytes):
+    buffer = np.ones(megabytes * 2**20, np.int8)
+    del buffer
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) >> 10 for line in status if line.startswith("VmRSS"))
+
+process.keep_freed_memory()
+print(resident(1), resident(300), end=" ")
+process.return_large_buffers()
+print(resident(700))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_large_buffers_are_kept_until_they_are_to_be_returned():
+    command = [sys.executable, "-c", BUFFERS]
+    done = subprocess.run(command, env=environment(), check=True, capture_output=True, text=True)
+    before, kept, returned = map(int, done.stdout.split())
+    assert kept - before > 250
+    assert returned - kept < 50
+
+
+@pytest.mark.parametrize(("megabytes", "returned"), [(4, False), (538, True)])
+def test_buffers_are_returned_where_a_model_is_large(monkeypatch, megabytes, returned):
+    calls = []
+    params = {"kernel": np.empty(megabytes << 20, np.int8)}
+    monkeypatch.setattr(policy.weights, "load", lambda *_: params)
+    monkeypatch.setattr(process, "return_large_buffers", lambda: calls.append(megabytes))
+    given = types.SimpleNamespace(model=types.SimpleNamespace(folder=""), config=None, mesh=None)
+    assert policy.load_params(given, given) is params
+    assert bool(calls) == returned
 
 
 @pytest.fixture
