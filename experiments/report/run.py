@@ -42,6 +42,7 @@ def page(run: Run, gallery: Gallery) -> str:
         step_seconds=sum(_seconds(run.steps, part) for part in _PARTS),
         changes=list(story.changes(run)),
         shortfalls=list(story.shortfalls(run)),
+        faint=list(story.faint_rounds(run)),
         changed=list(files.differences(Settings().to_dict(), run.settings)),
         cost=_cost(run),
         learning=gallery.add(story.learning_curve(run, _window(run))) if run.validations else None,

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from engineer.evidence import Shortfall
 from experiments.report.charts import Lines, Series, running_mean
 from experiments.ring.change import Change, change_of
+from experiments.ring.outcomes import faint_signal
 from experiments.run.reading import Run
 
 
@@ -56,6 +57,13 @@ def changes(run: Run) -> Iterator[tuple[int, Change]]:
             found = each.validation.breakdown if each.validation else None
             note = refused.get(each.index)
             yield each.number, change_of(each.config, each.design, found, run.family, note)
+
+
+def faint_rounds(run: Run) -> Iterator[tuple[int, str]]:
+    """(number of a round, that few of its groups had a signal), in words."""
+    for each in run.rounds:
+        if remark := faint_signal(each.steps):
+            yield each.number, remark
 
 
 def shortfalls(run: Run) -> Iterator[tuple[int, str]]:

@@ -333,4 +333,7 @@ class Loop:
         self._reporter.validation(title, *validated, ending)
         self._reporter.notes(changed)
         self._reporter.notes(truncation(validated[0], self._settings.validation.max_new_tokens))
+        if self._store.exists(folder / "train.jsonl"):
+            remark = outcomes.faint_signal(self._store.read(folder / "train.jsonl"))
+            self._reporter.notes([remark] if remark else [])
         self._reporter.notes(outcomes.example(self._store, self._family, folder))

@@ -19,6 +19,7 @@ from learner.training.trainer import StepResult
 T = TypeVar("T")
 
 _MOST_LINES, _MOST_CHARACTERS = 20, 160
+_LEAST_SIGNAL = 0.2  # Fraction of groups below which a round is remarked on.
 FAILURES_DRAWN = 4
 """Failures drawn for each round, from training and from validation each."""
 
@@ -112,6 +113,19 @@ def outcome_metrics(found: FailureBreakdown, prefix: str = "") -> dict[str, floa
         if row.truncated is not None:
             metrics[f"{prefix}truncated_{row.name}"] = row.truncated_rate
     return metrics
+
+
+def faint_signal(steps: Sequence[Mapping[str, float]]) -> str:
+    """A remark on training steps in which few groups had rewards that differ, else nothing.
+
+    Only those groups have advantages other than 0: in a round of others, problems are all too
+    easy or all too hard, and nothing is learned.
+    """
+    differ = float(np.mean([step["nondegenerate_fraction"] for step in steps])) if steps else 1.0
+    if differ >= _LEAST_SIGNAL:
+        return ""
+    percent = f"{100 * differ:.0f} %"
+    return f"rewards differed in {percent} of the groups of answers; the others taught nothing"
 
 
 def training_failures(

@@ -37,7 +37,8 @@ family = Facts(problems, "level", "to know", ("right",))
 """
 #: Validation keeps 6 of the 13 problems of level 2 for itself.
 ONLY_LEVEL_2 = {"1": {"fraction": 0.0}, "2": {"fraction": 1.0}}
-
+LITTLE_OF_LEVEL_2 = {"1": {"fraction": 0.95}, "2": {"fraction": 0.05}}
+NO_SIGNAL = "rewards differed in 0 % of the groups of answers; the others taught nothing"
 
 FAILED = {"valid": False, "failed": ["right"], "optimal": False}
 FAILED |= {"tokens": 1, "truncated": False, "text": ""}
@@ -128,6 +129,27 @@ def test_a_round_keeps_its_steps_or_its_configuration_and_says_so(given, capsys)
     shown = page(read_run(store.root), NoCharts(store.root)).partition("<section")[0]
     assert f"kept an earlier configuration: {kept.partition(': ')[2]}" in shown
     assert f"<b>Round 2:</b> {repeat}" in shown
+    assert f"<b>Round 2:</b> {NO_SIGNAL}." in shown
+    one = loop.Loop(settings, store, Reporter())
+    one._family = family
+    one._report("round 2", store.round(1), one._validated(store.round(1)))
+    assert f"  {NO_SIGNAL}\n" in capsys.readouterr().out
+
+
+def test_what_is_kept_is_the_configuration_of_the_round_before(given):
+    settings, family, store = given
+    first, second = family.space.uniform(), Configuration.from_dict(LITTLE_OF_LEVEL_2)
+    sets = ProblemSets(settings, family, store, Reporter(quiet=True), first)
+    for index, config in enumerate((second, Configuration.from_dict(ONLY_LEVEL_2))):
+        store.write(
+            store.round(index) / "design" / "design.json", Design(config, "current").to_dict()
+        )
+    for index in range(3):
+        sets.training(index)
+    used = [
+        store.read(store.round(i) / "environment.yaml", Configuration.from_dict) for i in range(3)
+    ]
+    assert used == [first, second, second]
 
 
 def test_a_first_configuration_with_too_few_problems_is_an_error(given):

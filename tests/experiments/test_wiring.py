@@ -14,7 +14,7 @@ from experiments.families.demonstrations import random_record
 from experiments.families.lakes.family import Lakes
 from experiments.families.lakes.options import LakesOptions
 from experiments.families.template import family
-from experiments.ring import designing, hindsight, loop, outcomes, problem_sets
+from experiments.ring import designing, hindsight, loop, outcomes, problem_sets, validation
 from experiments.ring.hindsight import Hindsight, best_in_hindsight
 from experiments.ring.validation import validate
 from experiments.run import branching, policy
@@ -87,6 +87,42 @@ def test_the_reward_of_the_last_quarter_is_that_of_the_last_steps(store):
     assert (found.steps, found.reward, found.reward_last) == (8, 3.5, 6.5)
 
 
+def test_only_the_first_round_of_a_record_started_cold(store):
+    rates = family.breakdown([answer("validation-0", valid=True)]).to_dict()
+    for folder in (store.root / "initial", store.round(0), store.round(1)):
+        store.write(folder / "validation.json", rates)
+    for index in range(2):
+        write_training(store, store.round(index))
+        store.write(store.round(index) / "answers.jsonl", [answer("validation-0", valid=True)])
+        store.write(store.round(index) / "train_failures.json", [])
+    store.write(store.root / "validation" / "instances.jsonl", PROBLEMS)
+    store.write(store.round(0) / "design" / "design.json", {"summary": "more of 3"})
+    record = outcomes.run_record(store, from_config({}), family, 2)
+    assert [(one.round, one.cold_start) for one in record.history] == [(0, True), (1, False)]
+    assert [one.summary for one in record.history] == [None, "more of 3"]
+
+
+def test_failures_in_training_are_drawn_with_their_own_problems():
+    result = types.SimpleNamespace(
+        indices=np.array([1, 0]),
+        completions=[Completion("of 1", 1, False), Completion("of 0", 1, True)],
+        scores=types.SimpleNamespace(records=[answer("", valid=False)] * 2),
+    )
+    drawn = outcomes.training_failures(family, PROBLEMS, result)
+    texts = [family.text(PROBLEMS[1], "of 1"), family.text(PROBLEMS[0], "of 0")]
+    assert [one["text"] for one in drawn] == texts
+    assert [one["failed"] for one in drawn] == [["is_number"], ["is_number", "truncated"]]
+
+
+@pytest.mark.parametrize(
+    ("fractions", "percent"), [([], None), ([0.1, 0.3], None), ([0.1, 0.2], "15 %")]
+)
+def test_a_round_of_few_groups_with_a_signal_is_remarked_on(fractions, percent):
+    said = f"rewards differed in {percent} of the groups of answers; the others taught nothing"
+    found = outcomes.faint_signal([{"nondegenerate_fraction": one} for one in fractions])
+    assert found == (said if percent else "")
+
+
 def test_a_design_that_was_not_used_explains_nothing(store):
     for index, summary in enumerate(("used", "refused")):
         store.write(store.round(index) / "design" / "design.json", {"summary": summary})
@@ -138,6 +174,24 @@ def test_nobody_designs_before_the_kept_rounds_are_over(designing_loop):
     assert kept == [True, True, False, False]
 
 
+def test_each_round_is_designed_with_a_seed_of_its_own(designing_loop, monkeypatch):
+    seeds = []
+
+    def design_round(*given):
+        seeds.append(given[-1])
+        raise InterruptedError
+
+    monkeypatch.setattr(designing, "design_round", design_round)
+    monkeypatch.setattr(outcomes, "run_record", lambda *_: None)
+    one = designing_loop()
+    one._family = family
+    for index in range(2):
+        with pytest.raises(InterruptedError):
+            one._design(index, types.SimpleNamespace(state="training", total=0))
+    settings = one._settings
+    assert seeds == [problem_sets.round_seed(settings, problem_sets.DESIGN, i) for i in (1, 2)]
+
+
 def test_a_greedy_model_is_asked_once():
     for temperature, tries in ((0.0, 1), (0.6, 3)):
         settings = from_config({"engineer": {"temperature": temperature, "tries": 3}})
@@ -182,6 +236,37 @@ def test_validation_is_alike_for_all_seeds_and_checkpoints():
     other = from_config({"validation": {"seed": 1}})
     validate(other, Counting(), respond, PROBLEMS, None)
     assert asked[-1] != asked[0]
+
+
+def test_answers_go_with_their_problems():
+    def respond(params, chats, key, count):
+        return [Completion(f"{i} {j}", 1, False) for i in range(len(chats)) for j in range(count)]
+
+    records = validate(from_config({}), family, respond, PROBLEMS, None, 3)
+    expected = [(f"validation-{i}", f"{i} {j}") for i in range(2) for j in range(3)]
+    assert [(record["id"], record["text"]) for record in records] == expected
+
+
+def test_processor_seconds_are_those_since_the_step_before(store, monkeypatch):
+    one = loop.Loop(from_config({}), store, Reporter(quiet=True))
+    moments = iter((one._processor + 2, one._processor + 5))
+    monkeypatch.setattr(loop.time, "process_time", lambda: next(moments))
+    assert [one._processor_seconds() for _ in range(2)] == pytest.approx([2, 3])
+
+
+def test_the_test_set_has_a_key_of_its_own():
+    asked = []
+
+    def validation_set(key, count, exclude=()):
+        asked.append(tuple(jax.random.key_data(key).tolist()))
+        return types.SimpleNamespace(rows={})
+
+    space = types.SimpleNamespace(rows=())
+    stub = types.SimpleNamespace(validation_set=validation_set, space=space)
+    settings = from_config({"validation": {"test_instances": 4}})
+    validation.validation_set(settings, stub)
+    validation.test_set(settings, stub, [])
+    assert len(set(asked)) == 2
 
 
 def test_no_two_purposes_and_no_two_rounds_share_a_key():
