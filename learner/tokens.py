@@ -23,8 +23,9 @@ _EARLY_STOP = (
     "\n\nConsidering the limited time by the user, I have to give the solution based on the "
     f"thinking directly now.\n{THINK_END}"
 )
-# What a chat template may take for a chat of one word.
+# What a chat template may take for a chat of one word, and the seconds for any chat.
 _TEMPLATE_SECONDS, _TEMPLATE_MEMORY, _TEMPLATE_CHARACTERS = 10, 1 << 30, 1 << 20
+_CHAT_SECONDS = 60
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,8 +143,10 @@ class _LateError(BaseException):
 
 
 @contextlib.contextmanager
-def _limits(seconds: float, memory: int) -> Iterator[None]:
-    """Limits the processor time and, on Linux, the new memory of the body, in the main thread.
+def _limits(seconds: float, memory: int | None = None) -> Iterator[None]:
+    """Limits the processor time and, on Linux, the new memory of the body.
+
+    In the main thread; elsewhere there is no limit on time.
 
     Raises:
         _LateError, MemoryError: it needs more.
@@ -159,7 +162,7 @@ def _limits(seconds: float, memory: int) -> Iterator[None]:
             stack.callback(signal.setitimer, signal.ITIMER_VIRTUAL, 0)
             signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
         pages = Path("/proc/self/statm")  # Its first number is of address space.
-        if pages.exists():
+        if memory is not None and pages.exists():
             taken = int(pages.read_text("utf-8").split()[0]) * resource.getpagesize()
             soft, hard = resource.getrlimit(resource.RLIMIT_AS)
             if soft == resource.RLIM_INFINITY or soft > taken + memory:
@@ -216,7 +219,7 @@ def encode_chat(
         enable_thinking: passed to the template; Qwen3's then lets the model reason first.
 
     Raises:
-        ValueError: the template is broken or refuses the conversation.
+        ValueError: the template is broken, loops or refuses the conversation.
     """
     added = tokenizer.added_tokens_decoder.values()
     special = [re.escape(t.content) for t in added if t.special and len(t.content) > 1]
@@ -229,9 +232,15 @@ def encode_chat(
         for message in messages
     ]
     try:
-        text = tokenizer.apply_chat_template(
-            chat, tokenize=False, add_generation_prompt=True, enable_thinking=enable_thinking
-        )
+        with _limits(_CHAT_SECONDS):
+            text = tokenizer.apply_chat_template(
+                chat, tokenize=False, add_generation_prompt=True, enable_thinking=enable_thinking
+            )
+    except _LateError as error:
+        roles = checks.shortened([message["role"] for message in messages])
+        raise ValueError(
+            f"the tokenizer's chat template takes more than {_CHAT_SECONDS} s for a chat of {roles}"
+        ) from error
     except Exception as error:  # A template is a program: it may fail in any way.
         raise ValueError(f"the tokenizer's chat template fails: {error}") from error
     parts = [tokenizer.encode(part, add_special_tokens=False) for part in text.split(mark)]

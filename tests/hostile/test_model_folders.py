@@ -145,6 +145,20 @@ def test_chat_templates_without_end_are_refused(folder, template, message, monke
     assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
 
 
+def test_a_chat_template_that_loops_later_is_refused(folder, monkeypatch):
+    loop = "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}"
+    template = f"{{% if messages|length > 1 %}}{loop}{{% endif %}}Hi"
+    (folder / "chat_template.jinja").write_text(template)
+    monkeypatch.setattr(tokens, "_CHAT_SECONDS", 0.5)
+    tokenizer = tokens.load_tokenizer(folder)
+    chat = [{"role": "user", "content": "Hello"}]
+    assert tokens.encode_chat(tokenizer, chat)
+    message = r"template takes more than 0\.5 s for a chat of \['user', 'user'\]$"
+    with pytest.raises(ValueError, match=message):
+        tokens.encode_chat(tokenizer, chat * 2)
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
+
+
 def test_errors_quote_little():
     assert len(checks.shortened("x" * 10**6)) < 140
     assert len(checks.shortened([[["x" * 999] * 99] * 99] * 99)) < 2000
