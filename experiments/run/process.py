@@ -30,9 +30,8 @@ def keep_freed_memory() -> None:
 def return_large_buffers() -> None:
     """Returns freed buffers above 32 MiB to the kernel again, for a large model.
 
-    Copies of its state and temporary buffers of gigabytes leave gaps that the next ones do not
-    fit into: a run of 135 million parameters held 11.9 GB with them and some 8 without. Beside
-    its computation, page faults are few.
+    Otherwise copies of its state and temporary buffers of gigabytes may leave gaps that the next
+    ones do not fit into. Beside its computation, page faults are few.
     """
     _configure_malloc(_RETURN_LARGE)
 
