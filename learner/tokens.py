@@ -144,9 +144,12 @@ class _LateError(BaseException):
 
 @contextlib.contextmanager
 def _limits(seconds: float, memory: int | None = None) -> Iterator[None]:
-    """Limits the processor time and, on Linux, the new memory of the body.
+    """Limits the body's processor time, of all threads together, and on Linux its new memory.
 
-    In the main thread; elsewhere there is no limit on time.
+    Only the main thread can limit time.
+
+    Args:
+        memory: bytes; None for no limit.
 
     Raises:
         _LateError, MemoryError: it needs more.

@@ -41,8 +41,10 @@ def page(run: Run, gallery: Gallery) -> str:
         complete=run.finished >= run.option("loop.rounds"),
         step_seconds=sum(_seconds(run.steps, part) for part in _PARTS),
         changes=list(story.changes(run)),
-        shortfalls=list(story.shortfalls(run)),
-        faint=list(story.faint_rounds(run)),
+        warnings={
+            "Too few distinct problems": list(story.shortfalls(run)),
+            "Little to learn from": list(story.faint_rounds(run)),
+        },
         changed=list(files.differences(Settings().to_dict(), run.settings)),
         cost=_cost(run),
         learning=gallery.add(story.learning_curve(run, _window(run))) if run.validations else None,

@@ -116,10 +116,10 @@ def outcome_metrics(found: FailureBreakdown, prefix: str = "") -> dict[str, floa
 
 
 def faint_signal(steps: Sequence[Mapping[str, float]]) -> str:
-    """A remark on training steps in which few groups had rewards that differ, else nothing.
+    """A remark on a round's training steps if few groups had rewards that differ, else "".
 
-    Only those groups have advantages other than 0: in a round of others, problems are all too
-    easy or all too hard, and nothing is learned.
+    Only such groups have advantages other than 0. In the others the problem was too easy or too
+    hard, so every answer earned the same.
     """
     differ = float(np.mean([step["nondegenerate_fraction"] for step in steps])) if steps else 1.0
     if differ >= _LEAST_SIGNAL:

@@ -20,8 +20,8 @@ from learner.sampling.sampler import SamplingParams
 from learner.training import lora
 from learner.training.grpo_config import GRPOConfig
 
-# Bytes of parameters above which large buffers are not kept; those of the embedded models have 4 MB
-# at most, those of SmolLM2-135M 538.
+# Bytes of parameters above which large buffers are not kept; those of the embedded models have some
+# 5 MB, those of SmolLM2-135M 538.
 _LARGE = 2**28
 
 
