@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from whole_runs import environment
 
 from experiments import command_line
 from experiments.settings import TINY_MODEL, check_field, from_config
@@ -174,7 +175,7 @@ def test_options_of_commands_exist():
     done = subprocess.run(
         [sys.executable, "-c", HELP, json.dumps(list(named))],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_NUM_CPU_DEVICES": "1"},
+        env=environment(),
         capture_output=True,
         text=True,
         check=True,

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from whole_runs import environment
 
 import experiments
 from experiments import command_line
@@ -23,7 +24,7 @@ def start(folder, *options, code=None):
     done = subprocess.run(
         [sys.executable, *(("-c", code) if code else ("-m", "experiments.main")), *options],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_NUM_CPU_DEVICES": "1"},
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=200,

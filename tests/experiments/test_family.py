@@ -3,7 +3,6 @@
 import dataclasses
 import html
 import json
-import os
 import re
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from whole_runs import environment
 
 from engineer import context
 from engineer.evidence import Evidence, FailureBreakdown
@@ -69,7 +69,7 @@ def run(tmp_path_factory):
         return subprocess.run(
             [sys.executable, "-m", *arguments],
             cwd=folder,
-            env={**os.environ, "JAX_NUM_CPU_DEVICES": "1", "PYTHONPATH": str(ROOT)},
+            env=environment(),
             capture_output=True,
             text=True,
             timeout=500,
