@@ -10,34 +10,29 @@ the configuration of the next training set. `args` has `num_train_epochs=3`.
 """
 
 import contextlib
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import datasets
-import jax
 import numpy as np
 import torch
 import transformers
 
-from engineer import proposal
 from engineer.context import DEFAULT_VARIANT, VARIANTS, ContextSpec
-from engineer.designers import Design, Designer, ModelDesigner
-from engineer.evidence import Evidence, FailureBreakdown
-from engineer.record import RoundRecord, RunRecord
-from engineer.space import Configuration
-from experiments.families.family import Family, NoProblemError
+from engineer.designers import Designer, ModelDesigner
+from engineer.evidence import FailureBreakdown
+from experiments.bridges.rounds import Rounds
+from experiments.families.family import Family
 from learner.chat import Completion, Message
 
 _BATCH = 32  # Validation answers sampled at once.
 
 
-class DesignedRounds(transformers.TrainerCallback):
+class DesignedRounds(Rounds, transformers.TrainerCallback):
     """A training set that its own model configures anew after each epoch.
 
-    TRL makes its data loader once, so the data set has numbers of slots, and a slot's problem is
-    looked up when it is read. Each process designs for itself from the same weights and seeds;
-    shards of parameters (FSDP, ZeRO-3) are not gathered.
+    Each process designs for itself from the same weights and seeds; shards of parameters (FSDP,
+    ZeRO-3) are not gathered.
 
     Args:
       family: of this package (`FamilySettings("words:sums").load_family()`) or of one's own.
@@ -69,18 +64,15 @@ class DesignedRounds(transformers.TrainerCallback):
         designer: Designer | None = None,
         seed: int = 0,
     ) -> None:
-        for name, value in {"rounds": rounds, "num_instances": num_instances}.items():
-            if value < 1:
-                raise ValueError(f"{name}={value}: allowed is 1 or more")
-        self._family, self._rounds, self._count = family, rounds, num_instances
+        super().__init__(
+            family,
+            rounds=rounds,
+            num_instances=num_instances,
+            num_validation=num_validation,
+            seed=seed,
+        )
         self._answer_tokens, self._design_tokens = max_answer_tokens, max_design_tokens
-        self._spec, self._designer, self._seed = spec, designer, seed
-        key = jax.random.fold_in(jax.random.key(seed), 0)
-        self._validation = family.validation_set(key, num_validation).problems
-        self._initial: FailureBreakdown | None = None
-        self.history: list[RoundRecord] = []
-        self.designs: list[Design] = []
-        self._begin_round(family.space.uniform())
+        self._spec, self._designer = spec, designer
 
     def dataset(self) -> datasets.Dataset:
         """The training set for `train_dataset`: columns `prompt`, a chat, and `slot`."""
@@ -99,7 +91,7 @@ class DesignedRounds(transformers.TrainerCallback):
             )
             for one, ids in zip(completions, completion_ids, strict=True)
         ]
-        indices = np.asarray(slot) % len(self._problems)
+        indices = np.array([self._index(one) for one in slot])
         return self._task.score(indices, answers).rewards.tolist()
 
     def on_train_begin(
@@ -128,37 +120,12 @@ class DesignedRounds(transformers.TrainerCallback):
         """Validates the model, and begins the round that it designs."""
         tokenizer = others["processing_class"]
         found = self._validate(model, tokenizer)
-        number = len(self.history)
-        past = RoundRecord(number, self.config, Evidence(found), cold_start=not number)
-        self.history.append(past)
-        if number + 1 == self._rounds:
-            return
-        record = RunRecord(
-            tuple(self.history), number + 1, self._rounds, epochs_per_round=1, initial=self._initial
-        )
         designer = self._designer or self._model_designer(model, tokenizer)
-        design = designer(record, self._family.space, self._seed)
-        self.designs.append(design)
-        text = proposal.render_config(design.config, self._family.space)
-        logging.info("round %d:\n%s%s", number + 1, text, design.nothing or design.reason)
-        try:
-            self._begin_round(design.config)
-        except NoProblemError as error:  # As in a run, the previous configuration stays.
-            logging.warning("round %d keeps its configuration: %s", number + 1, error)
-            self._begin_round(self.config)
-
-    def _begin_round(self, config: Configuration) -> None:
-        key = jax.random.fold_in(jax.random.key(self._seed), 1 + len(self.history))
-        made = self._family.generate(key, config, self._count, self._validation)
-        self.config, self._problems = config, made.problems
-        self._task = self._family.task(self._problems)
+        self._finish_round(found, designer)
 
     def _look_up(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
-        """The rows of slots; problems repeat where a configuration has fewer than slots."""
-        prompts = [
-            list(map(dict, self._task.messages(slot % len(self._problems))))
-            for slot in batch["slot"]
-        ]
+        """The rows of slots."""
+        prompts = [self._messages(slot) for slot in batch["slot"]]
         return {"prompt": prompts, "slot": list(batch["slot"])}
 
     def _validate(self, model: Any, tokenizer: Any) -> FailureBreakdown:
