@@ -59,7 +59,7 @@ def train(rounds, folder, **options):
 
 def test_the_program_of_the_page(tmp_path, monkeypatch):
     page = (ROOT / "docs" / "other_trainers.md").read_text()
-    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    program, *_ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")
     space = {"__name__": "page"}
