@@ -14,6 +14,7 @@ from experiments.families import FamilyError
 from experiments.families.examination import examine
 from experiments.families.loading import FamilySettings
 from experiments.families.sandbox import told
+from experiments.run import process
 from experiments.text.errors import ended_in_one_line, user_errors
 
 
@@ -21,6 +22,7 @@ def main(argv: Sequence[str]) -> None:
     """Prints what was tried; ends with one line if the family is not usable."""
     if len(argv) != 2:
         raise app.UsageError("one family is needed, such as my_task.py:family")
+    process.quieten()
     with ended_in_one_line(FamilyError):
         with user_errors():
             settings = FamilySettings(argv[1])

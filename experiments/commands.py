@@ -46,8 +46,28 @@ def export() -> None:
 
 
 def warm_start() -> None:
-    """Makes a tiny model for a family."""
+    """Makes a tiny model for a family, or trains an existing one further."""
     _run("warm_start")
+
+
+def check_family() -> None:
+    """Tries a family without any model."""
+    _run("check_family")
+
+
+def probe() -> None:
+    """Says on which rows of which family a model can begin."""
+    _run("probe")
+
+
+def reading() -> None:
+    """Measures whether a model reads its evidence."""
+    _run("reading")
+
+
+def reproduce() -> None:
+    """Makes the publication's tables again."""
+    _run("reproduce")
 
 
 def new_family() -> None:

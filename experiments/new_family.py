@@ -26,8 +26,8 @@ def main(argv: Sequence[str]) -> None:
     kind = name.title().replace("_", "")
     text = TEMPLATE.read_text(encoding="utf-8").replace("Sums(", f"{kind}(")
     path.write_text(text, encoding="utf-8")
-    print(f"written to {path}; it adds numbers until you change it:")
-    print(f"python -m experiments.main --config.family={path}:family --workdir=runs/{name}")
+    print(f"written to {path}; it adds numbers until you change it. Try it without a model:")
+    print(f"python -m experiments.check_family {path}:family")
 
 
 if __name__ == "__main__":

@@ -27,12 +27,25 @@ PAGES = sorted(
 NAMES = [str(path.relative_to(ROOT)) for path in PAGES]
 # Pages of measurements keep the command of the revision that made them.
 CURRENT = [name for name in NAMES if not (ROOT / name).with_suffix(".json").exists()]
+_MAIN = {"train": "main"}
 _FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 
 
 def blocks(path, language):
     """The fenced blocks of a page in one language."""
     return [code for kind, code in _FENCE.findall(path.read_text()) if kind == language]
+
+
+def with_modules(text):
+    """A text whose console scripts, where they begin a line, are the modules that they start."""
+
+    def module(script):
+        name = script[1].replace("-", "_")
+        return (
+            f"python -m {'mapf_jax' if name == 'jax' else f'experiments.{_MAIN.get(name, name)}'}"
+        )
+
+    return re.sub(r"^mapf-([a-z-]+)", module, text, flags=re.MULTILINE)
 
 
 def anchors(path):
@@ -124,7 +137,7 @@ def test_every_page_can_be_reached():
 
 @pytest.mark.parametrize("name", CURRENT)
 def test_commands_and_options_exist(name):
-    text = (ROOT / name).read_text()
+    text = with_modules((ROOT / name).read_text())
     for module in re.findall(r"-m ((?:mapf_jax|learner|engineer|experiments)[\w.]*)", text):
         assert importlib.util.find_spec(module), f"{name}: {module}"
     for file in re.findall(
@@ -163,7 +176,7 @@ print(json.dumps(texts))
 def test_options_of_commands_exist():
     named: dict[str, dict[str, str]] = {}
     for name in CURRENT:
-        text = (ROOT / name).read_text().replace("\\\n", " ")
+        text = with_modules((ROOT / name).read_text()).replace("\\\n", " ")
         text = re.sub(r"(?<!`)`[^`]+`(?!`)", lambda code: code[0].replace("\n", " "), text)
         for module, words in re.findall(
             r"-m ((?:mapf_jax|learner|engineer|experiments)[\w.]*)([^\n`;&|#]*)", text
@@ -190,7 +203,7 @@ def test_options_of_commands_exist():
 def run_commands(path):
     """What follows `-m experiments.main` or `experiments.study` in the shell blocks of a page."""
     for block in blocks(path, "sh"):
-        for line in block.replace("\\\n", " ").splitlines():
+        for line in with_modules(block).replace("\\\n", " ").splitlines():
             if found := re.search(r"-m experiments\.(?:main|study) (.*?)(?:[;&#]|$)", line):
                 yield shlex.split(found[1])
 

@@ -10,3 +10,4 @@ from experiments.families.family import Problem as Problem
 from experiments.families.family import ProblemTask as ProblemTask
 from experiments.families.family import Record as Record
 from experiments.families.family import last_answer as last_answer
+from experiments.families.words import read_number as read_number
