@@ -76,12 +76,19 @@ def next_short_fraction(
 
 
 class AnswerRewards(NamedTuple):
-    """Rewards of N answers, and their parts."""
+    """Rewards of N answers, and their parts.
 
-    total: np.ndarray  # f32[N], w_acc * accuracy + w_len * length.
-    accuracy: np.ndarray  # f32[N], R_acc.
-    length: np.ndarray  # f32[N], R_len.
-    accuracy_weight: float  # w_acc; w_len is 1 - w_acc.
+    Attributes:
+      total: f32[N], w_acc * accuracy + w_len * length.
+      accuracy: f32[N], R_acc.
+      length: f32[N], R_len.
+      accuracy_weight: w_acc; w_len is 1 - w_acc.
+    """
+
+    total: np.ndarray
+    accuracy: np.ndarray
+    length: np.ndarray
+    accuracy_weight: float
 
 
 def answer_rewards(

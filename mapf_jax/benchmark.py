@@ -20,8 +20,8 @@ from mapf_jax.generator import CandidatePool, NoInstanceError, SizeReport, appor
 from mapf_jax.plans import join
 from mapf_jax.types import Instance
 
-SMALLEST_SIZE = {3: 3, 4: 4, 5: 5}  # By number of agents.
-FEWEST_AGENTS = 2  # For a set of the same composition for models that cannot do three.
+SMALLEST_SIZE = {3: 3, 4: 4, 5: 5}  #: By number of agents.
+FEWEST_AGENTS = 2  #: For a set of the same composition for models that cannot do three.
 LARGEST_SIZE = 10
 HOLE_RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5)
 WAIT_RATIOS = (0.25, 0.5, 0.75)
@@ -30,7 +30,7 @@ PER_HOLE_RATIO = 10
 VERSION = 1
 #: `checksum` of the set of seed 0, so that results of different people can be compared.
 CHECKSUM = "fc62a725c462296e061d6cf6216f999886fd3c5064f200d7578218010bead671"
-MAX_CANDIDATES = 1 << 15  # Lakes drawn for each number of agents, size and number of holes.
+MAX_CANDIDATES = 1 << 15  #: Lakes drawn for each number of agents, size and number of holes.
 
 
 @dataclasses.dataclass(frozen=True)

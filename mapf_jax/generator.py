@@ -24,7 +24,7 @@ from mapf_jax.types import INFINITE_COST, Instance, Solution, Status, cell_type
 
 _BATCH = 2048  # Candidates drawn at once.
 _SLICE = 64  # They are solved in multiples of this number.
-MAX_CANDIDATES = 1 << 17  # Default budget of a lake size.
+MAX_CANDIDATES = 1 << 17  #: Default budget of a lake size.
 
 #: `spread(function, count)` is `function(np.arange(count))`, a list with one value for each index
 #: that does not depend on the others, so several processes may each make a part of it.
@@ -48,18 +48,18 @@ class SizeReport:
     num_agents: int
     asked: int
     made: int
-    asked_wait: int  # Instances asked for that need a wait.
+    asked_wait: int  #: Instances asked for that need a wait.
     made_wait: int
-    holes: int  # Of each lake.
-    candidates: int  # Lakes drawn.
-    # Lakes, of those tried, that let each agent reach its goal on its own; no search is needed to
-    # reject the others.
+    holes: int  #: Of each lake.
+    candidates: int  #: Lakes drawn.
+    #: Lakes, of those tried, that let each agent reach its goal on its own; no search is needed to
+    #: reject the others.
     connected: int
-    solvable: int  # Connected lakes that have a plan.
-    # Connected lakes that were too hard to solve. The set lacks them, so a large number is a bias
-    # towards easier instances.
+    solvable: int  #: Connected lakes that have a plan.
+    #: Connected lakes that were too hard to solve. The set lacks them, so a large number is a bias
+    #: towards easier instances.
     undecided: int
-    exhausted: bool  # The budget of candidates ended before both strata were filled.
+    exhausted: bool  #: The budget of candidates ended before both strata were filled.
 
 
 @dataclasses.dataclass(frozen=True)

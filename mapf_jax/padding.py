@@ -11,7 +11,7 @@ from mapf_jax.types import Array, Instance, Plan, stack
 
 T = TypeVar("T")
 
-BLOCK = 512  # Instances that are computed at once.
+BLOCK = 512  #: Instances that are computed at once.
 #: Map widths to choose from, so that lake sizes share compiled programs.
 WIDTHS = (5, 8, 10, 16, 32)
 _STEPS = 16  # Plan lengths are rounded up to a multiple, so that few shapes are compiled.

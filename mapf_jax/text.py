@@ -31,7 +31,7 @@ _PUBLISHED_LETTERS = 5
 #: The part of the prompt that is the same for every instance.
 RULES = Path(__file__).with_name("rules.txt").read_text(encoding="utf-8")
 
-# Bounds the arrays of plans; a path through every cell of a 32 x 32 lake has 1,023 steps.
+#: Bounds the arrays of plans; a path through every cell of a 32 x 32 lake has 1,023 steps.
 MAX_STEPS = 1024
 _TAG = re.compile(r"<[ \t]{0,3}(/?)[ \t]{0,3}answer[ \t]{0,3}>", re.IGNORECASE | re.ASCII)
 _FENCE = re.compile(r"```[A-Za-z0-9]*", re.ASCII)

@@ -35,7 +35,7 @@ from typing import Any
 WORKERS = min(4, os.cpu_count() or 1)
 """Processes of a sandbox, and so calls at once."""
 
-MEMORY = 4 << 30  # Bytes of address space, in addition to a file's imports.
+MEMORY = 4 << 30  #: Bytes of address space, in addition to a file's imports.
 _WAIT = 10  # Limit on wall time, as a multiple of that on processor time.
 _START = 60.0  # Seconds of processor time for a file's imports.
 _MOST = 1 << 28  # Bytes of a reply.

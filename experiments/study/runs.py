@@ -1,10 +1,12 @@
 """Computes the runs of a study in parallel processes; shared beginnings are computed once.
 
-runs/VARIANT/seed-N/   the folder of a run (see `experiments.run.store`), with log.txt, and
-                       finished.json or error.txt
-shared/KEY-seed-N/     the shared beginning of several runs, validation before training and
-                       round 0; their folders start as copies of it
-compilation_cache/     compiled programs, shared by all processes
+In the folder of a study:
+
+    runs/VARIANT/seed-N/   the folder of a run (see `experiments.run.store`), with log.txt, and
+                           finished.json or error.txt
+    shared/KEY-seed-N/     the shared beginning of several runs, validation before training and
+                           round 0; their folders start as copies of it
+    compilation_cache/     compiled programs, shared by all processes
 """
 
 import collections

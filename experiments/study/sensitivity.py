@@ -65,24 +65,25 @@ def analyse(found: Mapping[str, Any], space: ConfigurationSpace) -> dict[str, An
       space: of the configurations.
 
     Returns:
-      seeds            those counted
-      configurations   {name: {mean, values: {seed: value}, greedy, signal, nondegenerate}}, best
-                       first: valid rate after training, its mean over greedy answers,
-                       `expected_signal` from the rates before it, and the fraction of
-                       non-degenerate groups
-      start            valid rate before training
-      explained        fraction of the variance of single runs that the configuration explains, by
-                       components of variance
-      p                of the F test that all configurations are equal
-      best_minus_worst {values, mean, low, high, p}: best and worst are chosen on the other seeds to
-                       avoid selection bias
-      detectable       the difference of two designers that `SEEDS` seeds detect with a power of
-                       0.8, if their runs vary as these do
-      ratio            best_minus_worst / detectable
-      seeds_for_best, seeds_for_half   seeds to detect, with a power of 0.8, a designer that reaches
-                       the best configuration or half its lead over the reference; null above 1,000
-                       or without a lead
-      signal_correlation   Spearman's correlation of `signal` and `mean`
+      A dictionary with these keys.
+
+      * `seeds`: those counted.
+      * `configurations`: `{name: {mean, values: {seed: value}, greedy, signal, nondegenerate}}`,
+        best first: valid rate after training, its mean over greedy answers, `expected_signal` from
+        the rates before it, and the fraction of non-degenerate groups.
+      * `start`: valid rate before training.
+      * `explained`: fraction of the variance of single runs that the configuration explains, by
+        components of variance.
+      * `p`: of the F test that all configurations are equal.
+      * `best_minus_worst`: `{values, mean, low, high, p}`; best and worst are chosen on the other
+        seeds to avoid selection bias.
+      * `detectable`: the difference of two designers that `SEEDS` seeds detect with a power of 0.8,
+        if their runs vary as these do.
+      * `ratio`: `best_minus_worst / detectable`.
+      * `seeds_for_best`, `seeds_for_half`: seeds to detect, with a power of 0.8, a designer that
+        reaches the best configuration or half its lead over the reference; null above 1,000 or
+        without a lead.
+      * `signal_correlation`: Spearman's correlation of `signal` and `mean`.
 
     Raises:
       ValueError: fewer than two seeds, or fewer than two configurations, are finished.

@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec
 from learner.checks import first_line
 from learner.decoder.config import DecoderConfig
 
-# Finite, so that a query without any valid key (padding) gives finite, unused numbers.
+#: Finite, so that a query without any valid key (padding) gives finite, unused numbers.
 MASKED = float(jnp.finfo(jnp.float32).min)
 
 # Queries whose scores exist at once in the reference: bounds its memory for long rows.

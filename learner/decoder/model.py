@@ -116,6 +116,7 @@ class Attention(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array, rope: tuple[Array, Array], attend: Attend) -> Array:
+        """The layer's output, of the shape of x [..., hidden_size]."""
         c = self.config
         D, H, h = c.hidden_size, c.num_attention_heads, c.head_dim
         width = c.num_key_value_heads * h
@@ -161,6 +162,7 @@ class MLP(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
+        """The layer's output, of the shape of x [..., hidden_size]."""
         c = self.config
         widen = (c.hidden_size, c.intermediate_size), ("embed", "mlp")
         flat = x.reshape(-1, c.hidden_size)
@@ -222,6 +224,7 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array, rope: tuple[Array, Array], attend: Attend) -> Array:
+        """x [..., hidden_size] after both layers, each added to what it reads."""
         c = self.config
         normed = RMSNorm(c, "norm", name="input_norm")(x)
         attention = Attention(c, self.decoding, self.tpu_rows, name="attention")

@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 MESH_AXES = ("data", "fsdp", "tensor")
 BATCH_AXES = ("data", "fsdp")
 
-# Logical axis -> mesh axes; axes of activations follow the gap.
+#: Logical axis -> mesh axes; axes of activations follow the gap.
 RULES: tuple[tuple[str, str | tuple[str, ...] | None], ...] = (
     ("layers", None),
     ("embed", "fsdp"),

@@ -49,7 +49,7 @@ class FinishReason(enum.IntEnum):
     STOP_TOKEN = 1
 
 
-RUNNING = -1  # in the place of a FinishReason
+RUNNING = -1  #: In the place of a `FinishReason`.
 
 
 class Request(NamedTuple):

@@ -255,17 +255,18 @@ def objective(
         policy that sampled.
 
     Returns:
-      The loss f32[], and sums over the tokens that take part:
-        tokens: their number.
-        entropy: the policy's entropies, in nats.
-        kl: k3 estimates of KL(old policy || current policy), in nats.
-        kl_reference: estimates of KL(current policy || reference), in nats.
-        clip_low, clip_high, clip_dual: tokens whose gradient that bound stopped.
-        mismatch_mean, mismatch_max: |current - sampler's log-probability|, in nats. In the first
-          update on some completions the weights are those that sampled, and this is the sampler's
-          error.
-        importance_weight_mean: the truncated importance weights.
-        ratio_min, ratio_max: the importance ratios, +inf and -inf without tokens.
+      The loss f32[], and sums over the tokens that take part.
+
+      * tokens: their number.
+      * entropy: the policy's entropies, in nats.
+      * kl: k3 estimates of KL(old policy || current policy), in nats.
+      * kl_reference: estimates of KL(current policy || reference), in nats.
+      * clip_low, clip_high, clip_dual: tokens whose gradient that bound stopped.
+      * mismatch_mean, mismatch_max: |current - sampler's log-probability|, in nats. In the first
+        update on some completions the weights are those that sampled, and this is the sampler's
+        error.
+      * importance_weight_mean: the truncated importance weights.
+      * ratio_min, ratio_max: the importance ratios, +inf and -inf without tokens.
 
     Raises:
       ValueError: `reference_logprobs` is needed and missing.

@@ -36,7 +36,7 @@ PALETTE = {
     "c6": "#26224B",
     "c7": "#9B9800",
 }
-MARGIN = 0.6  # Around the lake, for agents that leave it.
+MARGIN = 0.6  #: Around the lake, for agents that leave it.
 _OUTSIDE = 0.75  # What leaves the lake is drawn this far from the centre of its last cell.
 
 

@@ -23,7 +23,7 @@ from mapf_jax.types import Array, Instance, State, StepInfo, TimeStep
 #: Rules for agents in conflict.
 CONFLICT_RULES = ("fail", "block")
 MIN_SIZE, MAX_SIZE = 2, 126  # Positions of an instance are int8, and observations show -1.
-MAX_STEPS = 65_535  # Times are kept in at most 16 bits.
+MAX_STEPS = 65_535  #: Times are kept in at most 16 bits.
 
 
 @dataclasses.dataclass(frozen=True)

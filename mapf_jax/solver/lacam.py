@@ -19,7 +19,7 @@ from mapf_jax.solver.joint_astar import mixed, path_to
 from mapf_jax.solver.lakes import distances
 from mapf_jax.types import INFINITE_COST, Status
 
-MAX_STEPS = 1 << 17  # Successors that a search tries to make.
+MAX_STEPS = 1 << 17  #: Successors that a search tries to make.
 _CELL, _FORK = 0xFFFFFFFF, -2
 _, _FEASIBLE, _UNSOLVABLE, _UNKNOWN = map(int, Status)
 
