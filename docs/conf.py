@@ -1,11 +1,17 @@
 """These pages as a site: `sphinx-build -W -c docs . build/site` in the repository's root."""
 
+import hashlib
+import os
 import shutil
 from pathlib import Path
 from typing import Any
 
+import mermaidx
+from docutils import nodes
+from sphinx.util.docutils import SphinxDirective
+
 project = html_title = "mapf-frozenlake-rl"
-extensions = ["myst_parser", "sphinxcontrib.mermaid"]
+extensions = ["myst_parser"]
 html_theme = "furo"
 root_doc = "README"
 source_suffix = {".md": "markdown"}
@@ -23,6 +29,22 @@ _NAVIGATION = {
 }
 
 
+class Diagram(SphinxDirective):
+    """A fence of mermaid, drawn here; a click shows it in its full size."""
+
+    has_content = True
+
+    def run(self) -> list[nodes.Node]:
+        source = "\n".join(self.content)
+        config = {"flowchart": {"useMaxWidth": False, "wrappingWidth": 600}}
+        name = hashlib.sha256(source.encode()).hexdigest()[:16]
+        path = Path(self.env.doctreedir, f"{name}.svg")
+        svg = mermaidx.render(source, config=config).svg()
+        path.write_text(svg.replace("background-color: transparent", "background-color: white"))
+        uri = "/" + os.path.relpath(path, self.env.srcdir)
+        return [nodes.image(uri=uri, alt=source, width="100%")]
+
+
 def setup(app: Any) -> None:
     """Gives the first page the navigation, which only the site shows, and its name on a host."""
 
@@ -35,5 +57,6 @@ def setup(app: Any) -> None:
         if error is None:
             shutil.copyfile(Path(app.outdir, f"{root_doc}.html"), Path(app.outdir, "index.html"))
 
+    app.add_directive("mermaid", Diagram)
     app.connect("source-read", add)
     app.connect("build-finished", name_first_page)
