@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 from engineer.evidence import Shortfall
 from experiments.report.charts import Lines, Series, running_mean
-from experiments.ring.change import Change, change_of
+from experiments.ring.change import Change, Made, change_of
 from experiments.ring.outcomes import faint_signal
-from experiments.run.reading import Run
+from experiments.run.reading import Round, Run
 
 
 def ends(run: Run) -> list[int]:
@@ -52,11 +52,22 @@ def learning_curve(run: Run, window: int) -> Lines:
 def changes(run: Run) -> Iterator[tuple[int, Change]]:
     """Yields (number of the round before, what changed) for every design."""
     refused = {each.index - 1: each.generated["note"] for each in run.rounds if each.generated}
+    made = {each.index: _made(each) for each in run.rounds}
     for each in run.rounds:
         if each.design is not None and each.config is not None:
             found = each.validation.breakdown if each.validation else None
             note = refused.get(each.index)
-            yield each.number, change_of(each.config, each.design, found, run.family, note)
+            both = made[each.index], made.get(each.index + 1, {})
+            yield each.number, change_of(each.config, each.design, found, run.family, note, both)
+
+
+def _made(one: Round) -> Made:
+    rows = one.generated["rows"] if one.generated else {}
+    return {
+        (name, parameter): value
+        for name, row in rows.items()
+        for parameter, value in row["achieved"].items()
+    }
 
 
 def faint_rounds(run: Run) -> Iterator[tuple[int, str]]:

@@ -16,6 +16,9 @@ from experiments.text.templates import paragraphs
 _BLIND = ("fixed", "random")
 """Designers that read no evidence and therefore cannot have it as a reason."""
 
+Made = Mapping[tuple[str, str], float]
+"""What the generator made, by row and parameter."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Change:
@@ -29,6 +32,7 @@ class Change:
       nothing: why a model designed nothing, if it did not.
       moves: (row, parameter, value before, value after) of the fraction and of the other number
         that changed most, the latter from the same row if possible.
+      made: the values by (row, parameter) that the generator made before and after, where known.
       rest: how many more numbers changed.
       evidence: on the row of the first move, if it was validated: "read" by the designer or not,
         its "place" ("most" or "least" failures), the fraction "failing", and "mostly" how.
@@ -40,6 +44,7 @@ class Change:
     kept: str
     nothing: str | None
     moves: Sequence[tuple[str, str, float, float]]
+    made: tuple[Made, Made]
     rest: int
     evidence: Mapping[str, Any] | None
 
@@ -54,6 +59,7 @@ def change_of(
     found: FailureBreakdown | None,
     family: Family,
     refused: str | None = None,
+    made: tuple[Made, Made] = ({}, {}),
 ) -> Change:
     """The largest changes of a design.
 
@@ -62,6 +68,7 @@ def change_of(
       design: its JSON form, with a `Configuration` as "config".
       found: the validation after that round, if any.
       refused: why the next round could not use it.
+      made: as in `Change`.
     """
     now, space = design["config"], family.space
     sizes = {cell: abs(move) for cell, move in relative_moves(was, now, space).items()}
@@ -79,6 +86,7 @@ def change_of(
         kept=kept.removeprefix("previous configuration kept: "),
         nothing=design.get("nothing"),  # Older runs lack this field.
         moves=[(*cell, was[cell], now[cell]) for cell in chosen],
+        made=made,
         rest=len(moved) - len(chosen),
         evidence=_evidence(found, design["source"], family, chosen[0][0]) if chosen else None,
     )

@@ -285,8 +285,10 @@ def test_a_run_tells_what_was_run_and_what_came_of_it(run_page):
         "The language model tiny learns lakes by reinforcement learning, in 2 rounds. After every "
         "round the checkpoint in training reads its results and designs the next training",
         # 2 of 3 answers were valid in either row; 3 of 6 numbers changed by 0.005 and more.
-        "After round 1: raised size 4 from 50 % to 80 % of the set, which fails like others (33 % "
-        'of its answers, mostly "not readable"), and lowered its wait ratio from 0.40 to 0.10; '
+        # Half of either set was made of size 4, and 0.3 of its instances with waits.
+        "After round 1: raised size 4 from 50 % to 80 % (50 % made) of the set, which fails like "
+        'others (33 % of its answers, mostly "not readable"), and lowered its wait ratio from '
+        "0.40 (0.30 made) to 0.10 (0.30 made); "
         "2 more numbers changed. The reasons are",
         "start, greedy 33.3% / 33.3% 33.3% / 0.0%",
         "1: size 3 0.50 0.10 → 0.11 0.20 → 0.30 10",
@@ -392,7 +394,7 @@ def test_every_design_has_a_sentence_that_the_evidence_bears_out(tmp_path, undra
     page = check_page(report.write(root))
     evidence = 'fails most (33 % of its answers, mostly "not readable"), and lowered'
     for words in (
-        f"After round 1: raised size 4 from 50 % to 80 % of the set, as it {evidence} its wait",
+        f"After round 1: raised size 4 from 50 % to 80 % (50 % made) of the set, as it {evidence}",
         f"After round 2: kept an earlier configuration: no {EVIL}.",
         "After round 3: designed nothing (the same numbers); changed nothing.",
         "In 1 of 3 designs the model designed nothing",
@@ -400,7 +402,7 @@ def test_every_design_has_a_sentence_that_the_evidence_bears_out(tmp_path, undra
         assert words in page.text, words
     path = root / "rounds" / "0" / "design" / "design.json"
     files.write_file(path, json.loads(path.read_text()) | {"source": "random"})
-    assert f"80 % of the set, which {evidence}" in check_page(report.write(root)).text
+    assert f"80 % (50 % made) of the set, which {evidence}" in check_page(report.write(root)).text
 
 
 @pytest.mark.parametrize(
