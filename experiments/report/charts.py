@@ -32,8 +32,8 @@ class Series:
       low: lower ends of intervals around `y`, if any.
       high: their upper ends.
       look: index of its `style.look`; None for a total or a reference.
-      faint: for a series that accompanies another one and is not in the legend: "-" draws a thin
-        line, "o" rings.
+      faint: for a series that accompanies another one: "-" draws a thin line, "o" rings.
+      in_legend: whether the legend has a faint series; it has all others.
     """
 
     name: str
@@ -43,6 +43,7 @@ class Series:
     high: Sequence[float | None] = ()
     look: int | None = 0
     faint: str = ""
+    in_legend: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Lines:
 
     def draw(self) -> Any:
         """A Matplotlib figure."""
-        named = [line for line in self.series if not line.faint]
+        named = [line for line in self.series if line.in_legend or not line.faint]
         columns = _legend_columns([line.name for line in named])
         legend_rows = math.ceil(len(named) / columns) if len(named) > 1 else 0
         figure, axes = _axes(2.75 + 0.19 * legend_rows)
@@ -116,7 +117,10 @@ class Lines:
         look = style.look(line.look)
         if line.faint:
             rings = {"fillstyle": "none", "markersize": 10}
-            axes.plot(x, y, line.faint, color=look.light, linewidth=0.7, alpha=0.6, **rings)
+            name = line.name if line.in_legend else None
+            axes.plot(
+                x, y, line.faint, color=look.light, linewidth=0.7, alpha=0.6, label=name, **rings
+            )
             return
         axes.plot(
             x,

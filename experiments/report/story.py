@@ -42,7 +42,7 @@ def learning_curve(run: Run, window: int) -> Lines:
         ]
     batches = running_mean([100 * step["task/valid"] for step in run.steps], window)
     numbers = [float(number) for number in range(1, len(batches) + 1)]
-    lines.append(Series("valid, in training", numbers, batches, faint="-"))
+    lines.append(Series("valid, in training", numbers, batches, faint="-", in_legend=True))
     begins = [step + 0.5 for step in steps[1:-1]]
     return Lines(
         "learning", "answers in validation", "training step", "percent", lines, begins=begins

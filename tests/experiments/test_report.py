@@ -24,10 +24,11 @@ from experiments import report
 from experiments.configs import tiny
 from experiments.families.lakes import texts as lake_texts
 from experiments.families.lakes.family import Lakes
-from experiments.report import charts, style
+from experiments.report import charts, story, style
 from experiments.ring import validation
 from experiments.ring.outcomes import _training_evidence
 from experiments.run import store as files
+from experiments.run.reading import read_run
 from experiments.settings import from_config
 from experiments.study import results as study_results
 from experiments.study.variants import Study, Variant
@@ -731,6 +732,16 @@ def test_colours_stand_out_and_apart_for_every_kind_of_sight(mode, paper):
     colours = [linear(getattr(look, mode)) for look in style.LOOKS]
     luminance = np.array([0.2126, 0.7152, 0.0722])
     for colour in colours:
+def test_the_legend_names_every_line_of_the_learning_curve(tmp_path, undrawn):
+    run = read_run(write_run(tmp_path / "run"))
+    figure = story.learning_curve(run, 3).draw()
+    (legend,) = figure.legends
+    kinds = [f"{kind}, {how}" for kind in ("valid", "optimal") for how in ("sampled", "greedy")]
+    assert [text.get_text() for text in legend.get_texts()] == [*kinds, "valid, in training"]
+    width = {line.get_label(): line.get_linewidth() for line in legend.get_lines()}
+    assert width["valid, in training"] < width["valid, sampled"]
+
+
         bright = sorted((float(luminance @ colour), float(luminance @ linear(paper))))
         assert (bright[1] + 0.05) / (bright[0] + 0.05) >= 3
     for matrix in VISION.values():
