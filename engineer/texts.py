@@ -52,6 +52,7 @@ class FamilyTexts:
       output_format: the requested form of a configuration.
       failure_words: the failures shown, in this order, each with the checks that it counts.
       explanation: of the designs in demonstrations, if a context carries one forward.
+      task: what the trained model learns, such as "to add numbers"; for people.
     """
 
     label: str
@@ -63,6 +64,7 @@ class FamilyTexts:
     output_format: str
     failure_words: Mapping[str, Sequence[str]]
     explanation: str
+    task: str = ""
 
 
 def plain_texts(space: ConfigurationSpace, task: str, checks: Sequence[str]) -> FamilyTexts:
@@ -80,6 +82,7 @@ def plain_texts(space: ConfigurationSpace, task: str, checks: Sequence[str]) -> 
         checks=tuple(checks),
         alone=(),
         failure_words={check: (check,) for check in checks},
+        task=task,
         **texts,
     )
 

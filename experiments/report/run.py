@@ -38,6 +38,7 @@ def page(run: Run, gallery: Gallery) -> str:
         style=style,
         title=f"Run {run.root.resolve().name}",
         run=run,
+        learned=_learned(run),
         complete=run.finished >= run.option("loop.rounds"),
         step_seconds=sum(_seconds(run.steps, part) for part in _PARTS),
         changes=list(story.changes(run)),
@@ -57,6 +58,12 @@ def page(run: Run, gallery: Gallery) -> str:
         at_the_top=_AT_THE_TOP,
         files=gallery.names,
     )
+
+
+def _learned(run: Run) -> str:
+    """What the model learns; for a family from a file in words, with the file's name."""
+    name, task = run.option("family"), run.family.texts.task
+    return f"{task} ({Path(name).name})" if ".py:" in name and task else name
 
 
 # Setup
@@ -106,7 +113,7 @@ def _names(run: Run) -> list[str]:
 
 def _validation(run: Run) -> Iterator[Lines]:
     validations, names = run.validations, _names(run)
-    for kind in ("valid", "optimal") if validations else ():
+    for kind in run.kinds if validations else ():
         lines = []
         for i, group in enumerate(validations[0][1].breakdown.names):
             rows = [each.breakdown.outcome(group) for _, each in validations]
@@ -138,6 +145,8 @@ def _training(run: Run) -> Iterator[Lines]:
             keys = (key for step in steps for key in step if key.startswith(prefix))
             names = {key: f"{run.label} {key.removeprefix(prefix)}" for key in keys}
         lines: list[Series] = []
+        if "optimal" not in run.kinds:
+            names.pop("task/optimal", None)
         for i, (key, name) in enumerate(names.items()):
             known = [(n, step[key]) for n, step in enumerate(steps, 1) if step.get(key) is not None]
             if not known or (panel.get("often_zero") and not any(value for _, value in known)):

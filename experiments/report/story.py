@@ -21,8 +21,7 @@ def learning_curve(run: Run, window: int) -> Lines:
     places = [float(steps[number]) for number, _ in run.validations]
     found = [validation for _, validation in run.validations]
     lines = []
-    differ = any(each.rate("optimal") != each.rate("valid") for each in found)
-    for i, kind in enumerate(("valid", "optimal") if differ else ("valid",)):
+    for i, kind in enumerate(run.kinds):
         intervals = [each.interval(kind) for each in found]
         lines += [
             Series(

@@ -122,6 +122,15 @@ class Run:
         return [step for each in self.rounds for step in each.steps]
 
     @property
+    def kinds(self) -> tuple[str, ...]:
+        """The rates worth showing: "valid"; and "optimal", unless it equals "valid" throughout."""
+        found = [each for _, of in self.validations for each in (of.breakdown, of.greedy)]
+        rates = [(each.valid_rate, each.optimal_rate) for each in found]
+        for step in self.steps:
+            rates.append((step["task/valid"], step.get("task/optimal", step["task/valid"])))
+        return ("valid", "optimal") if any(a != b for a, b in rates) else ("valid",)
+
+    @property
     def measures(self) -> dict[int, Mapping[str, Any]]:
         """The measures of all designs that have any, by number of the designed round."""
         return {

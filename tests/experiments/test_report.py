@@ -98,15 +98,23 @@ def configuration(table):
     )
 
 
-def write_validation(folder, texts):
-    family = Lakes(options().lakes)
+def write_validation(folder, texts, family=None, problems=VALIDATION):
+    family = family or Lakes(options().lakes)
     completions = [Completion(text, 20, False) for text in texts]
-    records = family.task(VALIDATION).score(np.arange(len(texts)), completions).records
+    records = family.task(problems).score(np.arange(len(texts)), completions).records
     rows = [
-        {"id": f"validation-{i}", **record, "tokens": 20, "truncated": False, "text": text}
+        {
+            "id": f"validation-{i}",
+            "optimal": record["valid"],
+            **record,
+            "tokens": 20,
+            "truncated": False,
+            "text": text,
+        }
         for i, (record, text) in enumerate(zip(records, texts, strict=True))
     ]
-    (folder / "answers.jsonl").unlink(missing_ok=True)  # Else it would be kept.
+    for name in ("answers.jsonl", "validation.json"):  # Else they would be kept.
+        (folder / name).unlink(missing_ok=True)
     store = files.RunStore(folder)
     validation.write_validation(store, folder, family, lambda *_: rows, None, None)
 
@@ -406,6 +414,68 @@ def test_every_design_has_a_sentence_that_the_evidence_bears_out(tmp_path, undra
     assert f"80 % (50 % made) of the set, which {evidence}" in check_page(report.write(root)).text
 
 
+FAMILY = """
+from engineer.space import ConfigurationSpace, Parameter
+from engineer.texts import plain_texts
+from experiments.families.template import Sums
+
+class Terms(Sums):
+    parameters = Parameter("fraction"), Parameter("terms", ((2, 5),), decimals=0)
+    space = ConfigurationSpace("length", ("3", "4"), parameters, "fraction")
+    texts = plain_texts(space, "to add numbers", ("is_number", "right_value"))
+
+family = Terms()
+"""
+
+
+def test_a_family_from_a_file_is_told_in_words_and_without_an_optimum(tmp_path, undrawn):
+    file = tmp_path / "terms.py"
+    file.write_text(FAMILY)
+    config = tiny.get_config()
+    config.family, config.loop.rounds = f"{file}:family", 2
+    settings = from_config(config)
+    family, root = settings.load_family(), write_run(tmp_path / "run")
+    files.write_file(root / "config.json", settings.to_dict())
+    problems = [
+        {"id": f"validation-{i}", "group": group, "terms": [100, 223]}
+        for i, group in enumerate("3344")
+    ]
+    files.write_file(root / "validation" / "instances.jsonl", problems)
+    tables = [
+        {row: {"fraction": 0.5, "terms": terms + 1 - i} for i, row in enumerate("34")}
+        for terms in (2, 3)
+    ]
+    write_validation(root / "initial", ["323", "no", "1", "2"], family, problems)
+    for folder, table in zip(sorted((root / "rounds").iterdir()), tables, strict=True):
+        files.write_text(folder / "environment.yaml", json.dumps(table))
+        rows = {row: {"asked": 10, "made": 10, "achieved": of} for row, of in table.items()}
+        generated = {"note": "", "asked": 20, "made": 20, "rows": rows}
+        files.write_file(folder / "generated.json", generated)
+        steps = [{**step(0, n), "task/optimal": 0.4} for n in range(40)]
+        files.write_file(folder / "train.jsonl", steps)
+        write_validation(folder, ["323", "323", "1", "2"], family, problems)
+    path = root / "rounds" / "0" / "design" / "design.json"
+    files.write_file(path, json.loads(path.read_text()) | {"config": tables[1]})
+    page = check_page(report.write(root))
+    for words in (
+        "The language model tiny learns to add numbers (terms.py:family) by reinforcement learning",
+        "raised the terms of length 3 from 3 to 4, as it fails least",
+        "length 3 0.50 3 → 4 length 4 0.50 2 → 3",
+        "after round valid, sampled 95 % interval valid, greedy tokens per answer",
+        "Valid by length, sampled and greedy",
+        "start, greedy 50.0% 0.0%",
+    ):
+        assert words in page.text, words
+    tiles = page.text[: page.text.index("What the engineer changed")]
+    assert "valid, sampled" in tiles
+    assert "optimal" not in tiles
+    assert not (root / "data" / "validation_optimal.csv").exists()
+    assert {row["series"] for row in data(root, "training_fractions")} == {
+        "valid answers",
+        "non-degenerate groups",
+    }
+
+
 @pytest.mark.parametrize(
     ("designer", "words"),
     [
@@ -662,6 +732,16 @@ def test_files_of_a_chart_hold_what_is_drawn(tmp_path):
         gallery.add(chart)
 
 
+def test_the_legend_names_every_line_of_the_learning_curve(tmp_path, undrawn):
+    run = read_run(write_run(tmp_path / "run"))
+    figure = story.learning_curve(run, 3).draw()
+    (legend,) = figure.legends
+    kinds = [f"{kind}, {how}" for kind in ("valid", "optimal") for how in ("sampled", "greedy")]
+    assert [text.get_text() for text in legend.get_texts()] == [*kinds, "valid, in training"]
+    width = {line.get_label(): line.get_linewidth() for line in legend.get_lines()}
+    assert width["valid, in training"] < width["valid, sampled"]
+
+
 def test_estimates_are_drawn_where_they_are(tmp_path):
     chart = charts.Estimates(
         "est",
@@ -732,16 +812,6 @@ def test_colours_stand_out_and_apart_for_every_kind_of_sight(mode, paper):
     colours = [linear(getattr(look, mode)) for look in style.LOOKS]
     luminance = np.array([0.2126, 0.7152, 0.0722])
     for colour in colours:
-def test_the_legend_names_every_line_of_the_learning_curve(tmp_path, undrawn):
-    run = read_run(write_run(tmp_path / "run"))
-    figure = story.learning_curve(run, 3).draw()
-    (legend,) = figure.legends
-    kinds = [f"{kind}, {how}" for kind in ("valid", "optimal") for how in ("sampled", "greedy")]
-    assert [text.get_text() for text in legend.get_texts()] == [*kinds, "valid, in training"]
-    width = {line.get_label(): line.get_linewidth() for line in legend.get_lines()}
-    assert width["valid, in training"] < width["valid, sampled"]
-
-
         bright = sorted((float(luminance @ colour), float(luminance @ linear(paper))))
         assert (bright[1] + 0.05) / (bright[0] + 0.05) >= 3
     for matrix in VISION.values():
