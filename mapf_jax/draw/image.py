@@ -103,12 +103,13 @@ class _Canvas:
         height = self._height + (len(lines) * _LINE + 6 * bool(lines)) * _SMOOTH
         image = Image.new("RGB", (self._width, height), shapes.PALETTE["paper"])
         self._pen = ImageDraw.Draw(image)
-        paths = () if trails is None else np.swapaxes(trails, 0, 1)
+        paths = np.zeros((0, 1, 2)) if trails is None else np.swapaxes(trails, 0, 1)
         self._add(shapes.lake(story))
         self._add(chain(*(shapes.trail(story, agent, path) for agent, path in enumerate(paths))))
         self._add(chain(*(shapes.burst(story, mark) for mark in marks)))
         self._add(chain(*shapes.agents(story, story.starts if where is None else where)))
         self._add(chain(*(shapes.mark(story, mark) for mark in marks)))
+        self._add(shapes.waits(story, paths))
         font = _font(_CAPTION * _SMOOTH)
         for i, (line, colour) in enumerate(lines):
             place = (self._width / 2, self._height + (i + 0.4) * _LINE * _SMOOTH)

@@ -86,7 +86,7 @@ def lake(story: Story) -> Iterator[Shape]:
 
 
 def trail(story: Story, agent: int, cells: np.ndarray) -> Iterator[Shape]:
-    """The path of the story's agent along cells [times, 2], its direction and its waits."""
+    """The path of the story's agent along cells [times, 2], and its direction."""
     colour = _colour(story.agents[agent])
     cells = _near(story, cells)
     aside = np.clip(0.11 * (agent - (len(story.agents) - 1) / 2), -0.26, 0.26)
@@ -97,11 +97,26 @@ def trail(story: Story, agent: int, cells: np.ndarray) -> Iterator[Shape]:
     for before, after in itertools.pairwise(points):
         if np.isclose(np.abs(after - before).sum(), 1):
             yield _head(0.5 * (before + after), after - before, 0.2, colour)
-    away = np.flatnonzero(np.any(cells != story.goals[agent], axis=1))
-    waits = cells[:-1][still & (np.arange(len(still)) < away.max(initial=0))]
-    for place, count in zip(*np.unique(waits, axis=0, return_counts=True), strict=True):
-        text = "wait" if count == 1 else f"wait {count}"
-        yield _text(np.add(place, (-0.31, 0.22)), text, 0.24, "ink", halo=0.08)
+
+
+def waits(story: Story, paths: np.ndarray) -> Iterator[Shape]:
+    """How often each agent waits in a cell of its path [agents, times, 2], to be drawn last.
+
+    One agent's label is in a corner that neither numbers of goals nor of agents need; those of
+    several agents share the diagonal of their cell.
+    """
+    found: dict[tuple[float, ...], list[tuple[int, int]]] = {}
+    for agent, cells in enumerate(_near(story, paths)):
+        still = np.all(cells[1:] == cells[:-1], axis=1)
+        away = np.flatnonzero(np.any(cells != story.goals[agent], axis=1))
+        waited = cells[:-1][still & (np.arange(len(still)) < away.max(initial=0))]
+        for place, count in zip(*np.unique(waited, axis=0, return_counts=True), strict=True):
+            found.setdefault(tuple(place), []).append((agent, count))
+    for place, labels in found.items():
+        for (agent, count), along in zip(labels, np.linspace(1, -1, len(labels)), strict=True):
+            text = "wait" if count == 1 else f"wait {count}"
+            point = np.add(place, along * np.array([0.33, 0.22]))
+            yield _text(point, text, 0.24, _colour(story.agents[agent]), halo=0.08)
 
 
 def agents(story: Story, where: np.ndarray) -> list[list[Shape]]:

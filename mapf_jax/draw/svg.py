@@ -63,7 +63,8 @@ def svg(instance: Instance, plan: Plan | Solution | None = None, name: str = "la
         return moving(part, enumerate(frames), "linear")
 
     _add(root, shapes.lake(story))
-    for agent, cells in enumerate(np.swapaxes(story.positions, 0, 1) if last >= 0 else []):
+    paths = np.swapaxes(story.positions, 0, 1) if last >= 0 else np.zeros((0, 1, 2))
+    for agent, cells in enumerate(paths):
         _add(root, shapes.trail(story, agent, cells))
     bursts = ElementTree.SubElement(root, "g")
     places = np.array([shapes.spread(story, at) for at in story.positions] or [story.starts])
@@ -77,6 +78,7 @@ def svg(instance: Instance, plan: Plan | Solution | None = None, name: str = "la
             marks = list(chain(*(draw(story, mark) for mark in story.marks(time))))
             if marks:
                 _add(ElementTree.SubElement(layer, "g", attributes), marks)
+    _add(root, shapes.waits(story, paths))
     if last >= 0:
         line = np.stack([np.full(last + 1, side + low), np.linspace(0, size - 1, last + 1)], 1)
         _add(root, _clock(story, line))

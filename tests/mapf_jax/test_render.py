@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mapf_jax
-from mapf_jax.draw import image, render, story, svg
+from mapf_jax.draw import image, render, shapes, story, svg
 from mapf_jax.padding import pad_instance, stack_plans
 from mapf_jax.types import Plan, make_instance
 
@@ -153,6 +153,33 @@ def test_svg_moves_as_the_plan_says(name):
     assert sum("--bad" in stroke for stroke in strokes) == len(broken)
     assert bool(root.findall("{*}g/{*}path[@stroke='var(--bad,#D4002A)']")) == bool(broken)
     assert "prefers-reduced-motion" in root[0].text
+
+
+def test_waits_in_one_cell_are_apart_and_above_all_else(monkeypatch):
+    # Agents 0 and 1 wait in (0,1) twice each, and collide there.
+    first = [(0, 0), (0, 1), (0, 1), (0, 1), (1, 1), (2, 1)]
+    second = [(0, 3), (0, 2), (0, 1), (0, 1), (0, 1), (0, 2)]
+    plan = plan_of(first, second, THIRD)
+    told = story.tell(LAKE, plan)
+    one, other = shapes.waits(told, np.swapaxes(told.positions, 0, 1))
+    assert (one.text, other.text) == ("wait 2", "wait 2")
+    assert (one.fill, other.fill) == ("c0", "c1")
+    assert abs(one.points - other.points)[0, 0] > 0.24 + 2 * 0.08  # Heights and halos.
+    assert np.abs(np.concatenate([one.points, other.points]) - (0, 1)).max() < 0.5
+
+    drawn = list(ElementTree.fromstring(svg.svg(LAKE, plan)))
+    labels = [i for i, part in enumerate(drawn) if part.text == "wait 2"]
+    assert len(labels) == 2
+    groups = [i for i, part in enumerate(drawn) if part.tag.endswith("}g")]
+    assert min(labels) > max(groups[:-1])  # Bursts, agents and marks; the last one is the clock's.
+
+    added = []
+    add = image._Canvas._add
+    monkeypatch.setattr(
+        image._Canvas, "_add", lambda self, of: add(self, added.extend(new := list(of)) or new)
+    )
+    image.animation(LAKE, plan)
+    assert [shape.text for shape in added[-2:]] == ["wait 2", "wait 2"]
 
 
 def test_svg_without_a_plan_and_next_to_another():
