@@ -168,7 +168,8 @@ class MapfFrozenLake:
 
         Args:
           state: of a single environment.
-          actions: int[A]; anything but the four moves 0..3 waits.
+          actions: int[A], 0 up, 1 down, 2 left, 3 right, 4 wait. Other numbers raise an error, but
+            wait where they are traced, as in `jax.jit` and `jax.vmap`. `jax.vmap` takes no list.
           key: PRNG key if and only if `slip_probability` is above 0.
 
         Returns:
@@ -176,7 +177,8 @@ class MapfFrozenLake:
           on from where it stopped.
 
         Raises:
-          ValueError: the actions have another shape or type, or a key is missing or not needed.
+          ValueError: the actions have another shape or type or are not 0 to 4, or a key is missing
+            or not needed.
         """
         actions = jnp.asarray(actions)
         if not jnp.issubdtype(actions.dtype, jnp.integer):
@@ -187,6 +189,7 @@ class MapfFrozenLake:
             custom_message="actions of a single step; use jax.vmap for a batch",
             exception_type=ValueError,
         )
+        check_actions("actions", actions)
         assert self.max_steps is not None  # Set in __post_init__, as is the reward.
         assert self.reward is not None
         moves = self._slipped(actions, key)
@@ -355,6 +358,18 @@ def check_environment(env: Any) -> None:
     if not isinstance(env, MapfFrozenLake):
         name = env if isinstance(env, str) else next(iter(_REGISTRY))
         raise ValueError(f"env={env!r}: allowed are environments, mapf_jax.env.make({name!r}, ...)")
+
+
+def check_actions(name: str, actions: Any) -> None:
+    """Raises `ValueError` for a number that is no action; traced values are not known yet."""
+    if isinstance(actions, jax.core.Tracer):
+        return
+    given = np.asarray(actions)
+    if given.dtype.kind not in "iu" or not np.isin(given, range(len(dynamics.MOVES))).all():
+        raise ValueError(
+            f"{name}={given.tolist()}: allowed are 0 up, 1 down, 2 left, 3 right, 4 wait, as "
+            "integers"
+        )
 
 
 def _check_known(what: str, word: str, known: Collection[str]) -> None:

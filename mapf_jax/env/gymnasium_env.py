@@ -17,12 +17,12 @@ from gymnasium.utils import EzPickle
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from mapf_jax import generator
 from mapf_jax.draw import render
-from mapf_jax.dynamics import MOVES
 from mapf_jax.env import spaces
+from mapf_jax.env.default_lakes import default_lakes
 from mapf_jax.env.environment import (
     MapfFrozenLake,
+    check_actions,
     check_environment,
     make,
     registered_envs,
@@ -45,16 +45,7 @@ def gymnasium_space(space: spaces.Space) -> gymnasium.Space:
     return gymnasium.spaces.Box(space.low, space.high, space.shape, space.dtype)
 
 
-NUM_DRAWN = 1024
-"""Lakes that are drawn by default; those with reachable goals are played."""
 RENDER_MODES = ["ansi", "rgb_array"]
-
-
-def _drawn(env: MapfFrozenLake) -> Instance:
-    size, agents = env.size, env.num_agents
-    holes = min(size * size // 5, size * size - 2 * agents)
-    lakes, connected = generator.draw(jax.random.key(0), size, holes, size, NUM_DRAWN, agents)
-    return lakes[np.flatnonzero(connected)]
 
 
 class MapfGymEnv(gymnasium.Env, EzPickle):
@@ -85,7 +76,7 @@ class MapfGymEnv(gymnasium.Env, EzPickle):
         if render_mode not in (None, *RENDER_MODES):
             raise ValueError(f"render_mode={render_mode!r}: allowed are None and {RENDER_MODES}")
         if instances is None:
-            instances = _drawn(env)
+            instances = default_lakes(env)
         if len(instances.batch_shape) != 1 or not len(instances):
             raise ValueError(f"instances: of shape {instances.batch_shape}, a batch is needed")
         self.render_mode = render_mode
@@ -178,7 +169,7 @@ class MapfVectorEnv(VectorEnv, EzPickle):
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._env = env
-        wrapper = PoolAutoReset(env, _drawn(env) if instances is None else instances)
+        wrapper = PoolAutoReset(env, default_lakes(env) if instances is None else instances)
         self._reset = jax.jit(jax.vmap(wrapper.reset))
         self._step = jax.jit(jax.vmap(wrapper.step, in_axes=(0, 0, None, 0)))
         self._state: Any = None
@@ -222,13 +213,8 @@ class MapfVectorEnv(VectorEnv, EzPickle):
 
 def _checked(actions: Any) -> np.ndarray:
     """Actions in one type for all callers, so that the step is compiled once."""
-    given = np.asarray(actions)
-    if given.dtype.kind not in "iu" or not np.isin(given, range(len(MOVES))).all():
-        raise ValueError(
-            f"action={given.tolist()}: allowed are 0 up, 1 down, 2 left, 3 right, "
-            "4 wait, as integers"
-        )
-    return given.astype(np.int32)
+    check_actions("action", actions)
+    return np.asarray(actions).astype(np.int32)
 
 
 def _info(timestep: TimeStep) -> dict[str, np.ndarray]:

@@ -11,7 +11,8 @@ import numpy as np
 
 from mapf_jax.dynamics import MOVES, WAIT
 from mapf_jax.env import observations, spaces
-from mapf_jax.env.environment import MapfFrozenLake
+from mapf_jax.env.default_lakes import default_lakes
+from mapf_jax.env.environment import MapfFrozenLake, check_actions, check_environment
 from mapf_jax.env.wrappers import PoolAutoReset, PoolState
 from mapf_jax.types import Array, Instance
 
@@ -32,16 +33,19 @@ class MapfJaxMarlEnv:
 
     Args:
       env: from `mapf_jax.env.make`.
-      instances: a batch; an episode plays one, drawn uniformly.
+      instances: a batch; an episode plays one, drawn uniformly. None as of `MapfGymEnv`.
       flat: views are vectors f32[n], as JaxMARL's networks and its `CTRolloutManager` expect.
     """
 
     name = "MapfFrozenLake"
 
-    def __init__(self, env: MapfFrozenLake, instances: Instance, flat: bool = True) -> None:
+    def __init__(
+        self, env: MapfFrozenLake, instances: Instance | None = None, flat: bool = True
+    ) -> None:
+        check_environment(env)
         self._env = env
         self._flat = flat
-        self._wrapper = PoolAutoReset(env, instances)
+        self._wrapper = PoolAutoReset(env, default_lakes(env) if instances is None else instances)
         self.num_agents = env.num_agents
         self.agents = [f"agent_{i}" for i in range(env.num_agents)]
         seen, acts = env.observation_space_of_agent, spaces.Box(0, len(MOVES) - 1, (), np.integer)
@@ -64,7 +68,6 @@ class MapfJaxMarlEnv:
         state, timestep = self._wrapper.reset(key)
         return self._views(timestep.observation), state
 
-    @functools.partial(jax.jit, static_argnums=0)
     def step(
         self, key: jax.Array, state: PoolState, actions: dict[str, Array]
     ) -> tuple[dict[str, Any], PoolState, dict[str, Array], dict[str, Array], dict[str, Array]]:
@@ -79,7 +82,16 @@ class MapfJaxMarlEnv:
           Views, state, rewards float32[] and ends bool[] by agent (ends also under "__all__"), and
           facts about the episode of this step, an array [A] each: `success`, `truncated`, `costs`,
           `violation`, `at_goal`.
+
+        Raises:
+          ValueError: an action is none; traced ones, as in `jax.jit` and `jax.vmap`, wait instead.
         """
+        for agent, action in actions.items():
+            check_actions(f"actions[{agent!r}]", action)
+        return self._step(key, state, actions)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def _step(self, key: jax.Array, state: PoolState, actions: dict[str, Array]) -> Any:
         joint = jnp.stack([jnp.asarray(actions.get(agent, WAIT)) for agent in self.agents])
         slip_key = key if self._env.needs_key else None
         state, timestep = self._wrapper.step(state, joint, key=slip_key)

@@ -11,6 +11,7 @@ from mapf_jax.dynamics import MOVES, WAIT
 from mapf_jax.env import observations
 from mapf_jax.env.environment import MapfFrozenLake
 from mapf_jax.env.gymnasium_env import RENDER_MODES, MapfGymEnv, gymnasium_space
+from mapf_jax.types import Instance
 
 
 class MapfParallelEnv(ParallelEnv[str, Any, int]):
@@ -24,15 +25,20 @@ class MapfParallelEnv(ParallelEnv[str, Any, int]):
 
     Args:
       env: from `mapf_jax.env.make`.
-      options: `instances` and `render_mode` of `MapfGymEnv`.
+      instances, render_mode: as of `MapfGymEnv`.
     """
 
     metadata = {"name": "mapf_frozen_lake_v0", "render_modes": RENDER_MODES}  # noqa: RUF012
 
-    def __init__(self, env: MapfFrozenLake, **options: Any) -> None:
+    def __init__(
+        self,
+        env: MapfFrozenLake,
+        instances: Instance | None = None,
+        render_mode: str | None = None,
+    ) -> None:
         self._env = env
-        self._all_agents = MapfGymEnv(env, **options)
-        self.render_mode = self._all_agents.render_mode
+        self._all_agents = MapfGymEnv(env, instances, render_mode)
+        self.render_mode = render_mode
         self.possible_agents = [f"agent_{i}" for i in range(env.num_agents)]
         self.agents: list[str] = []
         own = gymnasium_space(env.observation_space_of_agent)

@@ -122,7 +122,7 @@ def test_single_plays_what_the_simulator_plays():
         MapfGymEnv,
         MapfParallelEnv,
         lambda env: MapfVectorEnv(env, None, 2),
-        lambda env: MapfJaxMarlEnv(env, pool(2)),
+        MapfJaxMarlEnv,
     ],
 )
 def test_the_name_of_an_environment_is_none(made):
@@ -144,6 +144,20 @@ def test_actions_that_there_are_not_are_refused(actions):
         message = re.escape(f"{actions}") + r"\]?: allowed are 0 up, 1 down, .* as integers"
         with pytest.raises(ValueError, match=message):
             one.step(given)
+    by_agent = MapfJaxMarlEnv(env, OPEN[None])
+    _, state = by_agent.reset(jax.random.key(0))
+    message = r"actions\['agent_[01]'\]=.*: allowed are 0 up, 1 down, .* as integers"
+    with pytest.raises(ValueError, match=message):
+        by_agent.step(jax.random.key(0), state, {f"agent_{i}": a for i, a in enumerate(actions)})
+
+
+def test_adapters_take_instances_by_position_and_draw_their_own():
+    env = make(num_agents=2, size=3)
+    for one in (MapfGymEnv(env, OPEN[None]), MapfParallelEnv(env, OPEN[None], "ansi")):
+        one.reset(seed=0)
+    assert one.render().count("H") == 0
+    _, state = MapfJaxMarlEnv(env).reset(jax.random.key(0))
+    assert np.asarray(state.episode.cells != state.episode.goals).all()
 
 
 @pytest.mark.parametrize("name", ["MapfFrozenLake-v0", "MapfFrozenLakeSlippery-v0"])

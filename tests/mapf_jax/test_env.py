@@ -372,6 +372,10 @@ def test_bad_names_shapes_and_weights_are_named():
         env.step(state, jnp.zeros((1, 2), jnp.int32))
     with pytest.raises(ValueError, match="actions: of type float32, allowed are integers 0 to 4"):
         env.step(state, jnp.zeros(2))
+    with pytest.raises(ValueError, match=r"actions=\[9, 2\]: allowed are 0 up, .* 4 wait"):
+        env.step(state, jnp.array([9, 2]))
+    traced = jax.jit(env.step)(state, jnp.array([9, 4]))[0]  # No value to look at: it waits.
+    np.testing.assert_array_equal(traced.cells, state.cells)
     listed, given = (env.step(state, actions)[0] for actions in ([1, 4], np.array([1, 4])))
     np.testing.assert_array_equal(listed.cells, given.cells)
     sizes = r"\(size, num_agents\) are \[\(3, 2\), \(4, 2\)\]; .*pad_instance\(instance, 4, 2\)"
