@@ -37,15 +37,15 @@ def blocks(path, language):
 
 
 def with_modules(text):
-    """A text whose console scripts, where they begin a line, are the modules that they start."""
+    """A text whose console scripts, where they begin a line or code, are the modules they start."""
 
     def module(script):
-        name = script[1].replace("-", "_")
-        return (
-            f"python -m {'mapf_jax' if name == 'jax' else f'experiments.{_MAIN.get(name, name)}'}"
-        )
+        folder, name = script[1], script[2].replace("-", "_")
+        module = "mapf_jax" if name == "jax" else f"experiments.{_MAIN.get(name, name)}"
+        return f"{folder}python -m {module}"
 
-    return re.sub(r"^mapf-([a-z-]+)", module, text, flags=re.MULTILINE)
+    begin = r"(?:^|(?<=`))"
+    return re.sub(begin + r"((?:\.venv/bin/)?)mapf-([a-z-]+)", module, text, flags=re.MULTILINE)
 
 
 def anchors(path):
@@ -59,6 +59,13 @@ def anchors(path):
     return {f"{name}-{i}" if i else name for name, count in found.items() for i in range(count)}
 
 
+def test_console_scripts_are_read_as_their_modules():
+    read = with_modules(".venv/bin/mapf-new-family a\nmapf-train, `mapf-jax solve`, a/mapf-b")
+    new, others = read.splitlines()
+    assert new == ".venv/bin/python -m experiments.new_family a"
+    assert others == "python -m experiments.main, `python -m mapf_jax solve`, a/mapf-b"
+
+
 def test_the_first_page_is_short():
     text = (ROOT / "README.md").read_text()
     assert len(text.split()) < 700
@@ -70,6 +77,7 @@ def test_the_first_page_is_short():
 def hello():
     """The programs of the first page: a block of Python for each, and lines of shell."""
     text = (ROOT / "README.md").read_text().partition("## What it reaches")[0]
+    assert text.splitlines()[5] == "## Hello"  # After the title and two lines.
     found = [(kind, code) for kind, code in _FENCE.findall(text) if kind in ("sh", "python")]
     assert [kind for kind, _ in found] == ["sh", "python", "python", "sh"]
     assert all(len(list(filter(None, code.splitlines()))) <= 8 for _, code in found)
@@ -100,7 +108,7 @@ def test_the_second_program_learns_its_task():
 
 @pytest.mark.slow
 def test_the_first_page_writes_a_family_that_is_usable(tmp_path):
-    *commands, ring = hello()[2].splitlines()
+    *commands, ring = with_modules(hello()[2]).splitlines()
     assert ring.endswith("-m experiments.main --config=tiny")  # test_main runs it in small.
     for command in commands:
         words = [sys.executable, *shlex.split(command)[1:]]
@@ -223,6 +231,8 @@ def test_runs_of_the_pages_have_options_that_go_together():
                     field = name.removeprefix("config.")
                     config.update_from_flattened_dict({field: yaml.safe_load(value)})
             config.model.path = TINY_MODEL
+            if config.family == "my_task.py:family":  # A copy of the template that a page makes.
+                config.family = "experiments/families/template.py:family"
             from_config(config)
             checked += 1
     assert checked >= 12
