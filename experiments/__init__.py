@@ -14,7 +14,7 @@ def _without_interrupts(
 
 
 def begin_command() -> None:
-    """Prepares a command, before its imports; raises `ImportError` if an extra is missing."""
+    """Prepares a command, before its imports; ends it with one line if an extra is missing."""
     # Ctrl-C in the seconds of imports: no traceback, and the exit code that shells expect.
     sys.excepthook = _without_interrupts
     # SIGTERM wherever nothing has to be saved, as while importing, processes meet or a report is
@@ -22,7 +22,10 @@ def begin_command() -> None:
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         signal.signal(signal.SIGTERM, lambda *_: os._exit(os.EX_TEMPFAIL))
 
-    import learner.decoder  # noqa: F401 - Names the extra to install if it is missing.
+    try:
+        import learner.decoder  # noqa: F401 - Names the extra to install if it is missing.
+    except ImportError as error:
+        sys.exit(f"error: {error}")
 
 
 if sys.argv[0] == "-m":

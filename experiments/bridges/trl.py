@@ -13,10 +13,15 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import datasets
 import numpy as np
-import torch
-import transformers
+
+try:
+    import datasets
+    import torch
+    import transformers
+except ModuleNotFoundError as error:
+    text = "DesignedRounds needs TRL; in a clone of the project: pip install -e '.[trl]'"
+    raise ImportError(text) from error
 
 from engineer.context import DEFAULT_VARIANT, VARIANTS, ContextSpec
 from engineer.designers import Designer, ModelDesigner

@@ -19,8 +19,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
-from torch.utils.data import Dataset
+
+try:
+    import torch
+    from torch.utils.data import Dataset
+except ModuleNotFoundError as error:
+    text = "a plan of rounds needs verl; in a clone of the project: pip install -e '.[verl]'"
+    raise ImportError(text) from error
 
 from engineer import designers
 from engineer.designers import Design, Designer, NoAnswerError

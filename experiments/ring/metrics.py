@@ -29,7 +29,8 @@ def check_packages(settings: Settings) -> None:
         value = getattr(settings.log, name)
         if value and importlib.util.find_spec(package) is None:
             raise UserError(
-                f"log.{name}={value!r}: {package} is not installed; the extra `{extra}` brings it"
+                f"log.{name}={value!r}: needs {package}; "
+                f"in a clone of the project: pip install -e '.[{extra}]'"
             )
 
 

@@ -154,7 +154,10 @@ class Submitter:
             import cloudpickle
             import submitit
         except ModuleNotFoundError as error:
-            raise UserError("launcher=submitit: needs pip install submitit") from error
+            raise UserError(
+                "launcher=submitit: needs submitit; "
+                "in a clone of the project: pip install -e '.[submitit]'"
+            ) from error
         cloudpickle.register_pickle_by_value(sys.modules[__name__])
         given = dict(parameter.partition("=")[::2] for parameter in parameters)
         values = {name: int(v) if v.isdecimal() else v for name, v in given.items()}

@@ -4,5 +4,5 @@
 try:
     import flax as flax
 except ModuleNotFoundError as error:
-    text = "training needs further packages: pip install 'mapf-frozenlake-rl[train]'"
+    text = "training needs Flax and more; in a clone of the project: pip install -e '.[train]'"
     raise ImportError(text) from error

@@ -74,7 +74,8 @@ def convert(path: Path, folder: Path) -> None:
     try:
         import gguf
     except ModuleNotFoundError as error:
-        raise ImportError("GGUF files need the package gguf: pip install gguf") from error
+        text = "a GGUF file needs gguf; in a clone of the project: pip install -e '.[gguf]'"
+        raise ImportError(text) from error
 
     try:
         file = gguf.GGUFReader(path)

@@ -118,8 +118,8 @@ class Target:
         module, extra = _WHEELS[self.chip.platform]
         if importlib.util.find_spec(module) is None:
             raise ValueError(
-                f"chips={self.name!r}: its compiler is not installed; "
-                f"pip install 'mapf-frozenlake-rl[{extra}]' brings it, with or without the chip"
+                f"chips={self.name!r}, which need not be here: needs its compiler {module}; "
+                f"in a clone of the project: pip install -e '.[{extra}]'"
             )
         if self.chip.platform == "cuda":
             described = topologies.get_topology_desc(

@@ -10,13 +10,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
-import yaml
 
 from mapf_jax import formats
 from mapf_jax.text import prompt, render_answer
 from mapf_jax.types import Status
+
+try:
+    import jinja2
+    import yaml
+except ModuleNotFoundError as error:
+    text = "a card needs Jinja2 and PyYAML; in a clone of the project: pip install -e '.[datasets]'"
+    raise ImportError(text) from error
 
 DATA_SOURCE = "mapf_frozenlake"
 

@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterator
 
 import jax
-import verifiers.v1 as vf
 
 from mapf_jax import formats
 from mapf_jax.answer_reward import RewardConfig
@@ -17,6 +16,12 @@ from mapf_jax.bridges.dataset import dataset_rows
 from mapf_jax.bridges.rewards import score
 from mapf_jax.environment_config import EnvironmentConfig
 from mapf_jax.generator import generate
+
+try:
+    import verifiers.v1 as vf
+except ModuleNotFoundError as error:
+    text = "a taskset needs verifiers; in a clone of the project: pip install -e '.[verifiers]'"
+    raise ImportError(text) from error
 
 __all__ = ["MapfTaskset"]
 

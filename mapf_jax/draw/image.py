@@ -14,7 +14,8 @@ from mapf_jax.types import Instance, Plan, Solution, ViolationKind
 try:
     from PIL import Image, ImageColor, ImageDraw, ImageFont
 except ImportError as error:
-    raise ImportError("pictures need Pillow: pip install 'pillow>=10.1'") from error
+    text = "drawing needs Pillow; in a clone of the project: pip install -e '.[render]'"
+    raise ImportError(text) from error
 
 _SMOOTH = 3  # Everything is drawn this many times larger and scaled down.
 _MIN_WIDTH, _CAPTION, _LINE = 300, 15, 21

@@ -9,13 +9,9 @@ vector with one move for each, the reward the sum of the agents' rewards (which 
 import dataclasses
 from typing import Any
 
-import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
-from gymnasium.utils import EzPickle
-from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space
 
 from mapf_jax.draw import render
 from mapf_jax.env import spaces
@@ -30,6 +26,15 @@ from mapf_jax.env.environment import (
 from mapf_jax.env.wrappers import PoolAutoReset
 from mapf_jax.padding import pad_instance
 from mapf_jax.types import Instance, State, TimeStep
+
+try:
+    import gymnasium
+    from gymnasium.utils import EzPickle
+    from gymnasium.vector import AutoresetMode, VectorEnv
+    from gymnasium.vector.utils import batch_space
+except ModuleNotFoundError as error:
+    text = "MapfGymEnv needs Gymnasium; in a clone of the project: pip install -e '.[gymnasium]'"
+    raise ImportError(text) from error
 
 
 def gymnasium_space(space: spaces.Space) -> gymnasium.Space:

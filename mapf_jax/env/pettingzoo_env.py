@@ -3,9 +3,16 @@
 import itertools
 from typing import Any
 
-import gymnasium
 import numpy as np
-from pettingzoo import ParallelEnv
+
+try:
+    import gymnasium
+    from pettingzoo import ParallelEnv
+except ModuleNotFoundError as error:
+    text = (
+        "a ParallelEnv needs PettingZoo; in a clone of the project: pip install -e '.[pettingzoo]'"
+    )
+    raise ImportError(text) from error
 
 from mapf_jax.dynamics import MOVES, WAIT
 from mapf_jax.env import observations

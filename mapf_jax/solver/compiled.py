@@ -13,7 +13,8 @@ from mapf_jax import dynamics, types
 try:
     import numba
 except ModuleNotFoundError as error:
-    raise ImportError("solving needs Numba: pip install 'mapf-frozenlake-rl[solver]'") from error
+    text = "solving needs Numba; in a clone of the project: pip install -e '.[solver]'"
+    raise ImportError(text) from error
 
 _settings: Any = numba.config
 

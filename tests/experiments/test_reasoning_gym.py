@@ -177,7 +177,7 @@ def test_what_is_no_data_set_is_refused(names, message):
 
 def test_without_the_extra_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"pip install 'mapf-frozenlake-rl\[reasoning-gym\]'"):
+    with pytest.raises(ValueError, match=r"pip install -e '\.\[reasoning-gym\]'"):
         ReasoningGym(ReasoningGymOptions(), "chain_sum")
 
 

@@ -133,7 +133,7 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     settings = from_config({"log": {option: True if option == "tensorboard" else "lakes"}})
     with pytest.raises(
-        UserError, match=rf"log\.{option}=.*{package} is not installed; the extra `{extra}`"
+        UserError, match=rf"log\.{option}=.*needs {package}; .* pip install -e '\.\[{extra}\]'"
     ):
         check_packages(settings)
     check_packages(from_config({}))

@@ -414,7 +414,7 @@ def test_parameters_of_jobs_are_checked_before_any_is_submitted(parameters, mess
 
 def test_what_jobs_need_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "submitit", None)
-    with pytest.raises(UserError, match="launcher=submitit: needs pip install submitit"):
+    with pytest.raises(UserError, match=r"launcher=submitit: needs submitit; .*\[submitit\]"):
         submission.Submitter(tmp_path, [])
 
 

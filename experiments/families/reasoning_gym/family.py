@@ -160,7 +160,10 @@ class ReasoningGym(Family):
     def __init__(self, options: ReasoningGymOptions, names: str) -> None:
         family = f"family='reasoning_gym:{names}'"
         if importlib.util.find_spec("reasoning_gym") is None:
-            raise ValueError(f"{family}: needs pip install 'mapf-frozenlake-rl[reasoning-gym]'")
+            raise ValueError(
+                f"{family}: needs reasoning-gym; "
+                "in a clone of the project: pip install -e '.[reasoning-gym]'"
+            )
         chosen = names.split("+")
         for name in chosen:
             if wrong := sandbox().call("unknown", name, seconds=_SOON):
