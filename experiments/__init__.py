@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from importlib import metadata
 from types import TracebackType
 
 
@@ -26,6 +27,18 @@ def begin_command() -> None:
         import learner.decoder  # noqa: F401 - Names the extra to install if it is missing.
     except ImportError as error:
         sys.exit(f"error: {error}")
+
+
+def name_of(module: str) -> str:
+    """What starts a command: its console script if that is installed, else the module here.
+
+    In a folder with another package `experiments` only the script starts it.
+    """
+    function = {"main": "train"}.get(module, module)
+    for script in metadata.entry_points(group="console_scripts"):
+        if script.value == f"experiments.commands:{function}":
+            return script.name
+    return f"python -m experiments.{module}"
 
 
 if sys.argv[0] == "-m":

@@ -5,6 +5,7 @@ where another folder may be named `experiments`.
 """
 
 import runpy
+import sys
 
 from experiments import begin_command
 
@@ -58,6 +59,13 @@ def check_family() -> None:
 def probe() -> None:
     """Says on which rows of which family a model can begin."""
     _run("probe")
+
+
+def plan() -> None:
+    """Says what a model costs on accelerators."""
+    from learner.plan.__main__ import main  # Also a command where only `learner` is.
+
+    sys.exit(main())
 
 
 def reading() -> None:

@@ -11,6 +11,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from experiments import name_of
 from experiments.run import process
 from experiments.run.checkpoint import RunCheckpoint, find_checkpoint
 from experiments.run.policy import load_policy
@@ -57,7 +58,7 @@ def export(run: str, out: Path, mesh: MeshSettings, dtype: str | None = None) ->
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the command; user errors end it with one line."""
     parser = argparse.ArgumentParser(
-        prog="python -m experiments.export",
+        prog=name_of("export"),
         description="Write what a run has trained as a Hugging Face checkpoint.",
     )
     add = parser.add_argument

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from absl import app
 
+from experiments import name_of
+
 TEMPLATE = Path(__file__).parent / "families" / "template.py"
 
 
@@ -27,7 +29,11 @@ def main(argv: Sequence[str]) -> None:
     text = TEMPLATE.read_text(encoding="utf-8").replace("Sums(", f"{kind}(")
     path.write_text(text, encoding="utf-8")
     print(f"written to {path}; it adds numbers until you change it. Try it without a model:")
-    print(f"python -m experiments.check_family {path}:family")
+    print(f"{name_of('check_family')} {path}:family")
+    options = f"--config=sums --config.family={path}:family"
+    print("Then make a tiny model for it, and train that in designed rounds:")
+    print(f"{name_of('warm_start')} {options} --out={name}_model")
+    print(f"{name_of('main')} {options} --config.model.path={name}_model --workdir=runs/{name}")
 
 
 if __name__ == "__main__":

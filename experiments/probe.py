@@ -18,6 +18,7 @@ import numpy as np
 
 from engineer.analysis import SATURATED
 from engineer.evidence import MANY_TRUNCATED
+from experiments import name_of
 from experiments import settings as settings_lib
 from experiments.families import Family, NoProblemError, Problem, Record
 from experiments.ring.outcomes import one_of_each_kind
@@ -222,7 +223,7 @@ def table(label: str, rows: Sequence[Row]) -> Iterator[str]:
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the command; user errors end it with one line."""
     parser = argparse.ArgumentParser(
-        prog="python -m experiments.probe",
+        prog=name_of("probe"),
         description="Probe what a model can do on families of environments before any training.",
     )
     add = parser.add_argument

@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m mapf_jax",
+        prog="mapf-jax",
         description="Several agents on a frozen lake: make, solve, check and draw instances.",
     )
     parser.add_argument("--version", action="version", version=f"mapf_jax {__version__}")

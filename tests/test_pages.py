@@ -27,7 +27,6 @@ PAGES = sorted(
 NAMES = [str(path.relative_to(ROOT)) for path in PAGES]
 # Pages of measurements keep the command of the revision that made them.
 CURRENT = [name for name in NAMES if not (ROOT / name).with_suffix(".json").exists()]
-_MAIN = {"train": "main"}
 _FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 
 
@@ -41,8 +40,8 @@ def with_modules(text):
 
     def module(script):
         folder, name = script[1], script[2].replace("-", "_")
-        module = "mapf_jax" if name == "jax" else f"experiments.{_MAIN.get(name, name)}"
-        return f"{folder}python -m {module}"
+        apart = {"jax": "mapf_jax", "plan": "learner.plan", "train": "experiments.main"}
+        return f"{folder}python -m {apart.get(name, f'experiments.{name}')}"
 
     begin = r"(?:^|(?<=`))"
     return re.sub(begin + r"((?:\.venv/bin/)?)mapf-([a-z-]+)", module, text, flags=re.MULTILINE)

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from experiments import measurements
+from experiments import measurements, name_of
 from experiments.benchmark.asking import ask, file_name, read_outcomes
 from experiments.benchmark.oracles import ORACLES
 from experiments.benchmark.questions import BUILTIN, BenchmarkQuestions, read_set
@@ -127,7 +127,7 @@ class _Parser(argparse.ArgumentParser):
 def parser() -> argparse.ArgumentParser:
     """The options of the command; wrong ones raise a `UserError`."""
     parser = _Parser(
-        prog="python -m experiments.benchmark",
+        prog=name_of("benchmark"),
         description="Valid and optimal answers of models on the benchmark, beside published ones.",
     )
     add = parser.add_argument

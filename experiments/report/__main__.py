@@ -1,4 +1,4 @@
-"""`python -m experiments.report FOLDER`: see `experiments.report`."""
+"""The command `python -m experiments.report`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +9,8 @@ from absl import logging as absl_logging
 from experiments import report
 from experiments.run import process
 from experiments.text.errors import ended_in_one_line
+
+__doc__ = report.__doc__  # What --help prints.
 
 
 def main(argv: Sequence[str]) -> None:

@@ -52,9 +52,8 @@ _CHIPS = "v5e-8,v5p-64,v6e-8,h100-8,h200"
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m learner.plan", description=(__doc__ or "").split("\n\n")[0]
-    )
+    module = "python -m learner.plan" if __name__ == "__main__" else None  # Else the script.
+    parser = argparse.ArgumentParser(prog=module, description=(__doc__ or "").split("\n\n")[0])
     add = parser.add_argument
     add("--config", default="Qwen3-4B", help=f"{', '.join(NAMES)}, folders, or hub names")
     chosen = parser.add_mutually_exclusive_group()

@@ -7,13 +7,15 @@ import runpy
 import signal
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 from whole_runs import environment
 
 import experiments
-from experiments import command_line
+from experiments import command_line, export, new_family, probe
+from experiments.benchmark import __main__ as benchmark
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "experiments" / "configs"
@@ -96,11 +98,59 @@ def test_every_script_starts_a_command(script, monkeypatch):
     if module != "experiments.commands":
         assert callable(target)
         return
+    if name == "plan":
+        monkeypatch.setattr("learner.plan.__main__.main", lambda: started.append("learner.plan"))
+        with pytest.raises(SystemExit):
+            target()
+        assert started == ["learner.plan"]
+        return
     target()
     assert started == [f"experiments.{ {'train': 'main'}.get(name, name) }"]
     file = CONFIGS.parent / started[0].partition(".")[2]
     main = file / "__main__.py" if file.is_dir() else file.with_suffix(".py")
     assert 'if __name__ == "__main__":' in main.read_text()
+
+
+def test_commands_call_themselves_by_the_script_that_is_installed(monkeypatch, capsys):
+    """A folder may have another package `experiments`, where `python -m` does not find them."""
+    names = {"export": export.main, "benchmark": benchmark.main, "probe": probe.main}
+    entries = [
+        metadata.EntryPoint(name, value, "console_scripts") for name, value in scripts().items()
+    ]
+    for found, expected in ((entries, "mapf-{}"), ([], "python -m experiments.{}")):
+        monkeypatch.setattr(metadata, "entry_points", lambda group, found=found: found)
+        for name, main in names.items():
+            with pytest.raises(SystemExit):
+                main(["--help"])
+            assert capsys.readouterr().out.startswith(f"usage: {expected.format(name)} ")
+    monkeypatch.setattr(metadata, "entry_points", lambda group: entries)
+    assert experiments.name_of("main") == "mapf-train"
+
+
+def test_a_template_says_what_comes_next(monkeypatch, tmp_path, capsys):
+    entries = [
+        metadata.EntryPoint(name, value, "console_scripts") for name, value in scripts().items()
+    ]
+    monkeypatch.setattr(metadata, "entry_points", lambda group: entries)
+    monkeypatch.chdir(tmp_path)
+    new_family.main(["new_family", "my_task"])
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("mapf-")]
+    assert [line.split()[0] for line in lines] == [
+        "mapf-check-family",
+        "mapf-warm-start",
+        "mapf-train",
+    ]
+    assert all("my_task.py:family" in line for line in lines)
+
+
+def test_the_help_of_the_report_says_what_it_does():
+    program = "import runpy, sys; sys.argv[1:] = ['--help']; "
+    program += "runpy.run_module('experiments.report', run_name='__main__', alter_sys=True)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=200
+    )
+    assert "Writes a self-contained page, without scripts, about a run" in done.stdout
+    assert "report.html" in done.stdout
 
 
 def test_a_script_runs_in_a_folder_with_another_package_of_the_name(tmp_path):

@@ -80,8 +80,8 @@ def run(tmp_path_factory):
     again = python("experiments.new_family", "my_task")
     assert again.returncode == 1
     assert "my_task.py: the file is already there" in again.stderr
-    main, *flags = re.search("python -m (.+)", written.stdout)[1].split()
-    done = python(main, *OPTIONS, *flags, "--config.model.path=model")
+    flags = re.findall(r"--\S+", written.stdout.splitlines()[-1])
+    done = python("experiments.main", *flags, *OPTIONS, "--config.model.path=model")
     assert done.returncode == 0, done.stderr[-3000:]
     return folder / "runs" / "my_task", done.stdout
 
