@@ -78,10 +78,10 @@ def environment(slot: Slot) -> dict[str, str]:
     """The environment variables of a process on a slot, in addition to those of this one.
 
     It finds the package that this process runs, though the working folder may have another one of
-    the same name, and after it what users' files import from there.
+    the same name.
     """
     package = str(Path(experiments.__file__).resolve().parents[1])
-    paths = [package, os.environ.get("PYTHONPATH", ""), os.getcwd()]
+    paths = [package, os.environ.get("PYTHONPATH", "")]
     return {"PYTHONPATH": os.pathsep.join(filter(None, paths)), **slot.environment}
 
 

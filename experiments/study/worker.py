@@ -27,6 +27,8 @@ _LOCK_SECONDS = 60.0
 
 def main() -> None:
     """Computes or resumes the run."""
+    # What users' files import from there, after all packages: a file may have the name of one.
+    sys.path.append(os.getcwd())
     versions.pin()
     process.keep_freed_memory()
     process.quieten()

@@ -292,19 +292,28 @@ def test_two_processes_at_a_time_on_their_own_cores(runner, tmp_path):
 
 @pytest.mark.slow
 def test_a_worker_is_found_from_a_folder_with_another_package_of_its_name(tmp_path):
-    """And what stands in the working folder can be imported after it."""
+    """And what stands in the working folder can be imported after all packages."""
+    (tmp_path / "rich.py").write_text("raise ValueError('not this one')")
     (tmp_path / "experiments").mkdir()
     (tmp_path / "experiments" / "__init__.py").write_text("raise ValueError('not this one')")
     (tmp_path / "helper.py").touch()
-    program = """
+    program = '''
 import os, subprocess, sys
 from experiments.study import runs
 
 *python, _, module = runs.WORKER
-code = f"import helper, importlib.util; print(importlib.util.find_spec({module!r}).origin)"
-environment = os.environ | runs.environment(runs.Slot((), {}))
-subprocess.run([*python, "-c", code], env=environment, check=True)
+code = f"""
+import importlib, sys
+worker = importlib.import_module({module!r})
+def told(options):
+    import helper, rich
+    sys.exit(print(worker.__file__))
+worker.settings_lib.from_config = told
+worker.main()
 """
+environment = os.environ | runs.environment(runs.Slot((), {}))
+subprocess.run([*python, "-c", code], env=environment, input=b"{}", check=True)
+'''
     done = subprocess.run(
         [sys.executable, "-P", "-c", program],
         cwd=tmp_path,
