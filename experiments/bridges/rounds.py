@@ -82,11 +82,13 @@ class Rounds:
         design = designer(record, self._family.space, self._seed)
         self.designs.append(design)
         text = proposal.render_config(design.config, self._family.space)
-        logging.info("round %d:\n%s%s", number + 1, text, design.nothing or design.reason)
+        # Trainers print what happens too; few of their users see lines that are logged as INFO.
+        why = design.nothing or design.reason
+        print(f"designed for round {number + 2} of {self._rounds}:\n{text}{why}", flush=True)
         try:
             self._begin_round(design.config)
         except NoProblemError as error:
-            logging.warning("round %d keeps its configuration: %s", number + 1, error)
+            logging.warning("round %d keeps its configuration: %s", number + 2, error)
             self._begin_round(self.config)
 
     def _begin_round(self, config: Configuration) -> None:

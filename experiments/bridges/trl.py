@@ -105,7 +105,8 @@ class DesignedRounds(Rounds, transformers.TrainerCallback):
         """Validates the model before training.
 
         Raises:
-          ValueError: training goes on from a checkpoint, or has another number of epochs.
+          ValueError: training goes on from a checkpoint, has another number of epochs, or keeps the
+            processes that read data.
         """
         if state.global_step:
             raise ValueError(
@@ -116,6 +117,12 @@ class DesignedRounds(Rounds, transformers.TrainerCallback):
             raise ValueError(
                 f"num_train_epochs={args.num_train_epochs:g}, max_steps={args.max_steps}: allowed "
                 f"are {self._rounds}, one epoch a round, and -1"
+            )
+        if args.dataloader_persistent_workers:
+            # They would keep the first round's problems, which `reward` no longer looks up.
+            raise ValueError(
+                "dataloader_persistent_workers=True: each round begins with new workers; "
+                "allowed is False"
             )
         self._initial = self._validate(model, others["processing_class"])
 

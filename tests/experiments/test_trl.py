@@ -1,6 +1,8 @@
 """Rounds that a model designs inside TRL's trainer."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -82,20 +84,54 @@ def test_the_program_of_the_page(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"num_train_epochs": 3}, "num_train_epochs=3"), ({"max_steps": 2}, "max_steps=2")],
+    [
+        ({"num_train_epochs": 3}, "num_train_epochs=3"),
+        ({"max_steps": 2}, "max_steps=2"),
+        (
+            {"dataloader_num_workers": 1, "dataloader_persistent_workers": True},
+            "dataloader_persistent_workers=True: .* allowed is False",
+        ),
+    ],
 )
-def test_another_number_of_epochs_is_refused(lakes, tmp_path, options, message):
+def test_arguments_that_do_not_fit_rounds_are_refused(lakes, tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
         train(made(lakes), tmp_path, **options)
 
 
-def test_a_rule_designs_in_the_models_place(lakes, monkeypatch):
+def test_the_extra_trl_alone_is_enough():
+    """No package that only the extra train brings is imported."""
+    hidden = (
+        "flax",
+        "optax",
+        "orbax",
+        "ml_collections",
+        "rich",
+        "httpx",
+        "matplotlib",
+        "pyseccomp",
+    )
+    program = f"import sys; sys.modules.update(dict.fromkeys({hidden}))\n"
+    program += """
+import experiments.bridges.trl as bridge
+from experiments.families.loading import FamilySettings
+family = FamilySettings("words:sums").load_family()
+rounds = bridge.DesignedRounds(family, rounds=1, num_instances=2)
+print(len(rounds.dataset()))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "2\n", done.stderr[-3000:]
+
+
+def test_a_rule_designs_in_the_models_place(lakes, monkeypatch, capsys):
     rounds = made(lakes, designer=curricula.BY_RULE["mastery"])
     first = rounds.dataset()[:6]["prompt"]
     monkeypatch.setattr(rounds, "_validate", lambda *_: lakes.breakdown(records(lakes)))
     rounds.on_epoch_end(None, None, None, processing_class=None)
     assert rounds.config == rounds.designs[0].config != lakes.space.uniform()
     assert rounds.dataset()[:6]["prompt"] != first
+    assert "designed for round 2 of 2:\n" in capsys.readouterr().out
     rounds.on_epoch_end(None, None, None, processing_class=None)
     assert (len(rounds.history), len(rounds.designs)) == (2, 1)
 
