@@ -20,13 +20,23 @@ NOTEBOOK = Path(__file__).with_name("mapf_frozenlake.ipynb")
 NEEDED = ("jax", "chex", "numba", "flax", "optax", "orbax", "ml_collections", "PIL", "rich")
 # Distributions that let JAX use a device, by the extra that brings them.
 PLUGINS = {"gpu": "jax-cuda12-plugin", "tpu": "libtpu"}
+# Files of TPUs in /dev differ between generations. JAX looks for what these are on the PCI bus
+# (jax/_src/hardware_utils.py); Google's network cards and disks there have other numbers.
+PCI, GOOGLE = Path("/sys/bus/pci/devices"), "0x1ae0"
+CHIPS = {"0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076"}
 
 
 def runtime() -> str:
     """The extra for this machine's device: "gpu", "tpu", or "" for a CPU."""
     if shutil.which("nvidia-smi"):
         return "gpu"
-    return "tpu" if "COLAB_TPU_ADDR" in os.environ or Path("/dev/accel0").exists() else ""
+    chips = (
+        (card / "device").read_text().strip() in CHIPS
+        for card in PCI.glob("*")
+        if (card / "vendor").read_text().strip() == GOOGLE
+    )
+    has_tpu = "COLAB_TPU_ADDR" in os.environ or Path("/dev/accel0").exists() or any(chips)
+    return "tpu" if has_tpu else ""
 
 
 def missing(extra: str) -> bool:
