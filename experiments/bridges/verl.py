@@ -249,7 +249,7 @@ class DesignedRounds(Rounds, Dataset[dict[str, Any]]):
         try:
             return self.plan.designer(record, space, seed)
         except NoAnswerError as error:
-            logging.warning("round %d keeps its configuration: %s", record.round, error)
+            logging.warning("round %d keeps its configuration: %s", record.round + 1, error)
             return designers.keep(record, space, "none", str(error))
 
     def _note(self, mode: str, design: Design | None) -> None:
