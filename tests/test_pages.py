@@ -14,7 +14,7 @@ import pytest
 import yaml
 from whole_runs import environment
 
-from experiments import command_line
+from experiments import command_line, new_family
 from experiments.settings import TINY_MODEL, check_field, from_config
 from mapf_jax import __version__
 from mapf_jax.cli import main as mapf_jax_main
@@ -228,6 +228,8 @@ def test_runs_of_the_pages_have_options_that_go_together():
             for name, value in options.items():
                 if name.startswith("config.") and name != "config.model.path":
                     field = name.removeprefix("config.")
+                    # What `mapf-new-family my_task` writes for the reader.
+                    value = value.replace("my_task.py", str(new_family.TEMPLATE))
                     config.update_from_flattened_dict({field: yaml.safe_load(value)})
             config.model.path = TINY_MODEL
             if config.family == "my_task.py:family":  # A copy of the template that a page makes.
