@@ -27,7 +27,7 @@ from experiments.ring.problem_sets import ProblemSets
 from experiments.ring.validation import Written, validate, validation_completers, write_validation
 from experiments.run import branching, policy
 from experiments.run.checkpoint import Position, RunCheckpoints
-from experiments.run.status import Reporter, describe, memory_advice, plan, truncation
+from experiments.run.status import Reporter, describe, memory_advice, plan, round_title, truncation
 from experiments.run.store import TEST, TRACE, RunStore, append_log, open_steps
 from experiments.settings import Settings
 from experiments.text.errors import memory_errors, user_errors
@@ -164,8 +164,8 @@ class Loop:
             position = Position(state, **begin)
             self._begun = position.total
         if position.total:
-            step, number = position.step, position.round + 1
-            self._reporter.line(f"resuming after step {step} of round {number}")
+            title = round_title(position.round)
+            self._reporter.line(f"resuming after step {position.step} of {title}")
         return position
 
     def _train(self, index: int, position: Position) -> None:
@@ -239,7 +239,7 @@ class Loop:
         if self._store.exists(folder / "validation.json"):
             return self._validated(folder)
         if not steps:
-            self._reporter.line("validating the model as it is, once that is compiled")
+            self._reporter.line("compiling the sampler, then validating the untrained model")
         problems = self._problems.validation
         with self._timed("validation", steps):
             done = self._answer(folder, problems, params)
@@ -325,8 +325,8 @@ class Loop:
         ending = ""
         if self._store.exists(path):
             design = self._store.read(path)
-            ending = describe(design, self._family.space)
             was = self._store.read(folder / "environment.yaml", Configuration.from_dict)
+            ending = describe(design, was, self._family.space)
             now = {**design, "config": Configuration.from_dict(design["config"])}
             change = change_of(was, now, validated[0], self._family)
             changed = [f"the design {change.sentence()}"] if change.moves else []

@@ -12,7 +12,7 @@ from engineer.proposal import render_config
 from engineer.space import Configuration
 from experiments.families import Family, Generated, NoProblemError, Problem
 from experiments.ring.validation import test_set, validation_set
-from experiments.run.status import Reporter
+from experiments.run.status import Reporter, numbers, round_title
 from experiments.run.store import TEST, RunStore, set_digest
 from experiments.settings import Settings
 from experiments.text.errors import UserError
@@ -102,8 +102,10 @@ class ProblemSets:
             except NoProblemError as error:
                 return None, f": {error}"
 
-        self._reporter.line(f"round {index + 1}: making the training set")
+        self._reporter.line(f"{round_title(index)}: making the training set")
         config, note = self._asked(index), ""
+        if not index:
+            self._reporter.notes([f"configuration: {numbers(config, family.space)}"])
         generated, why = generate(config)
         short, shortfalls = shortfall(generated, count, index > 0), []
         if short.made < short.needed:

@@ -52,8 +52,8 @@ def branch(spec: str, store: RunStore, settings: Settings) -> list[str]:
         if note.items() <= before.items():
             return []
         raise UserError(
-            f"branch={spec!r}: the run in {store.root} is a branch of {before['run']} after round "
-            f"{before['round']}"
+            f"branch={spec!r}: the run in {store.root} is a branch of "
+            f"{before['run']}@{before['round']}"
         )
     found = find_checkpoint(spec)
     if found is None:
@@ -66,7 +66,7 @@ def branch(spec: str, store: RunStore, settings: Settings) -> list[str]:
     if settings.loop.rounds <= int(index) + 1:
         raise UserError(
             f"branch={spec!r}: loop.rounds={settings.loop.rounds} leaves no round after "
-            f"round {index}; allowed are integers from {int(index) + 2} up"
+            f"rounds/{index}; allowed are integers from {int(index) + 2} up"
         )
     try:
         changed = RunStore(found.run).compare(settings, _OWN)
@@ -75,7 +75,7 @@ def branch(spec: str, store: RunStore, settings: Settings) -> list[str]:
     if found.weights:
         if rank := settings.training.lora.rank:
             raise UserError(
-                f"branch={spec!r}: only the merged weights of round {index} are left, and "
+                f"branch={spec!r}: only the merged weights of rounds/{index} are left, and "
                 f"training.lora.rank={rank}; allowed is a round whose checkpoint is kept"
             )
         log = files.read_log(found.run / "rounds" / str(int(index)) / "train.jsonl")

@@ -239,7 +239,7 @@ def find_checkpoint(spec: str) -> RunCheckpoint | None:
         raise UserError(f"{spec}: the run has no checkpoint yet")
     step = end_of_round(folder, number) if mark == "@" else number if mark else steps[-1]
     if step is None:
-        raise UserError(f"{spec}: the run has not finished round {number}")
+        raise UserError(f"{spec}: the run has not finished rounds/{number}")
     if step in steps:
         return RunCheckpoint(folder, step, settings)
     if only_weights:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from engineer.evidence import FailureBreakdown, GroupOutcome
-from engineer.space import ConfigurationSpace
+from engineer.space import Configuration, ConfigurationSpace
 from experiments.settings import Settings
 from experiments.text.templates import paragraphs
 from learner.training.trainer import GRPOTrainer
@@ -19,6 +19,11 @@ from learner.training.trainer import GRPOTrainer
 _SECONDS_BETWEEN_LINES = 15.0
 
 Advance = Callable[[int, str], None]
+
+
+def round_title(index: int) -> str:
+    """The number of a round, from 1, with its folder, from 0: where a round is first named."""
+    return f"round {index + 1} (rounds/{index})"
 
 
 class Reporter:
@@ -55,10 +60,12 @@ class Reporter:
             return [format(getattr(of, f"{kind}_rate"), form) for kind in kinds]
 
         overall = " ".join(map(" ".join, zip(kinds, rates(found, ".1%"), strict=True)))
-        groups = " ".join(f"{row.name} {'/'.join(rates(row, '.0%'))}" for row in found.by_group)
+        groups = ", ".join(
+            f"{found.label} {row.name} {'/'.join(rates(row, '.0%'))}" for row in found.by_group
+        )
         self.line(
             f"{title}: {overall}, greedy {' '.join(rates(greedy, '.1%'))} "
-            f"({'/'.join(kinds)} by {found.label}: {groups}){ending}"
+            f"({'/'.join(kinds)}: {groups}){ending}"
         )
 
     def compiling(self, title: str, capacities: Sequence[int]) -> None:
@@ -149,12 +156,12 @@ def truncation(found: FailureBreakdown, budget: int) -> list[str]:
     Args:
       budget: tokens that an answer could have, `validation.max_new_tokens`.
     """
-    rows = [f"{row.name} {row.truncated_rate:.0%}" for row in found.truncated_rows]
+    rows = [f"{row.truncated_rate:.0%} of {found.label} {row.name}" for row in found.truncated_rows]
     if not rows:
         return []
     return [
-        f"truncated by {found.label}: {', '.join(rows)} of the answers reach "
-        f"validation.max_new_tokens={budget} and may fail for no other reason"
+        f"truncated answers: {', '.join(rows)} reach validation.max_new_tokens={budget} and may "
+        "fail for no other reason"
     ]
 
 
@@ -175,13 +182,38 @@ def memory_advice(settings: Settings, planned: Sequence[str]) -> str:
     )
 
 
-def describe(design: Mapping[str, Any], space: ConfigurationSpace) -> str:
-    """The end of a line about a design, given in its JSON form."""
-    digits = {name: space.parameter(name).decimals for name in space.names}
-    config = ", ".join(
-        f"{row}: " + " ".join(f"{name} {number:.{digits[name]}f}" for name, number in each.items())
-        for row, each in design["config"].items()
-    )
+def describe(design: Mapping[str, Any], was: Configuration, space: ConfigurationSpace) -> str:
+    """The end of a line about a design.
+
+    Args:
+      design: its JSON form.
+      was: the configuration before it.
+      space: of both.
+    """
+    config = numbers(Configuration.from_dict(design["config"]), space, was)
     kept = f" (kept: {design['reason']})" if design["kept_previous"] else ""
     nothing = design.get("nothing")  # Older runs lack this field.
     return f"{f'; designed nothing: {nothing}' if nothing else ''}; next: {config}{kept}"
+
+
+def numbers(
+    config: Configuration, space: ConfigurationSpace, was: Configuration | None = None
+) -> str:
+    """A configuration row by row; a number that differs from the one before as in "0.18 -> 0.24".
+
+    Args:
+      config: what to show.
+      space: of both.
+      was: the configuration before it, if any.
+    """
+
+    def shown(row: str, name: str) -> str:
+        form = f".{space.parameter(name).decimals}f"
+        now = format(config[row, name], form)
+        before = now if was is None else format(was[row, name], form)
+        return f"{name} {now}" if now == before else f"{name} {before} -> {now}"
+
+    return "; ".join(
+        f"{space.label} {row}: {', '.join(shown(row, name) for name in space.names)}"
+        for row in space.rows
+    )

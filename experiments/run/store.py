@@ -47,6 +47,7 @@ import yaml
 from engineer.evidence import FailureBreakdown
 from experiments.run import versions
 from experiments.settings import Settings, check_known
+from experiments.text.counting import counted
 from experiments.text.errors import UserError, user_errors
 from learner import checks
 from learner.devices import distributed
@@ -261,7 +262,9 @@ class RunStore:
             begin, after = "starting", ""
         if trained <= step:
             return begin
-        return f"{begin}; {trained - step} training steps{after} were not saved and are repeated"
+        lost = counted(trained - step, "training step")
+        were, are = ("was", "is") if trained - step == 1 else ("were", "are")
+        return f"{begin}; {lost}{after} {were} not saved and {are} repeated"
 
     def finished(self, settings: Settings) -> Path | None:
         """The report, if the last round has finished and the report shows it."""

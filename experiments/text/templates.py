@@ -9,6 +9,7 @@ import jinja2
 import numpy as np
 
 from engineer.analysis import MEASURES
+from experiments.text.counting import counted
 
 DASH = "\N{EN DASH}"
 """Placeholder for a missing number."""
@@ -102,7 +103,7 @@ _TEMPLATES = jinja2.Environment(
 )
 _TEMPLATES.filters |= {
     each.__name__: each
-    for each in (percent, whole_percent, number, duration, cell, estimate, p_value)
+    for each in (percent, whole_percent, number, duration, cell, estimate, p_value, counted)
 }
 _TEMPLATES.filters |= {"json": json.dumps, "g": "{:g}".format}
 _TEMPLATES.globals |= {"DASH": DASH, "MEASURES": MEASURES, "interval": interval}

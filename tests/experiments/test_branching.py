@@ -43,7 +43,7 @@ def test_a_branch_of_the_same_options_tells_the_same_story(whole, tmp_path):
     lines = out.splitlines()
     assert lines[1] == f"  branch of {whole}@1"
     assert "  checkpoint.of_rounds was 'state' and is 'weights'" in lines
-    assert "resuming after step 4 of round 2" in lines
+    assert "resuming after step 4 of round 2 (rounds/1)" in lines
     assert story(tmp_path / "same") == story(whole)
     # The weights of a round are those of the checkpoint that the other run kept.
     export.export(f"{whole}@1", tmp_path / "exported", MeshSettings(), "bfloat16")
@@ -68,7 +68,7 @@ def test_a_branch_of_kept_weights_starts_afresh_from_them(whole, tmp_path):
     note = json.loads((folder / "branch.json").read_text())
     (change,) = note["changed"]
     assert change.startswith("training starts afresh from rounds/1/weights in bfloat16")
-    assert {f"  {change}", "resuming after step 4 of round 2"} <= set(out.splitlines())
+    assert {f"  {change}", "resuming after step 4 of round 2 (rounds/1)"} <= set(out.splitlines())
     assert story(folder)[:2] == story(whole)[:2]
     assert len(story(folder)[2][1]) == 4
     for path in kept.iterdir():
@@ -78,7 +78,7 @@ def test_a_branch_of_kept_weights_starts_afresh_from_them(whole, tmp_path):
     (source / "config.json").write_text(json.dumps(config))
     options = (f"--branch={source}@1", "--config.training.lora.rank=2")
     code, _, err = start(tmp_path / "adapters", *options)
-    assert (code, "only the merged weights of round 1 are left" in err) == (1, True)
+    assert (code, "only the merged weights of rounds/1 are left" in err) == (1, True)
     # Without its checkpoints it would start again from exactly these weights.
     shutil.rmtree(folder / "checkpoints")
     settings = settings_lib.from_config(json.loads((folder / "config.json").read_text()))
@@ -113,9 +113,9 @@ def test_another_designer_takes_over(whole, tmp_path):
     ("spec", "options", "message"),
     [
         ("{}", (), "allowed is RUN@ROUND"),
-        ("{}@7", (), "the run has not finished round 7"),
+        ("{}@7", (), "the run has not finished rounds/7"),
         ("{}gone@0", (), "no run is there"),
-        ("{}@2", (), "loop.rounds=3 leaves no round after round 2; allowed are"),
+        ("{}@2", (), "loop.rounds=3 leaves no round after rounds/2; allowed are"),
         (
             "{}@0",
             ("--config.training.group_size=8",),

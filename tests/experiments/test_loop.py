@@ -47,7 +47,7 @@ def test_three_rounds_two_designs_and_a_report(undisturbed):
         context = (workdir / "rounds" / str(index) / "design" / "context.md").read_text()
         assert "Latest results" in context
     assert "round 3: valid" in out
-    assert "next: 3: data_ratio" in out
+    assert "next: size 3: data_ratio 0." in out
     assert re.search(r"\n  the design (raised|cut) size [34] from \d+ % to \d+ % of the set, ", out)
     page = (workdir / "report.html").read_text()
     assert page.count('class="chart"') == len(list((workdir / "figures").glob("*.png"))) > 10
@@ -66,9 +66,16 @@ def test_a_run_says_what_it_is_going_to_do_and_when_to_wait(undisturbed):
         "  a device: 13.4 MB of parameters and moments; 4.5 MB of gradients, or 4.5 MB of weights "
         "and up to 4.2 MB of keys and values while it samples, compiled for up to 2 lengths",
         "making the validation set",
-        "validating the model as it is, once that is compiled",
+        "compiling the sampler, then validating the untrained model",
     ]
     compiling = "round 1: compiling the first step: the sampler, for up to 2 lengths"
+    first = yaml.safe_load((workdir / "rounds/0/environment.yaml").read_text())
+    place = lines.index("round 1 (rounds/0): making the training set")
+    assert lines[place + 1].startswith(
+        f"  configuration: size 3: data_ratio {first[3]['data_ratio']:.2f}, hole_ratio "
+    )
+    assert out.count("  configuration: ") == 1
+    assert "\nround 3 (rounds/2): making the training set\n" in out
     assert out.count(compiling) == out.count("compiling the first") == 1
 
 

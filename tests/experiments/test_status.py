@@ -3,14 +3,16 @@
 import pytest
 
 from engineer.evidence import FailureBreakdown, GroupOutcome
-from engineer.space import ConfigurationSpace, Parameter
+from engineer.space import Configuration, ConfigurationSpace, Parameter
 from experiments.families.words import Words
 from experiments.ring.metrics import check_packages, open_writers
 from experiments.ring.outcomes import example
-from experiments.run.status import Reporter, describe, truncation
+from experiments.run.status import Reporter, describe, numbers, truncation
 from experiments.run.store import RunStore, write_file
 from experiments.settings import from_config
+from experiments.text.counting import counted
 from experiments.text.errors import UserError
+from experiments.text.templates import paragraphs
 
 
 def breakdown(*rows):
@@ -32,9 +34,9 @@ def test_a_validation_says_what_is_optimal_only_where_that_is_another_thing(caps
     plain = breakdown((10, 5, 5), (30, 0, 0))
     reporter.validation("round 1", plain, plain, "; next: more")
     assert capsys.readouterr().out.splitlines() == [
-        "start: valid 25.0% optimal 20.0%, greedy 35.0% 35.0% (valid/optimal by size: "
-        "3 50%/40% 4 0%/0%)",
-        "round 1: valid 12.5%, greedy 12.5% (valid by size: 3 50% 4 0%); next: more",
+        "start: valid 25.0% optimal 20.0%, greedy 35.0% 35.0% (valid/optimal: "
+        "size 3 50%/40%, size 4 0%/0%)",
+        "round 1: valid 12.5%, greedy 12.5% (valid: size 3 50%, size 4 0%); next: more",
     ]
 
 
@@ -43,8 +45,8 @@ def test_a_warning_names_the_rows_whose_answers_the_budget_ends():
         GroupOutcome(name, 10, 10, 10, {"right": 0}, truncated=n) for n, name in enumerate("1234")
     ]
     assert truncation(FailureBreakdown(tuple(rows), "digits"), 12) == [
-        "truncated by digits: 4 30% of the answers reach validation.max_new_tokens=12 and may fail "
-        "for no other reason"
+        "truncated answers: 30% of digits 4 reach validation.max_new_tokens=12 and may fail for no "
+        "other reason"
     ]
     assert truncation(breakdown((10, 5, 5)), 12) == []
 
@@ -54,11 +56,41 @@ def test_a_line_says_where_nothing_was_designed():
     space = ConfigurationSpace("size", ("3",), parameters, "fraction")
     design = {"config": {"3": {"fraction": 0.5, "length": 4.0}}, "kept_previous": True}
     design["reason"] = "try 0: empty"
-    then = "; next: 3: fraction 0.50 length 4 (kept: try 0: empty)"
-    assert describe(design, space) == then
-    assert describe(design | {"nothing": "no answer could be read"}, space) == (
+    then = "; next: size 3: fraction 0.50, length 4 (kept: try 0: empty)"
+    was = Configuration.from_dict(design["config"])
+    assert describe(design, was, space) == then
+    assert describe(design | {"nothing": "no answer could be read"}, was, space) == (
         f"; designed nothing: no answer could be read{then}"
     )
+
+
+def test_a_design_is_shown_beside_the_configuration_before_it():
+    parameters = Parameter("fraction"), Parameter("length", ((1, 9),), decimals=0)
+    space = ConfigurationSpace("size", ("3", "4"), parameters, "fraction")
+    was = Configuration.from_dict(
+        {"3": {"fraction": 0.18, "length": 4}, "4": {"fraction": 0.82, "length": 4.2}}
+    )
+    now = {"3": {"fraction": 0.24, "length": 5}, "4": {"fraction": 0.76, "length": 4}}
+    assert numbers(was, space) == (
+        "size 3: fraction 0.18, length 4; size 4: fraction 0.82, length 4"
+    )
+    assert describe({"config": now, "kept_previous": False}, was, space) == (
+        "; next: size 3: fraction 0.18 -> 0.24, length 4 -> 5; "
+        "size 4: fraction 0.82 -> 0.76, length 4"
+    )
+
+
+def test_numbers_of_one_are_singular():
+    assert [counted(count, "training step") for count in (0, 1, 1000)] == [
+        "0 training steps", "1 training step", "1,000 training steps"
+    ]  # fmt: skip
+    small = from_config(
+        {"loop": {"rounds": 1}, "training": {"prompts_per_step": 1, "group_size": 2}}
+    )
+    memory = dict.fromkeys(("device", "state", "gradients", "weights", "cache"), 0)
+    planned = paragraphs("plan.md", settings=small, memory=memory, capacities=())
+    assert planned[0].startswith("1 round of ")
+    assert planned[1].startswith("a step: 1 problem with 2 completions each")
 
 
 def test_there_is_no_bar_where_output_is_no_terminal(capsys, monkeypatch):

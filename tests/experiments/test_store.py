@@ -158,6 +158,9 @@ def test_a_start_says_what_it_resumes_from(tmp_path):
     repeated = "training steps after it were not saved and are repeated"
     for step in (1, 3):
         (checkpoints / str(step)).mkdir()
+    assert run.opening() == (
+        "resuming from checkpoint 3; 1 training step after it was not saved and is repeated"
+    )
     store.write_file(tmp_path / "rounds/1/train.jsonl", [{"step": step} for step in range(2)])
     assert run.opening() == f"resuming from checkpoint 3; 3 {repeated}"
     assert run.opening(resume_from=1) == f"resuming from checkpoint 1; 5 {repeated}"

@@ -538,7 +538,7 @@ def test_tables(two_seeds):
     assert "4 of 6 runs are finished" in page
     assert "instances 32; steps 4; updates 4" in page
     assert re.search(r"\nSeconds of a run, .* included: [a-z, ]+ \d+; ", page)
-    assert "- broken, seed 0 is failed: " in page
+    assert "- broken, seed 0 failed: " in page
 
 
 @pytest.mark.slow
