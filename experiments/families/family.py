@@ -50,6 +50,9 @@ _MOST_LOST_SECONDS, _MOST_LOST_FRACTION = 600.0, 0.5
 SCORED, NOT_SCORED = "scored", "could not be scored"
 """The check that fails if verification itself fails, and what to call that."""
 
+# What a failed check is called whose name begins like this, such as "right_value".
+_NEGATED = {"right": "wrong", "has": "no", "is": "not"}
+
 
 def last_answer(text: str) -> str:
     """The text in the last `<answer>` tags of a completion, stripped; all of it without such tags.
@@ -298,7 +301,11 @@ class Family(ABC):
 
     def failure(self, check: str) -> str:
         """A phrase for failing a check, as the name of the check alone would mislead."""
-        return NOT_SCORED if check == SCORED else f"fails {check.replace('_', ' ')}"
+        if check == SCORED:
+            return NOT_SCORED
+        words = check.replace("_", " ")
+        first, _, rest = words.partition(" ")
+        return f"{_NEGATED[first]} {rest}" if rest and first in _NEGATED else f"fails {words}"
 
     def lessons(self, key: jax.Array, count: int, exclude: Sequence[Problem]) -> Sequence[Problem]:
         """Problems for the warm start of a new model; arguments as in `generate`."""
@@ -331,8 +338,15 @@ class Family(ABC):
 
     def text(self, problem: Problem, completion: str) -> str:
         """A problem with a completion in plain text, for people and for evidence."""
+        return f"{self._asked(problem)}\n\n{completion}"
+
+    def example(self, problem: Problem, completion: str) -> str:
+        """The same in a few labelled lines for the terminal, above the verdict."""
+        return f"problem: {self._asked(problem)}\nanswer: {completion}"
+
+    def _asked(self, problem: Problem) -> str:
         (message,) = self.task([problem]).messages(0)[-1:]
-        return f"{message['content']}\n\n{completion}"
+        return message["content"]
 
     def draw(self, problem: Problem, completion: str) -> str | None:
         """The same as an HTML fragment with everything escaped, or None to show the text."""

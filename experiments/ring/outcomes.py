@@ -171,7 +171,7 @@ def drawn_failures(
 
 
 def example(store: RunStore, family: Family, folder: Path) -> list[str]:
-    """Lines that show one problem of a validation with its answer, for people.
+    """Lines that show one problem of a validation with its answer and the verdict, for people.
 
     It is always the same problem, the first that the model failed before training, so that answers
     can be compared from round to round.
@@ -183,12 +183,16 @@ def example(store: RunStore, family: Family, folder: Path) -> list[str]:
     problem = next(problem for problem in problems if problem["id"] == chosen)
     outcome = ", ".join(map(family.failure, row["failed"])) or "valid"
     cut = ", truncated" if row["truncated"] else ""
-    lines = [line[:_MOST_CHARACTERS] for line in family.text(problem, row["text"]).splitlines()]
+    shown = family.example(problem, row["text"]).splitlines()
+    lines = [line[:_MOST_CHARACTERS] for line in shown if line.strip()]
     if len(lines) > _MOST_LINES:
         half = _MOST_LINES // 2
         lines = [*lines[:half], "[...]", *lines[-half:]]
-    head = f"for example {family.texts.label} {row['group']}, {outcome}{cut}:"
-    return [head, *(f"  {line}" for line in lines if line.strip())]
+    lines.append(f"verdict: {outcome}{cut}")
+    return [
+        f"for example {family.texts.label} {row['group']}:",
+        *(f"  {line}" for line in lines),
+    ]
 
 
 def one_of_each_kind(rows: Sequence[T], kind: Callable[[T], Any], count: int) -> list[T]:

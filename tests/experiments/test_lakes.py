@@ -160,3 +160,35 @@ def test_evidence_counts_lakes_with_many_holes_where_validation_has_several_rati
 def test_hole_ratios_of_validation_are_checked():
     with pytest.raises(ValueError, match=r"validation_hole_ratios=\(0.1, 2\): allowed are numbers"):
         LakesOptions(validation_hole_ratios=(0.1, 2))
+
+
+def rendered(paths):
+    return mapf_jax.render_answer(np.swapaxes(paths, 0, 1), len(paths[0]) - 1)
+
+
+@pytest.mark.parametrize(
+    ("answer", "shown"),
+    [
+        # The rule is broken at t = 1, and what comes later is not shown.
+        (
+            rendered([[[0, 0], [0, 1], [0, 0]], [[1, 1], [1, 2], [0, 2]]]),
+            ["F 0 F", "F F #", "F F G", "t = 1: agent 1 enters the hole (1,2)"],
+        ),
+        (
+            rendered([[[0, 0], [1, 0], [2, 0], [2, 1], [2, 2]], [[1, 1], [0, 1], *[[0, 1]] * 3]]),
+            ["F 1 F", "F F H", "F F 0", "Valid: cost 5, makespan 4"],
+        ),
+    ],
+)
+def test_an_example_is_one_drawing_of_where_the_plan_fails(answer, shown):
+    lakes = Lakes(LakesOptions(sizes=(3,)))
+    instance = mapf_jax.make_instance(["FFF", "FFH", "FFF"], [(0, 0), (1, 1)], [(2, 2), (0, 1)])
+    problem = formats.to_record(instance, "0")
+    rest = "goals: G g; broken rule: #; hole: H; ice: F; cells: (row,column)"
+    lines = lakes.example(problem, answer).splitlines()
+    assert lines[:4] == shown
+    assert lines[-1] == f"agents: 0 1; {rest}"
+    assert lakes.example(problem, "left, left").splitlines() == [
+        "S g F", "F s H", "F F G", "answer: left, left", "No plan could be read.",
+        f"starts: S s; {rest.replace('broken rule: #; ', '')}",
+    ]  # fmt: skip

@@ -133,12 +133,12 @@ def test_one_problem_is_shown_with_its_answer_after_every_validation(tmp_path):
     for folder, rows in answers.items():
         rows = [row | {"id": problem["id"]} for row, problem in zip(rows, problems, strict=True)]
         write_file(tmp_path / folder / "answers.jsonl", rows)
-    asked = "  What is 2 plus 2? Answer with the number only."
+    shown = ["for example digits 1:", "  problem: What is 2 plus 2? Answer with the number only."]
     assert example(store, family, tmp_path / "initial") == [
-        "for example digits 1, wrong answer, truncated:", asked, "  2+"
+        *shown, "  answer: 2+", "  verdict: wrong answer, truncated"
     ]  # fmt: skip
     assert example(store, family, tmp_path / "rounds/0") == [
-        "for example digits 1, valid:", asked, "  It is", "  5."
+        *shown, "  answer: It is", "  5.", "  verdict: valid"
     ]  # fmt: skip
 
 

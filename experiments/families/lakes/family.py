@@ -14,6 +14,7 @@ import mapf_jax
 from engineer.space import Configuration
 from experiments.families.family import Family, Generated, GeneratedRow, Problem
 from experiments.families.lakes import tiny_tokenizer
+from experiments.families.lakes.example import drawn_once
 from experiments.families.lakes.options import LakesOptions
 from experiments.families.lakes.texts import FAILURES, REWARD, TEXTS, TEXTS_BY_AGENTS, lake_space
 from learner.chat import Completion, Message
@@ -228,6 +229,10 @@ class Lakes(Family):
         if plan.parsable and plan.num_agents == instance.starts.shape[-2]:
             return "\n\n".join(render.ascii_frames(instance, plan))
         return f"{render.ascii_instance(instance)}\n\n{completion}"
+
+    def example(self, problem: Problem, completion: str) -> str:
+        """The lake once, where the plan first breaks a rule, with a sentence and a legend."""
+        return drawn_once(*_drawn(problem, completion), completion)
 
 
 class LakesTask:

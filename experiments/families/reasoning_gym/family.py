@@ -264,6 +264,10 @@ class ReasoningGym(Family):
         expected = problem["answer"] or "any that the data set accepts"
         return f"question: {problem['question']}\nexpected: {expected}\ngiven: {completion}"
 
+    def example(self, problem: Problem, completion: str) -> str:
+        """The same, which is labelled already."""
+        return self.text(problem, completion)
+
 
 def _totals(problem: Problem) -> str:
     """The intermediate totals of a sum; a small model cannot add many terms at once."""
