@@ -8,7 +8,7 @@ together; the store decides which one touches the files.
 import contextlib
 import functools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from engineer.evidence import FailureBreakdown
 from engineer.space import Configuration
 from experiments.families import Problem, examination
 from experiments.ring import designing, outcomes, problem_sets
-from experiments.ring.change import change_of
+from experiments.ring.change import Change, change_of
 from experiments.ring.hindsight import Hindsight
 from experiments.ring.metrics import check_packages, of_design, of_validation, open_writers
 from experiments.ring.problem_sets import ProblemSets
@@ -246,7 +246,8 @@ class Loop:
         if self._settings.log.on:
             path = folder / "environment.yaml"
             config = self._store.read(path, Configuration.from_dict) if steps else None
-            found = of_validation(self._family, problems, done.records, config)
+            shown = outcomes.example(self._store, self._family, folder)
+            found = of_validation(self._family, problems, done.records, config, shown)
             self._write_metrics(steps, {**done.metrics, **found})
         self._preemption.agree()
         return done.sampled, done.greedy
@@ -304,7 +305,8 @@ class Loop:
             designer = self._designer(index, position)
             record = outcomes.run_record(store, settings, family, index + 1)
             design = designing.design_round(store, folder, designer, record, family.space, seed)
-        self._write_metrics(position.total, of_design(design))
+        change = self._change(store.round(index), store.read(folder / "design.json"))
+        self._write_metrics(position.total, of_design(design, change))
         self._preemption.agree()
 
     def _designer(self, index: int, position: Position) -> Designer:
@@ -319,6 +321,12 @@ class Loop:
             given["params"] = self._trainer.policy_params(position.state)
         return designing.make_designer(settings, self._family, self._engineer, **given)
 
+    def _change(self, folder: Path, design: Mapping[str, Any]) -> Change:
+        """What the design after the round in `folder`, in its JSON form, changed."""
+        was = self._store.read(folder / "environment.yaml", Configuration.from_dict)
+        now = {**design, "config": Configuration.from_dict(design["config"])}
+        return change_of(was, now, self._validated(folder)[0], self._family)
+
     def _report(self, title: str, folder: Path, validated: Outcomes) -> None:
         """Shows a validation, and the design that followed, if any."""
         path, changed = folder / "design" / "design.json", []
@@ -327,8 +335,7 @@ class Loop:
             design = self._store.read(path)
             was = self._store.read(folder / "environment.yaml", Configuration.from_dict)
             ending = describe(design, was, self._family.space)
-            now = {**design, "config": Configuration.from_dict(design["config"])}
-            change = change_of(was, now, validated[0], self._family)
+            change = self._change(folder, design)
             changed = [f"the design {change.sentence()}"] if change.moves else []
         self._reporter.validation(title, *validated, ending)
         self._reporter.notes(changed)

@@ -10,6 +10,7 @@ from typing import Any
 from engineer.designers import Design
 from engineer.space import Configuration
 from experiments.families import Family, Problem
+from experiments.ring.change import Change
 from experiments.ring.outcomes import one_of_each_kind
 from experiments.settings import Settings
 from experiments.text.errors import UserError
@@ -77,6 +78,7 @@ def of_validation(
     problems: Sequence[Problem],
     records: Sequence[Mapping[str, Any]],
     config: Configuration | None,
+    example: Sequence[str],
 ) -> dict[str, float | str]:
     """Metrics of a validation and its round besides those of `outcome_metrics`.
 
@@ -85,13 +87,15 @@ def of_validation(
       problems: of the validation set.
       records: of all answers.
       config: of the training set before it, if any.
+      example: the lines of `outcomes.example`.
 
     Returns:
       `completion/N`, some completions with their problems, valid and failed ones among them if
-      there are both; and `configuration/PARAMETER_ROW`, the configuration of the training set.
+      there are both; `completion/example`, that of the terminal; and `configuration/PARAMETER_ROW`,
+      the configuration of the training set.
     """
     known = {problem["id"]: problem for problem in problems}
-    values: dict[str, float | str] = {}
+    values: dict[str, float | str] = {"completion/example": "\n".join(example)}
     for i, row in enumerate(one_of_each_kind(records, lambda row: row["valid"], _SAMPLES), 1):
         outcome = ", ".join(map(family.failure, row["failed"])) or "valid"
         drawn = family.text(known[row["id"]], row["text"])
@@ -100,8 +104,9 @@ def of_validation(
     return values | {f"configuration/{name}_{row}": cell for (row, name), cell in cells.items()}
 
 
-def of_design(design: Design) -> dict[str, float | str]:
-    """Metrics of a design: repairs, tries, and a text with the configuration and the answers."""
+def of_design(design: Design, change: Change) -> dict[str, float | str]:
+    """Metrics of a design: repairs, tries, and as texts what it changed and why, and the
+    configuration with the answers."""
     made = [f"{row}: {numbers}" for row, numbers in design.config.to_dict().items()]
     lines = [f"by {design.source}", *made, *design.repairs, design.reason, design.nothing]
     return {
@@ -109,5 +114,6 @@ def of_design(design: Design) -> dict[str, float | str]:
         "design/tries": len(design.raw_texts),
         "design/kept_previous": float(design.kept_previous),
         "design/nothing": float(bool(design.nothing)),
+        "design/change": f"the design {change.sentence()}",
         "design/text": "\n".join([*filter(None, lines), *design.raw_texts]),
     }

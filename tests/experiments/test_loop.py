@@ -80,12 +80,13 @@ def test_a_run_says_what_it_is_going_to_do_and_when_to_wait(undisturbed):
 
 
 def test_the_logs_begin_with_the_validation_before_training(undisturbed):
-    workdir, _ = undisturbed
+    workdir, out = undisturbed
     pytest.importorskip("tensorboardX")
     (file,) = (workdir / "tensorboard").iterdir()
-    shown = {}
+    shown, texts = {}, {}
     for event in tensorboard_events.read(file):
         for value in event.summary.value:
+            texts.setdefault(value.tag, []).append(b"".join(value.tensor.string_val).decode())
             shown.setdefault(value.tag, {})[event.step] = value.simple_value
     for number, folder in enumerate(("initial", "rounds/0", "rounds/1", "rounds/2")):
         found = json.loads((workdir / folder / "validation.json").read_text())
@@ -101,8 +102,13 @@ def test_the_logs_begin_with_the_validation_before_training(undisturbed):
             assert first.get(name) == pytest.approx(shown[name].get(4 * index))
             assert not any(name in line for line in others)
     # Three completions with every validation, and how every design came about.
-    for name in ("completion/1", "completion/2", "completion/3"):
+    for name in ("completion/1", "completion/2", "completion/3", "completion/example"):
         assert sorted(shown[f"{name}/text_summary"]) == [0, 4, 8, 12]
+    # The terminal's example and its sentence on a design are there too.
+    assert len(texts["design/change/text_summary"]) == 2
+    for text in texts["design/change/text_summary"] + texts["completion/example/text_summary"]:
+        lines = [line.strip() for line in text.splitlines()]
+        assert set(filter(None, lines)) <= {line.strip() for line in out.splitlines()}
     assert sorted(shown["design/text/text_summary"]) == sorted(shown["design/repairs"]) == [4, 8]
     config = yaml.safe_load((workdir / "rounds" / "1" / "environment.yaml").read_text())
     assert shown["configuration/hole_ratio_3"][8] == pytest.approx(config[3]["hole_ratio"])
