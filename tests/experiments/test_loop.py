@@ -173,7 +173,7 @@ def test_prompts_are_replayed_the_same_after_a_resume(tmp_path):
     (workdir / "report.html").unlink()  # A finished run would only say so.
     code, out, err = whole_runs.three_rounds(workdir, *options, "--resume_from=6").end()
     assert code == 0, err[-3000:]
-    assert "resuming after step 2 of round 2" in out
+    assert "resuming after step 2 of round 2 (rounds/1)" in out
     assert story(workdir, 2) == told
 
 
