@@ -200,3 +200,4 @@ def test_completions_that_would_run_as_code_do_no_harm(tmp_path):
     assert found.records[0]["failed"] == ["scored"]
     assert "more than 0.6 s" in found.records[0]["why"]
     assert "expected: any" not in family.text(problems[0], "9")
+    assert family.example(problems[0], "9") == family.text(problems[0], "9")

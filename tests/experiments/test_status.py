@@ -12,7 +12,7 @@ from experiments.run.store import RunStore, write_file
 from experiments.settings import from_config
 from experiments.text.counting import counted
 from experiments.text.errors import UserError
-from experiments.text.templates import paragraphs
+from experiments.text.templates import paragraphs, render
 
 
 def breakdown(*rows):
@@ -91,6 +91,15 @@ def test_numbers_of_one_are_singular():
     planned = paragraphs("plan.md", settings=small, memory=memory, capacities=())
     assert planned[0].startswith("1 round of ")
     assert planned[1].startswith("a step: 1 problem with 2 completions each")
+    found = {
+        "state": {"finished": 1, "planned": 1, "failed": 0},
+        "metrics": [{"name": "valid", "label": "valid"}],
+        "comparison": [{"metric": "valid", "variant": "a", "mean": 0.5, "values": {"0": 0.5}}],
+        "runs": [],
+    }
+    assert render("summary.md", found=found, labels={"a": "A"}).splitlines() == [
+        "1 of 1 run finished, 0 failed; valid:", "  A: 50.0% over 1 seed"
+    ]  # fmt: skip
 
 
 def test_there_is_no_bar_where_output_is_no_terminal(capsys, monkeypatch):
