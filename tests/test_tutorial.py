@@ -89,8 +89,8 @@ def test_a_task_of_ones_own(smaller, tmp_path):
     for run, text in (("mine", said[4]), ("rule", said[5])):
         assert "round 3: valid" in text
         assert (tmp_path / "runs" / run / "report.html").stat().st_size > 10_000
-    assert said[7].strip().isdecimal()
-    for cell in code(ran):  # Messages of libraries would stand there too.
+    assert re.match(r"\d+\n", said[7])  # Then transformers writes what it loads.
+    for cell in code(ran)[:7]:  # Messages of libraries would stand there too.
         assert all(output.get("name") != "stderr" for output in cell.outputs), cell.outputs
 
 
