@@ -31,7 +31,7 @@ def return_large_buffers() -> None:
     """Returns freed buffers above 32 MiB to the kernel again, for a large model.
 
     Otherwise copies of its state and temporary buffers of gigabytes may leave gaps that the next
-    ones do not fit into. Beside its computation, page faults are few.
+    ones do not fit into. The price, page faults, has not been measured.
     """
     _configure_malloc(_RETURN_LARGE)
 
