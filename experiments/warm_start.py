@@ -10,7 +10,6 @@ stops early enough to leave room for reinforcement learning.
 """
 
 import dataclasses
-import json
 import shutil
 import sys
 import time
@@ -26,6 +25,7 @@ from absl import logging as absl_logging
 
 from engineer import proposal
 from engineer.context import VARIANTS, ContextSpec
+from engineer.evidence import FailureBreakdown
 from experiments import command_line
 from experiments import settings as settings_lib
 from experiments.families import Family, FamilyError, Problem, demonstrations, examination
@@ -35,7 +35,7 @@ from experiments.ring.validation import test_set, validate, validation_completer
 from experiments.run import process, versions
 from experiments.run import store as files
 from experiments.run.policy import Policy, load_params, load_policy
-from experiments.run.status import Reporter
+from experiments.run.status import Reporter, solved
 from experiments.text.errors import (
     UserError,
     ended_in_one_line,
@@ -334,20 +334,27 @@ def _make(settings: settings_lib.Settings, reporter: Reporter) -> None:
     state = train_state.create_train_state(trained, policy.config, optimizer, policy.mesh, adapters)
     sampled, greedy = validation_completers(settings, policy)
 
-    def rates(respond: Completer, state: TrainState) -> dict[str, float]:
+    def outcome(respond: Completer, state: TrainState) -> FailureBreakdown:
         params = trainer.policy_params(state)
-        records = validate(settings, family, respond, validation, params)
-        return outcome_metrics(family.breakdown(records))
+        return family.breakdown(validate(settings, family, respond, validation, params))
 
-    state, curve = _train(trainer, state, lessons, order_key, out, reporter, partial(rates, greedy))
-    # As a run validates it, possibly sampled.
-    last = {"temperature": settings.validation.temperature, **rates(sampled, state)}
-    reporter.line(json.dumps(last))
+    state, curve = _train(
+        trainer, state, lessons, order_key, out, reporter, partial(outcome, greedy)
+    )
+    found = outcome(sampled, state)  # As a run validates it.
+    temperature = settings.validation.temperature
+    reporter.line(f"sampled at temperature {temperature:g}: {solved(found)}")
+    last = {"temperature": temperature, **outcome_metrics(found)}
     params = lora.merge(trainer.policy_params(state))
     policy.save(out, params, None)
     by: demonstrations.By = "rule" if _DESIGNS_BY.value == "random" else _DESIGNS_BY.value
     designing = examine_designs(settings, family, policy, params, _SEED.value, by)
-    reporter.line(json.dumps(designing))
+    errors = {name: designing[f"{name}_error"] for name in family.space.names}
+    reporter.line(
+        f"designs: {designing['readable']:.0%} readable, "
+        f"{designing['readable_without_repair']:.0%} without repair; mean error against the rule: "
+        + ", ".join(f"{name} {error:.2g}" for name, error in errors.items())
+    )
     files.write_file(
         out / "warm_start.json",
         {
@@ -378,12 +385,12 @@ def _train(
     order_key: jax.Array,
     out: Path,
     reporter: Reporter,
-    rates: Callable[[TrainState], dict[str, float]],
+    outcome: Callable[[TrainState], FailureBreakdown],
 ) -> tuple[TrainState, list[dict[str, float]]]:
     """All steps that are left; saved now and then, and when the process is asked to leave.
 
     Returns:
-      The last state, and a row of `rates` for every validation.
+      The last state, and a row of rates for every validation.
     """
     curve: list[dict[str, float]] = []
     start, used = 0, 0.0
@@ -421,10 +428,10 @@ def _train(
                         last_save = time.perf_counter()
                 advance(done, f"loss {metrics['loss']:.3f} on {name}")
                 if done % _VALIDATE_EVERY.value == 0 or done == last:
-                    found = rates(state)
+                    found = outcome(state)
                     row = {"step": done, "seconds": seconds(), "loss": round(metrics["loss"], 4)}
-                    curve.append({**row, **found})
-                    reporter.line(json.dumps(curve[-1]))
+                    curve.append({**row, **outcome_metrics(found)})
+                    reporter.line(f"step {done}, greedy: {solved(found)}")
     return state, curve
 
 

@@ -150,6 +150,12 @@ def _seconds_a_step(since: tuple[float, int], until: tuple[float, int]) -> float
     return (until[0] - since[0]) / max(until[1] - since[1], 1)
 
 
+def solved(found: FailureBreakdown) -> str:
+    """The valid rate, overall and by row."""
+    rows = ", ".join(f"{found.label} {row.name} {row.valid_rate:.0%}" for row in found.by_group)
+    return f"valid {found.valid_rate:.1%} ({rows})"
+
+
 def truncation(found: FailureBreakdown, budget: int) -> list[str]:
     """A warning if many answers of some row were truncated, else nothing.
 

@@ -98,6 +98,10 @@ def test_an_existing_model_is_trained_further_and_a_stopped_run_goes_on(tmp_path
     said = again.stdout.read()
     assert again.wait(timeout=300) == 0
     assert re.search("training, step [2-6] to 6", said)
+    assert re.search(r"step 6, greedy: valid \d+.\d% \(num_terms 2 \d+%, ", said)
+    assert re.search(
+        r"designs: \d+% readable, \d+% without repair; mean error .*fraction \S+\n", said
+    )
     assert not (tmp_path / "stopped/unfinished").exists()
     files = [
         safetensors.numpy.load_file(tmp_path / n / "model.safetensors")
