@@ -271,13 +271,13 @@ class Endpoint(Server):
                 noted = json.loads(line) if line.strip() else {}
                 if (noted.get("url"), noted.get("model")) != (self.url, self.model):
                     continue
-                # Older lines have one number for both; it counts as the dearer kind.
-                of_both = noted.get("completion_tokens", noted.get("tokens", 0))
-                counts = noted.get("prompt_tokens", 0), of_both
+                counts: Any = noted.get("prompt_tokens"), noted.get("completion_tokens")
+                if "tokens" in noted:  # Older: one number for both counts as the dearer kind.
+                    counts = 0, noted["tokens"]
                 if not all(type(count) is int and 0 <= count < 1 << 63 for count in counts):
                     raise ValueError(counts)
             except (ValueError, AttributeError, RecursionError) as error:
-                if isinstance(error, json.JSONDecodeError):
+                if isinstance(error, json.JSONDecodeError) and line.startswith(b"{"):
                     continue  # A kill may truncate a line.
                 raise RefusedError(
                     f"{self.usage}:{number}: damaged: allowed are JSON objects with the tokens of "

@@ -384,13 +384,18 @@ def test_a_server_may_ask_to_wait_longer_or_until_a_date():
     [
         b"[]",
         b"3",
-        b'{"url": "URL", "model": "m", "prompt_tokens": -5}',
-        b'{"url": "URL", "model": "m", "prompt_tokens": NaN}',
-        b'{"url": "URL", "model": "m", "completion_tokens": Infinity}',
-        b'{"url": "URL", "model": "m", "completion_tokens": null}',
+        b"\0" * 16,
+        b"\xff\xfe",
+        b'{"url": "URL", "model": "m"}',
+        b'{"url": "URL", "model": "m", "prompt_tokens": 5}',
+        b'{"url": "URL", "model": "m", "prompt_tokenz": 5, "completion_tokens": 5}',
+        b'{"url": "URL", "model": "m", "prompt_tokens": -5, "completion_tokens": 5}',
+        b'{"url": "URL", "model": "m", "prompt_tokens": NaN, "completion_tokens": 5}',
+        b'{"url": "URL", "model": "m", "prompt_tokens": 5, "completion_tokens": Infinity}',
+        b'{"url": "URL", "model": "m", "prompt_tokens": 5, "completion_tokens": null}',
         b'{"url": "URL", "model": "m", "tokens": "9"}',
-        b'{"url": "URL", "model": "m", "prompt_tokens": 1e400}',
-        b'{"url": "URL", "model": "m", "prompt_tokens": true}',
+        b'{"url": "URL", "model": "m", "prompt_tokens": 1e400, "completion_tokens": 5}',
+        b'{"url": "URL", "model": "m", "prompt_tokens": true, "completion_tokens": 5}',
         b'"\xff"',
         b"[" * 100_000,
     ],
@@ -398,7 +403,7 @@ def test_a_server_may_ask_to_wait_longer_or_until_a_date():
 def test_a_damaged_usage_file_is_refused_by_its_line(line, tmp_path):
     usage = tmp_path / "usage.jsonl"
     made = Endpoint("http://u", "m", usage=usage, token_limit=9, tries=1)
-    whole = b'\n{"url": "URL", "model": "m", "prompt_tokens": 2}\n{"url": "cut\n' + line
+    whole = b'\n{"url": "URL", "model": "m", "tokens": 2}\n{"url": "cut\n' + line
     usage.write_bytes(whole.replace(b"URL", made.url.encode()))
     with pytest.raises(RefusedError, match=r"usage\.jsonl:4: damaged: allowed are JSON objects"):
         made(HI, 0)
