@@ -1,5 +1,6 @@
 """The closed loop of training, validation and design; files, flags and processes live here."""
 
+import io
 import os
 import signal
 import sys
@@ -16,6 +17,10 @@ def _without_interrupts(
 
 def begin_command() -> None:
     """Prepares a command, before its imports; ends it with one line if an extra is missing."""
+    # What a model writes may have characters that a terminal's encoding lacks.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     # Ctrl-C in the seconds of imports: no traceback, and the exit code that shells expect.
     sys.excepthook = _without_interrupts
     # SIGTERM wherever nothing has to be saved, as while importing, processes meet or a report is

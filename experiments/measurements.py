@@ -142,7 +142,11 @@ def revision() -> dict[str, Any]:
     try:
         commit, changed = (
             subprocess.run(
-                [*git, *command.split()], capture_output=True, text=True, timeout=10, check=True
+                [*git, *command.split()],
+                capture_output=True,
+                encoding="utf-8",
+                timeout=10,
+                check=True,
             ).stdout.strip()
             for command in ("rev-parse HEAD", "status --porcelain --untracked-files=no")
         )

@@ -6,6 +6,7 @@ The completion goes to standard output; why it ended, and how fast it was, to st
 """
 
 import argparse
+import io
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -150,6 +151,8 @@ def run(arguments: argparse.Namespace, out: TextIO, log: TextIO) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit status."""
     parsed = _parser().parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # Its encoding may lack what a model writes.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         run(parsed, sys.stdout, sys.stderr)
     except (ValueError, OSError) as error:

@@ -254,7 +254,7 @@ def _devices() -> tuple[str, int]:
     """JAX's default backend and its number of devices, from a process that releases them."""
     program = "import jax; print(jax.default_backend(), jax.device_count())"
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+        [sys.executable, "-c", program], capture_output=True, encoding="utf-8", check=False
     )
     if done.returncode:
         raise UserError(f"JAX finds no device: {done.stderr.strip().splitlines()[-1]}")
@@ -411,7 +411,7 @@ class Runner:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                text=True,
+                encoding="utf-8",
                 start_new_session=True,  # Ctrl-C reaches only this process, which ends the others.
             )
         assert process.stdin is not None

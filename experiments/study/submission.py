@@ -71,7 +71,7 @@ class Work:
                 stdin=subprocess.PIPE,
                 stdout=file,
                 stderr=file,
-                text=True,
+                encoding="utf-8",
                 start_new_session=True,
                 # Slurm sends submitit's signal to all processes of a job.
                 preexec_fn=lambda: signal.signal(signal.SIGUSR2, signal.SIG_IGN),
