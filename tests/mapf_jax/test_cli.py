@@ -297,6 +297,15 @@ def test_files_that_cannot_be_used(tmp_path, capsys):
     capsys.readouterr()
 
 
+def test_settings_of_jax_from_outside_change_no_draw(tmp_path):
+    for name, kind, partitionable in (("plain", "threefry2x32", True), ("odd", "rbg", False)):
+        jax.config.update("jax_default_prng_impl", kind)
+        jax.config.update("jax_threefry_partitionable", partitionable)
+        options = ["--num-instances=2", "--seed=1", "--sizes=3", f"--out={tmp_path / name}"]
+        assert main(["generate", *options]) == 0
+    assert (tmp_path / "plain").read_text() == (tmp_path / "odd").read_text()
+
+
 def test_a_reader_that_stops_early_is_no_error(tmp_path):
     many = [RECORD | {"id": str(i), "paths": PATHS} for i in range(2000)]
     path = write(tmp_path / "in.jsonl", *many)
