@@ -255,13 +255,9 @@ class DecoderConfig:
         Raises:
             ValueError: a field is missing, invalid, unknown, or asks for what is not implemented.
         """
-        rope: dict[str, Any] = {}
-        for name in ("rope_parameters", "rope_scaling"):
-            part = mapping.get(name) or {}
-            if not isinstance(part, Mapping):
-                raise ValueError(f"{name}={checks.shortened(part)}: allowed are null and an object")
-            rope |= part
-        _refuse_unsupported(mapping, rope)
+        parts = _rope_parts(mapping)
+        rope = {key: value for part in parts.values() for key, value in part.items()}
+        _refuse_unsupported(mapping, parts, rope)
         architecture = ARCHITECTURES[mapping["model_type"]]
         values = {
             field.name: mapping[field.name]
@@ -342,6 +338,18 @@ def _rope_type(rope: Mapping[str, Any]) -> Any:
     return rope.get("rope_type", rope.get("type", "default"))
 
 
+def _rope_parts(mapping: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What describes the rotation, each with a `rope_type`; the last wins."""
+    parts = {}
+    for name in ("rope_parameters", "rope_scaling"):
+        part = mapping.get(name)
+        if not isinstance(part, Mapping | None):
+            raise ValueError(f"{name}={checks.shortened(part)}: allowed are null and an object")
+        if part:
+            parts[name] = {**part, "rope_type": _rope_type(part)}
+    return parts
+
+
 # Fields that ask for arithmetic, and the values that are implemented.
 _ARITHMETIC: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("quantization_config", (None,), "none: weights of 8 or 4 bits are not read from safetensors"),
@@ -377,7 +385,15 @@ _WITHOUT_EFFECT = frozenset(
 )
 
 
-def _refuse_unsupported(mapping: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
+# What an unscaled rotation may state beside its kind and theta, and the only value of each.
+_ROPE_NEUTRAL = {"factor": 1, "partial_rotary_factor": 1}
+
+
+def _refuse_unsupported(
+    mapping: Mapping[str, Any],
+    rope_parts: Mapping[str, Mapping[str, Any]],
+    rope: Mapping[str, Any],
+) -> None:
     """Raise `ValueError` for a field that asks for arithmetic that is not implemented."""
     kind = mapping.get("model_type")
     layer_types = mapping.get("layer_types") or []
@@ -401,6 +417,19 @@ def _refuse_unsupported(mapping: Mapping[str, Any], rope: Mapping[str, Any]) -> 
         ),
         *((name, mapping.get(name), allowed, text) for name, allowed, text in _ARITHMETIC),
     ]
+    unscaled = [
+        (
+            f"{name}.{key}"[:80],
+            value,
+            (None, _ROPE_NEUTRAL.get(key)),
+            "none where rope_type is 'default'",
+        )
+        for name, part in rope_parts.items()
+        if part["rope_type"] == "default"
+        for key, value in part.items()
+        if key not in ("rope_type", "type", "rope_theta")
+    ]
+    fields += unscaled[:10]
     found = [
         f"{name}={checks.shortened(value)}: supported is {text}"
         for name, value, allowed, text in fields
