@@ -23,9 +23,10 @@ _EARLY_STOP = (
     "\n\nConsidering the limited time by the user, I have to give the solution based on the "
     f"thinking directly now.\n{THINK_END}"
 )
-# What a chat template may take for a chat of one word, and the seconds for any chat.
+# What a chat template may take for a chat of one word; for any chat the seconds, and the characters
+# that it may write beside those for a chat of one word, for each of the chat's own.
 _TEMPLATE_SECONDS, _TEMPLATE_MEMORY, _TEMPLATE_CHARACTERS = 10, 1 << 30, 1 << 20
-_CHAT_SECONDS = 60
+_CHAT_SECONDS, _CHAT_EXPANSION = 60, 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,7 +223,7 @@ def encode_chat(
         enable_thinking: passed to the template; Qwen3's then lets the model reason first.
 
     Raises:
-        ValueError: the template is broken, loops or refuses the conversation.
+        ValueError: the template is broken, loops, refuses the conversation or writes far more.
     """
     added = tokenizer.added_tokens_decoder.values()
     special = [re.escape(t.content) for t in added if t.special and len(t.content) > 1]
@@ -246,6 +247,12 @@ def encode_chat(
         ) from error
     except Exception as error:  # A template is a program: it may fail in any way.
         raise ValueError(f"the tokenizer's chat template fails: {error}") from error
+    own = sum(len(message["role"]) + len(message["content"]) for message in chat)
+    if len(text) > (most := _TEMPLATE_CHARACTERS + _CHAT_EXPANSION * own):
+        raise ValueError(
+            f"the tokenizer's chat template writes {len(text):,} characters for a chat of {own:,}; "
+            f"allowed are {most:,}"
+        )
     parts = [tokenizer.encode(part, add_special_tokens=False) for part in text.split(mark)]
     return [int(token) for part in parts for token in part]
 

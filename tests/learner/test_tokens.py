@@ -161,6 +161,19 @@ def test_the_tokens_that_end_a_thought_are_known():
         assert forced.tolist() == [cut and place in (3, 4) for place in range(7)]
 
 
+def test_a_template_may_not_write_far_more_than_the_chat(folder, monkeypatch):
+    tokenizer = tokens.load_tokenizer(folder)
+    chat = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]
+    tokenizer.chat_template = "{% if messages|length > 1 %}{{ 'a' * (3 * 10**7) }}{% endif %}Hi"
+    tokens.encode_chat(tokenizer, chat[:1])
+    words = r"writes 30,000,002 characters for a chat of 20; allowed are 1,049,856"
+    with pytest.raises(ValueError, match=words):
+        tokens.encode_chat(tokenizer, chat)
+    monkeypatch.setattr(tokens, "_TEMPLATE_CHARACTERS", 100)  # Long chats may have long texts.
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content * 60 }}{% endfor %}"
+    tokens.encode_chat(tokenizer, [{"role": "user", "content": "a" * 200}])
+
+
 def test_thinking_needs_a_model_that_thinks(folder):
     with pytest.raises(ValueError, match=r"max_tokens of thinking is 4, .* no token </think>"):
         tokens.thinking_budget(tokens.load_tokenizer(folder), 4)
