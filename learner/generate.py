@@ -113,6 +113,8 @@ def run(arguments: argparse.Namespace, out: TextIO, log: TextIO) -> None:
     ids = tokens.encode_chat(tokenizer, messages, arguments.thinking)
     mesh = sharding.make_mesh(tensor=arguments.tensor)
     defaults = weights.read_generation_config(folder) or {}
+    if unused := weights.unused_generation_config(defaults, "min_p"):
+        print(f"[{unused}]", file=log)
     capacity = config.max_position_embeddings - len(ids)
     sampling = sampling_params(arguments, defaults, tokenizer, capacity)
     sampler = Completer(

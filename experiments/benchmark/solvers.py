@@ -80,7 +80,7 @@ class Solver(abc.ABC):
     options: dict[str, Any]
 
     def forecast(self, questions: BenchmarkQuestions, rows: np.ndarray) -> list[str]:
-        """Lines for people that estimate the cost of answering; empty if it is unknown.
+        """Lines for people before the answers, such as an estimate of the cost where it is known.
 
         Raises:
           UserError: the cost may exceed the limit.
@@ -155,12 +155,14 @@ class LocalSolver(Solver):
 
     def __init__(self, spec: str, options: Options) -> None:
         self._checkpoint: RunCheckpoint | None = None
+        self._unused: str | None = None
         settings, source = self._read(spec)
         validation, training = settings.validation, settings.training
         recommended: Mapping[str, Any] = {}
         if source["kind"] == "folder":
             with user_errors():
                 recommended = weights.read_generation_config(settings.model.folder) or {}
+            self._unused = weights.unused_generation_config(recommended)
             if recommended.get("do_sample") is False:
                 recommended = {"temperature": 0.0}
         chosen = {
@@ -225,6 +227,10 @@ class LocalSolver(Solver):
             )
         model = settings.model
         return settings, {"kind": kind, "model": model.path, **_fingerprint(model.folder)}
+
+    def forecast(self, questions: BenchmarkQuestions, rows: np.ndarray) -> list[str]:
+        """What the model's folder recommends and is not done."""
+        return [f"{self.options['model']}: {self._unused}"] if self._unused else []
 
     def answer(self, questions: BenchmarkQuestions, rows: np.ndarray) -> Iterator[list[Given]]:
         """Yields what does not fit, then answers as they finish, longest prompts first."""

@@ -110,10 +110,8 @@ def describe(settings: Settings, policy: Policy, params: Any) -> Iterator[str]:
         f"model {settings.model.path}: {count:,} parameters on {devices.size} x "
         f"{devices.flat[0].device_kind}{processes}"
     )
-    others = policy.generation_config or {}
-    unused = [f"{k}={v}" for k, v in others.items() if k in _NEUTRAL and v not in _NEUTRAL[k]]
-    if unused:
-        yield f"  of its generation_config.json, not used in sampling: {', '.join(unused)}"
+    if unused := weights.unused_generation_config(policy.generation_config):
+        yield f"  {unused}"
     slow = devices.flat[0].platform != "cpu"
     chosen = attention.choose(policy.config)
     yield f"attention: {chosen.name} ({chosen.reason})"
@@ -127,19 +125,6 @@ def describe(settings: Settings, policy: Policy, params: Any) -> Iterator[str]:
         yield f"  warning: no kernel for decoding: {_WITHOUT_DECODING_KERNEL}"
 
 
-# What a generation_config.json may ask of sampling beyond temperature, top_p and top_k, which are
-# options of a run; and the values that ask for nothing.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "repetition_penalty": (None, 1),
-    "encoder_repetition_penalty": (None, 1),
-    "no_repeat_ngram_size": (None, 0),
-    "min_p": (None, 0),
-    "typical_p": (None, 1),
-    "num_beams": (None, 1),
-    "bad_words_ids": (None,),
-    "suppress_tokens": (None,),
-    "min_new_tokens": (None, 0),
-}
 # docs/benchmarks/accelerator.md has the measurements.
 _WITHOUT_KERNEL = "attention of long rows takes about 12 times as long in an update"
 _WITHOUT_DECODING_KERNEL = (

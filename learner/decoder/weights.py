@@ -365,6 +365,56 @@ def read_generation_config(folder: str | Path) -> dict[str, Any] | None:
     return checks.json_object(path) if path.is_file() else None
 
 
+# What changes no sampled token here, or is an option of the caller or read with the tokenizer.
+_NOT_OF_SAMPLING = frozenset(
+    """
+    _commit_hash _from_model_config assistant_confidence_threshold assistant_lookbehind
+    bos_token_id cache_config cache_implementation compile_config disable_compile do_sample
+    eos_token_id low_memory max_cache_len max_matching_ngram_size num_assistant_tokens
+    num_assistant_tokens_schedule output_attentions output_hidden_states output_logits output_scores
+    pad_token_id prefill_chunk_size prompt_lookup_num_tokens return_dict_in_generate
+    target_lookbehind temperature top_k top_p transformers_version use_cache
+    """.split()  # noqa: SIM905
+)
+# Values beside null, false and empty ones that ask for nothing.
+_NEUTRAL = dict.fromkeys(
+    """
+    diversity_penalty encoder_no_repeat_ngram_size epsilon_cutoff eta_cutoff
+    frequency_penalty min_length min_new_tokens min_p no_repeat_ngram_size penalty_alpha
+    presence_penalty
+    """.split(),  # noqa: SIM905
+    0,
+) | dict.fromkeys(
+    """
+    encoder_repetition_penalty guidance_scale length_penalty num_beam_groups num_beams
+    num_return_sequences repetition_penalty typical_p
+    """.split(),  # noqa: SIM905
+    1,
+)
+
+
+def unused_generation_config(contents: Mapping[str, Any] | None, *used: str) -> str | None:
+    """A line that names the fields of `generation_config.json` that ask for what is not done.
+
+    Args:
+        contents: as of `read_generation_config`.
+        used: fields that the caller uses beside `do_sample`, `temperature`, `top_k` and `top_p`.
+
+    Returns:
+        None where there is no such field.
+    """
+    unused = [
+        f"{name}={checks.shortened(value)}"
+        for name, value in (contents or {}).items()
+        if name not in _NOT_OF_SAMPLING.union(used)
+        and value is not False
+        and value not in (None, "", [], {}, _NEUTRAL.get(name))
+    ]
+    return (
+        f"of its {GENERATION_FILE}, not used in sampling: {', '.join(unused)}" if unused else None
+    )
+
+
 @functools.partial(jax.jit, static_argnums=(2, 3, 4))
 def _extract(
     value: jax.Array,

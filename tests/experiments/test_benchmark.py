@@ -17,7 +17,7 @@ from local_server import Handler, LocalServer
 import mapf_jax
 from experiments import settings as settings_lib
 from experiments.benchmark import __main__ as benchmark
-from experiments.benchmark import asking
+from experiments.benchmark import asking, solvers
 from experiments.benchmark import table as benchmark_table
 from experiments.benchmark.asking import ask
 from experiments.benchmark.questions import BUILTIN, BenchmarkQuestions, open_set
@@ -480,3 +480,20 @@ def test_keys_depend_on_the_name_alone():
     assert (few == many[some]).all()
     assert len(np.unique(np.asarray(many), axis=0)) == len(questions)
     assert not (jax.random.key_data(questions.keys(4, some)) == few).any()
+
+
+def test_what_a_folder_recommends_in_vain_is_told(tmp_path):
+    shutil.copy(settings_lib.ModelSettings("tiny").folder / "config.json", tmp_path)
+    options = benchmark.checked(benchmark.parser().parse_args(["--out=out"]))
+    for recommended, told in (
+        (
+            {"repetition_penalty": 1.1, "top_k": 5, "min_p": 0.1},
+            "repetition_penalty=1.1, min_p=0.1",
+        ),
+        ({"repetition_penalty": 1.0, "top_k": 5}, None),
+    ):
+        (tmp_path / "generation_config.json").write_text(json.dumps(recommended))
+        solver = solvers.make_solver(str(tmp_path), options)
+        line = f"{tmp_path}: of its generation_config.json, not used in sampling: {told}"
+        assert solver.forecast(None, np.arange(2)) == ([line] if told else [])
+        assert solver.options["top_k"] == 5

@@ -3,6 +3,8 @@
 import copy
 import dataclasses
 import io
+import json
+import shutil
 from pathlib import Path
 
 import jax
@@ -48,6 +50,15 @@ def test_the_answer_goes_out_and_the_reason_to_the_log(folder, tiny_model, byte_
     reason = "stop token" if want[-1] in tokens.stop_token_ids(byte_tokenizer) else "length"
     assert f"[{reason}; {len(want)} tokens after a prompt of" in printed.err
     assert "tokens/s" in printed.err
+
+
+def test_what_the_checkpoint_recommends_in_vain_is_told(folder, tmp_path, capsys):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    recommended = {"repetition_penalty": 1.1, "min_p": 0.1, "top_k": 5}
+    (tmp_path / weights.GENERATION_FILE).write_text(json.dumps(recommended))
+    assert generate.main([f"--model={tmp_path}", "--prompt=h", "--max_new_tokens=1"]) == 0
+    told = capsys.readouterr().err.splitlines()[0]
+    assert told == "[of its generation_config.json, not used in sampling: repetition_penalty=1.1]"
 
 
 def test_greedy_with_a_prompt_from_standard_input(

@@ -345,3 +345,26 @@ def test_model_folder_is_a_folder_first_and_a_hub_name_then(tmp_path, monkeypatc
     ((name, patterns),) = asked
     assert name == "some/model"
     assert {"*.safetensors", "*.json"} <= set(patterns)
+
+
+def test_what_a_folder_asks_of_sampling_in_vain_is_named():
+    named = {
+        "repetition_penalty": 1.1, "presence_penalty": 1.5, "frequency_penalty": 0.5,
+        "diversity_penalty": 0.2, "penalty_alpha": 0.6, "guidance_scale": 2, "min_p": 0.05,
+        "stop_strings": ["\n"], "forced_eos_token_id": 0, "begin_suppress_tokens": [1],
+        "sequence_bias": {"1": 2.0}, "exponential_decay_length_penalty": [5, 1.1],
+        "max_new_tokens": 9, "chat_format": "chatml", "typical_p": 0, "min_length": 1,
+    }  # fmt: skip
+    for name, value in named.items():
+        line = f"of its generation_config.json, not used in sampling: {name}={value!r}"
+        assert weights.unused_generation_config({name: value}) == line
+    together = weights.unused_generation_config(named, "min_p")
+    assert all((f"{name}=" in together) == (name != "min_p") for name in named)
+    neutral = {"repetition_penalty": 1.0, "num_beams": 1, "min_p": 0, "typical_p": 1.0} | {
+        "presence_penalty": 0.0,
+        "guidance_scale": 1.0,
+        "eos_token_id": [3, 4],
+    }
+    neutral |= {"transformers_version": "4.51.0", "temperature": 0.6, "stop_strings": []}
+    assert weights.unused_generation_config(neutral) is None
+    assert weights.unused_generation_config(None) is None
