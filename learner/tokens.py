@@ -76,7 +76,8 @@ def load_tokenizer(folder: str | Path) -> Any:
 
     The ends of sequence in the folder's `generation_config.json` become its attribute
     `generation_stop_ids`, which `stop_token_ids` reads: models that chat may end a turn by a token
-    that their tokenizer does not call its end.
+    that their tokenizer does not call its end. Without that file those of `config.json` do, as far
+    as the tokenizer has them.
 
     Raises:
         ValueError: there is no such folder, or no tokenizer in it that can be read, or its chat
@@ -105,6 +106,11 @@ def load_tokenizer(folder: str | Path) -> Any:
         raise ValueError(
             f"{path}: eos_token_id={checks.shortened(ids)}: allowed are ids from 0 to {most - 1}"
         )
+    config = Path(folder) / "config.json"
+    if not path.is_file() and config.is_file():
+        said = checks.json_object(config).get("eos_token_id")
+        said = said if isinstance(said, list) else [said]
+        ids = [one for one in said if type(one) is int and 0 <= one < most]
     tokenizer.generation_stop_ids = tuple(ids)
     try:
         _try_template(tokenizer)
@@ -305,7 +311,8 @@ def thinking_budget(tokenizer: Any, max_tokens: int) -> ThinkingBudget:
 def stop_token_ids(tokenizer: Any) -> tuple[int, ...]:
     """The ids that end a completion, ascending: end of sequence, and end of turn in chat format.
 
-    All that the tokenizer, its folder's `generation_config.json` and the chat format name.
+    All that the tokenizer, its folder's `generation_config.json` (without one its `config.json`)
+    and the chat format name.
 
     Raises:
         ValueError: the tokenizer knows neither.

@@ -204,5 +204,14 @@ def test_character_tokenizer(tmp_path):
         (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": wrong}))
         with pytest.raises(ValueError, match=r"eos_token_id=.*from 0 to 5"):
             tokens.load_tokenizer(tmp_path)
+    # Without that file the model's own configuration does, in which more ids may be than tokens.
+    for said, stops in ((3, (3, 5)), ([5, 0, 6], (0, 5)), (None, (5,)), (9, (5,))):
+        (tmp_path / "config.json").write_text(
+            json.dumps({"model_type": "qwen3", "eos_token_id": said})
+        )
+        (tmp_path / "generation_config.json").write_text('{"eos_token_id": 1}')
+        assert tokens.stop_token_ids(tokens.load_tokenizer(tmp_path)) == (1, 5)
+        (tmp_path / "generation_config.json").unlink()
+        assert tokens.stop_token_ids(tokens.load_tokenizer(tmp_path)) == stops
     with pytest.raises(ValueError, match="'aba'"):
         tokens.character_tokenizer("aba")
