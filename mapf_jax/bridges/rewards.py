@@ -105,10 +105,12 @@ class MapfReward:
         log_metric: Callable[[str, float], None] | None = None,
         **columns: Any,
     ) -> list[float | None]:
-        """Rewards of N completions, None for rows of another task: those where a column is None.
+        """Rewards of N completions, None for rows of another task.
+
+        These are the rows where a needed column is None, NaN or empty, as data sets fill it.
 
         Args:
-          completions: N texts, or N lists of chat messages.
+          completions: N texts, or N lists of chat messages; whatever else is read as no text.
           completion_ids: tokens of each, whose number is the length.
           log_metric: TRL's logger of one number.
           **columns: the data set's columns, N values each; others are ignored.
@@ -122,7 +124,7 @@ class MapfReward:
         names = [field for field in ("id", *FIELDS) if field in columns]
         rows = zip(*(columns[name] for name in names), strict=True)
         records = [dict(zip(names, row, strict=True)) for row in rows]
-        ours = [all(record[field] is not None for field in FIELDS) for record in records]
+        ours = [not any(_empty(record[field]) for field in FIELDS) for record in records]
         rewards: list[float | None] = [None] * len(records)
         if not any(ours):
             return rewards
@@ -142,17 +144,28 @@ class MapfReward:
         return rewards
 
 
-def text_of(completion: str | Sequence[Mapping[str, Any]]) -> str:
+def text_of(completion: Any) -> str:
     """The text of a completion: itself, or the content of the last of its chat messages.
 
-    Of content in parts it is the text of these. Where there is no message or no text, it is empty.
+    Of content in parts it is the text of these. Where there is no message or no text, or what is
+    there is none of these, it is empty.
     """
     if isinstance(completion, str):
         return completion
-    content = (completion[-1].get("content") or "") if completion else ""
-    if isinstance(content, str):
-        return content
-    return "".join(part.get("text") or "" for part in content)
+    message = completion
+    if isinstance(completion, Sequence):
+        message = completion[-1] if completion else None
+    content = message.get("content") if isinstance(message, Mapping) else message
+    parts = content if isinstance(content, Sequence) and not isinstance(content, str) else [content]
+    texts = (part.get("text") if isinstance(part, Mapping) else part for part in parts)
+    return "".join(text for text in texts if isinstance(text, str))
+
+
+def _empty(value: Any) -> bool:
+    """Whether a column's value is what data sets hold in rows that lack it."""
+    if isinstance(value, (float, np.floating)):
+        return bool(np.isnan(value))
+    return value is None or (hasattr(value, "__len__") and len(value) == 0)
 
 
 def compute_scores(

@@ -163,6 +163,17 @@ def test_text_of_completions():
             "in parts",
         ),
         ([{"content": [{"type": "image"}, {"type": "text", "text": "seen"}]}], "seen"),
+        ([{"content": ["a", "b"]}], "ab"),
+        ([{"content": {"text": "a"}}], "a"),
+        ({"content": "x"}, "x"),
+        (["x"], "x"),
+        ([None], ""),
+        ([{"content": [None]}], ""),
+        ([{"content": [{"text": 5}, {"text": "a"}]}], "a"),
+        ([{"content": 5}], ""),
+        ([5], ""),
+        (5, ""),
+        (None, ""),
     ):
         assert text_of(completion) == text
 
@@ -202,6 +213,19 @@ def test_trl_reward_keeps_the_average(rows):
         **mixed,
     )
     assert third == [None if f else one for one, f in zip(second, foreign, strict=True)]
+    for empty in (
+        {"map": []},
+        {"map": "", "starts": "", "goals": "", "cost": ""},
+        {"map": [], "starts": [], "goals": [], "cost": 0},
+        {"cost": float("nan")},
+        {"cost": np.float32("nan")},
+    ):
+        filled = {
+            n: [empty.get(n, v) if f else v for v, f in zip(c, foreign, strict=True)]
+            for n, c in columns.items()
+        }
+        reward.short_fraction = 0.9
+        assert reward(completions=plain, completion_ids=ids, **filled) == third
     before = reward.short_fraction
     nobody = {name: [None] for name in columns}
     assert reward(completions=["?"], completion_ids=[[0]], **nobody) == [None]
