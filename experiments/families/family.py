@@ -43,6 +43,20 @@ Record = Mapping[str, Any]
 _WORD = re.compile(r" ?[A-Za-z_]{2,}|</?[a-z]+>| \d\.\d\d(?!\d)")
 _MOST_WORDS = 256
 _MENTION = re.compile(r"[\s`'\"*.]*(?:and[\s`'\"*.]*|\u2026)?", re.IGNORECASE)
+_GAP = r"[\s`'\"*.,:;()\[\]{}-]*"
+_FORM_WORD = (
+    r"(?:&|(?:tags?|and|or|the|then|to|an?|open|opens|opening|close|closes|closing|with|your|my"
+    r"|final|answer|here)(?!\w))"
+)
+# What stands between tags that are named or shown as a form: one of few words, or several.
+_FORM = re.compile(
+    rf"{_GAP}(?:(?:&|(?:tags?|and|then|to|answer)(?!\w))|{_FORM_WORD}(?:{_GAP}{_FORM_WORD})+){_GAP}",
+    re.IGNORECASE,
+)
+_TAG = r"<[ \t]{0,3}/?[ \t]{0,3}answer[ \t]{0,3}>"
+_QUOTED_TAG = re.compile(
+    rf"([`'\"]){_TAG}\1|[\u2018\u201c]{_TAG}[\u2019\u201d]", re.IGNORECASE | re.ASCII
+)
 _SAID: set[str] = set()  # Kinds of errors of which the user has heard.
 # A run ends once verification has lost so many seconds, and so much of the time of its task.
 _MOST_LOST_SECONDS, _MOST_LOST_FRACTION = 600.0, 0.5
@@ -57,11 +71,15 @@ _NEGATED = {"right": "wrong", "has": "no", "is": "not"}
 def last_answer(text: str) -> str:
     """The text in the last `<answer>` tags of a completion, stripped; all of it without such tags.
 
-    Empty tags, dots in them, and tags that are only mentioned, as in "between <answer> and
-    </answer>", do not count where others do.
+    Empty tags, dots in them, tags in quotes or backticks, and tags that are only mentioned or shown
+    as a form, as in "between the <answer> tag and the </answer> tag" or "<answer>your
+    answer</answer>", do not count where others do.
     """
-    blocks = [block.strip() for block in answer_blocks(text)] or [text.strip()]
-    return ([block for block in blocks if not _MENTION.fullmatch(block)] or blocks)[-1]
+    blocks = answer_blocks(_QUOTED_TAG.sub("", text)) or answer_blocks(text) or [text]
+    blocks = [block.strip() for block in blocks]
+    said = [block for block in blocks if not _MENTION.fullmatch(block)]
+    # Words of a form may also be an answer, so they count where there is no other.
+    return ([block for block in said if not _FORM.fullmatch(block)] or said or blocks)[-1]
 
 
 class FamilyError(ValueError):
