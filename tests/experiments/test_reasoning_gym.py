@@ -1,6 +1,7 @@
 """Data sets of reasoning-gym as families, and the process that they run in."""
 
 import re
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -201,3 +202,20 @@ def test_completions_that_would_run_as_code_do_no_harm(tmp_path):
     assert "more than 0.6 s" in found.records[0]["why"]
     assert "expected: any" not in family.text(problems[0], "9")
     assert family.example(problems[0], "9") == family.text(problems[0], "9")
+
+
+def test_a_score_outside_0_to_1_is_an_error(monkeypatch):
+    monkeypatch.setattr("builtins.eval", eval)  # The module replaces it.
+    from experiments.families.reasoning_gym import data_sets
+
+    source = ("chain_sum", {}, 0, 0)
+    question = data_sets.draw(*source)["question"]
+    data_set = SimpleNamespace()
+    monkeypatch.setattr(data_sets, "_data_set", lambda *_: data_set)
+    for value in (1e6, 1.01, -0.5, float("inf")):
+        data_set.score_answer = lambda *_, value=value: value
+        with pytest.raises(ValueError, match=r"score of chain_sum: .* allowed are 0 to 1"):
+            data_sets.score(*source, question, "1")
+    for value, expected in ((1 + 1e-9, 1.0), (-1e-9, 0.0), (0.5, 0.5), (float("nan"), 0.0)):
+        data_set.score_answer = lambda *_, value=value: value
+        assert data_sets.score(*source, question, "1") == expected

@@ -22,6 +22,7 @@ from reasoning_gym.factory import CURRICULA, DATASETS
 Setting = dict[str, list[int]]
 
 _SIZE = 20_000  # Problems of every data set; some refuse more.
+_ROUNDING = 1e-6  # Of a score.
 _EVAL = builtins.eval
 # What expressions may call besides classes of SymPy; the last is of named tuples.
 _FUNCTIONS = {"abs", "cbrt", "float", "int", "max", "min", "pow", "root", "sqrt", "_tuple_new"}
@@ -113,12 +114,15 @@ def score(name: str, setting: Setting, seed: int, index: int, question: str, giv
     """The score of an answer, in [0, 1].
 
     Raises:
-      ValueError: this version of the data set has another question at `index`.
+      ValueError: this version of the data set has another question at `index`, or its score is
+        outside [0, 1].
     """
     entry = _entry(name, json.dumps(setting), seed, index)
     if entry["question"] != question:
         raise ValueError(f"question {index} of {name} is another one")
     value = float(_data_set(name, json.dumps(setting), seed).score_answer(given, entry))
+    if not -_ROUNDING <= value <= 1 + _ROUNDING and value == value:
+        raise ValueError(f"score of {name}: {value}, allowed are 0 to 1")
     return min(max(value, 0.0), 1.0) if value == value else 0.0
 
 
