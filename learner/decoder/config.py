@@ -429,7 +429,7 @@ def _refuse_unsupported(
         for key, value in part.items()
         if key not in ("rope_type", "type", "rope_theta")
     ]
-    fields += unscaled[:10]
+    fields += unscaled
     found = [
         f"{name}={checks.shortened(value)}: supported is {text}"
         for name, value, allowed, text in fields
@@ -444,7 +444,7 @@ def _refuse_unsupported(
             "arithmetic; take it out of config.json if it does not"
         )
     if found:
-        raise ValueError("; ".join(found))
+        raise ValueError("; ".join(found[:10]))
 
 
 def published(name: str, **compute: object) -> DecoderConfig:
