@@ -65,7 +65,7 @@ SCORED, NOT_SCORED = "scored", "could not be scored"
 """The check that fails if verification itself fails, and what to call that."""
 
 # What a failed check is called whose name begins like this, such as "right_value".
-_NEGATED = {"right": "wrong", "has": "no", "is": "not"}
+_NEGATED = {"right": "wrong", "has": "no", "is": "not a"}
 
 
 def last_answer(text: str) -> str:

@@ -96,7 +96,7 @@ def test_the_template_is_short_and_named_after_the_task(run):
 def test_a_failure_is_named_after_its_check_unless_a_family_knows_better(family):
     checks = ("right_value", "is_number", "has_answer", "in_order", "right")
     assert list(map(family.failure, checks)) == [
-        "wrong value", "not number", "no answer", "fails in order", "fails right"
+        "wrong value", "not a number", "no answer", "fails in order", "fails right"
     ]  # fmt: skip
 
 
