@@ -61,9 +61,20 @@ def get_config():
     config.training.length_multiple = 128
     return config
 """
-_PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(
-    ["experiments.main", "experiments.ring.loop", "experiments.report", "transformers"]
+#: Whether whole runs are compiled as users have them: `conftest.pytest_configure`.
+OPTIMISED = "OPTIMISED_RUNS" in os.environ
+#: Makes processes that have imported what commands need.
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(
+    [
+        "experiments.main",
+        "experiments.ring.loop",
+        "experiments.report",
+        # Commands import these where they use them: with torch, four seconds each time.
+        "transformers.models.auto.tokenization_auto",
+        "matplotlib.backends.backend_agg",
+        "matplotlib.backends.backend_svg",
+    ]
 )
 
 
@@ -115,7 +126,7 @@ class Command:
         """
         folder.parent.mkdir(parents=True, exist_ok=True)
         self._out, self._err = (folder.with_suffix(suffix) for suffix in (".out", ".err"))
-        self.process = _PROCESSES.Process(target=_main, args=(line, self._out, self._err, fault))
+        self.process = PROCESSES.Process(target=_main, args=(line, self._out, self._err, fault))
         self.process.start()
 
     def end(self) -> tuple[int, str, str]:
@@ -155,6 +166,8 @@ def undisturbed(common: Path) -> tuple[Path, str]:
 def _main(line: Sequence[str], out: Path, err: Path, fault: Fault | None) -> None:
     os.chdir(ROOT)
     jax.config.update("jax_num_cpu_devices", 1)
+    if OPTIMISED:
+        jax.config.update("jax_disable_most_optimizations", False)
     for path, stream in ((out, sys.stdout), (err, sys.stderr)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream.fileno())
     if fault is not None:
@@ -168,7 +181,8 @@ def _main(line: Sequence[str], out: Path, err: Path, fault: Fault | None) -> Non
 
 def environment(**more: str) -> dict[str, str]:
     """Variables of a process of its own that has one device, as a user's does on a CPU."""
-    return {**os.environ, "PYTHONPATH": str(ROOT), "JAX_NUM_CPU_DEVICES": "1", **more}
+    optimised = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0"} if OPTIMISED else {}
+    return {**os.environ, "PYTHONPATH": str(ROOT), "JAX_NUM_CPU_DEVICES": "1", **optimised, **more}
 
 
 def compilation_cache(folder: Path) -> str:

@@ -105,7 +105,6 @@ def run_script(script, folder, source=ROOT, **environment):
             "REPOSITORY": "https://example.org/lakes",
             "SHARE": "10.0.0.2:/share",
             "JAX_PLATFORMS": "cpu",
-            "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
             **environment,
         },
         capture_output=True,
@@ -260,6 +259,7 @@ def test_a_recipe_trains_in_a_fresh_environment(name, installed, tmp_path):
     runs = tmp_path / "made"
     environment |= {"INTERPRETER": str(install(kept)), "JAX_NUM_CPU_DEVICES": "1"}
     environment["JAX_COMPILATION_CACHE_DIR"] = str(source.parent / "cache")
+    environment |= {name: os.environ[name] for name in ("XLA_FLAGS",) if name in os.environ}
     environment["SMALLER"] = json.dumps([*SMALLER, f"--workdir={runs}"])
     done, _ = run_script(script, tmp_path, source, **environment)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.stats
-from whole_runs import PLAN, compilation_cache
+from whole_runs import PLAN, compilation_cache, environment
 
 from engineer.space import Configuration
 from experiments.configs.studies import bases, designers
@@ -45,12 +45,8 @@ def start(folder, *options):
     return subprocess.Popen(
         [sys.executable, "-m", "experiments.study", *flags, *options],
         cwd=ROOT,
-        env={
-            **os.environ,
-            "JAX_NUM_CPU_DEVICES": "1",
-            # The test alone may run twice; the study itself would keep its cache in its folder.
-            "JAX_COMPILATION_CACHE_DIR": compilation_cache(folder),
-        },
+        # The test alone may run twice; the study itself would keep its cache in its folder.
+        env=environment(JAX_COMPILATION_CACHE_DIR=compilation_cache(folder)),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

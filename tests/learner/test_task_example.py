@@ -60,11 +60,13 @@ def test_a_few_steps(example, capsys):
 @pytest.mark.slow
 @pytest.mark.usefixtures("optimised")
 def test_it_learns():
-    command = [sys.executable, str(PATH)]
-    printed = subprocess.run(command, env=environment(), check=True, stdout=subprocess.PIPE)
+    """In less than a third of its steps."""
+    command = [sys.executable, "-c", "import sums; sums.main(steps=301)"]
+    variables = environment(PYTHONPATH=f"{PATH.parent}:{PATH.parents[2]}")
+    printed = subprocess.run(command, env=variables, check=True, stdout=subprocess.PIPE)
     curve = percents(printed.stdout.decode())
     assert curve[0] < 20
-    assert curve[-1] > 90
+    assert curve[-1] > 60
 
 
 def test_prompts_with_a_reward_are_a_task():

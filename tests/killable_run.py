@@ -1,13 +1,8 @@
-"""A small training run that continues from its folder; `test_kills.py` kills it.
-
-    python tests/hostile/killable_run.py FOLDER STEPS
+"""A small training run that continues from its folder; `hostile/test_kills.py` kills it.
 
 Every step ends with a checkpoint in the background, so most moments are within a save. The final
 state goes to FOLDER/final.npz.
 """
-
-import sys
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -49,7 +44,12 @@ class Vowels:
         self.average = state["average"]
 
 
-def main(folder, steps):
+def main(folder, cache, steps):
+    """Runs to the end, in a process of its own that keeps what it compiles in `cache`."""
+    jax.config.update("jax_num_cpu_devices", 1)
+    jax.config.update("jax_compilation_cache_dir", str(cache))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    folder.mkdir(exist_ok=True)
     mesh, tokenizer, task = sharding.make_mesh(), tokens.character_tokenizer("abcdefg"), Vowels()
     config = DecoderConfig(
         vocab_size=8,
@@ -93,7 +93,3 @@ def main(folder, steps):
             (folder / "alive").touch()
     leaves = {str(i): np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
     np.savez(folder / "final.npz", average=task.average, **leaves)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
