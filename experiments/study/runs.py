@@ -292,9 +292,8 @@ def compute(
     # Tables can be written while the study runs.
     with RunStore(root).locked() if workers is not None else contextlib.nullcontext():
         begun = [job for job in all_jobs if (root / job.folder / "config.json").exists()]
-        if workers is None and not begun:
-            seeds = ", ".join(map(str, study.seeds))
-            raise UserError(f"workdir={root}: no run of seeds {seeds} is there to write tables of")
+        if workers is None:
+            _check_tables(root, study.seeds)
         for job in begun:  # None may have other options than before.
             RunStore(root / job.folder).check_start(job.settings)
         whole = True
@@ -312,6 +311,17 @@ def compute(
             if job.variant is not None and job.shared is not None
         }
         return results.write(root, study, settings, shared), whole
+
+
+def _check_tables(root: Path, seeds: Sequence[int]) -> None:
+    """Raises UserError if no run is there, or tables of these seeds would leave out some."""
+    begun = root.glob("runs/*/seed-*/config.json")
+    there = sorted({int(path.parent.name.removeprefix("seed-")) for path in begun})
+    if not there:
+        raise UserError(f"workdir={root}: no run is there to write tables of")
+    if not {*there} <= {*seeds}:
+        found, given = (", ".join(map(str, numbers)) for numbers in (there, seeds))
+        raise UserError(f"workdir={root}: there are runs of seeds {found}, but seeds={given}")
 
 
 class Runner:

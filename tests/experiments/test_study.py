@@ -24,6 +24,7 @@ from experiments.configs.studies import bases, designers
 from experiments.families.lakes.family import Lakes
 from experiments.families.lakes.options import LakesOptions
 from experiments.run.status import Reporter
+from experiments.run.store import RunStore
 from experiments.settings import Settings, from_config
 from experiments.study import results as study_results
 from experiments.study import runs as study_runs
@@ -425,6 +426,36 @@ def test_what_jobs_need_is_named(tmp_path, monkeypatch):
 
 def base_of(path):
     return runpy.run_path(str(path))["get_config"]()
+
+
+@pytest.fixture
+def begun(tmp_path):
+    """Writes the tables of some seeds of a study in which runs of seeds 0 and 1 have begun."""
+    study, base = dataclasses.replace(designers.STUDY, seeds=(0, 1)), bases.tiny_base()
+    for job in study_runs.jobs(study, study.settings(base)):
+        (tmp_path / job.folder).mkdir(parents=True)
+        (tmp_path / job.folder / "config.json").write_text("{}")
+
+    def tables(*seeds):
+        wanted = study.with_seeds(seeds)
+        return study_runs.compute(tmp_path, wanted, base, None, Reporter())[0]
+
+    return tables
+
+
+@pytest.mark.parametrize("seeds", ["0", "12", "2"])
+def test_tables_leave_out_no_seed(begun, tmp_path, seeds):
+    given = ", ".join(seeds)
+    with pytest.raises(UserError, match=f": there are runs of seeds 0, 1, but seeds={given}$"):
+        begun(*seeds)
+    assert not list(tmp_path.glob("*.*"))
+
+
+def test_tables_are_written_while_the_study_runs(begun, tmp_path):
+    with RunStore(tmp_path).locked():
+        found = begun("0", "1", "2")
+    assert found["state"]["planned"] == found["state"]["missing"] == 3 * len(found["variants"])
+    assert (tmp_path / "comparison.md").exists()
 
 
 @pytest.mark.slow
