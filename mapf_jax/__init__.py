@@ -1,7 +1,5 @@
 """MAPF-FrozenLake in JAX: a batched simulator, an exact solver and an instance generator."""
 
-import sys
-
 from mapf_jax import env as env
 from mapf_jax import formats as formats
 from mapf_jax.benchmark import BenchmarkSet as BenchmarkSet
@@ -11,6 +9,7 @@ from mapf_jax.draw import render as render
 from mapf_jax.draw.render import ascii_frames as ascii_frames
 from mapf_jax.draw.render import ascii_instance as ascii_instance
 from mapf_jax.draw.render import instance_from_ascii as instance_from_ascii
+from mapf_jax.env import registration
 from mapf_jax.environment_config import EnvironmentConfig as EnvironmentConfig
 from mapf_jax.generator import GenerationReport as GenerationReport
 from mapf_jax.generator import NoInstanceError as NoInstanceError
@@ -36,7 +35,6 @@ from mapf_jax.types import make_instance as make_instance
 from mapf_jax.types import stack as stack
 from mapf_jax.verify import verify as verify
 
-if "gymnasium" in sys.modules:  # For `gymnasium.make("mapf_jax:MapfFrozenLake-v0")`.
-    from mapf_jax.env import gymnasium_env as gymnasium_env
+registration.register_on_import()
 
 __version__ = "0.1.0"

@@ -1,6 +1,6 @@
 """The simulator as a Gymnasium environment, single and vectorised.
 
-Importing it registers the names of `mapf_jax.env` with Gymnasium, for `gymnasium.make` and
+`import mapf_jax` registers the names of `mapf_jax.env` with Gymnasium, for `gymnasium.make` and
 `gymnasium.make_vec`. Pickled environments begin anew. One actor moves all agents: an action is a
 vector with one move for each, the reward the sum of the agents' rewards (which are in
 `info["rewards"]`).
@@ -21,7 +21,6 @@ from mapf_jax.env.environment import (
     check_actions,
     check_environment,
     make,
-    registered_envs,
 )
 from mapf_jax.env.wrappers import PoolAutoReset
 from mapf_jax.padding import pad_instance
@@ -247,15 +246,13 @@ def _random_key(rng: np.random.Generator) -> jax.Array:
     return jax.random.key(jnp.asarray(rng.integers(1 << 32, dtype=np.uint32)))
 
 
-def _made(name: str, render_mode: str | None = None, **options: Any) -> MapfGymEnv:
+def made(name: str, render_mode: str | None = None, **options: Any) -> MapfGymEnv:
+    """An environment by name, for `gymnasium.make`; options as of `mapf_jax.env.make`."""
     instances = options.pop("instances", None)
     return MapfGymEnv(make(name, **options), instances, render_mode)
 
 
-def _made_vector(name: str, num_envs: int = 1, **options: Any) -> MapfVectorEnv:
+def made_vector(name: str, num_envs: int = 1, **options: Any) -> MapfVectorEnv:
+    """Several environments by name, for `gymnasium.make_vec`."""
     instances = options.pop("instances", None)
     return MapfVectorEnv(make(name, **options), instances, num_envs)
-
-
-for _name in registered_envs():
-    gymnasium.register(_name, _made, kwargs={"name": _name}, vector_entry_point=_made_vector)

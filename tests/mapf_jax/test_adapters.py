@@ -86,9 +86,20 @@ def test_gymnasium_makes_vectors_and_copies():
         jax.tree.map(np.testing.assert_array_equal, copied.step(actions), env.step(actions))
 
 
-def test_the_name_of_the_package_registers_them():
-    made = "gymnasium.make('mapf_jax:MapfFrozenLakeSlippery-v0', num_agents=2, size=4)"
-    subprocess.run([sys.executable, "-c", f"import gymnasium\n{made}"], check=True)
+@pytest.mark.parametrize("first", ["import gymnasium", "import mapf_jax, gymnasium"])
+@pytest.mark.parametrize("name", ["MapfFrozenLake-v0", "mapf_jax:MapfFrozenLakeSlippery-v0"])
+def test_names_are_known_whichever_package_comes_first(first, name):
+    program = f"""{first}
+import pickle
+if ":" not in {name!r}: import mapf_jax
+options = {{"num_agents": 2, "size": 4}}
+one = gymnasium.make({name!r}, **options)
+assert type(gymnasium.make_vec({name!r}, num_envs=2, **options)).__name__ == "MapfVectorEnv"
+assert pickle.loads(pickle.dumps(one.unwrapped)).reset(seed=0)
+again = gymnasium.make(gymnasium.envs.registration.EnvSpec.from_json(one.spec.to_json()))
+assert again.reset(seed=0)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_single_plays_what_the_simulator_plays():
