@@ -11,7 +11,12 @@ import sys
 import tempfile
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# Tests are never timed: a busy machine would fail them.
+hypothesis.settings.register_profile("untimed")
+hypothesis.settings.load_profile("untimed")
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -94,7 +94,7 @@ def test_no_content_forges_a_special_token(name):
     assert chat[0]["content"] == HOSTILE[-1]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.sampled_from(list(CORPUS)),
     st.lists(st.sampled_from(["<", "|", ">", "a\n", "é", *SPECIAL]), max_size=12).map("".join),

@@ -229,7 +229,7 @@ def test_the_rule_by_hand():
     assert unseen.column("data_ratio") == seen.column("data_ratio")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 2**32 - 1), st.sampled_from(sorted(VARIANTS)), spaces())
 def test_demonstrations_answer_in_the_asked_form(seed, name, space):
     messages, answer = demonstrations.demonstration(seed, VARIANTS[name], space, lakes.TEXTS)

@@ -110,7 +110,7 @@ rows = st.fixed_dictionaries(dict.fromkeys(PARAMETERS, finite))
 others = st.dictionaries(st.integers(0, 12).map(str), st.dictionaries(st.just("part"), finite))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     st.one_of(st.text(), st.lists(FRAGMENTS, max_size=60).map("".join)),
     spaces(),
@@ -179,7 +179,7 @@ def test_fractions_that_are_all_zero_or_huge():
         assert bool(repairs) == ((first, second) != (0.75, 0.25))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.integers(1, 10**6), min_size=3, max_size=3), st.sampled_from([-1, 0, 1, 2]))
 def test_fractions_that_nearly_sum_to_one(weights, off):
     # Six decimals whose sum is off by millionths, at the edge of what a configuration allows.
@@ -294,7 +294,7 @@ STYLES = {
 }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(configs(), st.sampled_from(list(STYLES)), st.sampled_from(list(STYLES)))
 def test_every_style_is_read_back_exactly(config, style, draft):
     space = lake_space([int(row) for row in config.rows])

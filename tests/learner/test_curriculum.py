@@ -63,7 +63,7 @@ def test_probabilities_are_those_of_prioritized_level_replay(known, beta, rho):
         assert found.sum() == pytest.approx(1)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(known_prompts(), st.integers(1, 12), st.floats(0, 1), st.integers(0, 99))
 def test_a_step_holds_replayed_and_new_prompts(known, count, fraction, seed):
     config = dataclasses.replace(REPLAY, replay_fraction=fraction)

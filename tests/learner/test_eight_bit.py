@@ -50,7 +50,7 @@ def test_codes_are_the_data_type_of_the_paper(signed):
     st.floats(-30, 30),
     st.booleans(),
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_error_is_at_most_half_a_step(x, exponent, signed):
     """Of magnitude m in its block: half the distance of the values around it."""
     x = (x * np.float32(2.0) ** np.float32(exponent)).astype(np.float32)

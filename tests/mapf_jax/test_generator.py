@@ -170,7 +170,7 @@ def test_the_benchmark_is_the_same_everywhere():
 
 
 @given(st.integers(1, 5000), st.lists(st.integers(0, 100), min_size=1, max_size=8))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_parts_sum_to_the_total(total, weights):
     weights = [w + (sum(weights) == 0) for w in weights]
     ratios = [w / sum(weights) for w in weights]

@@ -263,7 +263,7 @@ def lakes(draw):
     return make_instance(rows, order[:agents], order[agents : 2 * agents])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(lakes(), st.booleans())
 def test_drawings_can_be_read_back(instance, blanks):
     drawing = render.ascii_instance(instance)

@@ -110,7 +110,7 @@ def plans(draw):
     return blocked, starts, goals, size, path
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(plans())
 def test_checks_and_cost_agree_with_the_reference(case):
     blocked, starts, goals, size, path = case

@@ -156,7 +156,7 @@ def loosely_written(draw):
     return f"{GOOD}<answer>{draw(gaps)}\n{text}</Answer>"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(texts | loosely_written(), min_size=8, max_size=8))
 def test_nothing_is_accepted_that_a_strict_reader_refuses(texts):
     accepted = [agree(text) for text in texts]

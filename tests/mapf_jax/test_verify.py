@@ -154,7 +154,7 @@ def mutate(random, text):
 def test_texts_from_reading_to_verdict(batches):
     counts = collections.Counter()
 
-    @settings(max_examples=batches, deadline=None)
+    @settings(max_examples=batches)
     @given(st.randoms(use_true_random=False))
     def batch(random):
         texts = [mutate(random, ANSWERS[i % 3]) for i in range(BATCH)]
@@ -180,7 +180,7 @@ def test_random_walks():
     """Plans of mostly legal moves, so that every kind of violation comes first now and then."""
     kinds = set()
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=150)
     @given(st.randoms(use_true_random=False))
     def batch(random):
         paths = []
