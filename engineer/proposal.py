@@ -22,6 +22,7 @@ MAX_EXPLANATION = 600
 _MAX_NOTES = 32
 _MAX_WRITTEN = 120  # Characters of a number with a remark.
 _MOST_COLUMNS = 64
+_NEAR = 0.05  # Part of the width of its bounds by which a column may miss them, to be clipped.
 
 _DECIMAL = r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
 _NUMBER = re.compile(
@@ -86,8 +87,10 @@ def parse(text: str, space: ConfigurationSpace, trigger: str = "") -> Proposal |
     one repeats a number of those before it. A configuration is readable if it is complete: nothing
     missing is ever guessed. One that follows is a remark if it has at most half of the numbers, or
     else an incomplete design, and then the answer is unreadable. So it is if all numbers of a
-    parameter but the fraction are farther outside its bounds than these are wide, unless they are
-    percentages, which are divided by 100 with a note. (Single numbers are for `project` to clip.)
+    parameter but the fraction are outside its bounds, by more than a twentieth of their width and
+    more than rounding, or all but zeros by more than their width. But percentages, of which at
+    least one is that far outside, are divided by 100 with a note. (Single numbers, and columns
+    nearer to their bounds, are for `project` to clip.)
 
     Args:
       text: the answer; any text.
@@ -167,17 +170,21 @@ def _misread(design: _Block, name: str, space: ConfigurationSpace) -> str:
     """Why a column cannot be meant as it is, if it cannot; percentages are divided by 100."""
     bounds = {row: space.bounds(row, name) for row in space.rows}
     width = max(high - low for low, high in bounds.values())
+    rounding = max(_NEAR * width, 0.5 * 10.0 ** -space.parameter(name).decimals)
 
-    def far(row: str, value: float) -> bool:
+    def outside(row: str, value: float, by: float) -> bool:
         low, high = bounds[row]
-        return max(low - value, value - high) > width
+        return max(low - value, value - high) > by
 
-    column = {row: value for row in space.rows if (value := design.cells[row, name])}
-    meant = name == space.fraction_parameter or not column
-    if meant or not all(far(row, value) for row, value in column.items()):
+    cells = {row: design.cells[row, name] for row in space.rows}
+    column = {row: value for row, value in cells.items() if value}
+    if name == space.fraction_parameter or not column:
         return ""
-    ratios = all(high <= 1 for _, high in bounds.values())
-    if ratios and all(1 <= v <= 100 and not far(row, v / 100) for row, v in column.items()):
+    far = [outside(row, value, width) for row, value in column.items()]
+    if not all(far) and not all(outside(row, value, rounding) for row, value in cells.items()):
+        return ""
+    ratios = any(far) and all(high <= 1 for _, high in bounds.values())
+    if ratios and all(1 <= v <= 100 and not outside(r, v / 100, width) for r, v in column.items()):
         design.cells |= {(row, name): value / 100 for row, value in column.items()}
         design.notes.append(f"{name}: read as percentages")
         return ""

@@ -113,14 +113,14 @@ def test_a_model_that_designs_nothing_is_told_apart(fractions, nothing):
 
 
 def test_an_answer_is_projected_and_the_changes_are_recorded():
-    row = "{data_ratio: 2, hole_ratio: 0.9, wait_ratio: 0.5}"
+    row = "{data_ratio: 2, hole_ratio: 0.45, wait_ratio: 0.5}"
     incomplete, complete = f"3: {row}", f"3: {row}\n4: {row}\n5: {row}"
     answers = Answers(incomplete, complete, "never asked")
     design = ModelDesigner(answers)(RECORD, SPACE, seed=0)
     SPACE.check(design.config)
     assert design.raw_texts == (incomplete, complete)
     assert design.config["3", "hole_ratio"] == 0.3
-    assert "size 3 hole_ratio: 0.90 clipped to 0.30" in design.repairs
+    assert "size 3 hole_ratio: 0.45 clipped to 0.30" in design.repairs
 
 
 def test_the_explanation_is_carried_forward_only_where_it_was_asked_for():

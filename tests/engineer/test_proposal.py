@@ -250,14 +250,14 @@ def test_after_a_trigger_nothing_before_it_is_read():
     assert twice.values == WANTED
 
 
-def test_percentages_are_noted_and_numbers_somewhat_out_of_range_are_clipped():
+def test_percentages_are_noted_and_numbers_barely_out_of_range_are_clipped():
     space = lake_space((3, 4), {3: (0.0, 0.3), 4: (0.0, 0.4)})
     reading = parse(ASKED.replace("0.10", "10").replace("0.20", "50"), space)
     assert reading.notes == ("hole_ratio: read as percentages",)
     config, repairs = project(reading, space)
     assert config.column("hole_ratio") == (0.1, 0.4)
     assert repairs == ("hole_ratio: read as percentages", "size 4 hole_ratio: 0.50 clipped to 0.40")
-    reading = parse(ASKED.replace("0.10", "0.7").replace("0.20", "0.8"), space)
+    reading = parse(ASKED.replace("0.10", "0.31").replace("0.20", "0.41"), space)
     assert project(reading, space)[0].column("hole_ratio") == (0.3, 0.4)
 
 
@@ -266,7 +266,9 @@ def test_whole_numbers_far_from_their_bounds_are_no_percentages():
         "kind", ("easy", "hard"), (Parameter("part"), Parameter("level", ((1, 6),), 0)), "part"
     )
     form = "easy: {{part: 0.5, level: {}}}\nhard: {{part: 0.5, level: {}}}"
-    assert parse(form.format(8, 11), space).values["hard"]["level"] == 11
+    assert parse(form.format(6, 11), space).values["hard"]["level"] == 11
+    assert parse(form.format(6.4, 6.5), space).values["hard"]["level"] == 6.5
+    assert isinstance(parse(form.format(8, 11), space), Unreadable)
     assert parse(form.format(12, 400), space) == Unreadable(
         "level: no number is near its bounds, such as 12.00"
     )
