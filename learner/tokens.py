@@ -23,10 +23,11 @@ _EARLY_STOP = (
     "\n\nConsidering the limited time by the user, I have to give the solution based on the "
     f"thinking directly now.\n{THINK_END}"
 )
-# What a chat template may take for a chat of one word; for any chat the seconds, and the characters
-# that it may write beside those for a chat of one word, for each of the chat's own.
+# What a chat template may take for a chat of one word; for any chat the seconds, the memory, which
+# other threads need as well, and the characters that it may write beside those for a chat of one
+# word, for each of the chat's own.
 _TEMPLATE_SECONDS, _TEMPLATE_MEMORY, _TEMPLATE_CHARACTERS = 10, 1 << 30, 1 << 20
-_CHAT_SECONDS, _CHAT_EXPANSION = 60, 64
+_CHAT_SECONDS, _CHAT_MEMORY, _CHAT_EXPANSION = 60, 1 << 33, 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,35 +136,33 @@ def _try_template(tokenizer: Any) -> None:
                 text = tokenizer.apply_chat_template(
                     chat, tokenize=False, add_generation_prompt=True, enable_thinking=thinking
                 )
-        except (_LateError, MemoryError) as error:
-            late = isinstance(error, _LateError)
-            most = f"{_TEMPLATE_SECONDS} s" if late else f"{_TEMPLATE_MEMORY >> 20} MiB"
-            raise ValueError(f"takes more than {most} for a chat of one word") from error
+        except _LimitError as error:
+            raise ValueError(f"takes more than {error} for a chat of one word") from error
         except Exception:
             continue
         if len(text) > _TEMPLATE_CHARACTERS:
             raise ValueError(f"writes {len(text):,} characters for a chat of one word")
 
 
-class _LateError(BaseException):
+class _LimitError(BaseException):
     """Not an `Exception`: a template's compiler goes on after those of constant expressions."""
 
 
 @contextlib.contextmanager
-def _limits(seconds: float, memory: int | None = None) -> Iterator[None]:
+def _limits(seconds: int, memory: int) -> Iterator[None]:
     """Limits the body's processor time, of all threads together, and on Linux its new memory.
 
     Only the main thread can limit time.
 
     Args:
-        memory: bytes; None for no limit.
+        memory: bytes.
 
     Raises:
-        _LateError, MemoryError: it needs more.
+        _LimitError: it needs more than that, which is its text.
     """
 
     def late(*_: Any) -> None:
-        raise _LateError
+        raise _LimitError(f"{seconds} s")
 
     with contextlib.ExitStack() as stack:
         # Python calls handlers of signals in this thread alone.
@@ -172,13 +171,16 @@ def _limits(seconds: float, memory: int | None = None) -> Iterator[None]:
             stack.callback(signal.setitimer, signal.ITIMER_VIRTUAL, 0)
             signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
         pages = Path("/proc/self/statm")  # Its first number is of address space.
-        if memory is not None and pages.exists():
+        if pages.exists():
             taken = int(pages.read_text("utf-8").split()[0]) * resource.getpagesize()
             soft, hard = resource.getrlimit(resource.RLIMIT_AS)
             if soft == resource.RLIM_INFINITY or soft > taken + memory:
                 stack.callback(resource.setrlimit, resource.RLIMIT_AS, (soft, hard))
                 resource.setrlimit(resource.RLIMIT_AS, (taken + memory, hard))
-        yield
+        try:
+            yield
+        except MemoryError as error:
+            raise _LimitError(f"{memory >> 20} MiB") from error
 
 
 def character_tokenizer(characters: str, texts: Sequence[str] = ()) -> Any:
@@ -229,7 +231,8 @@ def encode_chat(
         enable_thinking: passed to the template; Qwen3's then lets the model reason first.
 
     Raises:
-        ValueError: the template is broken, loops, refuses the conversation or writes far more.
+        ValueError: the template is broken, loops, fills the memory, refuses the conversation or
+            writes far more.
     """
     added = tokenizer.added_tokens_decoder.values()
     special = [re.escape(t.content) for t in added if t.special and len(t.content) > 1]
@@ -242,14 +245,14 @@ def encode_chat(
         for message in messages
     ]
     try:
-        with _limits(_CHAT_SECONDS):
+        with _limits(_CHAT_SECONDS, _CHAT_MEMORY):
             text = tokenizer.apply_chat_template(
                 chat, tokenize=False, add_generation_prompt=True, enable_thinking=enable_thinking
             )
-    except _LateError as error:
+    except _LimitError as error:
         roles = checks.shortened([message["role"] for message in messages])
         raise ValueError(
-            f"the tokenizer's chat template takes more than {_CHAT_SECONDS} s for a chat of {roles}"
+            f"the tokenizer's chat template takes more than {error} for a chat of {roles}"
         ) from error
     except Exception as error:  # A template is a program: it may fail in any way.
         raise ValueError(f"the tokenizer's chat template fails: {error}") from error

@@ -1,6 +1,7 @@
 """Tokenizer helpers, on a byte-level tokenizer trained here."""
 
 import json
+import resource
 import subprocess
 import sys
 from typing import ClassVar
@@ -172,6 +173,19 @@ def test_a_template_may_not_write_far_more_than_the_chat(folder, monkeypatch):
     monkeypatch.setattr(tokens, "_TEMPLATE_CHARACTERS", 100)  # Long chats may have long texts.
     tokenizer.chat_template = "{% for m in messages %}{{ m.content * 60 }}{% endfor %}"
     tokens.encode_chat(tokenizer, [{"role": "user", "content": "a" * 200}])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits a process's memory")
+@pytest.mark.parametrize("text", ["'a' * 10**11", "(range(10**5)|list) * 10**6"])
+def test_a_template_may_not_fill_the_memory(folder, text):
+    tokenizer = tokens.load_tokenizer(folder)
+    chat = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]
+    tokenizer.chat_template = f"{{% if messages[1] %}}{{% set x = {text} %}}{{% endif %}}Hi"
+    assert tokens.encode_chat(tokenizer, chat[:1])
+    words = r"takes more than 8192 MiB for a chat of \['user', 'assistant'\]$"
+    with pytest.raises(ValueError, match=words):
+        tokens.encode_chat(tokenizer, chat)
+    assert resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY
 
 
 def test_thinking_needs_a_model_that_thinks(folder):
