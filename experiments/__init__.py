@@ -32,6 +32,9 @@ def begin_command() -> None:
         import learner.decoder  # noqa: F401 - Names the extra to install if it is missing.
     except ImportError as error:
         sys.exit(f"error: {error}")
+    from learner.devices import draws
+
+    draws.pin()
 
 
 def name_of(module: str) -> str:

@@ -23,7 +23,7 @@ from absl import logging as absl_logging
 from experiments import command_line, options
 from experiments import settings as settings_lib
 from experiments.families import FamilyError
-from experiments.run import agreement, process, versions
+from experiments.run import agreement, process
 from experiments.run.status import Reporter
 from experiments.run.store import RunStore
 from experiments.settings import Settings
@@ -77,7 +77,6 @@ def main(argv: Sequence[str]) -> None:
     if _LIST_OPTIONS.value:
         print(options.page(), end="")
         return
-    versions.pin()
     process.keep_freed_memory()
     process.quieten(absl_logging.WARNING)
     try:

@@ -23,7 +23,7 @@ from experiments import settings as settings_lib
 from experiments.families import Family, NoProblemError, Problem, Record
 from experiments.ring.outcomes import one_of_each_kind
 from experiments.ring.validation import complete_all, validation_completers, validation_set
-from experiments.run import policy, process, versions
+from experiments.run import policy, process
 from experiments.settings import Settings
 from experiments.text.errors import ended_in_one_line, memory_errors, user_errors
 from learner.chat import Completion
@@ -235,7 +235,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--temperature", type=float, default=1.0, help="of sampling, above 0 (%(default)s)")
     add("--dtype", choices=DTYPES, default="float32", help="of the model (%(default)s)")
     arguments = parser.parse_args(argv)
-    versions.pin()
     process.quieten()
     less = (
         "the model and its cache need it; --dtype=bfloat16 and a smaller --max_new_tokens need less"

@@ -24,7 +24,7 @@ from engineer.texts import FamilyTexts
 from experiments import command_line
 from experiments import settings as settings_lib
 from experiments.families import Family, demonstrations
-from experiments.run import policy, process, versions
+from experiments.run import policy, process
 from experiments.run.policy import Policy
 from experiments.settings import Settings
 from experiments.statistics import Interval, wilson
@@ -208,7 +208,6 @@ def main(argv: Sequence[str]) -> None:
     """Runs the command; user errors end it with one line."""
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments {argv[1:]}; options look like --name=value")
-    versions.pin()
     process.quieten()
     less = "--config.model.dtype=bfloat16 and a shorter --config.engineer.context need less"
     with ended_in_one_line(), memory_errors(less):

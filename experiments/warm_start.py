@@ -32,7 +32,7 @@ from experiments.families import Family, FamilyError, Problem, demonstrations, e
 from experiments.ring.designing import design_completer
 from experiments.ring.outcomes import outcome_metrics, training_texts
 from experiments.ring.validation import test_set, validate, validation_completers, validation_set
-from experiments.run import process, versions
+from experiments.run import process
 from experiments.run import store as files
 from experiments.run.policy import Policy, load_params, load_policy
 from experiments.run.status import Reporter, solved
@@ -247,7 +247,6 @@ def main(argv: Sequence[str]) -> None:
     """Trains and writes the checkpoint; user errors end it with one line."""
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments {argv[1:]}; options look like --name=value")
-    versions.pin()
     process.keep_freed_memory()
     process.quieten(absl_logging.WARNING)
     settings = settings_lib.from_config(_CONFIG.value)

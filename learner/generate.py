@@ -18,7 +18,7 @@ from learner import checks, tokens
 from learner.decoder import hub, weights
 from learner.decoder.attention import choose
 from learner.decoder.config import DTYPES, DecoderConfig
-from learner.devices import sharding
+from learner.devices import draws, sharding
 from learner.sampling.completer import Completer
 from learner.sampling.sampler import Chunk, FinishReason, SamplingParams
 
@@ -152,6 +152,7 @@ def run(arguments: argparse.Namespace, out: TextIO, log: TextIO) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit status."""
+    draws.pin()
     parsed = _parser().parse_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):  # Its encoding may lack what a model writes.
         sys.stdout.reconfigure(errors="backslashreplace")

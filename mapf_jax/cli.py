@@ -57,11 +57,11 @@ class _Entry:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status."""
-    args = _parser().parse_args(argv)
     # The same seed draws the same, whatever is set outside.
     jax.config.update("jax_enable_x64", False)
     jax.config.update("jax_default_prng_impl", "threefry2x32")
     jax.config.update("jax_threefry_partitionable", True)
+    args = _parser().parse_args(argv)
     try:
         args.run(args)
         sys.stdout.flush()

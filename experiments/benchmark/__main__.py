@@ -29,7 +29,7 @@ from experiments.benchmark.solvers import ENDPOINT, Options
 from experiments.benchmark.study import MeasuredStudy
 from experiments.benchmark.table import Outcomes
 from experiments.measurements import Table
-from experiments.run import process, versions
+from experiments.run import process
 from experiments.run.status import Reporter
 from experiments.settings import MeshSettings
 from experiments.text.errors import (
@@ -45,7 +45,6 @@ from learner.devices import preemption, sharding
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns 0, 1 for a user error, 75 after SIGTERM or 130 after Ctrl-C."""
-    versions.pin()
     process.quieten()
     reporter = Reporter()
     try:

@@ -25,16 +25,6 @@ _HARMLESS = (
 _MOVABLE = ("platform", "cpus")
 
 
-def pin() -> None:
-    """Fixes the settings of JAX by which the same key draws other numbers, whatever is set outside.
-
-    Call it before anything is drawn.
-    """
-    jax.config.update("jax_enable_x64", False)
-    jax.config.update("jax_default_prng_impl", "threefry2x32")
-    jax.config.update("jax_threefry_partitionable", True)
-
-
 def packages() -> dict[str, str]:
     """Versions of Python and of the packages that results depend on."""
     return {

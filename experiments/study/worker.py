@@ -15,7 +15,7 @@ from pathlib import Path
 
 from experiments import settings as settings_lib
 from experiments.ring.loop import Loop
-from experiments.run import process, versions
+from experiments.run import process
 from experiments.run.status import Reporter
 from experiments.run.store import RunStore, write_file
 from experiments.study.results import FINISHED
@@ -29,7 +29,6 @@ def main() -> None:
     """Computes or resumes the run."""
     # What users' files import from there, after all packages: a file may have the name of one.
     sys.path.append(os.getcwd())
-    versions.pin()
     process.keep_freed_memory()
     process.quieten()
     settings = settings_lib.from_config(json.loads(sys.stdin.readline()))

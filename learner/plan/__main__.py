@@ -29,7 +29,7 @@ from learner import checks
 from learner.decoder import attention, hub
 from learner.decoder.cached_attention import choose_decoding
 from learner.decoder.config import DTYPES, NAMES, REMAT, DecoderConfig, published
-from learner.devices import sharding
+from learner.devices import draws, sharding
 from learner.plan import layout as layout_lib
 from learner.plan import programs as programs_lib
 from learner.plan import schedule, targets
@@ -181,6 +181,7 @@ def advice(programs: list[Program], layout: Layout, work: Work, config: DecoderC
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Plan for every target and print; 1 if something does not fit, 2 if options are wrong."""
+    draws.pin()
     options = _arguments(argv)
     if options.measure:  # By default JAX takes three quarters of a GPU's memory.
         os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", str(layout_lib.USABLE))

@@ -1,6 +1,8 @@
 """Runs are started from anywhere, by the names of packaged configurations, and told apart."""
 
 import configparser
+import contextlib
+import io
 import os
 import pkgutil
 import runpy
@@ -10,6 +12,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+import jax
 import pytest
 from whole_runs import environment
 
@@ -109,6 +112,39 @@ def test_every_script_starts_a_command(script, monkeypatch):
     file = CONFIGS.parent / started[0].partition(".")[2]
     main = file / "__main__.py" if file.is_dir() else file.with_suffix(".py")
     assert 'if __name__ == "__main__":' in main.read_text()
+
+
+PINNED = {
+    "jax_enable_x64": (False, True),
+    "jax_default_prng_impl": ("threefry2x32", "rbg"),
+    "jax_threefry_partitionable": (True, False),
+}
+
+
+@pytest.mark.parametrize(
+    "target",
+    [*dict.fromkeys(scripts().values()), "learner.generate:main", "learner.plan.__main__:main"],
+)
+def test_no_command_draws_by_settings_from_outside(target, monkeypatch):
+    """The settings of JAX after the beginning of a command, whatever they were."""
+    monkeypatch.setattr(runpy, "run_module", lambda *_, **__: None)
+    monkeypatch.setattr(sys, "argv", ["", "--help"])
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.delitem(sys.modules, "experiments.commands", raising=False)  # It begins anew.
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        for setting, (_, odd) in PINNED.items():
+            jax.config.update(setting, odd)
+        with contextlib.suppress(SystemExit):
+            pkgutil.resolve_name(target)()
+        assert {setting: getattr(jax.config, setting) for setting in PINNED} == {
+            setting: pinned for setting, (pinned, _) in PINNED.items()
+        }
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+        for setting, (pinned, _) in PINNED.items():
+            jax.config.update(setting, pinned)
 
 
 def test_commands_call_themselves_by_the_script_that_is_installed(monkeypatch, capsys):

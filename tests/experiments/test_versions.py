@@ -40,9 +40,7 @@ def recorded(store):
 
 
 def test_draws_are_the_same_whatever_is_set_outside():
-    code = (
-        "from experiments.run import versions; versions.pin(); import jax, numpy; key = jax.random"
-    )
+    code = "import experiments; experiments.begin_command(); import jax, numpy; key = jax.random"
     code += ".key(1); print(key.dtype, jax.random.bits(key, 3).tolist(), jax.numpy.ones(1).dtype"
     code += ", jax.numpy.asarray(numpy.ones(1)).dtype, jax.random.uniform(key, (5,)).tolist())"
     odd = {"ENABLE_X64": "1", "DEFAULT_PRNG_IMPL": "rbg", "THREEFRY_PARTITIONABLE": "0"}
