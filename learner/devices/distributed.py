@@ -81,7 +81,8 @@ def start(
     # Its handler of SIGTERM would replace that of `learner.devices.preemption`.
     jax.config.update("jax_enable_preemption_service", False)
     try:
-        jax.distributed.initialize(
+        _heeding_signals(
+            jax.distributed.initialize,
             coordinator,
             num_processes,
             process_id,
@@ -99,6 +100,23 @@ def start(
                 f"{', '.join(given)} are needed"
             ) from error
         raise
+
+
+def _heeding_signals(function: Callable[..., None], *args: Any, **options: Any) -> None:
+    """Calls what may wait for long outside Python; the main thread handles signals meanwhile."""
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            function(*args, **options)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
 
 
 def leave(code: int) -> NoReturn:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 
@@ -28,3 +29,19 @@ def test_a_command_leaves_with_75_where_nothing_has_to_be_saved(lines):
     )
     assert done.returncode == os.EX_TEMPFAIL
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL  # Of the tests themselves.
+
+
+def test_a_command_leaves_with_75_while_processes_meet():
+    """The second of two, which the first never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as first:
+        first.settimeout(120)
+        address = "{}:{}".format(*first.getsockname())
+        meet = f"from learner.devices import distributed; distributed.start({address!r}, 2, 1)"
+        command = [sys.executable, "-c", BEGIN + meet]
+        process = subprocess.Popen(command, env={**os.environ, "JAX_PLATFORMS": "cpu"})
+        try:
+            with first.accept()[0]:
+                process.terminate()
+                assert process.wait(20) == os.EX_TEMPFAIL
+        finally:
+            process.kill()
