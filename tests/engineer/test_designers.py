@@ -182,7 +182,6 @@ def test_a_previous_configuration_out_of_bounds_is_clipped_aloud():
     assert len(design.repairs) == 2
 
 
-@settings(deadline=None)
 @given(spaces(), st.integers(0, 2**32 - 1))
 def test_random_configurations_are_of_the_space(space, seed):
     config = space.random(seed)

@@ -125,7 +125,6 @@ def test_any_text_gives_a_configuration_or_a_reason(text, space):
     space.check(project(reading, space)[0])
 
 
-@settings(deadline=None)
 @given(others, spaces(), st.data())
 def test_projection_lands_in_the_space_and_rests_there(unknown, space, data):
     raw = Proposal(unknown | data.draw(st.fixed_dictionaries(dict.fromkeys(space.rows, rows))))
@@ -206,7 +205,6 @@ def test_a_remark_after_the_configuration_does_not_replace_it():
     )
 
 
-@settings(deadline=None)
 @given(configs())
 def test_rendering_is_read_back_exactly(config):
     space = lake_space([int(row) for row in config.rows])

@@ -13,7 +13,7 @@ import micro_model
 import numpy as np
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from whole_runs import environment
 
@@ -246,7 +246,6 @@ def test_numbers_of_numpy_can_be_kept(tmp_path):
     assert store.read(tmp_path / "a.json") == {"valid": True, "gap": 3, "terms": [0, 1]}
 
 
-@settings(deadline=None)  # The first one starts the process of the verifier.
 @given(st.text(max_size=8), st.integers(0, 3))
 def test_records_make_evidence(text, index):
     terms = ([123, 211], [555, 555], [999, 100], [2222, 4444])

@@ -52,7 +52,6 @@ def known_prompts(draw):
     return PromptScores(np.array(scores), np.array(steps))
 
 
-@settings(deadline=None)
 @given(known_prompts(), st.floats(0.05, 5), st.floats(0, 1))
 def test_probabilities_are_those_of_prioritized_level_replay(known, beta, rho):
     config = dataclasses.replace(REPLAY, temperature=beta, staleness=rho)
