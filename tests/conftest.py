@@ -15,7 +15,7 @@ import hypothesis
 import pytest
 
 # Tests are never timed: a busy machine would fail them.
-hypothesis.settings.register_profile("untimed")
+hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -194,8 +194,8 @@ def test_another_seed_is_added_and_a_run_is_as_if_alone(done, grown, tmp_path, m
         for job in study_runs.jobs(study, study.settings(base_of(grown / "plan.py")))
         if job.variant == "failures"
     )
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", compilation_cache(grown))
-    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "1")
+    for name, value in environment(JAX_COMPILATION_CACHE_DIR=compilation_cache(grown)).items():
+        monkeypatch.setenv(name, value)
     # On as many cores as before: how sums are divided over threads decides how they are rounded.
     slots = study_runs.slots(grown, 2, alone.settings)
     assert study_runs.Runner(tmp_path / "alone", [alone], slots[1:], Reporter()).run()
