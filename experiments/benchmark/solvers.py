@@ -155,14 +155,12 @@ class LocalSolver(Solver):
 
     def __init__(self, spec: str, options: Options) -> None:
         self._checkpoint: RunCheckpoint | None = None
-        self._unused: str | None = None
         settings, source = self._read(spec)
         validation, training = settings.validation, settings.training
         recommended: Mapping[str, Any] = {}
         if source["kind"] == "folder":
             with user_errors():
                 recommended = weights.read_generation_config(settings.model.folder) or {}
-            self._unused = weights.unused_generation_config(recommended)
             if recommended.get("do_sample") is False:
                 recommended = {"temperature": 0.0}
         chosen = {
@@ -229,8 +227,11 @@ class LocalSolver(Solver):
         return settings, {"kind": kind, "model": model.path, **_fingerprint(model.folder)}
 
     def forecast(self, questions: BenchmarkQuestions, rows: np.ndarray) -> list[str]:
-        """What the model's folder recommends and is not done."""
-        return [f"{self.options['model']}: {self._unused}"] if self._unused else []
+        """What the folder of the model, or of the one it was trained from, recommends in vain."""
+        with user_errors():
+            recommended = weights.read_generation_config(self._settings.model.folder)
+        unused = weights.unused_generation_config(recommended)
+        return [f"{self.options['model']}: {unused}"] if unused else []
 
     def answer(self, questions: BenchmarkQuestions, rows: np.ndarray) -> Iterator[list[Given]]:
         """Yields what does not fit, then answers as they finish, longest prompts first."""

@@ -485,6 +485,9 @@ def test_keys_depend_on_the_name_alone():
 def test_what_a_folder_recommends_in_vain_is_told(tmp_path):
     shutil.copy(settings_lib.ModelSettings("tiny").folder / "config.json", tmp_path)
     options = benchmark.checked(benchmark.parser().parse_args(["--out=out"]))
+    run = tmp_path / "run"
+    settings = settings_lib.from_config({"model": {"path": str(tmp_path)}})
+    files.write_file(run / "config.json", settings.to_dict())
     for recommended, told in (
         (
             {"repetition_penalty": 1.1, "top_k": 5, "min_p": 0.1},
@@ -497,3 +500,5 @@ def test_what_a_folder_recommends_in_vain_is_told(tmp_path):
         line = f"{tmp_path}: of its generation_config.json, not used in sampling: {told}"
         assert solver.forecast(None, np.arange(2)) == ([line] if told else [])
         assert solver.options["top_k"] == 5
+        trained = solvers.make_solver(f"{run}@start", options)
+        assert trained.forecast(None, np.arange(2)) == solver.forecast(None, np.arange(2))
