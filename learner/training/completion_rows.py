@@ -35,6 +35,9 @@ class MicroBatch:
       prompt_lengths: i32[R], at least 1.
       completion_lengths: i32[R, A], stop tokens included; 0 for an absent completion.
       prompt_capacity: static, slots that hold the longest prompt; only counts where A > 1.
+      given: i32[R, A], tokens at the beginning of each completion that are the end of its own
+        prompt, so that nothing predicts them; None for none.
+      given_capacity: static, at least the largest of them.
       weights: f32[R, A, M], of the tokens in the loss.
       sampled_logprobs: f32[R, A, M], the sampler's.
       advantages: f32[R, A].
@@ -46,6 +49,8 @@ class MicroBatch:
     prompt_lengths: Any
     completion_lengths: Any
     prompt_capacity: int = dataclasses.field(metadata={"static": True})
+    given: Any = None
+    given_capacity: int = dataclasses.field(default=0, metadata={"static": True})
     weights: Any = None
     sampled_logprobs: Any = None
     advantages: Any = None
@@ -103,7 +108,7 @@ def completion_logprobs(
 
     Args:
       rows: R rows of A completions.
-      window: M, at least the longest completion.
+      window: M, at least the longest completion, its given tokens not counted.
       temperature: the logits are divided by it, as in sampling.
       vocab_size: ids from there on, the pad id not among them, are no part of the distribution.
       entropy_gradient: whether gradients flow through the entropies.
@@ -124,7 +129,11 @@ def completion_logprobs(
     shared = None
     if starts.shape[1] > 1:
         shared = SharedPrompt(
-            rows.prompt_lengths, starts, rows.completion_lengths, rows.prompt_capacity, window
+            rows.prompt_lengths,
+            starts,
+            rows.completion_lengths,
+            rows.prompt_capacity,
+            min(window + rows.given_capacity, length),
         )
     start = jnp.take_along_axis(starts, jnp.minimum(completion, starts.shape[1] - 1), axis=1)
     positions = jnp.where(slots < prompt, slots, prompt + slots - start)
@@ -132,7 +141,9 @@ def completion_logprobs(
 
     # Token t of a completion is at start + t, predicted by the token before it, or for the first
     # token by the last one of the prompt.
-    times = jnp.arange(window, dtype=jnp.int32)
+    times = jnp.broadcast_to(jnp.arange(window, dtype=jnp.int32), (*starts.shape, window))
+    if rows.given is not None:
+        times = times + rows.given[:, :, None]
     target = jnp.minimum(starts[:, :, None] + times, length - 1)
     source = jnp.where(times == 0, prompt[:, :, None] - 1, target - 1)
     target, source = (slot.reshape(num_rows, -1) for slot in (target, source))

@@ -23,6 +23,9 @@ from learner.training.update import Updater, check
 # Lengths of rows from a power of two to the next.
 _LENGTHS = 8
 
+# Prompts share their beginning if that leaves at most so much of the tokens: packing has a cost.
+_WORTH_SHARING = 0.75
+
 
 @dataclasses.dataclass(frozen=True)
 class SFTConfig:
@@ -30,7 +33,7 @@ class SFTConfig:
 
     Attributes:
       batch_rows: examples in one step.
-      micro_batch_rows: rows that go through the model at once; a multiple of data * fsdp of the
+      micro_batch_rows: examples that go through the model at once; a multiple of data * fsdp of the
         mesh. It changes memory and speed, never the result.
       length_multiple: rows are padded to a multiple of this many tokens, long ones to fewer
         lengths, by an eighth at most; each length that occurs is compiled once. Rows are sorted by
@@ -90,8 +93,13 @@ def encode_example(tokenizer: Any, messages: Sequence[Message], completion: str)
     )
 
 
-def make_batch(examples: Sequence[Example], config: SFTConfig, pad_id: int) -> list[MicroBatch]:
+def make_batch(
+    examples: Sequence[Example], config: SFTConfig, pad_id: int, row_shards: int = 1
+) -> list[MicroBatch]:
     """The examples of one step as NumPy arrays of fixed shapes, sorted by length.
+
+    A row is one example. But if all prompts begin alike for long enough, the examples of a
+    micro-batch fill one row for each of `row_shards`, where they share that beginning.
 
     Raises:
       ValueError: there are none, or a completion is longer than `max_completion_tokens`.
@@ -107,22 +115,62 @@ def make_batch(examples: Sequence[Example], config: SFTConfig, pad_id: int) -> l
     batches = []
     for first in range(0, len(ordered), config.micro_batch_rows):
         chosen = ordered[first : first + config.micro_batch_rows]
-        longest = len(chosen[-1].prompt) + len(chosen[-1].completion)
-        length = tokens.geometric_bucket(longest, config.length_multiple, _LENGTHS)
-        rows = pack_rows(
-            [example.prompt for example in chosen],
-            [[example.completion] for example in chosen],
-            config.micro_batch_rows,
-            1,
-            length,
-            pad_id,
-            length,
-        )
-        window = np.arange(min(config.max_completion_tokens, length))
-        mask = window < rows.completion_lengths[:, :, None]
+        rows = _shared_rows(chosen, config, pad_id, row_shards)
+        if rows is None:
+            length = _bucket(len(chosen[-1].prompt) + len(chosen[-1].completion), config)
+            rows = pack_rows(
+                [example.prompt for example in chosen],
+                [[example.completion] for example in chosen],
+                config.micro_batch_rows,
+                1,
+                length,
+                pad_id,
+                length,
+            )
+        window = np.arange(min(config.max_completion_tokens, rows.tokens.shape[1]))
+        predicted = rows.completion_lengths - (0 if rows.given is None else rows.given)
+        mask = window < predicted[:, :, None]
         weights = mask.astype(np.float32) / np.float32(sum(lengths))
         batches.append(dataclasses.replace(rows, weights=weights))
     return batches
+
+
+def _bucket(length: int, config: SFTConfig) -> int:
+    return tokens.geometric_bucket(length, config.length_multiple, _LENGTHS)
+
+
+def _shared_rows(
+    examples: Sequence[Example], config: SFTConfig, pad_id: int, rows: int
+) -> MicroBatch | None:
+    """Rows of examples behind the beginning of their prompts; None if that saves too little.
+
+    Args:
+      examples: sorted by length.
+    """
+    prompts = [example.prompt for example in examples]
+    alike = [a == b for a, b in zip(min(prompts), max(prompts), strict=False)]  # As all between.
+    shared = (*alike, False).index(False)
+    parts = [examples[i::rows] for i in range(min(rows, len(examples)))]
+    own = [sum(len(e.prompt) + len(e.completion) - shared for e in part) for part in parts]
+    length = _bucket(shared + max(own), config)
+    apart = _bucket(len(examples[-1].prompt) + len(examples[-1].completion), config)
+    if not shared or rows * length > _WORTH_SHARING * config.micro_batch_rows * apart:
+        return None
+    width = config.micro_batch_rows // rows
+    given = np.zeros((rows, width), np.int32)
+    for i, part in enumerate(parts):
+        given[i, : len(part)] = [len(example.prompt) - shared for example in part]
+    packed = pack_rows(
+        [part[0].prompt[:shared] for part in parts],
+        [[e.prompt[shared:] + e.completion for e in part] for part in parts],
+        rows,
+        width,
+        length,
+        pad_id,
+        min(_bucket(shared, config), length),
+    )
+    capacity = _bucket(int(given.max()), config)
+    return dataclasses.replace(packed, given=given, given_capacity=capacity)
 
 
 class SFTTrainer:
@@ -157,6 +205,7 @@ class SFTTrainer:
             )
         self.config = config
         self._pad_id = pad_id
+        self._row_shards = sharding.num_row_shards(mesh)
         self._adapters = adapters
         self._frozen = frozen_params
 
@@ -164,7 +213,10 @@ class SFTTrainer:
             window = batch.weights.shape[-1]
             policy = lora.attach(frozen, params, adapters) if adapters.rank else params
             logprobs, entropies = completion_logprobs(policy, model_config, batch, window)
-            mask = grpo.completion_mask(batch.completion_lengths, window)
+            predicted = batch.completion_lengths
+            if batch.given is not None:
+                predicted = predicted - batch.given
+            mask = grpo.completion_mask(predicted, window)
             sums = {
                 "tokens": jnp.sum(mask, dtype=jnp.float32),
                 "entropy": jnp.sum(jnp.where(mask, entropies, 0.0)),
@@ -211,7 +263,7 @@ class SFTTrainer:
           NonFiniteError: loss, gradient or a parameter was NaN or infinite.
         """
         begin = time.perf_counter()
-        batches = make_batch(examples, self.config, self._pad_id)
+        batches = make_batch(examples, self.config, self._pad_id, self._row_shards)
         state, result = self._update(state, batches, self._frozen)
         result = jax.device_get(result)
         means = grpo.token_means(result.sums)

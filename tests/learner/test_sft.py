@@ -11,6 +11,7 @@ import pytest
 from learner import tokens
 from learner.decoder import model
 from learner.devices import sharding
+from learner.training import sft
 from learner.training.sft import Example, SFTConfig, SFTTrainer, encode_example, make_batch
 from learner.training.train_state import OptimizerConfig, create_train_state
 
@@ -79,6 +80,41 @@ def test_loss_is_the_token_mean_over_the_whole_batch(
     assert np.abs(moved[0]).max() > 1e-3
     for other in moved[1:]:
         np.testing.assert_allclose(other, moved[0], rtol=1e-4, atol=2e-6)
+
+
+def test_prompts_that_begin_alike_go_through_the_model_together(
+    tiny_model, tiny_params, one_device, monkeypatch
+):
+    """One row for all that share a beginning; loss and gradients are those of separate rows."""
+    rng = np.random.default_rng(0)
+
+    def ids(n):
+        return tuple(rng.integers(3, 250, size=n).tolist())
+
+    beginning = ids(40)
+    # One prompt is no more than the beginning; the third of three micro-batches is not full.
+    examples = [Example(beginning + ids(n), ids((8, 1, 5)[n % 3])) for n in range(9)]
+    before = jax.tree.map(np.asarray, tiny_params)
+
+    def step(mesh, worth):
+        monkeypatch.setattr(sft, "_WORTH_SHARING", worth)
+        trainer = SFTTrainer(CONFIG, tiny_model, mesh, pad_id=256)
+        params = jax.tree.map(jnp.array, before)
+        state = create_train_state(params, tiny_model, CONFIG.optimizer, mesh)
+        state, metrics = trainer.step(state, examples)
+        moved = jax.tree.map(lambda new, old: np.asarray(new) - old, state.params, before)
+        return metrics, moved
+
+    expected, apart = step(one_device, 0.0)
+    assert [len(batch.tokens) for batch in make_batch(examples, CONFIG, 256)] == [4] * 3
+    for mesh, shards in ((one_device, 1), (sharding.make_mesh(2), 2)):
+        metrics, together = step(mesh, 0.9)
+        rows = [len(batch.tokens) for batch in make_batch(examples, CONFIG, 256, shards)]
+        assert rows == [shards] * 3
+        for name in ("loss", "entropy", "grad_norm", "completion_tokens"):
+            np.testing.assert_allclose(metrics[name], expected[name], rtol=1e-5, err_msg=name)
+        for a, b in zip(jax.tree.leaves(together), jax.tree.leaves(apart), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6)
 
 
 def test_loss_falls_and_resumes(tiny_model, one_device, examples):
