@@ -39,7 +39,6 @@ from learner.decoder.config import DecoderConfig
 from learner.training import sft
 from learner.training.completion_rows import MicroBatch, completion_logprobs, pack_rows
 
-flags.disclaim_key_flags()  # Only those defined here are this command's own in --help.
 _CONFIG = command_line.define_config()
 _RULE = flags.DEFINE_enum(
     "rule",
