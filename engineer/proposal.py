@@ -87,10 +87,10 @@ def parse(text: str, space: ConfigurationSpace, trigger: str = "") -> Proposal |
     one repeats a number of those before it. A configuration is readable if it is complete: nothing
     missing is ever guessed. One that follows is a remark if it has at most half of the numbers, or
     else an incomplete design, and then the answer is unreadable. So it is if all numbers of a
-    parameter but the fraction are outside its bounds, by more than a twentieth of their width and
-    more than rounding, or all but zeros by more than their width. But percentages, of which at
-    least one is that far outside, are divided by 100 with a note. (Single numbers, and columns
-    nearer to their bounds, are for `project` to clip.)
+    parameter but the fraction miss their bounds by more than rounding and more than a twentieth of
+    their width, or if all but its zeros miss them by more than their width. Where at least one
+    misses them by so much and all fit as percentages, they are divided by 100 with a note. (Single
+    numbers, and columns nearer to their bounds, are for `project` to clip.)
 
     Args:
       text: the answer; any text.

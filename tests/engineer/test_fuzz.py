@@ -107,7 +107,7 @@ def outcome(text):
     return project(reading, SPACE)[0], reading
 
 
-@pytest.mark.parametrize("count", [300, pytest.param(3000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_no_text_does_harm(count):
     seconds, read = [], 0
     for seed in range(count):

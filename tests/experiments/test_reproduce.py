@@ -315,15 +315,17 @@ def tables(folder):
 
 #: What has just appeared when the process is killed.
 MOMENTS = (
+    "benchmark/instances.jsonl",
     "shared/*/rounds/0/train.jsonl",
     "runs/by-m/*/rounds/0/design/design.json",
     "benchmark/models/*/answers.jsonl",
+    "benchmark/models/*round-1/answers.jsonl",
 )
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_killed_three_times_the_tables_are_the_same(tmp_path):
+def test_killed_five_times_the_tables_are_the_same(tmp_path):
     alone, killed = tmp_path / "alone", tmp_path / "killed"
     with Helpful() as server:
         asked = [f"--endpoint={server.url}#m", f"--judge=endpoint:{server.url}#m"]

@@ -22,7 +22,7 @@ def end(process):
 
 @pytest.mark.slow
 def test_killed_at_random_moments(tmp_path):
-    kills = 10
+    kills = 20
     steps = 12 * kills
     whole, killed, cache = (tmp_path / name for name in ("whole", "killed", "cache"))
     begin = time.monotonic()
