@@ -50,23 +50,14 @@ def percents(printed):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("optimised")
-def test_a_few_steps(example, capsys):
-    example.main(warm_up=2, steps=2, count=21_000)
-    (percent,) = percents(capsys.readouterr().out)
-    assert percent < 2  # Of four or five digits almost none are guessed.
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("optimised")
+@pytest.mark.timeout(1500)
 def test_it_learns():
-    """In less than a third of its steps."""
-    command = [sys.executable, "-c", "import sums; sums.main(steps=301)"]
-    variables = environment(PYTHONPATH=f"{PATH.parent}:{PATH.parents[2]}")
+    command = [sys.executable, str(PATH)]
+    variables = environment(XLA_FLAGS="")  # It computes for long.
     printed = subprocess.run(command, env=variables, check=True, stdout=subprocess.PIPE)
     curve = percents(printed.stdout.decode())
     assert curve[0] < 20
-    assert curve[-1] > 60
+    assert curve[-1] > 90
 
 
 def test_prompts_with_a_reward_are_a_task():
