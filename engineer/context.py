@@ -6,6 +6,8 @@ failures are additions.
 """
 
 import dataclasses
+import re
+import typing
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -23,6 +25,7 @@ class ContextSpec:
 
     Attributes:
       guideline: show module G.
+      neutral: module G explains what the numbers do but gives no advice. Not in the publication.
       history: module H: "none", "designed" (without round 0, whose configuration nobody designed),
         or "all".
       summary: show module S, and ask for the explanation that it carries forward.
@@ -42,6 +45,7 @@ class ContextSpec:
     details: bool = False
     results: bool = False
     examples: int = 0
+    neutral: bool = False
 
     def __post_init__(self) -> None:
         if self.examples < 0:
@@ -59,6 +63,39 @@ VARIANTS = {
 """The variants of "From Trainee to Trainer" (arXiv 2606.17682) by name."""
 
 DEFAULT_VARIANT = "V6"
+
+
+def context_spec(text: str) -> ContextSpec:
+    """Reads a variant and what is added to it, such as "V6" or "V4+current+training=full".
+
+    Raises:
+      ValueError: a part is unknown; the message says what is allowed.
+    """
+    variant, *parts = text.split("+")
+    if variant not in VARIANTS:
+        raise ValueError(
+            f"context={text!r}: allowed are {', '.join(VARIANTS)}, alone or with modules added as "
+            f"in 'V4+current+training=full'"
+        )
+    allowed: dict[str, Any] = {}
+    for name, kind in typing.get_type_hints(ContextSpec).items():
+        if kind is bool:
+            allowed[name] = (name, True)
+        elif kind is not int:
+            choices = typing.get_args(kind)[1:]  # Without "none".
+            allowed.update({f"{name}={choice}": (name, choice) for choice in choices})
+    added: dict[str, Any] = {}
+    for part in parts:
+        examples = re.fullmatch(r"examples=(\d{1,3})", part)
+        if part not in allowed and not examples:
+            raise ValueError(
+                f"context={text!r}: {part!r} is unknown; allowed are {', '.join(allowed)} and "
+                "examples=N"
+            )
+        name, value = ("examples", int(examples[1])) if examples else allowed[part]
+        added[name] = value
+    return dataclasses.replace(VARIANTS[variant], **added)
+
 
 TRAINING_DETAILS = ("objective", "reward", "schedule")
 """Parts of the full form of module T; `RunRecord.training` holds a text for each."""
@@ -96,7 +133,7 @@ def blocks(spec: ContextSpec, record: RunRecord, family: FamilyTexts) -> list[st
     short = latest is not None and bool(latest.shortfalls)
     texts: list[str | Literal[False]] = [
         family.instruction,
-        spec.guideline and family.guideline,
+        spec.guideline and (family.neutral_guideline if spec.neutral else family.guideline),
         spec.history != "none" and module("history", record, family, spec.history == "all"),
         current and module("current", record, family),
         module("failures", record, family),

@@ -103,13 +103,11 @@ class Server:
       tries: requests for one answer, at least 1.
       stream: ask for the answer as a stream of events, which keeps connections alive during long
         reasoning.
-      budget_field: the field of a request that holds the budget of the answer.
       extra: further fields of every request, a JSON object such as {"reasoning_effort": "low"}.
       token_limit: tokens of prompts and completions, as the server counts them, after which a run
         sends no more requests; 0 is no limit. A run that it stopped resumes with a higher one.
       cost_limit: the same for their cost, in the currency of the prices.
-      price_in: price of a million prompt tokens, for `cost_limit`.
-      price_out: price of a million completion tokens, for `cost_limit`.
+      prices: of a million prompt tokens and of a million completion tokens, for `cost_limit`.
 
     Raises:
       ValueError: a field is out of its range.
@@ -121,24 +119,27 @@ class Server:
     timeout: float = 300.0
     tries: int = 8
     stream: bool = False
-    budget_field: str = _BUDGET_FIELDS[0]
     extra: str = "{}"
     token_limit: int = 0
     cost_limit: float = 0.0
-    price_in: float = 0.0
-    price_out: float = 0.0
+    prices: tuple[float, ...] = (0.0, 0.0)
 
     def __post_init__(self) -> None:
-        for name in ("token_limit", "cost_limit", "price_in", "price_out"):
+        for name in ("token_limit", "cost_limit"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)}: must be finite and at least 0")
+        if len(self.prices) != 2 or not all(0 <= price < math.inf for price in self.prices):
+            raise ValueError(
+                f"prices={self.prices}: allowed are two finite numbers from 0 up, for prompt and "
+                "completion tokens"
+            )
         if self.cost_limit and not self.cost(1, 1):
-            raise ValueError(f"cost_limit={self.cost_limit:g}: needs price_in or price_out above 0")
+            raise ValueError(f"cost_limit={self.cost_limit:g}: needs prices above 0")
         if type(self.tries) is not int or self.tries < 1:
             raise ValueError(f"tries={self.tries!r}: must be an integer from 1 up")
         if not 0 < self.timeout < math.inf:
             raise ValueError(f"timeout={self.timeout}: must be finite and above 0")
-        own = {"model", "messages", "seed", "temperature", "stream", self.budget_field}
+        own = {"model", "messages", "seed", "temperature", "stream", *_BUDGET_FIELDS}
         if taken := sorted(own & self.extra_fields.keys()):
             raise ValueError(
                 f"extra: {taken} cannot be among its fields, they have their own place"
@@ -160,7 +161,8 @@ class Server:
 
     def cost(self, prompt_tokens: int, completion_tokens: int) -> float:
         """What tokens cost at the server's prices."""
-        return (prompt_tokens * self.price_in + completion_tokens * self.price_out) / 1e6
+        of_prompts, of_completions = self.prices
+        return (prompt_tokens * of_prompts + completion_tokens * of_completions) / 1e6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -302,8 +304,7 @@ class Endpoint(Server):
 
     def _body(self, messages: Sequence[Mapping[str, str]], seed: int) -> dict[str, Any]:
         """The fields of a request, without those that the server has refused."""
-        budgets = [self.budget_field, *(f for f in _BUDGET_FIELDS if f != self.budget_field)]
-        budget = next((field for field in budgets if field not in self._refused), None)
+        budget = next((field for field in _BUDGET_FIELDS if field not in self._refused), None)
         optional = {"seed": seed % (1 << 31), "temperature": self.temperature}
         if budget is not None:
             optional[budget] = self.max_tokens
@@ -341,8 +342,8 @@ class Endpoint(Server):
         if not 200 <= status < 300:
             said = raw.decode("utf-8", "replace")
             if status in _UNWANTED and _UNKNOWN_FIELD.search(said):
-                spare = ("seed", "temperature", self.budget_field, *_BUDGET_FIELDS)
-                named = [one for one in dict.fromkeys(spare) if one in body and one in said]
+                spare = ("seed", "temperature", *_BUDGET_FIELDS)
+                named = [one for one in spare if one in body and one in said]
                 if named:
                     raise _FieldError(named)
             detail = " ".join(_masked(said, key).split())[:_DETAIL]

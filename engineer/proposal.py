@@ -73,6 +73,10 @@ class Unreadable:
     reason: str
 
 
+TRIGGER = "\nConfiguration:\n"
+"""What ends prose in front of a configuration, in runs that ask for prose under the grammar."""
+
+
 def parse(text: str, space: ConfigurationSpace, trigger: str = "") -> Proposal | Unreadable:
     """Reads the last complete configuration of an answer.
 

@@ -10,10 +10,9 @@ from typing import Any, Literal, TypeVar
 
 import ml_collections
 
-from engineer.context import DEFAULT_VARIANT, VARIANTS, ContextSpec
+from engineer.context import DEFAULT_VARIANT, ContextSpec, context_spec
 from engineer.curricula import BY_RULE
 from engineer.endpoint import Server
-from engineer.texts import FamilyTexts
 from experiments.families import Family
 from experiments.families.loading import FamilySettings
 from experiments.text.errors import UserError, user_errors
@@ -23,8 +22,27 @@ from learner.decoder.config import DTYPES, REMAT
 from learner.training.trainer import GRPOConfig
 
 T = TypeVar("T")
-# The last revision with every option that a stored run may have.
-_HAD_ALL_OPTIONS = "9349dbd"
+# The last revisions with options that are gone since: those with other names now, and all others.
+_RENAMED_AFTER, _GONE_AFTER = "6917175", "9349dbd"
+
+#: Options that are gone, with their groups, and what does the same.
+RENAMED = {
+    "engineer.modules": "engineer.context, such as 'V1+details+examples=2'",
+    "engineer.show_current": "'+current' at the end of engineer.context",
+    "engineer.neutral_guideline": "'+neutral' at the end of engineer.context",
+    "engineer.thinking": "engineer.thinking_tokens above 0",
+    "engineer.trigger": "engineer.reasoning_tokens alone",
+    "engineer.endpoint.price_in": "the first of engineer.endpoint.prices",
+    "engineer.endpoint.price_out": "the second of engineer.endpoint.prices",
+    "engineer.endpoint.budget_field": "nothing: servers are asked with either field",
+    "training.thinking": "training.thinking_tokens above 0",
+    "training.objective.constant_length": "training.max_new_tokens",
+    "lakes.num_agents": "lakes.agents",
+    "lakes.validation_hole_ratio": "lakes.validation_hole_ratios",
+    "lakes.highest_hole_ratio": "nothing: it is 0.6",
+    "reasoning_gym.seconds": "verify_seconds",
+    "checkpoint.keep_best": "nothing: rewards of rounds on different sets do not compare",
+}
 
 #: The default of the embedded models, in folders of `experiments/models`.
 TINY_MODEL = "tiny"
@@ -137,8 +155,7 @@ class ValidationSettings:
       max_new_tokens: budget of an answer, stop token included.
       temperature: of sampling; 0 is greedy.
       samples: sampled answers to each problem, beside the greedy one, for a smaller standard error.
-      thinking_tokens: most tokens of thinking (`training.thinking`), which a text of Qwen3's then
-        ends; 0 is no limit.
+      thinking_tokens: as in `training`; 0 in both or in neither.
       test_instances: problems of a test set, in no other set, which no engineer reads; answered
         like validation before training and after the last round. 0 is none: training on a family
         with few problems would miss them.
@@ -163,7 +180,6 @@ class ValidationSettings:
 
 #: Who may design; see `EngineerSettings`.
 DESIGNERS = ("current", "base", "endpoint", *BY_RULE)
-OWN_CONTEXT = "own"
 DECODING = ("parsed", "grammar")
 HINDSIGHT = ("signal", "progress")
 
@@ -201,22 +217,17 @@ class EngineerSettings:
       start: the configuration of round 0: "random", "uniform", or a YAML file in the form of
         rounds/0/environment.yaml.
       kept_rounds: rounds on the configuration of round 0, at least 1; designing begins after them.
-      context: the modules that a model reads: "V1" to "V6", or "own" for `modules`.
-      modules: the modules of context "own".
-      show_current: show the configuration to be replaced in every context whose history does not.
-        The guideline mentions keeping it, but the publication's V1 and V2 never show it, and V4 to
-        V6 do not at the first design.
-      neutral_guideline: module G explains what the numbers do but gives no advice.
+      context: the modules that a model reads: "V1" to "V6" and, joined by "+", what is added to
+        them, such as "V4+current+training=full"; see `engineer.context.ContextSpec`.
       tries: most samples drawn until a design can be read; then the last configuration is kept. A
         greedy engineer (temperature 0) has one, as it would only repeat itself.
       decoding: "parsed" (free text that is parsed), or "grammar" (constrained to a well-formed
         configuration; not for endpoints).
       exact_fractions: under the grammar, decode fractions that sum to 1; otherwise the projection
         rescales them.
-      thinking: let the chat template open the model's thinking.
-      thinking_tokens: most tokens of thinking, which a text of Qwen3's then ends; 0 is no limit.
-      reasoning_tokens: under the grammar, limit on tokens of prose before `trigger`.
-      trigger: the text that ends the prose and begins the configuration.
+      thinking_tokens: as in `training`; 0 is a design without thinking.
+      reasoning_tokens: under the grammar, most tokens of prose before "Configuration:" and the
+        configuration; 0 is no prose.
       max_new_tokens: budget of a design, thinking and reasoning included.
       temperature: of sampling; 0 is greedy.
       top_p: nucleus of sampling; 1 is off.
@@ -230,16 +241,11 @@ class EngineerSettings:
     start: str = "random"
     kept_rounds: int = 1
     context: str = DEFAULT_VARIANT
-    modules: ContextSpec = dataclasses.field(default_factory=ContextSpec)
-    show_current: bool = False
-    neutral_guideline: bool = False
     tries: int = 3
     decoding: str = "parsed"
     exact_fractions: bool = True
-    thinking: bool = False
     thinking_tokens: int = 0
     reasoning_tokens: int = 0
-    trigger: str = ""
     max_new_tokens: int = 4096
     temperature: float = 0.6
     top_p: float = 0.95
@@ -254,7 +260,6 @@ class EngineerSettings:
         checks.choices(
             self,
             designer=DESIGNERS,
-            context=(*VARIANTS, OWN_CONTEXT),
             decoding=DECODING,
         )
         checks.not_negative(self, "temperature")
@@ -264,6 +269,7 @@ class EngineerSettings:
             raise ValueError(
                 f"start={self.start!r}: allowed are 'random', 'uniform' and files that exist"
             )
+        _ = self.spec  # Checks the context.
         self._check_together()
 
     def _check_together(self) -> None:
@@ -271,24 +277,23 @@ class EngineerSettings:
         grammar, asked = self.decoding == "grammar", self.designer == "endpoint"
         endpoint, hindsight = self.endpoint, self.training.hindsight_steps
         lessons = f"training.hindsight_steps={hindsight}"
-        prose = f"reasoning_tokens={self.reasoning_tokens}, trigger={self.trigger!r}"
+        prose = f"reasoning_tokens={self.reasoning_tokens}"
         thought = f"thinking_tokens={self.thinking_tokens}"
-        modules = f"modules: given with context={self.context!r}"
-        unlimited = self.thinking and not self.thinking_tokens
+        unlimited = self.thinking_tokens >= self.max_new_tokens
         for wrong, message in (
-            (
-                self.context != OWN_CONTEXT and self.modules != ContextSpec(),
-                f"{modules}; they are for {OWN_CONTEXT!r} only",
-            ),
-            (self.thinking_tokens and not self.thinking, f"{thought}: only with thinking=True"),
             (grammar and asked, "decoding='grammar': not for designer='endpoint'"),
-            (grammar and unlimited, f"{thought}: under the grammar thinking needs a limit"),
-            (self.reasoning_tokens and self.thinking, f"{prose}: only with thinking=False"),
             (
-                (self.reasoning_tokens or self.trigger) and not grammar,
+                grammar and unlimited,
+                f"{thought}: under the grammar thinking needs a limit below max_new_tokens",
+            ),
+            (
+                self.reasoning_tokens and self.thinking_tokens,
+                f"{prose}: only with thinking_tokens=0",
+            ),
+            (
+                self.reasoning_tokens and not grammar,
                 f"{prose}: for decoding='grammar' only",
             ),
-            (bool(self.reasoning_tokens) != bool(self.trigger), f"{prose}: either both or neither"),
             (asked and not endpoint.url, "endpoint.url='': designer='endpoint' needs one"),
             (asked and not endpoint.model, "endpoint.model='': designer='endpoint' needs one"),
             (
@@ -297,7 +302,7 @@ class EngineerSettings:
             ),
             (hindsight and self.designer != "current", f"{lessons}: only for designer='current'"),
             (
-                hindsight and (self.thinking or self.trigger or self.spec.summary),
+                hindsight and (self.thinking_tokens or self.reasoning_tokens or self.spec.summary),
                 f"{lessons}: only for designs without thinking, reasoning and summary",
             ),
         ):
@@ -307,14 +312,7 @@ class EngineerSettings:
     @property
     def spec(self) -> ContextSpec:
         """The modules that a model reads."""
-        spec = self.modules if self.context == OWN_CONTEXT else VARIANTS[self.context]
-        return dataclasses.replace(spec, current=spec.current or self.show_current)
-
-    def texts(self, family: FamilyTexts) -> FamilyTexts:
-        """The texts of a family, with the chosen guideline."""
-        if not self.neutral_guideline:
-            return family
-        return dataclasses.replace(family, guideline=family.neutral_guideline)
+        return context_spec(self.context)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -326,8 +324,6 @@ class CheckpointSettings:
       every_minutes: minutes since the last checkpoint after which the next step ends with one; 0
         is off.
       keep: number of newest checkpoints kept.
-      keep_best: number of further checkpoints kept, those with the highest mean reward since the
-        one before.
       of_rounds: what is kept of every round: "state" (its last checkpoint, from which
         `--branch=RUN@ROUND` starts another run), "weights" (rounds/R/weights, a Hugging Face
         checkpoint in bfloat16, a sixth of the size; a branch trains afresh from it) or "nothing".
@@ -336,11 +332,10 @@ class CheckpointSettings:
     every_steps: int = 10
     every_minutes: float = 0.0
     keep: int = 2
-    keep_best: int = 0
     of_rounds: str = "state"
 
     def __post_init__(self) -> None:
-        checks.integers(self, every_steps=0, keep=1, keep_best=0)
+        checks.integers(self, every_steps=0, keep=1)
         checks.not_negative(self, "every_minutes")
         checks.choices(self, of_rounds=("state", "weights", "nothing"))
 
@@ -385,10 +380,11 @@ class Settings(FamilySettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.seeds(self, "seed")
-        if self.validation.thinking_tokens and not self.training.thinking:
+        thoughts = self.validation.thinking_tokens, self.training.thinking_tokens
+        if any(thoughts) and not all(thoughts):
             raise ValueError(
-                f"validation.thinking_tokens={self.validation.thinking_tokens}: only with "
-                "training.thinking=True"
+                f"validation.thinking_tokens={thoughts[0]}, training.thinking_tokens="
+                f"{thoughts[1]}: allowed are both above 0 or neither"
             )
         lessons, rank = self.engineer.training.hindsight_steps, self.training.lora.rank
         if lessons and rank:
@@ -454,11 +450,14 @@ def check_known(folder: Path, config: Mapping[str, Any]) -> None:
     Raises:
       UserError: one is gone; the message names the revision that still has all of them.
     """
-    gone = [path for path in _leaves(config) if path not in set(_paths(Settings, ""))]
-    if gone:
+    known = set(_paths(Settings, ""))
+    gone = [path for path in _leaves(config) if path not in known]
+    # A run with options of both kinds is of the older revision.
+    for path in sorted(gone, key=lambda path: _renamed(path) is not None):
+        revision = _RENAMED_AFTER if _renamed(path) else _GONE_AFTER
         raise UserError(
-            f"{folder}: the run there has options that are gone, such as {gone[0]}; finish it with "
-            f"revision {_HAD_ALL_OPTIONS}"
+            f"{folder}: the run there has options that are gone, such as {path}; finish it with "
+            f"revision {revision}"
         )
 
 
@@ -496,8 +495,15 @@ def check_field(path: str) -> None:
         kind, done = fields[name], f"{done}{name}."
 
 
+def _renamed(path: str) -> str | None:
+    """What does the same as an option that is gone; None if it never was one."""
+    return next((now for old, now in RENAMED.items() if f"{path}.".startswith(f"{old}.")), None)
+
+
 def _unknown(name: str, allowed: list[str], path: str) -> str:
-    """Suggests an option of this name in another group, or one with a similar name."""
+    """Says what an option is called now, or suggests one of this or a similar name."""
+    if now := _renamed(path + name):
+        return f"gone; instead of it: {now}"
     paths: dict[str, list[str]] = {}
     for known in _paths(Settings, ""):
         paths.setdefault(known.rpartition(".")[2], []).append(known)

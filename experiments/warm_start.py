@@ -24,7 +24,7 @@ from absl import app, flags
 from absl import logging as absl_logging
 
 from engineer import proposal
-from engineer.context import VARIANTS, ContextSpec
+from engineer.context import ContextSpec, context_spec
 from engineer.evidence import FailureBreakdown
 from experiments import command_line
 from experiments import settings as settings_lib
@@ -77,8 +77,8 @@ _DESIGN_EVERY = flags.DEFINE_integer(
 _CONTEXTS = flags.DEFINE_list(
     "contexts",
     None,
-    "Contexts from which to design, in turn: V1 to V6, full (V4 with all training details). The "
-    "configured one if not given.",
+    "Contexts from which to design, in turn, such as V1,V4+training=full. The configured one if "
+    "not given.",
 )
 _DESIGNS_BY = flags.DEFINE_enum(
     "designs_by",
@@ -113,9 +113,6 @@ _LESS_MEMORY = (
 )
 _UNFINISHED = "unfinished"  # The folder of checkpoints; removed at the end.
 
-#: The contexts that `--contexts` names.
-CONTEXTS = VARIANTS | {"full": dataclasses.replace(VARIANTS["V4"], training="full")}
-
 Pair = tuple[list[dict[str, str]], str]
 
 
@@ -137,7 +134,7 @@ def design_pairs(
     """Demonstrations from `contexts` in turn, or from the configured one if there are none."""
     engineer = settings.engineer
     contexts = contexts or (engineer.spec,)
-    texts, training = engineer.texts(family.texts), training_texts(settings, family)
+    texts, training = family.texts, training_texts(settings, family)
     return [
         demonstrations.demonstration(
             np.random.SeedSequence([seed, i]),
@@ -266,9 +263,10 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _make(settings: settings_lib.Settings, reporter: Reporter) -> None:
-    contexts = _CONTEXTS.value or []
-    if unknown := sorted({*contexts} - {*CONTEXTS}):
-        raise app.UsageError(f"--contexts={','.join(unknown)}: allowed are {', '.join(CONTEXTS)}")
+    try:
+        contexts = [context_spec(text) for text in _CONTEXTS.value or []]
+    except ValueError as error:
+        raise app.UsageError(f"--contexts: {error}") from error
     out = Path(_OUT.value)
     if out.exists() and any(path.name != _UNFINISHED for path in out.iterdir()):
         raise app.UsageError(f"--out={out}: the folder is not empty")
@@ -289,7 +287,7 @@ def _make(settings: settings_lib.Settings, reporter: Reporter) -> None:
         family,
         _SEED.value,
         _DESIGNS.value,
-        [CONTEXTS[name] for name in contexts],
+        contexts,
         _DESIGNS_BY.value,
     )
     seconds = time.perf_counter() - begin

@@ -71,13 +71,14 @@ def sampling_params(
     limit = arguments.thinking_tokens
     if limit is not None and not arguments.thinking:
         raise ValueError(f"thinking_tokens is {limit}; it is for --thinking only")
+    if limit is not None and limit < 1:
+        raise ValueError(f"thinking_tokens is {limit}; it must be at least 1")
+    budget = arguments.max_new_tokens
+    if budget is None:
+        budget = max(1, min(_DEFAULT_NEW_TOKENS, capacity))
     return SamplingParams(
-        max_new_tokens=(
-            max(1, min(_DEFAULT_NEW_TOKENS, capacity))
-            if arguments.max_new_tokens is None
-            else arguments.max_new_tokens
-        ),
-        thinking=None if limit is None else tokens.thinking_budget(tokenizer, limit),
+        max_new_tokens=budget,
+        thinking=tokens.thinking_budget(tokenizer, limit or 0, budget),
         **{name: value for name, value in chosen.items() if value is not None},
     )
 

@@ -286,8 +286,8 @@ def check_thinking(tokenizer: Any) -> None:
     without, with_thought = (encode_chat(tokenizer, chat, thinking) for thinking in (False, True))
     if without == with_thought and not opens_thought(tokenizer, True):
         raise ValueError(
-            "thinking=True: the tokenizer's chat template neither begins a thought nor depends on "
-            "enable_thinking, so the model would not think; allowed is thinking=False"
+            "thinking is asked for, but the tokenizer's chat template neither begins a thought nor "
+            "depends on enable_thinking, so the model would not think; allowed is thinking_tokens=0"
         )
 
 
@@ -296,16 +296,22 @@ def decode(tokenizer: Any, ids: Sequence[int]) -> str:
     return tokenizer.decode([int(token) for token in ids], skip_special_tokens=True)
 
 
-def thinking_budget(tokenizer: Any, max_tokens: int) -> ThinkingBudget:
+def thinking_budget(tokenizer: Any, max_tokens: int, max_new_tokens: int) -> ThinkingBudget | None:
     """A limit on Qwen3's thinking: after `max_tokens` tokens, its own early-stop text.
 
+    Returns:
+        None if nothing is limited: without thinking (`max_tokens` 0), or where a completion of
+        `max_new_tokens` ends no later.
+
     Raises:
-        ValueError: the tokenizer has no token `</think>`, or `max_tokens` is negative.
+        ValueError: the tokenizer has no token `</think>`.
     """
+    if not 0 < max_tokens < max_new_tokens:
+        return None
     if THINK_END not in tokenizer.get_vocab():
         raise ValueError(
-            f"max_tokens of thinking is {max_tokens}, but the tokenizer has no token {THINK_END}; "
-            "allowed are tokenizers of models that think"
+            f"thinking_tokens={max_tokens}: the tokenizer has no token {THINK_END}; allowed are "
+            "tokenizers of models that think, and limits from max_new_tokens up, which are none"
         )
     closing = tokenizer.encode(_EARLY_STOP, add_special_tokens=False)
     return ThinkingBudget(max_tokens, tuple(int(token) for token in closing))

@@ -157,8 +157,7 @@ def parser() -> argparse.ArgumentParser:
     add("--list_holes", action=argparse.BooleanOptionalAction, help="list the holes in the prompt")
     here = parser.add_argument_group("models on this machine", "default: the settings of their run")
     add = here.add_argument
-    add("--thinking", action=argparse.BooleanOptionalAction, help="let the model think first")
-    add("--thinking_tokens", type=int, help="limit on the tokens of thinking; 0 is none")
+    add("--thinking_tokens", type=int, help="most tokens of thinking; 0 is no thinking")
     add("--top_p", type=float, help="nucleus; 1 is off")
     add("--top_k", type=int, help="candidates; 0 is off")
     add("--dtype", choices=DTYPES, help="of activations")
@@ -170,7 +169,6 @@ def parser() -> argparse.ArgumentParser:
     # Eight tries take two minutes with their pauses: many servers limit requests per minute.
     add("--tries", type=int, default=8, help="requests for one answer, at most, per start")
     add("--key_variable", default="OPENAI_API_KEY", help="environment variable with the key")
-    add("--budget_field", default="max_tokens", help="field that holds the budget")
     add("--extra", default="{}", help="further fields of a request, as JSON")
     add("--price_in", type=float, help="price of a million prompt tokens")
     add("--price_out", type=float, help="price of a million answer tokens")

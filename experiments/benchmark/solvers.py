@@ -165,7 +165,6 @@ class LocalSolver(Solver):
                 recommended = {"temperature": 0.0}
         chosen = {
             "list_holes": settings.lakes.list_holes,
-            "thinking": training.thinking,
             "thinking_tokens": validation.thinking_tokens,
             "max_new_tokens": validation.max_new_tokens,
             "temperature": recommended.get("temperature", validation.temperature),
@@ -177,8 +176,6 @@ class LocalSolver(Solver):
         }
         given = vars(options)
         chosen |= {name: given[name] for name in chosen if given[name] is not None}
-        if chosen["thinking_tokens"] and not chosen["thinking"]:
-            raise UserError(f"thinking_tokens={chosen['thinking_tokens']}: only with --thinking")
         with user_errors():
             self._settings = dataclasses.replace(
                 settings,
@@ -251,14 +248,13 @@ class LocalSolver(Solver):
     def _loaded(self) -> tuple[Completer, Any]:
         """The completer and the parameters."""
         settings, options = self._settings, self.options
-        thought = options["thinking"], options["thinking_tokens"]
         with user_errors():
             policy, completer = _load(
                 settings.model,
                 settings.mesh,
                 self._sampling,
                 settings.training,
-                *thought,
+                options["thinking_tokens"],
             )
             if self._checkpoint is None:
                 return completer, load_params(settings, policy)
@@ -286,7 +282,7 @@ class EndpointSolver(Solver):
 
     def __init__(self, spec: str, options: Options) -> None:
         url, _, model = spec.removeprefix(ENDPOINT).partition("#")
-        for name in ("thinking", "thinking_tokens", "top_p", "top_k"):
+        for name in ("thinking_tokens", "top_p", "top_k"):
             if getattr(options, name) is not None:
                 raise UserError(
                     f"{name}={getattr(options, name)}: not for {spec}, which takes what it knows "
@@ -303,11 +299,9 @@ class EndpointSolver(Solver):
                 timeout=options.timeout,
                 tries=options.tries,
                 max_tokens=budget,
-                budget_field=options.budget_field,
                 temperature=options.temperature,
                 extra=options.extra,
-                price_in=options.price_in or 0.0,
-                price_out=options.price_out or 0.0,
+                prices=(options.price_in or 0.0, options.price_out or 0.0),
             )
         self.options = {
             "kind": "endpoint",
@@ -397,15 +391,13 @@ def _load(
     mesh: MeshSettings,
     sampling: SamplingParams,
     training: GRPOConfig,
-    thinking: bool,
     thinking_tokens: int,
 ) -> tuple[Policy, Completer]:
     """A model and its completer, cached because the next checkpoint needs the same programs."""
     policy = load_policy(Settings(model=model, mesh=mesh))
-    if thinking_tokens:
-        budget = tokens.thinking_budget(policy.tokenizer, thinking_tokens)
-        sampling = dataclasses.replace(sampling, thinking=budget)
-    return policy, policy.completer(sampling, training, thinking=thinking)
+    budget = tokens.thinking_budget(policy.tokenizer, thinking_tokens, sampling.max_new_tokens)
+    sampling = dataclasses.replace(sampling, thinking=budget)
+    return policy, policy.completer(sampling, training, thinking=thinking_tokens > 0)
 
 
 def _fingerprint(folder: Path) -> dict[str, str]:

@@ -146,6 +146,8 @@ class Family(ABC):
       validation_options: names of its own options, `--config.FAMILY.NAME`, that determine the
         problems of `validation`.
       token_cost: subtracted from the reward for each token of a completion; an option of the run.
+      verify_seconds: limit on processor time to verify a completion, where that can take long; an
+        option of the run.
       reward_range: the least and the largest reward of a record, before the cost of tokens.
     """
 
@@ -153,6 +155,7 @@ class Family(ABC):
     texts: FamilyTexts
     validation_options: Sequence[str] = ()
     token_cost: float = 0.0
+    verify_seconds: float = 5.0
     reward_range: tuple[float, float] = (0.0, 1.0)
 
     @abstractmethod
@@ -467,7 +470,7 @@ class ProblemTask(Task):
             if self._lost > _MOST_LOST_FRACTION * passed:
                 raise FamilyError(
                     f"verification ran out of time for {self._lost:.0f} of {passed:.0f} s; lower "
-                    "its limit (verify_seconds, or reasoning_gym.seconds), or make it faster"
+                    "verify_seconds, or make it faster"
                 )
         return {"seconds_lost": round(seconds, 2)} if seconds else {}
 

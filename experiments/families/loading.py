@@ -81,8 +81,9 @@ class FamilySettings:
       reasoning_gym: options of the family "reasoning_gym".
       token_cost: subtracted from the reward for each token of a completion, to favour short ones;
         lakes have a length reward of their own.
-      verify_seconds: limit on processor time to verify one completion of a family from a file, or
-        to make one of its problems.
+      verify_seconds: limit on processor time to verify one completion of a family from a file or of
+        reasoning-gym, and to make one of its problems (of reasoning-gym half of that, as verifying
+        may make it again).
     """
 
     family: str = "lakes"
@@ -131,7 +132,7 @@ class FamilySettings:
             options = [getattr(self, name) for name in (self.family_name,) if hasattr(self, name)]
             argument = self.family.split(":", 1)[1:]
             family = _OF_THIS_PACKAGE[self.family_name](*options, *argument)
-        family.token_cost = self.token_cost
+        family.token_cost, family.verify_seconds = self.token_cost, self.verify_seconds
         return family
 
     def _load_file(self, path: Path) -> Family:

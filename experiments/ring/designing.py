@@ -14,6 +14,7 @@ from engineer import analysis, controls, curricula, designers, grammar
 from engineer.context import Message
 from engineer.designers import Design, Designer, Generate, NoAnswerError
 from engineer.endpoint import Endpoint, RefusedError, Server
+from engineer.proposal import TRIGGER
 from engineer.record import RunRecord
 from engineer.space import Configuration, ConfigurationSpace
 from experiments.families import Family
@@ -46,7 +47,7 @@ def design_completer(settings: Settings, family: Family, policy: Policy) -> Comp
         may not fit the budget.
     """
     engineer, limit = settings.engineer, _budget(settings.engineer, policy)
-    options: dict[str, Any] = {"thinking": engineer.thinking}
+    options: dict[str, Any] = {"thinking": engineer.thinking_tokens > 0}
     if engineer.decoding == "grammar":
         found = grammar.build(
             family.space,
@@ -54,7 +55,7 @@ def design_completer(settings: Settings, family: Family, policy: Policy) -> Comp
             tokens.stop_token_ids(policy.tokenizer),
             exact_fractions=engineer.exact_fractions,
             # Models write a blank line between their thought and the configuration.
-            opening="\n\n" if engineer.thinking else "",
+            opening="\n\n" if engineer.thinking_tokens else "",
         )
         longest = found.longest + (limit.max_tokens + len(limit.closing_ids) if limit else 0)
         if longest > engineer.max_new_tokens:
@@ -76,15 +77,15 @@ def design_completer(settings: Settings, family: Family, policy: Policy) -> Comp
 
 def _budget(engineer: EngineerSettings, policy: Policy) -> ThinkingBudget | None:
     """The limit on the thinking or the reasoning before a configuration."""
-    if engineer.trigger:
-        trigger = policy.tokenizer.encode(engineer.trigger, add_special_tokens=False)
+    if engineer.reasoning_tokens:
+        trigger = policy.tokenizer.encode(TRIGGER, add_special_tokens=False)
         return ThinkingBudget(engineer.reasoning_tokens, tuple(trigger), len(trigger))
-    if not engineer.thinking_tokens:
-        return None
     try:
-        return tokens.thinking_budget(policy.tokenizer, engineer.thinking_tokens)
+        return tokens.thinking_budget(
+            policy.tokenizer, engineer.thinking_tokens, engineer.max_new_tokens
+        )
     except ValueError as error:
-        raise ValueError(f"engineer.thinking_tokens: {error}") from error
+        raise ValueError(f"engineer.{error}") from error
 
 
 def make_designer(
@@ -123,10 +124,10 @@ def make_designer(
         greedy = name != "endpoint" and engineer.temperature == 0
         designer = designers.ModelDesigner(
             generate,
-            engineer.texts(family.texts),
+            family.texts,
             engineer.spec,
             tries=1 if greedy else engineer.tries,
-            trigger=engineer.trigger,
+            trigger=TRIGGER if engineer.reasoning_tokens else "",
             source=name,
             fits=(lambda chat: True) if completer is None else completer.fits,
         )

@@ -124,7 +124,7 @@ class Hindsight:
         decide, not names.
         """
         engineer, space = self._settings.engineer, self._family.space
-        texts, tokenizer = engineer.texts(self._family.texts), self._policy.tokenizer
+        texts, tokenizer = self._family.texts, self._policy.tokenizer
         while len(record.history) > 1:
             seen = record
             if rng.random() < 0.5:

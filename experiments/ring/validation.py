@@ -71,16 +71,17 @@ def validation_completers(settings: Settings, policy: Policy) -> tuple[Completer
       ValueError: the model does not support the requested thinking.
     """
     validation = settings.validation
-    limit = validation.thinking_tokens
     sampled, greedy = (
         policy.completer(
             SamplingParams(
                 max_new_tokens=validation.max_new_tokens,
                 temperature=temperature,
-                thinking=tokens.thinking_budget(policy.tokenizer, limit) if limit else None,
+                thinking=tokens.thinking_budget(
+                    policy.tokenizer, validation.thinking_tokens, validation.max_new_tokens
+                ),
             ),
             settings.training,
-            thinking=settings.training.thinking,
+            thinking=validation.thinking_tokens > 0,
         )
         for temperature in (validation.temperature, 0.0)
     )

@@ -38,7 +38,6 @@ class Position:
       total: training steps over all rounds; names the checkpoint.
       task: the state of the task.
       prompt_scores: of the round, if prompts are replayed.
-      rewards: mean rewards of the steps since the last regular checkpoint; the score of the next.
     """
 
     state: TrainState
@@ -47,7 +46,6 @@ class Position:
     total: int = 0
     task: dict[str, Any] = dataclasses.field(default_factory=dict)
     prompt_scores: PromptScores | None = None
-    rewards: list[float] = dataclasses.field(default_factory=list)
 
     def begin_round(self, index: int) -> None:
         """Starts a round, whose prompts are new."""
@@ -57,7 +55,6 @@ class Position:
         """Updates the position with the result of a step."""
         self.state, self.task, self.prompt_scores = result.state, task.state(), result.prompt_scores
         self.step, self.total = result.step + 1, self.total + 1
-        self.rewards.append(result.metrics["reward"])
 
 
 class RunCheckpoints(Checkpoints):
@@ -71,7 +68,7 @@ class RunCheckpoints(Checkpoints):
         self._settings, self._store = settings, store
         kept = settings.checkpoint
         with user_errors():
-            super().__init__(store.root / "checkpoints", kept.keep, kept.keep_best)
+            super().__init__(store.root / "checkpoints", kept.keep)
         self._saved = time.monotonic()
 
     def done(self, resume_from: int | None) -> int:
@@ -122,22 +119,18 @@ class RunCheckpoints(Checkpoints):
             seconds = 60 * kept.every_minutes
             due = distributed.on_first(lambda: time.monotonic() - self._saved >= seconds)
         if due or leave:
-            self._write(position, due, last and kept.of_rounds == "state")
+            self._write(position, due and last and kept.of_rounds == "state")
             self._saved = time.monotonic()
         if leave:
             self.wait()
 
-    def _write(self, position: Position, regular: bool, keep: bool = False) -> None:
-        """Writes a checkpoint; only a regular one has a score, others carry the rewards on."""
-        score = float(np.mean(position.rewards)) if regular else None
-        position.rewards = [] if regular else position.rewards
+    def _write(self, position: Position, keep: bool = False) -> None:
         metadata = {
             "position": {name: getattr(position, name) for name in ("round", "step", "total")},
             "task": position.task,
-            "rewards": position.rewards,
             "prompt_scores": position.prompt_scores.to_dict() if position.prompt_scores else None,
         }
-        self.save(position.total, position.state, metadata, score, keep)
+        self.save(position.total, position.state, metadata, keep)
 
     @contextlib.contextmanager
     def saved_if_preempted(self, position: Position) -> Iterator[None]:
@@ -146,7 +139,7 @@ class RunCheckpoints(Checkpoints):
             yield
         except Preempted:
             if position.total > (self.latest_step() or 0):
-                self._write(position, regular=False)
+                self._write(position)
             self.wait()
             raise
 

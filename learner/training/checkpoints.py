@@ -18,7 +18,6 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import multihost
 from orbax.checkpoint.checkpoint_managers import (
     AnyPreservationPolicy,
-    BestN,
     LatestN,
     PreservationPolicy,
 )
@@ -29,7 +28,7 @@ from learner.devices.fingerprint import fingerprint
 from learner.training.train_state import TrainState
 
 _STATE, _METADATA, _DIGEST = "state", "metadata", "digest"
-_SCORE, _KEPT = "score", "kept"
+_KEPT = "kept"
 # A checkpoint is renamed into this folder before it is removed: removing its files takes more than
 # one system call, and a kill in between would leave a part of it among the others.
 _REMOVED = "removed"
@@ -59,25 +58,23 @@ class Checkpoints(contextlib.AbstractContextManager):
     Args:
       folder: created if needed.
       keep: how many of the newest to keep, at least 1; None keeps all.
-      keep_best: how many of the highest scores to keep as well.
       read_only: never create, write or remove anything.
 
     Raises:
-      DamagedCheckpointError: the score of a checkpoint cannot be read; the message names the file.
+      DamagedCheckpointError: what marks a checkpoint as kept cannot be read; the message names
+        the file.
     """
 
     def __init__(
         self,
         folder: str | Path,
         keep: int | None = 2,
-        keep_best: int = 0,
         read_only: bool = False,
     ) -> None:
         self._folder = Path(folder).resolve()
-        best = BestN(get_metric_fn=_score, n=keep_best, keep_checkpoints_without_metrics=False)
         options = ocp.CheckpointManagerOptions(
-            preservation_policy=AnyPreservationPolicy([LatestN(keep), best, _Kept()]),
-            best_fn=_score,
+            preservation_policy=AnyPreservationPolicy([LatestN(keep), _Kept()]),
+            best_fn=_kept,  # Without one the manager writes no metrics.
             create=not read_only,
             read_only=read_only,
             cleanup_tmp_directories=not read_only,
@@ -106,7 +103,6 @@ class Checkpoints(contextlib.AbstractContextManager):
         step: int,
         state: TrainState,
         metadata: Mapping[str, Any],
-        score: float | None = None,
         keep: bool = False,
     ) -> None:
         """Copies the state, and writes the copy in the background as checkpoint `step`.
@@ -118,8 +114,7 @@ class Checkpoints(contextlib.AbstractContextManager):
           step: its name, larger than those of all others.
           state: what to save; it may be donated as soon as this returns.
           metadata: anything JSON can hold; a task's state, say.
-          score: how good it is, for `keep_best`; None if unknown.
-          keep: never remove it to save space; only with a score.
+          keep: never remove it to save space.
 
         Raises:
           ValueError: `step` is not larger than the latest.
@@ -142,7 +137,7 @@ class Checkpoints(contextlib.AbstractContextManager):
                         {_METADATA: dict(metadata), _DIGEST: _digest(state, metadata)}
                     ),
                 ),
-                metrics=None if score is None else {_SCORE: float(score), _KEPT: keep},
+                metrics={_KEPT: True} if keep else None,
                 force=True,
             )
 
@@ -244,11 +239,11 @@ class _Kept(PreservationPolicy):
     """Preserves checkpoints that were saved with `keep`."""
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        return [bool((one.metrics or {}).get(_KEPT)) for one in checkpoints]
+        return [_kept(one.metrics or {}) for one in checkpoints]
 
 
-def _score(metrics: Mapping[str, float]) -> float:
-    return metrics[_SCORE]
+def _kept(metrics: Mapping[str, Any]) -> bool:
+    return bool(metrics.get(_KEPT))
 
 
 def _digest(state: TrainState, metadata: Mapping[str, Any]) -> str:

@@ -47,8 +47,7 @@ class ObjectiveConfig:
         (dual-clip PPO, arXiv 1912.09729, where it is c, about 3); above 1, or 0 for off.
       loss_normalization: "token" is the mean over all completion tokens of the global batch (DAPO),
         "sequence" the mean over completions of each completion's token mean (DeepSeekMath),
-        "constant" the sum over tokens divided by completions * `constant_length` (Dr. GRPO).
-      constant_length: the fixed length of "constant", in tokens; not used otherwise.
+        "constant" the sum over tokens divided by completions * `max_new_tokens` (Dr. GRPO).
       kl_coef: weight of the KL divergence to a reference model. At 0 no reference model is
         needed, nor held.
       kl_estimator: "k3" adds the estimate to the loss (DeepSeekMath, equation 4). "k1" takes
@@ -75,7 +74,6 @@ class ObjectiveConfig:
     clip_high: float = 0.28
     dual_clip: float = 0.0
     loss_normalization: LossNormalization = "token"
-    constant_length: int = 1024
     kl_coef: float = 0.0
     kl_estimator: KLEstimator = "k3"
     entropy_coef: float = 0.0
@@ -96,7 +94,6 @@ class ObjectiveConfig:
         if 0 < self.dual_clip <= 1:
             raise ValueError(f"dual_clip={self.dual_clip!r}: allowed are 0 and numbers above 1")
         checks.positive(self, "importance_cap")
-        checks.integers(self, constant_length=1)
 
 
 def merge_sums(a: Sums, b: Sums) -> Sums:

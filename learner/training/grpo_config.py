@@ -39,9 +39,9 @@ class GRPOConfig:
         shape that occurs is compiled once. Rows are sorted by length first, so short ones stay
         short. It changes memory and speed, never the result.
       max_new_tokens: budget of a completion, stop token included.
-      thinking: let the chat template open the model's thinking, which then counts as completion.
-      thinking_tokens: most tokens of thinking; then a text of Qwen3's own ends it, which is left
-        out of the loss. 0 sets no limit.
+      thinking_tokens: above 0 the chat template opens the model's thinking, which counts as
+        completion. After so many tokens of it a text of Qwen3's own ends it, which is left out of
+        the loss; `max_new_tokens` or more sets no limit.
       sampling_rows: completions sampled at a time, at least one for each row shard of the mesh;
         bounds the memory of the key/value cache. Larger groups are sampled in parts.
       cache_fraction: the cache's size where a kernel decodes, as a fraction of what `sampling_rows`
@@ -78,7 +78,6 @@ class GRPOConfig:
     completions_per_row: int = 1
     length_multiple: int = 32
     max_new_tokens: int = 1024
-    thinking: bool = False
     thinking_tokens: int = 0
     sampling_rows: int = 512
     cache_fraction: float = 1.0
@@ -114,8 +113,6 @@ class GRPOConfig:
                 "degenerate_groups='resample': allowed with curriculum.method="
                 f"{self.curriculum.method!r} are 'drop' and 'keep'"
             )
-        if self.thinking_tokens and not self.thinking:
-            raise ValueError(f"thinking_tokens={self.thinking_tokens}: only with thinking=True")
         if self.updates_per_step > self.prompts_per_step:
             raise ValueError(
                 f"updates_per_step={self.updates_per_step}: allowed are 1 to "

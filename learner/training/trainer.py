@@ -121,8 +121,9 @@ class GRPOTrainer:
         self._frozen = frozen_params
         self._pad_id = tokens.pad_id(tokenizer)
         vocab_size = min(tokens.vocab_size(tokenizer), model_config.vocab_size)
-        limit = config.thinking_tokens
-        self._thinking = tokens.thinking_budget(tokenizer, limit) if limit else None
+        self._thinking = tokens.thinking_budget(
+            tokenizer, config.thinking_tokens, config.max_new_tokens
+        )
         self._completer = Completer(
             model_config,
             mesh,
@@ -133,7 +134,7 @@ class GRPOTrainer:
                 thinking=self._thinking,
             ),
             config.sampling_rows,
-            config.thinking,
+            config.thinking_tokens > 0,
             cache_fraction=config.cache_fraction,
         )
         self.sampler = self._completer.sampler
@@ -171,7 +172,7 @@ class GRPOTrainer:
 
         self._weights = jax.jit(
             lambda mask: grpo.token_weights(
-                mask, objective.loss_normalization, objective.constant_length
+                mask, objective.loss_normalization, config.max_new_tokens
             )
         )
         self._advantages = jax.jit(

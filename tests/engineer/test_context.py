@@ -6,7 +6,7 @@ import json
 import pytest
 
 from engineer import context
-from engineer.context import VARIANTS, ContextSpec, fitted
+from engineer.context import VARIANTS, ContextSpec, context_spec, fitted
 from engineer.evidence import (
     DrawnFailure,
     Evidence,
@@ -131,7 +131,7 @@ def test_the_configuration_to_be_replaced_is_shown_once():
     shown = "\n".join(["Current configuration", *rows])
     first = dataclasses.replace(RECORD, history=RECORD.history[:1])
     for name in VARIANTS:
-        spec = EngineerSettings(context=name, show_current=True).spec
+        spec = EngineerSettings(context=f"{name}+current").spec
         assert dataclasses.replace(spec, current=False) == VARIANTS[name]
         assert (shown in blocks(spec, RECORD)) == (name in ("V1", "V2"))
         # Of the random configuration only the whole history tells.
@@ -141,17 +141,17 @@ def test_the_configuration_to_be_replaced_is_shown_once():
 
 
 @pytest.mark.parametrize(
-    "family", [lakes.TEXTS, plain_texts(lakes.lake_space((3, 4)), "to plan", ["found"])]
+    "family", [lakes.TEXTS, plain_texts(lakes.lake_space((3, 4)), "to plan", lakes.CHECKS)]
 )
 def test_the_neutral_guideline_takes_the_place_of_the_other(family):
-    settings = EngineerSettings(neutral_guideline=True)
-    texts = settings.texts(family)
-    assert texts.guideline == family.neutral_guideline != family.guideline
-    assert EngineerSettings().texts(family) is family
+    spec, neutral = context_spec("V2"), context_spec("V2+neutral")
+    told, explained = context.blocks(spec, RECORD, family), context.blocks(neutral, RECORD, family)
+    assert [text for text in told if text not in explained] == [family.guideline]
+    assert [text for text in explained if text not in told] == [family.neutral_guideline]
     # It neither says which rates to aim at nor how far to move.
     advice = ("0.", "largest", "half", "lower", "raise", "keep", "small steps")
     assert any(word in family.guideline for word in advice)
-    assert not any(word in texts.guideline for word in advice)
+    assert not any(word in family.neutral_guideline for word in advice)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -311,6 +311,33 @@ def test_a_context_is_shortened_in_the_stated_order():
         "the explanation",
         "the guideline",
     ]
+
+
+def test_a_context_is_a_variant_and_what_is_added():
+    assert {name: context_spec(name) for name in VARIANTS} == VARIANTS
+    assert context_spec("V4+training=full+examples=2+current") == dataclasses.replace(
+        VARIANTS["V4"], training="full", examples=2, current=True
+    )
+    assert context_spec("V1+history=all+guideline") == VARIANTS["V3"]
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("", "context='': allowed are V1, V2"),
+        ("details", "context='details': allowed are V1, V2"),
+        ("V6 + details", "context='V6 . details': allowed are V1, V2"),
+        ("V6+", "'' is unknown; allowed are guideline, history=designed, history=all"),
+        ("V6+details=True", "'details=True' is unknown"),
+        ("V6+training", "'training' is unknown"),
+        ("V6+training=none", "'training=none' is unknown"),
+        ("V6+examples", "'examples' is unknown; .* and examples=N"),
+        ("V6+examples=-1", "'examples=-1' is unknown"),
+    ],
+)
+def test_an_unknown_context_is_refused(text, named):
+    with pytest.raises(ValueError, match=named):
+        context_spec(text)
 
 
 def test_bad_numbers_and_missing_details_are_refused():

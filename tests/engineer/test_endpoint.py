@@ -442,7 +442,7 @@ def test_no_higher_cost_than_the_limit(tmp_path):
         told = {"prompt_tokens": 300_000, "completion_tokens": 120_000}
         handler.send(200, json.dumps({**completion(ANSWER), "usage": told}).encode())
 
-    prices = {"price_in": 2.0, "price_out": 10.0}  # 0.6 and 1.2 for each answer.
+    prices = {"prices": (2.0, 10.0)}  # 0.6 and 1.2 for each answer.
     with Server(counted) as server:
         # Of before prompts and completions were told apart; it costs 1.
         usage.write_text(json.dumps({"url": server.url, "model": "m", "tokens": 100_000}))
@@ -467,8 +467,9 @@ def test_bad_fields_are_named():
         ({"tries": 0}, "tries=0: must be an integer from 1 up"),
         ({"tries": 2.5}, "tries=2.5: must be an integer from 1 up"),
         ({"token_limit": -1}, "token_limit=-1: must be finite and at least 0"),
-        ({"price_out": math.nan}, "price_out=nan: must be finite"),
-        ({"cost_limit": 5.0}, "cost_limit=5: needs price_in or price_out above 0"),
+        ({"prices": (1.0, math.nan)}, r"prices=\(1.0, nan\): allowed are two finite numbers"),
+        ({"prices": (1.0,)}, r"prices=\(1.0,\): allowed are two finite numbers"),
+        ({"cost_limit": 5.0}, "cost_limit=5: needs prices above 0"),
         ({"extra": "{"}, "extra='{': a JSON object is needed"),
         ({"extra": "[1]"}, "a JSON object is needed"),
         ({"extra": '{"seed": 1}'}, r"extra: \['seed'\] cannot be among its fields"),

@@ -168,8 +168,7 @@ def test_a_cut_log_is_mended_and_other_options_are_refused(source, oracles, caps
         (("--model=nowhere",), "lacam"),
         (("--model=exact", "--limit=0"), "limit=0"),
         (("--model=exact", "--name=a", "--name=b"), "2 times for 1 models"),
-        (("--model=tiny", "--thinking_tokens=5"), "only with --thinking"),
-        (("--model=endpoint:http://x/v1#m", "--thinking"), "--extra"),
+        (("--model=endpoint:http://x/v1#m", "--thinking_tokens=5"), "--extra"),
         (("--model=endpoint:nowhere#m",), "url='nowhere'"),
         (("--model=endpoint:http://x/v1#m", "--max_cost=1"), "needs price_in"),
     ):

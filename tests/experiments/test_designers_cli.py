@@ -69,9 +69,7 @@ def runs(tmp_path_factory, url):
     options["mastery"] += [f"--config.engineer.start={start}"]
     options["base"] += [
         "--config.engineer.decoding=grammar",
-        "--config.engineer.context=own",
-        "--config.engineer.modules.details=True",
-        "--config.engineer.modules.results=True",
+        "--config.engineer.context=V1+details+results",
     ]
     options["current"] += [
         "--config.loop.rounds=3",  # A second design, for which there are lessons.
@@ -301,14 +299,19 @@ def test_contexts_of_a_run_hold_no_validation_item(undisturbed):
 def test_settings_that_do_not_go_together_are_refused(tmp_path):
     for engineer, message in (
         ({"designer": "endpoint"}, "endpoint.url"),
-        ({"context": "V1", "modules": {"guideline": True}}, "modules: given with context='V1'"),
-        ({"trigger": "x"}, "decoding='grammar' only"),
-        ({"decoding": "grammar", "reasoning_tokens": 3}, "either both or neither"),
-        ({"thinking_tokens": 3}, "only with thinking=True"),
+        ({"reasoning_tokens": 3}, "decoding='grammar' only"),
+        (
+            {"decoding": "grammar", "reasoning_tokens": 3, "thinking_tokens": 3},
+            "only with thinking_tokens=0",
+        ),
+        (
+            {"decoding": "grammar", "thinking_tokens": 9, "max_new_tokens": 9},
+            "needs a limit below max_new_tokens",
+        ),
         ({"designer": "fixed", "training": {"hindsight_steps": 1}}, "only for designer='current'"),
         ({"start": str(tmp_path / "none")}, "start="),
-        ({"context": "V7"}, "context='V7': allowed are .*'V6'"),
-        ({"modules": {"history": "some"}}, "history='some': allowed are .*'designed'"),
+        ({"context": "V7"}, "context='V7': allowed are .*V6"),
+        ({"context": "V1+history=some"}, "'history=some' is unknown; allowed are .*designed"),
         ({"tries": 0}, "tries=0: allowed are"),
     ):
         with pytest.raises(ValueError, match=message):

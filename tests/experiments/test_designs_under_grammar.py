@@ -83,9 +83,7 @@ def test_all_are_well_formed(world, count):
 def test_reasoning_comes_first_and_ends(world):
     settings, policy, params, chats = world
     space = Lakes(settings.lakes).space
-    under = with_engineer(
-        settings, decoding="grammar", reasoning_tokens=20, trigger="\nConfiguration:\n"
-    )
+    under = with_engineer(settings, decoding="grammar", reasoning_tokens=20)
     answers = design_completer(under, Lakes(under.lakes), policy)(
         params, chats[:40], jax.random.key(2)
     )
@@ -103,6 +101,6 @@ def test_a_budget_that_is_too_small_is_refused(world):
     small = with_engineer(settings, decoding="grammar", max_new_tokens=20)
     with pytest.raises(ValueError, match="max_new_tokens=20: a design under the grammar takes up"):
         design_completer(small, Lakes(small.lakes), policy)
-    thoughtful = with_engineer(settings, thinking=True, thinking_tokens=10)
+    thoughtful = with_engineer(settings, thinking_tokens=10)
     with pytest.raises(ValueError, match="no token </think>"):
         design_completer(thoughtful, Lakes(thoughtful.lakes), policy)

@@ -48,8 +48,7 @@ OPTIONS = [
     "--config.training.group_size=4",
     "--config.training.degenerate_groups=keep",
     "--config.engineer.designer=base",
-    "--config.engineer.context=own",
-    "--config.engineer.modules.examples=2",
+    "--config.engineer.context=V1+examples=2",
     "--config.engineer.decoding=grammar",
     "--config.engineer.max_new_tokens=256",
 ]
@@ -452,12 +451,12 @@ def test_options_that_came_later_have_their_defaults(tmp_path):
     store.claim(from_config({}))
     (tmp_path / "rounds").mkdir()
     options = json.loads(path.read_text())
-    del options["engineer"]["neutral_guideline"], options["training"]
+    del options["engineer"]["shuffle_evidence"], options["training"]
     path.write_text(json.dumps(options))
     assert store.claim(from_config({})) == []
     path.write_text(json.dumps(options))
-    with pytest.raises(UserError, match=r"engineer.neutral_guideline was False and is True"):
-        store.claim(from_config({"engineer": {"neutral_guideline": True}}))
+    with pytest.raises(UserError, match=r"engineer.shuffle_evidence was False and is True"):
+        store.claim(from_config({"engineer": {"shuffle_evidence": True}}))
 
 
 def test_a_run_of_an_older_revision_is_refused_in_one_line(tmp_path):
@@ -469,10 +468,14 @@ def test_a_run_of_an_older_revision_is_refused_in_one_line(tmp_path):
     options = from_config({}).to_dict()
     options["engineer"]["training"]["trial_steps"] = 4
     (tmp_path / "config.json").write_text(json.dumps(options))
-    gone = r"are gone, such as engineer\.training\.trial_steps; finish it with revision 9349dbd"
-    for read in (lambda: store.claim(from_config({})), lambda: of_run(tmp_path)):
-        with pytest.raises(UserError, match=gone):
-            read()
+    for option, revision in (("training.trial_steps", "9349dbd"), ("show_current", "6917175")):
+        gone = rf"are gone, such as engineer\.{option}; finish it with revision {revision}"
+        for read in (lambda: store.claim(from_config({})), lambda: of_run(tmp_path)):
+            with pytest.raises(UserError, match=gone):
+                read()
+        options["engineer"]["training"].pop("trial_steps", None)
+        options["engineer"]["show_current"] = False
+        (tmp_path / "config.json").write_text(json.dumps(options))
 
 
 def test_problem_task_without_rewards():

@@ -102,7 +102,7 @@ def test_instances_of_a_file_are_in_no_set(tmp_path):
 @pytest.mark.slow
 def test_lessons_have_all_sizes_and_numbers_of_agents_equally_often(agents, taught):
     sizes = {4, 5}
-    lakes = Lakes(LakesOptions(sizes=tuple(sorted(sizes)), num_agents=agents))
+    lakes = Lakes(LakesOptions(sizes=tuple(sorted(sizes)), agents=(agents,)))
     count = 10 * len(sizes) * len(taught)
     made = lakes.lessons(jax.random.key(0), count, ())
     found = collections.Counter((len(one["map"]), len(one["starts"])) for one in made)
@@ -112,6 +112,8 @@ def test_lessons_have_all_sizes_and_numbers_of_agents_equally_often(agents, taug
 def test_numbers_of_agents_are_checked():
     with pytest.raises(ValueError, match=r"agents=\(3, 2\): allowed are 2 to 5, ascending"):
         LakesOptions(agents=(3, 2))
+    with pytest.raises(ValueError, match=r"agents=\(\): allowed are 2 to 5"):
+        LakesOptions(agents=())
     with pytest.raises(ValueError, match=r"exclude='nowhere\.jsonl': there is no such file"):
         LakesOptions(exclude="nowhere.jsonl")
     with pytest.raises(ValueError, match="too small for the starts and goals of 5 agents"):
@@ -158,8 +160,12 @@ def test_evidence_counts_lakes_with_many_holes_where_validation_has_several_rati
 
 
 def test_hole_ratios_of_validation_are_checked():
-    with pytest.raises(ValueError, match=r"validation_hole_ratios=\(0.1, 2\): allowed are numbers"):
+    with pytest.raises(
+        ValueError, match=r"validation_hole_ratios=\(0.1, 2\): allowed are one or more numbers"
+    ):
         LakesOptions(validation_hole_ratios=(0.1, 2))
+    with pytest.raises(ValueError, match=r"validation_hole_ratios=\(\): allowed are one or more"):
+        LakesOptions(validation_hole_ratios=())
 
 
 def rendered(paths):

@@ -71,7 +71,7 @@ def test_what_is_wrong_is_one_line():
 def test_contexts_and_designs_are_those_of_the_configuration():
     settings = settings_of("sums")
     family = settings.load_family()
-    texts = settings.engineer.texts(family.texts)
+    texts = family.texts
     spec = settings.engineer.spec
     (asked,) = reading.questions(family, texts, spec, "target", 1, "plain")
     # As a warm start poses it; its rule reads rates with two decimals.

@@ -38,7 +38,8 @@ def scores(family, problems, texts):
     [pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in CURRICULA],
 )
 def test_every_data_set_is_a_family(name):
-    family = ReasoningGym(ReasoningGymOptions(levels=3, seconds=4.0), name)
+    family = ReasoningGym(ReasoningGymOptions(levels=3), name)
+    family.verify_seconds = 4.0
     made = family.generate(jax.random.key(0), family.validation, 64, ())
     problems = made.problems
     assert len(problems) == sum(row.made for row in made.rows.values())
@@ -191,7 +192,8 @@ def test_completions_that_would_run_as_code_do_no_harm(tmp_path):
         ("spiral_matrix", "[exit()]"),
         ("countdown", "9**9**9**9"),
     ):
-        family = ReasoningGym(ReasoningGymOptions(levels=1, seconds=0.6), name)
+        family = ReasoningGym(ReasoningGymOptions(levels=1), name)
+        family.verify_seconds = 0.6
         problems = family.generate(jax.random.key(0), family.space.uniform(), 2, ()).problems
         found = scores(family, problems, [text, f"thought</think> {problems[1]['answer']}"])
         assert found.rewards[0] < 0.5

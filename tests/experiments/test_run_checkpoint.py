@@ -21,6 +21,5 @@ def test_minutes_after_the_last_checkpoint_the_next_step_ends_with_one(tmp_path,
         # The last step of a round is saved too, and the minutes count from there.
         for minutes in (109, 110, 119, 121, 125, 130, 131, 135):
             position.step = position.total = position.total + 1
-            position.rewards.append(1.0)
             saved.after_step(position, last=minutes == 125, leave=False)
         assert saved.steps() == [2, 4, 5, 8]

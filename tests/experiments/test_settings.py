@@ -2,6 +2,7 @@
 
 import importlib
 import pkgutil
+import re
 
 import pytest
 
@@ -36,9 +37,9 @@ def test_every_configuration_file_is_valid(name, tmp_path):
         ({"loop": {"rouns": 3}}, r"loop.rouns=3: unknown field \(did you mean loop.rounds\?\)"),
         ({"training": {"learning_rate": 1.0}}, "did you mean training.optimizer.learning_rate"),
         ({"training": {"learn_rate": 1.0}}, "did you mean training.optimizer.learning_rate"),
-        ({"num_agents": 3}, r"did you mean lakes.num_agents\?"),
+        ({"agents": [3]}, r"did you mean lakes.agents\?"),
         ({"loop": {"seed": 1}}, r"did you mean seed\?"),
-        ({"engineer": {"seconds": 1}}, r"did you mean reasoning_gym.seconds\?"),
+        ({"engineer": {"levels": 1}}, r"did you mean reasoning_gym.levels\?"),
         ({"engineer": {"zzz": 1}}, r"engineer.zzz=1: unknown field; allowed are"),
         ({"loop": {"rounds": "3"}}, "loop.rounds='3': int is needed, this is str"),
         ({"loop": {"rounds": True}}, "loop.rounds=True: int is needed"),
@@ -46,12 +47,12 @@ def test_every_configuration_file_is_valid(name, tmp_path):
         ({"loop": 3}, "loop=3: a group of fields is needed"),
         ({"lakes": {"sizes": [3, "x"]}}, r"lakes.sizes\[1\]='x': int is needed"),
         ({"lakes": {"sizes": [5, 3]}}, r"lakes.sizes=\(5, 3\): allowed are 3 to 10, ascending"),
-        ({"lakes": {"num_agents": 6}}, "lakes.num_agents=6: allowed are 2 to 5"),
+        ({"lakes": {"agents": [6]}}, r"lakes.agents=\(6,\): allowed are 2 to 5"),
         ({"engineer": {"designer": "me"}}, "engineer.designer='me': allowed are"),
         ({"engineer": {"context": "V9"}}, "engineer.context='V9': allowed are"),
         (
-            {"lakes": {"validation_hole_ratio": 1.5}},
-            "lakes.validation_hole_ratio=1.5: allowed are numbers in",
+            {"lakes": {"validation_wait_ratio": 1.5}},
+            "lakes.validation_wait_ratio=1.5: allowed are numbers in",
         ),
         ({"mesh": {"fsdp": 3}}, "training.micro_batch_rows=8: allowed are multiples of .* 3"),
         ({"seed": 2**32}, "seed=4294967296: allowed are integers from 0 to"),
@@ -64,6 +65,22 @@ def test_every_configuration_file_is_valid(name, tmp_path):
 def test_errors_name_the_field(config, message):
     with pytest.raises(ValueError, match=message):
         settings.from_config(config)
+
+
+@pytest.mark.parametrize("path", settings.RENAMED)
+def test_what_is_gone_is_said_with_what_does_the_same(path):
+    value = {"details": True} if path == "engineer.modules" else 1
+    *groups, name = path.split(".")
+    config = {name: value}
+    for group in reversed(groups):
+        config = {group: config}
+    told = rf"{path}=.*: gone; instead of it: {re.escape(settings.RENAMED[path])}"
+    with pytest.raises(ValueError, match=told):
+        settings.from_config(config)
+    with pytest.raises(ValueError, match=f"{path}: gone; instead"):
+        settings.check_field(path)
+    for word in re.findall(r"[a-z_]+(?:\.[a-z_]+)+", settings.RENAMED[path]):
+        settings.check_field(word)
 
 
 def test_every_option_is_on_the_page_once():
@@ -81,7 +98,7 @@ def test_every_option_is_on_the_page_once():
 
 
 def test_the_space_leaves_cells_for_starts_and_goals():
-    space = Lakes(LakesOptions(sizes=(3, 5), highest_hole_ratio=0.6)).space
+    space = Lakes(LakesOptions(sizes=(3, 5))).space
     assert space.bounds("3", "hole_ratio") == (0.0, 5 / 9)
     assert space.bounds("5", "hole_ratio") == (0.0, 0.6)
 

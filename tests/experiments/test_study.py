@@ -661,10 +661,10 @@ def test_unequal_budgets_are_refused():
     ):
         study.settings(bases.tiny_base())
     apart = Study(
-        "", (Variant("a", "a"), Variant("b", "b", {"lakes.validation_hole_ratio": 0.1})), "a"
+        "", (Variant("a", "a"), Variant("b", "b", {"lakes.validation_hole_ratios": (0.1,)})), "a"
     )
     with pytest.raises(
-        UserError, match=r"lakes\.validation_hole_ratio differs between variants, \{'a': 0"
+        UserError, match=r"lakes\.validation_hole_ratios differs between variants, \{'a': \(0"
     ):
         apart.settings(bases.tiny_base())
     again = {"training.degenerate_groups": "resample", "training.max_resamples": 3}

@@ -11,6 +11,7 @@ from experiments.configs import qwen3_4b_thinking, tiny
 from experiments.ring.validation import validation_completers
 from experiments.run.policy import load_params, load_policy
 from experiments.settings import from_config
+from experiments.text.errors import UserError
 from learner import tokens
 from learner.decoder import weights
 
@@ -46,20 +47,33 @@ def test_the_configuration_is_whole(thinker):
     assert {getattr(settings, name).thinking_tokens for name in GROUPS} == {8192}
 
 
+def test_training_and_validation_think_both_or_neither():
+    config = tiny.get_config()
+    config.validation.thinking_tokens = 8
+    with pytest.raises(UserError, match=r"thinking_tokens=8, .*=0: allowed are both above 0"):
+        from_config(config)
+
+
+def test_a_limit_that_a_completion_cannot_reach_is_none(thinker):
+    tokenizer = tokens.load_tokenizer(thinker)
+    assert tokens.thinking_budget(tokenizer, 31, 32).max_tokens == 31
+    assert tokens.thinking_budget(tokenizer, 32, 32) is None
+    assert tokens.thinking_budget(tokenizer, 0, 32) is None
+
+
 def test_a_model_whose_template_knows_no_thinking_is_refused():
     config = tiny.get_config()
-    config.training.thinking = True
+    config.training.thinking_tokens = config.validation.thinking_tokens = 64
     settings = from_config(config)
-    with pytest.raises(ValueError, match="thinking=True: the tokenizer's chat template neither"):
+    with pytest.raises(ValueError, match="but the tokenizer's chat template neither"):
         validation_completers(settings, load_policy(settings))
 
 
 @pytest.mark.slow
 def test_a_run_that_thinks(thinker, tmp_path):
-    closing = tokens.thinking_budget(tokens.load_tokenizer(thinker), LIMIT).closing_ids
+    closing = tokens.thinking_budget(tokens.load_tokenizer(thinker), LIMIT, 99).closing_ids
     budget = {"training": 32, "validation": 32, "engineer": 160}
     options = [f"--config.model.path={thinker}", "--config.loop.rounds=2"]
-    options += ["--config.training.thinking=True", "--config.engineer.thinking=True"]
     for name, answer in budget.items():
         options += [
             f"--config.{name}.thinking_tokens={LIMIT}",

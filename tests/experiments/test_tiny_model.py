@@ -102,7 +102,7 @@ def test_it_designs(settings, model):
 
 def test_designs_are_taught_in_contexts_in_turn(settings):
     family = Lakes(settings.lakes)
-    v1, full = warm_start.CONTEXTS["V1"], warm_start.CONTEXTS["full"]
+    v1, full = context.context_spec("V1"), context.context_spec("V4+training=full")
     pairs = warm_start.design_pairs(settings, family, 0, 4, (v1, full))
     texts = [messages[0]["content"] for messages, _ in pairs]
     assert [family.texts.guideline in text for text in texts] == [False, True] * 2

@@ -20,7 +20,7 @@ def test_a_model_is_made_for_sums_and_designs_them(tmp_path):
     commands = {
         "warm_start": (
             *("--layers=1", "--width=64", "--steps=6", "--rows=16", "--solutions=64"),
-            *("--designs=32", "--contexts=V1,full", "--out=model"),
+            *("--designs=32", "--contexts=V1,V4+training=full", "--out=model"),
         ),
         "main": (
             *("--config.model.path=model", "--workdir=run", "--config.loop.rounds=2"),

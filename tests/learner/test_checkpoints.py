@@ -70,16 +70,15 @@ def test_keeps_the_newest(tiny_model, one_device, tmp_path):
             checkpoints.restore(abstract, 1)
 
 
-def test_keeps_the_best(tiny_model, one_device, tmp_path):
+def test_keeps_what_is_to_be_kept(tiny_model, one_device, tmp_path):
     abstract = abstract_train_state(tiny_model, OPTIMIZER, one_device)
-    scores = {1: 0.5, 2: 0.9, 3: 0.1, 4: None, 5: 0.9, 6: 0.2, 7: 0.3}
-    for steps in ((1, 2, 3), (4, 5, 6, 7)):  # The scores of the first half are read again.
-        with Checkpoints(tmp_path, keep=2, keep_best=2) as checkpoints:
+    for steps in ((1, 2, 3), (4, 5, 6, 7)):  # What was kept of the first half is read again.
+        with Checkpoints(tmp_path, keep=2) as checkpoints:
             for step in steps:
                 state = new_state(tiny_model, one_device, seed=step)
-                checkpoints.save(step, state, {"step": step}, score=scores[step])
+                checkpoints.save(step, state, {"step": step}, keep=step in (1, 5))
             kept = checkpoints.steps()
-            assert kept == ([1, 2, 3] if 3 in steps else [2, 5, 6, 7])
+            assert kept == ([1, 2, 3] if 3 in steps else [1, 5, 6, 7])
             assert checkpoints.restore(abstract, kept[0])[1] == {"step": kept[0]}
 
 
@@ -190,7 +189,7 @@ def test_a_damaged_checkpoint_is_refused_and_an_older_one_is_restored(one_device
         assert_same(checkpoints.restore(abstract, 2)[0], state)
         checkpoints.remove_after(2)
         assert checkpoints.steps() == [1, 2]
-        checkpoints.save(3, state, {}, score=0.5)
+        checkpoints.save(3, state, {}, keep=True)
     path = tmp_path / "3" / "metrics" / "metrics"
     path.write_text(path.read_text()[:-3])
     with pytest.raises(DamagedCheckpointError, match=rf"{path} is not JSON.*remove {tmp_path}/3 "):

@@ -112,7 +112,7 @@ def test_thinking_ends_after_its_budget(tiny_model, byte_tokenizer, tmp_path, ca
     config = dataclasses.replace(tiny_model, max_position_embeddings=256)
     params = model.init_params(jax.random.key(3), config)
     weights.save(tmp_path, params, config, tokenizer=tokenizer)
-    closing = tokens.thinking_budget(tokenizer, 4).closing_ids
+    closing = tokens.thinking_budget(tokenizer, 4, 99).closing_ids
     given = ["--thinking", "--thinking_tokens=4", f"--max_new_tokens={4 + len(closing) + 3}"]
     assert generate.main([f"--model={tmp_path}", "--prompt=h", *given, "--seed=1"]) == 0
     completion = capsys.readouterr().out
@@ -156,6 +156,7 @@ def test_defaults_come_from_the_checkpoint(byte_tokenizer):
         ([f"--model={Path(__file__).parent}"], "has no config.json"),
         (["--max_new_tokens=127"], "prompts[0]: has"),
         (["--thinking_tokens=5"], "thinking_tokens is 5; it is for --thinking only"),
+        (["--thinking", "--thinking_tokens=0"], "thinking_tokens is 0; it must be at least 1"),
         (["--thinking", "--thinking_tokens=5"], "has no token </think>"),
     ],
 )

@@ -11,6 +11,7 @@ import pytest
 from learner.training import grpo
 
 ROWS, WINDOW = 6, 7
+CONSTANT_LENGTH = 11  # Of "constant".
 LENGTHS = np.array([7, 3, 1, 5, 0, 4])
 
 
@@ -81,7 +82,7 @@ def by_hand(config, rows, logprobs, entropies, skip_rows=(), frozen=None):
                 / {
                     "token": all_tokens,
                     "sequence": n * len(completions),
-                    "constant": len(completions) * config.constant_length,
+                    "constant": len(completions) * CONSTANT_LENGTH,
                 }[config.loss_normalization]
             )
             token_ratio = math.exp(now[t] - old[t])
@@ -98,7 +99,7 @@ def by_hand(config, rows, logprobs, entropies, skip_rows=(), frozen=None):
 
 
 def ours(config, rows, logprobs, entropies, mask):
-    weights = grpo.token_weights(mask, config.loss_normalization, config.constant_length)
+    weights = grpo.token_weights(mask, config.loss_normalization, CONSTANT_LENGTH)
 
     def array(name):
         return jnp.asarray(rows[name], jnp.float32)
@@ -144,7 +145,6 @@ def test_objective_and_gradient(rows, option, ratio_level, loss_normalization, m
     config = grpo.ObjectiveConfig(
         ratio_level=ratio_level,
         loss_normalization=loss_normalization,
-        constant_length=11,
         **({"clip_low": 0.2, "clip_high": 0.28} | OPTIONS[option]),
     )
     truncated = np.zeros(ROWS, bool)
@@ -252,7 +252,6 @@ def test_bad_options_are_named():
         ("ratio_level", "word"),
         ("loss_normalization", "mean"),
         ("advantage_normalization", "batch"),
-        ("constant_length", 0),
         ("dual_clip", 0.9),
         ("entropy_coef", math.nan),
         ("kl_estimator", "k2"),

@@ -511,8 +511,8 @@ def test_what_ends_a_thought_is_not_in_the_loss(
     tiny_model, tiny_params, one_device, byte_tokenizer, monkeypatch
 ):
     budget = ThinkingBudget(max_tokens=2, closing_ids=(7, 9))
-    monkeypatch.setattr(tokens, "thinking_budget", lambda tokenizer, limit: budget)
-    config = dataclasses.replace(CONFIG, max_new_tokens=8, thinking=True, thinking_tokens=2)
+    monkeypatch.setattr(tokens, "thinking_budget", lambda *_: budget)
+    config = dataclasses.replace(CONFIG, max_new_tokens=8, thinking_tokens=2)
     trainer = GRPOTrainer(config, tiny_model, one_device, byte_tokenizer)
     rng = np.random.default_rng(0)
     sampled = rng.integers(20, 90, (16, 8)).astype(np.int32)

@@ -34,12 +34,7 @@ import ml_collections
 from experiments.configs import sums_ladder
 from experiments.study.variants import Study, Variant
 
-_V4_WITH_T_IN_FULL = {
-    "engineer.context": "own",
-    "engineer.modules.guideline": True,
-    "engineer.modules.history": "designed",
-    "engineer.modules.training": "full",
-}
+_V4_WITH_T_IN_FULL = {"engineer.context": "V4+training=full"}
 
 
 def get_config() -> ml_collections.ConfigDict:

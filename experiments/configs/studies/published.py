@@ -9,12 +9,7 @@ from experiments.configs.studies import bases, contexts, designers
 from experiments.study.variants import Study, Variant
 
 _ROUNDS = 3
-_V4_WITH_T_IN_FULL = {
-    "engineer.context": "own",
-    "engineer.modules.guideline": True,
-    "engineer.modules.history": "designed",
-    "engineer.modules.training": "full",
-}
+_V4_WITH_T_IN_FULL = {"engineer.context": "V4+training=full"}
 
 
 def get_config(base: str = "tiny") -> ml_collections.ConfigDict:

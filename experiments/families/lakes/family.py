@@ -15,7 +15,7 @@ from engineer.space import Configuration
 from experiments.families.family import Family, Generated, GeneratedRow, Problem
 from experiments.families.lakes import tiny_tokenizer
 from experiments.families.lakes.example import drawn_once
-from experiments.families.lakes.options import LakesOptions
+from experiments.families.lakes.options import HIGHEST_HOLE_RATIO, LakesOptions
 from experiments.families.lakes.texts import FAILURES, REWARD, TEXTS, TEXTS_BY_AGENTS, lake_space
 from learner.chat import Completion, Message
 from learner.devices import distributed
@@ -45,25 +45,23 @@ class Lakes(Family):
 
     validation_options = (
         "sizes",
-        "num_agents",
         "agents",
         "exclude",
         "max_candidates",
-        "validation_hole_ratio",
         "validation_hole_ratios",
         "validation_wait_ratio",
     )
 
     def __init__(self, options: LakesOptions) -> None:
         self.options = options
-        self.texts = TEXTS_BY_AGENTS if options.agents else TEXTS
+        self.texts = TEXTS_BY_AGENTS if len(options.agents) > 1 else TEXTS
         bounds = {
             options.row(size, agents): (
                 0.0,
-                min(options.highest_hole_ratio, max_hole_ratio(size, agents)),
+                min(HIGHEST_HOLE_RATIO, max_hole_ratio(size, agents)),
             )
             for size in options.sizes
-            for agents in options.counts
+            for agents in options.agents
         }
         self.space = lake_space(bounds, hole_bounds=bounds)
         path = options.exclude
@@ -77,7 +75,7 @@ class Lakes(Family):
     ) -> Generated:
         """Solvable instances, each with an optimal plan; solving is split over processes."""
         seen = self._excluded | _fingerprints(exclude)
-        table, counts = config.to_dict(), self.options.counts
+        table, counts = config.to_dict(), self.options.agents
         chosen = {
             agents: {size: table[self.options.row(size, agents)] for size in self.options.sizes}
             for agents in counts
@@ -137,7 +135,8 @@ class Lakes(Family):
         instances = _instances(problems)
         agents = np.asarray(instances.active).sum(-1).tolist()
         groups = list(map(options.row, np.asarray(instances.size).tolist(), agents))
-        limit = options.mean_hole_ratio if options.validation_hole_ratios else math.inf
+        several = len(options.validation_hole_ratios) > 1
+        limit = options.mean_hole_ratio if several else math.inf
         return LakesTask(instances, groups, options.reward, options.list_holes, limit)
 
     @property
@@ -151,7 +150,7 @@ class Lakes(Family):
     ) -> Generated:
         """Of all `validation_hole_ratios`, if there are several."""
         ratios, wait_ratio = self.options.validation_hole_ratios, self.options.validation_wait_ratio
-        if not ratios:
+        if len(ratios) == 1:
             return super().validation_set(key, count, exclude)
         problems: list[Problem] = []
         parts = []
@@ -181,7 +180,7 @@ class Lakes(Family):
 
         Equally many have each number of agents: those of the options and `_LESSON_AGENTS`.
         """
-        agents = tuple(sorted({*self.options.counts, *_LESSON_AGENTS}))
+        agents = tuple(sorted({*self.options.agents, *_LESSON_AGENTS}))
         lakes = Lakes(
             dataclasses.replace(self.options, agents=agents, max_candidates=_LESSON_CANDIDATES)
         )

@@ -46,19 +46,15 @@ class ReasoningGymOptions:
       levels: number of levels of each attribute, from the easiest; 0 is all.
       other_levels: the same for the attributes besides the main one; 0 is as in `levels`. With 1
         they stay at their easiest, and only the fraction of each level can be chosen.
-      seconds: limit on processor time to score an answer, which may include making the problem
-        again; the limit on making it is half of that.
       instruction: text after a question. The answer is that of `families.last_answer`.
     """
 
     levels: int = 0
     other_levels: int = 0
-    seconds: float = 5.0
     instruction: str = "Put the final answer between <answer> and </answer>."
 
     def __post_init__(self) -> None:
         checks.integers(self, levels=0, other_levels=0)
-        checks.positive(self, "seconds")
 
 
 @functools.cache
@@ -154,7 +150,7 @@ class ReasoningGym(Family):
         any level, or the package is not installed.
     """
 
-    validation_options = ("levels", "other_levels", "seconds", "instruction")
+    validation_options = ("levels", "other_levels", "instruction")
     reward = "the score of the answer by the rule of its data set, from 0 to 1"
 
     def __init__(self, options: ReasoningGymOptions, names: str) -> None:
@@ -231,7 +227,7 @@ class ReasoningGym(Family):
                 source = [ladder.name, setting, seed, index]
                 drawn = None
                 try:
-                    drawn = sandbox().call("draw", *source, seconds=self.options.seconds / 2)
+                    drawn = sandbox().call("draw", *source, seconds=self.verify_seconds / 2)
                 except OutOfTimeError:
                     misses += _SLOW_MISS - 1
                 except SandboxError:
@@ -252,7 +248,7 @@ class ReasoningGym(Family):
     def verify(self, problem: Problem, text: str) -> Record:
         """Scores the answer by the rule of its data set; the score is the reward."""
         arguments = *problem["source"], problem["question"], last_answer(text)
-        score = sandbox().call("score", *arguments, seconds=self.options.seconds)
+        score = sandbox().call("score", *arguments, seconds=self.verify_seconds)
         return {"failed": [] if score >= RIGHT else ["right"], "reward": score}
 
     def failure(self, check: str) -> str:
