@@ -95,7 +95,7 @@ def progress_bandit(record: RunRecord, space: ConfigurationSpace, seed: int) -> 
     for reward in np.abs(np.diff(rates, axis=0)):
         averages = RATE * reward + (1.0 - RATE) * averages
     weights = explored(np.exp((averages - averages.max()) / TEMPERATURE))
-    return _divided(record, space, weights, "progress")
+    return _divided(record, space, weights, "learning_progress")
 
 
 def mastery(record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
@@ -129,7 +129,7 @@ BY_RULE: Mapping[str, Designer] = {
     "failures": failure_proportional,
     "learnability": learnability_proportional,
     "target": success_targeting,
-    "progress": progress_bandit,
+    "learning_progress": progress_bandit,
     "mastery": mastery,
 }
 """Designers without options, by name."""

@@ -181,7 +181,7 @@ class ValidationSettings:
 #: Who may design; see `EngineerSettings`.
 DESIGNERS = ("current", "base", "endpoint", *BY_RULE)
 DECODING = ("parsed", "grammar")
-HINDSIGHT = ("signal", "progress")
+HINDSIGHT = ("signal", "learning_progress")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,7 +192,7 @@ class EngineerTraining:
       hindsight_steps: supervised steps before each design but the first, on the contexts of past
         designs, answered in hindsight (`experiments.ring.hindsight`); 0 is off.
       hindsight: how those answers divide the set: by a row's "signal", p (1 - p), or by its
-        "progress" in the round, the change of its valid rate.
+        "learning_progress" in the round, the change of its valid rate.
     """
 
     hindsight_steps: int = 0
@@ -212,7 +212,7 @@ class EngineerSettings:
         started from), "endpoint" (any model behind a server), "fixed" (keeps the start), "random"
         (a new draw each round), "failures" (data in proportion to failures), "learnability" (in
         proportion to p (1 - p)), "target" (the same, and other numbers towards a valid rate of a
-        half), "progress" (bandit on learning progress), or "mastery" (half in the first row below
+        half), "learning_progress" (a bandit on it), or "mastery" (half in the first row below
         a valid rate of a half, half before it).
       start: the configuration of round 0: "random", "uniform", or a YAML file in the form of
         rounds/0/environment.yaml.

@@ -42,15 +42,15 @@ def best_in_hindsight(
     - by "signal": the mean of p (1 - p) and q (1 - q), plus 0.05, so that no row vanishes:
       that of `engineer.curricula.targeted`, which the warm start demonstrates, over two
       validations;
-    - by "progress": |q - p|, the reward of teacher-student curriculum learning (arXiv 1707.00183);
-      a fifth of the set is divided equally, as in `engineer.curricula.progress_bandit`, and all of
-      it if no rate changed.
+    - by "learning_progress": |q - p|, the reward of teacher-student curriculum learning (arXiv
+      1707.00183); a fifth of the set is divided equally, as in
+      `engineer.curricula.progress_bandit`, and all of it if no rate changed.
 
     Args:
       record: of a run that has finished the round.
       index: of the round, at least 1.
       space: the rows and bounds.
-      by: "signal" or "progress".
+      by: "signal" or "learning_progress".
     """
     before, after = record.history[index - 1 : index + 1]
     p, q = (

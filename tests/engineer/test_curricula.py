@@ -79,7 +79,7 @@ def test_all_are_deterministic_and_of_the_space():
         ("failures", failure_proportional),
         ("learnability", learnability_proportional),
         ("target", success_targeting),
-        ("progress", progress_bandit),
+        ("learning_progress", progress_bandit),
         ("mastery", mastery),
     ):
         design = designer(run, tight, 3)

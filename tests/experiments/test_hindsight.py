@@ -28,12 +28,12 @@ def test_hindsight_divides_a_set_by_the_signal_of_its_round():
 
 def test_hindsight_divides_a_set_by_the_progress_of_its_round():
     run = record((90, 50, 20), (80, 80, 20), configs=[config(0.2, 0.3, 0.5)] * 2)
-    found = best_in_hindsight(run, 1, SPACE, "progress")
+    found = best_in_hindsight(run, 1, SPACE, "learning_progress")
     # Four fifths in proportion to |change|, 0.1 to 0.3 to 0; one fifth in equal parts.
     wanted = np.array([0.8 / 4, 0.8 * 3 / 4, 0]) + 0.2 / 3
     np.testing.assert_allclose(found.column("data_ratio"), wanted, atol=0.01)
     still = record((90, 50, 20), (90, 50, 20), configs=[config(0.2, 0.3, 0.5)] * 2)
-    equal = best_in_hindsight(still, 1, SPACE, "progress").column("data_ratio")
+    equal = best_in_hindsight(still, 1, SPACE, "learning_progress").column("data_ratio")
     np.testing.assert_allclose(equal, 1 / 3, atol=0.01)
 
 

@@ -184,11 +184,11 @@ def test_the_test_set_is_answered_first_and_last_and_no_engineer_reads_it(given,
     def validate(settings, family, respond, problems, params, count):
         return [{**FAILED, "id": p["id"], "group": p["group"]} for p in problems]
 
-    def train(index, progress):
+    def train(index, position):
         one._problems.training(index)
         write_training(store, index)
 
-    def design(index, progress):
+    def design(index, position):
         told.append(outcomes.run_record(store, settings, family, index + 1).to_dict())
         kept = Design(family.space.uniform(), "fixed").to_dict()
         store.write(store.round(index) / "design" / "design.json", kept)

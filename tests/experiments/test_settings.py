@@ -67,6 +67,13 @@ def test_errors_name_the_field(config, message):
         settings.from_config(config)
 
 
+def test_there_are_at_most_110_options():
+    def count(values):
+        return sum(count(v) if isinstance(v, dict) else 1 for v in values.values())
+
+    assert count(settings.Settings().to_dict()) <= 110
+
+
 @pytest.mark.parametrize("path", settings.RENAMED)
 def test_what_is_gone_is_said_with_what_does_the_same(path):
     value = {"details": True} if path == "engineer.modules" else 1

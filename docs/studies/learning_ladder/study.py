@@ -71,7 +71,7 @@ STUDY = Study(
         Variant(
             "progress",
             "current, with hindsight of progress",
-            _LESSONS | {"engineer.training.hindsight": "progress"},
+            _LESSONS | {"engineer.training.hindsight": "learning_progress"},
         ),
         Variant("learnability", "learnability, a rule", {"engineer.designer": "learnability"}),
     ),

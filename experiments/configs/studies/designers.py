@@ -19,7 +19,7 @@ STUDY = Study(
         Variant("new_random", "new random", {"engineer.designer": "random"}),
         Variant("failures", "failures", {"engineer.designer": "failures"}),
         Variant("learnability", "learnability", {"engineer.designer": "learnability"}),
-        Variant("progress", "progress bandit", {"engineer.designer": "progress"}),
+        Variant("progress", "progress bandit", {"engineer.designer": "learning_progress"}),
         Variant("current", "current checkpoint", {"engineer.designer": "current"}),
         Variant("base", "base checkpoint", {"engineer.designer": "base"}),
     ),
