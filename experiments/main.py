@@ -20,13 +20,12 @@ import jax
 from absl import app, flags
 from absl import logging as absl_logging
 
-from experiments import command_line, options
 from experiments import settings as settings_lib
 from experiments.families import FamilyError
 from experiments.run import agreement, process
 from experiments.run.status import Reporter
 from experiments.run.store import RunStore
-from experiments.settings import Settings
+from experiments.settings import Settings, command_line, page
 from experiments.text.errors import OutOfMemoryError, UserError, user_errors
 from learner import checks
 from learner.devices import distributed, preemption
@@ -75,7 +74,7 @@ def main(argv: Sequence[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments {argv[1:]}; options look like --name=value")
     if _LIST_OPTIONS.value:
-        print(options.page(), end="")
+        print(page.options_page(), end="")
         return
     process.keep_freed_memory()
     process.quieten(absl_logging.WARNING)

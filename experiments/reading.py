@@ -21,12 +21,11 @@ from engineer.context import ContextSpec, Message
 from engineer.curricula import BY_RULE
 from engineer.reading import CONTROLS, Control, Question, Reading, Scorer
 from engineer.texts import FamilyTexts
-from experiments import command_line
 from experiments import settings as settings_lib
 from experiments.families import Family, demonstrations
 from experiments.run import policy, process
 from experiments.run.policy import Policy
-from experiments.settings import Settings
+from experiments.settings import Settings, command_line
 from experiments.statistics import Interval, wilson
 from experiments.text.errors import (
     UserError,

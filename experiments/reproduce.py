@@ -23,7 +23,7 @@ from typing import Any
 import ml_collections
 from absl import app, flags
 
-from experiments import command_line, measurements
+from experiments import measurements
 from experiments.benchmark import __main__ as benchmark
 from experiments.benchmark import reproduction
 from experiments.benchmark.asking import ask, read_outcomes
@@ -35,7 +35,7 @@ from experiments.configs.studies import published
 from experiments.run import process
 from experiments.run import store as files
 from experiments.run.status import Reporter
-from experiments.settings import EngineerSettings
+from experiments.settings import EngineerSettings, command_line
 from experiments.study import __main__ as command
 from experiments.study.results import times
 from experiments.study.runs import Job, Work, hours

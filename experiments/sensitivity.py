@@ -18,8 +18,9 @@ import ml_collections
 import yaml
 from absl import app, flags
 
-from experiments import command_line, settings
+from experiments import settings
 from experiments.run import store as files
+from experiments.settings import command_line
 from experiments.study import __main__ as command
 from experiments.study import sensitivity
 from experiments.study.results import labels

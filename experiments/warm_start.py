@@ -26,7 +26,6 @@ from absl import logging as absl_logging
 from engineer import proposal
 from engineer.context import ContextSpec, context_spec
 from engineer.evidence import FailureBreakdown
-from experiments import command_line
 from experiments import settings as settings_lib
 from experiments.families import Family, FamilyError, Problem, demonstrations, examination
 from experiments.ring.designing import design_completer
@@ -36,6 +35,7 @@ from experiments.run import process
 from experiments.run import store as files
 from experiments.run.policy import Policy, load_params, load_policy
 from experiments.run.status import Reporter, solved
+from experiments.settings import command_line
 from experiments.text.errors import (
     UserError,
     ended_in_one_line,

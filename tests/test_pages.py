@@ -14,8 +14,8 @@ import pytest
 import yaml
 from whole_runs import environment
 
-from experiments import command_line, new_family
-from experiments.settings import TINY_MODEL, check_field, from_config
+from experiments import new_family
+from experiments.settings import TINY_MODEL, check_field, command_line, from_config
 from mapf_jax import __version__
 from mapf_jax.cli import main as mapf_jax_main
 

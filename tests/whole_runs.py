@@ -174,7 +174,7 @@ def _main(line: Sequence[str], out: Path, err: Path, fault: Fault | None) -> Non
         fault.install()
     sys.argv = list(line)  # Where the options of --config are read from.
     command = importlib.import_module(f"experiments.{line[0]}")
-    from experiments import command_line
+    from experiments.settings import command_line
 
     app.run(command.main, flags_parser=command_line.parse_flags)
 

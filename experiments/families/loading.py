@@ -31,6 +31,14 @@ _OF_THIS_PACKAGE: Mapping[str, Callable[..., Family]] = {
 #: Format of the argument after a name, if any.
 _ARGUMENTS = {"lakes": "", "reasoning_gym": ":DATA_SET+DATA_SET", "words": ":KIND+KIND"}
 
+#: Options that are gone, and what does the same.
+RENAMED = {
+    "lakes.num_agents": "lakes.agents",
+    "lakes.validation_hole_ratio": "lakes.validation_hole_ratios",
+    "lakes.highest_hole_ratio": "nothing: it is 0.6",
+    "reasoning_gym.seconds": "verify_seconds",
+}
+
 _STARTING = 60.0  # Seconds of processor time to make problems, besides those for each.
 
 

@@ -21,9 +21,9 @@ import ml_collections
 from absl import app, flags
 from ml_collections import config_flags
 
-from experiments import command_line
 from experiments.measurements import Table
 from experiments.run.status import Reporter
+from experiments.settings import command_line
 from experiments.study import runs, sensitivity, variants
 from experiments.study.results import labels
 from experiments.study.submission import Submitter

@@ -12,8 +12,9 @@ import jax
 from absl import app
 
 from engineer import proposal
-from experiments import command_line, main
+from experiments import main
 from experiments.ring.loop import Loop
+from experiments.settings import command_line
 
 real_parse, real_validate = proposal.parse, Loop._validate
 

@@ -17,8 +17,9 @@ import pytest
 from whole_runs import environment
 
 import experiments
-from experiments import command_line, export, new_family, probe
+from experiments import export, new_family, probe
 from experiments.benchmark import __main__ as benchmark
+from experiments.settings import command_line
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "experiments" / "configs"
@@ -226,7 +227,8 @@ def test_an_interrupt_while_a_command_is_imported_prints_nothing(tmp_path):
 INTERRUPTED = """
 import os, signal
 from absl import app
-from experiments import command_line, main
+from experiments import main
+from experiments.settings import command_line
 from experiments.ring import loop
 
 def run(self):

@@ -49,7 +49,8 @@ def test_a_run_names_the_options_that_need_less(program, tmp_path, monkeypatch):
 
 COMMAND = """
 from absl import app
-from experiments import command_line, main
+from experiments import main
+from experiments.settings import command_line
 from experiments.text.errors import OutOfMemoryError
 
 def run(reporter):

@@ -7,9 +7,10 @@ import re
 import pytest
 
 import experiments.configs
-from experiments import options, settings
+from experiments import settings
 from experiments.families.lakes.family import Lakes
 from experiments.families.lakes.options import LakesOptions
+from experiments.settings import page
 
 CONFIGS = [  # Those of studies are a package of their own, see test_study.py.
     module.name for module in pkgutil.iter_modules(experiments.configs.__path__) if not module.ispkg
@@ -91,17 +92,17 @@ def test_what_is_gone_is_said_with_what_does_the_same(path):
 
 
 def test_every_option_is_on_the_page_once():
-    page = options.page()
+    text = page.options_page()
 
     def check(values, path):
         for name, value in values.items():
             if isinstance(value, dict):
                 check(value, f"{path}{name}.")
             else:
-                assert page.count(f"\n- `{path}{name}=") == 1, path + name
+                assert text.count(f"\n- `{path}{name}=") == 1, path + name
 
     check(settings.Settings().to_dict(), "")
-    assert "- `engineer.endpoint.tries=8`: requests for one answer, at least 1." in page
+    assert "- `engineer.endpoint.tries=8`: requests for one answer, at least 1." in text
 
 
 def test_the_space_leaves_cells_for_starts_and_goals():

@@ -17,7 +17,7 @@ _ATTRIBUTES = re.compile(r"^Attributes:\n((?:  .*\n?|\n)+)", re.MULTILINE)
 _ATTRIBUTE = re.compile(r"^  (\w+(?:, \w+)*): (.*(?:\n    .*)*)", re.MULTILINE)
 
 
-def page() -> str:
+def options_page() -> str:
     """The options in Markdown: a heading for each group, a line for each option."""
     return "\n".join([render("options.md"), *_group(Settings(), "")])
 

@@ -9,7 +9,7 @@ from ml_collections import config_flags
 from experiments import settings as settings_lib
 from learner import checks
 
-_CONFIGS = Path(__file__).parent / "configs"
+_CONFIGS = Path(__file__).parents[1] / "configs"
 _DEFAULT_CONFIG = "tiny"
 
 # Flags defined here belong to the calling command, whose --help lists them.
