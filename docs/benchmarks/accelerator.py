@@ -298,7 +298,7 @@ def sampler(tiny: bool) -> Iterator[Line]:
         init = functools.partial(model.init_params, config=config)
         params = jax.jit(init, out_shardings=model.param_shardings(config, mesh))(jax.random.key(0))
         parameters = SamplingParams(max_new_tokens=longest)
-        sample = Sampler(config, mesh, parameters, 0, max_rows=slots, cache_fraction=fraction)
+        sample = Sampler(config, mesh, parameters, 0, sampling_rows=slots, cache_fraction=fraction)
         rng = np.random.default_rng(0)
         ids = rng.integers(1, config.vocab_size, (completions // 8, prompt_tokens)).tolist()
         lengths = rng.lognormal(np.log(longest / 4) - 0.35, 0.83, completions)

@@ -32,7 +32,7 @@ def own_sampler(task: Task) -> Measurements:
     config, mesh, params = _loaded(task)
     prompts = task["prompts"]
     sampling = SamplingParams(max_new_tokens=task["new_tokens"], temperature=0.0)
-    sampler = Sampler(config, mesh, sampling, 0, max_rows=len(prompts))
+    sampler = Sampler(config, mesh, sampling, 0, sampling_rows=len(prompts))
     keys = jax.random.split(jax.random.key(0), len(prompts))
 
     def work() -> dict[str, Any]:

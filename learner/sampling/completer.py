@@ -47,7 +47,7 @@ class Completer:
       mesh: where parameters and rows live.
       tokenizer: of `transformers`, with a chat template.
       sampling: how tokens are chosen; its stop tokens are replaced by the tokenizer's.
-      max_rows: rows sampled at a time; bounds the memory of the key/value cache.
+      sampling_rows: rows sampled at a time; bounds the memory of the key/value cache.
       thinking: let the chat template open the model's thinking.
       automaton: which tokens a completion may have; None allows all.
       ending: how completions are finished that a stop token ended before their trigger.
@@ -64,7 +64,7 @@ class Completer:
         mesh: Mesh,
         tokenizer: Any,
         sampling: SamplingParams,
-        max_rows: int,
+        sampling_rows: int,
         thinking: bool = False,
         automaton: TokenAutomaton | None = None,
         ending: Ending | None = None,
@@ -81,7 +81,7 @@ class Completer:
                 mesh,
                 sampling,
                 tokens.pad_id(tokenizer),
-                max_rows=max_rows,
+                sampling_rows=sampling_rows,
                 cache_fraction=cache_fraction,
                 segment_tokens=segment_tokens,
                 vocab_size=min(tokens.vocab_size(tokenizer), model_config.vocab_size),

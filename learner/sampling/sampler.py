@@ -119,11 +119,11 @@ class Sampler:
         mesh: where the parameters live; rows are split over its `data` and `fsdp` axes.
         sampling: how to choose tokens, and when to end.
         pad_id: fills prompts and ended completions.
-        max_rows: completions that run at a time; bounds the cache. Any number of completions may
+        sampling_rows: completions that run at a time; bounds the cache. Any number of them may
             be asked for: the next begins where one has ended.
-        cache_fraction: the cache's size where a kernel decodes, as a fraction of what `max_rows`
-            completions of `max_new_tokens` need. Below 1, completions may have to wait, or lose
-            their part of the cache and start over.
+        cache_fraction: the cache's size where a kernel decodes, as a fraction of what
+            `sampling_rows` completions of `max_new_tokens` need. Below 1, completions may have to
+            wait, or lose their part of the cache and start over.
         segment_tokens: tokens that the device generates before it returns to the host.
         vocab_size: ids from there on are never sampled (a tokenizer may know fewer ids than the
             model has rows); None allows all.
@@ -139,7 +139,7 @@ class Sampler:
         sampling: SamplingParams,
         pad_id: int,
         *,
-        max_rows: int = 512,
+        sampling_rows: int = 512,
         cache_fraction: float = 1.0,
         segment_tokens: int = 32,
         vocab_size: int | None = None,
@@ -151,7 +151,7 @@ class Sampler:
             ("vocab_size", limit, 1, config.vocab_size),
             ("pad_id", pad_id, 0, config.vocab_size - 1),
             ("segment_tokens", segment_tokens, 1, math.inf),
-            ("max_rows", max_rows, sharding.num_row_shards(own_mesh), math.inf),
+            ("sampling_rows", sampling_rows, sharding.num_row_shards(own_mesh), math.inf),
             ("max_new_tokens", sampling.max_new_tokens, 1, longest),
             *(("stop_token_ids", token, 0, limit - 1) for token in sampling.stop_token_ids),
         ):
@@ -163,7 +163,7 @@ class Sampler:
         self.mesh = mesh
         self.sampling = sampling
         self.pad_id = pad_id
-        self.max_rows = max_rows
+        self.sampling_rows = sampling_rows
         self.vocab_size = limit
         self.segment_tokens = min(segment_tokens, sampling.max_new_tokens)
         self._cache_fraction = cache_fraction
@@ -533,7 +533,9 @@ class Sampler:
         size = min(_PAGE, -(-longest // LANES) * LANES)
         per_sequence = -(-longest // size) if self._has_kernel else 0
         shards = sharding.num_row_shards(self._local_mesh)
-        most = math.ceil(self._cache_fraction * per_sequence * (self.max_rows // self._row_shards))
+        most = math.ceil(
+            self._cache_fraction * per_sequence * (self.sampling_rows // self._row_shards)
+        )
         return Pages(groups, sequence_slots, shards, per_sequence, size, most)
 
     def _cache_shape(
@@ -547,7 +549,7 @@ class Sampler:
     def _slots(self, num_prompts: int, num_samples: int) -> tuple[int, int, int]:
         """`slot_counts` of this process in a call, for its prompts."""
         shards = sharding.num_row_shards(self._local_mesh)
-        per_shard = self.max_rows // self._row_shards
+        per_shard = self.sampling_rows // self._row_shards
         return slots.slot_counts(num_prompts, num_samples, shards, per_shard)
 
 

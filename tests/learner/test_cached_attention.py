@@ -201,7 +201,7 @@ def test_samples_are_those_of_the_reference(interpreted, monkeypatch, name, frac
 
     def sample():
         sampler = Sampler(
-            config, mesh, sampling, 0, max_rows=4, cache_fraction=fraction, segment_tokens=44
+            config, mesh, sampling, 0, sampling_rows=4, cache_fraction=fraction, segment_tokens=44
         )
         return sampler(params, prompts, jax.random.split(jax.random.key(1), 5), num_samples=2)
 
