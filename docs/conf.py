@@ -15,6 +15,8 @@ from sphinx import addnodes
 from sphinx.domains.python import PyObject
 from sphinx.util.docutils import SphinxDirective
 
+from experiments.settings.page import options_page
+
 project = html_title = "mapf-frozenlake-rl"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 html_theme = "furo"
@@ -44,7 +46,7 @@ toc_object_entries_show_parents = "hide"
 _PACKAGES = ("mapf_jax", "learner", "engineer", "experiments")
 _NAVIGATION = {
     root_doc: {
-        "Pages": ("docs/index", "docs/*"),
+        "Pages": ("docs/index", "docs/api/options", "docs/*"),
         "Measured": ("docs/benchmarks/*", "docs/studies/README", "docs/studies/*/README"),
         "Models": ("experiments/models/*/README", "docs/studies/*/model/README"),
         "More": ("docs/launch/README", "CONTRIBUTING", "CHANGELOG"),
@@ -70,10 +72,11 @@ class Diagram(SphinxDirective):
 
 
 def write_reference(app: Any) -> None:
-    """Writes a page for each folder of the packages, with the public names of its modules."""
+    """Writes the page of options, and a page of public names for each folder of the packages."""
     pages = Path(app.srcdir, "docs", "api")
     shutil.rmtree(pages, ignore_errors=True)
     pages.mkdir()
+    (pages / "options.md").write_text(options_page())
     for init in (init for name in _PACKAGES for init in Path(name).rglob("__init__.py")):
         if not (text := init.read_text()):  # It only holds data.
             continue

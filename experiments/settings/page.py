@@ -1,6 +1,6 @@
 """The page of all options, with defaults and meanings from the docstrings of their classes.
 
-`python -m experiments.main --list_options` prints it; docs/options.md is a copy.
+`python -m experiments.main --list_options` prints it, and the site has it.
 """
 
 import dataclasses
