@@ -59,7 +59,7 @@ _PREFILL_TOKENS = 1 << 14
 # The capacity for prompts is a multiple of at least this many tokens.
 _PROMPT_MULTIPLE = 32
 
-# Most tokens of a page; as many as the kernel for TPUs reads at a time.
+# Most tokens of a page for GPUs, whose kernel reads less at a time.
 _PAGE = 512
 
 # Where others wait, a segment ends when this fraction of the sequence slots is free.
@@ -529,8 +529,15 @@ class Sampler:
 
     def _pages(self, groups: int, sequence_slots: int) -> Pages:
         """Pages for these slots of this process; without a kernel, none."""
-        longest = self.sampling.max_new_tokens
-        size = min(_PAGE, -(-longest // LANES) * LANES)
+        longest, config = self.sampling.max_new_tokens, self.config
+        if choose_decoding(config).name == "splash":
+            from learner.decoder import decode_tpu  # Imports Pallas for its platform.
+
+            heads = config.num_key_value_heads // self.mesh.shape["tensor"]
+            token_bytes = heads * config.head_dim * jnp.dtype(config.dtype).itemsize
+            size = decode_tpu.page_tokens(longest, token_bytes)
+        else:
+            size = min(_PAGE, -(-longest // LANES) * LANES)
         per_sequence = -(-longest // size) if self._has_kernel else 0
         shards = sharding.num_row_shards(self._local_mesh)
         most = math.ceil(

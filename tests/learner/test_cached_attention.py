@@ -217,6 +217,7 @@ def test_samples_are_those_of_the_reference(interpreted, monkeypatch, name, frac
     want = sample()
     choose_kernel(monkeypatch, name)
     monkeypatch.setattr("learner.sampling.sampler._PAGE", 128)
+    monkeypatch.setattr("learner.decoder.decode_tpu._BLOCK_TOKENS", 128)
     assert choose_decoding(config).name == name
     got = sample()
     assert bool(lost) == (fraction < 1)
@@ -227,6 +228,17 @@ def test_samples_are_those_of_the_reference(interpreted, monkeypatch, name, frac
     chex.assert_trees_all_equal(got.tokens, want.tokens)
     chex.assert_trees_all_equal(got.finish, want.finish)
     chex.assert_trees_all_close(got.logprobs, want.logprobs, atol=1e-4)
+
+
+def test_blocks_and_pages_follow_from_bytes():
+    """Of one, two and eight heads of 128 numbers in bfloat16."""
+    one, two, eight = 256, 512, 2048
+    assert [decode_tpu.page_tokens(4096, size) for size in (one, two, eight)] == [2048, 2048, 512]
+    assert decode_tpu.page_tokens(1500, one) == decode_tpu.block_tokens(1536, one) == 1536
+    assert decode_tpu.block_tokens(4096, one) == 2048
+    assert decode_tpu.block_tokens(1280, eight) == 256  # The largest part below a MiB.
+    assert decode_tpu.block_tokens(96, one) == 96
+    assert decode_tpu.page_tokens(4096, 1 << 20) == 128
 
 
 @pytest.mark.slow
@@ -247,6 +259,7 @@ def test_a_measured_segment_decodes_in_every_slot(interpreted, monkeypatch, one_
     )
     choose_kernel(monkeypatch, "splash")
     monkeypatch.setattr("learner.sampling.sampler._PAGE", 128)
+    monkeypatch.setattr("learner.decoder.decode_tpu._BLOCK_TOKENS", 128)
     chip = Target.of_this_process().chip
     made = programs.compiled(config, training, one_device, 20, chip)
     made = measure.measure(made, config, training, one_device, 20)
@@ -264,12 +277,16 @@ def test_a_measured_segment_decodes_in_every_slot(interpreted, monkeypatch, one_
 
 
 @pytest.mark.parametrize(
-    ("longest", "capacity"), [(100, 128), (512, 512), (600, 1024), (4096, 4096), (32768, 32768)]
+    ("name", "longest", "capacity"),
+    [
+        *(("splash", *each) for each in ((100, 128), (600, 640), (2500, 3072), (32768, 32768))),
+        *(("cudnn", *each) for each in ((100, 128), (512, 512), (600, 1024), (4096, 4096))),
+    ],
 )
-def test_with_a_kernel_there_is_one_capacity(monkeypatch, tiny_model, longest, capacity):
-    choose_kernel(monkeypatch, "splash")
+def test_with_a_kernel_there_is_one_capacity(monkeypatch, tiny_model, name, longest, capacity):
+    choose_kernel(monkeypatch, name)
     config = dataclasses.replace(
-        tiny_model, attention="splash", head_dim=128, max_position_embeddings=2 * longest
+        tiny_model, attention=name, head_dim=128, max_position_embeddings=2 * longest
     )
     sampler = Sampler(config, sharding.make_mesh(), SamplingParams(max_new_tokens=longest), 0)
     assert sampler.capacities == [capacity]
