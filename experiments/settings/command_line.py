@@ -32,7 +32,7 @@ def define_config() -> flags.FlagHolder:
         "config",
         None,
         "A Python file with get_config(), or the name of one of experiments/configs; tiny if not "
-        "given. Its options change with --config.NAME=VALUE; mapf-train --list_options has all.",
+        "given. --config.NAME=VALUE changes an option; experiments.main --list_options has all.",
     )
 
 

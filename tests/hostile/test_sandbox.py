@@ -211,7 +211,8 @@ EVALUATING = ("countdown", "intermediate_integration", "spiral_matrix", "n_queen
 
 @pytest.mark.parametrize("name", EVALUATING)
 def test_an_answer_gets_no_more_than_a_wrong_one(name, tmp_path):
-    family = ReasoningGym(ReasoningGymOptions(levels=1, seconds=2.0), name)
+    family = ReasoningGym(ReasoningGymOptions(levels=1), name)
+    family.verify_seconds = 2.0
     problem = family.generate(jax.random.key(0), family.space.uniform(), 1, ()).problems[0]
     right = problem["answer"] or {"countdown": None}.get(name)
     texts = [answer.replace("WRITTEN", str(tmp_path / "w")) for answer in ANSWERS]

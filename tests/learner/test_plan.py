@@ -186,7 +186,7 @@ def test_decoding_costs_what_its_grid_visits():
     """Two groups of four samples and two prompts, in blocks of 512 tokens."""
     kernel = Schedule(None, 682, (71, 198, 108, 140, 4))
     cache, prompts = (49, 1, 128, 512), (4, 1, 128, 512)
-    scalars = [(), (2,), (4,), (8,), (8,), (64,)]
+    scalars = [(), (880,), (4,), (8,), (8,)]
     operands = [*scalars, (2, 4, 256), *[()] * 5, prompts, prompts, cache, cache]
 
     def call(*lengths):
@@ -197,11 +197,17 @@ def test_decoding_costs_what_its_grid_visits():
     blocks = 2 * 512 * 128 * 2  # Bytes of keys and values.
     steps = 2 * (2 + 4 * 2)
     assert call(1000) == ((steps + 2) * 682 + 4 * 198 + 8 * 2 * 108 + once, 20 * blocks, True)
-    # The fullest sample sets the steps of all; each attends to its own tokens alone.
-    steps = 2 * (2 + 4 * 8)
+    # Each sample has as many steps as blocks, an empty one a single step.
+    steps = 2 * (2 + 3 * 1 + 8)
     assert call(0, 10, 10, 4000) == (
         (steps + 2) * 682 + 4 * 198 + 2 * 10 * 108 + once,
         (4 + 2 * 10) * blocks,
+        True,
+    )
+    # Both groups have as many steps as the fuller one.
+    assert call(*[10] * 7, 4000) == (
+        (steps + 2) * 682 + 4 * 198 + (7 + 8) * 108 + once,
+        (4 + 7 + 8) * blocks,
         True,
     )
     assert schedule.full(500, 4096).completions(3).tolist() == [4095] * 3

@@ -116,7 +116,7 @@ def test_thinking_budget_has_the_models_own_closing_text():
             assert text.endswith("directly now.\n</think>")
             return [self.vocabulary.get(word, 1) for word in text.split()]
 
-    budget = tokens.thinking_budget(Words(), 40)
+    budget = tokens.thinking_budget(Words(), 40, 64)
     assert budget.max_tokens == 40
     assert budget.closing_ids == (1,) * 19 + (7,)
 
@@ -133,7 +133,9 @@ def test_a_template_may_open_the_thought_itself(folder):
         tokens.check_thinking(tokenizer)
     tokenizer.chat_template = TEMPLATE.partition("{% if not")[0] + "{% endif %}"
     assert not tokens.opens_thought(tokenizer, True)
-    with pytest.raises(ValueError, match=r"thinking=True: .* neither begins a thought nor depends"):
+    with pytest.raises(
+        ValueError, match=r"thinking is asked for, .* neither begins a thought nor depends"
+    ):
         tokens.check_thinking(tokenizer)
 
 
@@ -189,8 +191,8 @@ def test_a_template_may_not_fill_the_memory(folder, text):
 
 
 def test_thinking_needs_a_model_that_thinks(folder):
-    with pytest.raises(ValueError, match=r"max_tokens of thinking is 4, .* no token </think>"):
-        tokens.thinking_budget(tokens.load_tokenizer(folder), 4)
+    with pytest.raises(ValueError, match=r"thinking_tokens=4: .* no token </think>"):
+        tokens.thinking_budget(tokens.load_tokenizer(folder), 4, 64)
 
 
 def test_pad_right():
