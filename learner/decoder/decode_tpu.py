@@ -7,8 +7,7 @@ prompts and samples that hold tokens, and puts the newest token into the cache.
 """
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +17,9 @@ from jax.experimental.pallas import tpu as pltpu
 
 from learner.decoder.attention import LANES, MASKED
 
-# Most tokens and bytes of a block of keys; the kernel holds eight such blocks. A step has some 700
-# bundles that do not depend on its block. So of one head, 512 tokens take a v6e three times as long
-# as reading them does (851 bundles, 0.49 us), and 2,048 tokens no longer (1,063 bundles, 0.61 us).
+# Most tokens and bytes of a block of keys; the kernel holds eight such blocks. A step has some 350
+# bundles (540 with two heads) that do not depend on its block, so small blocks leave the memory
+# idle, and large ones read more than short completions have.
 _BLOCK_TOKENS = 2048
 _BLOCK_BYTES = 1 << 20
 # Most samples of a prompt that the kernel holds at once.
@@ -73,76 +72,58 @@ def append_and_attend(
     C, T, R = prompt_keys.shape[1], prompt_keys.shape[-1], q.shape[-1] // (K * h)
     own, shared = (block_tokens(x, K * h * keys.itemsize) for x in (S, T))
     together = next(n for n in range(min(G, _SAMPLES), 0, -1) if G % n == 0)
-    parts = G // together
+    parts = P * G // together
     rows = -(-(R + 2) // _SUBLANES) * _SUBLANES
 
     def flat(x: Array) -> Array:
         return x.reshape(-1, *x.shape[2:])
 
     def by_part(x: Array) -> Array:
-        return x.reshape(P * parts, together, -1)
+        return x.reshape(parts, together, -1)
 
-    # Steps of a part: the blocks of its prompts, and then those of each sample; as many as the
-    # fullest prompts and the fullest sample need, not the capacity.
-    first = jnp.max(jnp.sum(pl.cdiv(lengths, shared), axis=1))
-    each = jnp.maximum(pl.cdiv(jnp.max(counts), own), 1)
-
-    def sample(i: Any, j: Any, steps: Any) -> Any:
-        return i * together + jax.lax.div(jnp.maximum(j - steps[0], 0), steps[1])
+    blocks = keys.shape[0] * keys.shape[1] * S // own
+    steps, table = _work(lengths, counts, pages, together, Sizes(S, own, T, shared), blocks)
+    cores, most = table.shape[1:]
 
     def of_part(width: int) -> pl.BlockSpec:
-        return pl.BlockSpec((1, together, width), lambda i, j, *_: (i, 0, 0))
+        def index(i: Any, j: Any, table: Any, *_: Any) -> Any:
+            return _entry(table, "part", i, j, cores, most), 0, 0
 
-    def of_keys(size: int, place: Callable[..., Any]) -> pl.BlockSpec:
+        return pl.BlockSpec((1, together, width), index)
+
+    def place(at: tuple[Any, ...], row: str, block: str) -> tuple[Any, Any]:
+        i, j, table, *_ = at
+        row, block = (_entry(table, name, i, j, cores, most) for name in (row, block))
+        return row, block
+
+    def of_keys(size: int, *names: str) -> pl.BlockSpec:
         def index(*at: Any) -> Any:
-            row, block = place(*at)
+            row, block = place(at, *names)
             return row, 0, 0, block
 
         return pl.BlockSpec((1, K, h, size), index)
 
-    def of_values(size: int, place: Callable[..., Any]) -> pl.BlockSpec:
+    def of_values(size: int, *names: str) -> pl.BlockSpec:
         def index(*at: Any) -> Any:
-            row, block = place(*at)
+            row, block = place(at, *names)
             return row, 0, block, 0
 
         return pl.BlockSpec((1, K, size, h), index)
 
-    # Naming the last filled block again costs no second read.
-    def of_prompt(i: Any, j: Any, steps: Any, lengths: Any, *_: Any) -> Any:
-        slot, block, _ = _prompt_block(lengths, i // parts, C, shared, j)
-        return i // parts * C + slot, block
-
-    def paged(row: Any, block: Any, size: int, pages: Any) -> Any:
-        number, within = jax.lax.div(block, S // size), jax.lax.rem(block, S // size)
-        return pages[row * n + number], within
-
-    def of_sample(i: Any, j: Any, steps: Any, _l: Any, _p: Any, counts: Any, pages: Any) -> Any:
-        row = sample(i, j, steps)
-        filled = jnp.maximum(counts[row] - 1, 0) // own
-        block = jnp.minimum(jax.lax.rem(jnp.maximum(j - steps[0], 0), steps[1]), filled)
-        return paged(row, block, own, pages)
-
-    def newest(size: int) -> Callable[..., Any]:
-        def place(i: Any, j: Any, steps: Any, _l: Any, _p: Any, counts: Any, pages: Any) -> Any:
-            row = sample(i, j, steps)
-            return paged(row, counts[row] // size, size, pages)
-
-        return place
-
     grid = pltpu.PrefetchScalarGridSpec(
-        num_scalar_prefetch=5,
-        grid=(P * parts, first + together * each),
+        num_scalar_prefetch=4,
+        grid=(cores, steps),
         in_specs=[
             *map(of_part, (K * R * h, K * h, K * h, h, h)),
-            pl.BlockSpec((2, h), lambda i, j, *_: (0, 0)),
-            of_keys(shared, of_prompt),
-            of_values(shared, of_prompt),
-            of_keys(own, of_sample),
-            of_values(own, of_sample),
+            pl.BlockSpec((2, h), lambda *_: (0, 0)),
+            of_keys(shared, "prompt", "prompt_block"),
+            of_values(shared, "prompt", "prompt_block"),
+            of_keys(own, "page", "page_block"),
+            of_values(own, "page", "page_block"),
         ],
         out_specs=[
-            of_keys(LANES, newest(LANES)),
-            of_values(_ROWS, newest(_ROWS)),
+            of_keys(LANES, "new_page", "new_keys"),
+            of_values(_ROWS, "new_page", "new_values"),
             of_part(K * R * h),
         ],
         scratch_shapes=[
@@ -151,10 +132,10 @@ def append_and_attend(
     )
     cache = [jax.ShapeDtypeStruct(flat(x).shape, x.dtype) for x in (keys, values)]
     *changed, out = pl.pallas_call(
-        functools.partial(_kernel, parts=parts, prompts=C, rows=rows, eps=eps),
+        functools.partial(_kernel, cores=cores, most=most, prompts=C, rows=rows, eps=eps),
         grid_spec=grid,
-        out_shape=[*cache, jax.ShapeDtypeStruct((P * parts, together, K * R * h), q.dtype)],
-        input_output_aliases={13: 0, 14: 1},  # Arguments count from `steps` on.
+        out_shape=[*cache, jax.ShapeDtypeStruct((parts, together, K * R * h), q.dtype)],
+        input_output_aliases={12: 0, 13: 1},  # Arguments count from `table` on.
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
         cost_estimate=pl.CostEstimate(
             flops=4 * P * G * K * R * h * (n * S + C * T),
@@ -166,13 +147,119 @@ def append_and_attend(
         interpret=interpret,
         name="append_and_attend",
     )(
-        jnp.stack([first, each]),
-        *(x.reshape(-1) for x in (lengths, parents, counts, pages)),
+        *(x.reshape(-1) for x in (table, lengths, parents, counts)),
         *map(by_part, (q, k, v, cos, sin)),
         norms,
         *map(flat, (prompt_keys, prompt_values, keys, values)),
     )
     return *(x.reshape(keys.shape[:2] + x.shape[1:]) for x in changed), out.reshape(q.shape)
+
+
+class Sizes(NamedTuple):
+    """Tokens of a page and of its blocks, and of a prompt's capacity and of its blocks."""
+
+    page: int
+    block: int
+    prompt: int
+    prompt_block: int
+
+
+#: What the grid's steps do: bits of the column "does" of the table of work.
+_BEGINS, _READS_PROMPT, _READS_OWN, _APPENDS, _ENDS = (1 << bit for bit in range(5))
+#: The table's columns. "item" is a prompt slot or a sample of the part, "number" its block.
+_COLUMNS = (
+    *("does", "part", "item", "number", "prompt", "prompt_block", "page", "page_block"),
+    *("new_page", "new_keys", "new_values"),
+)
+
+
+def _work(
+    lengths: Array, counts: Array, pages: Array, together: int, sizes: Sizes, blocks: int
+) -> tuple[Array, Array]:
+    """The steps of the kernel's grid: one for each block that holds tokens, and no others.
+
+    A part, the samples that go together, begins with the blocks of its prompts; then come those of
+    each sample, at least one, which appends the new token. Two cores have half of the parts each,
+    and as many steps as the fuller half.
+
+    Args:
+        lengths, counts, pages: of `append_and_attend`.
+        together: samples of a part.
+        sizes: of pages and blocks.
+        blocks: of all pages.
+
+    Returns:
+        i32[], the steps of a core, and i32[columns, cores, most steps].
+    """
+    (P, G, n), C = pages.shape, lengths.shape[1]
+    parts = P * G // together
+    cores = 2 if parts % 2 == 0 else 1
+    each = parts // cores
+    of_prompts = pl.cdiv(lengths, sizes.prompt_block)
+    of_samples = jnp.maximum(pl.cdiv(counts, sizes.block), 1).reshape(parts, together)
+    of_prompts = jnp.repeat(of_prompts, parts // P, axis=0)
+    # Blocks of every item: the prompts and the samples of each part.
+    items = jnp.concatenate([of_prompts, of_samples], axis=1).reshape(cores, -1)
+    ends = jnp.cumsum(items, axis=1)
+    # No page is held twice, and idle samples have a step each.
+    capacity = -(-n * sizes.page // sizes.block)
+    most = min(each * together * capacity, blocks + each * together)
+    most += each * C * -(-sizes.prompt // sizes.prompt_block)
+    step = jnp.arange(most, dtype=jnp.int32)
+    item = jax.vmap(lambda ends: jnp.sum(ends[:, None] <= step, axis=0, dtype=jnp.int32))(ends)
+    runs = item < items.shape[1]
+    item = jnp.minimum(item, items.shape[1] - 1)
+    before = jnp.take_along_axis(ends - items, item, axis=1)
+    number = jnp.minimum(step - before, jnp.take_along_axis(items, item, axis=1) - 1)
+    part, item = jnp.divmod(item, C + together)
+    part = part + each * jnp.arange(cores, dtype=jnp.int32)[:, None]
+    is_prompt, sample = item < C, jnp.maximum(item - C, 0)
+    last = number == jnp.take_along_axis(items, (part % each) * (C + together) + item, axis=1) - 1
+    changes = part[:, 1:] != part[:, :-1]
+    edge = jnp.ones((cores, 1), bool)
+    row = part * together + sample
+    count = counts.reshape(-1)[row]
+    final = last & (item == C + together - 1)
+    does = (
+        _BEGINS * jnp.concatenate([edge, changes], axis=1)
+        + _READS_PROMPT * is_prompt
+        + _READS_OWN * (~is_prompt & (count > 0))
+        + _APPENDS * (~is_prompt & last)
+        + _ENDS * final
+    )
+    # Naming the last block again costs no second read.
+    prompt = jnp.where(is_prompt, part // (parts // P) * C + item, -1)
+    latest = jax.lax.cummax(jnp.where(is_prompt, step, -1), axis=1)
+    prompt, prompt_block = (
+        jnp.where(latest < 0, 0, jnp.take_along_axis(x, jnp.maximum(latest, 0), axis=1))
+        for x in (prompt, number)
+    )
+    own = jnp.where(is_prompt, 0, number)
+
+    def within(block: Array, size: int) -> tuple[Array, Array]:
+        number, rest = jnp.divmod(block, sizes.page // size)
+        return pages.reshape(-1)[row * n + number], rest
+
+    new_page, new_keys = within(count // LANES, LANES)
+    columns = {
+        "does": jnp.where(runs, does, 0),
+        "part": part,
+        "item": jnp.where(is_prompt, item, sample),
+        "number": number,
+        "prompt": prompt,
+        "prompt_block": prompt_block,
+        **dict(zip(("page", "page_block"), within(own, sizes.block), strict=True)),
+        "new_page": new_page,
+        "new_keys": new_keys,
+        "new_values": within(count // _ROWS, _ROWS)[1],
+    }
+    table = jnp.stack([columns[name] for name in _COLUMNS]).astype(jnp.int32)
+    return jnp.max(ends[:, -1]), table
+
+
+def _entry(table: Any, name: str, core: Any, step: Any, cores: int, most: int) -> Any:
+    """A cell of the flat table."""
+    return table[(_COLUMNS.index(name) * cores + core) * most + step]
 
 
 def block_tokens(capacity: int, token_bytes: int) -> int:
@@ -194,30 +281,16 @@ def page_tokens(longest: int, token_bytes: int) -> int:
 
 
 def _most_tokens(token_bytes: int) -> int:
-    return max(LANES, min(_BLOCK_TOKENS, _BLOCK_BYTES // token_bytes // LANES * LANES))
-
-
-def _prompt_block(lengths: Any, group: Any, prompts: int, size: int, step: Any) -> tuple[Any, ...]:
-    """(prompt, block of it, whether it holds tokens) of a step over the prompts of a group.
-
-    The blocks that hold tokens come first, prompt by prompt; steps beyond stay at the last one.
-    """
-    slot, block, before = jnp.int32(0), jnp.int32(0), jnp.int32(0)
-    for number in range(prompts):
-        filled = pl.cdiv(lengths[group * prompts + number], size)
-        here = (filled > 0) & (step >= before)
-        slot = jnp.where(here, number, slot)
-        block = jnp.where(here, jnp.minimum(step - before, filled - 1), block)
-        before += filled
-    return slot, block, step < before
+    # Of one head in 16 bits, a v6e reads half as many tokens in the time of a step.
+    tokens = _BLOCK_TOKENS if token_bytes > 2 * LANES else max(LANES, _BLOCK_TOKENS // 2)
+    return max(LANES, min(tokens, _BLOCK_BYTES // token_bytes // LANES * LANES))
 
 
 def _kernel(
-    steps: Any,
+    table: Any,
     lengths: Any,
     parents: Any,
     counts: Any,
-    _pages: Any,
     q: Any,
     k: Any,
     v: Any,
@@ -236,7 +309,8 @@ def _kernel(
     top: Any,
     total: Any,
     *,
-    parts: int,
+    cores: int,
+    most: int,
     prompts: int,
     rows: int,
     eps: float | None,
@@ -246,21 +320,16 @@ def _kernel(
     In the memory kept from step to step, a sample has `rows` rows for each head: its R queries, its
     key, and its value.
     """
-    first, each = steps[0], steps[1]
-    part, step = pl.program_id(0), pl.program_id(1)
+    core, step = pl.program_id(0), pl.program_id(1)
+    does, part, item, number, prompt = (
+        _entry(table, name, core, step, cores, most) for name in _COLUMNS[:5]
+    )
     _, K, h, block = keys.shape
     samples, R = q.shape[1], q.shape[2] // (K * h)
-    slot, prompt_block, reads_prompt = _prompt_block(
-        lengths, part // parts, prompts, prompt_keys.shape[3], step
-    )
-    length = lengths[part // parts * prompts + slot]
-    number = jnp.maximum(step - first, 0)
-    sample, number = jax.lax.div(number, each), jax.lax.rem(number, each)
-    count = counts[part * samples + sample]
-    last = jnp.maximum(count - 1, 0) // block
+    count = counts[part * samples + item]  # Of a sample.
 
     def own(head: int) -> Any:
-        return pl.ds(pl.multiple_of((head * samples + sample) * rows, rows), rows)
+        return pl.ds(pl.multiple_of((head * samples + item) * rows, rows), rows)
 
     def every(head: int, row: int) -> Any:
         return pl.ds(head * samples * rows + row, samples, stride=rows)
@@ -288,7 +357,7 @@ def _kernel(
             weights.astype(values.dtype), values, preferred_element_type=jnp.float32
         )
 
-    @pl.when(step == 0)
+    @pl.when(does & _BEGINS != 0)
     def _begin() -> None:
         states[:] = jnp.zeros_like(states)
         top[:] = jnp.full_like(top, MASKED)
@@ -300,32 +369,33 @@ def _kernel(
             for row, x in enumerate(own_rows):
                 states[every(head, row)] = x
 
-    @pl.when((step < first) & reads_prompt)
+    @pl.when(does & _READS_PROMPT != 0)
     def _prompt() -> None:
         width = prompt_keys.shape[3]
         shape = (samples * rows, width)
-        there = prompt_block * width + jax.lax.broadcasted_iota(jnp.int32, shape, 1) < length
+        places = number * width + jax.lax.broadcasted_iota(jnp.int32, shape, 1)
+        there = places < lengths[prompt]
         if prompts > 1:
             row = jax.lax.broadcasted_iota(jnp.int32, (samples * rows, 1), 0)
             parent = jnp.full_like(row, parents[part * samples])
-            for number in range(1, samples):
-                of_sample = parents[part * samples + number]
-                parent = jnp.where(row < number * rows, parent, of_sample)
-            there &= parent == slot
+            for sample in range(1, samples):
+                of_sample = parents[part * samples + sample]
+                parent = jnp.where(row < sample * rows, parent, of_sample)
+            there &= parent == item
         for head in range(K):
             of_head = pl.ds(head * samples * rows, samples * rows)
             attend(of_head, prompt_keys[0, head], prompt_values[0, head], there)
 
-    @pl.when((step >= first) & (number <= last) & (count > 0))
+    @pl.when(does & _READS_OWN != 0)
     def _own() -> None:
         places = number * block + jax.lax.broadcasted_iota(jnp.int32, (rows, block), 1)
         for head in range(K):
             attend(own(head), keys[0, head], values[0, head], places < count)
 
-    @pl.when((step >= first) & (number == last))
+    @pl.when(does & _APPENDS != 0)
     def _append() -> None:
         # Nothing reads past the new token, so a tile that begins with it may lose other values.
-        within = count - last * block
+        within = count - number * block
 
         def tile(size: int) -> Any:
             start = jnp.minimum(within // size, block // size - 1) * size
@@ -353,7 +423,7 @@ def _kernel(
                 values[0, head, tile(_ROWS)],
             )
 
-    @pl.when(step == pl.num_programs(1) - 1)
+    @pl.when(does & _ENDS != 0)
     def _end() -> None:
         for number in range(K * R):
             x = out[every(*divmod(number, R))]

@@ -173,16 +173,18 @@ def _decoding(operands: Sequence[tuple[int, ...]], schedule: Schedule, caches: C
     """`learner.decoder.decode_tpu.append_and_attend`, whose operands begin with its dynamic grid.
 
     Its parts begin a group's samples, read a block of a prompt and of a sample, append a token, and
-    end.
+    end. Each half of the groups has as many steps as the fuller one.
     """
-    lengths, queries, keys, own_keys = (operands[i] for i in (2, 6, 12, 14))
+    lengths, queries, keys, own_keys = (operands[i] for i in (2, 5, 11, 13))
     groups, samples, _ = queries
     token_bytes = 2 * keys[1] * keys[2]  # bfloat16.
     own, shared = (block_tokens(x[3], token_bytes) for x in (own_keys, keys))
     counts = caches.completions(groups * samples)
     of_prompts = lengths[0] // groups * -(-caches.prompt // shared)
     blocks = -(-counts // own)
-    steps = groups * (of_prompts + samples * max(int(blocks.max()), 1))
+    halves = 1 + (groups % 2 == 0)
+    of_half = np.maximum(blocks, 1).reshape(halves, -1).sum(axis=1) + groups // halves * of_prompts
+    steps = halves * int(of_half.max())
     filled, shared_blocks = int(blocks.sum()), groups * of_prompts
     runs = (groups, shared_blocks, filled, groups * samples, groups)
     nbytes = 2 * token_bytes * (shared_blocks * shared + filled * own)

@@ -533,7 +533,7 @@ class Sampler:
         if choose_decoding(config).name == "splash":
             from learner.decoder import decode_tpu  # Imports Pallas for its platform.
 
-            heads = config.num_key_value_heads // self.mesh.shape["tensor"]
+            heads = config.num_key_value_heads // self._local_mesh.shape["tensor"]
             token_bytes = heads * config.head_dim * jnp.dtype(config.dtype).itemsize
             size = decode_tpu.page_tokens(longest, token_bytes)
         else:

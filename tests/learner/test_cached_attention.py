@@ -233,9 +233,9 @@ def test_samples_are_those_of_the_reference(interpreted, monkeypatch, name, frac
 def test_blocks_and_pages_follow_from_bytes():
     """Of one, two and eight heads of 128 numbers in bfloat16."""
     one, two, eight = 256, 512, 2048
-    assert [decode_tpu.page_tokens(4096, size) for size in (one, two, eight)] == [2048, 2048, 512]
-    assert decode_tpu.page_tokens(1500, one) == decode_tpu.block_tokens(1536, one) == 1536
-    assert decode_tpu.block_tokens(4096, one) == 2048
+    assert [decode_tpu.page_tokens(4096, size) for size in (one, two, eight)] == [1024, 2048, 512]
+    assert decode_tpu.page_tokens(700, one) == decode_tpu.block_tokens(768, one) == 768
+    assert decode_tpu.block_tokens(4096, one) == 1024
     assert decode_tpu.block_tokens(1280, eight) == 256  # The largest part below a MiB.
     assert decode_tpu.block_tokens(96, one) == 96
     assert decode_tpu.page_tokens(4096, 1 << 20) == 128
