@@ -191,6 +191,7 @@ def _work(
     Returns:
         i32[], the steps of a core, and i32[columns, cores, most steps].
     """
+    lengths, counts, pages = map(jnp.asarray, (lengths, counts, pages))
     (P, G, n), C = pages.shape, lengths.shape[1]
     parts = P * G // together
     cores = 2 if parts % 2 == 0 else 1
