@@ -75,7 +75,7 @@ def context_spec(text: str) -> ContextSpec:
     if variant not in VARIANTS:
         raise ValueError(
             f"context={text!r}: allowed are {', '.join(VARIANTS)}, alone or with modules added as "
-            f"in 'V4+current+training=full'"
+            "in 'V4+current+training=full'"
         )
     allowed: dict[str, Any] = {}
     for name, kind in typing.get_type_hints(ContextSpec).items():

@@ -31,7 +31,7 @@ RENAMED = {
     "engineer.trigger": "engineer.reasoning_tokens alone",
     "engineer.endpoint.price_in": "the first of engineer.endpoint.prices",
     "engineer.endpoint.price_out": "the second of engineer.endpoint.prices",
-    "engineer.endpoint.budget_field": "nothing: servers are asked with either field",
+    "engineer.endpoint.budget_field": "nothing: both fields are tried",
     "training.thinking": "training.thinking_tokens above 0",
     "training.objective.constant_length": "training.max_new_tokens",
     **RENAMED_OF_FAMILIES,

@@ -210,26 +210,24 @@ def _work(
     item = jax.vmap(lambda ends: jnp.sum(ends[:, None] <= step, axis=0, dtype=jnp.int32))(ends)
     runs = item < items.shape[1]
     item = jnp.minimum(item, items.shape[1] - 1)
-    before = jnp.take_along_axis(ends - items, item, axis=1)
-    number = jnp.minimum(step - before, jnp.take_along_axis(items, item, axis=1) - 1)
+    before, held = (jnp.take_along_axis(x, item, axis=1) for x in (ends - items, items))
+    number = jnp.minimum(step - before, held - 1)
+    last = number == held - 1
     part, item = jnp.divmod(item, C + together)
-    part = part + each * jnp.arange(cores, dtype=jnp.int32)[:, None]
+    part += each * jnp.arange(cores, dtype=jnp.int32)[:, None]
     is_prompt, sample = item < C, jnp.maximum(item - C, 0)
-    last = number == jnp.take_along_axis(items, (part % each) * (C + together) + item, axis=1) - 1
-    changes = part[:, 1:] != part[:, :-1]
-    edge = jnp.ones((cores, 1), bool)
     row = part * together + sample
     count = counts.reshape(-1)[row]
-    final = last & (item == C + together - 1)
+    begins = jnp.concatenate([jnp.ones((cores, 1), bool), part[:, 1:] != part[:, :-1]], axis=1)
     does = (
-        _BEGINS * jnp.concatenate([edge, changes], axis=1)
+        _BEGINS * begins
         + _READS_PROMPT * is_prompt
         + _READS_OWN * (~is_prompt & (count > 0))
         + _APPENDS * (~is_prompt & last)
-        + _ENDS * final
+        + _ENDS * (last & (item == C + together - 1))
     )
     # Naming the last block again costs no second read.
-    prompt = jnp.where(is_prompt, part // (parts // P) * C + item, -1)
+    prompt = part // (parts // P) * C + item
     latest = jax.lax.cummax(jnp.where(is_prompt, step, -1), axis=1)
     prompt, prompt_block = (
         jnp.where(latest < 0, 0, jnp.take_along_axis(x, jnp.maximum(latest, 0), axis=1))
@@ -327,7 +325,6 @@ def _kernel(
     )
     _, K, h, block = keys.shape
     samples, R = q.shape[1], q.shape[2] // (K * h)
-    count = counts[part * samples + item]  # Of a sample.
 
     def own(head: int) -> Any:
         return pl.ds(pl.multiple_of((head * samples + item) * rows, rows), rows)
@@ -389,6 +386,7 @@ def _kernel(
 
     @pl.when(does & _READS_OWN != 0)
     def _own() -> None:
+        count = counts[part * samples + item]
         places = number * block + jax.lax.broadcasted_iota(jnp.int32, (rows, block), 1)
         for head in range(K):
             attend(own(head), keys[0, head], values[0, head], places < count)
@@ -396,6 +394,7 @@ def _kernel(
     @pl.when(does & _APPENDS != 0)
     def _append() -> None:
         # Nothing reads past the new token, so a tile that begins with it may lose other values.
+        count = counts[part * samples + item]
         within = count - number * block
 
         def tile(size: int) -> Any:
