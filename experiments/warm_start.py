@@ -409,7 +409,7 @@ def _train(
             metadata = {"flags": _flags(), "curve": curve, "seconds": seconds()}
             checkpoints.save(int(state.step), state, metadata)
 
-        with reporter.bar("warm start", last, start) as advance:
+        with reporter.bar("warm start", last, start, compiles=True) as advance:
             for step in range(start, last):
                 # Designs are far longer than solutions; separate batches avoid padding.
                 name = "solutions" if (step + 1) % _DESIGN_EVERY.value else "designs"

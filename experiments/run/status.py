@@ -17,6 +17,7 @@ from experiments.text.templates import paragraphs
 from learner.training.trainer import GRPOTrainer
 
 _SECONDS_BETWEEN_LINES = 15.0
+_AT_MOST = 4.0  # Median steps: longer ones are taken to compile.
 
 Advance = Callable[[int, str], None]
 
@@ -122,8 +123,8 @@ class Reporter:
 class _TimeLeft:
     """The time left as a text, empty while it is unknown; called with the steps done, after each.
 
-    It follows from the mean duration of a step so far, or with `compiles` from the median of all
-    but the first.
+    It follows from the mean duration of a step so far. With `compiles` the first does not count,
+    and a step that takes far longer than most counts as `_AT_MOST` of them.
     """
 
     def __init__(self, done: int, total: int, compiles: bool) -> None:
@@ -139,7 +140,8 @@ class _TimeLeft:
         if not self._compiles:
             one = _seconds_a_step(self._begin, self._last)
         elif len(self._steps) > 1:
-            one = statistics.median(self._steps[1:])
+            most = _AT_MOST * statistics.median(self._steps[1:])
+            one = statistics.fmean(min(step, most) for step in self._steps[1:])
         else:
             return ""
         return f"{one * (self._total - now):.0f} s left"

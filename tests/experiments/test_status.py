@@ -125,8 +125,8 @@ def test_compiling_does_not_count_for_the_time_left(capsys, monkeypatch):
         "training: 3/10",
         "training: 4/10, 120 s left",
         "training: 5/10, 100 s left",
-        "training: 6/10, 80 s left",
-        "training: 7/10, 60 s left",
+        "training: 6/10, 160 s left",  # A step of 100 s counts as one of 80 s.
+        "training: 7/10, 105 s left",
         "training: 10/10, 0 s left",
     ]
     assert lines(False)[:2] == ["training: 3/10, 4200 s left", "training: 4/10, 1860 s left"]
